@@ -1,0 +1,88 @@
+//! Damage on the way, on purpose: a fabric that lets one in so many slot writes land with a wrong byte.
+//!
+//! It wraps any transport. The write goes through unharmed and is followed by an inline write of one flipped
+//! byte, so real bytes in the peer's real memory are wrong, exactly what the receiver's checksum must catch.
+//! Used by the fault lanes of the tests (`[faults]` in the configuration); off, it is not constructed.
+
+use std::os::fd::RawFd;
+
+use crate::{ConnectError, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest};
+
+/// See the module's documentation.
+pub struct CorruptingFabric<F> {
+    inner: F,
+    one_in: u64,
+    random: u64,
+}
+
+impl<F: Fabric> CorruptingFabric<F> {
+    /// Corrupts about one in `one_in` writes (at least 1: every write), chosen by `seed`.
+    pub fn new(inner: F, one_in: u64, seed: u64) -> Self {
+        Self { inner, one_in: one_in.max(1), random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1 }
+    }
+
+    fn chosen(&mut self) -> bool {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 8).is_multiple_of(self.one_in)
+    }
+
+    /// Posts the write without its immediate, then the wrong byte with it.
+    fn post_corrupted(&mut self, request: WorkRequest) -> Result<(), Full> {
+        let WorkRequest { id, peer, operation } = request;
+        let Operation::Write { source: Source::Slot { slot, offset, len }, target, immediate } = operation else {
+            return self.inner.post(WorkRequest { id, peer, operation });
+        };
+        let middle = len / 2;
+        let mut wrong = [0_u8; INLINE_BYTES_MAX];
+        slot.slab().read(slot.slot(), (offset + middle) as usize, &mut wrong[..1]);
+        wrong[0] ^= 0x40;
+        let source = Source::Slot { slot, offset, len };
+        let whole = Operation::Write { source, target, immediate: None };
+        if let Err(Full(refused)) = self.inner.post(WorkRequest { id: 0, peer, operation: whole }) {
+            let Operation::Write { source, target, .. } = refused.operation else { return Err(Full(refused)) };
+            let operation = Operation::Write { source, target, immediate };
+            return Err(Full(WorkRequest { id, peer, operation }));
+        }
+        let target = Target { offset: target.offset + middle, ..target };
+        let source = Source::Inline { bytes: wrong, len: 1 };
+        self.inner.post(WorkRequest { id, peer, operation: Operation::Write { source, target, immediate } })
+    }
+}
+
+impl<F: Fabric> Fabric for CorruptingFabric<F> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
+        self.inner.connect(address)
+    }
+
+    fn post(&mut self, request: WorkRequest) -> Result<(), Full> {
+        let is_slot_write =
+            matches!(&request.operation, Operation::Write { source: Source::Slot { len: 1.., .. }, .. });
+        if is_slot_write && self.chosen() { self.post_corrupted(request) } else { self.inner.post(request) }
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn poll(&mut self, budget: usize, events: &mut Vec<Event>) -> usize {
+        self.inner.poll(budget, events)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.inner.disconnect(peer);
+    }
+
+    fn wait_descriptors(&self, descriptors: &mut Vec<RawFd>) {
+        self.inner.wait_descriptors(descriptors);
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        self.inner.prepare_wait()
+    }
+}

@@ -1,0 +1,357 @@
+//! An in-memory fabric with seeded faults, for simulation: equal seed, equal run.
+//!
+//! Time is a tick counter that the test advances. Each operation is a packet with a delivery time drawn from
+//! [`Faults`]; bytes are read from the source slot at delivery, as a NIC would, so a slot that is reused too
+//! early shows. Faults: delay, loss, corruption, reordering (which breaks the ordering clause of the
+//! contract on purpose) and the death of a node.
+//!
+//! Not a hot path; single-threaded by construction.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::os::fd::RawFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use dataplane_memory::Slab;
+
+use crate::{Completion, ConnectError, Event, Fabric, Full, Operation, PeerId, Source, WorkRequest};
+
+/// What may go wrong, and how often.
+#[derive(Debug, Clone, Copy)]
+pub struct Faults {
+    /// Longest delay of one packet, in ticks (at least 1).
+    pub delay_ticks_max: u64,
+    /// One in so many data packets is never delivered; 0 is never.
+    pub lose_one_in: u64,
+    /// One in so many writes lands with a flipped bit; 0 is never.
+    pub corrupt_one_in: u64,
+    /// Whether later packets may overtake earlier ones.
+    pub reorder: bool,
+    /// Requests in flight per connection before `post` says full.
+    pub queue_depth_max: usize,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self { delay_ticks_max: 1, lose_one_in: 0, corrupt_one_in: 0, reorder: false, queue_depth_max: 64 }
+    }
+}
+
+#[derive(Debug)]
+enum Packet {
+    Connect,
+    Request(WorkRequest),
+    Down(&'static str),
+}
+
+#[derive(Debug)]
+struct Link {
+    remote: (usize, PeerId),
+    in_flight: HashSet<u64>,
+    posted: usize,
+    last_delivery: u64,
+}
+
+#[derive(Debug)]
+struct SimNode {
+    slab: Arc<Slab>,
+    alive: bool,
+    events: VecDeque<Event>,
+    links: HashMap<PeerId, Link>,
+}
+
+#[derive(Debug)]
+struct State {
+    now: u64,
+    random: u64,
+    faults: Faults,
+    nodes: Vec<SimNode>,
+    packets: BTreeMap<(u64, u64), (usize, PeerId, Packet)>,
+    sequence: u64,
+    next_peer: u64,
+}
+
+/// The wire between simulated nodes.
+#[derive(Debug, Clone)]
+pub struct SimNetwork(Rc<RefCell<State>>);
+
+/// One node's end of a [`SimNetwork`].
+#[derive(Debug)]
+pub struct SimFabric {
+    state: Rc<RefCell<State>>,
+    node: usize,
+}
+
+impl SimNetwork {
+    /// A network whose every choice comes from `seed`.
+    #[must_use]
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        Self(Rc::new(RefCell::new(State {
+            now: 0,
+            random,
+            faults,
+            nodes: Vec::new(),
+            packets: BTreeMap::new(),
+            sequence: 0,
+            next_peer: 1,
+        })))
+    }
+
+    /// Adds a node that lets its peers write into `slab`. Its address is its number: `0`, `1`, …
+    pub fn add_node(&self, slab: Arc<Slab>) -> SimFabric {
+        let mut state = self.0.borrow_mut();
+        state.nodes.push(SimNode { slab, alive: true, events: VecDeque::new(), links: HashMap::new() });
+        SimFabric { state: Rc::clone(&self.0), node: state.nodes.len() - 1 }
+    }
+
+    /// Changes what may go wrong from now on.
+    pub fn set_faults(&self, faults: Faults) {
+        self.0.borrow_mut().faults = faults;
+    }
+
+    /// Lets time pass and delivers what is due.
+    pub fn advance(&self, ticks: u64) {
+        let mut state = self.0.borrow_mut();
+        state.now += ticks;
+        let now = state.now;
+        while state.packets.first_key_value().is_some_and(|(&(due, _), _)| due <= now) {
+            let Some((_, (from, peer, packet))) = state.packets.pop_first() else { break };
+            state.deliver(from, peer, packet);
+        }
+    }
+
+    /// Kills a node: it answers nothing any more and its peers learn of it after a delay.
+    pub fn kill(&self, node: usize) {
+        let mut state = self.0.borrow_mut();
+        state.nodes[node].alive = false;
+        state.nodes[node].events.clear();
+        let peers: Vec<PeerId> = state.nodes[node].links.keys().copied().collect();
+        for peer in peers {
+            state.send(node, peer, Packet::Down("the peer died"));
+        }
+    }
+}
+
+impl State {
+    fn draw(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random >> 8
+    }
+
+    fn one_in(&mut self, period: u64) -> bool {
+        period > 0 && self.draw() % period == 0
+    }
+
+    fn send(&mut self, from: usize, peer: PeerId, packet: Packet) {
+        let delay = 1 + self.draw() % self.faults.delay_ticks_max.max(1);
+        let reorder = self.faults.reorder && matches!(packet, Packet::Request(_));
+        let mut due = self.now + delay;
+        let now_sequence = self.sequence;
+        self.sequence += 1;
+        if let Some(link) = self.nodes[from].links.get_mut(&peer) {
+            if !reorder {
+                due = due.max(link.last_delivery);
+                link.last_delivery = due;
+            }
+        }
+        self.packets.insert((due, now_sequence), (from, peer, packet));
+    }
+
+    fn deliver(&mut self, from: usize, peer: PeerId, packet: Packet) {
+        let Some(remote) = self.nodes[from].links.get(&peer).map(|link| link.remote) else { return };
+        match packet {
+            Packet::Connect => self.deliver_connect(from, peer, remote.0),
+            Packet::Down(reason) => {
+                self.nodes[from].links.remove(&peer);
+                self.end_link(remote, reason);
+            }
+            Packet::Request(request) => self.deliver_request(from, peer, remote, request),
+        }
+    }
+
+    fn deliver_connect(&mut self, from: usize, peer: PeerId, to: usize) {
+        if self.nodes.get(to).is_none_or(|node| !node.alive) {
+            self.end_link((from, peer), "nobody answers");
+            return;
+        }
+        let accepted = PeerId(self.next_peer);
+        self.next_peer += 1;
+        let link = Link { remote: (from, peer), in_flight: HashSet::new(), posted: 0, last_delivery: self.now };
+        self.nodes[to].links.insert(accepted, link);
+        if let Some(link) = self.nodes[from].links.get_mut(&peer) {
+            link.remote = (to, accepted);
+        }
+        self.nodes[to].events.push_back(Event::Accepted { peer: accepted });
+        self.nodes[from].events.push_back(Event::Connected { peer });
+    }
+
+    fn deliver_request(&mut self, from: usize, peer: PeerId, remote: (usize, PeerId), request: WorkRequest) {
+        let (to, at) = remote;
+        if !self.nodes[to].alive || !self.nodes[to].links.contains_key(&at) {
+            return;
+        }
+        if self.one_in(self.faults.lose_one_in) {
+            return;
+        }
+        let event = match request.operation {
+            Operation::Send { message } => Some(Event::Message { peer: at, message }),
+            Operation::Write { source, target, immediate } => {
+                let mut bytes = match &source {
+                    Source::Inline { bytes, len } => bytes[..usize::from(*len)].to_vec(),
+                    Source::Slot { slot, offset, len } => {
+                        let mut bytes = vec![0; *len as usize];
+                        slot.slab().read(slot.slot(), *offset as usize, &mut bytes);
+                        bytes
+                    }
+                };
+                let slab = Arc::clone(&self.nodes[to].slab);
+                let fits = slab.contains(target.slot, target.offset as usize, bytes.len());
+                if !fits || slab.generation(target.slot) != target.generation {
+                    self.end_link((from, peer), "remote access error");
+                    self.end_link(remote, "a peer named memory that it may not write");
+                    return;
+                }
+                if !bytes.is_empty() && self.one_in(self.faults.corrupt_one_in) {
+                    let at = self.draw() as usize % bytes.len();
+                    bytes[at] ^= 0x10;
+                }
+                slab.write(target.slot, target.offset as usize, &bytes);
+                immediate.map(|value| Event::Immediate { peer: at, value })
+            }
+        };
+        self.nodes[to].events.extend(event);
+        let Some(link) = self.nodes[from].links.get_mut(&peer) else { return };
+        link.posted -= 1;
+        if link.in_flight.remove(&request.id) {
+            let done = Event::Completed { id: request.id, completion: Completion::Done };
+            self.nodes[from].events.push_back(done);
+        }
+    }
+
+    /// Forgets a connection; its requests complete as down and the node is told.
+    fn end_link(&mut self, (node, peer): (usize, PeerId), reason: &str) {
+        let Some(link) = self.nodes[node].links.remove(&peer) else { return };
+        self.packets.retain(|_, (from, at, packet)| {
+            (*from, *at) != (node, peer) || matches!(packet, Packet::Down(_))
+        });
+        let mut ids: Vec<u64> = link.in_flight.into_iter().collect();
+        ids.sort_unstable();
+        let events = &mut self.nodes[node].events;
+        events.extend(ids.into_iter().map(|id| Event::Completed { id, completion: Completion::PeerDown }));
+        events.push_back(Event::PeerDown { peer, reason: reason.to_owned() });
+    }
+}
+
+impl Fabric for SimFabric {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
+        let bad = |reason: &str| ConnectError::Address {
+            fabric: "sim",
+            address: address.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let to: usize = address.parse().map_err(|_| bad("not a node number"))?;
+        let mut state = self.state.borrow_mut();
+        let peer = PeerId(state.next_peer);
+        state.next_peer += 1;
+        let link = Link { remote: (to, PeerId(0)), in_flight: HashSet::new(), posted: 0, last_delivery: 0 };
+        state.nodes[self.node].links.insert(peer, link);
+        state.send(self.node, peer, Packet::Connect);
+        Ok(peer)
+    }
+
+    fn post(&mut self, request: WorkRequest) -> Result<(), Full> {
+        let mut state = self.state.borrow_mut();
+        let depth = state.faults.queue_depth_max;
+        if !state.nodes[self.node].alive {
+            return Err(Full(request));
+        }
+        let Some(link) = state.nodes[self.node].links.get_mut(&request.peer) else { return Err(Full(request)) };
+        if link.posted >= depth {
+            return Err(Full(request));
+        }
+        link.posted += 1;
+        if request.id != 0 {
+            link.in_flight.insert(request.id);
+        }
+        let peer = request.peer;
+        state.send(self.node, peer, Packet::Request(request));
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, budget: usize, events: &mut Vec<Event>) -> usize {
+        let mut state = self.state.borrow_mut();
+        let queue = &mut state.nodes[self.node].events;
+        let count = queue.len().min(budget);
+        events.extend(queue.drain(..count));
+        count
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        let mut state = self.state.borrow_mut();
+        let Some(remote) = state.nodes[self.node].links.get(&peer).map(|link| link.remote) else { return };
+        state.end_link((self.node, peer), "disconnected by this node");
+        state.end_link(remote, "the peer disconnected");
+    }
+
+    fn wait_descriptors(&self, _descriptors: &mut Vec<RawFd>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Pair, conformance, pool};
+
+    #[test]
+    fn conforms_to_the_contract() {
+        conformance(&mut || {
+            let network = SimNetwork::new(11, Faults { delay_ticks_max: 5, ..Faults::default() });
+            let (pool_a, pool_b) = (pool("a"), pool("b"));
+            let a = network.add_node(Arc::clone(pool_a.slab()));
+            let b = network.add_node(Arc::clone(pool_b.slab()));
+            Pair {
+                a: Some(Box::new(a)),
+                b: Some(Box::new(b)),
+                pool_a,
+                pool_b,
+                address_of_b: "1".to_owned(),
+                tick: Box::new(move || network.advance(1)),
+            }
+        });
+    }
+
+    #[test]
+    fn equal_seeds_give_equal_runs() {
+        let run = |seed| {
+            let network = SimNetwork::new(
+                seed,
+                Faults { delay_ticks_max: 9, lose_one_in: 3, reorder: true, ..Faults::default() },
+            );
+            let (pool_a, pool_b) = (pool("a"), pool("b"));
+            let mut a = network.add_node(Arc::clone(pool_a.slab()));
+            let mut b = network.add_node(Arc::clone(pool_b.slab()));
+            let peer = a.connect("1").expect("address");
+            network.advance(20);
+            for id in 1..40_u8 {
+                let message = vec![id].into_boxed_slice();
+                a.post(WorkRequest { id: id.into(), peer, operation: Operation::Send { message } }).expect("room");
+            }
+            network.advance(40);
+            let mut events = Vec::new();
+            b.poll(100, &mut events);
+            events
+        };
+        assert_eq!(run(5), run(5));
+        assert_ne!(run(5), run(6), "the seed must matter");
+        assert!(run(5).len() < 40, "something was lost");
+    }
+}

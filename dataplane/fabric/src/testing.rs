@@ -1,0 +1,232 @@
+//! The contract of [`Fabric`] as a test that every transport runs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+
+use crate::{Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest};
+
+/// Bytes of a slot in the pools of these tests.
+pub const SLOT_BYTES: usize = 128 << 10;
+const SLOTS: u32 = 16;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Two nodes that can reach each other.
+pub struct Pair {
+    /// The one that connects. `None` once a test has killed it.
+    pub a: Option<Box<dyn Fabric>>,
+    /// The one that is connected to.
+    pub b: Option<Box<dyn Fabric>>,
+    /// The slots that `b` may write.
+    pub pool_a: Arc<SlotPool>,
+    /// The slots that `a` may write.
+    pub pool_b: Arc<SlotPool>,
+    /// What `a` passes to `connect`.
+    pub address_of_b: String,
+    /// Lets time pass where the transport needs that.
+    pub tick: Box<dyn FnMut()>,
+}
+
+/// A pool for tests.
+#[must_use]
+pub fn pool(name: &str) -> Arc<SlotPool> {
+    let layout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: SLOTS };
+    SlotPool::new(Arc::new(Slab::create(name, layout, PageSize::Standard).expect("a small slab")))
+}
+
+struct Connected {
+    pair: Pair,
+    to_b: PeerId,
+    to_a: PeerId,
+    seen_a: Vec<Event>,
+    seen_b: Vec<Event>,
+}
+
+impl Connected {
+    fn new(mut pair: Pair) -> Self {
+        let to_b = pair.a.as_mut().expect("a").connect(&pair.address_of_b).expect("connect starts");
+        let mut this = Self { pair, to_b, to_a: PeerId(0), seen_a: Vec::new(), seen_b: Vec::new() };
+        this.until("connected and accepted", |this| {
+            let accepted = this.seen_b.iter().find_map(|event| match event {
+                Event::Accepted { peer } => Some(*peer),
+                _ => None,
+            });
+            this.to_a = accepted.unwrap_or(PeerId(0));
+            accepted.is_some() && this.seen_a.contains(&Event::Connected { peer: this.to_b })
+        });
+        this.seen_a.clear();
+        this.seen_b.clear();
+        this
+    }
+
+    fn step(&mut self) {
+        (self.pair.tick)();
+        if let Some(a) = &mut self.pair.a {
+            a.flush();
+            a.poll(64, &mut self.seen_a);
+        }
+        if let Some(b) = &mut self.pair.b {
+            b.flush();
+            b.poll(64, &mut self.seen_b);
+        }
+    }
+
+    fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let start = Instant::now();
+        loop {
+            self.step();
+            if done(self) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "never: {what}\na: {:?}\nb: {:?}", self.seen_a, self.seen_b);
+        }
+    }
+
+    /// Posts from a, making progress while the queue is full.
+    fn post(&mut self, id: u64, operation: Operation) {
+        let mut request = WorkRequest { id, peer: self.to_b, operation };
+        let start = Instant::now();
+        while let Err(Full(back)) = self.pair.a.as_mut().expect("a").post(request) {
+            request = back;
+            self.step();
+            assert!(start.elapsed() < PATIENCE, "the queue stays full");
+        }
+    }
+}
+
+fn completed(events: &[Event], id: u64) -> Option<Completion> {
+    events.iter().find_map(|event| match event {
+        Event::Completed { id: done, completion } if *done == id => Some(*completion),
+        _ => None,
+    })
+}
+
+/// Runs the whole contract; `make` gives a fresh pair for each clause.
+pub fn conformance(make: &mut dyn FnMut() -> Pair) {
+    writes_land_before_their_immediate(Connected::new(make()));
+    messages_of_every_size_arrive_in_order(Connected::new(make()));
+    both_directions_at_once(Connected::new(make()));
+    a_stale_generation_changes_nothing(Connected::new(make()));
+    disconnect_completes_and_is_noticed(Connected::new(make()));
+    a_dropped_node_is_noticed(Connected::new(make()));
+    an_absent_node_is_reported(make());
+}
+
+fn writes_land_before_their_immediate(mut pair: Connected) {
+    let sizes = [1, 7, 64, 4096, 70_000, SLOT_BYTES];
+    for (round, len) in sizes.into_iter().cycle().take(60).enumerate() {
+        let fill = round as u8 + 1;
+        let source = pair.pair.pool_a.acquire().expect("a slot");
+        let target = pair.pair.pool_b.acquire().expect("a slot");
+        source.slab().write(source.slot(), 0, &vec![fill; len]);
+        let write = Operation::Write {
+            source: Source::Slot { slot: source, offset: 0, len: len as u32 },
+            target: Target { slot: target.slot(), generation: target.generation(), offset: 0 },
+            immediate: Some(round as u32),
+        };
+        let id = round as u64 + 1;
+        pair.post(id, write);
+        pair.until("immediate and completion", |pair| {
+            pair.seen_b.contains(&Event::Immediate { peer: pair.to_a, value: round as u32 })
+                && completed(&pair.seen_a, id).is_some()
+        });
+        assert_eq!(completed(&pair.seen_a, id), Some(Completion::Done));
+        let mut bytes = vec![0; len];
+        target.slab().read(target.slot(), 0, &mut bytes);
+        assert!(bytes.iter().all(|&byte| byte == fill), "round {round}, {len} bytes");
+        pair.seen_a.clear();
+        pair.seen_b.clear();
+    }
+    assert_eq!(pair.pair.pool_a.used_count(), 0, "completed requests hold no slot");
+}
+
+fn messages_of_every_size_arrive_in_order(mut pair: Connected) {
+    let sizes: Vec<usize> =
+        (0..300).map(|n| [1, 3, 100, 5000, MESSAGE_BYTES_MAX][n % 5].min(if n % 50 == 4 { MESSAGE_BYTES_MAX } else { 5000 })).collect();
+    for (number, &len) in sizes.iter().enumerate() {
+        pair.post(0, Operation::Send { message: vec![number as u8; len].into_boxed_slice() });
+    }
+    pair.until("all messages", |pair| pair.seen_b.len() == sizes.len());
+    for (number, (event, len)) in pair.seen_b.iter().zip(sizes).enumerate() {
+        let expected = Event::Message { peer: pair.to_a, message: vec![number as u8; len].into_boxed_slice() };
+        assert!(*event == expected, "message {number} differs");
+    }
+}
+
+fn both_directions_at_once(mut pair: Connected) {
+    for id in 1..=50_u64 {
+        pair.post(id, Operation::Send { message: Box::new([1; 900]) });
+        let request =
+            WorkRequest { id, peer: pair.to_a, operation: Operation::Send { message: Box::new([2; 900]) } };
+        while pair.pair.b.as_mut().expect("b").post(request.clone()).is_err() {
+            pair.step();
+        }
+    }
+    pair.until("fifty each way", |pair| {
+        let messages =
+            |events: &[Event]| events.iter().filter(|event| matches!(event, Event::Message { .. })).count();
+        messages(&pair.seen_a) == 50 && messages(&pair.seen_b) == 50
+    });
+}
+
+fn a_stale_generation_changes_nothing(mut pair: Connected) {
+    let source = pair.pair.pool_a.acquire().expect("a slot");
+    source.slab().write(source.slot(), 0, &[9; 64]);
+    let target = pair.pair.pool_b.acquire().expect("a slot");
+    target.slab().write(target.slot(), 0, &[5; 64]);
+    let stale = Target { slot: target.slot(), generation: target.generation().wrapping_sub(1), offset: 0 };
+    let source = Source::Slot { slot: source, offset: 0, len: 64 };
+    pair.post(1, Operation::Write { source, target: stale, immediate: Some(1) });
+    pair.until("the connection to end", |pair| {
+        pair.seen_a.iter().any(|event| matches!(event, Event::PeerDown { .. }))
+    });
+    let mut bytes = [0; 64];
+    target.slab().read(target.slot(), 0, &mut bytes);
+    assert_eq!(bytes, [5; 64], "a stale write changed the slot");
+    assert!(!pair.seen_b.iter().any(|event| matches!(event, Event::Immediate { .. })));
+}
+
+fn disconnect_completes_and_is_noticed(mut pair: Connected) {
+    let slot = pair.pair.pool_a.acquire().expect("a slot");
+    let target = pair.pair.pool_b.acquire().expect("a slot");
+    let target = Target { slot: target.slot(), generation: target.generation(), offset: 0 };
+    let source = Source::Slot { slot, offset: 0, len: SLOT_BYTES as u32 };
+    pair.post(7, Operation::Write { source, target, immediate: None });
+    let to_b = pair.to_b;
+    pair.pair.a.as_mut().expect("a").disconnect(to_b);
+    pair.until("completion and end here, news there", |pair| {
+        completed(&pair.seen_a, 7).is_some()
+            && pair.seen_a.iter().any(|event| matches!(event, Event::PeerDown { .. }))
+            && pair.seen_b.iter().any(|event| matches!(event, Event::PeerDown { .. }))
+    });
+    assert_eq!(pair.pair.pool_a.used_count(), 0, "ended requests hold no slot");
+    let refused = WorkRequest { id: 8, peer: to_b, operation: Operation::Send { message: Box::new([1]) } };
+    assert!(pair.pair.a.as_mut().expect("a").post(refused).is_err(), "a closed connection takes nothing");
+}
+
+fn a_dropped_node_is_noticed(mut pair: Connected) {
+    if pair.pair.a.as_ref().is_some_and(|a| a.name() == "sim") {
+        return; // A simulated node dies through its network instead.
+    }
+    drop(pair.pair.b.take());
+    pair.until("news of the death", |pair| {
+        pair.seen_a.iter().any(|event| matches!(event, Event::PeerDown { peer, .. } if *peer == pair.to_b))
+    });
+}
+
+fn an_absent_node_is_reported(mut pair: Pair) {
+    if pair.a.as_ref().is_some_and(|a| a.name() == "sim") {
+        return;
+    }
+    drop(pair.b.take());
+    let a = pair.a.as_mut().expect("a");
+    let start = Instant::now();
+    let Ok(peer) = a.connect(&pair.address_of_b) else { return };
+    let mut events = Vec::new();
+    while !events.iter().any(|event| matches!(event, Event::PeerDown { peer: down, .. } if *down == peer)) {
+        (pair.tick)();
+        a.poll(16, &mut events);
+        assert!(start.elapsed() < PATIENCE, "no news of a peer that is not there: {events:?}");
+    }
+}

@@ -1,0 +1,371 @@
+//! One shared mapping of fixed slots.
+//!
+//! Layout of the mapping: a header (magic, version, slot count, slot bytes), the generation of every slot,
+//! padding to a page, then the slots, each aligned to [`SLOT_ALIGNMENT`]. The generations lie in the mapping
+//! itself so that a process that attaches the slab can check them without asking its owner.
+//!
+//! The memory is a sealed memfd: it cannot shrink, so an attached peer cannot make us fault. Other processes
+//! may write to it at any time; therefore no function hands out a reference to slot bytes without `unsafe`,
+//! and the safe functions copy through raw pointers.
+//!
+//! Made and attached at start-up only; reads and writes cost a bounds check and a copy.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::MemoryError;
+
+/// `b"KVSRSLAB"`, little-endian.
+const MAGIC: u64 = u64::from_le_bytes(*b"KVSRSLAB");
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 64;
+const PAGE_BYTES: usize = 4096;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Slots start on a cache line, as DMA engines and vector loads like it.
+pub(crate) const SLOT_ALIGNMENT: usize = 64;
+
+/// Which pages back a slab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageSize {
+    /// 4 KiB pages.
+    Standard,
+    /// 2 MiB pages if the kernel has enough of them reserved, else 4 KiB.
+    HugeIfAvailable,
+}
+
+/// The shape of a slab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlabLayout {
+    /// Usable bytes of one slot.
+    pub slot_bytes: usize,
+    /// Number of slots.
+    pub slot_count: u32,
+}
+
+impl SlabLayout {
+    fn stride(&self) -> usize {
+        self.slot_bytes.next_multiple_of(SLOT_ALIGNMENT)
+    }
+
+    fn slots_offset(&self) -> usize {
+        (HEADER_BYTES + self.slot_count as usize * size_of::<AtomicU32>()).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Bytes of the whole mapping with 4 KiB pages, or `None` when the layout is unusable.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> Option<usize> {
+        if self.slot_bytes == 0 || self.slot_count == 0 || self.slot_bytes > isize::MAX as usize / 2 {
+            return None;
+        }
+        let slots = self.stride().checked_mul(self.slot_count as usize)?;
+        let bytes = self.slots_offset().checked_add(slots)?.checked_next_multiple_of(PAGE_BYTES)?;
+        (bytes <= isize::MAX as usize).then_some(bytes)
+    }
+}
+
+/// A mapping of fixed slots, shared with whoever holds its descriptor.
+#[derive(Debug)]
+pub struct Slab {
+    base: NonNull<u8>,
+    mapped_bytes: usize,
+    layout: SlabLayout,
+    memory: OwnedFd,
+    huge_pages: bool,
+}
+
+// SAFETY: the mapping belongs to this value until it is dropped, and every access goes through atomics or
+// raw copies that assume other threads and processes write concurrently.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+impl Slab {
+    /// Makes a slab. `name` appears in `/proc/self/maps` and in errors.
+    pub fn create(name: &str, layout: SlabLayout, pages: PageSize) -> Result<Self, MemoryError> {
+        let standard_bytes = layout.mapped_bytes().ok_or_else(|| MemoryError::Layout {
+            name: name.to_owned(),
+            slot_count: layout.slot_count,
+            slot_bytes: layout.slot_bytes,
+        })?;
+        let slab = match pages {
+            PageSize::Standard => Self::create_mapped(name, layout, standard_bytes, false)?,
+            PageSize::HugeIfAvailable => {
+                let huge_bytes = standard_bytes.next_multiple_of(HUGE_PAGE_BYTES);
+                match Self::create_mapped(name, layout, huge_bytes, true) {
+                    Ok(slab) => slab,
+                    Err(_) => Self::create_mapped(name, layout, standard_bytes, false)?,
+                }
+            }
+        };
+        slab.write_header();
+        Ok(slab)
+    }
+
+    fn create_mapped(
+        name: &str,
+        layout: SlabLayout,
+        bytes: usize,
+        huge_pages: bool,
+    ) -> Result<Self, MemoryError> {
+        let failed = |operation| {
+            move |errno| MemoryError::System { operation, name: name.to_owned(), bytes, errno }
+        };
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if huge_pages {
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        }
+        let memory = rustix::fs::memfd_create(name, flags).map_err(failed("memfd_create"))?;
+        rustix::fs::ftruncate(&memory, bytes as u64).map_err(failed("ftruncate"))?;
+        rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(failed("fcntl(F_ADD_SEALS)"))?;
+        let base = map_shared(&memory, bytes).map_err(failed("mmap"))?;
+        Ok(Self { base, mapped_bytes: bytes, layout, memory, huge_pages })
+    }
+
+    /// Maps a slab that another process made, after checking that it is one and can no longer change size.
+    pub fn attach(memory: OwnedFd) -> Result<Self, MemoryError> {
+        let system = |operation| {
+            move |errno| MemoryError::System { operation, name: "(attached)".to_owned(), bytes: 0, errno }
+        };
+        let seals = rustix::fs::fcntl_get_seals(&memory).map_err(system("fcntl(F_GET_SEALS)"))?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(MemoryError::NotASlab("its size is not sealed"));
+        }
+        let size = rustix::fs::fstat(&memory).map_err(system("fstat"))?.st_size;
+        let bytes = usize::try_from(size).map_err(|_| MemoryError::NotASlab("impossible size"))?;
+        if bytes < PAGE_BYTES {
+            return Err(MemoryError::NotASlab("too small for a header"));
+        }
+        let base = map_shared(&memory, bytes).map_err(system("mmap"))?;
+        let layout = SlabLayout { slot_bytes: 1, slot_count: 1 };
+        let mut slab = Self { base, mapped_bytes: bytes, layout, memory, huge_pages: false };
+        slab.layout = slab.read_header()?;
+        Ok(slab)
+    }
+
+    fn write_header(&self) {
+        let mut header = [0_u8; HEADER_BYTES];
+        header[0..8].copy_from_slice(&MAGIC.to_le_bytes());
+        header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        header[12..16].copy_from_slice(&self.layout.slot_count.to_le_bytes());
+        header[16..24].copy_from_slice(&(self.layout.slot_bytes as u64).to_le_bytes());
+        // SAFETY: the mapping is at least one page and nobody else has its descriptor yet.
+        unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.base.as_ptr(), HEADER_BYTES) };
+    }
+
+    fn read_header(&self) -> Result<SlabLayout, MemoryError> {
+        let mut header = [0_u8; HEADER_BYTES];
+        // SAFETY: `attach` checked that the mapping is at least one page long.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr(), header.as_mut_ptr(), HEADER_BYTES) };
+        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        if long(0) != MAGIC {
+            return Err(MemoryError::NotASlab("wrong magic"));
+        }
+        if word(8) != VERSION {
+            return Err(MemoryError::NotASlab("other version"));
+        }
+        let slot_bytes = usize::try_from(long(16)).map_err(|_| MemoryError::NotASlab("slot size"))?;
+        let layout = SlabLayout { slot_bytes, slot_count: word(12) };
+        match layout.mapped_bytes() {
+            Some(needed) if needed <= self.mapped_bytes => Ok(layout),
+            _ => Err(MemoryError::NotASlab("its slots do not fit into it")),
+        }
+    }
+
+    /// The shape of this slab.
+    #[must_use]
+    pub fn layout(&self) -> SlabLayout {
+        self.layout
+    }
+
+    /// Bytes of address space taken.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> usize {
+        self.mapped_bytes
+    }
+
+    /// Whether 2 MiB pages back it.
+    #[must_use]
+    pub fn has_huge_pages(&self) -> bool {
+        self.huge_pages
+    }
+
+    /// The descriptor to hand to a process that shall attach this slab.
+    #[must_use]
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    fn generation_cell(&self, slot: u32) -> &AtomicU32 {
+        assert!(slot < self.layout.slot_count, "slot {slot} of {}", self.layout.slot_count);
+        let offset = HEADER_BYTES + slot as usize * size_of::<AtomicU32>();
+        // SAFETY: `slot` is in range, so the cell lies between header and slots, inside the mapping.
+        let cell = unsafe { self.base.add(offset) }.cast::<AtomicU32>();
+        // SAFETY: the mapping lives as long as `self`; it is page-aligned and the offset a multiple of 4; and
+        // every process accesses the cell atomically.
+        unsafe { cell.as_ref() }
+    }
+
+    /// The slot's present generation. Pairs with the release in [`Slab::advance_generation`].
+    #[must_use]
+    pub fn generation(&self, slot: u32) -> u32 {
+        self.generation_cell(slot).load(Ordering::Acquire)
+    }
+
+    /// Makes every name of the slot so far stale. Pairs with the acquire in [`Slab::generation`].
+    pub(crate) fn advance_generation(&self, slot: u32) {
+        self.generation_cell(slot).fetch_add(1, Ordering::Release);
+    }
+
+    /// Address of `len` bytes at `offset` of `slot`; panics when they are not inside the slot.
+    #[must_use]
+    pub fn address(&self, slot: u32, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(slot < self.layout.slot_count, "slot {slot} of {}", self.layout.slot_count);
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.layout.slot_bytes),
+            "bytes {offset}+{len} of a slot of {} bytes",
+            self.layout.slot_bytes
+        );
+        let start = self.layout.slots_offset() + slot as usize * self.layout.stride() + offset;
+        // SAFETY: slot and range were just checked, and the layout fits into the mapping.
+        unsafe { self.base.add(start) }
+    }
+
+    /// Whether `len` bytes at `offset` of `slot` exist. What comes from a peer is asked here first.
+    #[must_use]
+    pub fn contains(&self, slot: u32, offset: usize, len: usize) -> bool {
+        slot < self.layout.slot_count
+            && offset.checked_add(len).is_some_and(|end| end <= self.layout.slot_bytes)
+    }
+
+    /// Copies `bytes` into a slot.
+    pub fn write(&self, slot: u32, offset: usize, bytes: &[u8]) {
+        let target = self.address(slot, offset, bytes.len());
+        // SAFETY: `address` checked the range; the source is a live slice that cannot overlap the mapping,
+        // since safe code has no reference into it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) };
+    }
+
+    /// Copies bytes of a slot out.
+    pub fn read(&self, slot: u32, offset: usize, bytes: &mut [u8]) {
+        let source = self.address(slot, offset, bytes.len());
+        // SAFETY: as in `write`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Copies `len` bytes from a slot of `source` into a slot of this slab.
+    pub fn copy_from(&self, source: &Slab, from: (u32, usize), to: (u32, usize), len: usize) {
+        let from = source.address(from.0, from.1, len);
+        let to = self.address(to.0, to.1, len);
+        // SAFETY: both ranges were checked; `copy` allows that they overlap.
+        unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), len) };
+    }
+
+    /// The bytes of a slot as a slice.
+    ///
+    /// # Safety
+    /// 1. For as long as the slice lives, the caller keeps the slot from being reused: it holds a `SlotRef`.
+    /// 2. Nobody writes these bytes meanwhile: no transfer into the slot is under way, and no thread of this
+    ///    process has the mutable slice.
+    #[must_use]
+    pub unsafe fn bytes(&self, slot: u32, offset: usize, len: usize) -> &[u8] {
+        let start = self.address(slot, offset, len);
+        // SAFETY: the range is inside the mapping, which is initialised (zero-filled by the kernel); the
+        // caller upholds that nobody writes it.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: this mapping was made with exactly this address and length, and no reference into it can
+        // outlive `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
+        debug_assert!(unmapped.is_ok(), "munmap of a slab: {unmapped:?}");
+    }
+}
+
+fn map_shared(memory: &OwnedFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
+    // SAFETY: the kernel picks an address that nothing else uses; the descriptor is owned and sealed against
+    // shrinking, so pages stay valid.
+    let base = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            memory,
+            0,
+        )
+    }?;
+    NonNull::new(base.cast()).ok_or(Errno::NOMEM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slab(slot_bytes: usize, slot_count: u32) -> Slab {
+        Slab::create("test", SlabLayout { slot_bytes, slot_count }, PageSize::Standard).expect("slab")
+    }
+
+    #[test]
+    fn slots_are_disjoint_and_keep_their_bytes() {
+        let slab = slab(100, 9);
+        for slot in 0..9 {
+            slab.write(slot, 0, &[slot as u8 + 1; 100]);
+        }
+        for slot in 0..9 {
+            let mut bytes = [0; 100];
+            slab.read(slot, 0, &mut bytes);
+            assert_eq!(bytes, [slot as u8 + 1; 100]);
+        }
+    }
+
+    #[test]
+    fn an_attached_slab_sees_bytes_and_generations() {
+        let owner = slab(4096, 3);
+        owner.write(2, 8, b"hello");
+        owner.advance_generation(2);
+        let fd = rustix::io::dup(owner.memory()).expect("dup");
+        let guest = Slab::attach(fd).expect("attach");
+        assert_eq!(guest.layout(), owner.layout());
+        assert_eq!(guest.generation(2), 1);
+        let mut bytes = [0; 5];
+        guest.read(2, 8, &mut bytes);
+        assert_eq!(&bytes, b"hello");
+    }
+
+    #[test]
+    fn foreign_descriptors_are_refused() {
+        let unsealed = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).expect("memfd");
+        rustix::fs::ftruncate(&unsealed, 8192).expect("truncate");
+        assert!(matches!(Slab::attach(unsealed), Err(MemoryError::System { .. } | MemoryError::NotASlab(_))));
+
+        let empty = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("fd");
+        rustix::fs::ftruncate(&empty, 8192).expect("truncate");
+        rustix::fs::fcntl_add_seals(&empty, SealFlags::SHRINK | SealFlags::GROW).expect("seal");
+        assert!(matches!(Slab::attach(empty), Err(MemoryError::NotASlab("wrong magic"))));
+    }
+
+    #[test]
+    fn unusable_layouts_are_errors() {
+        for (slot_bytes, slot_count) in [(0, 1), (1, 0), (usize::MAX, 2), (isize::MAX as usize / 2, 4)] {
+            let layout = SlabLayout { slot_bytes, slot_count };
+            assert!(Slab::create("bad", layout, PageSize::Standard).is_err(), "{layout:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes 60+5")]
+    fn a_range_beyond_the_slot_is_a_bug() {
+        let _ = slab(64, 1).address(0, 60, 5);
+    }
+}
