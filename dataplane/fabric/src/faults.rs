@@ -4,7 +4,7 @@
 //! byte, so real bytes in the peer's real memory are wrong, exactly what the receiver's checksum must catch.
 //! Used by the fault lanes of the tests (`[faults]` in the configuration); off, it is not constructed.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use crate::{ConnectError, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest};
 
@@ -78,7 +78,7 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
         self.inner.disconnect(peer);
     }
 
-    fn wait_descriptors(&self, descriptors: &mut Vec<RawFd>) {
+    fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
         self.inner.wait_descriptors(descriptors);
     }
 

@@ -27,7 +27,7 @@ pub use request::{
 };
 pub use set::FabricSet;
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 /// One transport, driven by one thread.
 pub trait Fabric {
@@ -53,7 +53,7 @@ pub trait Fabric {
     fn disconnect(&mut self, peer: PeerId);
 
     /// Descriptors that become readable when `poll` would find something. May change after any call.
-    fn wait_descriptors(&self, descriptors: &mut Vec<RawFd>);
+    fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>);
 
     /// Called before the thread sleeps on the descriptors. Returns false when there is already work.
     fn prepare_wait(&mut self) -> bool {

@@ -1,7 +1,7 @@
 //! Several transports as one: each address starts with the name of the transport that shall carry it
 //! (`shm:/run/kvasir/w1.sock`, `tcp:10.0.0.7:7400`). The rail's index travels in the top byte of the peer id.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use crate::{ConnectError, Event, Fabric, Full, PeerId, WorkRequest};
 
@@ -92,7 +92,7 @@ impl Fabric for FabricSet {
         }
     }
 
-    fn wait_descriptors(&self, descriptors: &mut Vec<RawFd>) {
+    fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
         self.rails.iter().for_each(|rail| rail.wait_descriptors(descriptors));
     }
 

@@ -9,7 +9,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -303,7 +303,7 @@ impl Fabric for SimFabric {
         state.end_link(remote, "the peer disconnected");
     }
 
-    fn wait_descriptors(&self, _descriptors: &mut Vec<RawFd>) {}
+    fn wait_descriptors<'a>(&'a self, _descriptors: &mut Vec<BorrowedFd<'a>>) {}
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -281,10 +281,10 @@ impl Fabric for ShmFabric {
         }
     }
 
-    fn wait_descriptors(&self, descriptors: &mut Vec<RawFd>) {
-        descriptors.push(self.doorbell.as_raw_fd());
-        descriptors.extend(self.listener.iter().map(|(listener, _)| listener.as_raw_fd()));
-        descriptors.extend(self.connections.values().map(|connection| connection.socket.as_raw_fd()));
+    fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
+        descriptors.push(self.doorbell.as_fd());
+        descriptors.extend(self.listener.iter().map(|(listener, _)| listener.as_fd()));
+        descriptors.extend(self.connections.values().map(|connection| connection.socket.as_fd()));
     }
 
     fn prepare_wait(&mut self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -284,7 +284,7 @@ impl Fabric for TcpFabric {
         self.close(peer.0, "disconnected by this node");
     }
 
-    fn wait_descriptors(&self, descriptors: &mut Vec<RawFd>) {
+    fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
         descriptors.push(self.ring.descriptor());
     }
 

@@ -1,6 +1,6 @@
 //! The io_uring of one node: queueing operations and reaping completions.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use io_uring::{IoUring, squeue};
 
@@ -52,8 +52,10 @@ impl Ring {
         Ok(Self(ring))
     }
 
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.0.as_raw_fd()
+    /// Readable when there are completions to reap.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the ring, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
     }
 
     /// Queues one operation.

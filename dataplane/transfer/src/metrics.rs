@@ -1,0 +1,42 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a node has done so far. Each counter only grows; read with [`TransferCounters::snapshot`].
+#[derive(Debug, Default)]
+pub struct TransferCounters {
+    pub(crate) bytes_sent: AtomicU64,
+    pub(crate) blocks_received: AtomicU64,
+    pub(crate) checksum_failures: AtomicU64,
+    pub(crate) transfers_completed: AtomicU64,
+    pub(crate) transfers_incomplete: AtomicU64,
+    pub(crate) transfers_cancelled: AtomicU64,
+    pub(crate) leases_expired: AtomicU64,
+    pub(crate) peers_lost: AtomicU64,
+    /// A level, not a count: slots that a peer may still write to.
+    pub(crate) quarantined_slots: AtomicU64,
+    /// A level: transfers in either direction.
+    pub(crate) transfers_open: AtomicU64,
+}
+
+impl TransferCounters {
+    pub(crate) fn add(counter: &AtomicU64, value: u64) {
+        counter.fetch_add(value, Ordering::Relaxed);
+    }
+
+    /// Name, help text and value of each counter; the last two are levels.
+    #[must_use]
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 10] {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [
+            ("bytes_sent", "Bytes of blocks written to peers", read(&self.bytes_sent)),
+            ("blocks_received", "Blocks received and verified", read(&self.blocks_received)),
+            ("checksum_failures", "Pieces whose checksum did not match", read(&self.checksum_failures)),
+            ("completed", "Transfers received whole", read(&self.transfers_completed)),
+            ("incomplete", "Transfers that ended with blocks missing", read(&self.transfers_incomplete)),
+            ("cancelled", "Transfers cancelled by either side", read(&self.transfers_cancelled)),
+            ("leases_expired", "Transfers whose receiver never came", read(&self.leases_expired)),
+            ("peers_lost", "Connections that ended", read(&self.peers_lost)),
+            ("quarantined_slots", "Slots that a peer may still write to", read(&self.quarantined_slots)),
+            ("open", "Transfers under way", read(&self.transfers_open)),
+        ]
+    }
+}

@@ -1,0 +1,567 @@
+//! One node's transfers as a state machine: commands and fabric events in, notices out.
+//!
+//! Driven by one thread, with time as an argument. No hidden clock, so a simulation with a seeded fabric
+//! replays exactly.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use dataplane_fabric::{Completion, Event, Fabric, Full, Operation, PeerId, WorkRequest};
+use dataplane_memory::{Lease, LeaseTable, SlotRef};
+
+use crate::config::{BLOCKS_MAX, Limits, PieceLayout};
+use crate::inbound::Inbound;
+use crate::metrics::TransferCounters;
+use crate::outbound::{Outbound, Progress, Reservation};
+use crate::wire::{Message, VERSION};
+
+/// Names a transfer on both of its ends; drawn at random by whoever routes the request.
+pub type TransferId = u64;
+
+/// What the owner of a node asks of it.
+#[derive(Debug)]
+pub enum Command {
+    /// Receive blocks `first_block..` of this transfer into `slots` from the node at `address`.
+    Expect {
+        /// The transfer.
+        transfer: TransferId,
+        /// The sender, in the fabric's notation.
+        address: String,
+        /// Index of the first block wanted; the ones before it are here already.
+        first_block: u32,
+        /// Where the blocks go.
+        slots: Vec<SlotRef>,
+        /// When to make do with what has come.
+        deadline: Instant,
+    },
+    /// These layers of these blocks are computed; send them when the receiver is known.
+    Push {
+        /// The transfer.
+        transfer: TransferId,
+        /// Index of the first block.
+        first_block: u32,
+        /// The blocks' slots. Nobody writes these layers of them any more.
+        slots: Vec<SlotRef>,
+        /// Which layers.
+        layers: Range<u16>,
+    },
+    /// Nothing more will be pushed for this transfer.
+    PushEnd {
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// Stop, on whichever side this node is.
+    Cancel {
+        /// The transfer.
+        transfer: TransferId,
+    },
+}
+
+/// How a received transfer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every block is here and verified.
+    Complete,
+    /// A checksum did not match.
+    Corrupted,
+    /// The sender stopped before the end.
+    SenderStopped,
+    /// The connection could not be made or ended.
+    PeerDown,
+    /// The deadline passed.
+    Deadline,
+    /// It could not start: too many transfers, too many blocks, or a bad address.
+    Refused,
+}
+
+/// What a node tells its owner.
+#[derive(Debug)]
+pub enum Notice {
+    /// A transfer that was expected is over; `slots` are the leading blocks that are complete and verified.
+    Arrived {
+        /// The transfer.
+        transfer: TransferId,
+        /// The verified blocks, from `first_block` on.
+        slots: Vec<SlotRef>,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// A transfer that was pushed is over; the node holds none of its slots any more.
+    Pushed {
+        /// The transfer.
+        transfer: TransferId,
+        /// Whether the receiver has been sent everything.
+        complete: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Peer {
+    /// Where we connected to; `None` for a peer that connected to us.
+    address: Option<String>,
+    connected: bool,
+    greeted: bool,
+    /// Messages that wait for the connection or for room.
+    outbox: VecDeque<Message>,
+}
+
+/// Transfers of one node over one fabric.
+pub struct TransferNode<F> {
+    fabric: F,
+    layout: PieceLayout,
+    limits: Limits,
+    counters: Arc<TransferCounters>,
+    peers: HashMap<PeerId, Peer>,
+    inbound: HashMap<TransferId, Inbound>,
+    tags: HashMap<u16, TransferId>,
+    next_tag: u16,
+    /// Blocks kept for a receiver; owner is the peer once it has reserved.
+    outbound: LeaseTable<TransferId, Option<PeerId>, Outbound>,
+    /// Outbound transfers with something to post.
+    active: HashSet<TransferId>,
+    finishing: HashMap<u64, TransferId>,
+    next_id: u64,
+    /// Cancelled by the receiver before the sender's owner knew of them.
+    cancelled_early: HashMap<TransferId, Instant>,
+    /// Slots that a peer was told of and may still write to.
+    quarantine: HashMap<(PeerId, TransferId), Vec<SlotRef>>,
+    events: Vec<Event>,
+    notices: Vec<Notice>,
+}
+
+impl<F: Fabric> TransferNode<F> {
+    /// A node without transfers.
+    pub fn new(fabric: F, layout: PieceLayout, limits: Limits, counters: Arc<TransferCounters>) -> Self {
+        Self {
+            fabric,
+            layout,
+            limits,
+            counters,
+            peers: HashMap::new(),
+            inbound: HashMap::new(),
+            tags: HashMap::new(),
+            next_tag: 0,
+            outbound: LeaseTable::new(limits.transfers_max),
+            active: HashSet::new(),
+            finishing: HashMap::new(),
+            next_id: 1,
+            cancelled_early: HashMap::new(),
+            quarantine: HashMap::new(),
+            events: Vec::with_capacity(limits.poll_budget),
+            notices: Vec::new(),
+        }
+    }
+
+    /// The fabric, to wait on its descriptors.
+    pub fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    /// The fabric, to prepare it for a wait.
+    pub fn fabric_mut(&mut self) -> &mut F {
+        &mut self.fabric
+    }
+
+    /// When something happens by itself next.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let inbound = self.inbound.values().map(|inbound| inbound.deadline).min();
+        let early = self.cancelled_early.values().copied().min();
+        [inbound, early, self.outbound.next_expiry()].into_iter().flatten().min()
+    }
+
+    /// Whether nothing is held, expected or quarantined: what a leak check asserts.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.inbound.is_empty() && self.outbound.is_empty() && self.quarantine.is_empty()
+    }
+
+    /// Carries out one command.
+    pub fn handle(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Expect { transfer, address, first_block, slots, deadline } => {
+                self.expect(transfer, &address, first_block, slots, deadline);
+            }
+            Command::Push { transfer, first_block, slots, layers } => {
+                if let Some(outbound) = self.outbound_for(transfer, now) {
+                    outbound.push(first_block, slots, layers);
+                    self.active.insert(transfer);
+                }
+            }
+            Command::PushEnd { transfer } => {
+                if let Some(outbound) = self.outbound_for(transfer, now) {
+                    outbound.ended = true;
+                    self.active.insert(transfer);
+                }
+            }
+            Command::Cancel { transfer } => self.cancel(transfer),
+        }
+    }
+
+    /// Makes progress: posts, polls, expires. Returns the number of events handled; notices are appended.
+    pub fn poll(&mut self, now: Instant, notices: &mut Vec<Notice>) -> usize {
+        self.pump();
+        self.fabric.flush();
+        let mut events = std::mem::take(&mut self.events);
+        let count = self.fabric.poll(self.limits.poll_budget, &mut events);
+        for event in events.drain(..) {
+            self.digest(event, now);
+        }
+        self.events = events;
+        self.expire(now);
+        if count > 0 {
+            self.pump();
+            self.fabric.flush();
+        }
+        self.publish_levels();
+        notices.append(&mut self.notices);
+        count
+    }
+
+    // --- receiving ---
+
+    fn expect(
+        &mut self,
+        transfer: TransferId,
+        address: &str,
+        first_block: u32,
+        slots: Vec<SlotRef>,
+        deadline: Instant,
+    ) {
+        let room = self.inbound.len() < self.limits.transfers_max && slots.len() <= BLOCKS_MAX;
+        let peer = if room && !self.inbound.contains_key(&transfer) { self.peer_at(address) } else { None };
+        let (Some(peer), Some(tag)) = (peer, self.free_tag()) else {
+            self.notices.push(Notice::Arrived { transfer, slots: Vec::new(), outcome: Outcome::Refused });
+            return;
+        };
+        self.tags.insert(tag, transfer);
+        self.inbound.insert(transfer, Inbound::new(peer, tag, first_block, slots, deadline));
+        if self.peers.get(&peer).is_some_and(|peer| peer.greeted) {
+            self.reserve(transfer);
+        }
+    }
+
+    fn free_tag(&mut self) -> Option<u16> {
+        for _ in 0..=u16::MAX {
+            self.next_tag = self.next_tag.wrapping_add(1);
+            if !self.tags.contains_key(&self.next_tag) {
+                return Some(self.next_tag);
+            }
+        }
+        None
+    }
+
+    /// The connection to `address`, made if there is none.
+    fn peer_at(&mut self, address: &str) -> Option<PeerId> {
+        let known = self.peers.iter().find(|(_, peer)| peer.address.as_deref() == Some(address));
+        if let Some((&id, _)) = known {
+            return Some(id);
+        }
+        match self.fabric.connect(address) {
+            Ok(id) => {
+                let peer = Peer {
+                    address: Some(address.to_owned()),
+                    connected: false,
+                    greeted: false,
+                    outbox: VecDeque::new(),
+                };
+                self.peers.insert(id, peer);
+                Some(id)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "transfer: cannot reach the sender");
+                None
+            }
+        }
+    }
+
+    fn reserve(&mut self, transfer: TransferId) {
+        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| !inbound.reserved) else { return };
+        inbound.reserved = true;
+        let (peer, tag, first_block) = (inbound.peer, inbound.tag, inbound.first_block);
+        let slots = inbound.slot_names();
+        self.send(peer, Message::Reserve { transfer, tag, first_block, slots });
+    }
+
+    /// Ends an inbound transfer. `writes_over`: the sender cannot write to its slots any more.
+    fn end_inbound(&mut self, transfer: TransferId, outcome: Outcome, writes_over: bool) {
+        let Some(mut inbound) = self.inbound.remove(&transfer) else { return };
+        self.tags.remove(&inbound.tag);
+        let unverified = inbound.slots.split_off(inbound.verified_prefix(&self.layout));
+        let peer = inbound.peer;
+        if !writes_over && inbound.reserved && !unverified.is_empty() {
+            self.quarantine.insert((peer, transfer), unverified);
+            self.send(peer, Message::Cancel { transfer });
+        }
+        TransferCounters::add(&self.counters.blocks_received, inbound.slots.len() as u64);
+        TransferCounters::add(
+            match outcome {
+                Outcome::Complete => &self.counters.transfers_completed,
+                _ => &self.counters.transfers_incomplete,
+            },
+            1,
+        );
+        self.notices.push(Notice::Arrived { transfer, slots: inbound.slots, outcome });
+    }
+
+    fn landed(&mut self, from: PeerId, value: u32) {
+        let Some(&transfer) = self.tags.get(&((value >> 16) as u16)) else { return };
+        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| inbound.peer == from) else {
+            return;
+        };
+        let failures = inbound.landed(&self.layout, value as u16);
+        self.account_verification(transfer, failures);
+    }
+
+    fn account_verification(&mut self, transfer: TransferId, failures: u64) {
+        if failures > 0 {
+            TransferCounters::add(&self.counters.checksum_failures, failures);
+            tracing::warn!(transfer, failures, "transfer: checksum mismatch, the blocks will be recomputed");
+        }
+        if self.inbound.get(&transfer).is_some_and(|inbound| inbound.is_complete(&self.layout)) {
+            self.end_inbound(transfer, Outcome::Complete, true);
+        }
+    }
+
+    fn announced(&mut self, from: PeerId, message: Message) -> bool {
+        let Message::Announce { transfer, sequence, first_layer, layers, first_block, sums } = message else {
+            return false;
+        };
+        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| inbound.peer == from) else {
+            return true; // Of a transfer that we gave up.
+        };
+        let was_corrupted = inbound.corrupted;
+        let sensible = inbound.announce(&self.layout, sequence, (first_layer, layers), first_block, sums);
+        let failures = u64::from(inbound.corrupted && !was_corrupted);
+        self.account_verification(transfer, failures);
+        sensible
+    }
+
+    // --- sending ---
+
+    fn outbound_for(&mut self, transfer: TransferId, now: Instant) -> Option<&mut Outbound> {
+        if self.cancelled_early.remove(&transfer).is_some() {
+            self.notices.push(Notice::Pushed { transfer, complete: false });
+            return None;
+        }
+        if self.outbound.get_mut(transfer).is_none() {
+            let lease = Lease { owner: None, expires_at: now + self.limits.lease, held: Outbound::default() };
+            if self.outbound.grant(transfer, lease).is_err() {
+                self.notices.push(Notice::Pushed { transfer, complete: false });
+                return None;
+            }
+        }
+        self.outbound.get_mut(transfer).map(|lease| &mut lease.held)
+    }
+
+    fn reserved(&mut self, transfer: TransferId, reservation: Reservation, now: Instant) {
+        let peer = reservation.peer;
+        let Some(outbound) = self.outbound_for(transfer, now) else {
+            self.send(peer, Message::Finished { transfer });
+            return;
+        };
+        outbound.reservation = Some(reservation);
+        if let Some(lease) = self.outbound.get_mut(transfer) {
+            lease.owner = Some(peer);
+            lease.expires_at = now + self.limits.lease;
+        }
+        self.active.insert(transfer);
+    }
+
+    fn pump(&mut self) {
+        let peers: Vec<PeerId> = self.peers.keys().copied().collect();
+        peers.into_iter().for_each(|peer| self.pump_outbox(peer));
+        let active: Vec<TransferId> = self.active.iter().copied().collect();
+        for transfer in active {
+            let Some(lease) = self.outbound.get_mut(transfer) else {
+                self.active.remove(&transfer);
+                continue;
+            };
+            let finish_id = self.next_id;
+            let before = lease.held.bytes_posted;
+            let progress = lease.held.pump(transfer, &self.layout, &mut self.fabric, finish_id);
+            TransferCounters::add(&self.counters.bytes_sent, lease.held.bytes_posted - before);
+            if lease.held.finish_posted && self.finishing.values().all(|&other| other != transfer) {
+                self.finishing.insert(finish_id, transfer);
+                self.next_id += 1;
+            }
+            if progress == Progress::Idle {
+                self.active.remove(&transfer);
+            }
+        }
+    }
+
+    fn end_outbound(&mut self, transfer: TransferId, complete: bool) {
+        if self.outbound.release(transfer).is_some() {
+            self.active.remove(&transfer);
+            self.notices.push(Notice::Pushed { transfer, complete });
+        }
+    }
+
+    // --- both ---
+
+    fn cancel(&mut self, transfer: TransferId) {
+        let known = self.inbound.contains_key(&transfer) || self.outbound.get_mut(transfer).is_some();
+        if known {
+            TransferCounters::add(&self.counters.transfers_cancelled, 1);
+        }
+        self.end_inbound(transfer, Outcome::SenderStopped, false);
+        if let Some(lease) = self.outbound.get_mut(transfer) {
+            lease.held.abandon();
+            match lease.held.reservation {
+                Some(_) => drop(self.active.insert(transfer)),
+                None => self.end_outbound(transfer, false),
+            }
+        }
+    }
+
+    fn send(&mut self, peer: PeerId, message: Message) {
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.outbox.push_back(message);
+            self.pump_outbox(peer);
+        }
+    }
+
+    fn pump_outbox(&mut self, peer: PeerId) {
+        let Some(state) = self.peers.get_mut(&peer).filter(|state| state.connected) else { return };
+        while let Some(message) = state.outbox.front() {
+            let operation = Operation::Send { message: message.encode() };
+            if let Err(Full(_)) = self.fabric.post(WorkRequest { id: 0, peer, operation }) {
+                return;
+            }
+            state.outbox.pop_front();
+        }
+    }
+
+    fn digest(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::Connected { peer } | Event::Accepted { peer } => {
+                let state = self.peers.entry(peer).or_insert(Peer {
+                    address: None,
+                    connected: true,
+                    greeted: false,
+                    outbox: VecDeque::new(),
+                });
+                state.connected = true;
+                state.outbox.push_front(Message::Hello { version: VERSION, layout: self.layout });
+                self.pump_outbox(peer);
+            }
+            Event::Immediate { peer, value } => self.landed(peer, value),
+            Event::Message { peer, message } => {
+                let understood = Message::decode(&message).is_some_and(|message| self.understand(peer, message, now));
+                if !understood {
+                    tracing::warn!(?peer, "transfer: a message that makes no sense; closing the connection");
+                    self.fabric.disconnect(peer);
+                }
+            }
+            Event::Completed { id, completion } => {
+                if let Some(transfer) = self.finishing.remove(&id) {
+                    self.end_outbound(transfer, completion == Completion::Done);
+                }
+            }
+            Event::PeerDown { peer, reason } => self.peer_down(peer, &reason),
+        }
+    }
+
+    /// False when the peer breaks the protocol.
+    fn understand(&mut self, peer: PeerId, message: Message, now: Instant) -> bool {
+        let greeted = self.peers.get(&peer).is_some_and(|state| state.greeted);
+        match message {
+            Message::Hello { version, layout } => {
+                if version != VERSION || layout != self.layout {
+                    tracing::warn!(version, ?layout, ours = ?self.layout, "transfer: the peer's blocks differ from ours");
+                    return false;
+                }
+                if let Some(state) = self.peers.get_mut(&peer) {
+                    state.greeted = true;
+                }
+                let waiting: Vec<TransferId> = self
+                    .inbound
+                    .iter()
+                    .filter(|(_, inbound)| inbound.peer == peer && !inbound.reserved)
+                    .map(|(&transfer, _)| transfer)
+                    .collect();
+                waiting.into_iter().for_each(|transfer| self.reserve(transfer));
+                true
+            }
+            _ if !greeted => false,
+            Message::Reserve { transfer, tag, first_block, slots } => {
+                self.reserved(transfer, Reservation { peer, tag, first_block, slots }, now);
+                true
+            }
+            message @ Message::Announce { .. } => self.announced(peer, message),
+            Message::Finished { transfer } => {
+                self.quarantine.remove(&(peer, transfer));
+                let outcome = match self.inbound.get(&transfer) {
+                    Some(inbound) if inbound.corrupted => Outcome::Corrupted,
+                    _ => Outcome::SenderStopped,
+                };
+                if self.inbound.get(&transfer).is_some_and(|inbound| inbound.peer == peer) {
+                    self.end_inbound(transfer, outcome, true);
+                }
+                true
+            }
+            Message::Cancel { transfer } => {
+                if self.outbound.get_mut(transfer).is_some() {
+                    TransferCounters::add(&self.counters.transfers_cancelled, 1);
+                    self.end_outbound(transfer, false);
+                } else if self.cancelled_early.len() < self.limits.transfers_max {
+                    self.cancelled_early.insert(transfer, now + self.limits.lease);
+                }
+                self.send(peer, Message::CancelAck { transfer });
+                true
+            }
+            Message::CancelAck { transfer } => {
+                self.quarantine.remove(&(peer, transfer));
+                true
+            }
+        }
+    }
+
+    fn peer_down(&mut self, peer: PeerId, reason: &str) {
+        tracing::info!(?peer, reason, "transfer: connection ended");
+        TransferCounters::add(&self.counters.peers_lost, 1);
+        self.peers.remove(&peer);
+        self.quarantine.retain(|(owner, _), _| *owner != peer);
+        let lost: Vec<TransferId> = self
+            .inbound
+            .iter()
+            .filter(|(_, inbound)| inbound.peer == peer)
+            .map(|(&transfer, _)| transfer)
+            .collect();
+        lost.into_iter().for_each(|transfer| self.end_inbound(transfer, Outcome::PeerDown, true));
+        for (transfer, _) in self.outbound.end_owner(&Some(peer)) {
+            self.active.remove(&transfer);
+            self.notices.push(Notice::Pushed { transfer, complete: false });
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let late: Vec<TransferId> = self
+            .inbound
+            .iter()
+            .filter(|(_, inbound)| inbound.deadline <= now)
+            .map(|(&transfer, _)| transfer)
+            .collect();
+        late.into_iter().for_each(|transfer| self.end_inbound(transfer, Outcome::Deadline, false));
+        for (transfer, lease) in self.outbound.expire(now) {
+            TransferCounters::add(&self.counters.leases_expired, 1);
+            if let Some(peer) = lease.owner {
+                self.send(peer, Message::Finished { transfer });
+            }
+            self.active.remove(&transfer);
+            self.notices.push(Notice::Pushed { transfer, complete: false });
+        }
+        self.cancelled_early.retain(|_, until| *until > now);
+    }
+
+    fn publish_levels(&self) {
+        let quarantined = self.quarantine.values().map(Vec::len).sum::<usize>() as u64;
+        self.counters.quarantined_slots.store(quarantined, Ordering::Relaxed);
+        let open = (self.inbound.len() + self.outbound.len()) as u64;
+        self.counters.transfers_open.store(open, Ordering::Relaxed);
+    }
+}

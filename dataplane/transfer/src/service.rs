@@ -1,0 +1,147 @@
+//! The thread that drives a node: it spins for a moment while there is work, then sleeps on the fabric's
+//! descriptors and the command bell until something comes or a deadline passes. It waits for no fixed timer.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crossbeam_queue::ArrayQueue;
+use dataplane_fabric::Fabric;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use crate::node::{Command, Notice, TransferNode};
+
+/// Commands that may wait for the thread.
+const COMMANDS_MAX: usize = 16_384;
+/// Empty polls before the thread sleeps. Short: the cores are shared with the engine.
+const IDLE_POLLS: u32 = 64;
+
+/// The thread could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// No eventfd.
+    #[error("transfer service: eventfd: {0}")]
+    Eventfd(rustix::io::Errno),
+    /// No thread.
+    #[error("transfer service: thread: {0}")]
+    Thread(std::io::Error),
+}
+
+struct Mailbox {
+    commands: ArrayQueue<Command>,
+    bell: OwnedFd,
+    sleeping: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Mailbox {
+    fn ring(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleeping.swap(false, Ordering::Relaxed) {
+            // Fails only when the counter is at its maximum, and then the thread is being woken anyway.
+            let _full = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Handle to the thread. Dropping it stops the thread and closes its connections.
+pub struct TransferService {
+    mailbox: Arc<Mailbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TransferService {
+    /// Starts the thread. `notify` is called on it for each notice and must not block.
+    pub fn start<F: Fabric + Send + 'static>(
+        mut node: TransferNode<F>,
+        mut notify: impl FnMut(Notice) + Send + 'static,
+    ) -> Result<Self, ServiceError> {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(ServiceError::Eventfd)?;
+        let mailbox = Arc::new(Mailbox {
+            commands: ArrayQueue::new(COMMANDS_MAX),
+            bell,
+            sleeping: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
+        let inbox = Arc::clone(&mailbox);
+        let thread = std::thread::Builder::new()
+            .name("kvasir-transfer".to_owned())
+            .spawn(move || run(&mut node, &inbox, &mut notify))
+            .map_err(ServiceError::Thread)?;
+        Ok(Self { mailbox, thread: Some(thread) })
+    }
+
+    /// Hands a command to the thread; it comes back when too many wait.
+    pub fn submit(&self, command: Command) -> Result<(), Command> {
+        self.mailbox.commands.push(command)?;
+        self.mailbox.ring();
+        Ok(())
+    }
+}
+
+impl Drop for TransferService {
+    fn drop(&mut self) {
+        self.mailbox.stop.store(true, Ordering::Relaxed);
+        self.mailbox.ring();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed; there is nobody to hand it to.
+            let _panicked = thread.join();
+        }
+    }
+}
+
+fn run<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox, notify: &mut impl FnMut(Notice)) {
+    let mut notices = Vec::new();
+    let mut idle_polls = 0;
+    while !mailbox.stop.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        let mut work = 0;
+        while let Some(command) = mailbox.commands.pop() {
+            node.handle(command, now);
+            work += 1;
+        }
+        work += node.poll(now, &mut notices);
+        notices.drain(..).for_each(&mut *notify);
+        if work > 0 {
+            idle_polls = 0;
+            continue;
+        }
+        idle_polls += 1;
+        if idle_polls >= IDLE_POLLS {
+            sleep(node, mailbox);
+            idle_polls = 0;
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Sleeps until there is something to do. The order of the steps is that of `Ring::prepare_sleep`: announce,
+/// fence, look again.
+fn sleep<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox) {
+    mailbox.sleeping.store(true, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    let idle = mailbox.commands.is_empty() && !mailbox.stop.load(Ordering::Relaxed);
+    if idle && node.fabric_mut().prepare_wait() {
+        let mut descriptors = vec![mailbox.bell.as_fd()];
+        node.fabric().wait_descriptors(&mut descriptors);
+        wait(&descriptors, node.next_deadline());
+    }
+    mailbox.sleeping.store(false, Ordering::Relaxed);
+    // An empty bell reads as EAGAIN.
+    let _empty = rustix::io::read(&mailbox.bell, &mut [0_u8; 8]);
+}
+
+fn wait(descriptors: &[BorrowedFd<'_>], until: Option<Instant>) {
+    let mut polled: Vec<PollFd<'_>> =
+        descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN | PollFlags::HUP)).collect();
+    let timeout = until.map(|until| {
+        let left = until.saturating_duration_since(Instant::now());
+        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+    });
+    // EINTR is as good as an event: the loop looks again.
+    let _interrupted = rustix::event::poll(&mut polled, timeout.as_ref());
+}

@@ -1,0 +1,214 @@
+//! The messages between nodes: a kind byte, then little-endian fields. A length that does not fit, an unknown
+//! kind or left-over bytes make the whole message invalid; the connection is then closed.
+
+use crate::config::{BLOCKS_MAX, PieceLayout};
+
+/// Raised when a message changes its meaning.
+pub(crate) const VERSION: u32 = 1;
+
+/// A slot as its owner names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotName {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// First message of each side.
+    Hello { version: u32, layout: PieceLayout },
+    /// Receiver to sender: block `first_block + i` goes into `slots[i]`; immediates carry `tag`.
+    Reserve { transfer: u64, tag: u16, first_block: u32, slots: Vec<SlotName> },
+    /// Sender to receiver: what the writes up to immediate `sequence` bring, with a checksum per block.
+    Announce { transfer: u64, sequence: u16, first_layer: u16, layers: u16, first_block: u32, sums: Vec<u64> },
+    /// Sender to receiver: nothing more will come.
+    Finished { transfer: u64 },
+    /// Receiver to sender: stop.
+    Cancel { transfer: u64 },
+    /// Sender to receiver: stopped; no write of this transfer is under way.
+    CancelAck { transfer: u64 },
+}
+
+const HELLO: u8 = 1;
+const RESERVE: u8 = 2;
+const ANNOUNCE: u8 = 3;
+const FINISHED: u8 = 4;
+const CANCEL: u8 = 5;
+const CANCEL_ACK: u8 = 6;
+
+impl Message {
+    pub(crate) fn encode(&self) -> Box<[u8]> {
+        let mut out = Vec::with_capacity(64);
+        match self {
+            Self::Hello { version, layout } => {
+                out.push(HELLO);
+                out.extend(version.to_le_bytes());
+                out.extend(layout.layers.to_le_bytes());
+                out.extend(layout.layer_bytes.to_le_bytes());
+                out.extend(layout.fingerprint.to_le_bytes());
+            }
+            Self::Reserve { transfer, tag, first_block, slots } => {
+                out.push(RESERVE);
+                out.extend(transfer.to_le_bytes());
+                out.extend(tag.to_le_bytes());
+                out.extend(first_block.to_le_bytes());
+                out.extend((slots.len() as u32).to_le_bytes());
+                for name in slots {
+                    out.extend(name.slot.to_le_bytes());
+                    out.extend(name.generation.to_le_bytes());
+                }
+            }
+            Self::Announce { transfer, sequence, first_layer, layers, first_block, sums } => {
+                out.push(ANNOUNCE);
+                out.extend(transfer.to_le_bytes());
+                out.extend(sequence.to_le_bytes());
+                out.extend(first_layer.to_le_bytes());
+                out.extend(layers.to_le_bytes());
+                out.extend(first_block.to_le_bytes());
+                out.extend((sums.len() as u32).to_le_bytes());
+                sums.iter().for_each(|sum| out.extend(sum.to_le_bytes()));
+            }
+            Self::Finished { transfer } => encode_plain(&mut out, FINISHED, *transfer),
+            Self::Cancel { transfer } => encode_plain(&mut out, CANCEL, *transfer),
+            Self::CancelAck { transfer } => encode_plain(&mut out, CANCEL_ACK, *transfer),
+        }
+        out.into_boxed_slice()
+    }
+
+    /// `None` when the bytes are not exactly one message.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = Reader(bytes);
+        let message = match rest.u8()? {
+            HELLO => Self::Hello {
+                version: rest.u32()?,
+                layout: PieceLayout {
+                    layers: rest.u16()?,
+                    layer_bytes: rest.u32()?,
+                    fingerprint: rest.u64()?,
+                },
+            },
+            RESERVE => {
+                let (transfer, tag, first_block) = (rest.u64()?, rest.u16()?, rest.u32()?);
+                let count = rest.count()?;
+                let mut slots = Vec::with_capacity(count);
+                for _ in 0..count {
+                    slots.push(SlotName { slot: rest.u32()?, generation: rest.u32()? });
+                }
+                Self::Reserve { transfer, tag, first_block, slots }
+            }
+            ANNOUNCE => {
+                let (transfer, sequence) = (rest.u64()?, rest.u16()?);
+                let (first_layer, layers, first_block) = (rest.u16()?, rest.u16()?, rest.u32()?);
+                let count = rest.count()?;
+                let mut sums = Vec::with_capacity(count);
+                for _ in 0..count {
+                    sums.push(rest.u64()?);
+                }
+                Self::Announce { transfer, sequence, first_layer, layers, first_block, sums }
+            }
+            FINISHED => Self::Finished { transfer: rest.u64()? },
+            CANCEL => Self::Cancel { transfer: rest.u64()? },
+            CANCEL_ACK => Self::CancelAck { transfer: rest.u64()? },
+            _ => return None,
+        };
+        rest.0.is_empty().then_some(message)
+    }
+}
+
+fn encode_plain(out: &mut Vec<u8>, kind: u8, transfer: u64) {
+    out.push(kind);
+    out.extend(transfer.to_le_bytes());
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take().map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    /// A number of 8-byte items that really follow: nothing is reserved for a length that lies.
+    fn count(&mut self) -> Option<usize> {
+        let count = self.u32()? as usize;
+        (count <= BLOCKS_MAX && count * 8 == self.0.len()).then_some(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> Vec<Message> {
+        let layout = PieceLayout { layers: 80, layer_bytes: 65_536, fingerprint: u64::MAX };
+        vec![
+            Message::Hello { version: VERSION, layout },
+            Message::Reserve {
+                transfer: 1,
+                tag: 2,
+                first_block: 3,
+                slots: vec![SlotName { slot: 4, generation: 5 }; 7],
+            },
+            Message::Announce {
+                transfer: u64::MAX,
+                sequence: 1,
+                first_layer: 2,
+                layers: 3,
+                first_block: 4,
+                sums: vec![9; BLOCKS_MAX],
+            },
+            Message::Finished { transfer: 8 },
+            Message::Cancel { transfer: 9 },
+            Message::CancelAck { transfer: 10 },
+        ]
+    }
+
+    #[test]
+    fn messages_come_back_as_they_went_and_fit() {
+        for message in samples() {
+            let bytes = message.encode();
+            assert!(bytes.len() <= dataplane_fabric::MESSAGE_BYTES_MAX);
+            assert_eq!(Message::decode(&bytes), Some(message));
+        }
+    }
+
+    /// Mutations of valid messages: never a panic, and never an allocation that the bytes do not back.
+    #[test]
+    fn mutated_messages_never_panic() {
+        let mut random = 7_u64;
+        let mut draw = |bound: usize| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random as usize % bound
+        };
+        for round in 0..20_000 {
+            let mut bytes = samples()[round % 6].encode().into_vec();
+            bytes.truncate(draw(bytes.len() + 1).max(1));
+            for _ in 0..draw(4) {
+                let at = draw(bytes.len().min(40));
+                bytes[at] = draw(256) as u8;
+            }
+            if let Some(message) = Message::decode(&bytes) {
+                assert_eq!(&*message.encode(), &*bytes, "what decodes must encode to the same bytes");
+            }
+        }
+    }
+}
