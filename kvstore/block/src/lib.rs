@@ -1,0 +1,21 @@
+//! What a KV block is.
+//!
+//! * [`SequenceHasher`]: 64-bit hashes for *routing*. A collision costs time, nothing else.
+//! * [`IdentityChain`] and [`BlockIdentity`]: 128-bit keyed identity of *stored* KV. It decides what a user
+//!   reads, so model, layout, tenant and every token before it are part of it.
+//! * [`BlockLayout`]: bytes and strides of a block.
+//!
+//! Hashing runs on the request path: it allocates only the result and makes no system call.
+
+#![forbid(unsafe_code)]
+
+mod identity;
+mod layout;
+mod routing;
+
+pub use identity::{BlockIdentity, IdentityChain};
+pub use layout::{BlockLayout, ElementType, LayoutError};
+pub use routing::{HASH_SEED, SequenceHasher, block_hash, sequence_hashes};
+
+/// A token id, as every engine writes it.
+pub type TokenId = u32;
