@@ -1,0 +1,187 @@
+//! Loading `tokenizer.json`.
+//!
+//! Two things of the pinned release candidate need care. Files in the wild carry version 1.0 and must be
+//! canonicalised first. And a `Split` whose pattern is not one of the built-in grammars loads but refuses
+//! every text (its reader never compiles the pattern); such a pre-tokenizer is rebuilt here.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use tokenizers::models::bpe::PipelineBPE;
+use tokenizers::pipeline::{
+    EncodeOptions, Override, PipelineModel, PipelineNormalizer, PipelinePostProcessor, PipelinePreTokenizer,
+    PipelineToken, PipelineTokenizer,
+};
+use tokenizers::pre_tokenizers::sequence::PipelineSequence;
+use tokenizers::pre_tokenizers::split::{Search, Split};
+
+use crate::TokensError;
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+pub(crate) struct HuggingFace {
+    pub(crate) pipeline: PipelineTokenizer,
+    ids: HashMap<String, u32>,
+    pub(crate) vocabulary: usize,
+}
+
+impl HuggingFace {
+    pub(crate) fn load(path: &Path) -> Result<Self, TokensError> {
+        let text = tokenizers::canonicalize_file(path).map_err(|error| TokensError::file(path, error))?;
+        let this = Self::from_canonical(&text).map_err(|error| TokensError::file(path, error))?;
+        this.encode("a 1", false).map_err(|error| TokensError::file(path, error))?;
+        Ok(this)
+    }
+
+    fn from_canonical(text: &str) -> Result<Self, AnyError> {
+        let pipeline = repaired(tokenizers::from_json(text)?)?;
+        let mut ids: HashMap<String, u32> = match pipeline.get_model() {
+            PipelineModel::BPE(model) => model.to_config()?.vocab.into_iter().collect(),
+            PipelineModel::Unigram(model) => model.get_vocab().into_iter().collect(),
+            PipelineModel::WordLevel(model) => model.get_vocab().into_iter().collect(),
+            PipelineModel::WordPiece(model) => model.vocab().into_iter().collect(),
+        };
+        for (id, token) in pipeline.get_added_vocabulary().get_added_tokens_decoder() {
+            ids.insert(token.content.clone(), id);
+        }
+        let vocabulary = ids.values().max().map_or(0, |&id| id as usize + 1);
+        Ok(Self { pipeline, ids, vocabulary })
+    }
+
+    pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokensError> {
+        let options = EncodeOptions {
+            add_special_tokens,
+            // A special token spelled out in a prompt becomes that token, as engines do it.
+            encode_special_tokens: false,
+            padding: Override::Off,
+            truncation: Override::Off,
+        };
+        let mut tokens: Vec<PipelineToken> = Vec::with_capacity(text.len() / 3);
+        self.pipeline
+            .encode_into(text, &options, &mut tokens)
+            .map_err(|error| TokensError::Encode(error.to_string()))?;
+        Ok(tokens.into_iter().map(u32::from).collect())
+    }
+
+    pub(crate) fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        self.pipeline.decode(ids, skip_special).unwrap_or_default()
+    }
+
+    pub(crate) fn id_of(&self, token: &str) -> Option<u32> {
+        self.ids.get(token).copied()
+    }
+
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        let added = self.pipeline.get_added_vocabulary();
+        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
+    }
+
+    /// The bytes that a token stands for, on its own.
+    pub(crate) fn bytes_of(&self, id: u32) -> Vec<u8> {
+        let added = self.pipeline.get_added_vocabulary();
+        if let Some(special) = added.simple_id_to_token(id) {
+            return special.into_bytes();
+        }
+        let text = self.decode(&[id], false);
+        let Some(piece) = self.pipeline.get_model().id_to_token(id) else { return text.into_bytes() };
+        // Byte-level pieces are spelled in an alphabet of their own, whole characters or not.
+        let bytes: Option<Vec<u8>> = piece.chars().map(byte_level_byte).collect();
+        match bytes {
+            Some(bytes) if String::from_utf8_lossy(&bytes) == text => bytes,
+            _ => text.into_bytes(),
+        }
+    }
+}
+
+/// The byte that a character of the byte-level alphabet stands for (GPT-2's `bytes_to_unicode`, inverted).
+fn byte_level_byte(character: char) -> Option<u8> {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let code = u32::from(character);
+    if let Ok(byte) = u8::try_from(code) {
+        return printable(byte).then_some(byte);
+    }
+    let nth = code.checked_sub(256)? as usize;
+    (0..=255_u8).filter(|&byte| !printable(byte)).nth(nth)
+}
+
+fn is_broken(pre_tokenizer: &PipelinePreTokenizer) -> bool {
+    match pre_tokenizer {
+        PipelinePreTokenizer::Split(split) => {
+            let built_in = split.grammar().is_some()
+                && !split.invert
+                && split.behavior == tokenizers::SplitDelimiterBehavior::Isolated;
+            matches!(split.search, Search::Unavailable) && !built_in
+        }
+        PipelinePreTokenizer::Sequence(sequence) => {
+            !sequence.is_deepseek() && sequence.pre_tokenizers().iter().any(is_broken)
+        }
+        _ => false,
+    }
+}
+
+fn rebuilt(pre_tokenizer: &PipelinePreTokenizer) -> Result<PipelinePreTokenizer, AnyError> {
+    Ok(match pre_tokenizer {
+        PipelinePreTokenizer::Split(split) => {
+            PipelinePreTokenizer::Split(Split::new(split.pattern.clone(), split.behavior, split.invert)?)
+        }
+        PipelinePreTokenizer::Sequence(sequence) => {
+            let parts = sequence.pre_tokenizers().iter().map(rebuilt).collect::<Result<Vec<_>, _>>()?;
+            PipelinePreTokenizer::Sequence(PipelineSequence::new(parts))
+        }
+        other => other.clone(),
+    })
+}
+
+fn repaired(tokenizer: PipelineTokenizer) -> Result<PipelineTokenizer, AnyError> {
+    if !is_broken(tokenizer.get_pre_tokenizer()) {
+        return Ok(tokenizer);
+    }
+    let PipelineModel::BPE(model) = tokenizer.get_model() else {
+        return Err("a Split by regular expression on a model that is not BPE is not supported".into());
+    };
+    let normalizers =
+        tokenizer.get_normalizers().iter().map(cloned_normalizer).collect::<Result<Vec<_>, _>>()?;
+    let post = tokenizer.get_post_processor();
+    Ok(PipelineTokenizer::from_parts(
+        tokenizer.get_added_vocabulary().clone(),
+        normalizers,
+        rebuilt(tokenizer.get_pre_tokenizer())?,
+        PipelineModel::BPE(PipelineBPE::from_config(model.to_config()?)?),
+        PipelinePostProcessor { single: post.single.clone(), pair: post.pair.clone() },
+        tokenizer.get_decoder().cloned(),
+        tokenizer.get_role_to_token().clone(),
+        tokenizer.get_padding().cloned(),
+        tokenizer.get_truncation().cloned(),
+    ))
+}
+
+fn cloned_normalizer(normalizer: &PipelineNormalizer) -> Result<PipelineNormalizer, AnyError> {
+    use PipelineNormalizer as N;
+    Ok(match normalizer {
+        N::NFC(inner) => N::NFC(*inner),
+        N::NFD(inner) => N::NFD(*inner),
+        N::NFKC(inner) => N::NFKC(*inner),
+        N::NFKD(inner) => N::NFKD(*inner),
+        N::Metaspace(inner) => N::Metaspace(inner.clone()),
+        N::Prepend(inner) => N::Prepend(inner.clone()),
+        N::Strip(inner) => N::Strip(*inner),
+        other => return Err(format!("normalizer {other:?} with a foreign regular expression").into()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_byte_level_alphabet_covers_every_byte_once() {
+        let mut seen = [false; 256];
+        for code in 0..400_u32 {
+            let Some(byte) = char::from_u32(code).and_then(byte_level_byte) else { continue };
+            assert!(!std::mem::replace(&mut seen[usize::from(byte)], true), "byte {byte} twice");
+        }
+        assert!(seen.iter().all(|&seen| seen));
+        assert_eq!(byte_level_byte('Ġ'), Some(b' '));
+        assert_eq!(byte_level_byte('Ċ'), Some(b'\n'));
+    }
+}

@@ -1,0 +1,105 @@
+//! One interface over both tokenizers. Cheap to clone, usable from any thread.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::TokensError;
+use crate::bytes_tokenizer;
+use crate::huggingface::HuggingFace;
+use crate::model_text::TINY_VOCABULARY;
+
+#[derive(Clone)]
+enum Kind {
+    Bytes,
+    HuggingFace(Arc<HuggingFace>),
+}
+
+/// Turns text into token ids and back.
+#[derive(Clone)]
+pub struct Tokenizer(Kind);
+
+impl Tokenizer {
+    /// The tokenizer of the built-in model.
+    #[must_use]
+    pub fn bytes() -> Self {
+        Self(Kind::Bytes)
+    }
+
+    /// Loads a `tokenizer.json`.
+    pub fn from_file(path: &Path) -> Result<Self, TokensError> {
+        HuggingFace::load(path).map(|loaded| Self(Kind::HuggingFace(Arc::new(loaded))))
+    }
+
+    /// Token ids of a text. With `add_special_tokens` the tokenizer's own frame (often a `<s>`) is added.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokensError> {
+        match &self.0 {
+            Kind::Bytes => {
+                let mut ids = Vec::with_capacity(text.len());
+                bytes_tokenizer::encode(text, &mut ids);
+                Ok(ids)
+            }
+            Kind::HuggingFace(inner) => inner.encode(text, add_special_tokens),
+        }
+    }
+
+    /// Text of token ids; incomplete characters become U+FFFD, unknown ids nothing.
+    #[must_use]
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        match &self.0 {
+            Kind::Bytes => {
+                let bytes: Vec<u8> = ids
+                    .iter()
+                    .filter(|&&id| !(skip_special && self.is_special(id)))
+                    .flat_map(|&id| self.bytes_of(id))
+                    .collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            Kind::HuggingFace(inner) => inner.decode(ids, skip_special),
+        }
+    }
+
+    /// The bytes that one token stands for.
+    #[must_use]
+    pub fn bytes_of(&self, id: u32) -> Vec<u8> {
+        match &self.0 {
+            Kind::Bytes => match u8::try_from(id) {
+                Ok(byte) => vec![byte],
+                Err(_) => bytes_tokenizer::special_name(id).unwrap_or_default().as_bytes().to_vec(),
+            },
+            Kind::HuggingFace(inner) => inner.bytes_of(id),
+        }
+    }
+
+    /// Whether a token is a special one, which is not part of the text.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        match &self.0 {
+            Kind::Bytes => bytes_tokenizer::special_name(id).is_some(),
+            Kind::HuggingFace(inner) => inner.is_special(id),
+        }
+    }
+
+    /// The id of a token by its spelling.
+    #[must_use]
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        match &self.0 {
+            Kind::Bytes => bytes_tokenizer::special_id(token),
+            Kind::HuggingFace(inner) => inner.id_of(token),
+        }
+    }
+
+    /// One more than the largest id.
+    #[must_use]
+    pub fn vocabulary(&self) -> usize {
+        match &self.0 {
+            Kind::Bytes => TINY_VOCABULARY,
+            Kind::HuggingFace(inner) => inner.vocabulary,
+        }
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Tokenizer({} ids)", self.vocabulary())
+    }
+}
