@@ -1,0 +1,367 @@
+//! Talking to a worker that speaks vLLM's HTTP surface.
+//!
+//! Everything the gateway generates goes through [`EngineClient::complete`]: a streamed completion of token
+//! ids. Dropping the [`CompletionStream`] closes its connection, which is how an engine learns of a
+//! cancellation. Nagle's algorithm is off; a chunk is handed on as soon as its event is whole.
+
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::handoff::DataPlaneAddress;
+use crate::openai::{ApiError, Finish};
+
+/// Idle connections kept for reuse, per worker.
+const IDLE_CONNECTIONS_MAX: usize = 512;
+const IDLE_FOR: Duration = Duration::from_secs(60);
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// Largest single event of a stream; a worker that sends more is broken.
+const EVENT_BYTES_MAX: usize = 4 << 20;
+/// Largest answer to a question about the worker itself.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+
+/// Why a worker did not answer properly.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// It could not be reached, or the connection broke.
+    #[error("{worker}: {reason}")]
+    Connection {
+        /// The worker's URL.
+        worker: String,
+        /// What happened.
+        reason: String,
+    },
+    /// It refused the request; the client should see this.
+    #[error("{0}")]
+    Refused(ApiError),
+    /// It answered something that is not its protocol.
+    #[error("{worker}: {reason}")]
+    Protocol {
+        /// The worker's URL.
+        worker: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl EngineError {
+    /// Whether another worker may do better.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Connection { .. } | Self::Protocol { .. } => true,
+            Self::Refused(error) => error.status.is_server_error(),
+        }
+    }
+}
+
+/// What a worker says about itself at `GET /kvasir/worker`.
+#[derive(Debug, Clone, PartialEq, Deserialize, serde::Serialize)]
+pub struct WorkerDescription {
+    /// `prefill`, `decode` or `both`.
+    pub role: String,
+    /// The model's name.
+    pub model: String,
+    /// Longest sequence in tokens.
+    pub context_tokens: usize,
+    /// Tokens of a KV block.
+    pub block_tokens: usize,
+    /// KV blocks in the worker's own pool.
+    pub blocks: usize,
+    /// Identifies this run of the process.
+    pub instance: u64,
+    /// Where its KV events are published, if they are.
+    pub events: Option<String>,
+    /// Where missed events can be had again.
+    pub replay: Option<String>,
+    /// Its data plane.
+    pub data_plane: DataPlaneAddress,
+}
+
+/// One piece of a completion.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CompletionPiece {
+    /// Tokens of this piece.
+    pub token_ids: Vec<u32>,
+    /// Text of this piece, as the engine sees it.
+    pub text: String,
+    /// Per token: its log-probability and the alternatives (id, log-probability), when asked for.
+    pub logprobs: Vec<(f32, Vec<(u32, f32)>)>,
+    /// Set on the last piece.
+    pub finish: Option<Finish>,
+    /// `usage.prompt_tokens_details.cached_tokens`, when the engine reports it.
+    pub cached_tokens: Option<usize>,
+}
+
+/// A client for one worker. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct EngineClient {
+    base: String,
+    http: Client<HttpConnector, Full<Bytes>>,
+}
+
+impl EngineClient {
+    /// A client for the worker at `base` (`http://host:port`).
+    #[must_use]
+    pub fn new(base: &str) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_WITHIN));
+        let http = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_FOR)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
+            .build(connector);
+        Self { base: base.trim_end_matches('/').to_owned(), http }
+    }
+
+    /// The worker's URL.
+    #[must_use]
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    fn connection(&self, reason: impl ToString) -> EngineError {
+        EngineError::Connection { worker: self.base.clone(), reason: reason.to_string() }
+    }
+
+    fn protocol(&self, reason: impl ToString) -> EngineError {
+        EngineError::Protocol { worker: self.base.clone(), reason: reason.to_string() }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        request_id: Option<&str>,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, EngineError> {
+        let uri: Uri = format!("{}{path}", self.base).parse().map_err(|error| self.protocol(error))?;
+        let mut request =
+            Request::builder().method(method).uri(uri).header(http::header::CONTENT_TYPE, "application/json");
+        if let Some(id) = request_id {
+            request = request.header("x-request-id", id);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| self.protocol(error))?;
+        self.http.request(request).await.map_err(|error| self.connection(chain(&error)))
+    }
+
+    /// A small `GET`; the body of a 200.
+    pub async fn get(&self, path: &str) -> Result<Bytes, EngineError> {
+        let response = self.send(Method::GET, path, None, Bytes::new()).await?;
+        let status = response.status();
+        let body = self.whole_body(response).await?;
+        if status == StatusCode::OK {
+            Ok(body)
+        } else {
+            Err(self.protocol(format!("GET {path} answered {status}")))
+        }
+    }
+
+    async fn whole_body(&self, response: Response<Incoming>) -> Result<Bytes, EngineError> {
+        http_body_util::Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+            .collect()
+            .await
+            .map(http_body_util::Collected::to_bytes)
+            .map_err(|error| self.connection(error))
+    }
+
+    /// Asks the worker who it is.
+    pub async fn describe(&self) -> Result<WorkerDescription, EngineError> {
+        let body = self.get("/kvasir/worker").await?;
+        serde_json::from_slice(&body).map_err(|error| self.protocol(error))
+    }
+
+    /// Whether the worker says that it is well.
+    pub async fn is_healthy(&self) -> bool {
+        self.get("/health").await.is_ok()
+    }
+
+    /// Starts a completion. `fields` is the whole request body.
+    pub async fn complete(
+        &self,
+        request_id: &str,
+        fields: &Map<String, Value>,
+    ) -> Result<CompletionStream, EngineError> {
+        let body = serde_json::to_vec(fields).map_err(|error| self.protocol(error))?;
+        let response = self.send(Method::POST, "/v1/completions", Some(request_id), body.into()).await?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            let body = self.whole_body(response).await?;
+            return Err(EngineError::Refused(refusal(status, &body)));
+        }
+        Ok(CompletionStream {
+            worker: self.base.clone(),
+            body: response.into_body(),
+            buffer: BytesMut::with_capacity(4096),
+            ended: false,
+        })
+    }
+}
+
+/// An HTTP client's errors hide their cause one level down.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        source = inner.source();
+    }
+    text
+}
+
+/// The engine's own error, in our shape.
+fn refusal(status: StatusCode, body: &[u8]) -> ApiError {
+    let parsed: Value = serde_json::from_slice(body).unwrap_or_default();
+    // vLLM answered with the fields at the top before it nested them under `error`.
+    let error = if parsed["error"].is_object() { &parsed["error"] } else { &parsed };
+    let message = error["message"].as_str().map_or_else(|| format!("the engine answered {status}"), str::to_owned);
+    ApiError { status, message, param: error["param"].as_str().map(str::to_owned), code: None }
+}
+
+/// The pieces of one completion, as they come. Dropping it cancels the completion.
+#[derive(Debug)]
+pub struct CompletionStream {
+    worker: String,
+    body: Incoming,
+    buffer: BytesMut,
+    ended: bool,
+}
+
+impl CompletionStream {
+    /// The next piece; `None` after the engine's `[DONE]`. A stream that just stops is an error.
+    pub async fn next(&mut self) -> Result<Option<CompletionPiece>, EngineError> {
+        loop {
+            while let Some(event) = take_event(&mut self.buffer) {
+                if event == "[DONE]" {
+                    self.ended = true;
+                    return Ok(None);
+                }
+                if !event.is_empty() {
+                    return parse_piece(&event).map(Some).map_err(|reason| self.protocol(reason));
+                }
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            if self.buffer.len() > EVENT_BYTES_MAX {
+                return Err(self.protocol("an event without end".to_owned()));
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Some(data) = frame.data_ref() {
+                        self.buffer.extend_from_slice(data);
+                    }
+                }
+                Some(Err(error)) => return Err(self.connection(chain(&error))),
+                None => return Err(self.connection("the stream ended too early".to_owned())),
+            }
+        }
+    }
+
+    fn protocol(&self, reason: String) -> EngineError {
+        EngineError::Protocol { worker: self.worker.clone(), reason }
+    }
+
+    fn connection(&self, reason: String) -> EngineError {
+        EngineError::Connection { worker: self.worker.clone(), reason }
+    }
+}
+
+/// Takes one server-sent event off the buffer: the text behind `data:`, possibly empty (a comment).
+fn take_event(buffer: &mut BytesMut) -> Option<String> {
+    let (end, separator) = buffer.windows(2).enumerate().find_map(|(at, pair)| match pair {
+        b"\n\n" => Some((at, 2)),
+        b"\r\n" if buffer[at..].starts_with(b"\r\n\r\n") => Some((at, 4)),
+        _ => None,
+    })?;
+    let event = buffer.split_to(end);
+    buffer.advance(separator);
+    let mut data = String::new();
+    for line in event[..].split(|&byte| byte == b'\n') {
+        if let Some(rest) = line.strip_prefix(b"data:") {
+            let rest = rest.strip_prefix(b" ").unwrap_or(rest);
+            data.push_str(String::from_utf8_lossy(rest).trim_end_matches('\r'));
+        }
+    }
+    Some(data)
+}
+
+fn parse_piece(event: &str) -> Result<CompletionPiece, String> {
+    let parsed: Value = serde_json::from_str(event).map_err(|error| format!("an event is not JSON: {error}"))?;
+    if let Some(error) = parsed.get("error").filter(|error| !error.is_null()) {
+        return Err(format!("the engine failed mid-stream: {error}"));
+    }
+    let mut piece = CompletionPiece {
+        cached_tokens: parsed["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().map(|n| n as usize),
+        ..CompletionPiece::default()
+    };
+    let choice = &parsed["choices"][0];
+    if choice.is_null() {
+        return Ok(piece);
+    }
+    piece.text = choice["text"].as_str().unwrap_or_default().to_owned();
+    piece.finish = choice["finish_reason"].as_str().map(Finish::from_name);
+    if let Some(ids) = choice["token_ids"].as_array() {
+        piece.token_ids = ids.iter().filter_map(|id| id.as_u64().map(|id| id as u32)).collect();
+    }
+    let logprobs = &choice["logprobs"];
+    if let Some(chosen) = logprobs["token_logprobs"].as_array() {
+        for (index, logprob) in chosen.iter().enumerate() {
+            let top = logprobs["top_logprobs"][index].as_object();
+            let mut top: Vec<(u32, f32)> = top
+                .into_iter()
+                .flatten()
+                .filter_map(|(name, value)| {
+                    let id = name.strip_prefix("token_id:")?.parse().ok()?;
+                    Some((id, value.as_f64()? as f32))
+                })
+                .collect();
+            top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            piece.logprobs.push((logprob.as_f64().unwrap_or(0.0) as f32, top));
+        }
+    }
+    Ok(piece)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_cut_wherever_the_network_cuts() {
+        let stream = b"data: {\"a\":1}\n\n: comment\n\ndata: x\r\n\r\ndata:[DONE]\n\n";
+        for cut in 0..stream.len() {
+            let mut buffer = BytesMut::new();
+            let mut events = Vec::new();
+            for part in [&stream[..cut], &stream[cut..]] {
+                buffer.extend_from_slice(part);
+                events.extend(std::iter::from_fn(|| take_event(&mut buffer)));
+            }
+            assert_eq!(events, ["{\"a\":1}", "", "x", "[DONE]"], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_piece_of_vllm_is_understood() {
+        let event = r#"{"id":"cmpl-1","choices":[{"index":0,"text":"ab","token_ids":[5,6],"finish_reason":"length",
+            "logprobs":{"token_logprobs":[-0.5,-1.0],"tokens":["token_id:5","token_id:6"],
+            "top_logprobs":[{"token_id:5":-0.5,"token_id:9":-0.25},{"token_id:6":-1.0}],"text_offset":[0,1]}}],
+            "usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}"#;
+        let piece = parse_piece(event).expect("parses");
+        assert_eq!(piece.token_ids, [5, 6]);
+        assert_eq!(piece.logprobs[0], (-0.5, vec![(9, -0.25), (5, -0.5)]));
+        assert_eq!(piece.finish, Some(Finish::Length));
+        assert_eq!(piece.cached_tokens, Some(4));
+        assert!(parse_piece(r#"{"error":{"message":"boom"}}"#).is_err());
+    }
+}

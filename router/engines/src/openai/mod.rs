@@ -1,0 +1,11 @@
+//! OpenAI requests and answers, with the extensions that vLLM adds.
+
+mod error;
+mod fields;
+mod render;
+mod request;
+
+pub use error::ApiError;
+pub use fields::Fields;
+pub use render::{Answer, Finish, Kind, TokenLogprob, TokenLogprobs, Usage, model_list};
+pub use request::{ChatRequest, CompletionRequest, Prompt, Sampling};
