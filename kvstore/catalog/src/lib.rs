@@ -110,16 +110,24 @@ impl Catalog {
         self.entries[index as usize].slot.clone()
     }
 
-    /// Slots of the longest prefix of `chain` that is here, appended to `slots`; returns its length.
+    /// Slots of the longest prefix of `chain` that is here, appended to `slots`; returns its length. The prefix
+    /// becomes the most recently used, its root last of all: leaves are evicted before what they hang on.
     pub fn match_prefix(&mut self, chain: &[BlockIdentity], slots: &mut Vec<SlotRef>) -> usize {
-        let before = slots.len();
-        for identity in chain {
-            match self.get(identity) {
-                Some(slot) => slots.push(slot),
-                None => break,
+        let found = chain.iter().take_while(|identity| self.contains(identity)).count();
+        self.touch(&chain[..found]);
+        let slot = |identity| self.by_identity.get(identity).map(|&index| &self.entries[index as usize]);
+        slots.extend(chain[..found].iter().filter_map(|identity| slot(identity)?.slot.clone()));
+        found
+    }
+
+    /// Makes the blocks of a chain the most recently used, its root last of all.
+    pub fn touch(&mut self, chain: &[BlockIdentity]) {
+        for identity in chain.iter().rev() {
+            if let Some(&index) = self.by_identity.get(identity) {
+                self.unlink(index);
+                self.link_newest(index);
             }
         }
-        slots.len() - before
     }
 
     /// Adds a complete block as the most recently used.
@@ -286,5 +294,8 @@ mod tests {
         let mut slots = Vec::new();
         assert_eq!(catalog.match_prefix(&[1, 2, 3, 4].map(identity), &mut slots), 2);
         assert_eq!(slots.len(), 2);
+        drop(slots);
+        let order: Vec<_> = std::iter::from_fn(|| catalog.evict()).map(|(identity, _)| identity).collect();
+        assert_eq!(order, [4, 2, 1].map(identity), "leaves go before their roots");
     }
 }

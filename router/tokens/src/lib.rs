@@ -15,11 +15,13 @@ mod error;
 mod huggingface;
 mod json_filter;
 mod model_text;
+mod stop;
 mod template;
 mod tokenizer;
 
 pub use detokenize::Detokenizer;
 pub use error::TokensError;
 pub use model_text::{ModelText, TINY_SPECIALS, TINY_VOCABULARY};
+pub use stop::StopStrings;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;

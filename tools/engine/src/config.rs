@@ -1,0 +1,16 @@
+/// Bounds of an engine.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Tokens computed in one step at most.
+    pub batch_tokens_max: usize,
+    /// Requests running at a time.
+    pub sequences_max: usize,
+    /// Requests waiting at a time; more are refused.
+    pub waiting_max: usize,
+    /// Longest sequence, at most the model's own limit.
+    pub context_tokens: usize,
+    /// Threads for matrix products and attention.
+    pub threads: usize,
+    /// How long a decode leg waits for its blocks before it computes them itself.
+    pub transfer_deadline: std::time::Duration,
+}

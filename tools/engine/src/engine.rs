@@ -1,0 +1,319 @@
+//! The engine's thread and the handle to it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use dataplane_transfer::{Notice, TransferService};
+use kvstore_block::IdentityChain;
+use kvstore_store::{HostStore, Moved};
+use router_engines::openai::{Finish, Sampling};
+use router_tokens::{Detokenizer, ModelText};
+use tokio::sync::mpsc;
+
+use crate::events::EventSink;
+use crate::model::Model;
+use crate::scheduler::Scheduler;
+use crate::sequence::{Goal, RemotePrefill, Sequence, Start};
+use crate::{Choice, EngineConfig, EngineError, EngineStats, KvPool};
+
+/// Messages that may wait for the engine's thread: requests, cancellations, and at most two per transfer.
+const INBOX_MAX: usize = 65_536;
+/// When blocks are held elsewhere and nothing can run, the engine looks again after this time.
+const BLOCKED_RECHECK: Duration = Duration::from_millis(20);
+
+/// What the engine is asked to do.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// How to sample. `n` is the caller's business.
+    pub sampling: Sampling,
+    /// Keeps its cache apart: salt and the like.
+    pub extras: Vec<String>,
+    /// Compute the prompt's blocks and push them under this transfer instead of generating.
+    pub push_to: Option<u64>,
+    /// Fetch the prompt's blocks: transfer and address of the sender's data plane.
+    pub fetch_from: Option<(u64, String)>,
+}
+
+/// One piece of a generation.
+#[derive(Debug, Clone, Default)]
+pub struct Output {
+    /// Tokens of this piece.
+    pub tokens: Vec<u32>,
+    /// Text that is complete now.
+    pub text: String,
+    /// Log-probabilities of the token, when asked for.
+    pub choice: Option<Choice>,
+    /// Set on the last piece.
+    pub finish: Option<Finish>,
+    /// Prompt tokens that were found in a cache of this worker.
+    pub cached_tokens: usize,
+}
+
+/// Why a request was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// The queue is full.
+    #[error("the engine's queue is full")]
+    Full,
+    /// The engine has stopped.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+pub(crate) enum Message {
+    Submit(Box<Sequence>),
+    Cancel(u64),
+    Transfer(Notice),
+    Host(Moved),
+    ClearCache,
+    Stop,
+}
+
+/// Other parts of the worker that the engine uses.
+#[derive(Default)]
+pub struct Services {
+    /// Moves blocks between workers.
+    pub transfer: Option<TransferService>,
+    /// Keeps evicted blocks.
+    pub host: Option<HostStore>,
+    /// Publishes KV events.
+    pub events: Option<EventSink>,
+}
+
+/// Way in for the notices of the other parts, which exist before the engine does.
+#[derive(Clone)]
+pub struct EngineInbox(Sender<Message>);
+
+impl EngineInbox {
+    /// Hands over what the transfer service reports.
+    pub fn transfer_notice(&self, notice: Notice) {
+        // An engine that has stopped needs no notices.
+        let _stopped = self.0.send(Message::Transfer(notice));
+    }
+
+    /// Hands over what the host tier reports.
+    pub fn host_moved(&self, moved: Moved) {
+        let _stopped = self.0.send(Message::Host(moved));
+    }
+}
+
+/// An engine that is not running yet.
+pub struct Engine {
+    inbox: Receiver<Message>,
+    sender: Sender<Message>,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Engine {
+    /// Makes the engine's inbox.
+    #[must_use]
+    pub fn new() -> Self {
+        let (sender, inbox) = bounded(INBOX_MAX);
+        Self { inbox, sender }
+    }
+
+    /// The way in for notices.
+    #[must_use]
+    pub fn inbox(&self) -> EngineInbox {
+        EngineInbox(self.sender.clone())
+    }
+
+    /// Starts the thread.
+    pub fn start(
+        self,
+        config: EngineConfig,
+        model: Model,
+        text: ModelText,
+        kv: KvPool,
+        services: Services,
+    ) -> Result<EngineHandle, EngineError> {
+        let threads = rayon::ThreadPoolBuilder::new()
+            .num_threads(config.threads)
+            .thread_name(|index| format!("kvasir-compute-{index}"))
+            .build()
+            .map_err(|error| EngineError::Thread(std::io::Error::other(error)))?;
+        let stats = Arc::new(EngineStats::default());
+        let fingerprint = model.fingerprint() ^ kv.layout().fingerprint();
+        let capacity_tokens = kv.slots().slot_count() * kv.block_tokens();
+        let shared = Arc::new(Shared {
+            text: text.clone(),
+            fingerprint,
+            context_tokens: config.context_tokens.min(capacity_tokens.saturating_sub(kv.block_tokens())),
+            vocabulary: model.config().vocabulary,
+            next_id: AtomicU64::new(1),
+            stats: Arc::clone(&stats),
+        });
+        let scheduler = Scheduler::new(config, model, text, kv, services, stats);
+        let inbox = self.inbox;
+        let thread = std::thread::Builder::new()
+            .name("kvasir-engine".to_owned())
+            .spawn(move || threads.install(|| run(scheduler, &inbox)))
+            .map_err(EngineError::Thread)?;
+        Ok(EngineHandle { sender: self.sender, shared, thread: Arc::new(Joiner(Some(thread))) })
+    }
+}
+
+fn run(mut scheduler: Scheduler, inbox: &Receiver<Message>) {
+    loop {
+        let mut next = match (scheduler.has_work(), scheduler.is_blocked()) {
+            (true, _) => inbox.try_recv().ok(),
+            (false, true) => inbox.recv_timeout(BLOCKED_RECHECK).ok(),
+            (false, false) => match inbox.recv() {
+                Ok(message) => Some(message),
+                Err(_) => return,
+            },
+        };
+        while let Some(message) = next {
+            match message {
+                Message::Stop => return,
+                Message::Submit(sequence) => scheduler.submit(*sequence),
+                Message::Cancel(id) => scheduler.cancel(id),
+                Message::Transfer(notice) => scheduler.transfer_notice(notice),
+                Message::Host(moved) => scheduler.host_moved(moved),
+                Message::ClearCache => scheduler.clear_cache(),
+            }
+            next = inbox.try_recv().ok();
+        }
+        scheduler.step();
+    }
+}
+
+struct Shared {
+    text: ModelText,
+    fingerprint: u64,
+    context_tokens: usize,
+    vocabulary: usize,
+    next_id: AtomicU64,
+    stats: Arc<EngineStats>,
+}
+
+struct Joiner(Option<JoinHandle<()>>);
+
+/// Handle to a running engine. Cheap to clone.
+#[derive(Clone)]
+pub struct EngineHandle {
+    sender: Sender<Message>,
+    shared: Arc<Shared>,
+    thread: Arc<Joiner>,
+}
+
+impl EngineHandle {
+    /// Tokenizer and template.
+    #[must_use]
+    pub fn text(&self) -> &ModelText {
+        &self.shared.text
+    }
+
+    /// Longest sequence: the model's limit, the configured one, and what fits into the pool.
+    #[must_use]
+    pub fn context_tokens(&self) -> usize {
+        self.shared.context_tokens
+    }
+
+    /// One more than the largest token id.
+    #[must_use]
+    pub fn vocabulary(&self) -> usize {
+        self.shared.vocabulary
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<EngineStats> {
+        &self.shared.stats
+    }
+
+    /// Queues a request.
+    pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
+        assert!(!request.prompt.is_empty(), "a prompt has at least one token");
+        let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
+        let room = self.shared.context_tokens.saturating_sub(request.prompt.len()).max(1);
+        let limit = request.sampling.max_tokens.map_or(room, |max| max.min(room));
+        let mut sampling = request.sampling;
+        sampling.max_tokens = Some(limit);
+        let seed = sampling.seed.unwrap_or_else(random_seed);
+        // One piece for each token and the last one: the engine never waits for a slow reader.
+        let (output, pieces) = mpsc::channel(limit + 2);
+        let extras: Vec<&str> = request.extras.iter().map(String::as_str).collect();
+        let sequence = Sequence::new(Start {
+            id,
+            chain: IdentityChain::new(self.shared.fingerprint, &extras),
+            detokenizer: Detokenizer::new(
+                self.shared.text.tokenizer.clone(),
+                sampling.skip_special_tokens,
+                &request.prompt,
+            ),
+            prompt: request.prompt,
+            sampling,
+            seed,
+            extras: request.extras.clone(),
+            goal: request.push_to.map_or(Goal::Generate, |transfer| Goal::Prefill { transfer }),
+            remote: request.fetch_from.map(|(transfer, address)| RemotePrefill { transfer, address }),
+            output,
+        });
+        match self.sender.try_send(Message::Submit(Box::new(sequence))) {
+            Ok(()) => Ok(Generation { id, pieces, sender: self.sender.clone(), ended: false }),
+            Err(TrySendError::Full(_)) => Err(SubmitError::Full),
+            Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
+        }
+    }
+
+    /// Drops every cached block that nobody uses.
+    pub fn clear_cache(&self) {
+        let _stopped = self.sender.send(Message::ClearCache);
+    }
+
+    /// Stops the thread and waits for it. Requests inside are abandoned.
+    pub fn stop(self) {
+        let _stopped = self.sender.send(Message::Stop);
+        if let Some(joiner) = Arc::into_inner(self.thread) {
+            if let Some(thread) = joiner.0 {
+                // A panic there has been printed.
+                let _panicked = thread.join();
+            }
+        }
+    }
+}
+
+/// A number that differs from request to request and from process to process.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+/// The pieces of one request as they come. Dropping it cancels the request.
+pub struct Generation {
+    id: u64,
+    pieces: mpsc::Receiver<Output>,
+    sender: Sender<Message>,
+    ended: bool,
+}
+
+impl Generation {
+    /// The next piece; `None` when the engine is gone or the last piece has been taken.
+    pub async fn next(&mut self) -> Option<Output> {
+        if self.ended {
+            return None;
+        }
+        let piece = self.pieces.recv().await;
+        self.ended = piece.as_ref().is_none_or(|piece| piece.finish.is_some());
+        piece
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _stopped = self.sender.send(Message::Cancel(self.id));
+        }
+    }
+}

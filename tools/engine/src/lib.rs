@@ -1,0 +1,32 @@
+//! The reference engine: a decoder-only transformer on the CPU that behaves like a real engine.
+//!
+//! It exists so that the whole appliance can be run, measured and tested without a GPU, against true
+//! attention over true KV blocks. Correct first: its log-probabilities agree with vLLM and `transformers` on
+//! the same weights, and its output does not depend on how requests were batched, chunked, cached, moved or
+//! resumed, bit for bit. Everything rests on that last property, so it is worth stating why it holds: each
+//! output row of every matrix product is summed in one fixed order whatever the batch, attention is computed
+//! per row over exactly the row's own prefix, and keys and values are rounded to the cache's element type
+//! before anybody reads them.
+//!
+//! Reading order: [`model`] (weights and the forward pass), `kv` (paged slots), `sampler`, `sequence`,
+//! `scheduler` and `engine` (continuous batching on one thread), `events`, [`server`] (vLLM's HTTP surface).
+
+mod config;
+mod engine;
+mod error;
+mod events;
+mod kv;
+pub mod model;
+mod sampler;
+mod scheduler;
+mod sequence;
+pub mod server;
+mod stats;
+
+pub use config::EngineConfig;
+pub use engine::{Engine, EngineHandle, EngineInbox, Generation, Output, Request, Services, SubmitError};
+pub use error::EngineError;
+pub use events::{EventPublisher, EventSink, PublisherAddresses};
+pub use kv::KvPool;
+pub use sampler::{Choice, choose};
+pub use stats::EngineStats;

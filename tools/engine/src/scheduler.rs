@@ -1,0 +1,568 @@
+//! Continuous batching over paged blocks: what runs in the next step, and where its keys and values live.
+//!
+//! A request waits, may fetch blocks (from another worker, or from the host tier), runs until it is finished,
+//! and may be preempted in between when blocks run out; then it starts over, with whatever of its prefix is
+//! still cached. In a step, every request that generates gets its one token first; what is left of the token
+//! budget goes to prompts, first come first served, in chunks.
+//!
+//! All of it runs on one thread. Blocks are held by reference: a block of the catalog that nobody else refers
+//! to can be evicted, anything else cannot, so no state needs to say who uses what.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use dataplane_memory::SlotRef;
+use dataplane_transfer::{Command, Notice, Outcome};
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Catalog, Registered};
+use kvstore_store::{Moved, Offload};
+use router_engines::openai::Finish;
+use router_events::wire::{KvEvent, Removed, Stored, Tier};
+use router_tokens::ModelText;
+
+use crate::engine::{Output, Services};
+use crate::model::{Item, Model, Rows};
+use crate::sampler::choose;
+use crate::sequence::{Goal, Sequence};
+use crate::{EngineConfig, EngineStats, KvPool};
+
+/// What the event stream needs to know about a block that is held in some tier.
+#[derive(Debug)]
+struct Facts {
+    parent: Option<u64>,
+    tokens: Box<[u32]>,
+    extras: Vec<String>,
+    on_device: bool,
+    on_host: bool,
+}
+
+pub(crate) struct Scheduler {
+    config: EngineConfig,
+    model: Model,
+    text: ModelText,
+    kv: KvPool,
+    services: Services,
+    stats: Arc<EngineStats>,
+    catalog: Catalog,
+    facts: HashMap<BlockIdentity, Facts>,
+    waiting: VecDeque<Sequence>,
+    /// Waiting for blocks of another worker, by transfer.
+    fetching_remote: HashMap<u64, Sequence>,
+    /// Waiting for blocks of the host tier, by sequence.
+    fetching_host: HashMap<u64, Sequence>,
+    running: Vec<Sequence>,
+    events: Vec<KvEvent>,
+}
+
+/// Part of a running sequence that is in the present step.
+struct Scheduled {
+    index: usize,
+    count: usize,
+}
+
+impl Scheduler {
+    pub(crate) fn new(
+        config: EngineConfig,
+        model: Model,
+        text: ModelText,
+        kv: KvPool,
+        services: Services,
+        stats: Arc<EngineStats>,
+    ) -> Self {
+        let catalog = Catalog::with_capacity(kv.slots().slot_count());
+        Self {
+            config,
+            model,
+            text,
+            kv,
+            services,
+            stats,
+            catalog,
+            facts: HashMap::new(),
+            waiting: VecDeque::new(),
+            fetching_remote: HashMap::new(),
+            fetching_host: HashMap::new(),
+            running: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// Requests wait, but only something outside can let them run.
+    pub(crate) fn is_blocked(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    // --- messages ---
+
+    pub(crate) fn submit(&mut self, mut sequence: Sequence) {
+        if self.waiting.len() >= self.config.waiting_max {
+            sequence.finish(Finish::Abort);
+            return;
+        }
+        EngineStats::add(&self.stats.prompt_tokens, sequence.prompt_len);
+        self.waiting.push_back(sequence);
+    }
+
+    pub(crate) fn cancel(&mut self, id: u64) {
+        let waiting = self.waiting.iter().position(|sequence| sequence.id == id);
+        let running = self.running.iter().position(|sequence| sequence.id == id);
+        let remote = self.fetching_remote.iter().find(|(_, sequence)| sequence.id == id).map(|(&key, _)| key);
+        let sequence = match (waiting, running, remote) {
+            (Some(at), _, _) => self.waiting.remove(at),
+            (_, Some(at), _) => Some(self.running.remove(at)),
+            (_, _, Some(transfer)) => self.fetching_remote.remove(&transfer).inspect(|_| {
+                self.command(Command::Cancel { transfer });
+            }),
+            _ => self.fetching_host.remove(&id),
+        };
+        let Some(sequence) = sequence else { return };
+        if let Goal::Prefill { transfer } = sequence.goal {
+            self.command(Command::Cancel { transfer });
+        } else if let Some(remote) = &sequence.remote {
+            self.command(Command::Cancel { transfer: remote.transfer });
+        }
+        EngineStats::add(&self.stats.cancelled, 1);
+        self.catalog.touch(&sequence.identities[..sequence.registered]);
+    }
+
+    pub(crate) fn transfer_notice(&mut self, notice: Notice) {
+        let Notice::Arrived { transfer, slots, outcome } = notice else { return };
+        let Some(mut sequence) = self.fetching_remote.remove(&transfer) else { return };
+        if outcome != Outcome::Complete {
+            let wanted = sequence.reusable_blocks(self.kv.block_tokens());
+            let missing = wanted.saturating_sub(sequence.table.len() + slots.len());
+            EngineStats::add(&self.stats.recomputed_blocks, missing);
+            tracing::info!(transfer, ?outcome, missing, "blocks did not arrive; computing them here");
+        }
+        self.adopt(&mut sequence, slots);
+        self.running.push(sequence);
+    }
+
+    pub(crate) fn host_moved(&mut self, moved: Moved) {
+        match moved {
+            Moved::Offloaded { identity, evicted } => {
+                if let Some(facts) = self.facts.get_mut(&identity) {
+                    facts.on_host = true;
+                    let event = stored_event(&[identity], facts, Tier::Host, &facts.tokens);
+                    self.events.push(event);
+                    if !facts.on_device {
+                        self.events.push(removed_event(identity, Tier::Device));
+                    }
+                }
+                evicted.into_iter().for_each(|identity| self.left_host(identity));
+            }
+            Moved::Damaged { identity } => self.left_host(identity),
+            Moved::Onboarded { request, mut slots, verified } => {
+                let Some(mut sequence) = self.fetching_host.remove(&request) else { return };
+                slots.truncate(verified);
+                sequence.cached_tokens += verified * self.kv.block_tokens();
+                EngineStats::add(&self.stats.prefix_hits, verified * self.kv.block_tokens());
+                self.adopt(&mut sequence, slots);
+                self.running.push(sequence);
+            }
+        }
+    }
+
+    pub(crate) fn clear_cache(&mut self) {
+        while let Some((identity, _slot)) = self.catalog.evict() {
+            self.left_device(identity);
+        }
+        self.publish();
+    }
+
+    fn left_host(&mut self, identity: BlockIdentity) {
+        if let Some(facts) = self.facts.get_mut(&identity) {
+            facts.on_host = false;
+            self.events.push(removed_event(identity, Tier::Host));
+            if !facts.on_device {
+                self.facts.remove(&identity);
+            }
+        }
+    }
+
+    fn left_device(&mut self, identity: BlockIdentity) {
+        if let Some(facts) = self.facts.get_mut(&identity) {
+            facts.on_device = false;
+            self.events.push(removed_event(identity, Tier::Device));
+            if !facts.on_host {
+                self.facts.remove(&identity);
+            }
+        }
+    }
+
+    fn command(&self, command: Command) {
+        let Some(transfer) = &self.services.transfer else { return };
+        let mut command = command;
+        // The transfer thread always drains its queue, so this ends soon.
+        while let Err(back) = transfer.submit(command) {
+            command = back;
+            std::thread::yield_now();
+        }
+    }
+
+    // --- blocks ---
+
+    /// A free slot, made by evicting if need be; the evicted block goes to the host tier.
+    fn acquire(&mut self) -> Option<SlotRef> {
+        loop {
+            if let Some(slot) = self.kv.slots().acquire() {
+                return Some(slot);
+            }
+            let (identity, slot) = self.catalog.evict()?;
+            self.offload(identity, slot);
+            // The slot comes free when its copy is made: microseconds, on the tier's own thread.
+            let started = Instant::now();
+            while self.kv.slots().free_count() == 0 && started.elapsed().as_millis() < 5 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn offload(&mut self, identity: BlockIdentity, slot: SlotRef) {
+        let on_host = self.facts.get(&identity).is_some_and(|facts| facts.on_host);
+        let queued = match &self.services.host {
+            Some(host) if !on_host => host.offload(Offload { identity, slot }).is_ok(),
+            _ => false,
+        };
+        if !queued {
+            self.left_device(identity);
+        } else if let Some(facts) = self.facts.get_mut(&identity) {
+            // "Removed" is told once "stored" of the host tier has been: nobody shall think it gone.
+            facts.on_device = false;
+        }
+    }
+
+    fn acquire_many(&mut self, count: usize) -> Option<Vec<SlotRef>> {
+        (0..count).map(|_| self.acquire()).collect()
+    }
+
+    /// Appends complete blocks to a sequence and makes them known.
+    fn adopt(&mut self, sequence: &mut Sequence, slots: Vec<SlotRef>) {
+        sequence.table.extend(slots);
+        sequence.computed = sequence.table.len() * self.kv.block_tokens();
+        self.register(sequence);
+    }
+
+    /// Makes a sequence's newly completed blocks known. Where somebody else was first, theirs is used: equal
+    /// identity means equal bytes, whoever computed them.
+    fn register(&mut self, sequence: &mut Sequence) {
+        let block_tokens = self.kv.block_tokens();
+        let complete = sequence.computed / block_tokens;
+        sequence.identify(complete, block_tokens);
+        let first = sequence.registered;
+        let mut fresh: Vec<usize> = Vec::new();
+        for block in first..complete {
+            let identity = sequence.identities[block];
+            match self.catalog.register(identity, sequence.table[block].clone()) {
+                Registered::New => fresh.push(block),
+                Registered::Present(slot) => sequence.table[block] = slot,
+            }
+        }
+        sequence.registered = complete.max(first);
+        for block in fresh {
+            let identity = sequence.identities[block];
+            let parent = block.checked_sub(1).map(|parent| sequence.identities[parent].short());
+            let tokens = &sequence.tokens[block * block_tokens..(block + 1) * block_tokens];
+            let facts = self.facts.entry(identity).or_insert_with(|| Facts {
+                parent,
+                tokens: tokens.into(),
+                extras: if block == 0 { sequence.extras.clone() } else { Vec::new() },
+                on_device: false,
+                on_host: false,
+            });
+            facts.on_device = true;
+            self.events.push(stored_event(&[identity], facts, Tier::Device, tokens));
+        }
+    }
+
+    // --- admission ---
+
+    /// Moves waiting requests to running, or to fetching, as long as there is room.
+    fn admit(&mut self) {
+        while let Some(mut sequence) = self.waiting.pop_front() {
+            let inside = self.running.len() + self.fetching_remote.len() + self.fetching_host.len();
+            if inside >= self.config.sequences_max {
+                self.waiting.push_front(sequence);
+                return;
+            }
+            let block_tokens = self.kv.block_tokens();
+            let wanted = sequence.reusable_blocks(block_tokens);
+            sequence.identify(wanted, block_tokens);
+            sequence.table.clear();
+            let found = self.catalog.match_prefix(&sequence.identities[..wanted], &mut sequence.table);
+            sequence.computed = found * block_tokens;
+            sequence.registered = found;
+            if sequence.generated() == 0 {
+                sequence.cached_tokens = sequence.computed;
+                EngineStats::add(&self.stats.prefix_queries, sequence.prompt_len);
+                EngineStats::add(&self.stats.prefix_hits, sequence.computed);
+            }
+            match self.fetch(sequence, wanted) {
+                Ok(None) => {}
+                Ok(Some(sequence)) => self.running.push(sequence),
+                Err(sequence) => {
+                    self.waiting.push_front(sequence);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Starts a fetch where one promises something. Gives the sequence back when it can run at once, or as an
+    /// error when there are no slots for it now.
+    fn fetch(&mut self, mut sequence: Sequence, wanted: usize) -> Result<Option<Sequence>, Sequence> {
+        let found = sequence.table.len();
+        if let Some(remote) = sequence.remote.take() {
+            let Some(slots) = self.acquire_many(wanted - found) else {
+                sequence.remote = Some(remote);
+                sequence.table.clear();
+                return Err(sequence);
+            };
+            self.command(Command::Expect {
+                transfer: remote.transfer,
+                address: remote.address,
+                first_block: found as u32,
+                slots,
+                deadline: Instant::now() + self.config.transfer_deadline,
+            });
+            self.fetching_remote.insert(remote.transfer, sequence);
+            return Ok(None);
+        }
+        let on_host = match &self.services.host {
+            Some(host) if !sequence.host_tried && found < wanted => host.look_up(&sequence.identities[found..wanted]),
+            _ => 0,
+        };
+        if on_host == 0 {
+            return Ok(Some(sequence));
+        }
+        sequence.host_tried = true;
+        let Some(targets) = self.acquire_many(on_host) else {
+            // The slots that could be had are needed to compute anyway.
+            return Ok(Some(sequence));
+        };
+        let chain = &sequence.identities[found..found + on_host];
+        let queued = self.services.host.as_ref().map(|host| host.onboard(sequence.id, chain, targets));
+        match queued {
+            Some(Ok(())) => {
+                self.fetching_host.insert(sequence.id, sequence);
+                Ok(None)
+            }
+            _ => Ok(Some(sequence)),
+        }
+    }
+
+    // --- steps ---
+
+    /// Admits, computes one batch, and publishes what changed.
+    pub(crate) fn step(&mut self) {
+        self.admit();
+        let started = Instant::now();
+        let scheduled = self.schedule();
+        if !scheduled.is_empty() {
+            self.compute(&scheduled);
+            self.stats.step.observe(started.elapsed());
+        } else if !self.running.is_empty() {
+            // Every slot is held by others: transfers end on their own thread.
+            std::thread::yield_now();
+        }
+        self.finish_prefills();
+        self.publish();
+    }
+
+    fn schedule(&mut self) -> Vec<Scheduled> {
+        let mut budget = self.config.batch_tokens_max;
+        let mut scheduled: Vec<Scheduled> = Vec::new();
+        let block_tokens = self.kv.block_tokens();
+        for generating in [true, false] {
+            let mut index = 0;
+            while index < self.running.len() && budget > 0 {
+                let sequence = &self.running[index];
+                let left = sequence.target(block_tokens).saturating_sub(sequence.computed);
+                let wanted = (left == 1) == generating && left > 0;
+                if wanted && !scheduled.iter().any(|other| other.index == index) {
+                    let count = left.min(budget);
+                    if self.make_room(index, count, &scheduled) {
+                        budget -= count;
+                        scheduled.push(Scheduled { index, count });
+                    }
+                }
+                index += 1;
+            }
+        }
+        scheduled
+    }
+
+    /// Gives a sequence the blocks for `count` more tokens, preempting younger ones if need be. False when it
+    /// has to wait.
+    fn make_room(&mut self, index: usize, count: usize, scheduled: &[Scheduled]) -> bool {
+        let needed = (self.running[index].computed + count).div_ceil(self.kv.block_tokens());
+        while self.running[index].table.len() < needed {
+            if let Some(slot) = self.acquire() {
+                self.running[index].table.push(slot);
+                continue;
+            }
+            let youngest = self.running.len() - 1;
+            if youngest == index || scheduled.iter().any(|other| other.index == youngest) {
+                return false;
+            }
+            let mut victim = self.running.remove(youngest);
+            victim.release_blocks();
+            EngineStats::add(&self.stats.preemptions, 1);
+            self.waiting.push_front(victim);
+        }
+        true
+    }
+
+    fn compute(&mut self, scheduled: &[Scheduled]) {
+        let block_tokens = self.kv.block_tokens();
+        let mut running = std::mem::take(&mut self.running);
+        let mut pushes: Vec<(u64, usize, Vec<SlotRef>)> = Vec::new();
+        let mut items = Vec::with_capacity(scheduled.len());
+        for part in scheduled {
+            let sequence = &running[part.index];
+            let end = sequence.computed + part.count;
+            if let Goal::Prefill { transfer } = sequence.goal {
+                let complete = end / block_tokens;
+                if sequence.pushed < complete {
+                    pushes.push((transfer, sequence.pushed, sequence.table[sequence.pushed..complete].to_vec()));
+                }
+            }
+            let generates = sequence.goal == Goal::Generate && end == sequence.tokens.len();
+            items.push(Item {
+                tokens: &sequence.tokens[sequence.computed..end],
+                start: sequence.computed,
+                table: sequence.table.iter().map(SlotRef::slot).collect(),
+                rows: if generates { Rows::Last } else { Rows::None },
+            });
+        }
+        let logits = self.model.forward(&self.kv, &items, |layer| {
+            for (transfer, first, slots) in &pushes {
+                let layers = layer as u16..layer as u16 + 1;
+                let slots = slots.clone();
+                self.command(Command::Push { transfer: *transfer, first_block: *first as u32, slots, layers });
+            }
+        });
+        drop(items);
+        let mut rows = logits.chunks_exact(self.model.config().vocabulary);
+        let mut finished = Vec::new();
+        for part in scheduled {
+            let sequence = &mut running[part.index];
+            sequence.computed += part.count;
+            if matches!(sequence.goal, Goal::Prefill { .. }) {
+                sequence.pushed = sequence.pushed.max(sequence.computed / block_tokens);
+            }
+            self.register(sequence);
+            let generates = sequence.goal == Goal::Generate && sequence.computed == sequence.tokens.len();
+            let row = if generates { rows.next() } else { None };
+            if row.is_some_and(|row| self.draw(sequence, row)) {
+                finished.push(part.index);
+            }
+        }
+        finished.sort_unstable();
+        for index in finished.into_iter().rev() {
+            let sequence = running.remove(index);
+            self.catalog.touch(&sequence.identities[..sequence.registered]);
+            EngineStats::add(&self.stats.finished, 1);
+        }
+        self.running = running;
+    }
+
+    /// Draws the next token; true when the sequence is finished.
+    fn draw(&self, sequence: &mut Sequence, logits: &[f32]) -> bool {
+        let (prompt, output) = sequence.tokens.split_at(sequence.output_start());
+        let ends: Vec<u32> = match sequence.sampling.ignore_eos {
+            true => sequence.sampling.stop_token_ids.clone(),
+            false => self.text.eos_ids.iter().chain(&sequence.sampling.stop_token_ids).copied().collect(),
+        };
+        let too_short = output.len() < sequence.sampling.min_tokens;
+        let suppressed = &self.model.config().suppressed;
+        let banned = if too_short { ends.as_slice() } else { &[] };
+        let choice = choose(logits, &sequence.sampling, sequence.seed, prompt, output, suppressed, banned);
+        let token = choice.token;
+        sequence.tokens.push(token);
+        EngineStats::add(&self.stats.generation_tokens, 1);
+        let now = Instant::now();
+        match sequence.last_token.replace(now) {
+            None => self.stats.time_to_first_token.observe(now - sequence.arrived),
+            Some(before) => self.stats.inter_token.observe(now - before),
+        }
+        let ended = ends.contains(&token) && !too_short;
+        let text = if ended { String::new() } else { sequence.detokenizer.push(token) };
+        let (text, stopped) = sequence.stop.push(&text);
+        let out_of_room = Some(sequence.generated()) == sequence.sampling.max_tokens;
+        let choice = sequence.sampling.logprobs.map(|_| choice);
+        let cached_tokens = sequence.cached_tokens;
+        sequence.send(Output { tokens: vec![token], text, choice, finish: None, cached_tokens });
+        if stopped {
+            sequence.send(Output { finish: Some(Finish::Stop), cached_tokens, ..Output::default() });
+        } else if ended {
+            sequence.finish(Finish::Stop);
+        } else if out_of_room {
+            sequence.finish(Finish::Length);
+        }
+        stopped || ended || out_of_room
+    }
+
+    /// Pushes cached blocks of prefill requests and ends those that are done.
+    fn finish_prefills(&mut self) {
+        let block_tokens = self.kv.block_tokens();
+        let layers = self.model.config().layers as u16;
+        let mut index = 0;
+        while index < self.running.len() {
+            let sequence = &mut self.running[index];
+            let Goal::Prefill { transfer } = sequence.goal else {
+                index += 1;
+                continue;
+            };
+            let ready = sequence.computed / block_tokens;
+            let (first, slots) = (sequence.pushed, sequence.table[sequence.pushed.min(ready)..ready].to_vec());
+            sequence.pushed = sequence.pushed.max(ready);
+            let done = sequence.computed >= sequence.target(block_tokens);
+            if !slots.is_empty() {
+                self.command(Command::Push { transfer, first_block: first as u32, slots, layers: 0..layers });
+            }
+            if !done {
+                index += 1;
+                continue;
+            }
+            self.command(Command::PushEnd { transfer });
+            let mut sequence = self.running.remove(index);
+            sequence.finish(Finish::Length);
+            self.catalog.touch(&sequence.identities[..sequence.registered]);
+            EngineStats::add(&self.stats.finished, 1);
+        }
+    }
+
+    fn publish(&mut self) {
+        if let Some(sink) = &mut self.services.events {
+            sink.publish(&mut self.events);
+        }
+        self.events.clear();
+        EngineStats::set(&self.stats.running, self.running.len());
+        EngineStats::set(&self.stats.waiting, self.waiting.len());
+        EngineStats::set(&self.stats.fetching, self.fetching_remote.len() + self.fetching_host.len());
+        EngineStats::set(&self.stats.slots_used, self.kv.slots().used_count());
+        EngineStats::set(&self.stats.slots_cached, self.catalog.len());
+    }
+}
+
+fn stored_event(identities: &[BlockIdentity], facts: &Facts, tier: Tier, tokens: &[u32]) -> KvEvent {
+    KvEvent::Stored(Stored {
+        hashes: identities.iter().map(BlockIdentity::short).collect(),
+        parent: facts.parent,
+        tokens: tokens.to_vec(),
+        block_tokens: tokens.len() / identities.len(),
+        tier,
+        extras: facts.extras.clone(),
+        is_full_attention: true,
+    })
+}
+
+fn removed_event(identity: BlockIdentity, tier: Tier) -> KvEvent {
+    KvEvent::Removed(Removed { hashes: vec![identity.short()], tier })
+}

@@ -1,0 +1,158 @@
+//! One request inside the engine.
+
+use std::time::Instant;
+
+use dataplane_memory::SlotRef;
+use kvstore_block::{BlockIdentity, IdentityChain};
+use router_engines::openai::{Finish, Sampling};
+use router_tokens::{Detokenizer, StopStrings};
+use tokio::sync::mpsc;
+
+use crate::engine::Output;
+
+/// What a sequence is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Goal {
+    /// Generate tokens.
+    Generate,
+    /// Compute the prompt's whole blocks and push them to another worker.
+    Prefill {
+        /// The transfer.
+        transfer: u64,
+    },
+}
+
+/// Where the prompt's blocks could come from instead of being computed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RemotePrefill {
+    pub(crate) transfer: u64,
+    /// The sender's data plane, in the fabric's notation.
+    pub(crate) address: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: u64,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    pub(crate) sampling: Sampling,
+    pub(crate) seed: u64,
+    pub(crate) extras: Vec<String>,
+    pub(crate) goal: Goal,
+    /// Taken when the fetch starts, so that it is tried once.
+    pub(crate) remote: Option<RemotePrefill>,
+    pub(crate) host_tried: bool,
+    chain: IdentityChain,
+    pub(crate) identities: Vec<BlockIdentity>,
+    pub(crate) table: Vec<SlotRef>,
+    pub(crate) computed: usize,
+    /// Leading blocks that the catalog knows.
+    pub(crate) registered: usize,
+    /// Leading blocks already given to the transfer layer.
+    pub(crate) pushed: usize,
+    pub(crate) cached_tokens: usize,
+    pub(crate) detokenizer: Detokenizer,
+    pub(crate) stop: StopStrings,
+    pub(crate) output: mpsc::Sender<Output>,
+    pub(crate) arrived: Instant,
+    pub(crate) last_token: Option<Instant>,
+}
+
+pub(crate) struct Start {
+    pub(crate) id: u64,
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) sampling: Sampling,
+    pub(crate) seed: u64,
+    pub(crate) extras: Vec<String>,
+    pub(crate) goal: Goal,
+    pub(crate) remote: Option<RemotePrefill>,
+    pub(crate) chain: IdentityChain,
+    pub(crate) detokenizer: Detokenizer,
+    pub(crate) output: mpsc::Sender<Output>,
+}
+
+impl Sequence {
+    pub(crate) fn new(start: Start) -> Self {
+        let stop = StopStrings::new(start.sampling.stop.clone(), start.sampling.include_stop);
+        Self {
+            id: start.id,
+            prompt_len: start.prompt.len(),
+            tokens: start.prompt,
+            sampling: start.sampling,
+            seed: start.seed,
+            extras: start.extras,
+            goal: start.goal,
+            remote: start.remote,
+            host_tried: false,
+            chain: start.chain,
+            identities: Vec::new(),
+            table: Vec::new(),
+            computed: 0,
+            registered: 0,
+            pushed: 0,
+            cached_tokens: 0,
+            detokenizer: start.detokenizer,
+            stop,
+            output: start.output,
+            arrived: Instant::now(),
+            last_token: None,
+        }
+    }
+
+    /// Whole blocks before the last token, which is always computed here: its logits are wanted.
+    pub(crate) fn reusable_blocks(&self, block_tokens: usize) -> usize {
+        (self.tokens.len() - 1) / block_tokens
+    }
+
+    /// Position up to which this sequence is computed before the next token can be drawn (or it is done).
+    pub(crate) fn target(&self, block_tokens: usize) -> usize {
+        match self.goal {
+            Goal::Generate => self.tokens.len(),
+            Goal::Prefill { .. } => self.reusable_blocks(block_tokens) * block_tokens,
+        }
+    }
+
+    /// Identities of the first `blocks` blocks, all of whose tokens are known.
+    pub(crate) fn identify(&mut self, blocks: usize, block_tokens: usize) {
+        while self.identities.len() < blocks {
+            let at = self.identities.len() * block_tokens;
+            let identity = self.chain.next(&self.tokens[at..at + block_tokens]);
+            self.identities.push(identity);
+        }
+    }
+
+    /// Output so far, that of an interrupted run included.
+    pub(crate) fn output_start(&self) -> usize {
+        self.prompt_len.saturating_sub(self.sampling.resumed_tokens)
+    }
+
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Forgets all computation; what the catalog knows stays there.
+    pub(crate) fn release_blocks(&mut self) {
+        self.table.clear();
+        self.computed = 0;
+        self.registered = 0;
+        self.host_tried = false;
+    }
+
+    /// Sends to the client. A receiver that is gone has been dropped, and its cancellation is on its way.
+    pub(crate) fn send(&self, output: Output) {
+        let _cancelled = self.output.try_send(output);
+    }
+
+    pub(crate) fn finish(&mut self, finish: Finish) {
+        let mut text = self.detokenizer.finish();
+        if finish != Finish::Abort {
+            let (shown, stopped) = self.stop.push(&text);
+            text = shown;
+            if !stopped {
+                text.push_str(&self.stop.finish());
+            }
+        }
+        let output = Output { text, finish: Some(finish), cached_tokens: self.cached_tokens, ..Output::default() };
+        self.send(output);
+    }
+}

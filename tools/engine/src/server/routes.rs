@@ -1,0 +1,290 @@
+//! The routes and what they check before the engine sees a request.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use router_engines::client::WorkerDescription;
+use router_engines::handoff::{DataPlaneAddress, Handoff};
+use router_engines::openai::{
+    Answer, ApiError, ChatRequest, CompletionRequest, Kind, Prompt, Sampling, model_list,
+};
+use serde_json::{Value, json};
+
+use super::answer::{Job, respond};
+use super::metrics;
+use crate::{EngineHandle, Request, SubmitError};
+
+/// What the routes need.
+pub struct WorkerState {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// What this worker is.
+    pub description: WorkerDescription,
+    /// Unix time of the start.
+    pub started: u64,
+    /// Largest request body in bytes.
+    pub body_bytes_max: usize,
+    /// Which transports may be used to fetch blocks, best first: `shm`, `tcp`.
+    pub transports: Vec<&'static str>,
+    /// More metrics, appended to the engine's own.
+    pub more_metrics: Box<dyn Fn(&mut String) + Send + Sync>,
+}
+
+type Shared = Arc<WorkerState>;
+
+/// The worker's routes.
+pub fn router(state: WorkerState) -> Router {
+    let limit = state.body_bytes_max;
+    Router::new()
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/models", get(models))
+        .route("/health", get(|| async { StatusCode::OK }))
+        .route("/ping", get(|| async { StatusCode::OK }))
+        .route("/version", get(|| async { json_response(StatusCode::OK, json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()) }))
+        .route("/metrics", get(metrics))
+        .route("/kv_event_sources", get(event_sources))
+        .route("/reset_prefix_cache", post(reset_cache))
+        .route("/kvasir/worker", get(describe))
+        .fallback(|| async {
+            let error = ApiError { status: StatusCode::NOT_FOUND, message: "There is no such path.".to_owned(), param: None, code: Some("not_found") };
+            error_response(&error)
+        })
+        .layer(DefaultBodyLimit::max(limit))
+        .with_state(Arc::new(state))
+}
+
+pub(super) fn json_response(status: StatusCode, body: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+pub(super) fn error_response(error: &ApiError) -> Response {
+    json_response(error.status, error.to_json())
+}
+
+async fn models(State(state): State<Shared>) -> Response {
+    let list = model_list(&state.description.model, state.started, state.engine.context_tokens());
+    json_response(StatusCode::OK, list.to_string())
+}
+
+async fn describe(State(state): State<Shared>) -> Response {
+    json_response(StatusCode::OK, json!(state.description).to_string())
+}
+
+async fn event_sources(State(state): State<Shared>) -> Response {
+    let source = json!({
+        "enable_kv_cache_events": state.description.events.is_some(),
+        "publisher": "zmq",
+        "endpoint": state.description.events,
+        "replay_endpoint": state.description.replay,
+        "topic": "",
+    });
+    json_response(StatusCode::OK, json!({ "0": source }).to_string())
+}
+
+async fn reset_cache(State(state): State<Shared>) -> StatusCode {
+    state.engine.clear_cache();
+    StatusCode::OK
+}
+
+async fn metrics(State(state): State<Shared>) -> Response {
+    let mut text = metrics::render(&state);
+    (state.more_metrics)(&mut text);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+async fn completions(State(state): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
+    match start_completion(&state, &headers, &body) {
+        Ok(job) => respond(job).await,
+        Err(error) => error_response(&error),
+    }
+}
+
+async fn chat(State(state): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
+    match start_chat(&state, &headers, &body) {
+        Ok(job) => respond(job).await,
+        Err(error) => error_response(&error),
+    }
+}
+
+fn answer_id(headers: &HeaderMap, prefix: &str) -> String {
+    let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    format!("{prefix}-{}", given.map_or_else(|| format!("{:016x}", fresh_number()), str::to_owned))
+}
+
+fn fresh_number() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+fn start_completion(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<Job, ApiError> {
+    let request = CompletionRequest::parse(body)?;
+    check_model(state, request.model.as_deref())?;
+    let mut prompts = Vec::with_capacity(request.prompts.len());
+    for prompt in &request.prompts {
+        let ids = match prompt {
+            Prompt::Tokens(ids) => ids.clone(),
+            Prompt::Text(text) => tokenise(state, text)?,
+        };
+        check_prompt(state, "prompt", &ids)?;
+        prompts.push(ids);
+    }
+    let answer = Answer::new(
+        Kind::Completion,
+        answer_id(headers, "cmpl"),
+        now(),
+        &state.description.model,
+        request.tokens_as_ids,
+    );
+    let echo = request.echo.then(|| {
+        prompts.iter().map(|ids| state.engine.text().tokenizer.decode(ids, true)).collect::<Vec<_>>()
+    });
+    let generations = submit(
+        state,
+        &prompts,
+        &request.sampling,
+        request.cache_salt.as_deref(),
+        request.kv_transfer_params.as_ref(),
+    )?;
+    Ok(Job {
+        answer,
+        generations,
+        echo,
+        prompt_tokens: prompts.iter().map(Vec::len).sum(),
+        stream: request.stream,
+        include_usage: request.include_usage,
+        return_token_ids: request.return_token_ids,
+        wants_logprobs: request.sampling.logprobs.is_some(),
+        tokenizer: state.engine.text().tokenizer.clone(),
+        is_chat: false,
+    })
+}
+
+fn start_chat(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<Job, ApiError> {
+    let request = ChatRequest::parse(body)?;
+    check_model(state, request.model.as_deref())?;
+    let ids = state
+        .engine
+        .text()
+        .encode_chat(&request.messages, request.add_generation_prompt, &request.template_extras)
+        .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+    check_prompt(state, "messages", &ids)?;
+    let answer =
+        Answer::new(Kind::Chat, answer_id(headers, "chatcmpl"), now(), &state.description.model, false);
+    let prompts = [ids];
+    let generations = submit(
+        state,
+        &prompts,
+        &request.sampling,
+        request.cache_salt.as_deref(),
+        request.kv_transfer_params.as_ref(),
+    )?;
+    Ok(Job {
+        answer,
+        generations,
+        echo: None,
+        prompt_tokens: prompts[0].len(),
+        stream: request.stream,
+        include_usage: request.include_usage,
+        return_token_ids: request.return_token_ids,
+        wants_logprobs: request.sampling.logprobs.is_some(),
+        tokenizer: state.engine.text().tokenizer.clone(),
+        is_chat: true,
+    })
+}
+
+fn check_model(state: &Shared, model: Option<&str>) -> Result<(), ApiError> {
+    match model {
+        Some(model) if model != state.description.model => Err(ApiError::no_such_model(model)),
+        _ => Ok(()),
+    }
+}
+
+fn tokenise(state: &Shared, text: &str) -> Result<Vec<u32>, ApiError> {
+    let ids = state.engine.text().tokenizer.encode(text, true);
+    ids.map_err(|error| ApiError::invalid("prompt", error.to_string()))
+}
+
+fn check_prompt(state: &Shared, param: &str, ids: &[u32]) -> Result<(), ApiError> {
+    let context = state.engine.context_tokens();
+    if ids.is_empty() {
+        return Err(ApiError::invalid(param, format!("`{param}` has no tokens.")));
+    }
+    if ids.len() >= context {
+        return Err(ApiError::context_length(param, ids.len(), context));
+    }
+    match ids.iter().find(|&&id| id as usize >= state.engine.vocabulary()) {
+        Some(id) => Err(ApiError::invalid(param, format!("`{param}` has token id {id}, but the vocabulary ends at {}.", state.engine.vocabulary() - 1))),
+        None => Ok(()),
+    }
+}
+
+/// One generation for each prompt and choice, in the order of their indexes.
+fn submit(
+    state: &Shared,
+    prompts: &[Vec<u32>],
+    sampling: &Sampling,
+    salt: Option<&str>,
+    transfer: Option<&Value>,
+) -> Result<Vec<crate::Generation>, ApiError> {
+    let handoff = transfer.and_then(Handoff::from_json);
+    if transfer.is_some() && handoff.is_none() {
+        return Err(ApiError::invalid("kv_transfer_params", "`kv_transfer_params` is of a dialect that this engine does not speak."));
+    }
+    if handoff.is_some() && (prompts.len() > 1 || sampling.n > 1) {
+        return Err(ApiError::invalid("kv_transfer_params", "A hand-off is for one prompt and one choice."));
+    }
+    let (push_to, fetch_from) = match handoff {
+        None => (None, None),
+        Some(Handoff::Prefill { transfer_id }) => (Some(transfer_id), None),
+        Some(Handoff::Decode { transfer_id, from }) => (None, Some((transfer_id, choose_path(state, &from)?))),
+    };
+    let mut generations = Vec::new();
+    for prompt in prompts {
+        for choice in 0..sampling.n {
+            let mut sampling = sampling.clone();
+            // Choices of one seeded request differ from each other, but not from run to run.
+            sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(u64::from(choice)));
+            let request = Request {
+                prompt: prompt.clone(),
+                sampling,
+                extras: salt.map(str::to_owned).into_iter().collect(),
+                push_to,
+                fetch_from: fetch_from.clone(),
+            };
+            generations.push(state.engine.submit(request).map_err(|error| match error {
+                SubmitError::Full => ApiError::unavailable("The engine's queue is full."),
+                SubmitError::Stopped => ApiError::unavailable("The engine is stopping."),
+            })?);
+        }
+    }
+    Ok(generations)
+}
+
+/// The best transport that both ends have: shared memory on the same host, else TCP.
+fn choose_path(state: &Shared, from: &DataPlaneAddress) -> Result<String, ApiError> {
+    let same_host = from.host == state.description.data_plane.host;
+    let path = state.transports.iter().find_map(|transport| match *transport {
+        "shm" if same_host => from.shm.as_ref().map(|path| format!("shm:{path}")),
+        "tcp" => from.tcp.as_ref().map(|address| format!("tcp:{address}")),
+        _ => None,
+    });
+    path.ok_or_else(|| ApiError::invalid("kv_transfer_params", "No transport reaches the prefill worker."))
+}
+
+impl IntoResponse for super::answer::Stream {
+    fn into_response(self) -> Response {
+        let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+        (headers, Body::from_stream(self)).into_response()
+    }
+}
