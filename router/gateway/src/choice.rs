@@ -1,0 +1,347 @@
+//! One output of one request: its legs, its text, and what happens when a worker fails.
+//!
+//! Each attempt routes prompt + tokens so far. With a prefill worker, both legs are dispatched at once and
+//! meet by transfer id; the decode leg's stream is the output. When the decode worker fails, the next attempt
+//! goes on from the tokens so far: the sampler draws by (seed, position), and every request has a seed, so the
+//! continuation is the same one. When only the prefill leg fails, the decode worker computes the prompt
+//! itself, or, if nothing has come yet, the attempt is repeated without a prefill worker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use router_engines::client::{CompletionPiece, EngineError};
+use router_engines::handoff::Handoff;
+use router_engines::openai::{ApiError, Finish, Sampling, TokenLogprob, TokenLogprobs};
+use router_tokens::{Detokenizer, StopStrings, Tokenizer};
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use crate::routing::{Booking, Route};
+use crate::service::Gateway;
+
+/// Pause before a request that found no worker looks again; the fleet's bell usually comes first.
+const RECHECK: Duration = Duration::from_millis(50);
+
+/// What a choice reports.
+pub(crate) enum ChoiceEvent {
+    /// Text and tokens.
+    Piece(ChoicePiece),
+    /// It cannot go on.
+    Failed(ApiError),
+}
+
+/// Part of an output.
+#[derive(Default)]
+pub(crate) struct ChoicePiece {
+    pub(crate) index: u32,
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
+    pub(crate) finish: Option<Finish>,
+    pub(crate) cached_tokens: usize,
+}
+
+/// A choice before it runs.
+pub(crate) struct ChoiceRequest {
+    pub(crate) index: u32,
+    pub(crate) request_id: String,
+    pub(crate) prompt: Arc<Vec<u32>>,
+    pub(crate) sampling: Sampling,
+    pub(crate) salt: Option<String>,
+}
+
+/// Why an attempt is over.
+enum Ended {
+    /// The output is complete.
+    Finished,
+    /// The client is gone.
+    Abandoned,
+    /// Worth another attempt.
+    Failed { error: EngineError, blames_prefill: bool },
+}
+
+struct Runner {
+    gateway: Arc<Gateway>,
+    request: ChoiceRequest,
+    generated: Vec<u32>,
+    cached_tokens: usize,
+    detokenizer: Detokenizer,
+    stop: StopStrings,
+    out: mpsc::Sender<ChoiceEvent>,
+}
+
+/// Runs a choice to its end. The first route is made already, so that it could be shown in a header.
+pub(crate) async fn run(gateway: Arc<Gateway>, request: ChoiceRequest, first: Route, out: mpsc::Sender<ChoiceEvent>) {
+    let tokenizer = gateway.text.tokenizer.clone();
+    let sampling = &request.sampling;
+    let detokenizer = Detokenizer::new(tokenizer, sampling.skip_special_tokens, &request.prompt);
+    let stop = StopStrings::new(sampling.stop.clone(), sampling.include_stop);
+    let runner = Runner { gateway, request, generated: Vec::new(), cached_tokens: 0, detokenizer, stop, out };
+    runner.run(first).await;
+}
+
+impl Runner {
+    async fn run(mut self, first: Route) {
+        let mut avoid: Vec<String> = Vec::new();
+        let mut without_prefill = false;
+        let mut route = Some(first);
+        let mut attempts = 0;
+        loop {
+            let mut chosen = match route.take() {
+                Some(route) => route,
+                None => match self.next_route(&avoid).await {
+                    Some(route) => route,
+                    None => return self.fail(ApiError::unavailable("No worker is available.")).await,
+                },
+            };
+            if without_prefill {
+                chosen.prefill = None;
+            }
+            attempts += 1;
+            let (error, blames_prefill) = match self.attempt(&chosen).await {
+                Ended::Finished | Ended::Abandoned => return,
+                Ended::Failed { error, blames_prefill } => (error, blames_prefill),
+            };
+            if !error.is_retryable() || attempts > self.gateway.config.retries {
+                let error = match error {
+                    EngineError::Refused(refusal) => refusal,
+                    other => ApiError::unavailable(format!("The workers failed: {other}")),
+                };
+                return self.fail(error).await;
+            }
+            let at_fault = if blames_prefill { chosen.prefill.as_ref() } else { Some(&chosen.decode) };
+            if let Some(picked) = at_fault {
+                tracing::warn!(request = self.request.request_id, %error, tokens = self.generated.len(), "going on elsewhere");
+                if !matches!(error, EngineError::Refused(_)) {
+                    picked.worker.suspect();
+                }
+                avoid.push(picked.worker.name.clone());
+            }
+            without_prefill |= blames_prefill;
+            self.gateway.metrics.migrations.inc();
+        }
+    }
+
+    async fn fail(&self, error: ApiError) {
+        // A client that is gone needs no error.
+        let _gone = self.out.send(ChoiceEvent::Failed(error)).await;
+    }
+
+    /// Prompt and tokens so far.
+    fn sequence(&self) -> Vec<u32> {
+        self.request.prompt.iter().chain(&self.generated).copied().collect()
+    }
+
+    async fn next_route(&self, avoid: &[String]) -> Option<Route> {
+        let tokens = self.sequence();
+        let deadline = tokio::time::Instant::now() + self.gateway.config.worker_wait;
+        loop {
+            let changed = self.gateway.fleet.changed.notified();
+            if let Some(route) = self.gateway.route(&tokens, self.request.salt.as_deref(), avoid) {
+                return Some(route);
+            }
+            if tokio::time::Instant::now() >= deadline {
+                return None;
+            }
+            tokio::select! {
+                () = changed => {}
+                () = tokio::time::sleep(RECHECK) => {}
+                () = self.out.closed() => return None,
+            }
+        }
+    }
+
+    fn fields(&self, handoff: Option<&Handoff>) -> Map<String, Value> {
+        let mut sampling = self.request.sampling.clone();
+        sampling.max_tokens = sampling.max_tokens.map(|max| max.saturating_sub(self.generated.len()).max(1));
+        sampling.resumed_tokens += self.generated.len();
+        let mut fields = sampling.to_engine_fields();
+        let mut put = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
+        put("model", json!(self.gateway.config.model));
+        put("prompt", json!(self.sequence()));
+        put("stream", json!(true));
+        put("stream_options", json!({ "include_usage": true }));
+        put("return_token_ids", json!(true));
+        put("return_tokens_as_token_ids", json!(true));
+        if let Some(salt) = &self.request.salt {
+            put("cache_salt", json!(salt));
+        }
+        if let Some(handoff) = handoff {
+            put("kv_transfer_params", handoff.to_json());
+        }
+        fields
+    }
+
+    async fn attempt(&mut self, route: &Route) -> Ended {
+        let mut booking = Booking::new(route);
+        let id = self.request.request_id.clone();
+        let Some(prefill) = &route.prefill else {
+            let fields = self.fields(None);
+            let start = route.decode.worker.client.complete(&id, &fields);
+            let never = std::future::pending();
+            return self.follow(start, never, &mut booking).await;
+        };
+        self.gateway.metrics.disaggregated.inc();
+        let transfer_id = crate::service::fresh_number();
+        let from = prefill.live.description.data_plane.clone();
+        let decode_fields = self.fields(Some(&Handoff::Decode { transfer_id, from }));
+        let mut prefill_fields = self.fields(Some(&Handoff::Prefill { transfer_id }));
+        prefill_fields.insert("max_tokens".to_owned(), json!(1));
+        prefill_fields.insert("min_tokens".to_owned(), json!(0));
+        prefill_fields.remove("logprobs");
+        // Both legs at once. The prefill leg is not waited for, but its failure is heard.
+        let leg = prefill_leg(prefill.worker.client.clone(), id.clone(), prefill_fields);
+        let start = route.decode.worker.client.complete(&id, &decode_fields);
+        self.follow(start, leg, &mut booking).await
+    }
+
+    /// Follows the decode leg, and the prefill leg beside it until that is over.
+    async fn follow(
+        &mut self,
+        start: impl Future<Output = Result<router_engines::client::CompletionStream, EngineError>>,
+        prefill: impl Future<Output = Result<usize, EngineError>>,
+        booking: &mut Booking,
+    ) -> Ended {
+        tokio::pin!(prefill);
+        tokio::pin!(start);
+        let mut prefill_over = false;
+        let out = self.out.clone();
+        let mut stream = loop {
+            tokio::select! {
+                started = &mut start => match started {
+                    Ok(stream) => break stream,
+                    Err(error) => return Ended::Failed { error, blames_prefill: false },
+                },
+                result = &mut prefill, if !prefill_over => match result {
+                    Ok(cached) => { prefill_over = true; self.cached_tokens = self.cached_tokens.max(cached); }
+                    Err(error) => return Ended::Failed { error, blames_prefill: true },
+                },
+                () = out.closed() => return Ended::Abandoned,
+            }
+        };
+        let mut is_first = true;
+        loop {
+            let piece = tokio::select! {
+                piece = stream.next() => piece,
+                result = &mut prefill, if !prefill_over => {
+                    prefill_over = true;
+                    match result {
+                        Ok(cached) => self.cached_tokens = self.cached_tokens.max(cached),
+                        Err(error) if is_first => return Ended::Failed { error, blames_prefill: true },
+                        // The decode worker has what it needs or computes the rest.
+                        Err(error) => tracing::debug!(%error, "the prefill leg failed after the first token"),
+                    }
+                    continue;
+                }
+                () = out.closed() => return Ended::Abandoned,
+            };
+            match piece {
+                Ok(Some(piece)) => {
+                    if !piece.token_ids.is_empty() && std::mem::replace(&mut is_first, false) {
+                        booking.first_token();
+                    }
+                    if let Some(ended) = self.take(piece).await {
+                        return ended;
+                    }
+                }
+                Ok(None) => return self.finish(Finish::Stop).await,
+                Err(error) => return Ended::Failed { error, blames_prefill: false },
+            }
+        }
+    }
+
+    /// Takes one piece of the engine's output; the end of the attempt if it is that.
+    async fn take(&mut self, piece: CompletionPiece) -> Option<Ended> {
+        if let Some(cached) = piece.cached_tokens.filter(|_| self.generated.len() == piece.token_ids.len()) {
+            self.cached_tokens = self.cached_tokens.max(cached);
+        }
+        let ends_with_eos = piece.finish == Some(Finish::Stop);
+        let mut text = String::new();
+        let mut stopped = false;
+        for &id in &piece.token_ids {
+            self.generated.push(id);
+            if !stopped && !self.is_end(id) {
+                let (shown, found) = self.stop.push(&self.detokenizer.push(id));
+                text.push_str(&shown);
+                stopped |= found;
+            }
+        }
+        let wanted = self.request.sampling.logprobs.map_or(0, |top| top as usize);
+        let logprobs = describe(&self.gateway.text.tokenizer, &piece, wanted);
+        let finish = if stopped { Some(Finish::Stop) } else { piece.finish };
+        if finish.is_some() && !stopped {
+            let (shown, found) = self.stop.push(&self.detokenizer.finish());
+            text.push_str(&shown);
+            if !found {
+                text.push_str(&self.stop.finish());
+            }
+        }
+        debug_assert!(!ends_with_eos || finish == Some(Finish::Stop));
+        if piece.token_ids.is_empty() && finish.is_none() {
+            return None;
+        }
+        self.gateway.metrics.generated_tokens.inc_by(piece.token_ids.len() as u64);
+        let piece = ChoicePiece {
+            index: self.request.index,
+            text,
+            tokens: piece.token_ids,
+            logprobs,
+            finish,
+            cached_tokens: self.cached_tokens,
+        };
+        if self.out.send(ChoiceEvent::Piece(piece)).await.is_err() {
+            return Some(Ended::Abandoned);
+        }
+        finish.map(|_| Ended::Finished)
+    }
+
+    async fn finish(&mut self, finish: Finish) -> Ended {
+        let piece = ChoicePiece {
+            index: self.request.index,
+            text: self.stop.finish(),
+            finish: Some(finish),
+            cached_tokens: self.cached_tokens,
+            ..ChoicePiece::default()
+        };
+        match self.out.send(ChoiceEvent::Piece(piece)).await {
+            Ok(()) => Ended::Finished,
+            Err(_) => Ended::Abandoned,
+        }
+    }
+
+    /// Whether a token ends the output and is therefore not part of its text.
+    fn is_end(&self, id: u32) -> bool {
+        let sampling = &self.request.sampling;
+        sampling.stop_token_ids.contains(&id) || (!sampling.ignore_eos && self.gateway.text.eos_ids.contains(&id))
+    }
+}
+
+/// The prefill leg: its stream has no text, only an end. Returns the tokens that it found in its caches.
+async fn prefill_leg(
+    client: router_engines::client::EngineClient,
+    id: String,
+    fields: Map<String, Value>,
+) -> Result<usize, EngineError> {
+    let mut stream = client.complete(&id, &fields).await?;
+    let mut cached = 0;
+    while let Some(piece) = stream.next().await? {
+        cached = piece.cached_tokens.unwrap_or(cached);
+    }
+    Ok(cached)
+}
+
+fn describe(tokenizer: &Tokenizer, piece: &CompletionPiece, wanted: usize) -> Vec<TokenLogprobs> {
+    let token = |id: u32, logprob: f32| TokenLogprob {
+        id,
+        text: tokenizer.decode(&[id], false),
+        bytes: tokenizer.bytes_of(id),
+        logprob,
+    };
+    let pairs = piece.token_ids.iter().zip(&piece.logprobs);
+    pairs
+        .map(|(&id, (logprob, top))| TokenLogprobs {
+            chosen: token(id, *logprob),
+            top: top.iter().take(wanted).map(|&(id, logprob)| token(id, logprob)).collect(),
+        })
+        .collect()
+}
