@@ -65,6 +65,8 @@ struct Runner {
     request: ChoiceRequest,
     generated: Vec<u32>,
     cached_tokens: usize,
+    /// Why the engine says that it ended.
+    engine_finish: Option<Finish>,
     detokenizer: Detokenizer,
     stop: StopStrings,
     out: mpsc::Sender<ChoiceEvent>,
@@ -76,7 +78,8 @@ pub(crate) async fn run(gateway: Arc<Gateway>, request: ChoiceRequest, first: Ro
     let sampling = &request.sampling;
     let detokenizer = Detokenizer::new(tokenizer, sampling.skip_special_tokens, &request.prompt);
     let stop = StopStrings::new(sampling.stop.clone(), sampling.include_stop);
-    let runner = Runner { gateway, request, generated: Vec::new(), cached_tokens: 0, detokenizer, stop, out };
+    let runner =
+        Runner { gateway, request, generated: Vec::new(), cached_tokens: 0, engine_finish: None, detokenizer, stop, out };
     runner.run(first).await;
 }
 
@@ -174,6 +177,7 @@ impl Runner {
 
     async fn attempt(&mut self, route: &Route) -> Ended {
         let mut booking = Booking::new(route);
+        self.engine_finish = None;
         let id = self.request.request_id.clone();
         let Some(prefill) = &route.prefill else {
             let fields = self.fields(None);
@@ -244,18 +248,23 @@ impl Runner {
                         return ended;
                     }
                 }
-                Ok(None) => return self.finish(Finish::Stop).await,
+                Ok(None) => return self.finish().await,
                 Err(error) => return Ended::Failed { error, blames_prefill: false },
             }
         }
     }
 
-    /// Takes one piece of the engine's output; the end of the attempt if it is that.
+    /// Takes one piece of the engine's output; the end of the attempt if it is that. The engine's own end is
+    /// only noted: its usage follows, and then the end of its stream.
     async fn take(&mut self, piece: CompletionPiece) -> Option<Ended> {
-        if let Some(cached) = piece.cached_tokens.filter(|_| self.generated.len() == piece.token_ids.len()) {
-            self.cached_tokens = self.cached_tokens.max(cached);
+        if let Some(cached) = piece.cached_tokens {
+            // After a migration the tokens so far count as prompt there, but not for the client.
+            self.cached_tokens = self.cached_tokens.max(cached.min(self.request.prompt.len()));
         }
-        let ends_with_eos = piece.finish == Some(Finish::Stop);
+        self.engine_finish = piece.finish.or(self.engine_finish);
+        if piece.token_ids.is_empty() {
+            return None;
+        }
         let mut text = String::new();
         let mut stopped = false;
         for &id in &piece.token_ids {
@@ -267,43 +276,44 @@ impl Runner {
             }
         }
         let wanted = self.request.sampling.logprobs.map_or(0, |top| top as usize);
-        let logprobs = describe(&self.gateway.text.tokenizer, &piece, wanted);
-        let finish = if stopped { Some(Finish::Stop) } else { piece.finish };
-        if finish.is_some() && !stopped {
-            let (shown, found) = self.stop.push(&self.detokenizer.finish());
-            text.push_str(&shown);
-            if !found {
-                text.push_str(&self.stop.finish());
-            }
-        }
-        debug_assert!(!ends_with_eos || finish == Some(Finish::Stop));
-        if piece.token_ids.is_empty() && finish.is_none() {
-            return None;
-        }
         self.gateway.metrics.generated_tokens.inc_by(piece.token_ids.len() as u64);
-        let piece = ChoicePiece {
+        let event = ChoicePiece {
             index: self.request.index,
             text,
+            logprobs: describe(&self.gateway.text.tokenizer, &piece, wanted),
             tokens: piece.token_ids,
-            logprobs,
-            finish,
+            finish: stopped.then_some(Finish::Stop),
             cached_tokens: self.cached_tokens,
         };
-        if self.out.send(ChoiceEvent::Piece(piece)).await.is_err() {
+        if self.out.send(ChoiceEvent::Piece(event)).await.is_err() {
             return Some(Ended::Abandoned);
         }
-        finish.map(|_| Ended::Finished)
+        stopped.then_some(Ended::Finished)
     }
 
-    async fn finish(&mut self, finish: Finish) -> Ended {
-        let piece = ChoicePiece {
+    /// The engine's stream is over: shows what was held back, and why it ended.
+    async fn finish(&mut self) -> Ended {
+        let finish = match self.engine_finish {
+            Some(Finish::Abort) => {
+                let reason = "the engine gave the request up".to_owned();
+                let error = EngineError::Protocol { worker: "engine".to_owned(), reason };
+                return Ended::Failed { error, blames_prefill: false };
+            }
+            Some(finish) => finish,
+            None => Finish::Stop,
+        };
+        let (mut text, stopped) = self.stop.push(&self.detokenizer.finish());
+        if !stopped {
+            text.push_str(&self.stop.finish());
+        }
+        let event = ChoicePiece {
             index: self.request.index,
-            text: self.stop.finish(),
-            finish: Some(finish),
+            text,
+            finish: Some(if stopped { Finish::Stop } else { finish }),
             cached_tokens: self.cached_tokens,
             ..ChoicePiece::default()
         };
-        match self.out.send(ChoiceEvent::Piece(piece)).await {
+        match self.out.send(ChoiceEvent::Piece(event)).await {
             Ok(()) => Ended::Finished,
             Err(_) => Ended::Abandoned,
         }

@@ -80,7 +80,7 @@ pub struct Services {
     /// Moves blocks between workers.
     pub transfer: Option<TransferService>,
     /// Keeps evicted blocks.
-    pub host: Option<HostStore>,
+    pub host: Option<Arc<HostStore>>,
     /// Publishes KV events.
     pub events: Option<EventSink>,
 }

@@ -1,0 +1,24 @@
+//! The one TOML file.
+//!
+//! Each key is declared once, in `settings`, with its meaning, default and range. From that declaration come the
+//! typed struct, the check (all problems at once, with line and the nearest known name), `kvasir config
+//! explain`, the JSON schema, the reference documentation and the commented example, so none of them can
+//! disagree with the others.
+//!
+//! Values that reach other crates are plain numbers and durations: the conversion is in the composition root.
+
+#![forbid(unsafe_code)]
+
+mod load;
+mod macros;
+mod reference;
+mod settings;
+mod value;
+
+pub use load::{ConfigError, Problem, load, parse};
+pub use reference::{example, explain, json_schema, markdown};
+pub use settings::{
+    EngineSettings, FaultSettings, GatewaySettings, HostTierSettings, RouterSettings, ServeSettings, Settings,
+    TransferSettings, WorkerSettings,
+};
+pub use value::{Bytes, Kind, Range, Setting};

@@ -1,0 +1,263 @@
+//! Reading a file: every problem is found before any is reported.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::settings::Settings;
+use crate::value::{Kind, Range, Setting};
+
+/// A key of a section, with everything that is known about it.
+pub(crate) struct Key<S> {
+    /// Its name.
+    pub name: &'static str,
+    /// What it means.
+    pub doc: String,
+    /// Its sort.
+    pub kind: Kind,
+    /// Its default, as TOML.
+    pub default: String,
+    /// Its range in words, if it has one.
+    pub range: Option<String>,
+    assign: Assign<S>,
+}
+
+type Assign<S> = Box<dyn Fn(&mut S, &DeValue<'_>) -> Result<(), String>>;
+
+impl<S: 'static> Key<S> {
+    pub(crate) fn new<T: Setting + 'static>(
+        name: &'static str,
+        doc: String,
+        default: &T,
+        range: Range<T>,
+        words: &'static [&'static str],
+        set: fn(&mut S, T),
+    ) -> Self {
+        let kind = if words.is_empty() { T::kind() } else { Kind::Choice(words) };
+        let described = match &range {
+            (Some(low), Some(high)) => Some(format!("{} to {}", low.write(), high.write())),
+            _ => None,
+        };
+        let in_words = described.clone();
+        let assign = move |section: &mut S, value: &DeValue<'_>| {
+            let value = T::read(value)?;
+            if !words.is_empty() && !words.iter().any(|word| value.write() == format!("\"{word}\"")) {
+                return Err(format!("{} is not one of: {}", value.write(), words.join(", ")));
+            }
+            if !value.is_within(&range) {
+                return Err(format!("{} is out of range ({})", value.write(), in_words.as_deref().unwrap_or_default()));
+            }
+            set(section, value);
+            Ok(())
+        };
+        Self { name, doc, kind, default: default.write(), range: described, assign: Box::new(assign) }
+    }
+}
+
+/// A table of the file.
+pub(crate) trait Section: Default + Sized + 'static {
+    /// Its name.
+    const PATH: &'static str;
+    /// What it is about.
+    fn doc() -> String;
+    /// Its keys, in order.
+    fn keys() -> Vec<Key<Self>>;
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Line, from 1.
+    pub line: usize,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// A file that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("{}: {reason}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        reason: String,
+    },
+    /// It has mistakes, all of them listed.
+    #[error("{}", listed(path, problems))]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The mistakes, by line.
+        problems: Vec<Problem>,
+    },
+}
+
+fn listed(path: &Path, problems: &[Problem]) -> String {
+    let lines = problems.iter().map(|problem| format!("{}:{}: {}", path.display(), problem.line, problem.message));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "line {}: {}", self.line, self.message)
+    }
+}
+
+/// Reads a file.
+pub fn load(path: &Path) -> Result<Settings, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), reason: error.to_string() })?;
+    parse(&text).map_err(|problems| ConfigError::Invalid { path: path.to_owned(), problems })
+}
+
+/// Reads a text.
+pub fn parse(text: &str) -> Result<Settings, Vec<Problem>> {
+    let line_of = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
+    let root = match DeTable::parse(text) {
+        Ok(root) => root,
+        Err(error) => {
+            let line = line_of(error.span().map_or(0, |span| span.start));
+            return Err(vec![Problem { line, message: error.message().to_owned() }]);
+        }
+    };
+    let mut reader = Reader { problems: Vec::new(), line_of: &line_of };
+    let settings = reader.settings(root.get_ref());
+    if reader.problems.is_empty() {
+        return Ok(settings);
+    }
+    reader.problems.sort_by_key(|problem| problem.line);
+    Err(reader.problems)
+}
+
+struct Reader<'a> {
+    problems: Vec<Problem>,
+    line_of: &'a dyn Fn(usize) -> usize,
+}
+
+impl Reader<'_> {
+    fn settings(&mut self, root: &DeTable<'_>) -> Settings {
+        let known = ["serve", "gateway", "router", "engine", "worker", "transfer", "host_tier", "faults"];
+        for (key, _) in root.iter() {
+            self.check_known(key, "table", &known);
+        }
+        let settings = Settings {
+            serve: self.section(root),
+            gateway: self.section(root),
+            router: self.section(root),
+            engine: self.section(root),
+            worker: self.section(root),
+            transfer: self.section(root),
+            host_tier: self.section(root),
+            faults: self.section(root),
+        };
+        if settings.serve.restart_pause > settings.serve.restart_pause_max {
+            let at = root.iter().find(|(key, _)| key.get_ref().as_ref() == "serve").map_or(0, |(key, _)| key.span().start);
+            self.report(at, "serve.restart_pause is longer than serve.restart_pause_max".to_owned());
+        }
+        settings
+    }
+
+    fn report(&mut self, offset: usize, message: String) {
+        self.problems.push(Problem { line: (self.line_of)(offset), message });
+    }
+
+    fn check_known(&mut self, key: &Spanned<std::borrow::Cow<'_, str>>, what: &str, known: &[&str]) {
+        let name = key.get_ref().as_ref();
+        if known.contains(&name) {
+            return;
+        }
+        let hint = nearest(name, known).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+        self.report(key.span().start, format!("unknown {what} `{name}`{hint}"));
+    }
+
+    fn section<S: Section>(&mut self, root: &DeTable<'_>) -> S {
+        let mut section = S::default();
+        let Some((key, value)) = root.iter().find(|(key, _)| key.get_ref().as_ref() == S::PATH) else {
+            return section;
+        };
+        let DeValue::Table(table) = value.get_ref() else {
+            self.report(key.span().start, format!("`{}` must be a table", S::PATH));
+            return section;
+        };
+        let keys = S::keys();
+        let names: Vec<&str> = keys.iter().map(|key| key.name).collect();
+        for (name, value) in table.iter() {
+            self.check_known(name, &format!("key in [{}]", S::PATH), &names);
+            let Some(key) = keys.iter().find(|key| key.name == name.get_ref().as_ref()) else { continue };
+            if let Err(reason) = (key.assign)(&mut section, value.get_ref()) {
+                self.report(value.span().start, format!("{}.{}: {reason}", S::PATH, key.name));
+            }
+        }
+        section
+    }
+}
+
+/// The known name that is closest, if it is close at all.
+fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let best = known.iter().map(|other| (edit_distance(name, other), *other)).min()?;
+    (best.0 <= name.len().max(3) / 2).then_some(best.1)
+}
+
+/// Levenshtein's distance.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, left) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, right) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(left != *right);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn all_problems_come_at_once_with_their_lines() {
+        let text = "[gateway]\nlisten = \"nowhere\"\nretrys = 3\nbody_max = \"1 B\"\n\n[ruoter]\nx = 1\n\n[router]\nstrategy = \"best\"\ntemperature = -1\n";
+        let problems = parse(text).expect_err("seven mistakes");
+        let found: Vec<(usize, &str)> =
+            problems.iter().map(|problem| (problem.line, problem.message.split(' ').next().unwrap_or(""))).collect();
+        assert_eq!(
+            found,
+            [(2, "gateway.listen:"), (3, "unknown"), (4, "gateway.body_max:"), (6, "unknown"), (10, "router.strategy:"), (11, "router.temperature:")]
+        );
+        assert!(problems[1].message.contains("did you mean `retries`?"), "{}", problems[1].message);
+        assert!(problems[3].message.contains("did you mean `router`?"), "{}", problems[3].message);
+        assert!(problems[2].message.contains("out of range (\"1 KiB\" to \"1 GiB\")"), "{}", problems[2].message);
+        assert!(problems[4].message.contains("cost, round-robin"), "{}", problems[4].message);
+    }
+
+    #[test]
+    fn values_arrive() {
+        let text = "serve.decode_workers = 3\n[transfer]\ndeadline = \"1500ms\"\ntransport = \"tcp\"\n[host_tier]\ncapacity = \"1 GiB\"\n[gateway]\nworkers = [\"http://a:1\", \"http://b:2\"]\n[router]\nhost_credit = 1\n";
+        let settings = parse(text).expect("parses");
+        assert_eq!(settings.serve.decode_workers, 3);
+        assert_eq!(settings.transfer.deadline, Duration::from_millis(1500));
+        assert_eq!(settings.host_tier.capacity.0, 1 << 30);
+        assert_eq!(settings.gateway.workers.len(), 2);
+        assert_eq!(settings.router.host_credit, 1.0);
+        assert_eq!(parse(""), Ok(Settings::default()));
+    }
+
+    #[test]
+    fn syntax_errors_name_their_line() {
+        let problems = parse("[gateway]\n\nlisten = = 1\n").expect_err("no TOML");
+        assert_eq!(problems[0].line, 3);
+        assert_eq!(parse("gateway = 1").expect_err("no table")[0].message, "`gateway` must be a table");
+        let problems = parse("[serve]\nrestart_pause = \"30s\"\n").expect_err("longer than the maximum");
+        assert!(problems[0].message.contains("restart_pause_max"));
+    }
+}

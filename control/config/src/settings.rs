@@ -1,0 +1,162 @@
+//! Every key, with its meaning, default and range.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use crate::macros::section;
+use crate::value::Bytes;
+
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+section! {
+    /// What `kvasir serve` starts.
+    ServeSettings, "serve" {
+        /// Prefill workers.
+        prefill_workers: u64 = 1, in 0 => 16;
+        /// Decode workers.
+        decode_workers: u64 = 1, in 1 => 16;
+        /// Give each process cores of its own when there are at least two for each.
+        pin_cores: bool = true;
+        /// How long Ctrl-C waits for requests in flight before it stops anyway.
+        drain: Duration = Duration::from_secs(30), in Duration::from_secs(0) => Duration::from_secs(3600);
+        /// First pause before a worker that died is started again; it doubles each time.
+        restart_pause: Duration = Duration::from_millis(200), in Duration::from_millis(10) => Duration::from_secs(60);
+        /// Longest pause before a restart.
+        restart_pause_max: Duration = Duration::from_secs(10), in Duration::from_millis(10) => Duration::from_secs(600);
+    }
+}
+
+section! {
+    /// The OpenAI service.
+    GatewaySettings, "gateway" {
+        /// Where it listens.
+        listen: SocketAddr = SocketAddr::new(LOCALHOST, 8000);
+        /// URLs of the workers; `kvasir serve` fills this in itself.
+        workers: Vec<String> = Vec::new();
+        /// Largest request body; a larger one is answered with 413.
+        body_max: Bytes = Bytes(16 << 20), in Bytes(1 << 10) => Bytes(1 << 30);
+        /// Requests inside at a time; more are answered with 503.
+        requests_max: u64 = 4096, in 1 => 1_000_000;
+        /// How often a request may go on with another worker after a failure.
+        retries: u64 = 3, in 0 => 100;
+        /// How often each worker is asked how it is.
+        health_interval: Duration = Duration::from_secs(1), in Duration::from_millis(10) => Duration::from_secs(60);
+        /// How long a request waits when no worker is there, before it is answered with 503.
+        worker_wait: Duration = Duration::from_secs(10), in Duration::from_millis(0) => Duration::from_secs(600);
+    }
+}
+
+section! {
+    /// Which worker gets a request.
+    RouterSettings, "router" {
+        /// How to choose: by cost (cached blocks and load), in turn, by fewest requests, or by chance.
+        strategy: String = "cost".to_owned(), one_of &["cost", "round-robin", "least-loaded", "random"];
+        /// What a block to compute costs, relative to a block being decoded.
+        prefill_weight: f64 = 1.0, in 0.0 => 1000.0;
+        /// What a block in a worker's host tier saves, relative to one in its own pool.
+        host_credit: f64 = 0.75, in 0.0 => 1.0;
+        /// 0 takes the cheapest worker; larger values spread requests over more of them.
+        temperature: f64 = 0.0, in 0.0 => 100.0;
+        /// Prompts with more uncached tokens than this are computed by a prefill worker.
+        disaggregate_above_tokens: u64 = 256, in 0 => 10_000_000;
+    }
+}
+
+section! {
+    /// The reference engine's model and batches.
+    EngineSettings, "engine" {
+        /// Hugging Face folder of a Llama or Qwen model; empty is the built-in tiny model.
+        model_folder: String = String::new();
+        /// Name under which the model is served; empty is the folder's name, or `kvasir-tiny`.
+        model_name: String = String::new();
+        /// Seed of the built-in model's weights.
+        seed: u64 = 7;
+        /// Type of cached keys and values: that of the model, or as given.
+        kv_type: String = "auto".to_owned(), one_of &["auto", "bf16", "f32"];
+        /// Tokens of a KV block.
+        block_tokens: u64 = 16, in 1 => 1024;
+        /// KV blocks of each worker.
+        blocks: u64 = 2048, in 8 => 100_000_000;
+        /// Tokens computed in one step at most.
+        batch_tokens_max: u64 = 512, in 16 => 1_000_000;
+        /// Requests running at a time.
+        sequences_max: u64 = 64, in 1 => 65_536;
+        /// Requests waiting at a time; more are refused.
+        waiting_max: u64 = 4096, in 1 => 1_000_000;
+        /// Longest sequence in tokens; the model's own limit and the pool's size also bound it.
+        context_tokens: u64 = 4096, in 32 => 100_000_000;
+        /// Threads for matrix products; 0 shares the cores among the workers.
+        threads: u64 = 0, in 0 => 1024;
+    }
+}
+
+section! {
+    /// One worker process (`kvasir worker`); `kvasir serve` gives each of its workers its own.
+    WorkerSettings, "worker" {
+        /// Where its HTTP surface listens.
+        listen: SocketAddr = SocketAddr::new(LOCALHOST, 8100);
+        /// Where its KV events are published; port 0 lets the system choose.
+        events: SocketAddr = SocketAddr::new(LOCALHOST, 0);
+        /// Where missed KV events can be had again; port 0 lets the system choose.
+        replay: SocketAddr = SocketAddr::new(LOCALHOST, 0);
+    }
+}
+
+section! {
+    /// How KV blocks move between workers.
+    TransferSettings, "transfer" {
+        /// Which transport: the best that both ends have, or only the given one.
+        transport: String = "auto".to_owned(), one_of &["auto", "shm", "tcp"];
+        /// Where the TCP transport listens; port 0 lets the system choose.
+        listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
+        /// Folder for the shared-memory transport's sockets; empty is the system's folder for temporary files.
+        socket_folder: String = String::new();
+        /// How long a decode worker waits for blocks before it computes them itself.
+        deadline: Duration = Duration::from_secs(20), in Duration::from_millis(10) => Duration::from_secs(600);
+        /// How long a prefill worker keeps blocks for a decode worker that does not come.
+        lease: Duration = Duration::from_secs(30), in Duration::from_millis(10) => Duration::from_secs(600);
+        /// Transfers of one worker at a time, in each direction.
+        transfers_max: u64 = 4096, in 1 => 60_000;
+        /// Use 2 MiB pages for KV memory when the system has enough of them reserved.
+        huge_pages: bool = true;
+    }
+}
+
+section! {
+    /// The host-memory tier behind each worker's pool.
+    HostTierSettings, "host_tier" {
+        /// Memory of each worker's tier; `"0 B"` turns it off.
+        capacity: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);
+    }
+}
+
+section! {
+    /// Damage on purpose, for tests: never in production.
+    FaultSettings, "faults" {
+        /// One in so many block writes between workers lands with a wrong byte; 0 is never.
+        corrupt_one_in: u64 = 0;
+        /// Seed of the choice.
+        seed: u64 = 1;
+    }
+}
+
+/// The whole file.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Settings {
+    /// `[serve]`
+    pub serve: ServeSettings,
+    /// `[gateway]`
+    pub gateway: GatewaySettings,
+    /// `[router]`
+    pub router: RouterSettings,
+    /// `[engine]`
+    pub engine: EngineSettings,
+    /// `[worker]`
+    pub worker: WorkerSettings,
+    /// `[transfer]`
+    pub transfer: TransferSettings,
+    /// `[host_tier]`
+    pub host_tier: HostTierSettings,
+    /// `[faults]`
+    pub faults: FaultSettings,
+}

@@ -1,0 +1,142 @@
+//! Settings into configurations: the one conversion path.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use control_config::Settings;
+use dataplane_memory::PageSize;
+use dataplane_transfer::{Limits, PieceLayout};
+use kvstore_block::BlockLayout;
+use router_gateway::GatewayConfig;
+use router_policy::{Strategy, Weights};
+use router_tokens::ModelText;
+use tools_engine::EngineConfig;
+use tools_engine::model::{Model, ModelConfig};
+
+/// Name of the built-in model.
+const TINY_MODEL_NAME: &str = "kvasir-tiny";
+
+pub(crate) fn model_folder(settings: &Settings) -> Option<&Path> {
+    let folder = &settings.engine.model_folder;
+    (!folder.is_empty()).then(|| Path::new(folder))
+}
+
+pub(crate) fn model_name(settings: &Settings) -> String {
+    let given = &settings.engine.model_name;
+    if !given.is_empty() {
+        return given.clone();
+    }
+    let folder = model_folder(settings).and_then(Path::file_name);
+    folder.map_or_else(|| TINY_MODEL_NAME.to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+pub(crate) fn model_config(settings: &Settings) -> Result<ModelConfig> {
+    let mut config = match model_folder(settings) {
+        Some(folder) => ModelConfig::from_folder(folder)?,
+        None => ModelConfig::tiny(),
+    };
+    config.kv_f32 = kv_f32(settings, config.kv_f32);
+    Ok(config)
+}
+
+fn kv_f32(settings: &Settings, of_model: bool) -> bool {
+    match settings.engine.kv_type.as_str() {
+        "bf16" => false,
+        "f32" => true,
+        _ => of_model,
+    }
+}
+
+pub(crate) fn model(settings: &Settings) -> Result<Model> {
+    let model = match model_folder(settings) {
+        Some(folder) => Model::from_folder(folder)?,
+        None => Model::tiny(settings.engine.seed),
+    };
+    let kv_f32 = kv_f32(settings, model.config().kv_f32);
+    Ok(model.with_kv_f32(kv_f32))
+}
+
+pub(crate) fn model_text(settings: &Settings) -> Result<ModelText> {
+    match model_folder(settings) {
+        Some(folder) => ModelText::from_folder(folder).context("model folder"),
+        None => ModelText::tiny().context("built-in model"),
+    }
+}
+
+pub(crate) fn engine(settings: &Settings, model: &ModelConfig, threads: usize) -> EngineConfig {
+    let engine = &settings.engine;
+    EngineConfig {
+        batch_tokens_max: engine.batch_tokens_max as usize,
+        sequences_max: engine.sequences_max as usize,
+        waiting_max: engine.waiting_max as usize,
+        context_tokens: model.context_tokens.min(engine.context_tokens as usize),
+        threads,
+        transfer_deadline: settings.transfer.deadline,
+    }
+}
+
+pub(crate) fn pages(settings: &Settings) -> PageSize {
+    if settings.transfer.huge_pages { PageSize::HugeIfAvailable } else { PageSize::Standard }
+}
+
+/// Blocks of the host tier.
+pub(crate) fn host_blocks(settings: &Settings, layout: &BlockLayout) -> usize {
+    settings.host_tier.capacity.0 as usize / layout.block_bytes()
+}
+
+pub(crate) fn pieces(layout: &BlockLayout, model_fingerprint: u64) -> PieceLayout {
+    PieceLayout {
+        layers: layout.layers,
+        layer_bytes: layout.layer_bytes() as u32,
+        fingerprint: layout.fingerprint() ^ model_fingerprint,
+    }
+}
+
+pub(crate) fn limits(settings: &Settings) -> Limits {
+    Limits {
+        transfers_max: settings.transfer.transfers_max as usize,
+        lease: settings.transfer.lease,
+        ..Limits::default()
+    }
+}
+
+/// Transports to use, best first.
+pub(crate) fn transports(settings: &Settings) -> Vec<&'static str> {
+    match settings.transfer.transport.as_str() {
+        "shm" => vec!["shm"],
+        "tcp" => vec!["tcp"],
+        _ => vec!["shm", "tcp"],
+    }
+}
+
+pub(crate) fn socket_folder(settings: &Settings) -> PathBuf {
+    match settings.transfer.socket_folder.as_str() {
+        "" => std::env::temp_dir(),
+        folder => PathBuf::from(folder),
+    }
+}
+
+pub(crate) fn gateway(settings: &Settings, workers: Vec<String>) -> GatewayConfig {
+    let (gateway, router) = (&settings.gateway, &settings.router);
+    GatewayConfig {
+        model: model_name(settings),
+        workers,
+        strategy: match router.strategy.as_str() {
+            "round-robin" => Strategy::RoundRobin,
+            "least-loaded" => Strategy::LeastLoaded,
+            "random" => Strategy::Random,
+            _ => Strategy::Cost,
+        },
+        weights: Weights {
+            prefill: router.prefill_weight,
+            host_credit: router.host_credit,
+            temperature: router.temperature,
+        },
+        disaggregate_above_tokens: router.disaggregate_above_tokens as usize,
+        body_bytes_max: gateway.body_max.0 as usize,
+        requests_max: gateway.requests_max as usize,
+        retries: gateway.retries as u32,
+        health_interval: gateway.health_interval,
+        worker_wait: gateway.worker_wait,
+    }
+}

@@ -1,0 +1,46 @@
+//! An HTTP server with Nagle's algorithm off, graceful shutdown and a deadline for it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::serve::ListenerExt;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Binds the address; the error names it.
+pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+/// Serves until SIGTERM or SIGINT, then finishes what is in flight, for at most `drain`.
+pub(crate) async fn serve(listener: TcpListener, router: Router, drain: Duration) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (stopping, mut stopped) = tokio::sync::watch::channel(false);
+    let shutdown = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        // The receiver lives in this function.
+        let _alive = stopping.send(true);
+    };
+    let listener = listener.tap_io(|stream| {
+        // A connection that is gone already needs no option.
+        let _gone = stream.set_nodelay(true);
+    });
+    let server = axum::serve(listener, router).with_graceful_shutdown(shutdown);
+    let deadline = async move {
+        let _sender_kept = stopped.wait_for(|&stopping| stopping).await;
+        tokio::time::sleep(drain).await;
+    };
+    tokio::select! {
+        served = server.into_future() => served.context("HTTP server"),
+        () = deadline => {
+            tracing::warn!("requests were still in flight at the end of the drain time");
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! `kvasir`: one binary, several roles. This crate is the composition root: the only place that knows every
+//! other crate, chooses hardware and transports, and turns settings into configurations.
+
+mod compose;
+mod config_command;
+mod doctor;
+mod gateway_role;
+mod http;
+mod memory_plan;
+mod process;
+mod serve;
+mod worker_role;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// A data-plane appliance for LLM inference clusters.
+#[derive(Parser)]
+#[command(version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Args, Clone)]
+struct Common {
+    /// The configuration file; without one, the defaults hold.
+    #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// What to log: error, warn, info, debug, or per module as in `info,router_events=debug`.
+    #[arg(long, default_value = "warn", value_name = "LEVEL")]
+    log: String,
+    /// Stop when the parent process is gone (set by `serve` for its children).
+    #[arg(long, hide = true)]
+    supervised: bool,
+    /// Run on these cores only, as in `0-3,8`.
+    #[arg(long, value_name = "CORES")]
+    cores: Option<String>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run everything on this machine: a gateway, prefill and decode workers.
+    Serve {
+        #[command(flatten)]
+        common: Common,
+        /// Where the gateway listens (default: `gateway.listen` of the configuration).
+        #[arg(long, value_name = "IP:PORT")]
+        listen: Option<SocketAddr>,
+    },
+    /// Run the OpenAI gateway.
+    Gateway {
+        #[command(flatten)]
+        common: Common,
+        /// Where it listens.
+        #[arg(long, value_name = "IP:PORT")]
+        listen: Option<SocketAddr>,
+        /// URL of a worker; may be given several times.
+        #[arg(long = "worker", value_name = "URL")]
+        workers: Vec<String>,
+    },
+    /// Run one worker with the reference engine.
+    Worker {
+        #[command(flatten)]
+        common: Common,
+        /// What it does.
+        #[arg(long, value_enum)]
+        role: Role,
+        /// Where its HTTP surface listens.
+        #[arg(long, value_name = "IP:PORT")]
+        listen: Option<SocketAddr>,
+        /// Threads for matrix products (default: `engine.threads` of the configuration).
+        #[arg(long)]
+        threads: Option<usize>,
+    },
+    /// Check and explain the configuration.
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Show what this machine offers and what Kvasir will use of it.
+    Doctor,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Check a file; every problem is listed with its line.
+    Check {
+        /// The file.
+        #[arg(env = "KVASIR_CONFIG")]
+        file: PathBuf,
+    },
+    /// Explain a key or a section, for example `router.temperature`; without a name, all.
+    Explain {
+        /// `section` or `section.key`.
+        name: Option<String>,
+    },
+    /// Print what is generated from the declarations.
+    Schema {
+        /// In which form.
+        #[arg(long, value_enum, default_value = "json")]
+        format: SchemaFormat,
+    },
+}
+
+#[derive(ValueEnum, Clone, Copy)]
+enum SchemaFormat {
+    /// JSON schema, for editors.
+    Json,
+    /// The reference documentation.
+    Markdown,
+    /// A commented example file.
+    Example,
+}
+
+/// What a worker does.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// Computes prompts and sends their blocks to decode workers.
+    Prefill,
+    /// Generates tokens; computes short prompts itself.
+    Decode,
+    /// Computes and generates; never fetches.
+    Both,
+}
+
+impl Role {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Both => "both",
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Serve { common, listen } => serve::run(&common, listen),
+        Command::Gateway { common, listen, workers } => gateway_role::run(&common, listen, workers),
+        Command::Worker { common, role, listen, threads } => worker_role::run(&common, role, listen, threads),
+        Command::Config { command } => config_command::run(command),
+        Command::Doctor => doctor::run(),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("kvasir: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

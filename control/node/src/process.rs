@@ -1,0 +1,58 @@
+//! What a process does to itself before it starts threads: logging, cores, and the tie to its parent.
+
+use anyhow::{Context, Result, bail};
+use control_config::Settings;
+use rustix::thread::CpuSet;
+use tracing_subscriber::EnvFilter;
+
+use crate::Common;
+
+/// Sets the process up and reads its settings.
+pub(crate) fn start(common: &Common) -> Result<Settings> {
+    let filter = EnvFilter::try_new(&common.log).with_context(|| format!("--log {:?}", common.log))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    if common.supervised {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+            .context("prctl(PR_SET_PDEATHSIG)")?;
+    }
+    if let Some(cores) = &common.cores {
+        let set = parse_cores(cores).with_context(|| format!("--cores {cores:?}"))?;
+        rustix::thread::sched_setaffinity(None, &set).context("sched_setaffinity")?;
+    }
+    match &common.config {
+        Some(path) => Ok(control_config::load(path)?),
+        None => Ok(Settings::default()),
+    }
+}
+
+fn parse_cores(text: &str) -> Result<CpuSet> {
+    let mut set = CpuSet::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.trim().parse()?, last.trim().parse()?);
+        if first > last || last >= CpuSet::MAX_CPU {
+            bail!("{part:?} is not a range of cores");
+        }
+        (first..=last).for_each(|core| set.set(core));
+    }
+    Ok(set)
+}
+
+/// Number of cores that this process may use.
+pub(crate) fn available_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn core_lists() {
+        let set = parse_cores("0-2, 5").expect("parses");
+        assert_eq!((0..8).filter(|&core| set.is_set(core)).collect::<Vec<_>>(), [0, 1, 2, 5]);
+        for bad in ["", "a", "3-1", "99999"] {
+            assert!(parse_cores(bad).is_err(), "{bad}");
+        }
+    }
+}

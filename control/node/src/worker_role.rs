@@ -1,0 +1,165 @@
+//! `kvasir worker`: engine, data plane and host tier of one process.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use control_config::Settings;
+use dataplane_fabric::faults::CorruptingFabric;
+use dataplane_fabric::{Fabric, FabricSet};
+use dataplane_memory::{Slab, SlabLayout};
+use dataplane_shm::ShmFabric;
+use dataplane_tcp::TcpFabric;
+use dataplane_transfer::{TransferCounters, TransferNode, TransferService};
+use kvstore_store::{HostStore, StoreCounters};
+use router_engines::client::WorkerDescription;
+use router_engines::handoff::DataPlaneAddress;
+use tools_engine::server::{WorkerState, router};
+use tools_engine::{Engine, EventPublisher, KvPool, Services};
+
+use crate::{Common, Role, compose, http, process};
+
+pub(crate) fn run(
+    common: &Common,
+    role: Role,
+    listen: Option<SocketAddr>,
+    threads: Option<usize>,
+) -> Result<ExitCode> {
+    let settings = process::start(common)?;
+    let threads = threads.unwrap_or(settings.engine.threads as usize);
+    let threads = if threads == 0 { process::available_cores() } else { threads };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(work(&settings, role, listen.unwrap_or(settings.worker.listen), threads))?;
+    runtime.shutdown_background();
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usize) -> Result<()> {
+    let listener = http::bind(listen).await?;
+    let model = compose::model(settings)?;
+    let text = compose::model_text(settings)?;
+    let name = compose::model_name(settings);
+    let config = compose::engine(settings, model.config(), threads);
+    let layout = KvPool::layout_of(model.config(), settings.engine.block_tokens as usize)?;
+    let kv = KvPool::new(layout, settings.engine.blocks as usize, compose::pages(settings))?;
+    let engine = Engine::new();
+
+    let inbox = engine.inbox();
+    let counters = Arc::new(TransferCounters::default());
+    let (fabrics, data_plane) = fabrics(settings, kv.slots().slab())?;
+    let pieces = compose::pieces(&layout, model.fingerprint());
+    let node = TransferNode::new(fabrics, pieces, compose::limits(settings), Arc::clone(&counters));
+    let notices = inbox.clone();
+    let transfer = TransferService::start(node, move |notice| notices.transfer_notice(notice))?;
+
+    let host = host_tier(settings, &kv, inbox)?;
+    let topic = format!("kv@{}@{name}", listener.local_addr()?);
+    let (events, replay) = (settings.worker.events, settings.worker.replay);
+    let bound = EventPublisher::bind(&events.ip().to_string(), events.port(), replay.port(), topic).await;
+    let (publisher, sink) = bound.map_err(anyhow::Error::msg)?;
+
+    let services = Services { transfer: Some(transfer), host: host.clone(), events: Some(sink) };
+    let blocks = kv.slots().slot_count();
+    let handle = engine.start(config, model, text, kv, services)?;
+    let description = WorkerDescription {
+        role: role.name().to_owned(),
+        model: name,
+        context_tokens: handle.context_tokens(),
+        block_tokens: settings.engine.block_tokens as usize,
+        blocks,
+        instance: u64::from(std::process::id()) << 32 | u64::from(start_nanos()),
+        events: Some(publisher.addresses().events.clone()),
+        replay: Some(publisher.addresses().replay.clone()),
+        data_plane,
+    };
+    let state = WorkerState {
+        engine: handle.clone(),
+        description,
+        started: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs(),
+        body_bytes_max: settings.gateway.body_max.0 as usize,
+        transports: compose::transports(settings),
+        more_metrics: Box::new(move |out| more_metrics(out, &counters, host.as_deref())),
+    };
+    http::serve(listener, router(state), settings.serve.drain).await?;
+    handle.stop();
+    Ok(())
+}
+
+fn start_nanos() -> u32 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.subsec_nanos())
+}
+
+/// The transports of this node, best first, and how peers reach them.
+fn fabrics(settings: &Settings, slab: &Arc<Slab>) -> Result<(FabricSet, DataPlaneAddress)> {
+    let mut rails: Vec<Box<dyn Fabric + Send>> = Vec::new();
+    let mut address = DataPlaneAddress { host: host_identity(), shm: None, tcp: None };
+    for transport in compose::transports(settings) {
+        if transport == "shm" {
+            let path = shm_socket(settings);
+            rails.push(damaged(settings, ShmFabric::new(Arc::clone(slab), Some(&path))?));
+            address.shm = Some(path.display().to_string());
+        } else {
+            match TcpFabric::new(Arc::clone(slab), Some(settings.transfer.listen)) {
+                Ok(fabric) => {
+                    address.tcp = fabric.listening_on().map(|bound| bound.to_string());
+                    rails.push(damaged(settings, fabric));
+                }
+                // With shared memory at hand, a kernel without io_uring only narrows the choice.
+                Err(error) if !rails.is_empty() => tracing::warn!(%error, "the TCP transport is off"),
+                Err(error) => return Err(error).context("the only transport cannot be used"),
+            }
+        }
+    }
+    Ok((FabricSet::new(rails), address))
+}
+
+fn damaged(settings: &Settings, fabric: impl Fabric + Send + 'static) -> Box<dyn Fabric + Send> {
+    match settings.faults.corrupt_one_in {
+        0 => Box::new(fabric),
+        one_in => Box::new(CorruptingFabric::new(fabric, one_in, settings.faults.seed)),
+    }
+}
+
+fn shm_socket(settings: &Settings) -> PathBuf {
+    compose::socket_folder(settings).join(format!("kvasir-{}.sock", std::process::id()))
+}
+
+/// Equal for processes that can share memory: this boot of this machine.
+fn host_identity() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    boot.map_or_else(|_| format!("unknown-{}", std::process::id()), |id| id.trim().to_owned())
+}
+
+fn host_tier(
+    settings: &Settings,
+    kv: &KvPool,
+    inbox: tools_engine::EngineInbox,
+) -> Result<Option<Arc<HostStore>>> {
+    let blocks = compose::host_blocks(settings, kv.layout());
+    if blocks == 0 {
+        return Ok(None);
+    }
+    let slots = SlabLayout { slot_bytes: kv.layout().block_bytes(), slot_count: blocks as u32 };
+    let slab = Slab::create("kvasir-host-tier", slots, compose::pages(settings))?;
+    let store = HostStore::start(Arc::new(slab), move |moved| inbox.host_moved(moved))?;
+    Ok(Some(Arc::new(store)))
+}
+
+fn more_metrics(out: &mut String, transfer: &TransferCounters, host: Option<&HostStore>) {
+    use std::fmt::Write;
+    for (name, help, value) in transfer.snapshot() {
+        let _infallible = writeln!(out, "# HELP kvasir:transfer_{name} {help}\nkvasir:transfer_{name} {value}");
+    }
+    let Some(host) = host else { return };
+    for (name, help, value) in StoreCounters::snapshot(host.counters()) {
+        let _infallible = writeln!(out, "# HELP kvasir:host_{name} {help}\nkvasir:host_{name} {value}");
+    }
+    let _infallible = writeln!(
+        out,
+        "# HELP kvasir:host_leased_slots Host slots under way\nkvasir:host_leased_slots {}",
+        host.leased_slots()
+    );
+}
