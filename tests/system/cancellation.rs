@@ -1,0 +1,112 @@
+//! 1,000 requests that are hung up on at random moments: every slot and every lease comes back.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use support::{Cluster, Events, Random, get, leaks, open, post, prompt, request, wait_for};
+
+const REQUESTS: u64 = 1000;
+const CLIENTS: u64 = 8;
+
+fn inside(cluster: &Cluster) -> u64 {
+    let (_, body) = get(&cluster.gateway.address, "/kvasir/status").expect("status");
+    let status: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    status["active"].as_u64().expect("a number")
+}
+
+#[test]
+fn a_thousand_random_cancellations_leave_nothing_behind() {
+    let config = "[router]\ndisaggregate_above_tokens = 64\n[engine]\nblocks = 400\n[host_tier]\ncapacity = \"2 MiB\"\n";
+    let cluster = Arc::new(Cluster::start("cancel", &["prefill", "decode"], config));
+    let (finished, hung_up) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            let cluster = Arc::clone(&cluster);
+            let (finished, hung_up) = (Arc::clone(&finished), Arc::clone(&hung_up));
+            std::thread::spawn(move || {
+                let mut random = Random(client + 77);
+                for number in 0..REQUESTS / CLIENTS {
+                    let len = 1 + random.below(400) as usize;
+                    let mut body = request(&prompt(client * 1000 + number % 30, len), 1 + random.below(12) as usize);
+                    body["stream"] = json!(random.below(4) > 0);
+                    let stream = open(&cluster.gateway.address, "/v1/completions", &body).expect("open");
+                    if random.below(3) == 0 {
+                        // Before the first byte, most likely in the middle of prefill or transfer.
+                        std::thread::sleep(Duration::from_micros(random.below(15_000)));
+                        drop(stream);
+                        hung_up.fetch_add(1, Ordering::Relaxed);
+                        continue;
+                    }
+                    let mut events = Events::new(stream);
+                    let pieces = random.below(12);
+                    let ended = (0..pieces).any(|_| events.next_data().is_none_or(|data| data == "[DONE]"));
+                    let counter = if ended { &finished } else { &hung_up };
+                    counter.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().expect("client"));
+    wait_for("the gateway to be empty", || inside(&cluster) == 0);
+    for (worker, role) in cluster.workers.iter().zip(["prefill", "decode"]) {
+        assert_eq!(leaks(&worker.address), Vec::<String>::new(), "the {role} worker");
+    }
+    let cancelled = cluster.workers[1].metric("kvasir:requests_cancelled_total");
+    println!(
+        "{REQUESTS} requests, {} hung up on, {} read to the end; {cancelled} cancelled in the decode worker; no leak",
+        hung_up.load(Ordering::Relaxed),
+        finished.load(Ordering::Relaxed)
+    );
+    assert!(cancelled > 100.0, "too few were really cancelled");
+
+    // The rig itself: a prefill that nobody fetches holds its blocks, and the same check must see that.
+    let mut planted = request(&prompt(5, 200), 1);
+    planted["kv_transfer_params"] = json!({ "kvasir": "prefill", "transfer_id": 1 });
+    let (status, body) = post(&cluster.workers[0].address, "/v1/completions", &planted).expect("an answer");
+    assert_eq!(status, 200, "{body}");
+    let found = leaks(&cluster.workers[0].address);
+    println!("planted leak: {found:?}");
+    assert!(found.iter().any(|leak| leak.starts_with("kvasir:kv_slots_used")), "{found:?}");
+    assert!(found.iter().any(|leak| leak.starts_with("kvasir:transfer_open")), "{found:?}");
+}
+
+/// A client that goes away frees its slots within 100 ms, in the prefill worker as well.
+#[test]
+fn a_hang_up_is_felt_everywhere_within_100_ms() {
+    let cluster = Cluster::start("hangup", &["prefill", "decode"], "[router]\ndisaggregate_above_tokens = 64\n");
+    let mut slowest = Duration::ZERO;
+    for round in 0..20 {
+        let mut body = request(&prompt(round, 1000), 3000);
+        body["stream"] = json!(true);
+        body["ignore_eos"] = json!(true);
+        let stream = open(&cluster.gateway.address, "/v1/completions", &body).expect("open");
+        if round % 2 == 0 {
+            let mut events = Events::new(stream);
+            assert!(events.next_data().is_some(), "a first token");
+            drop(events);
+        } else {
+            std::thread::sleep(Duration::from_millis(3 * round));
+            drop(stream);
+        }
+        let started = Instant::now();
+        let busy = || {
+            cluster.workers.iter().any(|worker| {
+                let metrics = worker.metrics();
+                let inside = metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"];
+                inside + metrics["kvasir:transfer_open"] > 0.0
+                    || metrics["kvasir:kv_slots_used"] > metrics["kvasir:kv_slots_cached"]
+            })
+        };
+        while busy() {
+            assert!(started.elapsed() < Duration::from_secs(5), "round {round}: still busy");
+        }
+        slowest = slowest.max(started.elapsed());
+    }
+    println!("slowest of 20 hang-ups: everything free after {:.1} ms (polling included)", slowest.as_secs_f64() * 1e3);
+    // The bound that is promised is 100 ms; the machine that runs the tests may be busy with others.
+    assert!(slowest < Duration::from_millis(400), "{slowest:?}");
+}

@@ -1,0 +1,88 @@
+//! A prefix that is pushed out of the worker's pool comes back from host memory, with equal output, faster than
+//! it could be computed again.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{Cluster, Events, open, prompt, request, wait_for};
+
+/// Tokens of the prefix: 75 blocks of the pool's 160.
+const PREFIX: usize = 1200;
+
+fn first_token_after(cluster: &Cluster, body: &Value) -> Duration {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    let started = Instant::now();
+    let mut events = Events::new(open(&cluster.gateway.address, "/v1/completions", &body).expect("open"));
+    assert!(events.next_data().is_some());
+    let elapsed = started.elapsed();
+    while events.next_data().is_some_and(|data| data != "[DONE]") {}
+    elapsed
+}
+
+/// Requests with other prompts until the pool has no room left for the prefix.
+fn push_out(cluster: &Cluster, round: u64) {
+    for other in 0..3 {
+        cluster.complete(&request(&prompt(1000 + round * 10 + other, PREFIX), 1));
+    }
+}
+
+#[test]
+fn evicted_prefixes_come_back_from_host_memory() {
+    let engine = "[engine]\nblocks = 160\n";
+    let with_tier = Cluster::start("tier", &["both"], &format!("{engine}[host_tier]\ncapacity = \"64 MiB\"\n"));
+    let without = Cluster::start("no-tier", &["both"], &format!("{engine}[host_tier]\ncapacity = \"0 B\"\n"));
+    let body = request(&prompt(7, PREFIX), 8);
+    let expected = without.complete(&body)["choices"][0].clone();
+    assert_eq!(with_tier.complete(&body)["choices"][0], expected);
+
+    let (mut onboarding, mut recomputing) = (Vec::new(), Vec::new());
+    for round in 0..5 {
+        push_out(&with_tier, round);
+        push_out(&without, round);
+        let worker = &with_tier.workers[0];
+        wait_for("offloads to settle", || worker.metric("kvasir:host_leased_slots") == 0.0);
+        recomputing.push(first_token_after(&without, &body));
+        let before = worker.metric("kvasir:host_onboarded_blocks");
+        onboarding.push(first_token_after(&with_tier, &body));
+        let onboarded = worker.metric("kvasir:host_onboarded_blocks") - before;
+        assert!(onboarded >= 70.0, "round {round}: only {onboarded} blocks came from the host tier");
+        let answer = with_tier.complete(&body);
+        assert_eq!(answer["choices"][0], expected, "round {round}");
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+        assert!(cached as usize >= PREFIX - 16, "{cached} cached tokens");
+    }
+    assert_eq!(with_tier.workers[0].metric("kvasir:host_checksum_failures"), 0.0);
+    onboarding.sort();
+    recomputing.sort();
+    let (host, compute) = (onboarding[2], recomputing[2]);
+    println!(
+        "TTFT of {PREFIX} evicted tokens, median of 5: {:.1} ms from the host tier, {:.1} ms recomputed, ratio {:.2}",
+        host.as_secs_f64() * 1e3,
+        compute.as_secs_f64() * 1e3,
+        host.as_secs_f64() / compute.as_secs_f64()
+    );
+    assert!(host < compute, "the tier must win: {host:?} against {compute:?}");
+}
+
+/// The router knows where blocks went: a prefix in a worker's host tier still draws its requests.
+#[test]
+fn the_index_follows_blocks_into_the_host_tier() {
+    let config = "[engine]\nblocks = 160\n[host_tier]\ncapacity = \"64 MiB\"\n";
+    let cluster = Cluster::start("tier-index", &["both", "both"], config);
+    let body = request(&prompt(7, PREFIX), 2);
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+    cluster.complete(&body);
+    for round in 0..4 {
+        push_out(&cluster, round);
+    }
+    wait_for("the events to arrive", || {
+        cluster.workers.iter().all(|worker| worker.metric("kvasir:host_leased_slots") == 0.0)
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    for _ in 0..4 {
+        assert!(cached(&cluster.complete(&body)) as usize >= PREFIX - 16, "the request went to the wrong worker");
+    }
+}

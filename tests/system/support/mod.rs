@@ -1,0 +1,329 @@
+//! What the system tests share: real `kvasir` processes, and a small blocking HTTP client that can hang up in
+//! the middle of a stream.
+#![allow(dead_code)] // Each test binary uses its own part.
+#![allow(unreachable_pub, missing_docs)] // A module of test binaries, not an interface.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+pub const MODEL: &str = "kvasir-tiny";
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// A process that is killed when the test is over, however it ends.
+pub struct Process {
+    pub child: Child,
+    pub address: String,
+    arguments: Vec<String>,
+}
+
+impl Process {
+    pub fn start(arguments: &[&str]) -> Self {
+        let address = free_address();
+        let mut arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        arguments.extend(["--listen".to_owned(), address.clone()]);
+        let child = spawn(&arguments);
+        Self { child, address, arguments }
+    }
+
+    pub fn restart(&mut self) {
+        self.child = spawn(&self.arguments);
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill -9");
+        self.child.wait().expect("its end");
+    }
+
+    pub fn wait_healthy(&self) {
+        wait_for(&format!("{} to be healthy", self.address), || get(&self.address, "/health").is_ok_and(|(status, _)| status == 200));
+    }
+
+    pub fn metrics(&self) -> HashMap<String, f64> {
+        metrics(&self.address)
+    }
+
+    pub fn metric(&self, name: &str) -> f64 {
+        let all = self.metrics();
+        *all.get(name).unwrap_or_else(|| panic!("no metric {name} among {:?}", all.keys()))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+fn spawn(arguments: &[String]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_kvasir")).args(arguments).stdin(Stdio::null()).spawn().expect("kvasir starts")
+}
+
+pub fn free_address() -> String {
+    let probe = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    probe.local_addr().expect("bound").to_string()
+}
+
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < READY_WITHIN, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A scratch folder that goes with the test.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    pub fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("kvasir-test-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("scratch folder");
+        Self(folder)
+    }
+
+    pub fn config(&self, name: &str, text: &str) -> String {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).expect("config file");
+        path.display().to_string()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Workers and a gateway over them.
+pub struct Cluster {
+    pub workers: Vec<Process>,
+    pub gateway: Process,
+    _scratch: Scratch,
+}
+
+impl Cluster {
+    /// One worker for each role; `config` holds for all processes.
+    pub fn start(name: &str, roles: &[&str], config: &str) -> Self {
+        let scratch = Scratch::new(name);
+        let common = format!("[transfer]\nsocket_folder = \"{}\"\n", scratch.0.display());
+        let config = match config.contains("[transfer]") {
+            true => config.replace("[transfer]\n", &common),
+            false => format!("{config}\n{common}"),
+        };
+        let path = scratch.config("kvasir.toml", &config);
+        let workers: Vec<Process> = roles
+            .iter()
+            .map(|role| Process::start(&["worker", "--role", role, "--threads", "1", "--config", &path]))
+            .collect();
+        workers.iter().for_each(Process::wait_healthy);
+        let urls: Vec<String> = workers.iter().map(Process::url).collect();
+        let mut arguments = vec!["gateway", "--config", &path];
+        arguments.extend(urls.iter().flat_map(|url| ["--worker", url.as_str()]));
+        let gateway = Process::start(&arguments);
+        let cluster = Self { workers, gateway, _scratch: scratch };
+        cluster.wait_ready(roles.len());
+        cluster
+    }
+
+    pub fn wait_ready(&self, workers: usize) {
+        wait_for("the workers to be ready", || {
+            let Ok((200, body)) = get(&self.gateway.address, "/kvasir/status") else { return false };
+            let status: Value = serde_json::from_str(&body).unwrap_or_default();
+            let ready = status["workers"].as_array().map_or(0, |workers| {
+                workers.iter().filter(|worker| worker["ready"] == true).count()
+            });
+            ready == workers
+        });
+    }
+
+    pub fn complete(&self, body: &Value) -> Value {
+        let (status, text) = post(&self.gateway.address, "/v1/completions", body).expect("an answer");
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).expect("JSON")
+    }
+}
+
+/// A deterministic request for tokens with log-probabilities.
+pub fn request(prompt: &[u32], max_tokens: usize) -> Value {
+    json!({
+        "model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.8, "seed": 42, "ignore_eos": true,
+        "logprobs": 3, "return_token_ids": true, "return_tokens_as_token_ids": true,
+    })
+}
+
+/// Printable tokens of the built-in model, from a seed.
+pub fn prompt(seed: u64, len: usize) -> Vec<u32> {
+    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    (0..len).map(|_| 0x20 + random.below(0x5F) as u32).collect()
+}
+
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 8) % bound
+    }
+}
+
+// --- HTTP ---
+
+pub fn get(address: &str, path: &str) -> std::io::Result<(u16, String)> {
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    whole(exchange(address, &head, "")?)
+}
+
+pub fn post(address: &str, path: &str, body: &Value) -> std::io::Result<(u16, String)> {
+    whole(open(address, path, body)?)
+}
+
+/// Sends a request and leaves the answer to be read.
+pub fn open(address: &str, path: &str, body: &Value) -> std::io::Result<TcpStream> {
+    let body = body.to_string();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    exchange(address, &head, &body)
+}
+
+fn exchange(address: &str, head: &str, body: &str) -> std::io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(Duration::from_secs(120)))?;
+    stream.write_all(format!("{head}{body}").as_bytes())?;
+    Ok(stream)
+}
+
+fn whole(mut stream: TcpStream) -> std::io::Result<(u16, String)> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or(std::io::ErrorKind::InvalidData)?;
+    let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    Ok((status, if is_chunked { unchunked(body) } else { body.to_owned() }))
+}
+
+fn unchunked(mut rest: &str) -> String {
+    let mut out = String::new();
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size.trim(), 16).unwrap_or(0);
+        let Some(chunk) = after.get(..size).filter(|_| size > 0) else { break };
+        out.push_str(chunk);
+        rest = after[size..].trim_start_matches("\r\n");
+    }
+    out
+}
+
+/// The events of a streamed answer, one after the other. (Chunk sizes are lines that do not start with `data:`.)
+pub struct Events(BufReader<TcpStream>);
+
+impl Events {
+    pub fn new(stream: TcpStream) -> Self {
+        Self(BufReader::new(stream))
+    }
+
+    pub fn next_data(&mut self) -> Option<String> {
+        loop {
+            let mut line = String::new();
+            if self.0.read_line(&mut line).ok()? == 0 {
+                return None;
+            }
+            if let Some(data) = line.strip_prefix("data: ") {
+                return Some(data.trim_end().to_owned());
+            }
+        }
+    }
+}
+
+/// A stream read to its end: tokens, text, and why it ended.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Streamed {
+    pub tokens: Vec<u64>,
+    pub text: String,
+    pub finish: Option<String>,
+    pub is_done: bool,
+    pub error: Option<String>,
+}
+
+pub fn read_stream(stream: TcpStream, mut after_piece: impl FnMut(usize)) -> Streamed {
+    let mut events = Events::new(stream);
+    let mut out = Streamed::default();
+    while let Some(data) = events.next_data() {
+        if data == "[DONE]" {
+            out.is_done = true;
+            continue;
+        }
+        let event: Value = serde_json::from_str(&data).expect("an event is JSON");
+        if !event["error"].is_null() {
+            out.error = Some(event["error"].to_string());
+        }
+        let choice = &event["choices"][0];
+        out.text.push_str(choice["text"].as_str().unwrap_or_default());
+        out.tokens.extend(choice["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64));
+        if let Some(finish) = choice["finish_reason"].as_str() {
+            out.finish = Some(finish.to_owned());
+        }
+        after_piece(out.tokens.len());
+    }
+    out
+}
+
+pub fn metrics(address: &str) -> HashMap<String, f64> {
+    let (status, text) = get(address, "/metrics").expect("metrics");
+    assert_eq!(status, 200);
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| {
+            let (name, value) = line.rsplit_once(' ')?;
+            let name = name.split('{').next()?;
+            Some((name.to_owned(), value.parse().ok()?))
+        })
+        .collect()
+}
+
+/// What is still held by a worker that has nothing to do: an empty list is no leak.
+pub fn leaks(worker: &str) -> Vec<String> {
+    let (status, _) = post(worker, "/reset_prefix_cache", &json!({})).expect("the worker answers");
+    assert_eq!(status, 200);
+    let held = || {
+        let metrics = metrics(worker);
+        [
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "kvasir:kv_slots_used",
+            "kvasir:kv_slots_cached",
+            "kvasir:transfer_open",
+            "kvasir:transfer_quarantined_slots",
+            "kvasir:host_leased_slots",
+        ]
+        .into_iter()
+        .filter(|name| metrics[*name] != 0.0)
+        .map(|name| format!("{name} = {}", metrics[name]))
+        .collect::<Vec<String>>()
+    };
+    // The cache is cleared on the engine's thread, and offloads take their course: look for a short while.
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        let held = held();
+        if held.is_empty() || Instant::now() > deadline {
+            return held;
+        }
+        let _again = post(worker, "/reset_prefix_cache", &json!({}));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
