@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use support::{Cluster, Events, Random, get, leaks, open, post, prompt, request, wait_for};
+use support::{Cluster, Events, Random, get, leaks, open, prompt, request, wait_for};
 
 const REQUESTS: u64 = 1000;
 const CLIENTS: u64 = 8;
@@ -31,7 +31,8 @@ fn a_thousand_random_cancellations_leave_nothing_behind() {
                 let mut random = Random(client + 77);
                 for number in 0..REQUESTS / CLIENTS {
                     let len = 1 + random.below(400) as usize;
-                    let mut body = request(&prompt(client * 1000 + number % 30, len), 1 + random.below(12) as usize);
+                    let mut body =
+                        request(&prompt(client * 1000 + number % 30, len), 1 + random.below(12) as usize);
                     body["stream"] = json!(random.below(4) > 0);
                     let stream = open(&cluster.gateway.address, "/v1/completions", &body).expect("open");
                     if random.below(3) == 0 {
@@ -66,18 +67,36 @@ fn a_thousand_random_cancellations_leave_nothing_behind() {
     // The rig itself: a prefill that nobody fetches holds its blocks, and the same check must see that.
     let mut planted = request(&prompt(5, 200), 1);
     planted["kv_transfer_params"] = json!({ "kvasir": "prefill", "transfer_id": 1 });
-    let (status, body) = post(&cluster.workers[0].address, "/v1/completions", &planted).expect("an answer");
-    assert_eq!(status, 200, "{body}");
+    let _held = open(&cluster.workers[0].address, "/v1/completions", &planted).expect("open");
+    wait_for("the planted transfer", || cluster.workers[0].metric("kvasir:transfer_open") == 1.0);
     let found = leaks(&cluster.workers[0].address);
     println!("planted leak: {found:?}");
     assert!(found.iter().any(|leak| leak.starts_with("kvasir:kv_slots_used")), "{found:?}");
     assert!(found.iter().any(|leak| leak.starts_with("kvasir:transfer_open")), "{found:?}");
 }
 
+/// What a worker still does for requests, besides caching.
+fn busy(metrics: &std::collections::HashMap<String, f64>) -> Vec<String> {
+    let names = ["vllm:num_requests_running", "vllm:num_requests_waiting", "kvasir:transfer_open"];
+    let mut busy: Vec<String> = names
+        .iter()
+        .filter(|name| metrics[**name] > 0.0)
+        .map(|name| format!("{name} = {}", metrics[*name]))
+        .collect();
+    if metrics["kvasir:kv_slots_used"] > metrics["kvasir:kv_slots_cached"] {
+        busy.push(format!(
+            "{} slots used, {} cached",
+            metrics["kvasir:kv_slots_used"], metrics["kvasir:kv_slots_cached"]
+        ));
+    }
+    busy
+}
+
 /// A client that goes away frees its slots within 100 ms, in the prefill worker as well.
 #[test]
 fn a_hang_up_is_felt_everywhere_within_100_ms() {
-    let cluster = Cluster::start("hangup", &["prefill", "decode"], "[router]\ndisaggregate_above_tokens = 64\n");
+    let cluster =
+        Cluster::start("hangup", &["prefill", "decode"], "[router]\ndisaggregate_above_tokens = 64\n");
     let mut slowest = Duration::ZERO;
     for round in 0..20 {
         let mut body = request(&prompt(round, 1000), 3000);
@@ -93,20 +112,20 @@ fn a_hang_up_is_felt_everywhere_within_100_ms() {
             drop(stream);
         }
         let started = Instant::now();
-        let busy = || {
-            cluster.workers.iter().any(|worker| {
-                let metrics = worker.metrics();
-                let inside = metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"];
-                inside + metrics["kvasir:transfer_open"] > 0.0
-                    || metrics["kvasir:kv_slots_used"] > metrics["kvasir:kv_slots_cached"]
-            })
-        };
-        while busy() {
-            assert!(started.elapsed() < Duration::from_secs(5), "round {round}: still busy");
+        loop {
+            let busy: Vec<String> =
+                cluster.workers.iter().flat_map(|worker| busy(&worker.metrics())).collect();
+            if busy.is_empty() {
+                break;
+            }
+            assert!(started.elapsed() < Duration::from_secs(5), "round {round}: still busy: {busy:?}");
         }
         slowest = slowest.max(started.elapsed());
     }
-    println!("slowest of 20 hang-ups: everything free after {:.1} ms (polling included)", slowest.as_secs_f64() * 1e3);
+    println!(
+        "slowest of 20 hang-ups: everything free after {:.1} ms (polling included)",
+        slowest.as_secs_f64() * 1e3
+    );
     // The bound that is promised is 100 ms; the machine that runs the tests may be busy with others.
     assert!(slowest < Duration::from_millis(400), "{slowest:?}");
 }

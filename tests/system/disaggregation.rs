@@ -11,7 +11,8 @@ const TOKENS: usize = 6;
 /// Lengths from 1 to 1,500, with the block borders among them.
 fn lengths() -> Vec<usize> {
     let fixed = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 255, 256, 257, 511, 512, 513, 1499, 1500];
-    let spread = (0..PROMPTS as usize - fixed.len()).map(|n| 20 + n * 1480 / (PROMPTS as usize - fixed.len()));
+    let spread =
+        (0..PROMPTS as usize - fixed.len()).map(|n| 20 + n * 1480 / (PROMPTS as usize - fixed.len()));
     fixed.into_iter().chain(spread).collect()
 }
 
@@ -28,7 +29,8 @@ fn outputs(cluster: &Cluster) -> Vec<Value> {
 
 /// Everything above `threshold` uncached tokens goes through the prefill worker.
 fn disaggregated(name: &str, transfer: &str, more: &str) -> Cluster {
-    let config = format!("[router]\ndisaggregate_above_tokens = 15\n[transfer]\ntransport = \"{transfer}\"\n{more}");
+    let config =
+        format!("[router]\ndisaggregate_above_tokens = 15\n[transfer]\ntransport = \"{transfer}\"\n{more}");
     Cluster::start(name, &["prefill", "decode"], &config)
 }
 

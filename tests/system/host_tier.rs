@@ -32,7 +32,8 @@ fn push_out(cluster: &Cluster, round: u64) {
 #[test]
 fn evicted_prefixes_come_back_from_host_memory() {
     let engine = "[engine]\nblocks = 160\n";
-    let with_tier = Cluster::start("tier", &["both"], &format!("{engine}[host_tier]\ncapacity = \"64 MiB\"\n"));
+    let with_tier =
+        Cluster::start("tier", &["both"], &format!("{engine}[host_tier]\ncapacity = \"64 MiB\"\n"));
     let without = Cluster::start("no-tier", &["both"], &format!("{engine}[host_tier]\ncapacity = \"0 B\"\n"));
     let body = request(&prompt(7, PREFIX), 8);
     let expected = without.complete(&body)["choices"][0].clone();
@@ -73,7 +74,9 @@ fn the_index_follows_blocks_into_the_host_tier() {
     let config = "[engine]\nblocks = 160\n[host_tier]\ncapacity = \"64 MiB\"\n";
     let cluster = Cluster::start("tier-index", &["both", "both"], config);
     let body = request(&prompt(7, PREFIX), 2);
-    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+    let cached = |answer: &Value| {
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number")
+    };
     cluster.complete(&body);
     for round in 0..4 {
         push_out(&cluster, round);
@@ -83,6 +86,9 @@ fn the_index_follows_blocks_into_the_host_tier() {
     });
     std::thread::sleep(Duration::from_millis(100));
     for _ in 0..4 {
-        assert!(cached(&cluster.complete(&body)) as usize >= PREFIX - 16, "the request went to the wrong worker");
+        assert!(
+            cached(&cluster.complete(&body)) as usize >= PREFIX - 16,
+            "the request went to the wrong worker"
+        );
     }
 }

@@ -31,7 +31,12 @@ fn eight_streams_survive_the_death_of_their_worker() {
         body
     };
     let undisturbed: Vec<Streamed> = (0..STREAMS)
-        .map(|stream| read_stream(open(&cluster.gateway.address, "/v1/completions", &body(stream)).expect("open"), |_| {}))
+        .map(|stream| {
+            read_stream(
+                open(&cluster.gateway.address, "/v1/completions", &body(stream)).expect("open"),
+                |_| {},
+            )
+        })
         .collect();
     let barrier = Arc::new(Barrier::new(STREAMS + 1));
     let moving = Arc::new(AtomicUsize::new(0));
@@ -64,13 +69,16 @@ fn eight_streams_survive_the_death_of_their_worker() {
         assert_eq!(disturbed, undisturbed[stream], "stream {stream} differs from its undisturbed run");
     }
     let moved = cluster.gateway.metric("kvasir_gateway_migrations_total");
-    println!("killed a worker with {had} running requests; {moved} went on elsewhere; 8 complete, correct streams");
+    println!(
+        "killed a worker with {had} running requests; {moved} went on elsewhere; 8 complete, correct streams"
+    );
     assert!(moved >= 1.0, "nothing was moved: the worker died too late");
 
     // The worker comes back and serves again.
     cluster.workers[victim].restart();
     cluster.wait_ready(3);
-    let (status, _) = post(&cluster.gateway.address, "/v1/completions", &request(&[65, 66], 3)).expect("an answer");
+    let (status, _) =
+        post(&cluster.gateway.address, "/v1/completions", &request(&[65, 66], 3)).expect("an answer");
     assert_eq!(status, 200);
 }
 
@@ -86,7 +94,9 @@ fn a_lone_worker_is_waited_for() {
     let flowing = Arc::new(AtomicUsize::new(0));
     let (count, again) = (Arc::clone(&flowing), body.clone());
     let reader = std::thread::spawn(move || {
-        read_stream(open(&address, "/v1/completions", &again).expect("open"), |tokens| count.store(tokens, Ordering::SeqCst))
+        read_stream(open(&address, "/v1/completions", &again).expect("open"), |tokens| {
+            count.store(tokens, Ordering::SeqCst)
+        })
     });
     wait_for("tokens", || flowing.load(Ordering::SeqCst) >= 5);
     cluster.workers[0].kill();

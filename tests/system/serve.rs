@@ -80,7 +80,9 @@ impl Drop for Serve {
 #[test]
 fn one_command_serves_and_ctrl_c_drains() {
     let mut serve = Serve::start("serve", "");
-    for expected in ["Memory plan", "sum of all workers", "gateway, prefill worker 0, decode worker 0", "curl -N http://"] {
+    for expected in
+        ["Memory plan", "sum of all workers", "gateway, prefill worker 0, decode worker 0", "curl -N http://"]
+    {
         assert!(serve.printed.contains(expected), "{expected:?} is not in:\n{}", serve.printed);
     }
     let (status, body) = get(&serve.address, "/v1/models").expect("models");
@@ -94,7 +96,10 @@ fn one_command_serves_and_ctrl_c_drains() {
     match curl {
         Ok(output) if output.status.success() => {
             let text = String::from_utf8_lossy(&output.stdout);
-            assert!(text.matches("chat.completion.chunk").count() > 10 && text.ends_with("data: [DONE]\n\n"), "{text}");
+            assert!(
+                text.matches("chat.completion.chunk").count() > 10 && text.ends_with("data: [DONE]\n\n"),
+                "{text}"
+            );
         }
         other => println!("SKIPPED the printed curl line: curl did not run here ({other:?})"),
     }
@@ -102,7 +107,9 @@ fn one_command_serves_and_ctrl_c_drains() {
     // Ctrl-C while a stream flows: the stream is finished first.
     let body = json!({"prompt": prompt(1, 300), "max_tokens": 300, "stream": true, "ignore_eos": true, "return_token_ids": true});
     let address = serve.address.clone();
-    let reader = std::thread::spawn(move || read_stream(open(&address, "/v1/completions", &body).expect("open"), |_| {}));
+    let reader = std::thread::spawn(move || {
+        read_stream(open(&address, "/v1/completions", &body).expect("open"), |_| {})
+    });
     wait_for("the stream to be inside", || {
         get(&serve.address, "/kvasir/status").is_ok_and(|(_, body)| body.contains("\"active\":1"))
     });
@@ -129,7 +136,8 @@ fn a_second_ctrl_c_stops_at_once() {
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     wait_for("the children to be gone", || {
         children.iter().all(|(id, _)| {
-            std::fs::read_to_string(format!("/proc/{id}/cmdline")).map_or(true, |command| !command.contains("kvasir"))
+            std::fs::read_to_string(format!("/proc/{id}/cmdline"))
+                .map_or(true, |command| !command.contains("kvasir"))
         })
     });
 }
@@ -137,7 +145,9 @@ fn a_second_ctrl_c_stops_at_once() {
 #[test]
 fn a_worker_that_dies_is_started_again() {
     let serve = Serve::start("restart", "[serve]\nprefill_workers = 0\ndecode_workers = 2\n");
-    let workers = |serve: &Serve| serve.children().into_iter().filter(|(_, command)| command.contains(" worker ")).collect::<Vec<_>>();
+    let workers = |serve: &Serve| {
+        serve.children().into_iter().filter(|(_, command)| command.contains(" worker ")).collect::<Vec<_>>()
+    };
     let before = workers(&serve);
     assert_eq!(before.len(), 2, "{before:?}");
     let status = Command::new("kill").args(["-9", &before[0].0.to_string()]).status().expect("kill");
@@ -153,7 +163,8 @@ fn a_worker_that_dies_is_started_again() {
         now.len() == 2 && now.iter().all(|(id, _)| *id != before[0].0)
     });
     wait_for("both to be ready", || {
-        get(&serve.address, "/kvasir/status").is_ok_and(|(_, body)| body.matches("\"ready\":true").count() == 2)
+        get(&serve.address, "/kvasir/status")
+            .is_ok_and(|(_, body)| body.matches("\"ready\":true").count() == 2)
     });
 }
 
@@ -161,7 +172,10 @@ fn a_worker_that_dies_is_started_again() {
 fn an_occupied_port_is_a_clear_error() {
     let occupied = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = occupied.local_addr().expect("bound").to_string();
-    let output = Command::new(env!("CARGO_BIN_EXE_kvasir")).args(["serve", "--listen", &address]).output().expect("runs");
+    let output = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+        .args(["serve", "--listen", &address])
+        .output()
+        .expect("runs");
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains(&format!("cannot listen on {address}")), "{error}");

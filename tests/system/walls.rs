@@ -25,8 +25,14 @@ fn differences(declared: &Edges, found: &Edges) -> Vec<String> {
             (None, _) => out.push(format!("{name} is not in the map")),
             (_, None) => out.push(format!("{name} is in the map, but is no member")),
             (Some(declared), Some(found)) => {
-                out.extend(found.difference(declared).map(|other| format!("{name} → {other} is not allowed")));
-                out.extend(declared.difference(found).map(|other| format!("{name} → {other} is allowed, but unused")));
+                out.extend(
+                    found.difference(declared).map(|other| format!("{name} → {other} is not allowed")),
+                );
+                out.extend(
+                    declared
+                        .difference(found)
+                        .map(|other| format!("{name} → {other} is allowed, but unused")),
+                );
             }
         }
     }
@@ -92,10 +98,14 @@ fn planes_do_not_look_upwards() {
 
 #[test]
 fn the_committed_reference_is_up_to_date() {
-    for (file, text) in
-        [("control/config/REFERENCE.md", control_config::markdown()), ("control/config/kvasir.example.toml", control_config::example())]
-    {
+    for (file, text) in [
+        ("control/config/REFERENCE.md", control_config::markdown()),
+        ("control/config/kvasir.example.toml", control_config::example()),
+    ] {
         let committed = std::fs::read_to_string(root().join(file)).unwrap_or_default();
-        assert!(committed == text, "{file} has drifted: regenerate it with `kvasir config schema` (see its first line)");
+        assert!(
+            committed == text,
+            "{file} has drifted: regenerate it with `kvasir config schema` (see its first line)"
+        );
     }
 }

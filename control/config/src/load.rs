@@ -47,7 +47,11 @@ impl<S: 'static> Key<S> {
                 return Err(format!("{} is not one of: {}", value.write(), words.join(", ")));
             }
             if !value.is_within(&range) {
-                return Err(format!("{} is out of range ({})", value.write(), in_words.as_deref().unwrap_or_default()));
+                return Err(format!(
+                    "{} is out of range ({})",
+                    value.write(),
+                    in_words.as_deref().unwrap_or_default()
+                ));
             }
             set(section, value);
             Ok(())
@@ -97,7 +101,8 @@ pub enum ConfigError {
 }
 
 fn listed(path: &Path, problems: &[Problem]) -> String {
-    let lines = problems.iter().map(|problem| format!("{}:{}: {}", path.display(), problem.line, problem.message));
+    let lines =
+        problems.iter().map(|problem| format!("{}:{}: {}", path.display(), problem.line, problem.message));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -155,7 +160,10 @@ impl Reader<'_> {
             faults: self.section(root),
         };
         if settings.serve.restart_pause > settings.serve.restart_pause_max {
-            let at = root.iter().find(|(key, _)| key.get_ref().as_ref() == "serve").map_or(0, |(key, _)| key.span().start);
+            let at = root
+                .iter()
+                .find(|(key, _)| key.get_ref().as_ref() == "serve")
+                .map_or(0, |(key, _)| key.span().start);
             self.report(at, "serve.restart_pause is longer than serve.restart_pause_max".to_owned());
         }
         settings
@@ -228,15 +236,28 @@ mod tests {
     fn all_problems_come_at_once_with_their_lines() {
         let text = "[gateway]\nlisten = \"nowhere\"\nretrys = 3\nbody_max = \"1 B\"\n\n[ruoter]\nx = 1\n\n[router]\nstrategy = \"best\"\ntemperature = -1\n";
         let problems = parse(text).expect_err("seven mistakes");
-        let found: Vec<(usize, &str)> =
-            problems.iter().map(|problem| (problem.line, problem.message.split(' ').next().unwrap_or(""))).collect();
+        let found: Vec<(usize, &str)> = problems
+            .iter()
+            .map(|problem| (problem.line, problem.message.split(' ').next().unwrap_or("")))
+            .collect();
         assert_eq!(
             found,
-            [(2, "gateway.listen:"), (3, "unknown"), (4, "gateway.body_max:"), (6, "unknown"), (10, "router.strategy:"), (11, "router.temperature:")]
+            [
+                (2, "gateway.listen:"),
+                (3, "unknown"),
+                (4, "gateway.body_max:"),
+                (6, "unknown"),
+                (10, "router.strategy:"),
+                (11, "router.temperature:")
+            ]
         );
         assert!(problems[1].message.contains("did you mean `retries`?"), "{}", problems[1].message);
         assert!(problems[3].message.contains("did you mean `router`?"), "{}", problems[3].message);
-        assert!(problems[2].message.contains("out of range (\"1 KiB\" to \"1 GiB\")"), "{}", problems[2].message);
+        assert!(
+            problems[2].message.contains("out of range (\"1 KiB\" to \"1 GiB\")"),
+            "{}",
+            problems[2].message
+        );
         assert!(problems[4].message.contains("cost, round-robin"), "{}", problems[4].message);
     }
 

@@ -10,7 +10,8 @@ use toml::de::DeValue;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
-const BYTE_UNITS: [(&str, u64); 5] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
+const BYTE_UNITS: [(&str, u64); 5] =
+    [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
 const TIME_UNITS: [(&str, u64); 5] =
     [("us", 1), ("ms", 1000), ("s", 1_000_000), ("min", 60_000_000), ("h", 3_600_000_000)];
 
@@ -94,7 +95,8 @@ impl Setting for u64 {
         match value {
             DeValue::Integer(integer) => {
                 let digits = integer.as_str().replace('_', "");
-                Self::from_str_radix(&digits, integer.radix()).map_err(|_| format!("{digits} is not a whole number from 0"))
+                Self::from_str_radix(&digits, integer.radix())
+                    .map_err(|_| format!("{digits} is not a whole number from 0"))
             }
             _ => Err(bad()),
         }
@@ -191,7 +193,8 @@ impl Setting for Duration {
     fn read(value: &DeValue<'_>) -> Result<Self, String> {
         let expected = "a time like \"30s\" (units: us, ms, s, min, h)";
         let given = text(value, expected)?;
-        let micros = with_unit(given, &TIME_UNITS).ok_or_else(|| format!("expected {expected}, found {given:?}"))?;
+        let micros =
+            with_unit(given, &TIME_UNITS).ok_or_else(|| format!("expected {expected}, found {given:?}"))?;
         Ok(Self::from_micros(micros))
     }
 

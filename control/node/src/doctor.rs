@@ -15,7 +15,18 @@ struct Finding {
 /// Prints one line of finding and one of consequence for each item. Looks only; changes nothing.
 pub(crate) fn run() -> Result<ExitCode> {
     println!("kvasir {} on {}\n", env!("CARGO_PKG_VERSION"), kernel());
-    for finding in [cores(), memory(), huge_pages(), memlock(), io_uring(), shared_memory(), rdma(), gpu(), ebpf(), clock()] {
+    for finding in [
+        cores(),
+        memory(),
+        huge_pages(),
+        memlock(),
+        io_uring(),
+        shared_memory(),
+        rdma(),
+        gpu(),
+        ebpf(),
+        clock(),
+    ] {
         println!("{:<14} {}\n{:<14} → {}", finding.what, finding.found, "", finding.consequence);
     }
     Ok(ExitCode::SUCCESS)
@@ -33,7 +44,8 @@ fn field(path: &str, name: &str) -> Option<u64> {
 }
 
 fn kernel() -> String {
-    read("/proc/sys/kernel/osrelease").map_or_else(|| "an unknown kernel".to_owned(), |release| format!("Linux {release}"))
+    read("/proc/sys/kernel/osrelease")
+        .map_or_else(|| "an unknown kernel".to_owned(), |release| format!("Linux {release}"))
 }
 
 fn cores() -> Finding {
@@ -89,7 +101,9 @@ fn io_uring() -> Finding {
         Ok(ring) => {
             let mut probe = io_uring::Probe::new();
             let probed = ring.submitter().register_probe(&mut probe).is_ok();
-            let has = |name, code| if probed && probe.is_supported(code) { format!(" {name}") } else { String::new() };
+            let has = |name, code| {
+                if probed && probe.is_supported(code) { format!(" {name}") } else { String::new() }
+            };
             let features = [
                 has("sendmsg", io_uring::opcode::SendMsg::CODE),
                 has("send_zc", io_uring::opcode::SendZc::CODE),
@@ -124,7 +138,11 @@ fn rdma() -> Finding {
         (true, true) => "libibverbs, but no device".to_owned(),
         (false, _) => format!("{} (libibverbs: {})", devices.join(", "), if library { "yes" } else { "no" }),
     };
-    Finding { what: "RDMA", found, consequence: "not used: this version has no RDMA transport yet".to_owned() }
+    Finding {
+        what: "RDMA",
+        found,
+        consequence: "not used: this version has no RDMA transport yet".to_owned(),
+    }
 }
 
 fn gpu() -> Finding {

@@ -19,8 +19,16 @@ pub(crate) fn render(settings: &Settings, workers: u64) -> Result<String> {
     let layout = KvPool::layout_of(&model, settings.engine.block_tokens as usize)?;
     let block = layout.block_bytes() as u64;
     let lines = [
-        Line { what: format!("KV blocks of {} tokens", layout.tokens), count: settings.engine.blocks, bytes: block },
-        Line { what: "host-tier blocks".to_owned(), count: compose::host_blocks(settings, &layout) as u64, bytes: block },
+        Line {
+            what: format!("KV blocks of {} tokens", layout.tokens),
+            count: settings.engine.blocks,
+            bytes: block,
+        },
+        Line {
+            what: "host-tier blocks".to_owned(),
+            count: compose::host_blocks(settings, &layout) as u64,
+            bytes: block,
+        },
         Line { what: "weights (f32)".to_owned(), count: parameters(&model), bytes: 4 },
     ];
     let mut out = format!("Memory plan, for each of {workers} workers:\n");
@@ -28,7 +36,13 @@ pub(crate) fn render(settings: &Settings, workers: u64) -> Result<String> {
     for line in &lines {
         let total = line.count * line.bytes;
         sum += total;
-        out.push_str(&format!("  {:<28} {:>10} x {:>9} B = {:>11}\n", line.what, line.count, line.bytes, human(total)));
+        out.push_str(&format!(
+            "  {:<28} {:>10} x {:>9} B = {:>11}\n",
+            line.what,
+            line.count,
+            line.bytes,
+            human(total)
+        ));
     }
     out.push_str(&format!("  {:<28} {:>37}\n", "sum of one worker", human(sum)));
     out.push_str(&format!("  {:<28} {:>37}\n", "sum of all workers", human(sum * workers)));

@@ -49,7 +49,14 @@ struct Service {
 impl Service {
     fn new(name: String, arguments: Vec<String>, settings: &Settings) -> Self {
         let now = Instant::now();
-        Self { name, arguments, child: None, started: now, pause: settings.serve.restart_pause, start_at: now }
+        Self {
+            name,
+            arguments,
+            child: None,
+            started: now,
+            pause: settings.serve.restart_pause,
+            start_at: now,
+        }
     }
 
     fn start(&mut self) -> Result<()> {
@@ -77,7 +84,11 @@ impl Service {
                     if self.started.elapsed() > STABLE_AFTER {
                         self.pause = settings.serve.restart_pause;
                     }
-                    eprintln!("\r{} ended ({status}); starting it again in {} ms", self.name, self.pause.as_millis());
+                    eprintln!(
+                        "\r{} ended ({status}); starting it again in {} ms",
+                        self.name,
+                        self.pause.as_millis()
+                    );
                     self.start_at = Instant::now() + self.pause;
                     self.pause = (self.pause * 2).min(settings.serve.restart_pause_max);
                 }
@@ -87,7 +98,8 @@ impl Service {
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
-        let id = self.child.as_ref().and_then(Child::id).and_then(|id| rustix::process::Pid::from_raw(id as i32));
+        let id =
+            self.child.as_ref().and_then(Child::id).and_then(|id| rustix::process::Pid::from_raw(id as i32));
         if let Some(id) = id {
             // A child that has just ended needs no signal.
             let _ended = rustix::process::kill_process(id, signal);
@@ -152,7 +164,9 @@ fn services(common: &Common, settings: &Settings, listen: SocketAddr) -> Result<
         gateway.extend(["--worker".to_owned(), format!("http://{address}")]);
         all.push(Service::new(format!("{} worker {number}", role.name()), arguments, settings));
     }
-    gateway.extend(cores_of(settings, 0, count).into_iter().flat_map(|(cores, _)| ["--cores".to_owned(), cores]));
+    gateway.extend(
+        cores_of(settings, 0, count).into_iter().flat_map(|(cores, _)| ["--cores".to_owned(), cores]),
+    );
     gateway.extend(inherited);
     all.insert(0, Service::new("gateway".to_owned(), gateway, settings));
     Ok(all)
@@ -200,7 +214,8 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
 async fn drain(services: &mut [Service], settings: &Settings) {
     for (index, service) in services.iter_mut().enumerate() {
         // The gateway comes first and waits for its requests; it has a moment more than it grants them.
-        let within = if index == 0 { settings.serve.drain + Duration::from_secs(1) } else { WORKERS_STOP_WITHIN };
+        let within =
+            if index == 0 { settings.serve.drain + Duration::from_secs(1) } else { WORKERS_STOP_WITHIN };
         if !service.stop(within).await {
             eprintln!("{} did not stop in time and was killed", service.name);
         }

@@ -61,14 +61,14 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
     let (publisher, sink) = bound.map_err(anyhow::Error::msg)?;
 
     let services = Services { transfer: Some(transfer), host: host.clone(), events: Some(sink) };
-    let blocks = kv.slots().slot_count();
+    let slots = Arc::clone(kv.slots());
     let handle = engine.start(config, model, text, kv, services)?;
     let description = WorkerDescription {
         role: role.name().to_owned(),
         model: name,
         context_tokens: handle.context_tokens(),
         block_tokens: settings.engine.block_tokens as usize,
-        blocks,
+        blocks: slots.slot_count(),
         instance: u64::from(std::process::id()) << 32 | u64::from(start_nanos()),
         events: Some(publisher.addresses().events.clone()),
         replay: Some(publisher.addresses().replay.clone()),
@@ -77,6 +77,7 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
     let state = WorkerState {
         engine: handle.clone(),
         description,
+        slots,
         started: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs(),
         body_bytes_max: settings.gateway.body_max.0 as usize,
         transports: compose::transports(settings),
@@ -151,7 +152,8 @@ fn host_tier(
 fn more_metrics(out: &mut String, transfer: &TransferCounters, host: Option<&HostStore>) {
     use std::fmt::Write;
     for (name, help, value) in transfer.snapshot() {
-        let _infallible = writeln!(out, "# HELP kvasir:transfer_{name} {help}\nkvasir:transfer_{name} {value}");
+        let _infallible =
+            writeln!(out, "# HELP kvasir:transfer_{name} {help}\nkvasir:transfer_{name} {value}");
     }
     let Some(host) = host else { return };
     for (name, help, value) in StoreCounters::snapshot(host.counters()) {

@@ -6,7 +6,9 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::{ConnectError, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest};
+use crate::{
+    ConnectError, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest,
+};
 
 /// See the module's documentation.
 pub struct CorruptingFabric<F> {
@@ -31,7 +33,8 @@ impl<F: Fabric> CorruptingFabric<F> {
     /// Posts the write without its immediate, then the wrong byte with it.
     fn post_corrupted(&mut self, request: WorkRequest) -> Result<(), Full> {
         let WorkRequest { id, peer, operation } = request;
-        let Operation::Write { source: Source::Slot { slot, offset, len }, target, immediate } = operation else {
+        let Operation::Write { source: Source::Slot { slot, offset, len }, target, immediate } = operation
+        else {
             return self.inner.post(WorkRequest { id, peer, operation });
         };
         let middle = len / 2;
@@ -41,7 +44,9 @@ impl<F: Fabric> CorruptingFabric<F> {
         let source = Source::Slot { slot, offset, len };
         let whole = Operation::Write { source, target, immediate: None };
         if let Err(Full(refused)) = self.inner.post(WorkRequest { id: 0, peer, operation: whole }) {
-            let Operation::Write { source, target, .. } = refused.operation else { return Err(Full(refused)) };
+            let Operation::Write { source, target, .. } = refused.operation else {
+                return Err(Full(refused));
+            };
             let operation = Operation::Write { source, target, immediate };
             return Err(Full(WorkRequest { id, peer, operation }));
         }

@@ -15,15 +15,15 @@
 //!    target and takes the connection down.
 //! 5. One thread drives a fabric; `poll` takes a budget and returns at once.
 
-mod request;
 pub mod faults;
+mod request;
 pub mod set;
 pub mod sim;
 pub mod testing;
 
 pub use request::{
-    Completion, ConnectError, Event, Full, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, PeerId, Source, Target,
-    WorkRequest,
+    Completion, ConnectError, Event, Full, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, PeerId, Source,
+    Target, WorkRequest,
 };
 pub use set::FabricSet;
 

@@ -180,7 +180,8 @@ impl State {
         }
         let accepted = PeerId(self.next_peer);
         self.next_peer += 1;
-        let link = Link { remote: (from, peer), in_flight: HashSet::new(), posted: 0, last_delivery: self.now };
+        let link =
+            Link { remote: (from, peer), in_flight: HashSet::new(), posted: 0, last_delivery: self.now };
         self.nodes[to].links.insert(accepted, link);
         if let Some(link) = self.nodes[from].links.get_mut(&peer) {
             link.remote = (to, accepted);
@@ -273,7 +274,9 @@ impl Fabric for SimFabric {
         if !state.nodes[self.node].alive {
             return Err(Full(request));
         }
-        let Some(link) = state.nodes[self.node].links.get_mut(&request.peer) else { return Err(Full(request)) };
+        let Some(link) = state.nodes[self.node].links.get_mut(&request.peer) else {
+            return Err(Full(request));
+        };
         if link.posted >= depth {
             return Err(Full(request));
         }
@@ -343,7 +346,8 @@ mod tests {
             network.advance(20);
             for id in 1..40_u8 {
                 let message = vec![id].into_boxed_slice();
-                a.post(WorkRequest { id: id.into(), peer, operation: Operation::Send { message } }).expect("room");
+                a.post(WorkRequest { id: id.into(), peer, operation: Operation::Send { message } })
+                    .expect("room");
             }
             network.advance(40);
             let mut events = Vec::new();

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 
-use crate::{Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest};
+use crate::{
+    Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest,
+};
 
 /// Bytes of a slot in the pools of these tests.
 pub const SLOT_BYTES: usize = 128 << 10;
@@ -142,14 +144,22 @@ fn writes_land_before_their_immediate(mut pair: Connected) {
 }
 
 fn messages_of_every_size_arrive_in_order(mut pair: Connected) {
-    let sizes: Vec<usize> =
-        (0..300).map(|n| [1, 3, 100, 5000, MESSAGE_BYTES_MAX][n % 5].min(if n % 50 == 4 { MESSAGE_BYTES_MAX } else { 5000 })).collect();
+    let sizes: Vec<usize> = (0..300)
+        .map(|n| {
+            [1, 3, 100, 5000, MESSAGE_BYTES_MAX][n % 5].min(if n % 50 == 4 {
+                MESSAGE_BYTES_MAX
+            } else {
+                5000
+            })
+        })
+        .collect();
     for (number, &len) in sizes.iter().enumerate() {
         pair.post(0, Operation::Send { message: vec![number as u8; len].into_boxed_slice() });
     }
     pair.until("all messages", |pair| pair.seen_b.len() == sizes.len());
     for (number, (event, len)) in pair.seen_b.iter().zip(sizes).enumerate() {
-        let expected = Event::Message { peer: pair.to_a, message: vec![number as u8; len].into_boxed_slice() };
+        let expected =
+            Event::Message { peer: pair.to_a, message: vec![number as u8; len].into_boxed_slice() };
         assert!(*event == expected, "message {number} differs");
     }
 }

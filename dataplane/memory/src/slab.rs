@@ -112,9 +112,8 @@ impl Slab {
         bytes: usize,
         huge_pages: bool,
     ) -> Result<Self, MemoryError> {
-        let failed = |operation| {
-            move |errno| MemoryError::System { operation, name: name.to_owned(), bytes, errno }
-        };
+        let failed =
+            |operation| move |errno| MemoryError::System { operation, name: name.to_owned(), bytes, errno };
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if huge_pages {
             flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
@@ -162,7 +161,8 @@ impl Slab {
         let mut header = [0_u8; HEADER_BYTES];
         // SAFETY: `attach` checked that the mapping is at least one page long.
         unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr(), header.as_mut_ptr(), HEADER_BYTES) };
-        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let word =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         if long(0) != MAGIC {
             return Err(MemoryError::NotASlab("wrong magic"));
@@ -349,7 +349,8 @@ mod tests {
         rustix::fs::ftruncate(&unsealed, 8192).expect("truncate");
         assert!(matches!(Slab::attach(unsealed), Err(MemoryError::System { .. } | MemoryError::NotASlab(_))));
 
-        let empty = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("fd");
+        let empty =
+            rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("fd");
         rustix::fs::ftruncate(&empty, 8192).expect("truncate");
         rustix::fs::fcntl_add_seals(&empty, SealFlags::SHRINK | SealFlags::GROW).expect("seal");
         assert!(matches!(Slab::attach(empty), Err(MemoryError::NotASlab("wrong magic"))));

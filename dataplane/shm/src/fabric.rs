@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dataplane_fabric::{
-    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest,
+    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Source, Target,
+    WorkRequest,
 };
 use dataplane_memory::Slab;
 use rustix::event::EventfdFlags;
@@ -94,7 +95,8 @@ impl ShmFabric {
             .map_err(|_| ShmError::Handshake("the peer went away"))?;
         let peer = PeerId(self.next_peer);
         self.next_peer += 1;
-        self.connections.insert(peer, Connection { socket, inbound, we_connected, closing: false, remote: None });
+        self.connections
+            .insert(peer, Connection { socket, inbound, we_connected, closing: false, remote: None });
         Ok(peer)
     }
 
@@ -188,13 +190,12 @@ impl Remote {
             return false;
         }
         match source {
-            Source::Inline { bytes, len } => self.slab.write(target.slot, offset, &bytes[..usize::from(*len)]),
-            Source::Slot { slot, offset: from, .. } => self.slab.copy_from(
-                slot.slab(),
-                (slot.slot(), *from as usize),
-                (target.slot, offset),
-                len,
-            ),
+            Source::Inline { bytes, len } => {
+                self.slab.write(target.slot, offset, &bytes[..usize::from(*len)])
+            }
+            Source::Slot { slot, offset: from, .. } => {
+                self.slab.copy_from(slot.slab(), (slot.slot(), *from as usize), (target.slot, offset), len)
+            }
         }
         true
     }
@@ -209,8 +210,7 @@ impl Fabric for ShmFabric {
         if self.connections.len() >= CONNECTIONS_MAX {
             return Err(ConnectError::TooMany { fabric: "shm", limit: CONNECTIONS_MAX });
         }
-        let system =
-            |error| ConnectError::System { fabric: "shm", address: address.to_owned(), error };
+        let system = |error| ConnectError::System { fabric: "shm", address: address.to_owned(), error };
         let socket = UnixStream::connect(address).map_err(system)?;
         self.add_connection(socket, true).map_err(|error| system(std::io::Error::other(error)))
     }

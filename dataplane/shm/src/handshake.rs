@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 
 use crate::ShmError;
@@ -41,12 +42,12 @@ pub(crate) fn receive(stream: &UnixStream) -> Result<Option<Hello>, ShmError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let received =
-        match rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut hello)], &mut control, flags) {
-            Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(_) => return Err(ShmError::Handshake("the peer went away")),
-        };
+    let received = match rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut hello)], &mut control, flags)
+    {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(_) => return Err(ShmError::Handshake("the peer went away")),
+    };
     if received.bytes == 0 {
         return Err(ShmError::Handshake("the peer went away"));
     }

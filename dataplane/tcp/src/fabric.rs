@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane_fabric::{ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, WorkRequest};
+use dataplane_fabric::{
+    ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, WorkRequest,
+};
 use dataplane_memory::Slab;
 use io_uring::{opcode, types};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -73,9 +75,10 @@ impl TcpFabric {
 
     fn arm_accept(&mut self) {
         let Some(listener) = &self.listener else { return };
-        let entry = opcode::Accept::new(types::Fd(listener.as_raw_fd()), std::ptr::null_mut(), std::ptr::null_mut())
-            .flags(libc::SOCK_CLOEXEC)
-            .build();
+        let entry =
+            opcode::Accept::new(types::Fd(listener.as_raw_fd()), std::ptr::null_mut(), std::ptr::null_mut())
+                .flags(libc::SOCK_CLOEXEC)
+                .build();
         // SAFETY: no buffers; the listener is open as long as the fabric, which reaps before it is dropped.
         unsafe { self.ring.push(entry, Token { connection: LISTENER, kind: OperationKind::Accept }) };
     }

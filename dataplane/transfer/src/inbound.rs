@@ -80,7 +80,8 @@ impl Inbound {
         let blocks_fit = first_block
             .checked_sub(self.first_block)
             .is_some_and(|first| first as usize + sums.len() <= self.slots.len());
-        let layers_fit = layers > 0 && first_layer.checked_add(layers).is_some_and(|end| end <= layout.layers);
+        let layers_fit =
+            layers > 0 && first_layer.checked_add(layers).is_some_and(|end| end <= layout.layers);
         if !blocks_fit || !layers_fit || self.announced.len() >= UNMATCHED_MAX {
             return false;
         }

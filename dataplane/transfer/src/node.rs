@@ -53,6 +53,13 @@ pub enum Command {
         /// The transfer.
         transfer: TransferId,
     },
+    /// Tell the sender at `address` that nothing of this transfer is wanted.
+    Decline {
+        /// The transfer.
+        transfer: TransferId,
+        /// The sender.
+        address: String,
+    },
     /// Stop, on whichever side this node is.
     Cancel {
         /// The transfer.
@@ -124,8 +131,9 @@ pub struct TransferNode<F> {
     active: HashSet<TransferId>,
     finishing: HashMap<u64, TransferId>,
     next_id: u64,
-    /// Cancelled by the receiver before the sender's owner knew of them.
-    cancelled_early: HashMap<TransferId, Instant>,
+    /// Outbound transfers that were cancelled, and until when that is remembered: their other half may still
+    /// be on its way, and must not start them anew.
+    cancelled: HashMap<TransferId, Instant>,
     /// Slots that a peer was told of and may still write to.
     quarantine: HashMap<(PeerId, TransferId), Vec<SlotRef>>,
     events: Vec<Event>,
@@ -148,7 +156,7 @@ impl<F: Fabric> TransferNode<F> {
             active: HashSet::new(),
             finishing: HashMap::new(),
             next_id: 1,
-            cancelled_early: HashMap::new(),
+            cancelled: HashMap::new(),
             quarantine: HashMap::new(),
             events: Vec::with_capacity(limits.poll_budget),
             notices: Vec::new(),
@@ -169,8 +177,8 @@ impl<F: Fabric> TransferNode<F> {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let inbound = self.inbound.values().map(|inbound| inbound.deadline).min();
-        let early = self.cancelled_early.values().copied().min();
-        [inbound, early, self.outbound.next_expiry()].into_iter().flatten().min()
+        let forget = self.cancelled.values().copied().min();
+        [inbound, forget, self.outbound.next_expiry()].into_iter().flatten().min()
     }
 
     /// Whether nothing is held, expected or quarantined: what a leak check asserts.
@@ -197,7 +205,12 @@ impl<F: Fabric> TransferNode<F> {
                     self.active.insert(transfer);
                 }
             }
-            Command::Cancel { transfer } => self.cancel(transfer),
+            Command::Decline { transfer, address } => {
+                if let Some(peer) = self.peer_at(&address) {
+                    self.send(peer, Message::Cancel { transfer });
+                }
+            }
+            Command::Cancel { transfer } => self.cancel(transfer, now),
         }
     }
 
@@ -279,7 +292,9 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     fn reserve(&mut self, transfer: TransferId) {
-        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| !inbound.reserved) else { return };
+        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| !inbound.reserved) else {
+            return;
+        };
         inbound.reserved = true;
         let (peer, tag, first_block) = (inbound.peer, inbound.tag, inbound.first_block);
         let slots = inbound.slot_names();
@@ -343,7 +358,7 @@ impl<F: Fabric> TransferNode<F> {
     // --- sending ---
 
     fn outbound_for(&mut self, transfer: TransferId, now: Instant) -> Option<&mut Outbound> {
-        if self.cancelled_early.remove(&transfer).is_some() {
+        if self.cancelled.contains_key(&transfer) {
             self.notices.push(Notice::Pushed { transfer, complete: false });
             return None;
         }
@@ -403,12 +418,22 @@ impl<F: Fabric> TransferNode<F> {
 
     // --- both ---
 
-    fn cancel(&mut self, transfer: TransferId) {
+    fn remember_cancelled(&mut self, transfer: TransferId, now: Instant) {
+        if self.cancelled.len() < self.limits.transfers_max {
+            self.cancelled.insert(transfer, now + self.limits.lease);
+        }
+    }
+
+    fn cancel(&mut self, transfer: TransferId, now: Instant) {
         let known = self.inbound.contains_key(&transfer) || self.outbound.get_mut(transfer).is_some();
         if known {
             TransferCounters::add(&self.counters.transfers_cancelled, 1);
         }
-        self.end_inbound(transfer, Outcome::SenderStopped, false);
+        if self.inbound.contains_key(&transfer) {
+            self.end_inbound(transfer, Outcome::SenderStopped, false);
+        } else {
+            self.remember_cancelled(transfer, now);
+        }
         if let Some(lease) = self.outbound.get_mut(transfer) {
             lease.held.abandon();
             match lease.held.reservation {
@@ -451,7 +476,8 @@ impl<F: Fabric> TransferNode<F> {
             }
             Event::Immediate { peer, value } => self.landed(peer, value),
             Event::Message { peer, message } => {
-                let understood = Message::decode(&message).is_some_and(|message| self.understand(peer, message, now));
+                let understood =
+                    Message::decode(&message).is_some_and(|message| self.understand(peer, message, now));
                 if !understood {
                     tracing::warn!(?peer, "transfer: a message that makes no sense; closing the connection");
                     self.fabric.disconnect(peer);
@@ -508,9 +534,8 @@ impl<F: Fabric> TransferNode<F> {
                 if self.outbound.get_mut(transfer).is_some() {
                     TransferCounters::add(&self.counters.transfers_cancelled, 1);
                     self.end_outbound(transfer, false);
-                } else if self.cancelled_early.len() < self.limits.transfers_max {
-                    self.cancelled_early.insert(transfer, now + self.limits.lease);
                 }
+                self.remember_cancelled(transfer, now);
                 self.send(peer, Message::CancelAck { transfer });
                 true
             }
@@ -555,7 +580,7 @@ impl<F: Fabric> TransferNode<F> {
             self.active.remove(&transfer);
             self.notices.push(Notice::Pushed { transfer, complete: false });
         }
-        self.cancelled_early.retain(|_, until| *until > now);
+        self.cancelled.retain(|_, until| *until > now);
     }
 
     fn publish_levels(&self) {

@@ -143,9 +143,8 @@ impl Ready {
 
     fn announcement(&self, transfer: u64, sequence: u16, layout: &PieceLayout) -> Message {
         let (offset, len) = self.piece(layout);
-        let sum = |slot: &SlotRef| {
-            checksum::of_range(slot.slab(), slot.slot(), offset as usize, len as usize)
-        };
+        let sum =
+            |slot: &SlotRef| checksum::of_range(slot.slab(), slot.slot(), offset as usize, len as usize);
         Message::Announce {
             transfer,
             sequence,

@@ -103,7 +103,10 @@ fn check(slots: &[SlotRef], transfer: TransferId, first_block: usize) {
     for (index, slot) in slots.iter().enumerate() {
         let mut bytes = vec![0; LAYOUT.slot_bytes()];
         slot.slab().read(slot.slot(), 0, &mut bytes);
-        assert!(bytes == content(transfer, first_block + index), "transfer {transfer} block {index}: wrong bytes");
+        assert!(
+            bytes == content(transfer, first_block + index),
+            "transfer {transfer} block {index}: wrong bytes"
+        );
     }
 }
 

@@ -134,8 +134,14 @@ mod tests {
     use super::*;
 
     /// Llama-3-70B: 80 layers, 8 kv heads of 128, bf16, 16 tokens: 320 KiB a token.
-    const LLAMA_70B: BlockLayout =
-        BlockLayout { layers: 80, parts: 2, tokens: 16, kv_heads: 8, head_dim: 128, element: ElementType::Bf16 };
+    const LLAMA_70B: BlockLayout = BlockLayout {
+        layers: 80,
+        parts: 2,
+        tokens: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        element: ElementType::Bf16,
+    };
 
     #[test]
     fn sizes_of_a_known_model() {
@@ -146,7 +152,14 @@ mod tests {
 
     #[test]
     fn offsets_tile_the_block() {
-        let layout = BlockLayout { layers: 3, parts: 2, tokens: 4, kv_heads: 2, head_dim: 8, element: ElementType::F32 };
+        let layout = BlockLayout {
+            layers: 3,
+            parts: 2,
+            tokens: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            element: ElementType::F32,
+        };
         let mut expected = 0;
         for layer in 0..3 {
             for part in 0..2 {

@@ -224,7 +224,8 @@ fn refusal(status: StatusCode, body: &[u8]) -> ApiError {
     let parsed: Value = serde_json::from_slice(body).unwrap_or_default();
     // vLLM answered with the fields at the top before it nested them under `error`.
     let error = if parsed["error"].is_object() { &parsed["error"] } else { &parsed };
-    let message = error["message"].as_str().map_or_else(|| format!("the engine answered {status}"), str::to_owned);
+    let message =
+        error["message"].as_str().map_or_else(|| format!("the engine answered {status}"), str::to_owned);
     ApiError { status, message, param: error["param"].as_str().map(str::to_owned), code: None }
 }
 
@@ -297,7 +298,8 @@ fn take_event(buffer: &mut BytesMut) -> Option<String> {
 }
 
 fn parse_piece(event: &str) -> Result<CompletionPiece, String> {
-    let parsed: Value = serde_json::from_str(event).map_err(|error| format!("an event is not JSON: {error}"))?;
+    let parsed: Value =
+        serde_json::from_str(event).map_err(|error| format!("an event is not JSON: {error}"))?;
     if let Some(error) = parsed.get("error").filter(|error| !error.is_null()) {
         return Err(format!("the engine failed mid-stream: {error}"));
     }

@@ -81,7 +81,12 @@ async fn listen(feed: &Feed, tracker: &Mutex<Tracker>, index: &Index, mut socket
             Sequence::Gap { from } => {
                 catch_up(feed, tracker, index, from).await;
                 if lock(tracker).expected() < sequence {
-                    tracing::warn!(feed = feed.events, from, sequence, "KV events: lost for good; starting over");
+                    tracing::warn!(
+                        feed = feed.events,
+                        from,
+                        sequence,
+                        "KV events: lost for good; starting over"
+                    );
                     lock(tracker).skip_to(index, sequence);
                 }
             }
@@ -135,7 +140,9 @@ async fn replayed(endpoint: &str, tracker: &Mutex<Tracker>, index: &Index, from:
     let mut batches = 0;
     loop {
         let reply = socket.recv().await.map_err(|error| error.to_string())?;
-        let Some((sequence, payload)) = numbered(&reply) else { return Err("a reply without number".to_owned()) };
+        let Some((sequence, payload)) = numbered(&reply) else {
+            return Err("a reply without number".to_owned());
+        };
         if sequence == REPLAY_END {
             return Ok(batches);
         }

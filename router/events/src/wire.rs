@@ -201,7 +201,8 @@ impl Fields {
             "block_hashes" => {
                 let count = reader.array()?.ok_or(WireError("block_hashes is not an array"))?;
                 for _ in 0..count {
-                    let hash = reader.hash()?.ok_or(WireError("a block hash is neither integer nor bytes"))?;
+                    let hash =
+                        reader.hash()?.ok_or(WireError("a block hash is neither integer nor bytes"))?;
                     self.stored.hashes.push(hash);
                 }
             }
@@ -313,7 +314,11 @@ impl Reader<'_> {
             Marker::FixArray(_) | Marker::Array16 | Marker::Array32 => {
                 let len = rmp::decode::read_array_len(&mut self.0).map_err(|_| WireError("a bad array"))?;
                 // Every element takes a byte at least: a length that lies is found here.
-                if len as usize > self.0.len() { Err(WireError("an array longer than its bytes")) } else { Ok(Some(len)) }
+                if len as usize > self.0.len() {
+                    Err(WireError("an array longer than its bytes"))
+                } else {
+                    Ok(Some(len))
+                }
             }
             _ => Ok(None),
         }
@@ -328,7 +333,11 @@ impl Reader<'_> {
         match self.peek()? {
             Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => {
                 let len = rmp::decode::read_map_len(&mut self.0).map_err(|_| WireError("a bad map"))?;
-                if len as usize > self.0.len() { Err(WireError("a map longer than its bytes")) } else { Ok(Some(len)) }
+                if len as usize > self.0.len() {
+                    Err(WireError("a map longer than its bytes"))
+                } else {
+                    Ok(Some(len))
+                }
             }
             _ => Ok(None),
         }
@@ -350,11 +359,18 @@ impl Reader<'_> {
                 self.advance(1)?;
                 Ok(None)
             }
-            Marker::U64 => {
-                rmp::decode::read_u64(&mut self.0).map(|value| Some(value as i64)).map_err(|_| WireError("a bad integer"))
-            }
-            Marker::FixPos(_) | Marker::FixNeg(_) | Marker::U8 | Marker::U16 | Marker::U32 | Marker::I8 | Marker::I16
-            | Marker::I32 | Marker::I64 => {
+            Marker::U64 => rmp::decode::read_u64(&mut self.0)
+                .map(|value| Some(value as i64))
+                .map_err(|_| WireError("a bad integer")),
+            Marker::FixPos(_)
+            | Marker::FixNeg(_)
+            | Marker::U8
+            | Marker::U16
+            | Marker::U32
+            | Marker::I8
+            | Marker::I16
+            | Marker::I32
+            | Marker::I64 => {
                 rmp::decode::read_int(&mut self.0).map(Some).map_err(|_| WireError("a bad integer"))
             }
             _ => Ok(None),
@@ -364,7 +380,8 @@ impl Reader<'_> {
     fn hash(&mut self) -> Result<Option<EngineHash>> {
         match self.peek()? {
             Marker::Bin8 | Marker::Bin16 | Marker::Bin32 => {
-                let len = rmp::decode::read_bin_len(&mut self.0).map_err(|_| WireError("bad bytes"))? as usize;
+                let len =
+                    rmp::decode::read_bin_len(&mut self.0).map_err(|_| WireError("bad bytes"))? as usize;
                 let (bytes, rest) = self.0.split_at_checked(len).ok_or(WireError("bytes end too early"))?;
                 self.0 = rest;
                 let low = &bytes[len.saturating_sub(8)..];
@@ -377,8 +394,10 @@ impl Reader<'_> {
     fn text(&mut self) -> Result<Option<String>> {
         match self.peek()? {
             Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => {
-                let len = rmp::decode::read_str_len(&mut self.0).map_err(|_| WireError("a bad string"))? as usize;
-                let (bytes, rest) = self.0.split_at_checked(len).ok_or(WireError("a string ends too early"))?;
+                let len =
+                    rmp::decode::read_str_len(&mut self.0).map_err(|_| WireError("a bad string"))? as usize;
+                let (bytes, rest) =
+                    self.0.split_at_checked(len).ok_or(WireError("a string ends too early"))?;
                 self.0 = rest;
                 Ok(Some(String::from_utf8_lossy(bytes).into_owned()))
             }
@@ -400,11 +419,13 @@ impl Reader<'_> {
         let mut left = 1_u64;
         while left > 0 {
             left -= 1;
-            let marker = rmp::decode::read_marker(&mut self.0).map_err(|_| WireError("the bytes end too early"))?;
+            let marker =
+                rmp::decode::read_marker(&mut self.0).map_err(|_| WireError("the bytes end too early"))?;
             let mut len = |width: usize| -> Result<u64> {
                 let mut value = 0;
                 for _ in 0..width {
-                    value = value << 8 | u64::from(self.0.read_u8().map_err(|_| WireError("a length is cut off"))?);
+                    value = value << 8
+                        | u64::from(self.0.read_u8().map_err(|_| WireError("a length is cut off"))?);
                 }
                 Ok(value)
             };
@@ -467,7 +488,10 @@ pub fn encode(batch: &EventBatch) -> Vec<u8> {
     out
 }
 
-fn encode_into(batch: &EventBatch, out: &mut Vec<u8>) -> std::result::Result<(), rmp::encode::ValueWriteError> {
+fn encode_into(
+    batch: &EventBatch,
+    out: &mut Vec<u8>,
+) -> std::result::Result<(), rmp::encode::ValueWriteError> {
     use rmp::encode as put;
     put::write_array_len(out, 3)?;
     put::write_f64(out, batch.timestamp)?;
@@ -497,15 +521,22 @@ fn encode_into(batch: &EventBatch, out: &mut Vec<u8>) -> std::result::Result<(),
     Ok(())
 }
 
-fn encode_hashes(hashes: &[EngineHash], out: &mut Vec<u8>) -> std::result::Result<(), rmp::encode::ValueWriteError> {
+fn encode_hashes(
+    hashes: &[EngineHash],
+    out: &mut Vec<u8>,
+) -> std::result::Result<(), rmp::encode::ValueWriteError> {
     rmp::encode::write_str(out, "block_hashes")?;
     rmp::encode::write_array_len(out, hashes.len() as u32)?;
     hashes.iter().try_for_each(|&hash| rmp::encode::write_uint(out, hash).map(drop))
 }
 
-fn encode_stored(stored: &Stored, out: &mut Vec<u8>) -> std::result::Result<(), rmp::encode::ValueWriteError> {
+fn encode_stored(
+    stored: &Stored,
+    out: &mut Vec<u8>,
+) -> std::result::Result<(), rmp::encode::ValueWriteError> {
     use rmp::encode as put;
-    let nil = |out: &mut Vec<u8>| put::write_nil(out).map_err(rmp::encode::ValueWriteError::InvalidMarkerWrite);
+    let nil =
+        |out: &mut Vec<u8>| put::write_nil(out).map_err(rmp::encode::ValueWriteError::InvalidMarkerWrite);
     put::write_map_len(out, if stored.extras.is_empty() { 8 } else { 9 })?;
     put::write_str(out, "type")?;
     put::write_str(out, "BlockStored")?;

@@ -6,7 +6,8 @@ use router_events::wire::{KvEvent, Tier, decode};
 use serde_json::Value as Json;
 
 fn lines(name: &str) -> Vec<Json> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/engine-captures").join(name);
+    let path =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/engine-captures").join(name);
     let text = std::fs::read_to_string(path).expect("fixture");
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }

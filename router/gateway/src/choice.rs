@@ -73,13 +73,26 @@ struct Runner {
 }
 
 /// Runs a choice to its end. The first route is made already, so that it could be shown in a header.
-pub(crate) async fn run(gateway: Arc<Gateway>, request: ChoiceRequest, first: Route, out: mpsc::Sender<ChoiceEvent>) {
+pub(crate) async fn run(
+    gateway: Arc<Gateway>,
+    request: ChoiceRequest,
+    first: Route,
+    out: mpsc::Sender<ChoiceEvent>,
+) {
     let tokenizer = gateway.text.tokenizer.clone();
     let sampling = &request.sampling;
     let detokenizer = Detokenizer::new(tokenizer, sampling.skip_special_tokens, &request.prompt);
     let stop = StopStrings::new(sampling.stop.clone(), sampling.include_stop);
-    let runner =
-        Runner { gateway, request, generated: Vec::new(), cached_tokens: 0, engine_finish: None, detokenizer, stop, out };
+    let runner = Runner {
+        gateway,
+        request,
+        generated: Vec::new(),
+        cached_tokens: 0,
+        engine_finish: None,
+        detokenizer,
+        stop,
+        out,
+    };
     runner.run(first).await;
 }
 
@@ -322,7 +335,8 @@ impl Runner {
     /// Whether a token ends the output and is therefore not part of its text.
     fn is_end(&self, id: u32) -> bool {
         let sampling = &self.request.sampling;
-        sampling.stop_token_ids.contains(&id) || (!sampling.ignore_eos && self.gateway.text.eos_ids.contains(&id))
+        sampling.stop_token_ids.contains(&id)
+            || (!sampling.ignore_eos && self.gateway.text.eos_ids.contains(&id))
     }
 }
 

@@ -112,7 +112,12 @@ impl Fleet {
             tasks: Mutex::new(Vec::new()),
         });
         let tasks = fleet.workers.iter().map(|worker| {
-            let watch = watch(Arc::downgrade(&fleet), Arc::clone(worker), config.model.clone(), config.health_interval);
+            let watch = watch(
+                Arc::downgrade(&fleet),
+                Arc::clone(worker),
+                config.model.clone(),
+                config.health_interval,
+            );
             tokio::spawn(watch)
         });
         fleet.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
@@ -150,11 +155,16 @@ impl Fleet {
             self.index.retire_worker(before.slot);
         }
         let Some(slot) = self.index.add_worker() else {
-            tracing::error!(worker = worker.name, limit = router_radix::WORKERS_MAX, "too many workers for the index");
+            tracing::error!(
+                worker = worker.name,
+                limit = router_radix::WORKERS_MAX,
+                "too many workers for the index"
+            );
             return;
         };
         let tracker = Arc::new(Mutex::new(Tracker::new(slot, description.block_tokens)));
-        let feed = description.events.clone().map(|events| Feed { events, replay: description.replay.clone() });
+        let feed =
+            description.events.clone().map(|events| Feed { events, replay: description.replay.clone() });
         let (fleet, this) = (Arc::downgrade(self), Arc::downgrade(worker));
         let warm = move || {
             if let Some(live) = this.upgrade().and_then(|worker| worker.live.load_full()) {
@@ -177,8 +187,20 @@ impl Fleet {
             })
         });
         let is_warm = AtomicBool::new(events.is_none());
-        tracing::info!(worker = worker.name, role = description.role, instance = description.instance, "worker joined");
-        worker.live.store(Some(Arc::new(Live { description, slot, load: Load::default(), tracker, is_warm, events })));
+        tracing::info!(
+            worker = worker.name,
+            role = description.role,
+            instance = description.instance,
+            "worker joined"
+        );
+        worker.live.store(Some(Arc::new(Live {
+            description,
+            slot,
+            load: Load::default(),
+            tracker,
+            is_warm,
+            events,
+        })));
     }
 }
 
@@ -195,10 +217,19 @@ async fn watch(fleet: std::sync::Weak<Fleet>, worker: Arc<Worker>, model: String
         match described {
             Ok(description) if description.model != model => {
                 worker.is_up.store(false, Ordering::Release);
-                tracing::error!(worker = worker.name, serves = description.model, wanted = model, "worker refused: it serves another model");
+                tracing::error!(
+                    worker = worker.name,
+                    serves = description.model,
+                    wanted = model,
+                    "worker refused: it serves another model"
+                );
             }
             Ok(description) => {
-                let same = worker.live.load().as_ref().is_some_and(|live| live.description.instance == description.instance);
+                let same = worker
+                    .live
+                    .load()
+                    .as_ref()
+                    .is_some_and(|live| live.description.instance == description.instance);
                 if !same {
                     fleet.begin(description, &worker);
                 }

@@ -92,7 +92,15 @@ impl Chooser {
         let cached = overlaps.any(computing.live.slot).max(overlap_blocks) as usize * block_tokens;
         let uncached_tokens = tokens.len().saturating_sub(cached);
         let predicted = predict(&computing.live, uncached_tokens, block_tokens);
-        Some(Route { decode, prefill, blocks, overlap_blocks, uncached_tokens, predicted, decided_in: started.elapsed() })
+        Some(Route {
+            decode,
+            prefill,
+            blocks,
+            overlap_blocks,
+            uncached_tokens,
+            predicted,
+            decided_in: started.elapsed(),
+        })
     }
 
     fn pick(
@@ -152,7 +160,8 @@ pub(crate) struct Booking {
 impl Booking {
     pub(crate) fn new(route: &Route) -> Self {
         let decode = Arc::clone(&route.decode.live);
-        let computing = route.prefill.as_ref().map_or_else(|| Arc::clone(&decode), |picked| Arc::clone(&picked.live));
+        let computing =
+            route.prefill.as_ref().map_or_else(|| Arc::clone(&decode), |picked| Arc::clone(&picked.live));
         let block_tokens = decode.description.block_tokens;
         let prefill_blocks = route.uncached_tokens.div_ceil(block_tokens) as u32;
         decode.load.requests.fetch_add(1, Ordering::Relaxed);

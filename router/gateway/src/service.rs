@@ -14,17 +14,18 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use router_engines::openai::{
-    Answer, ApiError, ChatRequest, CompletionRequest, Finish, Kind, Prompt, Sampling, TokenLogprobs, Usage, model_list,
+    Answer, ApiError, ChatRequest, CompletionRequest, Finish, Kind, Prompt, Sampling, TokenLogprobs, Usage,
+    model_list,
 };
 use router_tokens::ModelText;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use crate::GatewayConfig;
 use crate::choice::{ChoiceEvent, ChoicePiece, ChoiceRequest, run};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::routing::{Chooser, Route};
-use crate::GatewayConfig;
 
 /// Events that may wait between the choices and the connection.
 const EVENTS_MAX: usize = 64;
@@ -233,7 +234,12 @@ struct Normal {
     tokens_as_ids: bool,
 }
 
-async fn answer(gateway: &Arc<Gateway>, request: Request, kind: Kind, request_id: &str) -> Result<Response, ApiError> {
+async fn answer(
+    gateway: &Arc<Gateway>,
+    request: Request,
+    kind: Kind,
+    request_id: &str,
+) -> Result<Response, ApiError> {
     let started = Instant::now();
     let inside = Inside::enter(gateway)?;
     let limit = gateway.config.body_bytes_max;
@@ -274,7 +280,13 @@ async fn answer(gateway: &Arc<Gateway>, request: Request, kind: Kind, request_id
     }
     drop(out);
     let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
-    let answer = Answer::new(kind, format!("{prefix}-{request_id}"), unix_time(), &gateway.config.model, normal.tokens_as_ids);
+    let answer = Answer::new(
+        kind,
+        format!("{prefix}-{request_id}"),
+        unix_time(),
+        &gateway.config.model,
+        normal.tokens_as_ids,
+    );
     let collector = Collector {
         gateway: Arc::clone(gateway),
         answer,
@@ -286,7 +298,8 @@ async fn answer(gateway: &Arc<Gateway>, request: Request, kind: Kind, request_id
         started,
         _inside: inside,
     };
-    let mut response = if collector.normal.stream { collector.streamed().await? } else { collector.whole().await? };
+    let mut response =
+        if collector.normal.stream { collector.streamed().await? } else { collector.whole().await? };
     if let Some(value) = explained.and_then(|text| HeaderValue::from_str(&text).ok()) {
         response.headers_mut().insert("x-kvasir-route", value);
     }
@@ -297,7 +310,8 @@ async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Normal, Api
     let request = ChatRequest::parse(body)?;
     check_model(gateway, request.model.as_deref())?;
     let text = gateway.text.clone();
-    let (messages, extras, generate) = (request.messages, request.template_extras, request.add_generation_prompt);
+    let (messages, extras, generate) =
+        (request.messages, request.template_extras, request.add_generation_prompt);
     let ids = off_thread(body.len(), move || text.encode_chat(&messages, generate, &extras))
         .await?
         .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
@@ -346,7 +360,10 @@ async fn normal_completion(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Norma
 }
 
 /// Runs short work here and long work on a thread of its own.
-async fn off_thread<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+async fn off_thread<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
     if bytes <= INLINE_TEXT_BYTES {
         return Ok(work());
     }
@@ -445,7 +462,8 @@ impl Collector {
         self.account();
         let wants_logprobs = self.normal.sampling.logprobs.is_some();
         let choices = outputs.iter().zip(0..).map(|(output, index)| {
-            let finish = output.finish.ok_or_else(|| ApiError::internal("An output ended without a reason."))?;
+            let finish =
+                output.finish.ok_or_else(|| ApiError::internal("An output ended without a reason."))?;
             let logprobs = wants_logprobs.then_some(output.logprobs.as_slice());
             let tokens = self.normal.return_token_ids.then_some(output.tokens.as_slice());
             Ok(self.answer.choice(index, &output.text, logprobs, tokens, finish))
@@ -492,11 +510,18 @@ impl Stream {
         self.collector.count(piece);
         let offset = &mut self.offsets[piece.index as usize];
         let tokens = self.collector.normal.return_token_ids.then_some(piece.tokens.as_slice());
-        let event =
-            self.collector.answer.piece(piece.index, &piece.text, &piece.logprobs, *offset, tokens, piece.finish);
+        let event = self.collector.answer.piece(
+            piece.index,
+            &piece.text,
+            &piece.logprobs,
+            *offset,
+            tokens,
+            piece.finish,
+        );
         *offset += piece.text.chars().count();
         // A token whose text is held back has nothing to say, unless ids or log-probabilities are wanted.
-        if !piece.text.is_empty() || piece.finish.is_some() || tokens.is_some() || !piece.logprobs.is_empty() {
+        if !piece.text.is_empty() || piece.finish.is_some() || tokens.is_some() || !piece.logprobs.is_empty()
+        {
             self.next.get_or_insert_default().push_str(&event);
         }
     }

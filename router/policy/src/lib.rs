@@ -71,7 +71,8 @@ pub fn cost(blocks: u32, candidate: &Candidate, weights: &Weights) -> f64 {
     let device = f64::from(candidate.device_blocks.min(blocks));
     let host = f64::from(candidate.any_blocks.min(blocks)) - device;
     let to_compute = f64::from(blocks) - device - weights.host_credit * host.max(0.0);
-    weights.prefill * (to_compute + f64::from(candidate.queued_prefill_blocks)) + f64::from(candidate.decoding_blocks)
+    weights.prefill * (to_compute + f64::from(candidate.queued_prefill_blocks))
+        + f64::from(candidate.decoding_blocks)
 }
 
 /// Chooses among candidates; `None` when there are none. `turn` counts decisions, `random` is any number.
@@ -168,7 +169,11 @@ mod tests {
     fn overlap_wins_until_load_outweighs_it() {
         let weights = Weights::default();
         assert_eq!(pick(&[candidate(0, 0, 0, 0), candidate(8, 8, 0, 0)], &weights), 1);
-        assert_eq!(pick(&[candidate(0, 0, 0, 0), candidate(8, 8, 9, 0)], &weights), 0, "a long queue beats a hit");
+        assert_eq!(
+            pick(&[candidate(0, 0, 0, 0), candidate(8, 8, 9, 0)], &weights),
+            0,
+            "a long queue beats a hit"
+        );
         assert_eq!(pick(&[candidate(0, 8, 0, 0), candidate(0, 0, 0, 0)], &weights), 0, "host blocks count");
         assert_eq!(pick(&[candidate(0, 8, 0, 0), candidate(7, 7, 0, 0)], &weights), 1, "but less");
         let careless = Weights { prefill: 0.0, ..weights };
@@ -205,10 +210,12 @@ mod tests {
     fn the_plain_strategies() {
         let candidates = [candidate(0, 0, 1, 1), candidate(0, 0, 0, 1), candidate(0, 0, 5, 5)];
         let weights = Weights::default();
-        let index = |strategy, turn| choose(strategy, 1, &candidates, &weights, turn, turn).expect("a choice").index;
+        let index =
+            |strategy, turn| choose(strategy, 1, &candidates, &weights, turn, turn).expect("a choice").index;
         assert_eq!((0..4).map(|turn| index(Strategy::RoundRobin, turn)).collect::<Vec<_>>(), [0, 1, 2, 0]);
         assert_eq!(index(Strategy::LeastLoaded, 0), 1);
-        let random: std::collections::HashSet<usize> = (0..50).map(|turn| index(Strategy::Random, turn)).collect();
+        let random: std::collections::HashSet<usize> =
+            (0..50).map(|turn| index(Strategy::Random, turn)).collect();
         assert_eq!(random.len(), 3);
         assert_eq!(choose(Strategy::Cost, 1, &[], &weights, 0, 0), None);
     }

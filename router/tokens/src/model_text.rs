@@ -59,9 +59,9 @@ impl ModelText {
         }
         let template = match find_template(folder, &settings)? {
             None => None,
-            Some((path, source)) => Some(Arc::new(
-                ChatTemplate::new(&source).map_err(|error| TokensError::file(&path, error))?,
-            )),
+            Some((path, source)) => {
+                Some(Arc::new(ChatTemplate::new(&source).map_err(|error| TokensError::file(&path, error))?))
+            }
         };
         Ok(Self { tokenizer, template, eos_ids, bos_token, eos_token })
     }

@@ -47,7 +47,8 @@ impl StopStrings {
             .rev()
             .find(|&len| {
                 let at = self.held.len() - len;
-                self.held.is_char_boundary(at) && self.stops.iter().any(|stop| stop.starts_with(&self.held[at..]))
+                self.held.is_char_boundary(at)
+                    && self.stops.iter().any(|stop| stop.starts_with(&self.held[at..]))
             })
             .unwrap_or(0)
     }

@@ -45,7 +45,9 @@ impl ChatTemplate {
         self.environment
             .get_template(NAME)
             .and_then(|template| template.render(Value::from(Serde(context))))
-            .map_err(|error| TokensError::Template(error.detail().map_or_else(|| error.to_string(), str::to_owned)))
+            .map_err(|error| {
+                TokensError::Template(error.detail().map_or_else(|| error.to_string(), str::to_owned))
+            })
     }
 }
 
@@ -92,12 +94,16 @@ mod tests {
 
     #[test]
     fn python_habits_of_templates_work() {
-        let context = json!({"messages": [{"role": "user", "content": " hi "}], "tools": [{"b": 1, "a": "é<"}]});
+        let context =
+            json!({"messages": [{"role": "user", "content": " hi "}], "tools": [{"b": 1, "a": "é<"}]});
         for (source, expected) in [
             ("{% for m in messages %}<{{ m['role'] }}>{{ m.content.strip() }}{% endfor %}", "<user>hi"),
             ("{{ tools | tojson }}", r#"[{"b": 1, "a": "é<"}]"#),
             ("{{ tools[0] | tojson(indent=2) }}", "{\n  \"b\": 1,\n  \"a\": \"é<\"\n}"),
-            ("{% set ns = namespace(x=1) %}{% for m in messages %}{% set ns.x = 5 %}{% endfor %}{{ ns.x }}", "5"),
+            (
+                "{% set ns = namespace(x=1) %}{% for m in messages %}{% set ns.x = 5 %}{% endfor %}{{ ns.x }}",
+                "5",
+            ),
             ("{{ messages[::-1][0].role }}{{ nothing }}", "user"),
             ("a {%- generation -%} x {%- endgeneration %}b", "axb"),
             ("{{ strftime_now('%Y') | length }}", "4"),

@@ -45,7 +45,9 @@ impl Process {
     }
 
     pub fn wait_healthy(&self) {
-        wait_for(&format!("{} to be healthy", self.address), || get(&self.address, "/health").is_ok_and(|(status, _)| status == 200));
+        wait_for(&format!("{} to be healthy", self.address), || {
+            get(&self.address, "/health").is_ok_and(|(status, _)| status == 200)
+        });
     }
 
     pub fn metrics(&self) -> HashMap<String, f64> {
@@ -66,7 +68,11 @@ impl Drop for Process {
 }
 
 fn spawn(arguments: &[String]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_kvasir")).args(arguments).stdin(Stdio::null()).spawn().expect("kvasir starts")
+    Command::new(env!("CARGO_BIN_EXE_kvasir"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("kvasir starts")
 }
 
 pub fn free_address() -> String {
@@ -140,9 +146,9 @@ impl Cluster {
         wait_for("the workers to be ready", || {
             let Ok((200, body)) = get(&self.gateway.address, "/kvasir/status") else { return false };
             let status: Value = serde_json::from_str(&body).unwrap_or_default();
-            let ready = status["workers"].as_array().map_or(0, |workers| {
-                workers.iter().filter(|worker| worker["ready"] == true).count()
-            });
+            let ready = status["workers"]
+                .as_array()
+                .map_or(0, |workers| workers.iter().filter(|worker| worker["ready"] == true).count());
             ready == workers
         });
     }
@@ -213,7 +219,8 @@ fn whole(mut stream: TcpStream) -> std::io::Result<(u16, String)> {
     stream.read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let (head, body) = text.split_once("\r\n\r\n").ok_or(std::io::ErrorKind::UnexpectedEof)?;
-    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or(std::io::ErrorKind::InvalidData)?;
+    let status =
+        head.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or(std::io::ErrorKind::InvalidData)?;
     let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
     Ok((status, if is_chunked { unchunked(body) } else { body.to_owned() }))
 }

@@ -109,7 +109,12 @@ fn number(sequence: u64) -> Bytes {
     Bytes::copy_from_slice(&sequence.to_be_bytes())
 }
 
-async fn publish(mut socket: PubSocket, mut batches: mpsc::Receiver<(u64, Bytes)>, buffer: Buffer, topic: Bytes) {
+async fn publish(
+    mut socket: PubSocket,
+    mut batches: mpsc::Receiver<(u64, Bytes)>,
+    buffer: Buffer,
+    topic: Bytes,
+) {
     while let Some((sequence, payload)) = batches.recv().await {
         {
             let mut buffer = buffer.lock().unwrap_or_else(PoisonError::into_inner);

@@ -104,7 +104,9 @@ impl KvPool {
             slab.read(slot, offset, &mut bytes[..used]);
             match self.layout.element {
                 ElementType::Bf16 => out.extend(
-                    bytes[..used].chunks_exact(2).map(|pair| bf16::from_le_bytes([pair[0], pair[1]]).to_f32()),
+                    bytes[..used]
+                        .chunks_exact(2)
+                        .map(|pair| bf16::from_le_bytes([pair[0], pair[1]]).to_f32()),
                 ),
                 ElementType::F32 => out.extend(
                     bytes[..used]

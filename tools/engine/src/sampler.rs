@@ -45,7 +45,8 @@ pub fn choose(
     apply_penalties(&mut logits, sampling, &History { prompt, output });
     forbid(&mut logits, banned);
     let position = (prompt.len() + output.len()) as u64;
-    let token = if sampling.temperature < 1e-5 { argmax(&logits) } else { draw(&logits, sampling, seed, position) };
+    let token =
+        if sampling.temperature < 1e-5 { argmax(&logits) } else { draw(&logits, sampling, seed, position) };
     Choice { token, logprob: raw[token as usize] - normaliser, top }
 }
 
@@ -74,7 +75,11 @@ fn apply_penalties(logits: &mut [f32], sampling: &Sampling, history: &History<'_
     for (token, count) in seen {
         let Some(logit) = logits.get_mut(token as usize) else { continue };
         if multiplicative {
-            *logit = if *logit > 0.0 { *logit / sampling.repetition_penalty } else { *logit * sampling.repetition_penalty };
+            *logit = if *logit > 0.0 {
+                *logit / sampling.repetition_penalty
+            } else {
+                *logit * sampling.repetition_penalty
+            };
         }
         if count > 0 {
             *logit -= sampling.frequency_penalty * count as f32 + sampling.presence_penalty;
@@ -93,7 +98,8 @@ fn argmax(logits: &[f32]) -> u32 {
 }
 
 fn draw(logits: &[f32], sampling: &Sampling, seed: u64, position: u64) -> u32 {
-    let mut order: Vec<u32> = (0..logits.len() as u32).filter(|&id| logits[id as usize] > f32::NEG_INFINITY).collect();
+    let mut order: Vec<u32> =
+        (0..logits.len() as u32).filter(|&id| logits[id as usize] > f32::NEG_INFINITY).collect();
     // Ties by id, so that the order is total.
     order.sort_unstable_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
     if sampling.top_k > 0 {
@@ -107,11 +113,14 @@ fn draw(logits: &[f32], sampling: &Sampling, seed: u64, position: u64) -> u32 {
     let mut kept = weights.len();
     if sampling.top_p < 1.0 {
         let mut sum = 0.0;
-        kept = weights.iter().take_while(|&&weight| {
-            let before = sum;
-            sum += weight / total;
-            before < f64::from(sampling.top_p)
-        }).count();
+        kept = weights
+            .iter()
+            .take_while(|&&weight| {
+                let before = sum;
+                sum += weight / total;
+                before < f64::from(sampling.top_p)
+            })
+            .count();
     }
     if sampling.min_p > 0.0 {
         // The best token's weight is 1.
@@ -184,7 +193,8 @@ mod tests {
     #[test]
     fn filters_keep_what_they_should() {
         let logits = [8.0_f32.ln(), 4.0_f32.ln(), 2.0_f32.ln(), 2.0_f32.ln()];
-        let kept = |extra: &str| counts(&sampling(extra), &logits, &[]).iter().filter(|&&count| count > 0).count();
+        let kept =
+            |extra: &str| counts(&sampling(extra), &logits, &[]).iter().filter(|&&count| count > 0).count();
         assert_eq!(kept(""), 4);
         assert_eq!(kept(",\"top_k\":2"), 2);
         assert_eq!(kept(",\"top_p\":0.5"), 1);

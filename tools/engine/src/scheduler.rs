@@ -49,6 +49,9 @@ pub(crate) struct Scheduler {
     waiting: VecDeque<Sequence>,
     /// Waiting for blocks of another worker, by transfer.
     fetching_remote: HashMap<u64, Sequence>,
+    /// Prompts that are computed and not yet handed over, by transfer. Their requests end with the hand-over, so
+    /// that a client's hang-up reaches them until then.
+    handing_over: HashMap<u64, Sequence>,
     /// Waiting for blocks of the host tier, by sequence.
     fetching_host: HashMap<u64, Sequence>,
     running: Vec<Sequence>,
@@ -82,6 +85,7 @@ impl Scheduler {
             facts: HashMap::new(),
             waiting: VecDeque::new(),
             fetching_remote: HashMap::new(),
+            handing_over: HashMap::new(),
             fetching_host: HashMap::new(),
             running: Vec::new(),
             events: Vec::new(),
@@ -112,9 +116,11 @@ impl Scheduler {
         let waiting = self.waiting.iter().position(|sequence| sequence.id == id);
         let running = self.running.iter().position(|sequence| sequence.id == id);
         let remote = self.fetching_remote.iter().find(|(_, sequence)| sequence.id == id).map(|(&key, _)| key);
-        let sequence = match (waiting, running, remote) {
+        let leaving = self.handing_over.iter().find(|(_, sequence)| sequence.id == id).map(|(&key, _)| key);
+        let sequence = match (waiting, running, remote.or(leaving)) {
             (Some(at), _, _) => self.waiting.remove(at),
             (_, Some(at), _) => Some(self.running.remove(at)),
+            (_, _, Some(transfer)) if leaving.is_some() => self.handing_over.remove(&transfer),
             (_, _, Some(transfer)) => self.fetching_remote.remove(&transfer).inspect(|_| {
                 self.command(Command::Cancel { transfer });
             }),
@@ -123,15 +129,18 @@ impl Scheduler {
         let Some(sequence) = sequence else { return };
         if let Goal::Prefill { transfer } = sequence.goal {
             self.command(Command::Cancel { transfer });
-        } else if let Some(remote) = &sequence.remote {
-            self.command(Command::Cancel { transfer: remote.transfer });
+        } else if let Some(remote) = sequence.remote.clone() {
+            self.command(Command::Decline { transfer: remote.transfer, address: remote.address });
         }
         EngineStats::add(&self.stats.cancelled, 1);
         self.catalog.touch(&sequence.identities[..sequence.registered]);
     }
 
     pub(crate) fn transfer_notice(&mut self, notice: Notice) {
-        let Notice::Arrived { transfer, slots, outcome } = notice else { return };
+        let (transfer, slots, outcome) = match notice {
+            Notice::Arrived { transfer, slots, outcome } => (transfer, slots, outcome),
+            Notice::Pushed { transfer, .. } => return self.handed_over(transfer),
+        };
         let Some(mut sequence) = self.fetching_remote.remove(&transfer) else { return };
         if outcome != Outcome::Complete {
             let wanted = sequence.reusable_blocks(self.kv.block_tokens());
@@ -141,6 +150,21 @@ impl Scheduler {
         }
         self.adopt(&mut sequence, slots);
         self.running.push(sequence);
+    }
+
+    /// A transfer that we pushed is over: its request is, too, even if it is still being computed (the decode
+    /// worker does not want it any more).
+    fn handed_over(&mut self, transfer: u64) {
+        let is_it = |sequence: &Sequence| sequence.goal == Goal::Prefill { transfer };
+        let sequence = match self.handing_over.remove(&transfer) {
+            Some(sequence) => Some(sequence),
+            None => self.running.iter().position(is_it).map(|at| self.running.remove(at)),
+        };
+        if let Some(mut sequence) = sequence {
+            sequence.finish(Finish::Length);
+            self.catalog.touch(&sequence.identities[..sequence.registered]);
+            EngineStats::add(&self.stats.finished, 1);
+        }
     }
 
     pub(crate) fn host_moved(&mut self, moved: Moved) {
@@ -285,7 +309,8 @@ impl Scheduler {
     /// Moves waiting requests to running, or to fetching, as long as there is room.
     fn admit(&mut self) {
         while let Some(mut sequence) = self.waiting.pop_front() {
-            let inside = self.running.len() + self.fetching_remote.len() + self.fetching_host.len();
+            let fetching = self.fetching_remote.len() + self.fetching_host.len();
+            let inside = self.running.len() + fetching + self.handing_over.len();
             if inside >= self.config.sequences_max {
                 self.waiting.push_front(sequence);
                 return;
@@ -318,6 +343,10 @@ impl Scheduler {
     fn fetch(&mut self, mut sequence: Sequence, wanted: usize) -> Result<Option<Sequence>, Sequence> {
         let found = sequence.table.len();
         if let Some(remote) = sequence.remote.take() {
+            if found >= wanted {
+                self.command(Command::Decline { transfer: remote.transfer, address: remote.address });
+                return Ok(Some(sequence));
+            }
             let Some(slots) = self.acquire_many(wanted - found) else {
                 sequence.remote = Some(remote);
                 sequence.table.clear();
@@ -334,7 +363,9 @@ impl Scheduler {
             return Ok(None);
         }
         let on_host = match &self.services.host {
-            Some(host) if !sequence.host_tried && found < wanted => host.look_up(&sequence.identities[found..wanted]),
+            Some(host) if !sequence.host_tried && found < wanted => {
+                host.look_up(&sequence.identities[found..wanted])
+            }
             _ => 0,
         };
         if on_host == 0 {
@@ -429,7 +460,11 @@ impl Scheduler {
             if let Goal::Prefill { transfer } = sequence.goal {
                 let complete = end / block_tokens;
                 if sequence.pushed < complete {
-                    pushes.push((transfer, sequence.pushed, sequence.table[sequence.pushed..complete].to_vec()));
+                    pushes.push((
+                        transfer,
+                        sequence.pushed,
+                        sequence.table[sequence.pushed..complete].to_vec(),
+                    ));
                 }
             }
             let generates = sequence.goal == Goal::Generate && end == sequence.tokens.len();
@@ -444,7 +479,12 @@ impl Scheduler {
             for (transfer, first, slots) in &pushes {
                 let layers = layer as u16..layer as u16 + 1;
                 let slots = slots.clone();
-                self.command(Command::Push { transfer: *transfer, first_block: *first as u32, slots, layers });
+                self.command(Command::Push {
+                    transfer: *transfer,
+                    first_block: *first as u32,
+                    slots,
+                    layers,
+                });
             }
         });
         drop(items);
@@ -520,7 +560,8 @@ impl Scheduler {
                 continue;
             };
             let ready = sequence.computed / block_tokens;
-            let (first, slots) = (sequence.pushed, sequence.table[sequence.pushed.min(ready)..ready].to_vec());
+            let (first, slots) =
+                (sequence.pushed, sequence.table[sequence.pushed.min(ready)..ready].to_vec());
             sequence.pushed = sequence.pushed.max(ready);
             let done = sequence.computed >= sequence.target(block_tokens);
             if !slots.is_empty() {
@@ -530,11 +571,11 @@ impl Scheduler {
                 index += 1;
                 continue;
             }
-            self.command(Command::PushEnd { transfer });
             let mut sequence = self.running.remove(index);
-            sequence.finish(Finish::Length);
-            self.catalog.touch(&sequence.identities[..sequence.registered]);
-            EngineStats::add(&self.stats.finished, 1);
+            // The transfer layer holds the blocks now.
+            sequence.table.clear();
+            self.handing_over.insert(transfer, sequence);
+            self.command(Command::PushEnd { transfer });
         }
     }
 
@@ -545,8 +586,10 @@ impl Scheduler {
         self.events.clear();
         EngineStats::set(&self.stats.running, self.running.len());
         EngineStats::set(&self.stats.waiting, self.waiting.len());
-        EngineStats::set(&self.stats.fetching, self.fetching_remote.len() + self.fetching_host.len());
-        EngineStats::set(&self.stats.slots_used, self.kv.slots().used_count());
+        EngineStats::set(
+            &self.stats.fetching,
+            self.fetching_remote.len() + self.fetching_host.len() + self.handing_over.len(),
+        );
         EngineStats::set(&self.stats.slots_cached, self.catalog.len());
     }
 }

@@ -152,7 +152,8 @@ impl Sequence {
                 text.push_str(&self.stop.finish());
             }
         }
-        let output = Output { text, finish: Some(finish), cached_tokens: self.cached_tokens, ..Output::default() };
+        let output =
+            Output { text, finish: Some(finish), cached_tokens: self.cached_tokens, ..Output::default() };
         self.send(output);
     }
 }

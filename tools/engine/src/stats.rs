@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Upper bounds of the latency histograms, in seconds.
-const BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+const BOUNDS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
 /// A histogram with fixed bounds.
 #[derive(Debug, Default)]
@@ -33,7 +34,9 @@ impl Histogram {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let _infallible = writeln!(out, "# TYPE {name} histogram");
         let mut total = 0;
-        for (count, bound) in state.counts.iter().zip(BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()])) {
+        for (count, bound) in
+            state.counts.iter().zip(BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]))
+        {
             total += count;
             let _infallible = writeln!(out, "{name}_bucket{{le=\"{bound}\",{labels}}} {total}");
         }
@@ -48,7 +51,6 @@ pub struct EngineStats {
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,
     pub(crate) fetching: AtomicU64,
-    pub(crate) slots_used: AtomicU64,
     pub(crate) slots_cached: AtomicU64,
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) generation_tokens: AtomicU64,

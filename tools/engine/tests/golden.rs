@@ -48,7 +48,11 @@ fn compare(model: &Model, set: &Json) -> Vec<f64> {
         let rows = all_rows(model, &tokens, 512);
         for (step, row) in steps.iter().zip(&rows[prompt_len - 1..]) {
             let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("a token");
-            assert_eq!(best as u64, step["token"].as_u64().expect("token"), "greedy choice after {prompt_len}");
+            assert_eq!(
+                best as u64,
+                step["token"].as_u64().expect("token"),
+                "greedy choice after {prompt_len}"
+            );
             for pair in step["top"].as_array().expect("top") {
                 let (id, expected) = (pair[0].as_u64().expect("id"), pair[1].as_f64().expect("logprob"));
                 differences.push((row[id as usize] - expected).abs());
@@ -73,8 +77,12 @@ fn log_probabilities_agree_with_independent_implementations() {
             let model = Model::from_folder(&folder(name)).expect("loads").with_kv_f32(kv_f32);
             let differences = compare(&model, set);
             assert!(differences.len() >= 400, "{name} {source}: too few values");
-            let (worst, p95) = (differences[differences.len() - 1], differences[differences.len() * 95 / 100]);
-            println!("{name} against {source}: p95 {p95:.6}, largest {worst:.6}, {} values", differences.len());
+            let (worst, p95) =
+                (differences[differences.len() - 1], differences[differences.len() * 95 / 100]);
+            println!(
+                "{name} against {source}: p95 {p95:.6}, largest {worst:.6}, {} values",
+                differences.len()
+            );
             assert!(p95 < most && worst < all, "{name} against {source}: p95 {p95}, largest {worst}");
         }
         // What a bf16 cache costs, against exact values: this is our own error, and all of it is within 2e-2.

@@ -30,7 +30,12 @@ impl ApiError {
     /// 400: the body is not a request at all.
     #[must_use]
     pub fn malformed(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, message: message.into(), param: None, code: Some("malformed_body") }
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            message: message.into(),
+            param: None,
+            code: Some("malformed_body"),
+        }
     }
 
     /// 400: the prompt does not fit.

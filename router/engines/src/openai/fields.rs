@@ -20,7 +20,10 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else { return Ok(None) };
         match value.as_f64() {
             Some(number) if number >= low && number <= high => Ok(Some(number as f32)),
-            Some(number) => Err(ApiError::invalid(name, format!("`{name}` is {number}, but must be from {low} to {high}."))),
+            Some(number) => Err(ApiError::invalid(
+                name,
+                format!("`{name}` is {number}, but must be from {low} to {high}."),
+            )),
             None => Err(ApiError::invalid(name, format!("`{name}` must be a number, not {}.", kind(value)))),
         }
     }
@@ -30,8 +33,13 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else { return Ok(None) };
         match value.as_i64() {
             Some(number) if (low..=high).contains(&number) => Ok(Some(number)),
-            Some(number) => Err(ApiError::invalid(name, format!("`{name}` is {number}, but must be from {low} to {high}."))),
-            None => Err(ApiError::invalid(name, format!("`{name}` must be an integer, not {}.", kind(value)))),
+            Some(number) => Err(ApiError::invalid(
+                name,
+                format!("`{name}` is {number}, but must be from {low} to {high}."),
+            )),
+            None => {
+                Err(ApiError::invalid(name, format!("`{name}` must be an integer, not {}.", kind(value))))
+            }
         }
     }
 
@@ -39,14 +47,18 @@ impl<'a> Fields<'a> {
     pub fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let flag = value.as_bool();
-        flag.map(Some).ok_or_else(|| ApiError::invalid(name, format!("`{name}` must be true or false, not {}.", kind(value))))
+        flag.map(Some).ok_or_else(|| {
+            ApiError::invalid(name, format!("`{name}` must be true or false, not {}.", kind(value)))
+        })
     }
 
     /// A text.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let text = value.as_str();
-        text.map(Some).ok_or_else(|| ApiError::invalid(name, format!("`{name}` must be a string, not {}.", kind(value))))
+        text.map(Some).ok_or_else(|| {
+            ApiError::invalid(name, format!("`{name}` must be a string, not {}.", kind(value)))
+        })
     }
 
     /// Token ids.

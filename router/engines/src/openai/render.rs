@@ -227,9 +227,7 @@ impl Answer {
         }
         match self.kind {
             Kind::Chat => {
-                let entry = |token: &TokenLogprob| {
-                    json!({ "token": self.token_name(token), "logprob": token.logprob, "bytes": token.bytes })
-                };
+                let entry = |token: &TokenLogprob| json!({ "token": self.token_name(token), "logprob": token.logprob, "bytes": token.bytes });
                 let content: Vec<Value> = tokens
                     .iter()
                     .map(|token| {
@@ -297,7 +295,8 @@ mod tests {
         let tokens = [TokenLogprobs { chosen: token(5, "é\"", -0.5), top: vec![token(6, "\n", -0.25)] }];
         for kind in [Kind::Chat, Kind::Completion] {
             let answer = Answer::new(kind, "x-\"1".to_owned(), 7, "m\\n", false);
-            let piece = parsed(&answer.piece(2, "a\"\\\n\u{1}😀", &tokens, 3, Some(&[5]), Some(Finish::Length)));
+            let piece =
+                parsed(&answer.piece(2, "a\"\\\n\u{1}😀", &tokens, 3, Some(&[5]), Some(Finish::Length)));
             assert_eq!(piece["id"], "x-\"1");
             assert_eq!(piece["choices"][0]["index"], 2);
             assert_eq!(piece["choices"][0]["finish_reason"], "length");
@@ -315,13 +314,25 @@ mod tests {
 
     #[test]
     fn logprobs_have_the_shape_of_their_surface() {
-        let tokens = [TokenLogprobs { chosen: token(5, "a", -0.5), top: vec![token(5, "a", -0.5), token(6, "b", -1.0)] }];
-        let chat = Answer::new(Kind::Chat, "x".into(), 0, "m", false).choice(0, "a", Some(&tokens), None, Finish::Stop);
+        let tokens = [TokenLogprobs {
+            chosen: token(5, "a", -0.5),
+            top: vec![token(5, "a", -0.5), token(6, "b", -1.0)],
+        }];
+        let chat = Answer::new(Kind::Chat, "x".into(), 0, "m", false).choice(
+            0,
+            "a",
+            Some(&tokens),
+            None,
+            Finish::Stop,
+        );
         assert_eq!(chat["logprobs"]["content"][0]["top_logprobs"][1]["token"], "b");
         assert_eq!(chat["logprobs"]["content"][0]["bytes"], json!([97]));
         let completion = Answer::new(Kind::Completion, "x".into(), 0, "m", true);
         let completion = completion.choice(0, "a", Some(&tokens), None, Finish::Stop);
         assert_eq!(completion["logprobs"]["tokens"], json!(["token_id:5"]));
-        assert_eq!(completion["logprobs"]["top_logprobs"][0], json!({"token_id:5": -0.5, "token_id:6": -1.0}));
+        assert_eq!(
+            completion["logprobs"]["top_logprobs"][0],
+            json!({"token_id:5": -0.5, "token_id:6": -1.0})
+        );
     }
 }

@@ -63,7 +63,12 @@ impl Sampling {
         let xargs = match fields.get("vllm_xargs") {
             None => None,
             Some(Value::Object(xargs)) => Some(Fields(xargs)),
-            Some(other) => return Err(ApiError::invalid("vllm_xargs", format!("`vllm_xargs` must be an object, not {}.", kind(other)))),
+            Some(other) => {
+                return Err(ApiError::invalid(
+                    "vllm_xargs",
+                    format!("`vllm_xargs` must be an object, not {}.", kind(other)),
+                ));
+            }
         };
         let resumed = xargs.map(|xargs| xargs.integer(RESUMED_TOKENS, 0, i64::from(u32::MAX))).transpose()?;
         Ok(Self {
@@ -130,7 +135,9 @@ impl Sampling {
 
 fn positive(fields: Fields<'_>, name: &str, high: f64) -> Result<Option<f32>, ApiError> {
     match fields.number(name, 0.0, high)? {
-        Some(number) if number <= 0.0 => Err(ApiError::invalid(name, format!("`{name}` must be greater than 0."))),
+        Some(number) if number <= 0.0 => {
+            Err(ApiError::invalid(name, format!("`{name}` must be greater than 0.")))
+        }
         other => Ok(other),
     }
 }
@@ -144,7 +151,9 @@ fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
             .iter()
             .map(|stop| stop.as_str().map(str::to_owned).ok_or_else(|| bad("must hold strings only.")))
             .collect::<Result<_, _>>()?,
-        Some(other) => return Err(bad(&format!("must be a string or an array of strings, not {}.", kind(other)))),
+        Some(other) => {
+            return Err(bad(&format!("must be a string or an array of strings, not {}.", kind(other))));
+        }
     };
     if stops.len() > STOP_STRINGS_MAX {
         return Err(bad(&format!("has {} strings, more than {STOP_STRINGS_MAX}.", stops.len())));
@@ -164,9 +173,13 @@ fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     };
     bias.iter()
         .map(|(id, bias)| {
-            let id: u32 = id.parse().map_err(|_| bad(format!("`logit_bias` has the key {id:?}, which is no token id.")))?;
+            let id: u32 = id
+                .parse()
+                .map_err(|_| bad(format!("`logit_bias` has the key {id:?}, which is no token id.")))?;
             let value = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
-            let value = value.ok_or_else(|| bad(format!("`logit_bias` of token {id} must be a number from -100 to 100.")))?;
+            let value = value.ok_or_else(|| {
+                bad(format!("`logit_bias` of token {id} must be a number from -100 to 100."))
+            })?;
             Ok((id, value as f32))
         })
         .collect()
@@ -234,7 +247,9 @@ pub struct ChatRequest {
 fn parse_body(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     match serde_json::from_slice(body) {
         Ok(Value::Object(fields)) => Ok(fields),
-        Ok(other) => Err(ApiError::malformed(format!("The body must be a JSON object, not {}.", kind(&other)))),
+        Ok(other) => {
+            Err(ApiError::malformed(format!("The body must be a JSON object, not {}.", kind(&other))))
+        }
         Err(error) => Err(ApiError::malformed(format!("The body is not JSON: {error}."))),
     }
 }
@@ -243,10 +258,18 @@ fn include_usage(fields: Fields<'_>, stream: bool) -> Result<bool, ApiError> {
     let options = match fields.get("stream_options") {
         None => return Ok(false),
         Some(Value::Object(options)) => options,
-        Some(other) => return Err(ApiError::invalid("stream_options", format!("`stream_options` must be an object, not {}.", kind(other)))),
+        Some(other) => {
+            return Err(ApiError::invalid(
+                "stream_options",
+                format!("`stream_options` must be an object, not {}.", kind(other)),
+            ));
+        }
     };
     if !stream {
-        return Err(ApiError::invalid("stream_options", "`stream_options` is only allowed with `stream: true`."));
+        return Err(ApiError::invalid(
+            "stream_options",
+            "`stream_options` is only allowed with `stream: true`.",
+        ));
     }
     Ok(Fields(options).flag("include_usage")?.unwrap_or(false))
 }
@@ -339,7 +362,12 @@ impl ChatRequest {
         let mut template_extras = match fields.get("chat_template_kwargs") {
             None => Map::new(),
             Some(Value::Object(extras)) => extras.clone(),
-            Some(other) => return Err(ApiError::invalid("chat_template_kwargs", format!("`chat_template_kwargs` must be an object, not {}.", kind(other)))),
+            Some(other) => {
+                return Err(ApiError::invalid(
+                    "chat_template_kwargs",
+                    format!("`chat_template_kwargs` must be an object, not {}.", kind(other)),
+                ));
+            }
         };
         if let Some(tools) = fields.get("tools") {
             template_extras.insert("tools".to_owned(), tools.clone());
@@ -361,9 +389,13 @@ impl ChatRequest {
 
 /// The conversation, with content parts of type text joined to plain strings.
 fn messages(fields: Fields<'_>) -> Result<Value, ApiError> {
-    let value = fields.get("messages").ok_or_else(|| ApiError::invalid("messages", "`messages` is required."))?;
+    let value =
+        fields.get("messages").ok_or_else(|| ApiError::invalid("messages", "`messages` is required."))?;
     let Value::Array(messages) = value else {
-        return Err(ApiError::invalid("messages", format!("`messages` must be an array, not {}.", kind(value))));
+        return Err(ApiError::invalid(
+            "messages",
+            format!("`messages` must be an array, not {}.", kind(value)),
+        ));
     };
     if messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` must not be empty."));
@@ -375,7 +407,10 @@ fn messages(fields: Fields<'_>) -> Result<Value, ApiError> {
 fn plain_message(index: usize, message: &Value) -> Result<Value, ApiError> {
     let at = |field: &str| format!("messages[{index}]{field}");
     let Value::Object(fields) = message else {
-        return Err(ApiError::invalid(&at(""), format!("`{}` must be an object, not {}.", at(""), kind(message))));
+        return Err(ApiError::invalid(
+            &at(""),
+            format!("`{}` must be an object, not {}.", at(""), kind(message)),
+        ));
     };
     if !fields.get("role").is_some_and(Value::is_string) {
         return Err(ApiError::invalid(&at(".role"), format!("`{}` must be a string.", at(".role"))));
@@ -389,16 +424,25 @@ fn plain_message(index: usize, message: &Value) -> Result<Value, ApiError> {
                 match (part["type"].as_str(), part["text"].as_str()) {
                     (Some("text" | "input_text"), Some(piece)) => text.push_str(piece),
                     (Some(other), _) => {
-                        let message = format!("`{}` has a part of type {other:?}; only text is supported.", at(".content"));
+                        let message = format!(
+                            "`{}` has a part of type {other:?}; only text is supported.",
+                            at(".content")
+                        );
                         return Err(ApiError::invalid(&at(".content"), message));
                     }
-                    (None, _) => return Err(ApiError::invalid(&at(".content"), format!("`{}` has a part without a type.", at(".content")))),
+                    (None, _) => {
+                        return Err(ApiError::invalid(
+                            &at(".content"),
+                            format!("`{}` has a part without a type.", at(".content")),
+                        ));
+                    }
                 }
             }
             plain.insert("content".to_owned(), Value::String(text));
         }
         Some(other) => {
-            let message = format!("`{}` must be a string or an array of parts, not {}.", at(".content"), kind(other));
+            let message =
+                format!("`{}` must be a string or an array of parts, not {}.", at(".content"), kind(other));
             return Err(ApiError::invalid(&at(".content"), message));
         }
     }

@@ -42,7 +42,9 @@ pub(super) fn attend(
         parts.push((span, part));
         rest = after;
     }
-    parts.into_par_iter().for_each(|(span, part)| attend_span(config, kv, layer, span, queries, query_stride, part));
+    parts
+        .into_par_iter()
+        .for_each(|(span, part)| attend_span(config, kv, layer, span, queries, query_stride, part));
 }
 
 fn attend_span(

@@ -115,10 +115,13 @@ impl ModelConfig {
             return Err("sliding windows and feed-forward biases are not supported".to_owned());
         }
         let (hidden, heads) = (count("hidden_size")?, count("num_attention_heads")?);
-        let kv_heads = if json["num_key_value_heads"].is_null() { heads } else { count("num_key_value_heads")? };
+        let kv_heads =
+            if json["num_key_value_heads"].is_null() { heads } else { count("num_key_value_heads")? };
         let head_dim = if json["head_dim"].is_null() { hidden / heads } else { count("head_dim")? };
         if heads % kv_heads != 0 || head_dim % 2 != 0 {
-            return Err(format!("{heads} heads, {kv_heads} key/value heads of {head_dim} elements do not fit together"));
+            return Err(format!(
+                "{heads} heads, {kv_heads} key/value heads of {head_dim} elements do not fit together"
+            ));
         }
         // transformers 5 nests the rotary settings, older versions do not.
         let nested = &json["rope_parameters"];

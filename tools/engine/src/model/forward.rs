@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use super::ModelConfig;
 use super::attention::{Span, attend};
 use super::matrix::{View, multiply};
 use super::rope::Rope;
 use super::weights::{Layer, Weights};
-use super::ModelConfig;
 use crate::EngineError;
 use crate::kv::{KEYS, KvPool, VALUES};
 
@@ -124,7 +124,9 @@ impl Model {
         let normed = rms_norm(stream, &layer.attention_norm, config.norm_epsilon);
         let mut qkv = vec![0.0; rows * width];
         linear(&normed, config.hidden, &layer.qkv, width, &mut qkv);
-        for (row, span_row) in spans.iter().flat_map(|span| (0..span.count).map(move |at| (span, at))).enumerate() {
+        for (row, span_row) in
+            spans.iter().flat_map(|span| (0..span.count).map(move |at| (span, at))).enumerate()
+        {
             let (span, at) = span_row;
             let qkv = &mut qkv[row * width..(row + 1) * width];
             if let Some(bias) = &layer.qkv_bias {
@@ -193,7 +195,12 @@ impl Model {
 /// `out = input · weightsᵀ`, weights as (outputs × inputs).
 fn linear(input: &[f32], inputs: usize, weights: &[f32], outputs: usize, out: &mut [f32]) {
     let rows = input.len() / inputs;
-    multiply(View::dense(input, rows, inputs), View::dense(weights, outputs, inputs).transposed(), out, outputs);
+    multiply(
+        View::dense(input, rows, inputs),
+        View::dense(weights, outputs, inputs).transposed(),
+        out,
+        outputs,
+    );
 }
 
 fn rms_norm(rows: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {

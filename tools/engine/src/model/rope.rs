@@ -22,7 +22,8 @@ impl Rope {
                 config.rope_scaling.map_or(frequency, |scaling| scaled(frequency, scaling))
             })
             .collect();
-        let angles = || (0..config.context_tokens).flat_map(|at| frequencies.iter().map(move |f| at as f32 * f));
+        let angles =
+            || (0..config.context_tokens).flat_map(|at| frequencies.iter().map(move |f| at as f32 * f));
         Self { half, cos: angles().map(f32::cos).collect(), sin: angles().map(f32::sin).collect() }
     }
 

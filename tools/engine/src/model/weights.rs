@@ -53,7 +53,8 @@ impl Weights {
     fn build(config: &ModelConfig, source: &mut impl Source) -> Result<Self, EngineError> {
         let hidden = config.hidden;
         let embedding = source.tensor("model.embed_tokens.weight", &[config.vocabulary, hidden])?;
-        let layers = (0..config.layers).map(|index| Layer::build(config, index, source)).collect::<Result<_, _>>()?;
+        let layers =
+            (0..config.layers).map(|index| Layer::build(config, index, source)).collect::<Result<_, _>>()?;
         let final_norm = source.tensor("model.norm.weight", &[hidden])?;
         let output = match config.tied_embeddings {
             true => None,
@@ -67,7 +68,8 @@ impl Layer {
     fn build(config: &ModelConfig, index: usize, source: &mut impl Source) -> Result<Self, EngineError> {
         let hidden = config.hidden;
         let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let mut get = |name: &str, shape: &[usize]| source.tensor(&format!("model.layers.{index}.{name}"), shape);
+        let mut get =
+            |name: &str, shape: &[usize]| source.tensor(&format!("model.layers.{index}.{name}"), shape);
         let mut qkv = get("self_attn.q_proj.weight", &[queries, hidden])?;
         qkv.extend(get("self_attn.k_proj.weight", &[keys, hidden])?);
         qkv.extend(get("self_attn.v_proj.weight", &[keys, hidden])?);
@@ -117,12 +119,14 @@ impl Files {
         let mut shards = HashMap::new();
         if index.exists() {
             let text = std::fs::read_to_string(&index).map_err(|error| EngineError::file(&index, error))?;
-            let json: Value = serde_json::from_str(&text).map_err(|error| EngineError::file(&index, error))?;
+            let json: Value =
+                serde_json::from_str(&text).map_err(|error| EngineError::file(&index, error))?;
             let map = json["weight_map"].as_object();
             let map = map.ok_or_else(|| EngineError::file(&index, "`weight_map` is missing"))?;
             for (tensor, file) in map {
                 let file = file.as_str().filter(|file| !file.contains('/'));
-                let file = file.ok_or_else(|| EngineError::file(&index, format!("bad file name for {tensor}")))?;
+                let file =
+                    file.ok_or_else(|| EngineError::file(&index, format!("bad file name for {tensor}")))?;
                 shards.insert(tensor.clone(), file.to_owned());
             }
         }
@@ -149,8 +153,12 @@ impl Source for Files {
             let reason = format!("{name} has shape {:?}, but config.json implies {shape:?}", tensor.shape());
             return Err(EngineError::file(&path, reason));
         }
-        to_f32(tensor.dtype(), tensor.data())
-            .ok_or_else(|| EngineError::file(&path, format!("{name} is {:?}; BF16, F16 and F32 are supported", tensor.dtype())))
+        to_f32(tensor.dtype(), tensor.data()).ok_or_else(|| {
+            EngineError::file(
+                &path,
+                format!("{name} is {:?}; BF16, F16 and F32 are supported", tensor.dtype()),
+            )
+        })
     }
 }
 
@@ -159,9 +167,12 @@ fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
     match dtype {
         Dtype::BF16 => Some(halves().map(|pair| half::bf16::from_le_bytes(pair).to_f32()).collect()),
         Dtype::F16 => Some(halves().map(|pair| half::f16::from_le_bytes(pair).to_f32()).collect()),
-        Dtype::F32 => {
-            Some(bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
-        }
+        Dtype::F32 => Some(
+            bytes
+                .chunks_exact(4)
+                .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+                .collect(),
+        ),
         _ => None,
     }
 }

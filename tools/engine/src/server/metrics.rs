@@ -11,7 +11,9 @@ pub(super) fn render(state: &WorkerState) -> String {
     let description = &state.description;
     let labels = format!("engine=\"0\",model_name=\"{}\"", description.model.replace(['"', '\\', '\n'], "_"));
     let mut out = String::with_capacity(8192);
-    let usage = EngineStats::get(&stats.slots_used) as f64 / description.blocks.max(1) as f64;
+    // Read at the source: the transfer thread gives slots back without the engine's doing.
+    let slots_used = state.slots.used_count() as f64;
+    let usage = slots_used / description.blocks.max(1) as f64;
     let mut put = |kind: &str, name: &str, help: &str, value: f64| {
         let family = name.strip_suffix("_total").unwrap_or(name);
         let _infallible =
@@ -31,8 +33,13 @@ pub(super) fn render(state: &WorkerState) -> String {
     put("counter", "kvasir:requests_cancelled_total", "Requests cancelled", get(&stats.cancelled));
     let recomputed = get(&stats.recomputed_blocks);
     put("counter", "kvasir:recomputed_blocks_total", "Blocks computed because a transfer failed", recomputed);
-    put("gauge", "kvasir:kv_slots_used", "KV slots with at least one reference", get(&stats.slots_used));
-    put("gauge", "kvasir:kv_slots_cached", "KV slots that the prefix cache refers to", get(&stats.slots_cached));
+    put("gauge", "kvasir:kv_slots_used", "KV slots with at least one reference", slots_used);
+    put(
+        "gauge",
+        "kvasir:kv_slots_cached",
+        "KV slots that the prefix cache refers to",
+        get(&stats.slots_cached),
+    );
     put("gauge", "kvasir:requests_fetching", "Requests that wait for blocks", get(&stats.fetching));
     let _infallible = writeln!(
         out,

@@ -25,6 +25,8 @@ pub struct WorkerState {
     pub engine: EngineHandle,
     /// What this worker is.
     pub description: WorkerDescription,
+    /// The KV slots.
+    pub slots: Arc<dataplane_memory::SlotPool>,
     /// Unix time of the start.
     pub started: u64,
     /// Largest request body in bytes.
@@ -46,13 +48,23 @@ pub fn router(state: WorkerState) -> Router {
         .route("/v1/models", get(models))
         .route("/health", get(|| async { StatusCode::OK }))
         .route("/ping", get(|| async { StatusCode::OK }))
-        .route("/version", get(|| async { json_response(StatusCode::OK, json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()) }))
+        .route(
+            "/version",
+            get(|| async {
+                json_response(StatusCode::OK, json!({ "version": env!("CARGO_PKG_VERSION") }).to_string())
+            }),
+        )
         .route("/metrics", get(metrics))
         .route("/kv_event_sources", get(event_sources))
         .route("/reset_prefix_cache", post(reset_cache))
         .route("/kvasir/worker", get(describe))
         .fallback(|| async {
-            let error = ApiError { status: StatusCode::NOT_FOUND, message: "There is no such path.".to_owned(), param: None, code: Some("not_found") };
+            let error = ApiError {
+                status: StatusCode::NOT_FOUND,
+                message: "There is no such path.".to_owned(),
+                param: None,
+                code: Some("not_found"),
+            };
             error_response(&error)
         })
         .layer(DefaultBodyLimit::max(limit))
@@ -224,7 +236,13 @@ fn check_prompt(state: &Shared, param: &str, ids: &[u32]) -> Result<(), ApiError
         return Err(ApiError::context_length(param, ids.len(), context));
     }
     match ids.iter().find(|&&id| id as usize >= state.engine.vocabulary()) {
-        Some(id) => Err(ApiError::invalid(param, format!("`{param}` has token id {id}, but the vocabulary ends at {}.", state.engine.vocabulary() - 1))),
+        Some(id) => Err(ApiError::invalid(
+            param,
+            format!(
+                "`{param}` has token id {id}, but the vocabulary ends at {}.",
+                state.engine.vocabulary() - 1
+            ),
+        )),
         None => Ok(()),
     }
 }
@@ -239,7 +257,10 @@ fn submit(
 ) -> Result<Vec<crate::Generation>, ApiError> {
     let handoff = transfer.and_then(Handoff::from_json);
     if transfer.is_some() && handoff.is_none() {
-        return Err(ApiError::invalid("kv_transfer_params", "`kv_transfer_params` is of a dialect that this engine does not speak."));
+        return Err(ApiError::invalid(
+            "kv_transfer_params",
+            "`kv_transfer_params` is of a dialect that this engine does not speak.",
+        ));
     }
     if handoff.is_some() && (prompts.len() > 1 || sampling.n > 1) {
         return Err(ApiError::invalid("kv_transfer_params", "A hand-off is for one prompt and one choice."));
@@ -247,7 +268,9 @@ fn submit(
     let (push_to, fetch_from) = match handoff {
         None => (None, None),
         Some(Handoff::Prefill { transfer_id }) => (Some(transfer_id), None),
-        Some(Handoff::Decode { transfer_id, from }) => (None, Some((transfer_id, choose_path(state, &from)?))),
+        Some(Handoff::Decode { transfer_id, from }) => {
+            (None, Some((transfer_id, choose_path(state, &from)?)))
+        }
     };
     let mut generations = Vec::new();
     for prompt in prompts {
@@ -284,7 +307,8 @@ fn choose_path(state: &Shared, from: &DataPlaneAddress) -> Result<String, ApiErr
 
 impl IntoResponse for super::answer::Stream {
     fn into_response(self) -> Response {
-        let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+        let headers =
+            [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
         (headers, Body::from_stream(self)).into_response()
     }
 }
