@@ -97,6 +97,8 @@ impl Fabric for FabricSet {
     }
 
     fn prepare_wait(&mut self) -> bool {
-        self.rails.iter_mut().fold(true, |idle, rail| rail.prepare_wait() && idle)
+        // Every rail must be prepared, also after one that has work.
+        let busy = self.rails.iter_mut().filter_map(|rail| (!rail.prepare_wait()).then_some(())).count();
+        busy == 0
     }
 }

@@ -143,7 +143,7 @@ impl State {
     }
 
     fn one_in(&mut self, period: u64) -> bool {
-        period > 0 && self.draw() % period == 0
+        period > 0 && self.draw().is_multiple_of(period)
     }
 
     fn send(&mut self, from: usize, peer: PeerId, packet: Packet) {
@@ -152,11 +152,9 @@ impl State {
         let mut due = self.now + delay;
         let now_sequence = self.sequence;
         self.sequence += 1;
-        if let Some(link) = self.nodes[from].links.get_mut(&peer) {
-            if !reorder {
-                due = due.max(link.last_delivery);
-                link.last_delivery = due;
-            }
+        if let Some(link) = self.nodes[from].links.get_mut(&peer).filter(|_| !reorder) {
+            due = due.max(link.last_delivery);
+            link.last_delivery = due;
         }
         self.packets.insert((due, now_sequence), (from, peer, packet));
     }

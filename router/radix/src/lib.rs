@@ -190,10 +190,9 @@ impl Index {
         let hash = stored_key(sequence_hash);
         let mut writer = self.writer();
         let Some(held) = &mut writer.held[worker.index()] else { return };
-        if held[level as usize].remove(&hash) {
-            if let Some(entry) = self.table.load().find(hash) {
-                entry.holders[level as usize].fetch_and(!worker.bit(), Ordering::Relaxed);
-            }
+        let was_held = held[level as usize].remove(&hash);
+        if let Some(entry) = self.table.load().find(hash).filter(|_| was_held) {
+            entry.holders[level as usize].fetch_and(!worker.bit(), Ordering::Relaxed);
         }
     }
 

@@ -275,11 +275,9 @@ impl EngineHandle {
     /// Stops the thread and waits for it. Requests inside are abandoned.
     pub fn stop(self) {
         let _stopped = self.sender.send(Message::Stop);
-        if let Some(joiner) = Arc::into_inner(self.thread) {
-            if let Some(thread) = joiner.0 {
-                // A panic there has been printed.
-                let _panicked = thread.join();
-            }
+        if let Some(thread) = Arc::into_inner(self.thread).and_then(|joiner| joiner.0) {
+            // A panic there has been printed.
+            let _panicked = thread.join();
         }
     }
 }

@@ -58,6 +58,16 @@ pub(crate) struct Scheduler {
     events: Vec<KvEvent>,
 }
 
+/// What became of a sequence whose blocks might be somewhere else.
+enum Fetch {
+    /// It can run: there is nothing to fetch, or not now.
+    Unneeded(Box<Sequence>),
+    /// It comes back when its blocks are here.
+    Started,
+    /// There are no slots for what it must fetch; it has to wait.
+    NoRoom(Box<Sequence>),
+}
+
 /// Part of a running sequence that is in the present step.
 struct Scheduled {
     index: usize,
@@ -328,29 +338,28 @@ impl Scheduler {
                 EngineStats::add(&self.stats.prefix_hits, sequence.computed);
             }
             match self.fetch(sequence, wanted) {
-                Ok(None) => {}
-                Ok(Some(sequence)) => self.running.push(sequence),
-                Err(sequence) => {
-                    self.waiting.push_front(sequence);
+                Fetch::Started => {}
+                Fetch::Unneeded(sequence) => self.running.push(*sequence),
+                Fetch::NoRoom(sequence) => {
+                    self.waiting.push_front(*sequence);
                     return;
                 }
             }
         }
     }
 
-    /// Starts a fetch where one promises something. Gives the sequence back when it can run at once, or as an
-    /// error when there are no slots for it now.
-    fn fetch(&mut self, mut sequence: Sequence, wanted: usize) -> Result<Option<Sequence>, Sequence> {
+    /// Starts a fetch where one promises something.
+    fn fetch(&mut self, mut sequence: Sequence, wanted: usize) -> Fetch {
         let found = sequence.table.len();
         if let Some(remote) = sequence.remote.take() {
             if found >= wanted {
                 self.command(Command::Decline { transfer: remote.transfer, address: remote.address });
-                return Ok(Some(sequence));
+                return Fetch::Unneeded(Box::new(sequence));
             }
             let Some(slots) = self.acquire_many(wanted - found) else {
                 sequence.remote = Some(remote);
                 sequence.table.clear();
-                return Err(sequence);
+                return Fetch::NoRoom(Box::new(sequence));
             };
             self.command(Command::Expect {
                 transfer: remote.transfer,
@@ -360,31 +369,23 @@ impl Scheduler {
                 deadline: Instant::now() + self.config.transfer_deadline,
             });
             self.fetching_remote.insert(remote.transfer, sequence);
-            return Ok(None);
+            return Fetch::Started;
         }
-        let on_host = match &self.services.host {
-            Some(host) if !sequence.host_tried && found < wanted => {
-                host.look_up(&sequence.identities[found..wanted])
-            }
-            _ => 0,
+        let Some(host) = self.services.host.clone().filter(|_| !sequence.host_tried && found < wanted) else {
+            return Fetch::Unneeded(Box::new(sequence));
         };
-        if on_host == 0 {
-            return Ok(Some(sequence));
-        }
+        let on_host = host.look_up(&sequence.identities[found..wanted]);
         sequence.host_tried = true;
-        let Some(targets) = self.acquire_many(on_host) else {
-            // The slots that could be had are needed to compute anyway.
-            return Ok(Some(sequence));
+        // Without slots for them, computing needs the ones that there are anyway.
+        let Some(targets) = self.acquire_many(on_host).filter(|targets| !targets.is_empty()) else {
+            return Fetch::Unneeded(Box::new(sequence));
         };
         let chain = &sequence.identities[found..found + on_host];
-        let queued = self.services.host.as_ref().map(|host| host.onboard(sequence.id, chain, targets));
-        match queued {
-            Some(Ok(())) => {
-                self.fetching_host.insert(sequence.id, sequence);
-                Ok(None)
-            }
-            _ => Ok(Some(sequence)),
+        if host.onboard(sequence.id, chain, targets).is_err() {
+            return Fetch::Unneeded(Box::new(sequence));
         }
+        self.fetching_host.insert(sequence.id, sequence);
+        Fetch::Started
     }
 
     // --- steps ---

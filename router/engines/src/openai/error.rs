@@ -89,7 +89,7 @@ impl ApiError {
     pub fn to_json(&self) -> String {
         let kind = match self.status.as_u16() {
             404 => "not_found_error",
-            413 | 400..=499 => "invalid_request_error",
+            400..=499 => "invalid_request_error",
             503 => "service_unavailable_error",
             _ => "server_error",
         };

@@ -97,7 +97,7 @@ fn attend_span(
     }
 }
 
-fn head_part(data: &Vec<f32>, offset: usize) -> &[f32] {
+fn head_part(data: &[f32], offset: usize) -> &[f32] {
     &data[offset..]
 }
 

@@ -1,0 +1,41 @@
+//! Timing helpers.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+/// Times one call.
+pub(crate) fn time<T>(work: impl FnOnce() -> T) -> (Duration, T) {
+    let started = Instant::now();
+    let result = work();
+    (started.elapsed(), result)
+}
+
+/// The median of an odd number of values.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Latencies in nanoseconds, up to ten seconds, to three digits.
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        Ok(Self(Histogram::new_with_bounds(1, 10_000_000_000, 3)?))
+    }
+
+    pub(crate) fn record(&mut self, value: Duration) {
+        self.0.saturating_record(value.as_nanos() as u64);
+    }
+
+    pub(crate) fn at(&self, quantile: f64) -> f64 {
+        self.0.value_at_quantile(quantile) as f64
+    }
+
+    /// `p50 / p99 / p99.9` in microseconds.
+    pub(crate) fn render(&self) -> String {
+        let micros = |quantile| self.at(quantile) / 1e3;
+        format!("{:.2} / {:.2} / {:.2} us", micros(0.5), micros(0.99), micros(0.999))
+    }
+}
