@@ -97,7 +97,7 @@ fn busy(metrics: &std::collections::HashMap<String, f64>) -> Vec<String> {
 fn a_hang_up_is_felt_everywhere_within_100_ms() {
     let cluster =
         Cluster::start("hangup", &["prefill", "decode"], "[router]\ndisaggregate_above_tokens = 64\n");
-    let mut slowest = Duration::ZERO;
+    let (mut slowest, mut seen_busy) = (Duration::ZERO, 0);
     for round in 0..20 {
         let mut body = request(&prompt(round, 1000), 3000);
         body["stream"] = json!(true);
@@ -112,12 +112,13 @@ fn a_hang_up_is_felt_everywhere_within_100_ms() {
             drop(stream);
         }
         let started = Instant::now();
-        loop {
+        // Idle twice in a row: the workers are looked at one after the other.
+        let mut idle = 0;
+        while idle < 2 {
             let busy: Vec<String> =
                 cluster.workers.iter().flat_map(|worker| busy(&worker.metrics())).collect();
-            if busy.is_empty() {
-                break;
-            }
+            idle = if busy.is_empty() { idle + 1 } else { 0 };
+            seen_busy += u32::from(!busy.is_empty());
             assert!(started.elapsed() < Duration::from_secs(5), "round {round}: still busy: {busy:?}");
         }
         slowest = slowest.max(started.elapsed());
@@ -126,6 +127,7 @@ fn a_hang_up_is_felt_everywhere_within_100_ms() {
         "slowest of 20 hang-ups: everything free after {:.1} ms (polling included)",
         slowest.as_secs_f64() * 1e3
     );
+    assert!(seen_busy >= 5, "the requests never reached the workers");
     // The bound that is promised is 100 ms; the machine that runs the tests may be busy with others.
     assert!(slowest < Duration::from_millis(400), "{slowest:?}");
 }

@@ -101,7 +101,10 @@ fn one_command_serves_and_ctrl_c_drains() {
                 "{text}"
             );
         }
-        other => println!("SKIPPED the printed curl line: curl did not run here ({other:?})"),
+        Ok(output) if output.status.code() == Some(127) => {
+            eprintln!("SKIPPED the printed curl line: there is no curl here");
+        }
+        other => panic!("the printed curl line does not work: {other:?}"),
     }
 
     // Ctrl-C while a stream flows: the stream is finished first.
@@ -130,6 +133,7 @@ fn a_second_ctrl_c_stops_at_once() {
     serve.signal("-INT");
     std::thread::sleep(Duration::from_millis(200));
     let children = serve.children();
+    assert_eq!(children.len(), 3, "{children:?}");
     let started = Instant::now();
     serve.signal("-INT");
     assert_eq!(serve.exit_code(Duration::from_secs(5)), Some(130));

@@ -19,10 +19,19 @@ pub(crate) fn start(common: &Common) -> Result<Settings> {
         let set = parse_cores(cores).with_context(|| format!("--cores {cores:?}"))?;
         rustix::thread::sched_setaffinity(None, &set).context("sched_setaffinity")?;
     }
-    match &common.config {
-        Some(path) => Ok(control_config::load(path)?),
-        None => Ok(Settings::default()),
+    let mut settings = match &common.config {
+        Some(path) => control_config::load(path)?,
+        None => Settings::default(),
+    };
+    if common.supervised {
+        // One file for several workers of one machine: each takes ports of its own.
+        for address in
+            [&mut settings.worker.events, &mut settings.worker.replay, &mut settings.transfer.listen]
+        {
+            address.set_port(0);
+        }
     }
+    Ok(settings)
 }
 
 fn parse_cores(text: &str) -> Result<CpuSet> {

@@ -22,6 +22,8 @@ const STABLE_AFTER: Duration = Duration::from_secs(30);
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
 /// How often the children are looked at.
 const WATCH_PERIOD: Duration = Duration::from_millis(20);
+/// A gateway that hangs must not keep this process from its signals.
+const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 const READY_WITHIN: Duration = Duration::from_secs(120);
 /// Workers have nothing to drain once the gateway is gone.
 const WORKERS_STOP_WITHIN: Duration = Duration::from_secs(5);
@@ -180,7 +182,7 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut watch = tokio::time::interval(WATCH_PERIOD);
-    let mut status = Status::new(client.clone());
+    let mut status = Status::new(client);
     let started = Instant::now();
     let mut is_ready = false;
     loop {
@@ -194,7 +196,7 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
         }
         if is_ready {
             status.show().await;
-        } else if client.is_healthy().await && status.all_ready().await {
+        } else if status.all_ready().await {
             is_ready = true;
             announce(settings, listen, &services);
         } else if started.elapsed() > READY_WITHIN {
@@ -228,7 +230,7 @@ fn announce(settings: &Settings, listen: SocketAddr, services: &[Service]) {
     println!("OpenAI API at http://{listen}/v1 (model {}). Try:\n", compose::model_name(settings));
     println!(
         "curl -N http://{listen}/v1/chat/completions -H 'content-type: application/json' -d \
-         '{{\"model\":\"{}\",\"stream\":true,\"max_tokens\":48,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n",
+         '{{\"model\":\"{}\",\"stream\":true,\"seed\":3,\"max_tokens\":48,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n",
         compose::model_name(settings)
     );
     // Whoever reads a pipe wants to see this now.
@@ -249,7 +251,7 @@ impl Status {
     }
 
     async fn fetch(&self) -> Option<Value> {
-        let body = self.client.get("/kvasir/status").await.ok()?;
+        let body = tokio::time::timeout(ANSWER_WITHIN, self.client.get("/kvasir/status")).await.ok()?.ok()?;
         serde_json::from_slice(&body).ok()
     }
 

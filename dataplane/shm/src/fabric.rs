@@ -32,6 +32,8 @@ struct Connection {
     we_connected: bool,
     /// We have said goodbye and wait until the peer, who may still write to our slab, does too.
     closing: bool,
+    /// Why we did.
+    reason: String,
     /// Set once the peer's hello has arrived.
     remote: Option<Remote>,
 }
@@ -95,8 +97,10 @@ impl ShmFabric {
             .map_err(|_| ShmError::Handshake("the peer went away"))?;
         let peer = PeerId(self.next_peer);
         self.next_peer += 1;
-        self.connections
-            .insert(peer, Connection { socket, inbound, we_connected, closing: false, remote: None });
+        self.connections.insert(
+            peer,
+            Connection { socket, inbound, we_connected, closing: false, reason: String::new(), remote: None },
+        );
         Ok(peer)
     }
 
@@ -120,6 +124,7 @@ impl ShmFabric {
                     true => Event::Connected { peer },
                     false => Event::Accepted { peer },
                 }),
+                Err(_) if connection.closing => down.push((peer, std::mem::take(&mut connection.reason))),
                 Err(error) => down.push((peer, error.to_string())),
             }
         }
@@ -129,6 +134,18 @@ impl ShmFabric {
     fn drop_connection(&mut self, peer: PeerId, reason: String) {
         self.connections.remove(&peer);
         self.events.push_back(Event::PeerDown { peer, reason });
+    }
+
+    /// Says goodbye. The end is reported when the peer has closed its side: until then it may be in the middle
+    /// of a copy into our slab.
+    fn start_closing(&mut self, peer: PeerId, reason: &str) {
+        if let Some(connection) = self.connections.get_mut(&peer).filter(|connection| !connection.closing) {
+            connection.closing = true;
+            connection.reason = reason.to_owned();
+            connection.remote = None;
+            // If the peer is gone already, the next look at the socket says so.
+            let _gone = connection.socket.shutdown(std::net::Shutdown::Write);
+        }
     }
 
     fn poll_rings(&mut self, budget: usize) {
@@ -147,13 +164,13 @@ impl ShmFabric {
                         self.events.push_back(Event::Immediate { peer, value });
                     }
                     Err(reason) => {
-                        down.push((peer, reason.to_owned()));
+                        down.push((peer, reason));
                         break;
                     }
                 }
             }
         }
-        down.into_iter().for_each(|(peer, reason)| self.drop_connection(peer, reason));
+        down.into_iter().for_each(|(peer, reason)| self.start_closing(peer, reason));
     }
 }
 
@@ -239,7 +256,7 @@ impl Fabric for ShmFabric {
                 if !remote.write(source, *target) {
                     let id = request.id;
                     self.complete(id, Completion::PeerDown);
-                    self.drop_connection(peer, "remote access error: stale slot or bad range".to_owned());
+                    self.start_closing(peer, "remote access error: stale slot or bad range");
                     return Ok(());
                 }
                 if let Some(value) = immediate {
@@ -273,12 +290,7 @@ impl Fabric for ShmFabric {
     }
 
     fn disconnect(&mut self, peer: PeerId) {
-        if let Some(connection) = self.connections.get_mut(&peer) {
-            connection.closing = true;
-            connection.remote = None;
-            // If the peer is gone already, the next look at the socket says so.
-            let _gone = connection.socket.shutdown(std::net::Shutdown::Write);
-        }
+        self.start_closing(peer, "disconnected by this node");
     }
 
     fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
@@ -291,7 +303,11 @@ impl Fabric for ShmFabric {
         // An empty doorbell reads as EAGAIN; either way it is reset.
         let _empty = rustix::io::read(&self.doorbell, &mut [0_u8; 8]);
         self.events.is_empty()
-            && self.connections.values().all(|connection| connection.inbound.prepare_sleep())
+            && self
+                .connections
+                .values()
+                .filter(|connection| connection.remote.is_some())
+                .all(|connection| connection.inbound.prepare_sleep())
     }
 }
 

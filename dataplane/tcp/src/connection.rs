@@ -104,7 +104,9 @@ impl Connection {
             we_connected,
             operations_in_flight: 0,
             reason: String::new(),
-            queue: VecDeque::new(),
+            // The kernel reads headers in place while a send is in flight: the buffer must never move, so it is
+            // made for every frame that may wait, the hello included.
+            queue: VecDeque::with_capacity(QUEUED_FRAMES_MAX + 1),
             sent_bytes: 0,
             sending: false,
             vectors: Vec::with_capacity(2 * FRAMES_PER_SEND_MAX),
@@ -140,6 +142,7 @@ impl Connection {
                 (Header::Write { len, target, immediate }, Payload::Source(source))
             }
         };
+        assert!(self.queue.len() < self.queue.capacity(), "the queue's buffer must not move");
         self.queue.push_back(Frame { header: header.encode(), payload, id: request.id });
         Ok(())
     }

@@ -21,6 +21,8 @@ use crate::ring::{OperationKind, Ring, Token};
 pub const CONNECTIONS_MAX: usize = 256;
 /// Unacknowledged data older than this means that the peer is dead (TCP_USER_TIMEOUT).
 const PEER_DEAD_AFTER: Duration = Duration::from_secs(10);
+/// Events that may wait for `poll` before no more completions are reaped.
+const PENDING_EVENTS_MAX: usize = 16_384;
 /// The token of the listener; peers start at 1.
 const LISTENER: u64 = 0;
 const BACKLOG: i32 = 128;
@@ -202,6 +204,10 @@ impl TcpFabric {
 
     fn reap(&mut self, budget: usize) {
         for _ in 0..budget {
+            // One receive can hold thousands of small frames: take the next only when these are handed out.
+            if self.events.len() >= PENDING_EVENTS_MAX {
+                return;
+            }
             let Some((token, result)) = self.ring.reap() else { return };
             if token.kind == OperationKind::Accept {
                 self.accepted(result);
@@ -306,6 +312,7 @@ impl Drop for TcpFabric {
         let deadline = std::time::Instant::now() + Duration::from_secs(5);
         while !self.connections.is_empty() && std::time::Instant::now() < deadline {
             self.ring.submit();
+            self.events.clear();
             self.reap(usize::MAX);
             if !self.connections.is_empty() {
                 std::thread::yield_now();

@@ -23,6 +23,7 @@ struct Announcement {
 pub(crate) struct Inbound {
     pub(crate) peer: PeerId,
     pub(crate) tag: u16,
+    pub(crate) content: [u8; 16],
     pub(crate) first_block: u32,
     pub(crate) slots: Vec<SlotRef>,
     pub(crate) deadline: Instant,
@@ -43,6 +44,7 @@ impl Inbound {
     pub(crate) fn new(
         peer: PeerId,
         tag: u16,
+        content: [u8; 16],
         first_block: u32,
         slots: Vec<SlotRef>,
         deadline: Instant,
@@ -51,6 +53,7 @@ impl Inbound {
         Self {
             peer,
             tag,
+            content,
             first_block,
             slots,
             deadline,

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_fabric::{Completion, Event, Fabric, Full, Operation, PeerId, WorkRequest};
 use dataplane_memory::{Lease, LeaseTable, SlotRef};
@@ -17,6 +17,13 @@ use crate::inbound::Inbound;
 use crate::metrics::TransferCounters;
 use crate::outbound::{Outbound, Progress, Reservation};
 use crate::wire::{Message, VERSION};
+
+/// A peer that does not acknowledge a cancellation for so long is disconnected.
+const ACKNOWLEDGE_WITHIN: Duration = Duration::from_secs(5);
+/// Far enough in the future that a peer is given up once.
+const GIVEN_UP: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Messages that may wait for one peer before nothing more is expected from it.
+const OUTBOX_MAX: usize = 4096;
 
 /// Names a transfer on both of its ends; drawn at random by whoever routes the request.
 pub type TransferId = u64;
@@ -32,6 +39,8 @@ pub enum Command {
         address: String,
         /// Index of the first block wanted; the ones before it are here already.
         first_block: u32,
+        /// What is wanted: equal on both legs of one request, and on no others.
+        content: [u8; 16],
         /// Where the blocks go.
         slots: Vec<SlotRef>,
         /// When to make do with what has come.
@@ -41,6 +50,8 @@ pub enum Command {
     Push {
         /// The transfer.
         transfer: TransferId,
+        /// What the transfer as a whole brings, as in `Expect`.
+        content: [u8; 16],
         /// Index of the first block.
         first_block: u32,
         /// The blocks' slots. Nobody writes these layers of them any more.
@@ -135,7 +146,9 @@ pub struct TransferNode<F> {
     /// be on its way, and must not start them anew.
     cancelled: HashMap<TransferId, Instant>,
     /// Slots that a peer was told of and may still write to.
-    quarantine: HashMap<(PeerId, TransferId), Vec<SlotRef>>,
+    quarantine: HashMap<(PeerId, TransferId), (Vec<SlotRef>, Instant)>,
+    /// The time that the present call was given.
+    now: Instant,
     events: Vec<Event>,
     notices: Vec<Notice>,
 }
@@ -158,6 +171,7 @@ impl<F: Fabric> TransferNode<F> {
             next_id: 1,
             cancelled: HashMap::new(),
             quarantine: HashMap::new(),
+            now: Instant::now(),
             events: Vec::with_capacity(limits.poll_budget),
             notices: Vec::new(),
         }
@@ -178,7 +192,14 @@ impl<F: Fabric> TransferNode<F> {
     pub fn next_deadline(&self) -> Option<Instant> {
         let inbound = self.inbound.values().map(|inbound| inbound.deadline).min();
         let forget = self.cancelled.values().copied().min();
-        [inbound, forget, self.outbound.next_expiry()].into_iter().flatten().min()
+        let unanswered = self.quarantine.values().map(|(_, since)| *since + ACKNOWLEDGE_WITHIN).min();
+        [inbound, forget, unanswered, self.outbound.next_expiry()].into_iter().flatten().min()
+    }
+
+    /// Whether something waits for room in a queue: nobody rings when there is room again.
+    #[must_use]
+    pub fn has_backlog(&self) -> bool {
+        !self.active.is_empty() || self.peers.values().any(|peer| peer.connected && !peer.outbox.is_empty())
     }
 
     /// Whether nothing is held, expected or quarantined: what a leak check asserts.
@@ -189,13 +210,19 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Carries out one command.
     pub fn handle(&mut self, command: Command, now: Instant) {
+        self.now = now;
         match command {
-            Command::Expect { transfer, address, first_block, slots, deadline } => {
-                self.expect(transfer, &address, first_block, slots, deadline);
+            Command::Expect { transfer, address, content, first_block, slots, deadline } => {
+                self.expect(transfer, &address, content, first_block, slots, deadline);
             }
-            Command::Push { transfer, first_block, slots, layers } => {
+            Command::Push { transfer, content, first_block, slots, layers } => {
                 if let Some(outbound) = self.outbound_for(transfer, now) {
+                    outbound.content = Some(content);
                     outbound.push(first_block, slots, layers);
+                }
+                // What is being computed is alive: the lease starts anew.
+                if let Some(lease) = self.outbound.get_mut(transfer) {
+                    lease.expires_at = now + self.limits.lease;
                     self.active.insert(transfer);
                 }
             }
@@ -216,6 +243,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Makes progress: posts, polls, expires. Returns the number of events handled; notices are appended.
     pub fn poll(&mut self, now: Instant, notices: &mut Vec<Notice>) -> usize {
+        self.now = now;
         self.pump();
         self.fabric.flush();
         let mut events = std::mem::take(&mut self.events);
@@ -225,10 +253,8 @@ impl<F: Fabric> TransferNode<F> {
         }
         self.events = events;
         self.expire(now);
-        if count > 0 {
-            self.pump();
-            self.fabric.flush();
-        }
+        self.pump();
+        self.fabric.flush();
         self.publish_levels();
         notices.append(&mut self.notices);
         count
@@ -240,18 +266,27 @@ impl<F: Fabric> TransferNode<F> {
         &mut self,
         transfer: TransferId,
         address: &str,
+        content: [u8; 16],
         first_block: u32,
         slots: Vec<SlotRef>,
         deadline: Instant,
     ) {
-        let room = self.inbound.len() < self.limits.transfers_max && slots.len() <= BLOCKS_MAX;
+        let room = self.inbound.len() < self.limits.transfers_max
+            && slots.len() <= BLOCKS_MAX
+            && self.quarantine.len() < self.limits.transfers_max;
         let peer = if room && !self.inbound.contains_key(&transfer) { self.peer_at(address) } else { None };
+        let is_moving =
+            |peer: &PeerId| self.peers.get(peer).is_some_and(|state| state.outbox.len() < OUTBOX_MAX);
+        let peer = peer.filter(is_moving);
         let (Some(peer), Some(tag)) = (peer, self.free_tag()) else {
+            if let Some(peer) = self.peer_at(address) {
+                self.send(peer, Message::Cancel { transfer });
+            }
             self.notices.push(Notice::Arrived { transfer, slots: Vec::new(), outcome: Outcome::Refused });
             return;
         };
         self.tags.insert(tag, transfer);
-        self.inbound.insert(transfer, Inbound::new(peer, tag, first_block, slots, deadline));
+        self.inbound.insert(transfer, Inbound::new(peer, tag, content, first_block, slots, deadline));
         if self.peers.get(&peer).is_some_and(|peer| peer.greeted) {
             self.reserve(transfer);
         }
@@ -296,9 +331,10 @@ impl<F: Fabric> TransferNode<F> {
             return;
         };
         inbound.reserved = true;
-        let (peer, tag, first_block) = (inbound.peer, inbound.tag, inbound.first_block);
+        let (peer, tag, content, first_block) =
+            (inbound.peer, inbound.tag, inbound.content, inbound.first_block);
         let slots = inbound.slot_names();
-        self.send(peer, Message::Reserve { transfer, tag, first_block, slots });
+        self.send(peer, Message::Reserve { transfer, tag, content, first_block, slots });
     }
 
     /// Ends an inbound transfer. `writes_over`: the sender cannot write to its slots any more.
@@ -307,8 +343,10 @@ impl<F: Fabric> TransferNode<F> {
         self.tags.remove(&inbound.tag);
         let unverified = inbound.slots.split_off(inbound.verified_prefix(&self.layout));
         let peer = inbound.peer;
-        if !writes_over && inbound.reserved && !unverified.is_empty() {
-            self.quarantine.insert((peer, transfer), unverified);
+        if !writes_over {
+            if inbound.reserved && !unverified.is_empty() {
+                self.quarantine.insert((peer, transfer), (unverified, self.now));
+            }
             self.send(peer, Message::Cancel { transfer });
         }
         TransferCounters::add(&self.counters.blocks_received, inbound.slots.len() as u64);
@@ -372,18 +410,23 @@ impl<F: Fabric> TransferNode<F> {
         self.outbound.get_mut(transfer).map(|lease| &mut lease.held)
     }
 
-    fn reserved(&mut self, transfer: TransferId, reservation: Reservation, now: Instant) {
+    /// False when the transfer is reserved already: slots that are being written to must not change.
+    fn reserved(&mut self, transfer: TransferId, reservation: Reservation, now: Instant) -> bool {
         let peer = reservation.peer;
         let Some(outbound) = self.outbound_for(transfer, now) else {
             self.send(peer, Message::Finished { transfer });
-            return;
+            return true;
         };
+        if outbound.reservation.is_some() {
+            return false;
+        }
         outbound.reservation = Some(reservation);
         if let Some(lease) = self.outbound.get_mut(transfer) {
             lease.owner = Some(peer);
             lease.expires_at = now + self.limits.lease;
         }
         self.active.insert(transfer);
+        true
     }
 
     fn pump(&mut self) {
@@ -396,10 +439,10 @@ impl<F: Fabric> TransferNode<F> {
                 continue;
             };
             let finish_id = self.next_id;
-            let before = lease.held.bytes_posted;
+            let (before, was_posted) = (lease.held.bytes_posted, lease.held.finish_posted);
             let progress = lease.held.pump(transfer, &self.layout, &mut self.fabric, finish_id);
             TransferCounters::add(&self.counters.bytes_sent, lease.held.bytes_posted - before);
-            if lease.held.finish_posted && self.finishing.values().all(|&other| other != transfer) {
+            if lease.held.finish_posted && !was_posted {
                 self.finishing.insert(finish_id, transfer);
                 self.next_id += 1;
             }
@@ -514,9 +557,8 @@ impl<F: Fabric> TransferNode<F> {
                 true
             }
             _ if !greeted => false,
-            Message::Reserve { transfer, tag, first_block, slots } => {
-                self.reserved(transfer, Reservation { peer, tag, first_block, slots }, now);
-                true
+            Message::Reserve { transfer, tag, content, first_block, slots } => {
+                self.reserved(transfer, Reservation { peer, tag, content, first_block, slots }, now)
             }
             message @ Message::Announce { .. } => self.announced(peer, message),
             Message::Finished { transfer } => {
@@ -531,7 +573,11 @@ impl<F: Fabric> TransferNode<F> {
                 true
             }
             Message::Cancel { transfer } => {
-                if self.outbound.get_mut(transfer).is_some() {
+                let owner = self.outbound.get_mut(transfer).map(|lease| lease.owner);
+                if owner.is_some_and(|owner| owner.is_some_and(|owner| owner != peer)) {
+                    return false;
+                }
+                if owner.is_some() {
                     TransferCounters::add(&self.counters.transfers_cancelled, 1);
                     self.end_outbound(transfer, false);
                 }
@@ -559,6 +605,7 @@ impl<F: Fabric> TransferNode<F> {
             .collect();
         lost.into_iter().for_each(|transfer| self.end_inbound(transfer, Outcome::PeerDown, true));
         for (transfer, _) in self.outbound.end_owner(&Some(peer)) {
+            self.remember_cancelled(transfer, self.now);
             self.active.remove(&transfer);
             self.notices.push(Notice::Pushed { transfer, complete: false });
         }
@@ -577,14 +624,38 @@ impl<F: Fabric> TransferNode<F> {
             if let Some(peer) = lease.owner {
                 self.send(peer, Message::Finished { transfer });
             }
+            self.remember_cancelled(transfer, now);
             self.active.remove(&transfer);
             self.notices.push(Notice::Pushed { transfer, complete: false });
         }
         self.cancelled.retain(|_, until| *until > now);
+        let mute: HashSet<PeerId> = self
+            .quarantine
+            .iter()
+            .filter(|(_, (_, since))| *since + ACKNOWLEDGE_WITHIN <= now)
+            .map(|((peer, _), _)| *peer)
+            .collect();
+        for peer in mute {
+            self.give_up(peer);
+        }
+    }
+
+    /// Disconnects a peer that does not answer, and connects anew the next time. Its slots stay in quarantine
+    /// until the fabric says that it cannot write any more.
+    fn give_up(&mut self, peer: PeerId) {
+        tracing::warn!(?peer, "transfer: a peer does not acknowledge; disconnecting");
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.address = None;
+            state.outbox.clear();
+        }
+        let now = self.now;
+        let own = self.quarantine.iter_mut().filter(|((owner, _), _)| *owner == peer);
+        own.for_each(|(_, (_, since))| *since = now + GIVEN_UP);
+        self.fabric.disconnect(peer);
     }
 
     fn publish_levels(&self) {
-        let quarantined = self.quarantine.values().map(Vec::len).sum::<usize>() as u64;
+        let quarantined = self.quarantine.values().map(|(slots, _)| slots.len()).sum::<usize>() as u64;
         self.counters.quarantined_slots.store(quarantined, Ordering::Relaxed);
         let open = (self.inbound.len() + self.outbound.len()) as u64;
         self.counters.transfers_open.store(open, Ordering::Relaxed);

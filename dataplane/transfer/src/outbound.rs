@@ -15,6 +15,7 @@ use crate::wire::{Message, SlotName};
 pub(crate) struct Reservation {
     pub(crate) peer: PeerId,
     pub(crate) tag: u16,
+    pub(crate) content: [u8; 16],
     pub(crate) first_block: u32,
     pub(crate) slots: Vec<SlotName>,
 }
@@ -34,6 +35,8 @@ struct Ready {
 #[derive(Debug, Default)]
 pub(crate) struct Outbound {
     pub(crate) reservation: Option<Reservation>,
+    /// What the blocks are, once the owner has pushed some.
+    pub(crate) content: Option<[u8; 16]>,
     ready: VecDeque<Ready>,
     sequence: u16,
     pub(crate) ended: bool,
@@ -87,6 +90,11 @@ impl Outbound {
         finish_id: u64,
     ) -> Progress {
         let Some(reservation) = &self.reservation else { return Progress::Idle };
+        if self.content.is_some_and(|content| content != reservation.content) {
+            // The two legs are of different requests: not one byte may be mistaken for the other's.
+            self.ready.clear();
+            self.ended = true;
+        }
         while let Some(ready) = self.ready.front_mut() {
             ready.skip_unwanted(reservation);
             if ready.posted < ready.slots.len() {

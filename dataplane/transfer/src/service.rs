@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use dataplane_fabric::Fabric;
@@ -17,6 +17,9 @@ use crate::node::{Command, Notice, TransferNode};
 const COMMANDS_MAX: usize = 16_384;
 /// Empty polls before the thread sleeps. Short: the cores are shared with the engine.
 const IDLE_POLLS: u32 = 64;
+
+/// How long what did not fit waits before it is tried again.
+const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
 
 /// The thread could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +77,12 @@ impl TransferService {
         Ok(Self { mailbox, thread: Some(thread) })
     }
 
+    /// Whether the thread has ended, which it does by a panic only.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Hands a command to the thread; it comes back when too many wait.
     pub fn submit(&self, command: Command) -> Result<(), Command> {
         self.mailbox.commands.push(command)?;
@@ -128,7 +137,9 @@ fn sleep<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox) {
     if idle && node.fabric_mut().prepare_wait() {
         let mut descriptors = vec![mailbox.bell.as_fd()];
         node.fabric().wait_descriptors(&mut descriptors);
-        wait(&descriptors, node.next_deadline());
+        // The other end of a full queue does not ring: look again soon.
+        let retry = node.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);
+        wait(&descriptors, node.next_deadline().into_iter().chain(retry).min());
     }
     mailbox.sleeping.store(false, Ordering::Relaxed);
     // An empty bell reads as EAGAIN.

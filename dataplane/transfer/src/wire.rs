@@ -4,7 +4,7 @@
 use crate::config::{BLOCKS_MAX, PieceLayout};
 
 /// Raised when a message changes its meaning.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// A slot as its owner names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,8 @@ pub(crate) enum Message {
     /// First message of each side.
     Hello { version: u32, layout: PieceLayout },
     /// Receiver to sender: block `first_block + i` goes into `slots[i]`; immediates carry `tag`.
-    Reserve { transfer: u64, tag: u16, first_block: u32, slots: Vec<SlotName> },
+    /// `content` names the whole of what is wanted; a sender that has something else sends nothing.
+    Reserve { transfer: u64, tag: u16, content: [u8; 16], first_block: u32, slots: Vec<SlotName> },
     /// Sender to receiver: what the writes up to immediate `sequence` bring, with a checksum per block.
     Announce { transfer: u64, sequence: u16, first_layer: u16, layers: u16, first_block: u32, sums: Vec<u64> },
     /// Sender to receiver: nothing more will come.
@@ -47,10 +48,11 @@ impl Message {
                 out.extend(layout.layer_bytes.to_le_bytes());
                 out.extend(layout.fingerprint.to_le_bytes());
             }
-            Self::Reserve { transfer, tag, first_block, slots } => {
+            Self::Reserve { transfer, tag, content, first_block, slots } => {
                 out.push(RESERVE);
                 out.extend(transfer.to_le_bytes());
                 out.extend(tag.to_le_bytes());
+                out.extend(content);
                 out.extend(first_block.to_le_bytes());
                 out.extend((slots.len() as u32).to_le_bytes());
                 for name in slots {
@@ -88,13 +90,14 @@ impl Message {
                 },
             },
             RESERVE => {
-                let (transfer, tag, first_block) = (rest.u64()?, rest.u16()?, rest.u32()?);
+                let (transfer, tag, content, first_block) =
+                    (rest.u64()?, rest.u16()?, rest.take()?, rest.u32()?);
                 let count = rest.count()?;
                 let mut slots = Vec::with_capacity(count);
                 for _ in 0..count {
                     slots.push(SlotName { slot: rest.u32()?, generation: rest.u32()? });
                 }
-                Self::Reserve { transfer, tag, first_block, slots }
+                Self::Reserve { transfer, tag, content, first_block, slots }
             }
             ANNOUNCE => {
                 let (transfer, sequence) = (rest.u64()?, rest.u16()?);
@@ -163,6 +166,7 @@ mod tests {
             Message::Reserve {
                 transfer: 1,
                 tag: 2,
+                content: [9; 16],
                 first_block: 3,
                 slots: vec![SlotName { slot: 4, generation: 5 }; 7],
             },

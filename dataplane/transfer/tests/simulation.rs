@@ -78,17 +78,34 @@ impl World {
         let slots = self.acquire(RECEIVER, blocks);
         let deadline = self.now + Duration::from_millis(300);
         let address = "0".to_owned();
-        self.command(RECEIVER, Command::Expect { transfer, address, first_block, slots, deadline });
+        self.command(
+            RECEIVER,
+            Command::Expect {
+                transfer,
+                address,
+                content: content_of(transfer),
+                first_block,
+                slots,
+                deadline,
+            },
+        );
     }
 
     fn push(&mut self, transfer: TransferId, first_block: u32, slots: &[SlotRef], layers: Range<u16>) {
         let slots = slots.to_vec();
-        self.command(SENDER, Command::Push { transfer, first_block, slots, layers });
+        self.command(
+            SENDER,
+            Command::Push { transfer, content: content_of(transfer), first_block, slots, layers },
+        );
     }
 
     fn counter(&self, node: usize, name: &str) -> u64 {
         self.counters[node].snapshot().into_iter().find(|(n, ..)| *n == name).expect("a counter").2
     }
+}
+
+fn content_of(transfer: TransferId) -> [u8; 16] {
+    [transfer as u8; 16]
 }
 
 fn fill(slot: &SlotRef, transfer: TransferId, block: usize) {
@@ -260,6 +277,26 @@ fn a_missing_receiver_costs_a_lease_and_no_more() {
     assert!(matches!(world.notices[SENDER][..], [Notice::Pushed { transfer: 9, complete: false }]));
     assert_eq!(world.pools[SENDER].used_count(), 0);
     assert_eq!(world.counter(SENDER, "leases_expired"), 1);
+}
+
+/// Two legs that meet by number but are of different requests: not one byte is written.
+#[test]
+fn legs_of_different_requests_exchange_nothing() {
+    let mut world = World::new(6, Faults::default());
+    world.expect(1, 0, 3);
+    let slots = world.acquire(SENDER, 3);
+    let layers = 0..LAYOUT.layers;
+    world.command(SENDER, Command::Push { transfer: 1, content: [77; 16], first_block: 0, slots, layers });
+    for _ in 0..30 {
+        world.step();
+    }
+    let notice = world.notices[RECEIVER].pop();
+    let Some(Notice::Arrived { slots, outcome: Outcome::SenderStopped, .. }) = notice else {
+        panic!("expected a refusal, got {notice:?}");
+    };
+    assert!(slots.is_empty());
+    assert_eq!(world.counter(SENDER, "bytes_sent"), 0);
+    assert_nothing_is_held(&world, 6);
 }
 
 /// The rig itself: a slot that is kept on purpose must be seen by the leak check.

@@ -172,6 +172,19 @@ impl Catalog {
         }
     }
 
+    /// How many blocks could be evicted now; counts no further than `enough`.
+    #[must_use]
+    pub fn evictable(&self, enough: usize) -> usize {
+        let mut count = 0;
+        let mut next = self.oldest;
+        while let Some(index) = next.filter(|_| count < enough) {
+            let entry = &self.entries[index as usize];
+            count += usize::from(entry.slot.as_ref().is_some_and(|slot| slot.reference_count() == 1));
+            next = (entry.newer != NONE).then_some(entry.newer);
+        }
+        count
+    }
+
     /// Takes out one block.
     pub fn remove(&mut self, identity: &BlockIdentity) -> Option<SlotRef> {
         let index = self.by_identity.remove(identity)?;
@@ -269,6 +282,9 @@ mod tests {
                     }
                 }
                 4 => {
+                    let unused =
+                        model.iter().filter(|number| !in_use.iter().any(|(used, _)| used == *number)).count();
+                    assert_eq!(catalog.evictable(5), unused.min(5), "step {step}");
                     let evicted = catalog.evict().map(|(identity, _)| identity);
                     let expected =
                         model.iter().position(|number| !in_use.iter().any(|(used, _)| used == number));

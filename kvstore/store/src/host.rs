@@ -33,10 +33,12 @@ pub struct Throttled<T>(pub T);
 /// What the store's thread reports.
 #[derive(Debug)]
 pub enum Moved {
-    /// The block is now in the host tier, in place of the evicted ones.
+    /// An offload is over; the evicted blocks had to go for it.
     Offloaded {
         /// The block.
         identity: BlockIdentity,
+        /// Whether it is in the host tier now.
+        stored: bool,
         /// Blocks that had to go.
         evicted: Vec<BlockIdentity>,
     },
@@ -127,11 +129,8 @@ impl HostStore {
         chain.iter().take_while(|identity| tier.catalog.contains(identity)).count()
     }
 
-    /// Queues a block for the copy into this tier. A block that is here already is only touched.
+    /// Queues a block for the copy into this tier; [`Moved::Offloaded`] follows.
     pub fn offload(&self, offload: Offload) -> Result<(), Throttled<Offload>> {
-        if lock(&self.tier).catalog.get(&offload.identity).is_some() {
-            return Ok(());
-        }
         match self.try_send(Job::Offload(offload)) {
             Err(Job::Offload(offload)) => {
                 self.counters.throttled.fetch_add(1, Ordering::Relaxed);
@@ -203,7 +202,16 @@ impl Mover {
 
     fn offload(&mut self, offload: &Offload) {
         let mut evicted = Vec::new();
-        let Some(target) = self.free_slot(&mut evicted) else { return };
+        let identity = offload.identity;
+        if lock(&self.tier).catalog.contains(&identity) {
+            (self.notify)(Moved::Offloaded { identity, stored: true, evicted });
+            return;
+        }
+        let Some(target) = self.free_slot(&mut evicted) else {
+            self.counters.throttled.fetch_add(1, Ordering::Relaxed);
+            (self.notify)(Moved::Offloaded { identity, stored: false, evicted });
+            return;
+        };
         let bytes = offload.slot.slab().layout().slot_bytes;
         target.slab().copy_from(offload.slot.slab(), (offload.slot.slot(), 0), (target.slot(), 0), bytes);
         let checksum = checksum(&target);
@@ -212,8 +220,10 @@ impl Mover {
             tier.checksums.insert(offload.identity, checksum);
             drop(tier);
             self.counters.offloaded.fetch_add(1, Ordering::Relaxed);
-            (self.notify)(Moved::Offloaded { identity: offload.identity, evicted });
+        } else {
+            drop(tier);
         }
+        (self.notify)(Moved::Offloaded { identity, stored: true, evicted });
     }
 
     fn free_slot(&mut self, evicted: &mut Vec<BlockIdentity>) -> Option<SlotRef> {

@@ -4,7 +4,7 @@
 //! keys here: for its removals, and to find a block's parent. What the index holds is our own sequence hash,
 //! computed from the tokens.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use kvstore_block::SequenceHasher;
 use router_radix::{Index, Level, WorkerSlot};
@@ -56,6 +56,8 @@ pub struct Tracker {
     block_tokens: usize,
     next: Option<u64>,
     known: HashMap<EngineHash, Known>,
+    /// Groups of layers whose blocks say nothing about whole prefixes; their removals do not, either.
+    other_groups: HashSet<u32>,
     /// What has been done so far.
     pub counters: TrackerCounters,
 }
@@ -72,7 +74,14 @@ impl Tracker {
     /// A publisher about which nothing is known.
     #[must_use]
     pub fn new(worker: WorkerSlot, block_tokens: usize) -> Self {
-        Self { worker, block_tokens, next: None, known: HashMap::new(), counters: TrackerCounters::default() }
+        Self {
+            worker,
+            block_tokens,
+            next: None,
+            known: HashMap::new(),
+            other_groups: HashSet::new(),
+            counters: TrackerCounters::default(),
+        }
     }
 
     /// The number that the next message should have.
@@ -126,7 +135,11 @@ impl Tracker {
     }
 
     fn stored(&mut self, index: &Index, stored: &Stored) {
-        let Some(level) = level(stored.tier).filter(|_| stored.is_full_attention) else { return };
+        if !stored.is_full_attention {
+            self.other_groups.extend(stored.group);
+            return;
+        }
+        let Some(level) = level(stored.tier) else { return };
         if stored.block_tokens != self.block_tokens
             || stored.tokens.len() != stored.hashes.len() * stored.block_tokens
         {
@@ -158,6 +171,9 @@ impl Tracker {
     }
 
     fn removed(&mut self, index: &Index, removed: &Removed) {
+        if removed.group.is_some_and(|group| self.other_groups.contains(&group)) {
+            return;
+        }
         let Some(level) = level(removed.tier) else { return };
         for hash in &removed.hashes {
             let Some(known) = self.known.get_mut(hash) else { continue };
@@ -189,12 +205,13 @@ mod tests {
             block_tokens: 2,
             tier,
             extras: Vec::new(),
+            group: None,
             is_full_attention: true,
         })
     }
 
     fn removed(hash: u64, tier: Tier) -> KvEvent {
-        KvEvent::Removed(Removed { hashes: vec![hash], tier })
+        KvEvent::Removed(Removed { hashes: vec![hash], tier, group: None })
     }
 
     struct Rig {

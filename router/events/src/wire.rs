@@ -63,6 +63,8 @@ pub struct Stored {
     pub tier: Tier,
     /// What else went into the first block's hash: LoRA name, cache salt, multimodal ids.
     pub extras: Vec<String>,
+    /// Which group of layers, on engines that have several.
+    pub group: Option<u32>,
     /// False for groups of sliding-window or linear attention, which say nothing about whole prefixes.
     pub is_full_attention: bool,
 }
@@ -74,6 +76,8 @@ pub struct Removed {
     pub hashes: Vec<EngineHash>,
     /// From where.
     pub tier: Tier,
+    /// From which group of layers.
+    pub group: Option<u32>,
 }
 
 /// One event.
@@ -118,15 +122,26 @@ pub fn decode(payload: &[u8]) -> Result<EventBatch> {
     let count = reader.array()?.ok_or(WireError("the events are not an array"))?;
     let mut batch = EventBatch { timestamp, ..EventBatch::default() };
     for _ in 0..count {
-        match event(&mut reader)? {
-            Some(event) => batch.events.push(event),
-            None => batch.skipped += 1,
+        // Delimited first: whatever is odd about one event, the next one begins where it ends.
+        let from = reader.0;
+        reader.skip()?;
+        let bytes = &from[..from.len() - reader.0.len()];
+        match event(&mut Reader(bytes)) {
+            Ok(Some(event)) => batch.events.push(event),
+            // A lost "stored" costs a hit; a lost removal would be a lie, and spoils the batch.
+            Err(error) if mentions_removal(bytes) => return Err(error),
+            Ok(None) | Err(_) => batch.skipped += 1,
         }
     }
     if fields > 2 {
         batch.rank = reader.integer()?.and_then(|rank| u32::try_from(rank).ok());
     }
     Ok(batch)
+}
+
+fn mentions_removal(event: &[u8]) -> bool {
+    let found = |name: &[u8]| event.windows(name.len()).any(|window| window == name);
+    found(b"BlockRemoved") || found(b"AllBlocksCleared")
 }
 
 const STORED_FIELDS: [&str; 11] = [
@@ -142,6 +157,8 @@ const STORED_FIELDS: [&str; 11] = [
     "kv_cache_spec_kind",
     "kv_cache_spec_sliding_window",
 ];
+/// Tuples within tuples that are looked into.
+const NESTED_MAX: u8 = 4;
 const REMOVED_FIELDS: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
 /// Fields of any event, collected before its kind is known: a map may name it last.
@@ -152,6 +169,7 @@ struct Fields {
     cache_salt: Option<String>,
     lora_name: Option<String>,
     kind: Option<String>,
+    group: Option<u32>,
 }
 
 fn event(reader: &mut Reader<'_>) -> Result<Option<KvEvent>> {
@@ -215,6 +233,7 @@ impl Fields {
                 let size = reader.integer()?.and_then(|size| usize::try_from(size).ok());
                 self.stored.block_tokens = size.ok_or(WireError("block_size is not a count"))?;
             }
+            "group_idx" => self.group = reader.integer()?.and_then(|group| u32::try_from(group).ok()),
             "medium" => {
                 if let Some(medium) = reader.text()? {
                     self.stored.tier = Tier::from_medium(&medium);
@@ -255,7 +274,7 @@ impl Fields {
             match reader.array()? {
                 Some(len) if block == 0 => {
                     for _ in 0..len {
-                        self.extra_key(reader)?;
+                        self.extra_key(reader, NESTED_MAX)?;
                     }
                 }
                 Some(len) => (0..len).try_for_each(|_| reader.skip())?,
@@ -265,9 +284,13 @@ impl Fields {
         Ok(())
     }
 
-    fn extra_key(&mut self, reader: &mut Reader<'_>) -> Result<()> {
+    /// One key: a text, or a tuple that holds some. `depth` bounds the recursion: the bytes are not ours.
+    fn extra_key(&mut self, reader: &mut Reader<'_>, depth: u8) -> Result<()> {
+        if depth == 0 {
+            return reader.skip();
+        }
         if let Some(nested) = reader.array()? {
-            return (0..nested).try_for_each(|_| self.extra_key(reader));
+            return (0..nested).try_for_each(|_| self.extra_key(reader, depth - 1));
         }
         match reader.peek()? {
             Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => {
@@ -289,11 +312,14 @@ impl Fields {
                 }
                 self.stored.is_full_attention =
                     self.kind.is_none_or(|kind| kind.contains("full") || kind.contains("mla"));
+                self.stored.group = self.group;
                 Ok(Some(KvEvent::Stored(self.stored)))
             }
-            "BlockRemoved" => {
-                Ok(Some(KvEvent::Removed(Removed { hashes: self.stored.hashes, tier: self.stored.tier })))
-            }
+            "BlockRemoved" => Ok(Some(KvEvent::Removed(Removed {
+                hashes: self.stored.hashes,
+                tier: self.stored.tier,
+                group: self.group,
+            }))),
             "AllBlocksCleared" => Ok(Some(KvEvent::Cleared)),
             _ => Ok(None),
         }
@@ -579,6 +605,7 @@ mod tests {
             block_tokens: 16,
             tier: Tier::Device,
             extras: Vec::new(),
+            group: None,
             is_full_attention: true,
         };
         let salted = Stored { parent: None, extras: vec!["salt".into()], tier: Tier::Host, ..stored.clone() };
@@ -587,7 +614,7 @@ mod tests {
             events: vec![
                 KvEvent::Stored(stored),
                 KvEvent::Stored(salted),
-                KvEvent::Removed(Removed { hashes: vec![9], tier: Tier::Host }),
+                KvEvent::Removed(Removed { hashes: vec![9], tier: Tier::Host, group: None }),
                 KvEvent::Cleared,
             ],
             rank: Some(3),
@@ -601,6 +628,38 @@ mod tests {
         assert_eq!(decode(&encode(&batch)), Ok(batch.clone()));
         let unranked = EventBatch { rank: None, ..batch };
         assert_eq!(decode(&encode(&unranked)), Ok(unranked));
+    }
+
+    /// A batch of one event, given as its bytes, between two good ones.
+    fn around(odd: &[u8]) -> Vec<u8> {
+        let good = encode(&EventBatch { events: vec![KvEvent::Cleared], ..EventBatch::default() });
+        // array(3), f64, array(1), event, nil
+        let event = &good[11..good.len() - 1];
+        let mut bytes = good[..10].to_vec();
+        bytes.push(0x93);
+        bytes.extend([event, odd, event].concat());
+        bytes.push(0xC0);
+        bytes
+    }
+
+    #[test]
+    fn an_odd_event_does_not_spoil_its_neighbours() {
+        let unknown_map = [
+            0x82, 0xA4, b't', b'y', b'p', b'e', 0xA1, b'X', 0xAA, b'b', b'l', b'o', b'c', b'k', b'_', b's',
+            b'i', b'z', b'e', 0xC0,
+        ];
+        let number_for_text =
+            [0x82, 0xA4, b't', b'y', b'p', b'e', 0xA1, b'X', 0xA6, b'm', b'e', b'd', b'i', b'u', b'm', 0x05];
+        let mut deep = vec![0x81, 0xAA];
+        deep.extend(b"extra_keys");
+        deep.extend(vec![0x91; 1_000_000]);
+        deep.push(0x01);
+        for odd in [&[0x05][..], &[0x90], &unknown_map, &number_for_text, &deep] {
+            let batch = decode(&around(odd)).expect("the batch is good");
+            assert_eq!((batch.events.len(), batch.skipped), (2, 1));
+        }
+        let broken_removal = [&[0x92, 0xAC][..], b"BlockRemoved", &[0x05]].concat();
+        assert!(decode(&around(&broken_removal)).is_err(), "a removal must not be lost in silence");
     }
 
     #[test]

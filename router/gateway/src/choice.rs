@@ -76,7 +76,7 @@ struct Runner {
 pub(crate) async fn run(
     gateway: Arc<Gateway>,
     request: ChoiceRequest,
-    first: Route,
+    first: (Route, Booking),
     out: mpsc::Sender<ChoiceEvent>,
 ) {
     let tokenizer = gateway.text.tokenizer.clone();
@@ -97,16 +97,19 @@ pub(crate) async fn run(
 }
 
 impl Runner {
-    async fn run(mut self, first: Route) {
+    async fn run(mut self, first: (Route, Booking)) {
         let mut avoid: Vec<String> = Vec::new();
         let mut without_prefill = false;
         let mut route = Some(first);
         let mut attempts = 0;
         loop {
-            let mut chosen = match route.take() {
+            let (mut chosen, mut booking) = match route.take() {
                 Some(route) => route,
                 None => match self.next_route(&avoid).await {
-                    Some(route) => route,
+                    Some(route) => {
+                        let booking = Booking::new(&route);
+                        (route, booking)
+                    }
                     None => return self.fail(ApiError::unavailable("No worker is available.")).await,
                 },
             };
@@ -114,10 +117,16 @@ impl Runner {
                 chosen.prefill = None;
             }
             attempts += 1;
-            let (error, blames_prefill) = match self.attempt(&chosen).await {
+            let (error, blames_prefill) = match self.attempt(&chosen, &mut booking).await {
                 Ended::Finished | Ended::Abandoned => return,
                 Ended::Failed { error, blames_prefill } => (error, blames_prefill),
             };
+            if let Some(finish) = self.complete() {
+                // It failed after its last token: there is nothing to go on with.
+                self.engine_finish = Some(finish);
+                let _told = self.finish().await;
+                return;
+            }
             if !error.is_retryable() || attempts > self.gateway.config.retries {
                 let error = match error {
                     EngineError::Refused(refusal) => refusal,
@@ -141,6 +150,21 @@ impl Runner {
     async fn fail(&self, error: ApiError) {
         // A client that is gone needs no error.
         let _gone = self.out.send(ChoiceEvent::Failed(error)).await;
+    }
+
+    /// Why the output is complete, if it is: the engine said so, or the last token or the limits say it.
+    fn complete(&self) -> Option<Finish> {
+        if let Some(finish) = self.engine_finish.filter(|finish| *finish != Finish::Abort) {
+            return Some(finish);
+        }
+        if self.generated.last().is_some_and(|&id| self.is_end(id)) {
+            return Some(Finish::Stop);
+        }
+        let context = self.gateway.context_tokens();
+        let len = self.request.prompt.len() + self.generated.len();
+        let is_full = self.request.sampling.max_tokens == Some(self.generated.len())
+            || (context > 0 && !self.generated.is_empty() && len >= context);
+        is_full.then_some(Finish::Length)
     }
 
     /// Prompt and tokens so far.
@@ -176,7 +200,7 @@ impl Runner {
         put("model", json!(self.gateway.config.model));
         put("prompt", json!(self.sequence()));
         put("stream", json!(true));
-        put("stream_options", json!({ "include_usage": true }));
+        put("stream_options", json!({ "include_usage": true, "continuous_usage_stats": true }));
         put("return_token_ids", json!(true));
         put("return_tokens_as_token_ids", json!(true));
         if let Some(salt) = &self.request.salt {
@@ -188,15 +212,14 @@ impl Runner {
         fields
     }
 
-    async fn attempt(&mut self, route: &Route) -> Ended {
-        let mut booking = Booking::new(route);
+    async fn attempt(&mut self, route: &Route, booking: &mut Booking) -> Ended {
         self.engine_finish = None;
         let id = self.request.request_id.clone();
         let Some(prefill) = &route.prefill else {
             let fields = self.fields(None);
             let start = route.decode.worker.client.complete(&id, &fields);
             let never = std::future::pending();
-            return self.follow(start, never, &mut booking).await;
+            return self.follow(start, never, booking).await;
         };
         self.gateway.metrics.disaggregated.inc();
         let transfer_id = crate::service::fresh_number();
@@ -209,7 +232,7 @@ impl Runner {
         // Both legs at once. The prefill leg is not waited for, but its failure is heard.
         let leg = prefill_leg(prefill.worker.client.clone(), id.clone(), prefill_fields);
         let start = route.decode.worker.client.complete(&id, &decode_fields);
-        self.follow(start, leg, &mut booking).await
+        self.follow(start, leg, booking).await
     }
 
     /// Follows the decode leg, and the prefill leg beside it until that is over.
@@ -223,6 +246,17 @@ impl Runner {
         tokio::pin!(start);
         let mut prefill_over = false;
         let out = self.out.clone();
+        // A worker that hangs closes no connection: its watcher says when it is given up.
+        let worker = Arc::clone(&booking.decode_worker);
+        let down = worker.down.notified();
+        tokio::pin!(down);
+        let hung = || Ended::Failed {
+            error: EngineError::Connection {
+                worker: worker.name.clone(),
+                reason: "it does not answer".to_owned(),
+            },
+            blames_prefill: false,
+        };
         let mut stream = loop {
             tokio::select! {
                 started = &mut start => match started {
@@ -233,6 +267,7 @@ impl Runner {
                     Ok(cached) => { prefill_over = true; self.cached_tokens = self.cached_tokens.max(cached); }
                     Err(error) => return Ended::Failed { error, blames_prefill: true },
                 },
+                () = &mut down => return hung(),
                 () = out.closed() => return Ended::Abandoned,
             }
         };
@@ -250,6 +285,7 @@ impl Runner {
                     }
                     continue;
                 }
+                () = &mut down => return hung(),
                 () = out.closed() => return Ended::Abandoned,
             };
             match piece {
@@ -313,7 +349,11 @@ impl Runner {
                 return Ended::Failed { error, blames_prefill: false };
             }
             Some(finish) => finish,
-            None => Finish::Stop,
+            None => {
+                let reason = "the stream has no finish reason".to_owned();
+                let error = EngineError::Protocol { worker: "engine".to_owned(), reason };
+                return Ended::Failed { error, blames_prefill: false };
+            }
         };
         let (mut text, stopped) = self.stop.push(&self.detokenizer.finish());
         if !stopped {

@@ -41,13 +41,14 @@ pub(crate) struct Live {
     pub(crate) load: Load,
     pub(crate) tracker: Arc<Mutex<Tracker>>,
     /// Its KV events are followed, so the index speaks for it.
-    pub(crate) is_warm: AtomicBool,
-    events: Option<JoinHandle<()>>,
+    pub(crate) is_warm: Arc<AtomicBool>,
+    /// Follows its events; ended before the next run's place in the index is given out.
+    events: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
-        if let Some(task) = &self.events {
+        if let Some(task) = self.events.lock().unwrap_or_else(PoisonError::into_inner).take() {
             task.abort();
         }
     }
@@ -62,6 +63,8 @@ pub(crate) struct Worker {
     live: ArcSwapOption<Live>,
     is_up: AtomicBool,
     suspected: Notify,
+    /// Rung when the worker is given up although its connections are open.
+    pub(crate) down: Notify,
 }
 
 impl Worker {
@@ -103,6 +106,7 @@ impl Fleet {
                 live: ArcSwapOption::empty(),
                 is_up: AtomicBool::new(false),
                 suspected: Notify::new(),
+                down: Notify::new(),
             })
         };
         let fleet = Arc::new(Self {
@@ -150,8 +154,14 @@ impl Fleet {
         sum
     }
 
-    fn begin(self: &Arc<Self>, description: WorkerDescription, worker: &Arc<Worker>) {
+    async fn begin(self: &Arc<Self>, description: WorkerDescription, worker: &Arc<Worker>) {
         if let Some(before) = worker.live.swap(None) {
+            let task = before.events.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(task) = task {
+                task.abort();
+                // Only when it has ended can it no longer write under the number that is given back here.
+                let _aborted = task.await;
+            }
             self.index.retire_worker(before.slot);
         }
         let Some(slot) = self.index.add_worker() else {
@@ -165,11 +175,11 @@ impl Fleet {
         let tracker = Arc::new(Mutex::new(Tracker::new(slot, description.block_tokens)));
         let feed =
             description.events.clone().map(|events| Feed { events, replay: description.replay.clone() });
-        let (fleet, this) = (Arc::downgrade(self), Arc::downgrade(worker));
+        let fleet = Arc::downgrade(self);
+        let is_warm = Arc::new(AtomicBool::new(feed.is_none()));
+        let flag = Arc::clone(&is_warm);
         let warm = move || {
-            if let Some(live) = this.upgrade().and_then(|worker| worker.live.load_full()) {
-                live.is_warm.store(true, Ordering::Release);
-            }
+            flag.store(true, Ordering::Release);
             if let Some(fleet) = fleet.upgrade() {
                 fleet.changed.notify_waiters();
             }
@@ -186,21 +196,15 @@ impl Fleet {
                 }
             })
         });
-        let is_warm = AtomicBool::new(events.is_none());
         tracing::info!(
             worker = worker.name,
             role = description.role,
             instance = description.instance,
             "worker joined"
         );
-        worker.live.store(Some(Arc::new(Live {
-            description,
-            slot,
-            load: Load::default(),
-            tracker,
-            is_warm,
-            events,
-        })));
+        let events = Mutex::new(events);
+        let load = Load::default();
+        worker.live.store(Some(Arc::new(Live { description, slot, load, tracker, is_warm, events })));
     }
 }
 
@@ -210,35 +214,69 @@ impl Drop for Fleet {
     }
 }
 
+/// Why a worker that describes itself so cannot be used, if it cannot.
+fn unusable(fleet: &Fleet, worker: &Worker, description: &WorkerDescription, model: &str) -> Option<String> {
+    if description.model != model {
+        return Some(format!("it serves {:?}, not {model:?}", description.model));
+    }
+    if !matches!(description.role.as_str(), "prefill" | "decode" | "both") {
+        return Some(format!("its role {:?} is unknown", description.role));
+    }
+    let others =
+        fleet.workers.iter().filter(|other| other.name != worker.name).filter_map(|other| other.ready());
+    let expected =
+        others.map(|live| live.description.block_tokens).next().unwrap_or(description.block_tokens);
+    if description.block_tokens == 0 || description.block_tokens != expected {
+        return Some(format!(
+            "its blocks have {} tokens, those of the others {expected}",
+            description.block_tokens
+        ));
+    }
+    None
+}
+
+/// Questions in a row that may go unanswered before a worker is given up.
+const MISSES_MAX: u32 = 2;
+
 async fn watch(fleet: std::sync::Weak<Fleet>, worker: Arc<Worker>, model: String, interval: Duration) {
+    let patience = interval.max(Duration::from_secs(1));
+    let mut misses = 0;
+    let mut complained = String::new();
     loop {
-        let described = worker.client.describe().await;
+        let described = tokio::time::timeout(patience, worker.client.describe()).await;
         let Some(fleet) = fleet.upgrade() else { return };
-        match described {
-            Ok(description) if description.model != model => {
-                worker.is_up.store(false, Ordering::Release);
-                tracing::error!(
-                    worker = worker.name,
-                    serves = description.model,
-                    wanted = model,
-                    "worker refused: it serves another model"
-                );
+        let complaint = match described {
+            Err(_) => {
+                misses += 1;
+                Some(format!("no answer within {} ms", patience.as_millis()))
             }
-            Ok(description) => {
-                let same = worker
-                    .live
-                    .load()
-                    .as_ref()
-                    .is_some_and(|live| live.description.instance == description.instance);
-                if !same {
-                    fleet.begin(description, &worker);
+            Ok(Err(error)) => Some(error.to_string()),
+            Ok(Ok(description)) => match unusable(&fleet, &worker, &description, &model) {
+                Some(reason) => Some(reason),
+                None => {
+                    let live = worker.live.load_full();
+                    if live.is_none_or(|live| live.description.instance != description.instance) {
+                        fleet.begin(description, &worker).await;
+                    }
+                    None
                 }
+            },
+        };
+        match complaint {
+            None => {
+                misses = 0;
+                complained.clear();
                 worker.is_up.store(true, Ordering::Release);
                 fleet.changed.notify_waiters();
             }
-            Err(error) => {
-                if worker.is_up.swap(false, Ordering::AcqRel) {
-                    tracing::warn!(%error, "worker is down");
+            Some(reason) => {
+                worker.is_up.store(false, Ordering::Release);
+                if complained != reason {
+                    tracing::warn!(worker = worker.name, reason, "worker is not usable");
+                    complained = reason;
+                }
+                if misses >= MISSES_MAX {
+                    worker.down.notify_waiters();
                 }
             }
         }

@@ -148,6 +148,7 @@ fn predict(live: &Live, uncached_tokens: usize, block_tokens: usize) -> Duration
 
 /// Counts a request against its workers until it is dropped.
 pub(crate) struct Booking {
+    pub(crate) decode_worker: Arc<Worker>,
     decode: Arc<Live>,
     computing: Arc<Live>,
     decoding_blocks: u32,
@@ -167,7 +168,11 @@ impl Booking {
         decode.load.requests.fetch_add(1, Ordering::Relaxed);
         decode.load.decoding_blocks.fetch_add(route.blocks, Ordering::Relaxed);
         computing.load.queued_prefill_blocks.fetch_add(prefill_blocks, Ordering::Relaxed);
+        if route.prefill.is_some() {
+            computing.load.requests.fetch_add(1, Ordering::Relaxed);
+        }
         Self {
+            decode_worker: Arc::clone(&route.decode.worker),
             decode,
             computing,
             decoding_blocks: route.blocks,
@@ -199,6 +204,9 @@ impl Drop for Booking {
             self.computing.load.queued_prefill_blocks.fetch_sub(self.prefill_blocks, Ordering::Relaxed);
         }
         self.decode.load.requests.fetch_sub(1, Ordering::Relaxed);
+        if !Arc::ptr_eq(&self.decode, &self.computing) {
+            self.computing.load.requests.fetch_sub(1, Ordering::Relaxed);
+        }
         self.decode.load.decoding_blocks.fetch_sub(self.decoding_blocks, Ordering::Relaxed);
     }
 }

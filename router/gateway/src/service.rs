@@ -5,11 +5,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -25,10 +25,12 @@ use crate::GatewayConfig;
 use crate::choice::{ChoiceEvent, ChoicePiece, ChoiceRequest, run};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
-use crate::routing::{Chooser, Route};
+use crate::routing::{Booking, Chooser, Route};
 
 /// Events that may wait between the choices and the connection.
 const EVENTS_MAX: usize = 64;
+/// A client that sends its body more slowly gives its place to others.
+const BODY_WITHIN: Duration = Duration::from_secs(60);
 /// Texts longer than this are tokenised off the async threads.
 const INLINE_TEXT_BYTES: usize = 16 << 10;
 
@@ -70,7 +72,8 @@ impl Gateway {
         Some(route)
     }
 
-    fn context_tokens(&self) -> usize {
+    /// Longest sequence that every ready worker takes; 0 when none is ready.
+    pub(crate) fn context_tokens(&self) -> usize {
         let ready = self.fleet.workers.iter().filter_map(|worker| worker.ready());
         ready.map(|live| live.description.context_tokens).min().unwrap_or(0)
     }
@@ -104,6 +107,7 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/models", get(models))
+        .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/kvasir/status", get(status))
@@ -121,6 +125,14 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
 async fn models(State(gateway): State<Arc<Gateway>>) -> Response {
     let list = model_list(&gateway.config.model, gateway.started, gateway.context_tokens());
     json_response(StatusCode::OK, list.to_string())
+}
+
+async fn model(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
+    if name != gateway.config.model {
+        return error_response(&ApiError::no_such_model(&name));
+    }
+    let list = model_list(&gateway.config.model, gateway.started, gateway.context_tokens());
+    json_response(StatusCode::OK, list["data"][0].to_string())
 }
 
 async fn health(State(gateway): State<Arc<Gateway>>) -> StatusCode {
@@ -243,12 +255,21 @@ async fn answer(
     let started = Instant::now();
     let inside = Inside::enter(gateway)?;
     let limit = gateway.config.body_bytes_max;
-    let body = axum::body::to_bytes(request.into_body(), limit).await.map_err(|_| ApiError {
+    let too_large = || ApiError {
         status: StatusCode::PAYLOAD_TOO_LARGE,
         message: format!("The body is larger than {limit} bytes, or broke off."),
         param: None,
         code: Some("body_too_large"),
-    })?;
+    };
+    let too_slow = || ApiError {
+        status: StatusCode::REQUEST_TIMEOUT,
+        message: format!("The body did not arrive within {} s.", BODY_WITHIN.as_secs()),
+        param: None,
+        code: Some("body_too_slow"),
+    };
+    let body = axum::body::to_bytes(request.into_body(), limit);
+    let body =
+        tokio::time::timeout(BODY_WITHIN, body).await.map_err(|_| too_slow())?.map_err(|_| too_large())?;
     let normal = match kind {
         Kind::Chat => normal_chat(gateway, &body).await?,
         Kind::Completion => normal_completion(gateway, &body).await?,
@@ -274,7 +295,9 @@ async fn answer(
                 sampling,
                 salt: normal.salt.clone(),
             };
-            tokio::spawn(run(Arc::clone(gateway), choice, route, out.clone()));
+            // Booked before the next choice is routed, so that a burst does not follow one prefix to one worker.
+            let booking = Booking::new(&route);
+            tokio::spawn(run(Arc::clone(gateway), choice, (route, booking), out.clone()));
             index += 1;
         }
     }
@@ -331,10 +354,19 @@ async fn normal_completion(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Norma
     let request = CompletionRequest::parse(body)?;
     check_model(gateway, request.model.as_deref())?;
     let mut prompts = Vec::with_capacity(request.prompts.len());
+    let mut echo = Vec::new();
     for prompt in request.prompts {
         let ids = match prompt {
-            Prompt::Tokens(ids) => ids,
+            Prompt::Tokens(ids) => {
+                if request.echo {
+                    echo.push(gateway.text.tokenizer.decode(&ids, false));
+                }
+                ids
+            }
             Prompt::Text(text) => {
+                if request.echo {
+                    echo.push(text.clone());
+                }
                 let tokenizer = gateway.text.tokenizer.clone();
                 off_thread(text.len(), move || tokenizer.encode(&text, true))
                     .await?
@@ -343,10 +375,6 @@ async fn normal_completion(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Norma
         };
         prompts.push(Arc::new(ids));
     }
-    let echo = match request.echo {
-        true => prompts.iter().map(|ids| gateway.text.tokenizer.decode(ids, true)).collect(),
-        false => Vec::new(),
-    };
     Ok(Normal {
         prompts,
         echo,

@@ -68,6 +68,12 @@ impl Table {
         Self { entries: (0..entries).map(|_| Entry::default()).collect() }
     }
 
+    /// Entries that somebody holds.
+    fn live_count(&self) -> usize {
+        let live = |entry: &&Entry| entry.holders.iter().any(|set| set.load(Ordering::Relaxed) != 0);
+        self.entries.iter().filter(live).count()
+    }
+
     fn find(&self, hash: u64) -> Option<&Entry> {
         let mask = self.entries.len() - 1;
         let mut at = home(hash) & mask;
@@ -151,19 +157,23 @@ impl Index {
 
     /// Forgets what a worker holds and gives its place back.
     pub fn retire_worker(&self, worker: WorkerSlot) {
-        self.remove_worker(worker);
-        self.writer().held[worker.index()] = None;
+        let mut writer = self.writer();
+        self.forget(&mut writer, worker);
+        writer.held[worker.index()] = None;
     }
 
     /// Forgets what a worker holds.
     pub fn remove_worker(&self, worker: WorkerSlot) {
-        let mut writer = self.writer();
+        self.forget(&mut self.writer(), worker);
+    }
+
+    fn forget(&self, writer: &mut Writer, worker: WorkerSlot) {
         let table = self.table.load();
         let Some(held) = &mut writer.held[worker.index()] else { return };
         for (level, hashes) in held.iter_mut().enumerate() {
             for hash in hashes.drain() {
                 if let Some(entry) = table.find(hash) {
-                    entry.holders[level].fetch_and(!worker.bit(), Ordering::Relaxed);
+                    entry.holders[level].fetch_and(!worker.bit(), Ordering::Release);
                 }
             }
         }
@@ -179,7 +189,7 @@ impl Index {
         }
         let mut table = self.table.load_full();
         if table.find(hash).is_none() && (writer.used + 1) * 2 > table.entries.len() {
-            table = writer.rebuilt();
+            table = writer.rebuilt(&table);
             self.table.store(Arc::clone(&table));
         }
         writer.entry(&table, hash).holders[level as usize].fetch_or(worker.bit(), Ordering::Release);
@@ -192,7 +202,8 @@ impl Index {
         let Some(held) = &mut writer.held[worker.index()] else { return };
         let was_held = held[level as usize].remove(&hash);
         if let Some(entry) = self.table.load().find(hash).filter(|_| was_held) {
-            entry.holders[level as usize].fetch_and(!worker.bit(), Ordering::Relaxed);
+            // Release: who sees it gone from here also sees what was stored elsewhere before.
+            entry.holders[level as usize].fetch_and(!worker.bit(), Ordering::Release);
         }
     }
 
@@ -226,8 +237,7 @@ impl Index {
     /// Number of distinct blocks that somebody holds.
     #[must_use]
     pub fn len(&self) -> usize {
-        let live = |entry: &&Entry| entry.holders.iter().any(|set| set.load(Ordering::Relaxed) != 0);
-        self.table.load().entries.iter().filter(live).count()
+        self.table.load().live_count()
     }
 
     /// Whether nobody holds anything.
@@ -278,9 +288,9 @@ impl Writer {
     }
 
     /// A new table of what is held now, with room to grow: dead keys stay behind.
-    fn rebuilt(&mut self) -> Arc<Table> {
+    fn rebuilt(&mut self, before: &Table) -> Arc<Table> {
         let held = std::mem::take(&mut self.held);
-        let live: usize = held.iter().flatten().flatten().map(HashSet::len).sum();
+        let live = before.live_count();
         let table = Table::new(live * 4);
         self.used = 0;
         for (worker, levels) in held.iter().enumerate() {

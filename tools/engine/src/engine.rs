@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_transfer::{Notice, TransferService};
 use kvstore_block::IdentityChain;
 use kvstore_store::{HostStore, Moved};
@@ -19,8 +19,9 @@ use crate::scheduler::Scheduler;
 use crate::sequence::{Goal, RemotePrefill, Sequence, Start};
 use crate::{Choice, EngineConfig, EngineError, EngineStats, KvPool};
 
-/// Messages that may wait for the engine's thread: requests, cancellations, and at most two per transfer.
-const INBOX_MAX: usize = 65_536;
+/// Requests that may wait for the engine's thread to look at them. Cancellations and notices are at most a few
+/// for each request, and must never wait: two threads that wait for each other would stand still for good.
+const SUBMITTED_MAX: u64 = 16_384;
 /// When blocks are held elsewhere and nothing can run, the engine looks again after this time.
 const BLOCKED_RECHECK: Duration = Duration::from_millis(20);
 
@@ -118,7 +119,7 @@ impl Engine {
     /// Makes the engine's inbox.
     #[must_use]
     pub fn new() -> Self {
-        let (sender, inbox) = bounded(INBOX_MAX);
+        let (sender, inbox) = unbounded();
         Self { inbox, sender }
     }
 
@@ -176,7 +177,10 @@ fn run(mut scheduler: Scheduler, inbox: &Receiver<Message>) {
         while let Some(message) = next {
             match message {
                 Message::Stop => return,
-                Message::Submit(sequence) => scheduler.submit(*sequence),
+                Message::Submit(sequence) => {
+                    scheduler.taken();
+                    scheduler.submit(*sequence);
+                }
                 Message::Cancel(id) => scheduler.cancel(id),
                 Message::Transfer(notice) => scheduler.transfer_notice(notice),
                 Message::Host(moved) => scheduler.host_moved(moved),
@@ -260,11 +264,20 @@ impl EngineHandle {
             remote: request.fetch_from.map(|(transfer, address)| RemotePrefill { transfer, address }),
             output,
         });
-        match self.sender.try_send(Message::Submit(Box::new(sequence))) {
-            Ok(()) => Ok(Generation { id, pieces, sender: self.sender.clone(), ended: false }),
-            Err(TrySendError::Full(_)) => Err(SubmitError::Full),
-            Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
+        if self.shared.stats.submitted.fetch_add(1, Ordering::Relaxed) >= SUBMITTED_MAX {
+            self.shared.stats.submitted.fetch_sub(1, Ordering::Relaxed);
+            return Err(SubmitError::Full);
         }
+        match self.sender.send(Message::Submit(Box::new(sequence))) {
+            Ok(()) => Ok(Generation { id, pieces, sender: self.sender.clone(), ended: false }),
+            Err(_) => Err(SubmitError::Stopped),
+        }
+    }
+
+    /// Whether the engine's thread runs.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.thread.0.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     /// Drops every cached block that nobody uses.

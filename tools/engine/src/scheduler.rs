@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
 use dataplane_transfer::{Command, Notice, Outcome};
@@ -27,6 +27,9 @@ use crate::sampler::choose;
 use crate::sequence::{Goal, Sequence};
 use crate::{EngineConfig, EngineStats, KvPool};
 
+/// How long an eviction waits for the copy into the host tier.
+const OFFLOAD_WAIT_MAX: Duration = Duration::from_millis(5);
+
 /// What the event stream needs to know about a block that is held in some tier.
 #[derive(Debug)]
 struct Facts {
@@ -35,6 +38,8 @@ struct Facts {
     extras: Vec<String>,
     on_device: bool,
     on_host: bool,
+    /// Copies on their way to the host tier, whose removal is told when they are there.
+    removals_owed: u32,
 }
 
 pub(crate) struct Scheduler {
@@ -113,8 +118,14 @@ impl Scheduler {
 
     // --- messages ---
 
+    /// A submitted request has been taken out of the inbox.
+    pub(crate) fn taken(&self) {
+        self.stats.submitted.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
     pub(crate) fn submit(&mut self, mut sequence: Sequence) {
         if self.waiting.len() >= self.config.waiting_max {
+            self.drop_legs(&sequence);
             sequence.finish(Finish::Abort);
             return;
         }
@@ -137,13 +148,18 @@ impl Scheduler {
             _ => self.fetching_host.remove(&id),
         };
         let Some(sequence) = sequence else { return };
+        self.drop_legs(&sequence);
+        EngineStats::add(&self.stats.cancelled, 1);
+        self.catalog.touch(&sequence.identities[..sequence.registered]);
+    }
+
+    /// Tells the other leg's worker, through the data plane, that this one is not coming.
+    fn drop_legs(&self, sequence: &Sequence) {
         if let Goal::Prefill { transfer } = sequence.goal {
             self.command(Command::Cancel { transfer });
         } else if let Some(remote) = sequence.remote.clone() {
             self.command(Command::Decline { transfer: remote.transfer, address: remote.address });
         }
-        EngineStats::add(&self.stats.cancelled, 1);
-        self.catalog.touch(&sequence.identities[..sequence.registered]);
     }
 
     pub(crate) fn transfer_notice(&mut self, notice: Notice) {
@@ -168,7 +184,7 @@ impl Scheduler {
         let is_it = |sequence: &Sequence| sequence.goal == Goal::Prefill { transfer };
         let sequence = match self.handing_over.remove(&transfer) {
             Some(sequence) => Some(sequence),
-            None => self.running.iter().position(is_it).map(|at| self.running.remove(at)),
+            None => self.take_prefill(is_it),
         };
         if let Some(mut sequence) = sequence {
             sequence.finish(Finish::Length);
@@ -177,17 +193,29 @@ impl Scheduler {
         }
     }
 
+    fn take_prefill(&mut self, is_it: impl Fn(&Sequence) -> bool) -> Option<Sequence> {
+        if let Some(at) = self.running.iter().position(&is_it) {
+            return Some(self.running.remove(at));
+        }
+        if let Some(at) = self.waiting.iter().position(&is_it) {
+            return self.waiting.remove(at);
+        }
+        let id = self.fetching_host.iter().find(|(_, sequence)| is_it(sequence)).map(|(&id, _)| id)?;
+        self.fetching_host.remove(&id)
+    }
+
     pub(crate) fn host_moved(&mut self, moved: Moved) {
         match moved {
-            Moved::Offloaded { identity, evicted } => {
+            Moved::Offloaded { identity, stored, evicted } => {
                 if let Some(facts) = self.facts.get_mut(&identity) {
-                    facts.on_host = true;
-                    let event = stored_event(&[identity], facts, Tier::Host, &facts.tokens);
-                    self.events.push(event);
-                    if !facts.on_device {
-                        self.events.push(removed_event(identity, Tier::Device));
+                    if stored && !std::mem::replace(&mut facts.on_host, true) {
+                        let event = stored_event(&[identity], facts, Tier::Host, &facts.tokens);
+                        self.events.push(event);
                     }
+                    facts.removals_owed = facts.removals_owed.saturating_sub(1);
+                    self.events.push(removed_event(identity, Tier::Device));
                 }
+                self.forget_if_gone(identity);
                 evicted.into_iter().for_each(|identity| self.left_host(identity));
             }
             Moved::Damaged { identity } => self.left_host(identity),
@@ -213,19 +241,22 @@ impl Scheduler {
         if let Some(facts) = self.facts.get_mut(&identity) {
             facts.on_host = false;
             self.events.push(removed_event(identity, Tier::Host));
-            if !facts.on_device {
-                self.facts.remove(&identity);
-            }
         }
+        self.forget_if_gone(identity);
     }
 
     fn left_device(&mut self, identity: BlockIdentity) {
         if let Some(facts) = self.facts.get_mut(&identity) {
             facts.on_device = false;
             self.events.push(removed_event(identity, Tier::Device));
-            if !facts.on_host {
-                self.facts.remove(&identity);
-            }
+        }
+        self.forget_if_gone(identity);
+    }
+
+    fn forget_if_gone(&mut self, identity: BlockIdentity) {
+        let is_gone = |facts: &Facts| !facts.on_device && !facts.on_host && facts.removals_owed == 0;
+        if self.facts.get(&identity).is_some_and(is_gone) {
+            self.facts.remove(&identity);
         }
     }
 
@@ -234,6 +265,7 @@ impl Scheduler {
         let mut command = command;
         // The transfer thread always drains its queue, so this ends soon.
         while let Err(back) = transfer.submit(command) {
+            assert!(!transfer.has_stopped(), "the transfer thread has ended: its panic is above");
             command = back;
             std::thread::yield_now();
         }
@@ -243,17 +275,24 @@ impl Scheduler {
 
     /// A free slot, made by evicting if need be; the evicted block goes to the host tier.
     fn acquire(&mut self) -> Option<SlotRef> {
+        let mut tier_is_slow = false;
         loop {
             if let Some(slot) = self.kv.slots().acquire() {
                 return Some(slot);
             }
             let (identity, slot) = self.catalog.evict()?;
+            if tier_is_slow {
+                // One block lost costs less than the engine standing still.
+                self.left_device(identity);
+                continue;
+            }
             self.offload(identity, slot);
             // The slot comes free when its copy is made: microseconds, on the tier's own thread.
             let started = Instant::now();
-            while self.kv.slots().free_count() == 0 && started.elapsed().as_millis() < 5 {
+            while self.kv.slots().free_count() == 0 && started.elapsed() < OFFLOAD_WAIT_MAX {
                 std::thread::yield_now();
             }
+            tier_is_slow = self.kv.slots().free_count() == 0;
         }
     }
 
@@ -268,10 +307,16 @@ impl Scheduler {
         } else if let Some(facts) = self.facts.get_mut(&identity) {
             // "Removed" is told once "stored" of the host tier has been: nobody shall think it gone.
             facts.on_device = false;
+            facts.removals_owed += 1;
         }
     }
 
     fn acquire_many(&mut self, count: usize) -> Option<Vec<SlotRef>> {
+        // Asked first: a request that cannot be met must not empty the cache in trying.
+        let free = self.kv.slots().free_count();
+        if free + self.catalog.evictable(count.saturating_sub(free)) < count {
+            return None;
+        }
         (0..count).map(|_| self.acquire()).collect()
     }
 
@@ -308,6 +353,7 @@ impl Scheduler {
                 extras: if block == 0 { sequence.extras.clone() } else { Vec::new() },
                 on_device: false,
                 on_host: false,
+                removals_owed: 0,
             });
             facts.on_device = true;
             self.events.push(stored_event(&[identity], facts, Tier::Device, tokens));
@@ -334,17 +380,30 @@ impl Scheduler {
             sequence.registered = found;
             if sequence.generated() == 0 {
                 sequence.cached_tokens = sequence.computed;
-                EngineStats::add(&self.stats.prefix_queries, sequence.prompt_len);
-                EngineStats::add(&self.stats.prefix_hits, sequence.computed);
             }
+            let (prompt_len, hits) = (sequence.prompt_len, sequence.computed);
             match self.fetch(sequence, wanted) {
                 Fetch::Started => {}
                 Fetch::Unneeded(sequence) => self.running.push(*sequence),
-                Fetch::NoRoom(sequence) => {
+                Fetch::NoRoom(mut sequence) => {
+                    let is_alone = self.running.is_empty()
+                        && self.fetching_remote.is_empty()
+                        && self.fetching_host.is_empty();
+                    if is_alone {
+                        // Nothing that ends would make room (a peer may hold slots in quarantine): compute it
+                        // here, in as many slots as there are.
+                        self.drop_legs(&sequence);
+                        sequence.remote = None;
+                    }
                     self.waiting.push_front(*sequence);
-                    return;
+                    if !is_alone {
+                        return;
+                    }
+                    continue;
                 }
             }
+            EngineStats::add(&self.stats.prefix_queries, prompt_len);
+            EngineStats::add(&self.stats.prefix_hits, hits);
         }
     }
 
@@ -364,6 +423,7 @@ impl Scheduler {
             self.command(Command::Expect {
                 transfer: remote.transfer,
                 address: remote.address,
+                content: sequence.content(),
                 first_block: found as u32,
                 slots,
                 deadline: Instant::now() + self.config.transfer_deadline,
@@ -443,6 +503,7 @@ impl Scheduler {
                 return false;
             }
             let mut victim = self.running.remove(youngest);
+            self.catalog.touch(&victim.identities[..victim.registered]);
             victim.release_blocks();
             EngineStats::add(&self.stats.preemptions, 1);
             self.waiting.push_front(victim);
@@ -453,7 +514,7 @@ impl Scheduler {
     fn compute(&mut self, scheduled: &[Scheduled]) {
         let block_tokens = self.kv.block_tokens();
         let mut running = std::mem::take(&mut self.running);
-        let mut pushes: Vec<(u64, usize, Vec<SlotRef>)> = Vec::new();
+        let mut pushes: Vec<(u64, [u8; 16], usize, Vec<SlotRef>)> = Vec::new();
         let mut items = Vec::with_capacity(scheduled.len());
         for part in scheduled {
             let sequence = &running[part.index];
@@ -461,11 +522,8 @@ impl Scheduler {
             if let Goal::Prefill { transfer } = sequence.goal {
                 let complete = end / block_tokens;
                 if sequence.pushed < complete {
-                    pushes.push((
-                        transfer,
-                        sequence.pushed,
-                        sequence.table[sequence.pushed..complete].to_vec(),
-                    ));
+                    let slots = sequence.table[sequence.pushed..complete].to_vec();
+                    pushes.push((transfer, sequence.content(), sequence.pushed, slots));
                 }
             }
             let generates = sequence.goal == Goal::Generate && end == sequence.tokens.len();
@@ -477,14 +535,13 @@ impl Scheduler {
             });
         }
         let logits = self.model.forward(&self.kv, &items, |layer| {
-            for (transfer, first, slots) in &pushes {
-                let layers = layer as u16..layer as u16 + 1;
-                let slots = slots.clone();
+            for (transfer, content, first, slots) in &pushes {
                 self.command(Command::Push {
                     transfer: *transfer,
+                    content: *content,
                     first_block: *first as u32,
-                    slots,
-                    layers,
+                    slots: slots.clone(),
+                    layers: layer as u16..layer as u16 + 1,
                 });
             }
         });
@@ -560,13 +617,14 @@ impl Scheduler {
                 index += 1;
                 continue;
             };
-            let ready = sequence.computed / block_tokens;
+            let (ready, content) = (sequence.computed / block_tokens, sequence.content());
             let (first, slots) =
                 (sequence.pushed, sequence.table[sequence.pushed.min(ready)..ready].to_vec());
             sequence.pushed = sequence.pushed.max(ready);
             let done = sequence.computed >= sequence.target(block_tokens);
             if !slots.is_empty() {
-                self.command(Command::Push { transfer, first_block: first as u32, slots, layers: 0..layers });
+                let (first_block, layers) = (first as u32, 0..layers);
+                self.command(Command::Push { transfer, content, first_block, slots, layers });
             }
             if !done {
                 index += 1;
@@ -603,10 +661,11 @@ fn stored_event(identities: &[BlockIdentity], facts: &Facts, tier: Tier, tokens:
         block_tokens: tokens.len() / identities.len(),
         tier,
         extras: facts.extras.clone(),
+        group: None,
         is_full_attention: true,
     })
 }
 
 fn removed_event(identity: BlockIdentity, tier: Tier) -> KvEvent {
-    KvEvent::Removed(Removed { hashes: vec![identity.short()], tier })
+    KvEvent::Removed(Removed { hashes: vec![identity.short()], tier, group: None })
 }

@@ -44,6 +44,8 @@ pub(crate) struct Sequence {
     pub(crate) host_tried: bool,
     chain: IdentityChain,
     pub(crate) identities: Vec<BlockIdentity>,
+    /// Identity of the prompt's last reusable block, once known.
+    content: Option<[u8; 16]>,
     pub(crate) table: Vec<SlotRef>,
     pub(crate) computed: usize,
     /// Leading blocks that the catalog knows.
@@ -86,6 +88,7 @@ impl Sequence {
             host_tried: false,
             chain: start.chain,
             identities: Vec::new(),
+            content: None,
             table: Vec::new(),
             computed: 0,
             registered: 0,
@@ -119,6 +122,16 @@ impl Sequence {
             let identity = self.chain.next(&self.tokens[at..at + block_tokens]);
             self.identities.push(identity);
         }
+        let wanted = (self.prompt_len - 1) / block_tokens;
+        if self.content.is_none() && wanted > 0 && self.identities.len() >= wanted {
+            self.content = Some(self.identities[wanted - 1].0);
+        }
+    }
+
+    /// Names the prompt's whole blocks: both legs of a hand-off compute it, and no other request's does. Call
+    /// after `identify` of those blocks.
+    pub(crate) fn content(&self) -> [u8; 16] {
+        self.content.unwrap_or_default()
     }
 
     /// Output so far, that of an interrupted run included.

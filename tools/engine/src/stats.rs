@@ -48,6 +48,8 @@ impl Histogram {
 /// Counters and levels.
 #[derive(Debug, Default)]
 pub struct EngineStats {
+    /// Handed over and not yet looked at.
+    pub(crate) submitted: AtomicU64,
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,
     pub(crate) fetching: AtomicU64,

@@ -207,6 +207,8 @@ pub struct CompletionRequest {
     pub stream: bool,
     /// Whether a stream ends with usage.
     pub include_usage: bool,
+    /// Whether usage is also told before the end.
+    pub continuous_usage: bool,
     /// Whether to report token ids.
     pub return_token_ids: bool,
     /// Whether log-probabilities name tokens by id.
@@ -254,15 +256,14 @@ fn parse_body(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-fn include_usage(fields: Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+/// `include_usage` and `continuous_usage_stats` of `stream_options`.
+fn usage_options(fields: Fields<'_>, stream: bool) -> Result<(bool, bool), ApiError> {
     let options = match fields.get("stream_options") {
-        None => return Ok(false),
+        None => return Ok((false, false)),
         Some(Value::Object(options)) => options,
         Some(other) => {
-            return Err(ApiError::invalid(
-                "stream_options",
-                format!("`stream_options` must be an object, not {}.", kind(other)),
-            ));
+            let message = format!("`stream_options` must be an object, not {}.", kind(other));
+            return Err(ApiError::invalid("stream_options", message));
         }
     };
     if !stream {
@@ -271,7 +272,27 @@ fn include_usage(fields: Fields<'_>, stream: bool) -> Result<bool, ApiError> {
             "`stream_options` is only allowed with `stream: true`.",
         ));
     }
-    Ok(Fields(options).flag("include_usage")?.unwrap_or(false))
+    let flag = |name| Ok(Fields(options).flag(name)?.unwrap_or(false));
+    Ok((flag("include_usage")?, flag("continuous_usage_stats")?))
+}
+
+/// What would change the answer and is not there yet is refused, not ignored.
+fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
+    let refuse =
+        |name: &str, what: &str| Err(ApiError::invalid(name, format!("{what} is not supported yet.")));
+    if fields.get("response_format").is_some_and(|format| format["type"] != "text") {
+        return refuse("response_format", "A `response_format` other than text");
+    }
+    let is_plain = |choice: &Value| matches!(choice.as_str(), Some("none" | "auto"));
+    if fields.get("tool_choice").is_some_and(|choice| !is_plain(choice)) {
+        return refuse("tool_choice", "A `tool_choice` other than `none` and `auto`");
+    }
+    for name in ["functions", "function_call", "audio", "prediction"] {
+        if fields.get(name).is_some() {
+            return refuse(name, &format!("`{name}`"));
+        }
+    }
+    Ok(())
 }
 
 /// The value of `max_tokens` or its newer name.
@@ -299,15 +320,24 @@ impl CompletionRequest {
             return Err(ApiError::invalid("best_of", "`best_of` other than `n` is not supported."));
         }
         let stream = fields.flag("stream")?.unwrap_or(false);
+        let usage = usage_options(fields, stream)?;
+        let echo = fields.flag("echo")?.unwrap_or(false);
+        if echo && sampling.logprobs.is_some() {
+            return Err(ApiError::invalid(
+                "echo",
+                "`echo` with `logprobs` is not supported: there are none for the prompt.",
+            ));
+        }
         Ok(Self {
             model: fields.text("model")?.map(str::to_owned),
             prompts: prompts(fields)?,
             sampling,
             stream,
-            include_usage: include_usage(fields, stream)?,
+            include_usage: usage.0,
+            continuous_usage: usage.1,
             return_token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
             tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
-            echo: fields.flag("echo")?.unwrap_or(false),
+            echo,
             cache_salt: fields.text("cache_salt")?.map(str::to_owned),
             kv_transfer_params: fields.get("kv_transfer_params").cloned(),
         })
@@ -351,6 +381,7 @@ impl ChatRequest {
         let object = parse_body(body)?;
         let fields = Fields(&object);
         let mut sampling = Sampling::parse(fields)?;
+        refuse_unsupported(fields)?;
         sampling.max_tokens = max_tokens(fields, &["max_completion_tokens", "max_tokens"])?;
         let wants_logprobs = fields.flag("logprobs")?.unwrap_or(false);
         let top_logprobs = fields.integer("top_logprobs", 0, TOP_LOGPROBS_MAX)?;
@@ -379,7 +410,7 @@ impl ChatRequest {
             add_generation_prompt: fields.flag("add_generation_prompt")?.unwrap_or(true),
             sampling,
             stream,
-            include_usage: include_usage(fields, stream)?,
+            include_usage: usage_options(fields, stream)?.0,
             cache_salt: fields.text("cache_salt")?.map(str::to_owned),
             return_token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
             kv_transfer_params: fields.get("kv_transfer_params").cloned(),
@@ -497,9 +528,13 @@ mod tests {
             ("suffix", json!("x")),
             ("stop_token_ids", json!([1.5])),
             ("vllm_xargs", json!(1)),
+            ("echo", json!(true)),
         ] {
             let mut body = base.clone();
             body[field] = value.clone();
+            if field == "echo" {
+                body["logprobs"] = json!(1);
+            }
             let error = completion(body).expect_err("must be refused");
             assert_eq!(error.param.as_deref(), Some(field), "{value}");
             assert!(error.message.contains(field), "{}", error.message);
@@ -509,6 +544,14 @@ mod tests {
         assert_eq!(error.expect_err("refused").param.as_deref(), Some("messages[0].content"));
         let error = chat(json!({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}));
         assert_eq!(error.expect_err("refused").param.as_deref(), Some("top_logprobs"));
+        for (field, value) in [
+            ("response_format", json!({"type": "json_object"})),
+            ("tool_choice", json!("required")),
+            ("functions", json!([])),
+        ] {
+            let body = json!({"messages": [{"role": "user", "content": "x"}], field: value});
+            assert_eq!(chat(body).expect_err("refused").param.as_deref(), Some(field));
+        }
         assert!(CompletionRequest::parse(b"{").is_err_and(|error| error.param.is_none()));
     }
 

@@ -76,7 +76,7 @@ impl Model {
         self
     }
 
-    /// Differs between models whose KV must not be mixed: it covers the shape and a sample of the weights.
+    /// Differs between models whose KV must not be mixed: it covers the shape and every weight.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
@@ -218,11 +218,14 @@ fn rms_norm_in_place(row: &mut [f32], weights: &[f32], epsilon: f32) {
 fn fingerprint(weights: &Weights, config: &ModelConfig) -> u64 {
     let mut hasher = xxhash_rust::xxh3::Xxh3::new();
     hasher.update(format!("{config:?}").as_bytes());
-    let samples = weights.layers.iter().flat_map(|layer| [&layer.qkv, &layer.down]);
-    for tensor in samples.chain([&weights.embedding, &weights.final_norm]) {
-        for value in tensor.iter().step_by(tensor.len() / 256 + 1) {
-            hasher.update(&value.to_le_bytes());
+    weights.for_each_tensor(|tensor| {
+        let mut bytes = [0; 1024];
+        for chunk in tensor.chunks(bytes.len() / 4) {
+            for (value, out) in chunk.iter().zip(bytes.chunks_exact_mut(4)) {
+                out.copy_from_slice(&value.to_le_bytes());
+            }
+            hasher.update(&bytes[..chunk.len() * 4]);
         }
-    }
+    });
     hasher.digest()
 }

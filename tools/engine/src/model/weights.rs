@@ -50,6 +50,25 @@ impl Weights {
         built.unwrap_or_else(|error| unreachable!("a seed gives every tensor: {error}"))
     }
 
+    /// Visits every tensor, in a fixed order.
+    pub(super) fn for_each_tensor(&self, mut visit: impl FnMut(&[f32])) {
+        visit(&self.embedding);
+        for layer in &self.layers {
+            let always = [
+                &layer.attention_norm,
+                &layer.qkv,
+                &layer.attention_out,
+                &layer.mlp_norm,
+                &layer.gate_up,
+                &layer.down,
+            ];
+            let sometimes = [&layer.qkv_bias, &layer.query_norm, &layer.key_norm];
+            always.into_iter().chain(sometimes.into_iter().flatten()).for_each(|tensor| visit(tensor));
+        }
+        visit(&self.final_norm);
+        self.output.iter().for_each(|tensor| visit(tensor));
+    }
+
     fn build(config: &ModelConfig, source: &mut impl Source) -> Result<Self, EngineError> {
         let hidden = config.hidden;
         let embedding = source.tensor("model.embed_tokens.weight", &[config.vocabulary, hidden])?;

@@ -23,6 +23,8 @@ pub(super) struct Job {
     pub(super) prompt_tokens: usize,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
+    /// Whether the cached tokens are told with the first token already.
+    pub(super) early_usage: bool,
     pub(super) return_token_ids: bool,
     pub(super) wants_logprobs: bool,
     pub(super) tokenizer: Tokenizer,
@@ -107,7 +109,8 @@ fn streamed(mut job: Job) -> Stream {
     tokio::spawn(async move {
         let mut usage = Usage { prompt: job.prompt_tokens, ..Usage::default() };
         for choice in choices {
-            let Ok((completion, cached)) = choice.await else { return };
+            // An output without an end is no answer: the stream ends without its end marker, too.
+            let Ok(Some((completion, cached))) = choice.await else { return };
             usage.completion += completion;
             usage.cached = usage.cached.max(cached);
         }
@@ -119,40 +122,44 @@ fn streamed(mut job: Job) -> Stream {
     Stream(receiver)
 }
 
-/// Returns the number of tokens and of cached prompt tokens.
+/// Returns the number of tokens and of cached prompt tokens; `None` when the output has no end.
 async fn stream_choice(
     job: std::sync::Arc<Job>,
     mut generation: Generation,
     index: u32,
     echo: String,
     sender: mpsc::Sender<Bytes>,
-) -> (usize, usize) {
-    let (mut tokens, mut cached, mut offset) = (0, 0, 0);
+) -> Option<(usize, usize)> {
+    let (mut tokens, mut offset) = (0, 0);
     if job.is_chat && sender.send(job.answer.role_piece(index).into()).await.is_err() {
-        return (tokens, cached);
+        return None;
     }
     if !echo.is_empty() {
         let piece = job.answer.piece(index, &echo, &[], 0, None, None);
         offset = echo.chars().count();
         if sender.send(piece.into()).await.is_err() {
-            return (tokens, cached);
+            return None;
         }
     }
     loop {
         // A request that waits for its first token sends nothing: watch the client meanwhile.
         let output = tokio::select! {
             output = generation.next() => output,
-            () = sender.closed() => return (tokens, cached),
+            () = sender.closed() => return None,
         };
-        let Some(output) = output else { return (tokens, cached) };
+        let output = output?;
+        if tokens == 0 && job.early_usage {
+            let usage = Usage { prompt: job.prompt_tokens, completion: 0, cached: output.cached_tokens };
+            sender.send(job.answer.usage_piece(usage).into()).await.ok()?;
+        }
         tokens += output.tokens.len();
-        cached = output.cached_tokens;
         let logprobs = job.logprobs(&output);
         let ids = job.return_token_ids.then_some(output.tokens.as_slice());
         let piece = job.answer.piece(index, &output.text, &logprobs, offset, ids, output.finish);
         offset += output.text.chars().count();
-        if sender.send(piece.into()).await.is_err() {
-            return (tokens, cached);
+        sender.send(piece.into()).await.ok()?;
+        if output.finish.is_some() {
+            return Some((tokens, output.cached_tokens));
         }
     }
 }

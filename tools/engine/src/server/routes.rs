@@ -46,8 +46,8 @@ pub fn router(state: WorkerState) -> Router {
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/models", get(models))
-        .route("/health", get(|| async { StatusCode::OK }))
-        .route("/ping", get(|| async { StatusCode::OK }))
+        .route("/health", get(health))
+        .route("/ping", get(health))
         .route(
             "/version",
             get(|| async {
@@ -77,6 +77,10 @@ pub(super) fn json_response(status: StatusCode, body: String) -> Response {
 
 pub(super) fn error_response(error: &ApiError) -> Response {
     json_response(error.status, error.to_json())
+}
+
+async fn health(State(state): State<Shared>) -> StatusCode {
+    if state.engine.is_alive() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 async fn models(State(state): State<Shared>) -> Response {
@@ -175,6 +179,7 @@ fn start_completion(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<
         prompt_tokens: prompts.iter().map(Vec::len).sum(),
         stream: request.stream,
         include_usage: request.include_usage,
+        early_usage: request.continuous_usage,
         return_token_ids: request.return_token_ids,
         wants_logprobs: request.sampling.logprobs.is_some(),
         tokenizer: state.engine.text().tokenizer.clone(),
@@ -208,6 +213,7 @@ fn start_chat(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<Job, A
         prompt_tokens: prompts[0].len(),
         stream: request.stream,
         include_usage: request.include_usage,
+        early_usage: false,
         return_token_ids: request.return_token_ids,
         wants_logprobs: request.sampling.logprobs.is_some(),
         tokenizer: state.engine.text().tokenizer.clone(),
