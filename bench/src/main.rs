@@ -3,6 +3,7 @@
 
 mod catalog;
 mod engine;
+mod gateway;
 mod index;
 mod measure;
 mod transfer;
@@ -29,6 +30,8 @@ enum Bench {
     Catalog,
     /// Prefill and decode of the built-in model.
     Engine,
+    /// What the gateway adds to a streamed completion.
+    Gateway,
     /// All of them.
     All,
 }
@@ -40,11 +43,13 @@ fn main() -> anyhow::Result<()> {
         Bench::Index => index::run(cli.smoke),
         Bench::Catalog => catalog::run(cli.smoke),
         Bench::Engine => engine::run(cli.smoke),
+        Bench::Gateway => gateway::run(cli.smoke),
         Bench::All => {
             transfer::run(cli.smoke)?;
             index::run(cli.smoke)?;
             catalog::run(cli.smoke)?;
-            engine::run(cli.smoke)
+            engine::run(cli.smoke)?;
+            gateway::run(cli.smoke)
         }
     }
 }

@@ -4,6 +4,7 @@
 //! ids. Dropping the [`CompletionStream`] closes its connection, which is how an engine learns of a
 //! cancellation. Nagle's algorithm is off; a chunk is handed on as soon as its event is whole.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -185,13 +186,19 @@ impl EngineClient {
         self.get("/health").await.is_ok()
     }
 
-    /// Starts a completion. `fields` is the whole request body.
+    /// Starts a completion of `prompt`; `fields` is the rest of the request body. The prompt is written behind
+    /// the fields, since a tree of thousands of JSON numbers would cost more than all the rest.
     pub async fn complete(
         &self,
         request_id: &str,
         fields: &Map<String, Value>,
+        prompt: &[u32],
     ) -> Result<CompletionStream, EngineError> {
-        let body = serde_json::to_vec(fields).map_err(|error| self.protocol(error))?;
+        let mut body = serde_json::to_vec(fields).map_err(|error| self.protocol(error))?;
+        body.pop();
+        body.extend_from_slice(if fields.is_empty() { b"\"prompt\":" } else { b",\"prompt\":" });
+        serde_json::to_writer(&mut body, prompt).map_err(|error| self.protocol(error))?;
+        body.push(b'}');
         let response = self.send(Method::POST, "/v1/completions", Some(request_id), body.into()).await?;
         let status = response.status();
         if status != StatusCode::OK {
@@ -297,42 +304,72 @@ fn take_event(buffer: &mut BytesMut) -> Option<String> {
     Some(data)
 }
 
+/// The parts of an event that count; everything else is skipped by the parser.
+#[derive(Deserialize, Default)]
+struct Event {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<EventUsage>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize, Default)]
+struct Choice {
+    #[serde(default)]
+    text: String,
+    token_ids: Option<Vec<u32>>,
+    finish_reason: Option<String>,
+    logprobs: Option<Logprobs>,
+}
+
+#[derive(Deserialize)]
+struct Logprobs {
+    #[serde(default)]
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Option<Vec<Option<HashMap<String, f32>>>>,
+}
+
+#[derive(Deserialize)]
+struct EventUsage {
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Deserialize)]
+struct PromptDetails {
+    cached_tokens: Option<usize>,
+}
+
 fn parse_piece(event: &str) -> Result<CompletionPiece, String> {
-    let parsed: Value =
-        serde_json::from_str(event).map_err(|error| format!("an event is not JSON: {error}"))?;
-    if let Some(error) = parsed.get("error").filter(|error| !error.is_null()) {
+    let event: Event =
+        serde_json::from_str(event).map_err(|error| format!("an event is not understood: {error}"))?;
+    if let Some(error) = event.error {
         return Err(format!("the engine failed mid-stream: {error}"));
     }
-    let mut piece = CompletionPiece {
-        cached_tokens: parsed["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().map(|n| n as usize),
-        ..CompletionPiece::default()
-    };
-    let choice = &parsed["choices"][0];
-    if choice.is_null() {
-        return Ok(piece);
-    }
-    piece.text = choice["text"].as_str().unwrap_or_default().to_owned();
-    piece.finish = choice["finish_reason"].as_str().map(Finish::from_name);
-    if let Some(ids) = choice["token_ids"].as_array() {
-        piece.token_ids = ids.iter().filter_map(|id| id.as_u64().map(|id| id as u32)).collect();
-    }
-    let logprobs = &choice["logprobs"];
-    if let Some(chosen) = logprobs["token_logprobs"].as_array() {
-        for (index, logprob) in chosen.iter().enumerate() {
-            let top = logprobs["top_logprobs"][index].as_object();
-            let mut top: Vec<(u32, f32)> = top
-                .into_iter()
-                .flatten()
-                .filter_map(|(name, value)| {
-                    let id = name.strip_prefix("token_id:")?.parse().ok()?;
-                    Some((id, value.as_f64()? as f32))
-                })
+    let cached_tokens = event.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens);
+    let choice = event.choices.into_iter().next().unwrap_or_default();
+    Ok(CompletionPiece {
+        token_ids: choice.token_ids.unwrap_or_default(),
+        text: choice.text,
+        logprobs: choice.logprobs.map(pairs).unwrap_or_default(),
+        finish: choice.finish_reason.as_deref().map(Finish::from_name),
+        cached_tokens,
+    })
+}
+
+/// Per token: its log-probability, and the alternatives by falling log-probability.
+fn pairs(logprobs: Logprobs) -> Vec<(f32, Vec<(u32, f32)>)> {
+    let mut tops = logprobs.top_logprobs.unwrap_or_default().into_iter();
+    let chosen = logprobs.token_logprobs.into_iter();
+    chosen
+        .map(|logprob| {
+            let named = tops.next().flatten().unwrap_or_default().into_iter();
+            let mut top: Vec<(u32, f32)> = named
+                .filter_map(|(name, value)| Some((name.strip_prefix("token_id:")?.parse().ok()?, value)))
                 .collect();
             top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-            piece.logprobs.push((logprob.as_f64().unwrap_or(0.0) as f32, top));
-        }
-    }
-    Ok(piece)
+            (logprob.unwrap_or(0.0), top)
+        })
+        .collect()
 }
 
 #[cfg(test)]

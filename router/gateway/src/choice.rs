@@ -198,7 +198,6 @@ impl Runner {
         let mut fields = sampling.to_engine_fields();
         let mut put = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
         put("model", json!(self.gateway.config.model));
-        put("prompt", json!(self.sequence()));
         put("stream", json!(true));
         put("stream_options", json!({ "include_usage": true, "continuous_usage_stats": true }));
         put("return_token_ids", json!(true));
@@ -215,9 +214,10 @@ impl Runner {
     async fn attempt(&mut self, route: &Route, booking: &mut Booking) -> Ended {
         self.engine_finish = None;
         let id = self.request.request_id.clone();
+        let prompt = self.sequence();
         let Some(prefill) = &route.prefill else {
             let fields = self.fields(None);
-            let start = route.decode.worker.client.complete(&id, &fields);
+            let start = route.decode.worker.client.complete(&id, &fields, &prompt);
             let never = std::future::pending();
             return self.follow(start, never, booking).await;
         };
@@ -230,8 +230,8 @@ impl Runner {
         prefill_fields.insert("min_tokens".to_owned(), json!(0));
         prefill_fields.remove("logprobs");
         // Both legs at once. The prefill leg is not waited for, but its failure is heard.
-        let leg = prefill_leg(prefill.worker.client.clone(), id.clone(), prefill_fields);
-        let start = route.decode.worker.client.complete(&id, &decode_fields);
+        let leg = prefill_leg(prefill.worker.client.clone(), &id, prefill_fields, &prompt);
+        let start = route.decode.worker.client.complete(&id, &decode_fields, &prompt);
         self.follow(start, leg, booking).await
     }
 
@@ -383,10 +383,11 @@ impl Runner {
 /// The prefill leg: its stream has no text, only an end. Returns the tokens that it found in its caches.
 async fn prefill_leg(
     client: router_engines::client::EngineClient,
-    id: String,
+    id: &str,
     fields: Map<String, Value>,
+    prompt: &[u32],
 ) -> Result<usize, EngineError> {
-    let mut stream = client.complete(&id, &fields).await?;
+    let mut stream = client.complete(id, &fields, prompt).await?;
     let mut cached = 0;
     while let Some(piece) = stream.next().await? {
         cached = piece.cached_tokens.unwrap_or(cached);
