@@ -2,12 +2,15 @@
 
 mod support;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use support::{Cluster, Events, Random, get, leaks, open, prompt, request, wait_for};
+
+/// One at a time: one of them measures.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const REQUESTS: u64 = 1000;
 const CLIENTS: u64 = 8;
@@ -20,6 +23,7 @@ fn inside(cluster: &Cluster) -> u64 {
 
 #[test]
 fn a_thousand_random_cancellations_leave_nothing_behind() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let config = "[router]\ndisaggregate_above_tokens = 64\n[engine]\nblocks = 400\n[host_tier]\ncapacity = \"2 MiB\"\n";
     let cluster = Arc::new(Cluster::start("cancel", &["prefill", "decode"], config));
     let (finished, hung_up) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -95,6 +99,7 @@ fn busy(metrics: &std::collections::HashMap<String, f64>) -> Vec<String> {
 /// A client that goes away frees its slots within 100 ms, in the prefill worker as well.
 #[test]
 fn a_hang_up_is_felt_everywhere_within_100_ms() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let cluster =
         Cluster::start("hangup", &["prefill", "decode"], "[router]\ndisaggregate_above_tokens = 64\n");
     let (mut slowest, mut seen_busy) = (Duration::ZERO, 0);
