@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod msgpack;
 pub mod subscribe;
 pub mod tracker;
 pub mod wire;

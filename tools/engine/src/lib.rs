@@ -9,8 +9,9 @@
 //! before anybody reads them.
 //!
 //! Reading order: [`model`] (weights and the forward pass), `kv` (paged slots), `sampler`, `sequence`,
-//! `scheduler` and `engine` (continuous batching on one thread), `events`, [`server`] (vLLM's HTTP surface).
+//! `blocks`, `scheduler` and `engine` (continuous batching on one thread), `events`, [`server`] (vLLM's HTTP surface).
 
+mod blocks;
 mod config;
 mod engine;
 mod error;

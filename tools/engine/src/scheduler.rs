@@ -10,47 +10,30 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dataplane_memory::SlotRef;
-use dataplane_transfer::{Command, Notice, Outcome};
-use kvstore_block::BlockIdentity;
-use kvstore_catalog::{Catalog, Registered};
-use kvstore_store::{Moved, Offload};
+use dataplane_transfer::{Command, Notice, Outcome, TransferService};
+use kvstore_store::Moved;
 use router_engines::openai::Finish;
-use router_events::wire::{KvEvent, Removed, Stored, Tier};
 use router_tokens::ModelText;
 
+use crate::blocks::Blocks;
 use crate::engine::{Output, Services};
+use crate::events::EventSink;
 use crate::model::{Item, Model, Rows};
 use crate::sampler::choose;
 use crate::sequence::{Goal, Sequence};
 use crate::{EngineConfig, EngineStats, KvPool};
 
-/// How long an eviction waits for the copy into the host tier.
-const OFFLOAD_WAIT_MAX: Duration = Duration::from_millis(5);
-
-/// What the event stream needs to know about a block that is held in some tier.
-#[derive(Debug)]
-struct Facts {
-    parent: Option<u64>,
-    tokens: Box<[u32]>,
-    extras: Vec<String>,
-    on_device: bool,
-    on_host: bool,
-    /// Copies on their way to the host tier, whose removal is told when they are there.
-    removals_owed: u32,
-}
-
 pub(crate) struct Scheduler {
     config: EngineConfig,
     model: Model,
     text: ModelText,
-    kv: KvPool,
-    services: Services,
+    blocks: Blocks,
+    transfer: Option<TransferService>,
+    sink: Option<EventSink>,
     stats: Arc<EngineStats>,
-    catalog: Catalog,
-    facts: HashMap<BlockIdentity, Facts>,
     waiting: VecDeque<Sequence>,
     /// Waiting for blocks of another worker, by transfer.
     fetching_remote: HashMap<u64, Sequence>,
@@ -60,7 +43,6 @@ pub(crate) struct Scheduler {
     /// Waiting for blocks of the host tier, by sequence.
     fetching_host: HashMap<u64, Sequence>,
     running: Vec<Sequence>,
-    events: Vec<KvEvent>,
 }
 
 /// What became of a sequence whose blocks might be somewhere else.
@@ -88,22 +70,20 @@ impl Scheduler {
         services: Services,
         stats: Arc<EngineStats>,
     ) -> Self {
-        let catalog = Catalog::with_capacity(kv.slots().slot_count());
+        let Services { transfer, host, events: sink } = services;
         Self {
             config,
             model,
             text,
-            kv,
-            services,
+            blocks: Blocks::new(kv, host),
+            transfer,
+            sink,
             stats,
-            catalog,
-            facts: HashMap::new(),
             waiting: VecDeque::new(),
             fetching_remote: HashMap::new(),
             handing_over: HashMap::new(),
             fetching_host: HashMap::new(),
             running: Vec::new(),
-            events: Vec::new(),
         }
     }
 
@@ -150,7 +130,7 @@ impl Scheduler {
         let Some(sequence) = sequence else { return };
         self.drop_legs(&sequence);
         EngineStats::add(&self.stats.cancelled, 1);
-        self.catalog.touch(&sequence.identities[..sequence.registered]);
+        self.blocks.catalog.touch(&sequence.identities[..sequence.registered]);
     }
 
     /// Tells the other leg's worker, through the data plane, that this one is not coming.
@@ -169,12 +149,12 @@ impl Scheduler {
         };
         let Some(mut sequence) = self.fetching_remote.remove(&transfer) else { return };
         if outcome != Outcome::Complete {
-            let wanted = sequence.reusable_blocks(self.kv.block_tokens());
+            let wanted = sequence.reusable_blocks(self.blocks.kv.block_tokens());
             let missing = wanted.saturating_sub(sequence.table.len() + slots.len());
             EngineStats::add(&self.stats.recomputed_blocks, missing);
             tracing::info!(transfer, ?outcome, missing, "blocks did not arrive; computing them here");
         }
-        self.adopt(&mut sequence, slots);
+        self.blocks.adopt(&mut sequence, slots);
         self.running.push(sequence);
     }
 
@@ -188,7 +168,7 @@ impl Scheduler {
         };
         if let Some(mut sequence) = sequence {
             sequence.finish(Finish::Length);
-            self.catalog.touch(&sequence.identities[..sequence.registered]);
+            self.blocks.catalog.touch(&sequence.identities[..sequence.registered]);
             EngineStats::add(&self.stats.finished, 1);
         }
     }
@@ -207,156 +187,33 @@ impl Scheduler {
     pub(crate) fn host_moved(&mut self, moved: Moved) {
         match moved {
             Moved::Offloaded { identity, stored, evicted } => {
-                if let Some(facts) = self.facts.get_mut(&identity) {
-                    if stored && !std::mem::replace(&mut facts.on_host, true) {
-                        let event = stored_event(&[identity], facts, Tier::Host, &facts.tokens);
-                        self.events.push(event);
-                    }
-                    facts.removals_owed = facts.removals_owed.saturating_sub(1);
-                    self.events.push(removed_event(identity, Tier::Device));
-                }
-                self.forget_if_gone(identity);
-                evicted.into_iter().for_each(|identity| self.left_host(identity));
+                self.blocks.offloaded(identity, stored, evicted)
             }
-            Moved::Damaged { identity } => self.left_host(identity),
+            Moved::Damaged { identity } => self.blocks.left_host(identity),
             Moved::Onboarded { request, mut slots, verified } => {
                 let Some(mut sequence) = self.fetching_host.remove(&request) else { return };
                 slots.truncate(verified);
-                sequence.cached_tokens += verified * self.kv.block_tokens();
-                EngineStats::add(&self.stats.prefix_hits, verified * self.kv.block_tokens());
-                self.adopt(&mut sequence, slots);
+                sequence.cached_tokens += verified * self.blocks.kv.block_tokens();
+                EngineStats::add(&self.stats.prefix_hits, verified * self.blocks.kv.block_tokens());
+                self.blocks.adopt(&mut sequence, slots);
                 self.running.push(sequence);
             }
         }
     }
 
     pub(crate) fn clear_cache(&mut self) {
-        while let Some((identity, _slot)) = self.catalog.evict() {
-            self.left_device(identity);
-        }
+        self.blocks.clear();
         self.publish();
     }
 
-    fn left_host(&mut self, identity: BlockIdentity) {
-        if let Some(facts) = self.facts.get_mut(&identity) {
-            facts.on_host = false;
-            self.events.push(removed_event(identity, Tier::Host));
-        }
-        self.forget_if_gone(identity);
-    }
-
-    fn left_device(&mut self, identity: BlockIdentity) {
-        if let Some(facts) = self.facts.get_mut(&identity) {
-            facts.on_device = false;
-            self.events.push(removed_event(identity, Tier::Device));
-        }
-        self.forget_if_gone(identity);
-    }
-
-    fn forget_if_gone(&mut self, identity: BlockIdentity) {
-        let is_gone = |facts: &Facts| !facts.on_device && !facts.on_host && facts.removals_owed == 0;
-        if self.facts.get(&identity).is_some_and(is_gone) {
-            self.facts.remove(&identity);
-        }
-    }
-
     fn command(&self, command: Command) {
-        let Some(transfer) = &self.services.transfer else { return };
+        let Some(transfer) = &self.transfer else { return };
         let mut command = command;
         // The transfer thread always drains its queue, so this ends soon.
         while let Err(back) = transfer.submit(command) {
             assert!(!transfer.has_stopped(), "the transfer thread has ended: its panic is above");
             command = back;
             std::thread::yield_now();
-        }
-    }
-
-    // --- blocks ---
-
-    /// A free slot, made by evicting if need be; the evicted block goes to the host tier.
-    fn acquire(&mut self) -> Option<SlotRef> {
-        let mut tier_is_slow = false;
-        loop {
-            if let Some(slot) = self.kv.slots().acquire() {
-                return Some(slot);
-            }
-            let (identity, slot) = self.catalog.evict()?;
-            if tier_is_slow {
-                // One block lost costs less than the engine standing still.
-                self.left_device(identity);
-                continue;
-            }
-            self.offload(identity, slot);
-            // The slot comes free when its copy is made: microseconds, on the tier's own thread.
-            let started = Instant::now();
-            while self.kv.slots().free_count() == 0 && started.elapsed() < OFFLOAD_WAIT_MAX {
-                std::thread::yield_now();
-            }
-            tier_is_slow = self.kv.slots().free_count() == 0;
-        }
-    }
-
-    fn offload(&mut self, identity: BlockIdentity, slot: SlotRef) {
-        let on_host = self.facts.get(&identity).is_some_and(|facts| facts.on_host);
-        let queued = match &self.services.host {
-            Some(host) if !on_host => host.offload(Offload { identity, slot }).is_ok(),
-            _ => false,
-        };
-        if !queued {
-            self.left_device(identity);
-        } else if let Some(facts) = self.facts.get_mut(&identity) {
-            // "Removed" is told once "stored" of the host tier has been: nobody shall think it gone.
-            facts.on_device = false;
-            facts.removals_owed += 1;
-        }
-    }
-
-    fn acquire_many(&mut self, count: usize) -> Option<Vec<SlotRef>> {
-        // Asked first: a request that cannot be met must not empty the cache in trying.
-        let free = self.kv.slots().free_count();
-        if free + self.catalog.evictable(count.saturating_sub(free)) < count {
-            return None;
-        }
-        (0..count).map(|_| self.acquire()).collect()
-    }
-
-    /// Appends complete blocks to a sequence and makes them known.
-    fn adopt(&mut self, sequence: &mut Sequence, slots: Vec<SlotRef>) {
-        sequence.table.extend(slots);
-        sequence.computed = sequence.table.len() * self.kv.block_tokens();
-        self.register(sequence);
-    }
-
-    /// Makes a sequence's newly completed blocks known. Where somebody else was first, theirs is used: equal
-    /// identity means equal bytes, whoever computed them.
-    fn register(&mut self, sequence: &mut Sequence) {
-        let block_tokens = self.kv.block_tokens();
-        let complete = sequence.computed / block_tokens;
-        sequence.identify(complete, block_tokens);
-        let first = sequence.registered;
-        let mut fresh: Vec<usize> = Vec::new();
-        for block in first..complete {
-            let identity = sequence.identities[block];
-            match self.catalog.register(identity, sequence.table[block].clone()) {
-                Registered::New => fresh.push(block),
-                Registered::Present(slot) => sequence.table[block] = slot,
-            }
-        }
-        sequence.registered = complete.max(first);
-        for block in fresh {
-            let identity = sequence.identities[block];
-            let parent = block.checked_sub(1).map(|parent| sequence.identities[parent].short());
-            let tokens = &sequence.tokens[block * block_tokens..(block + 1) * block_tokens];
-            let facts = self.facts.entry(identity).or_insert_with(|| Facts {
-                parent,
-                tokens: tokens.into(),
-                extras: if block == 0 { sequence.extras.clone() } else { Vec::new() },
-                on_device: false,
-                on_host: false,
-                removals_owed: 0,
-            });
-            facts.on_device = true;
-            self.events.push(stored_event(&[identity], facts, Tier::Device, tokens));
         }
     }
 
@@ -371,11 +228,11 @@ impl Scheduler {
                 self.waiting.push_front(sequence);
                 return;
             }
-            let block_tokens = self.kv.block_tokens();
+            let block_tokens = self.blocks.kv.block_tokens();
             let wanted = sequence.reusable_blocks(block_tokens);
             sequence.identify(wanted, block_tokens);
             sequence.table.clear();
-            let found = self.catalog.match_prefix(&sequence.identities[..wanted], &mut sequence.table);
+            let found = self.blocks.catalog.match_prefix(&sequence.identities[..wanted], &mut sequence.table);
             sequence.computed = found * block_tokens;
             sequence.registered = found;
             if sequence.generated() == 0 {
@@ -415,7 +272,7 @@ impl Scheduler {
                 self.command(Command::Decline { transfer: remote.transfer, address: remote.address });
                 return Fetch::Unneeded(Box::new(sequence));
             }
-            let Some(slots) = self.acquire_many(wanted - found) else {
+            let Some(slots) = self.blocks.acquire_many(wanted - found) else {
                 sequence.remote = Some(remote);
                 sequence.table.clear();
                 return Fetch::NoRoom(Box::new(sequence));
@@ -431,13 +288,13 @@ impl Scheduler {
             self.fetching_remote.insert(remote.transfer, sequence);
             return Fetch::Started;
         }
-        let Some(host) = self.services.host.clone().filter(|_| !sequence.host_tried && found < wanted) else {
+        let Some(host) = self.blocks.host.clone().filter(|_| !sequence.host_tried && found < wanted) else {
             return Fetch::Unneeded(Box::new(sequence));
         };
         let on_host = host.look_up(&sequence.identities[found..wanted]);
         sequence.host_tried = true;
         // Without slots for them, computing needs the ones that there are anyway.
-        let Some(targets) = self.acquire_many(on_host).filter(|targets| !targets.is_empty()) else {
+        let Some(targets) = self.blocks.acquire_many(on_host).filter(|targets| !targets.is_empty()) else {
             return Fetch::Unneeded(Box::new(sequence));
         };
         let chain = &sequence.identities[found..found + on_host];
@@ -469,7 +326,7 @@ impl Scheduler {
     fn schedule(&mut self) -> Vec<Scheduled> {
         let mut budget = self.config.batch_tokens_max;
         let mut scheduled: Vec<Scheduled> = Vec::new();
-        let block_tokens = self.kv.block_tokens();
+        let block_tokens = self.blocks.kv.block_tokens();
         for generating in [true, false] {
             let mut index = 0;
             while index < self.running.len() && budget > 0 {
@@ -492,9 +349,9 @@ impl Scheduler {
     /// Gives a sequence the blocks for `count` more tokens, preempting younger ones if need be. False when it
     /// has to wait.
     fn make_room(&mut self, index: usize, count: usize, scheduled: &[Scheduled]) -> bool {
-        let needed = (self.running[index].computed + count).div_ceil(self.kv.block_tokens());
+        let needed = (self.running[index].computed + count).div_ceil(self.blocks.kv.block_tokens());
         while self.running[index].table.len() < needed {
-            if let Some(slot) = self.acquire() {
+            if let Some(slot) = self.blocks.acquire() {
                 self.running[index].table.push(slot);
                 continue;
             }
@@ -503,7 +360,7 @@ impl Scheduler {
                 return false;
             }
             let mut victim = self.running.remove(youngest);
-            self.catalog.touch(&victim.identities[..victim.registered]);
+            self.blocks.catalog.touch(&victim.identities[..victim.registered]);
             victim.release_blocks();
             EngineStats::add(&self.stats.preemptions, 1);
             self.waiting.push_front(victim);
@@ -512,7 +369,7 @@ impl Scheduler {
     }
 
     fn compute(&mut self, scheduled: &[Scheduled]) {
-        let block_tokens = self.kv.block_tokens();
+        let block_tokens = self.blocks.kv.block_tokens();
         let mut running = std::mem::take(&mut self.running);
         let mut pushes: Vec<(u64, [u8; 16], usize, Vec<SlotRef>)> = Vec::new();
         let mut items = Vec::with_capacity(scheduled.len());
@@ -534,7 +391,7 @@ impl Scheduler {
                 rows: if generates { Rows::Last } else { Rows::None },
             });
         }
-        let logits = self.model.forward(&self.kv, &items, |layer| {
+        let logits = self.model.forward(&self.blocks.kv, &items, |layer| {
             for (transfer, content, first, slots) in &pushes {
                 self.command(Command::Push {
                     transfer: *transfer,
@@ -554,7 +411,7 @@ impl Scheduler {
             if matches!(sequence.goal, Goal::Prefill { .. }) {
                 sequence.pushed = sequence.pushed.max(sequence.computed / block_tokens);
             }
-            self.register(sequence);
+            self.blocks.register(sequence);
             let generates = sequence.goal == Goal::Generate && sequence.computed == sequence.tokens.len();
             let row = if generates { rows.next() } else { None };
             if row.is_some_and(|row| self.draw(sequence, row)) {
@@ -564,7 +421,7 @@ impl Scheduler {
         finished.sort_unstable();
         for index in finished.into_iter().rev() {
             let sequence = running.remove(index);
-            self.catalog.touch(&sequence.identities[..sequence.registered]);
+            self.blocks.catalog.touch(&sequence.identities[..sequence.registered]);
             EngineStats::add(&self.stats.finished, 1);
         }
         self.running = running;
@@ -608,7 +465,7 @@ impl Scheduler {
 
     /// Pushes cached blocks of prefill requests and ends those that are done.
     fn finish_prefills(&mut self) {
-        let block_tokens = self.kv.block_tokens();
+        let block_tokens = self.blocks.kv.block_tokens();
         let layers = self.model.config().layers as u16;
         let mut index = 0;
         while index < self.running.len() {
@@ -639,33 +496,16 @@ impl Scheduler {
     }
 
     fn publish(&mut self) {
-        if let Some(sink) = &mut self.services.events {
-            sink.publish(&mut self.events);
+        if let Some(sink) = &mut self.sink {
+            sink.publish(&mut self.blocks.events);
         }
-        self.events.clear();
+        self.blocks.events.clear();
         EngineStats::set(&self.stats.running, self.running.len());
         EngineStats::set(&self.stats.waiting, self.waiting.len());
         EngineStats::set(
             &self.stats.fetching,
             self.fetching_remote.len() + self.fetching_host.len() + self.handing_over.len(),
         );
-        EngineStats::set(&self.stats.slots_cached, self.catalog.len());
+        EngineStats::set(&self.stats.slots_cached, self.blocks.catalog.len());
     }
-}
-
-fn stored_event(identities: &[BlockIdentity], facts: &Facts, tier: Tier, tokens: &[u32]) -> KvEvent {
-    KvEvent::Stored(Stored {
-        hashes: identities.iter().map(BlockIdentity::short).collect(),
-        parent: facts.parent,
-        tokens: tokens.to_vec(),
-        block_tokens: tokens.len() / identities.len(),
-        tier,
-        extras: facts.extras.clone(),
-        group: None,
-        is_full_attention: true,
-    })
-}
-
-fn removed_event(identity: BlockIdentity, tier: Tier) -> KvEvent {
-    KvEvent::Removed(Removed { hashes: vec![identity.short()], tier, group: None })
 }
