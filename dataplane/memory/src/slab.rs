@@ -212,13 +212,13 @@ impl Slab {
         unsafe { cell.as_ref() }
     }
 
-    /// The slot's present generation. Pairs with the release in [`Slab::advance_generation`].
+    /// The slot's present generation. Pairs with the release in `advance_generation`.
     #[must_use]
     pub fn generation(&self, slot: u32) -> u32 {
         self.generation_cell(slot).load(Ordering::Acquire)
     }
 
-    /// Makes every name of the slot so far stale. Pairs with the acquire in [`Slab::generation`].
+    /// Makes every name of the slot so far stale. Pairs with the acquire in `generation`.
     pub(crate) fn advance_generation(&self, slot: u32) {
         self.generation_cell(slot).fetch_add(1, Ordering::Release);
     }
