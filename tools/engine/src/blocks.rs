@@ -16,8 +16,9 @@ use router_events::wire::{KvEvent, Removed, Stored, Tier};
 use crate::KvPool;
 use crate::sequence::Sequence;
 
-/// How long an eviction waits for the copy into the host tier.
-const OFFLOAD_WAIT_MAX: Duration = Duration::from_millis(5);
+/// How long an eviction waits for the copy into the host tier before blocks are dropped instead: several time
+/// slices of a busy machine, so that only a tier that cannot keep up loses blocks.
+const OFFLOAD_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// What the event stream needs to know about a block that is held in some tier.
 #[derive(Debug)]
