@@ -2,8 +2,8 @@
 
 /// Declares a section: a struct with one field per key, its defaults, and a table that describes it.
 ///
-/// A key is written `name: Type = default, in low..=high` (the range is optional), with its documentation above;
-/// a choice among words is written `name: one_of("a", "b") = "a"`.
+/// A key is written `name: Type = default, in low => high;` (the range is optional), with its documentation above;
+/// a choice among words is written `name: String = "a".to_owned(), one_of &["a", "b"];`.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])*
@@ -33,6 +33,7 @@ macro_rules! section {
             fn keys() -> Vec<crate::load::Key<Self>> {
                 let defaults = Self::default();
                 vec![ $( {
+                    // A key without a range or words leaves the first value as it is.
                     #[allow(unused_mut, unused_assignments)]
                     let mut range: crate::value::Range<$type> = (None, None);
                     $( range = (Some($low), Some($high)); )?
