@@ -1,0 +1,143 @@
+//! Nodes by number, in segments that are allocated as the index grows and given back when they are empty.
+//!
+//! Safety argument of the whole crate, as far as nodes go: a reader gets node numbers only from links that it
+//! read while pinned, and a number is freed only after every reader that could have read a link to it has left
+//! ([`crate::grace`]). So while a reader holds a number its segment exists. Everything in a node is atomic:
+//! what the writer does to a node that is in use is never a data race.
+
+use std::collections::BTreeSet;
+
+use crate::limits::{SEGMENT_NODES, SEGMENTS_MAX};
+use crate::node::{Node, NodeId};
+use crate::sync::{AtomicPtr, Ordering};
+
+type Segment = [Node; SEGMENT_NODES];
+
+/// Bytes of a segment.
+pub(crate) const SEGMENT_BYTES: usize = size_of::<Segment>();
+
+/// What readers see.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    segments: Box<[AtomicPtr<Segment>]>,
+}
+
+impl Arena {
+    pub(crate) fn new() -> Self {
+        let null = |_| AtomicPtr::new(std::ptr::null_mut());
+        Self { segments: (0..SEGMENTS_MAX).map(null).collect() }
+    }
+
+    /// The node of a number that is in use, or that the caller read from a link while pinned.
+    #[inline]
+    pub(crate) fn node(&self, id: NodeId) -> &Node {
+        let id = id as usize;
+        // Acquire: pairs with the release in `NodeAllocator::allocate`.
+        let segment = self.segments[id / SEGMENT_NODES].load(Ordering::Acquire);
+        debug_assert!(!segment.is_null(), "node {id} is not there");
+        // SAFETY: the segment was made by `allocate` and is not freed while the number is in use or in a pinned
+        // reader's hands: see the module's header.
+        let segment = unsafe { &*segment };
+        &segment[id % SEGMENT_NODES]
+    }
+
+    /// Asks the processor for a node that is probably needed soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, id: NodeId) {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let at = std::ptr::from_ref(self.node(id)).cast::<i8>();
+            for line in 0..4 {
+                // SAFETY: a prefetch reads nothing architecturally; any address will do.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line * 64)) };
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+        let _ = id;
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        for segment in &self.segments {
+            let segment = segment.load(Ordering::Relaxed);
+            if !segment.is_null() {
+                // SAFETY: made by `Box::into_raw` in `allocate`; nobody else is left.
+                drop(unsafe { Box::from_raw(segment) });
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct SegmentState {
+    /// Numbers within the segment that are free.
+    free: Vec<u16>,
+}
+
+/// Which numbers are free: the writer's.
+#[derive(Debug, Default)]
+pub(crate) struct NodeAllocator {
+    segments: Vec<Option<SegmentState>>,
+    /// Segments with a free number. The lowest is used first, so that the others run empty.
+    roomy: BTreeSet<u32>,
+    pub(crate) allocated: usize,
+    pub(crate) nodes: usize,
+}
+
+impl NodeAllocator {
+    /// A number; its node is as the last owner left it. `None` when all numbers are in use.
+    pub(crate) fn allocate(&mut self, arena: &Arena) -> Option<NodeId> {
+        let at = match self.roomy.first() {
+            Some(&at) => at as usize,
+            None => self.grow(arena)?,
+        };
+        let state = self.segments[at].as_mut()?;
+        let within = state.free.pop()?;
+        if state.free.is_empty() {
+            self.roomy.remove(&(at as u32));
+        }
+        self.nodes += 1;
+        Some((at * SEGMENT_NODES) as NodeId + NodeId::from(within))
+    }
+
+    fn grow(&mut self, arena: &Arena) -> Option<usize> {
+        let at = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
+        if at == SEGMENTS_MAX {
+            return None;
+        }
+        let nodes: Box<[Node]> = (0..SEGMENT_NODES).map(|_| Node::empty()).collect();
+        let segment: Box<Segment> = nodes.try_into().ok()?;
+        // Release: pairs with the acquire in `node`.
+        arena.segments[at].store(Box::into_raw(segment), Ordering::Release);
+        // From the lowest number up: a run's nodes then lie behind each other.
+        let state = SegmentState { free: (0..SEGMENT_NODES as u16).rev().collect() };
+        if at == self.segments.len() {
+            self.segments.push(Some(state));
+        } else {
+            self.segments[at] = Some(state);
+        }
+        self.roomy.insert(at as u32);
+        self.allocated += 1;
+        Some(at)
+    }
+
+    /// Takes a number back that no reader can know any more.
+    pub(crate) fn free(&mut self, arena: &Arena, id: NodeId) {
+        let at = id as usize / SEGMENT_NODES;
+        let Some(Some(state)) = self.segments.get_mut(at) else { return };
+        state.free.push((id as usize % SEGMENT_NODES) as u16);
+        self.nodes -= 1;
+        self.roomy.insert(at as u32);
+        if state.free.len() < SEGMENT_NODES {
+            return;
+        }
+        self.roomy.remove(&(at as u32));
+        self.segments[at] = None;
+        self.allocated -= 1;
+        let segment = arena.segments[at].swap(std::ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: made by `grow`; every number in it is free, so no link to it exists and no reader has one.
+        drop(unsafe { Box::from_raw(segment) });
+    }
+}

@@ -1,0 +1,294 @@
+//! The children of nodes that have several: (fork, first block hash) → node.
+//!
+//! An extendible hash table: a directory of pieces of fixed size. A full piece is replaced by two, so growth
+//! costs one piece at a time and never a pause for the whole. Readers probe without lock: a slot is one word,
+//! 32 bits of hash and the child's number, and the child itself confirms that it is the one. Deleted slots are
+//! marked and disappear when their piece is replaced.
+
+use crate::arena::Arena;
+use crate::limits::TABLE_SLOTS;
+use crate::node::{FORK, ForkId, NodeId};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+const FREE: u64 = 0;
+const DELETED: u64 = 1;
+
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// Bits of the hash that all its keys share.
+    depth: u32,
+    /// Slots that are not free: the writer's.
+    used: AtomicU32,
+    /// Slots with a child: the writer's.
+    live: AtomicU32,
+    slots: [AtomicU64; TABLE_SLOTS],
+}
+
+#[derive(Debug)]
+pub(crate) struct Directory {
+    bits: u32,
+    pieces: Box<[AtomicPtr<Piece>]>,
+}
+
+/// What a change left behind, to be freed when no reader can see it.
+#[derive(Debug)]
+pub(crate) enum Replaced {
+    Piece(*mut Piece),
+    Directory(*mut Directory),
+}
+
+#[derive(Debug)]
+pub(crate) struct Children {
+    directory: AtomicPtr<Directory>,
+}
+
+/// The pieces of a directory, each once.
+fn distinct(directory: &Directory) -> Vec<*mut Piece> {
+    let mut pieces: Vec<*mut Piece> =
+        directory.pieces.iter().map(|piece| piece.load(Ordering::Relaxed)).collect();
+    pieces.sort_unstable();
+    pieces.dedup();
+    pieces
+}
+
+/// The spread key of a child that is in the table.
+fn key_of(arena: &Arena, child: NodeId) -> u64 {
+    let node = arena.node(child);
+    spread(node.parent.load(Ordering::Relaxed) & !FORK, node.hash(node.shape().base()))
+}
+
+/// Spreads a key over 64 bits: block hashes may be anything that an engine or a test makes up.
+#[inline]
+fn spread(fork: ForkId, hash: u64) -> u64 {
+    let word = (hash ^ u64::from(fork).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    (word ^ word >> 29).wrapping_mul(0x94D0_49BB_1331_11EB)
+}
+
+/// The high half, never one of the two marks.
+#[inline]
+fn tagged(spread: u64, child: NodeId) -> u64 {
+    (spread | 1 << 63) & 0xFFFF_FFFF_0000_0000 | u64::from(child)
+}
+
+#[inline]
+fn home(spread: u64) -> usize {
+    spread as usize % TABLE_SLOTS
+}
+
+/// Bits 9.. of the spread hash choose the piece, the low ones the slot, the high ones are the tag.
+#[inline]
+fn piece_index(spread: u64, bits: u32) -> usize {
+    (spread >> 9) as usize & ((1 << bits) - 1)
+}
+
+impl Piece {
+    fn new(depth: u32) -> Self {
+        let slots = std::array::from_fn(|_| AtomicU64::new(FREE));
+        Self { depth, used: AtomicU32::new(0), live: AtomicU32::new(0), slots }
+    }
+
+    fn insert(&self, spread: u64, child: NodeId) -> bool {
+        for step in 0..TABLE_SLOTS {
+            let slot = &self.slots[(home(spread) + step) % TABLE_SLOTS];
+            if slot.load(Ordering::Relaxed) == FREE {
+                // Release: pairs with the acquire in `find`; the child is complete.
+                slot.store(tagged(spread, child), Ordering::Release);
+                add(&self.used, 1);
+                add(&self.live, 1);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Changes a count that only the writer uses.
+fn add(count: &AtomicU32, change: i32) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
+}
+
+impl Children {
+    pub(crate) fn new() -> Self {
+        let piece = AtomicPtr::new(Box::into_raw(Box::new(Piece::new(0))));
+        let directory = Directory { bits: 0, pieces: [piece].into_iter().collect() };
+        Self { directory: AtomicPtr::new(Box::into_raw(Box::new(directory))) }
+    }
+
+    fn directory(&self) -> &Directory {
+        // Acquire: pairs with the release in `double`.
+        let directory = self.directory.load(Ordering::Acquire);
+        // SAFETY: made by `Box::into_raw`, and freed only after a grace period; the caller is pinned or the writer.
+        unsafe { &*directory }
+    }
+
+    fn piece(directory: &Directory, spread: u64) -> &Piece {
+        // Acquire: pairs with the release in `replace`.
+        let piece = directory.pieces[piece_index(spread, directory.bits)].load(Ordering::Acquire);
+        // SAFETY: as in `directory`.
+        unsafe { &*piece }
+    }
+
+    /// The child of a fork that begins with a block.
+    #[inline]
+    pub(crate) fn find(&self, arena: &Arena, fork: ForkId, hash: u64) -> Option<NodeId> {
+        let spread = spread(fork, hash);
+        let piece = Self::piece(self.directory(), spread);
+        let tag = tagged(spread, 0);
+        for step in 0..TABLE_SLOTS {
+            // Acquire: pairs with the release in `insert`.
+            let slot = piece.slots[(home(spread) + step) % TABLE_SLOTS].load(Ordering::Acquire);
+            if slot == FREE {
+                return None;
+            }
+            if slot & 0xFFFF_FFFF_0000_0000 == tag {
+                let child = slot as NodeId;
+                let node = arena.node(child);
+                if node.parent.load(Ordering::Relaxed) == fork | FORK && node.hash(node.shape().base()) == hash {
+                    return Some(child);
+                }
+            }
+        }
+        None
+    }
+
+    /// Adds a child; the writer's. What had to be replaced goes to `replaced`.
+    pub(crate) fn insert(
+        &self,
+        arena: &Arena,
+        fork: ForkId,
+        hash: u64,
+        child: NodeId,
+        replaced: &mut Vec<Replaced>,
+    ) {
+        let spread = spread(fork, hash);
+        loop {
+            let piece = Self::piece(self.directory(), spread);
+            if (piece.used.load(Ordering::Relaxed) as usize) < TABLE_SLOTS * 3 / 4 {
+                let inserted = piece.insert(spread, child);
+                debug_assert!(inserted, "a quarter is free");
+                return;
+            }
+            self.replace(arena, spread, replaced);
+        }
+    }
+
+    /// Takes a child out; the writer's.
+    pub(crate) fn remove(&self, fork: ForkId, hash: u64, child: NodeId) {
+        let spread = spread(fork, hash);
+        let piece = Self::piece(self.directory(), spread);
+        let wanted = tagged(spread, child);
+        for step in 0..TABLE_SLOTS {
+            let slot = &piece.slots[(home(spread) + step) % TABLE_SLOTS];
+            match slot.load(Ordering::Relaxed) {
+                FREE => return,
+                found if found == wanted => {
+                    slot.store(DELETED, Ordering::Release);
+                    add(&piece.live, -1);
+                    return;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A new piece, or two, instead of the one that `spread` falls into.
+    fn replace(&self, arena: &Arena, spread_hash: u64, replaced: &mut Vec<Replaced>) {
+        let piece = Self::piece(self.directory(), spread_hash);
+        let splits = piece.live.load(Ordering::Relaxed) as usize * 2 > TABLE_SLOTS;
+        if splits && piece.depth == self.directory().bits {
+            self.double(replaced);
+        }
+        let directory = self.directory();
+        let depth = piece.depth + u32::from(splits);
+        let parts: Vec<Box<Piece>> = (0..1 + usize::from(splits)).map(|_| Box::new(Piece::new(depth))).collect();
+        for slot in &piece.slots {
+            let slot = slot.load(Ordering::Relaxed);
+            if slot > DELETED {
+                let child = slot as NodeId;
+                let key = key_of(arena, child);
+                let part = if splits { piece_index(key, depth) >> piece.depth & 1 } else { 0 };
+                parts[part].insert(key, child);
+            }
+        }
+        let old = std::ptr::from_ref(piece).cast_mut();
+        let shared = piece_index(spread_hash, piece.depth);
+        let (old_depth, stride) = (piece.depth, 1_usize << piece.depth);
+        let parts: Vec<*mut Piece> = parts.into_iter().map(Box::into_raw).collect();
+        for index in (shared..directory.pieces.len()).step_by(stride) {
+            let part = parts[if splits { index >> old_depth & 1 } else { 0 }];
+            // Release: pairs with the acquire in `piece`.
+            directory.pieces[index].store(part, Ordering::Release);
+        }
+        replaced.push(Replaced::Piece(old));
+    }
+
+    fn double(&self, replaced: &mut Vec<Replaced>) {
+        let old = self.directory();
+        let len = old.pieces.len();
+        let copy = |index: usize| AtomicPtr::new(old.pieces[index % len].load(Ordering::Relaxed));
+        let directory = Directory { bits: old.bits + 1, pieces: (0..2 * len).map(copy).collect() };
+        let old = std::ptr::from_ref(old).cast_mut();
+        // Release: pairs with the acquire in `directory`.
+        self.directory.store(Box::into_raw(Box::new(directory)), Ordering::Release);
+        replaced.push(Replaced::Directory(old));
+    }
+
+    /// A smaller table for `live` children, at once: what is left is an eighth of it at most; the writer's.
+    pub(crate) fn shrink(&self, arena: &Arena, live: usize, replaced: &mut Vec<Replaced>) {
+        let old = self.directory();
+        let bits = (live * 3 / TABLE_SLOTS).next_power_of_two().trailing_zeros();
+        let pieces: Vec<Box<Piece>> = (0..1_usize << bits).map(|_| Box::new(Piece::new(bits))).collect();
+        let old_pieces = distinct(old);
+        for &piece in &old_pieces {
+            // SAFETY: linked, so not freed; the caller is the writer.
+            let piece = unsafe { &*piece };
+            for slot in piece.slots.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|&slot| slot > DELETED) {
+                let key = key_of(arena, slot as NodeId);
+                if !pieces[piece_index(key, bits)].insert(key, slot as NodeId) {
+                    return; // Far out of balance: it stays as it is.
+                }
+            }
+        }
+        let pieces = pieces.into_iter().map(|piece| AtomicPtr::new(Box::into_raw(piece))).collect();
+        let directory = Box::into_raw(Box::new(Directory { bits, pieces }));
+        let old = std::ptr::from_ref(old).cast_mut();
+        // Release: pairs with the acquire in `directory`.
+        self.directory.store(directory, Ordering::Release);
+        replaced.push(Replaced::Directory(old));
+        replaced.extend(old_pieces.into_iter().map(Replaced::Piece));
+    }
+
+    /// Pieces; the writer's.
+    pub(crate) fn pieces(&self) -> usize {
+        distinct(self.directory()).len()
+    }
+
+    /// Bytes of directory and pieces, when there are so many pieces; the writer's.
+    pub(crate) fn bytes(&self, pieces: usize) -> usize {
+        pieces * size_of::<Piece>() + self.directory().pieces.len() * size_of::<AtomicPtr<Piece>>()
+    }
+}
+
+impl Replaced {
+    /// Frees it. No reader may be able to see it.
+    pub(crate) fn free(self) {
+        match self {
+            // SAFETY: made by `Box::into_raw`, unlinked before it came here, and its grace period is over.
+            Self::Piece(piece) => drop(unsafe { Box::from_raw(piece) }),
+            // SAFETY: as above; the pieces live on in the new directory.
+            Self::Directory(directory) => drop(unsafe { Box::from_raw(directory) }),
+        }
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        let directory = self.directory.load(Ordering::Relaxed);
+        // SAFETY: made by `Box::into_raw`; nobody else is left.
+        let directory = unsafe { Box::from_raw(directory) };
+        for piece in distinct(&directory) {
+            // SAFETY: as above, and each once.
+            drop(unsafe { Box::from_raw(piece) });
+        }
+    }
+}

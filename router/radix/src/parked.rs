@@ -1,0 +1,72 @@
+//! Blocks of one member whose parent is not known: they wait for it, within a bound.
+//!
+//! Rare: a feed that lost a message, or an engine that names a block whose parent it has just dropped.
+
+use std::collections::HashMap;
+
+use crate::holders::{TIERS, Tier};
+use crate::keys::EngineHash;
+use crate::limits::PARKED_MAX;
+
+#[derive(Debug)]
+struct Waiting {
+    parent: EngineHash,
+    block: u64,
+    copies: [u32; TIERS],
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Parked {
+    waiting: HashMap<EngineHash, Waiting>,
+    by_parent: HashMap<EngineHash, Vec<EngineHash>>,
+}
+
+impl Parked {
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// One more copy of a block in `tier` waits for `parent`. False when there is no room.
+    pub(crate) fn add(&mut self, parent: EngineHash, key: EngineHash, block: u64, tier: Tier) -> bool {
+        if let Some(waiting) = self.waiting.get_mut(&key) {
+            waiting.copies[tier as usize] += 1;
+            return true;
+        }
+        if self.waiting.len() >= PARKED_MAX {
+            return false;
+        }
+        let mut copies = [0; TIERS];
+        copies[tier as usize] = 1;
+        self.waiting.insert(key, Waiting { parent, block, copies });
+        self.by_parent.entry(parent).or_default().push(key);
+        true
+    }
+
+    /// A copy is gone. False when no such block waits.
+    pub(crate) fn remove(&mut self, key: EngineHash, tier: Tier) -> bool {
+        let Some(waiting) = self.waiting.get_mut(&key) else { return false };
+        let copies = &mut waiting.copies[tier as usize];
+        if *copies == 0 {
+            return false;
+        }
+        *copies -= 1;
+        if waiting.copies.iter().all(|&copies| copies == 0) {
+            let parent = waiting.parent;
+            self.waiting.remove(&key);
+            if let Some(siblings) = self.by_parent.get_mut(&parent) {
+                siblings.retain(|&other| other != key);
+                if siblings.is_empty() {
+                    self.by_parent.remove(&parent);
+                }
+            }
+        }
+        true
+    }
+
+    /// The children of a block that has just come: (key, block, copies per tier).
+    pub(crate) fn take(&mut self, parent: EngineHash) -> Vec<(EngineHash, u64, [u32; TIERS])> {
+        let keys = self.by_parent.remove(&parent).unwrap_or_default();
+        let found = keys.into_iter().filter_map(|key| Some((key, self.waiting.remove(&key)?)));
+        found.map(|(key, waiting)| (key, waiting.block, waiting.copies)).collect()
+    }
+}

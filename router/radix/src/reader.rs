@@ -1,0 +1,334 @@
+//! The look-up: hot path. No lock, no allocation, no system call, no waiting.
+//!
+//! Walks down the tree along the prompt's block hashes, with the set of members that hold everything so far.
+//! At each node: compare the run at memory speed, drop who does not hold the node, follow the only child or
+//! look the next one up. The cost is that of the nodes passed, 28 blocks each, plus one pass over the set's
+//! words where it changes, plus writing down one number for each member that had something: a map per worker
+//! would cost a look-up for each worker and block.
+//!
+//! A node may change between two looks. What a reader takes from it (shape, holders, what follows) is taken
+//! between two reads of its shape that agree; if they do not, it looks again. A writer that stands still
+//! cannot make it do so: only a completed change does.
+
+use std::sync::Arc;
+
+use crate::holders::{Ext, TIERS, Tier};
+use crate::index::{Member, Shared};
+use crate::limits::{IDS_MAX, WORDS_MAX};
+use crate::node::{Children, LIST_MAX, List, Node, NodeId, ROOT, Shape};
+use crate::sync::Ordering;
+
+/// For each member, the leading blocks of the last prompt that it holds.
+#[derive(Debug)]
+pub struct Overlaps {
+    shared: Arc<Shared>,
+    /// One array per tier, by internal number; only the first `ids` are valid.
+    leading: [Box<[u32]>; TIERS],
+    /// Which array answers for a tier: a slower tier that holds nothing answers as the one before.
+    answers: [usize; TIERS],
+    ids: usize,
+}
+
+impl Overlaps {
+    fn new(shared: Arc<Shared>) -> Self {
+        let leading = std::array::from_fn(|_| vec![0; IDS_MAX].into_boxed_slice());
+        Self { shared, leading, answers: [0; TIERS], ids: 0 }
+    }
+
+    /// Leading blocks that a member holds in `tier` or a faster one.
+    #[must_use]
+    pub fn leading(&self, member: Member, tier: Tier) -> u32 {
+        let id = self.shared.id_of(member);
+        if id < self.ids { self.leading[self.answers[tier as usize]][id] } else { 0 }
+    }
+
+    /// Leading blocks in the worker's own pool.
+    #[must_use]
+    pub fn device(&self, member: Member) -> u32 {
+        self.leading(member, Tier::Device)
+    }
+
+    /// Leading blocks in any tier.
+    #[must_use]
+    pub fn any(&self, member: Member) -> u32 {
+        self.leading(member, Tier::Remote)
+    }
+
+    /// Sum over all members of their leading blocks on the device.
+    #[must_use]
+    pub fn device_sum(&self) -> u64 {
+        self.leading[0][..self.ids].iter().map(|&blocks| u64::from(blocks)).sum()
+    }
+}
+
+/// Looks prompts up. Each has buffers of its own: make one per thread and keep it.
+#[derive(Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+    cell: usize,
+    overlaps: Overlaps,
+}
+
+impl Reader {
+    /// `None` when there are [`crate::READERS_MAX`].
+    pub(crate) fn new(shared: &Arc<Shared>) -> Option<Self> {
+        let cell = shared.grace.enlist()?;
+        Some(Self { shared: Arc::clone(shared), cell, overlaps: Overlaps::new(Arc::clone(shared)) })
+    }
+
+    /// For each member, how many leading blocks of a prompt it holds: every prefix that was wholly stored
+    /// before the call and is still there counts in full.
+    pub fn overlaps(&mut self, block_hashes: &[u64]) -> &Overlaps {
+        let shared = &*self.shared;
+        let pin = shared.grace.pin(self.cell);
+        let overlaps = &mut self.overlaps;
+        let words = shared.words();
+        overlaps.ids = words * 64;
+        overlaps.answers = [0; TIERS];
+        let mut seen = 1_u32;
+        for level in 0..TIERS {
+            if seen >> level & 1 == 0 {
+                overlaps.answers[level] = overlaps.answers[level.max(1) - 1];
+                continue;
+            }
+            overlaps.answers[level] = level;
+            seen |= Walk::new(shared, words, level, &mut overlaps.leading[level]).run(block_hashes);
+        }
+        drop(pin);
+        &self.overlaps
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.grace.leave(self.cell);
+    }
+}
+
+/// Who holds everything so far.
+enum Active {
+    /// As bits, in `Walk::set`.
+    Set,
+    /// These few; the set is not kept up.
+    Few([u16; LIST_MAX], usize),
+}
+
+/// One walk down the tree, for one tier and those faster.
+struct Walk<'a> {
+    shared: &'a Shared,
+    words: usize,
+    level: usize,
+    leading: &'a mut [u32],
+    set: [u64; WORDS_MAX],
+    active: Active,
+    /// Blocks passed.
+    depth: usize,
+    /// Tiers that some node on the way holds blocks in.
+    tiers_seen: u32,
+}
+
+/// What was read of a node in one piece.
+struct Seen<'a> {
+    shape: Shape,
+    agreeing: usize,
+    list: List,
+    ext: Option<&'a Ext>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(shared: &'a Shared, words: usize, level: usize, leading: &'a mut [u32]) -> Self {
+        leading[..words * 64].fill(0);
+        let mut set = [0; WORDS_MAX];
+        for (word, live) in set.iter_mut().zip(&shared.live[..words]) {
+            // Acquire: pairs with the release in `Writer::join`; a number in use again has been swept.
+            *word = live.load(Ordering::Acquire);
+        }
+        Self { shared, words, level, leading, set, active: Active::Set, depth: 0, tiers_seen: 0 }
+    }
+
+    fn run(mut self, hashes: &[u64]) -> u32 {
+        let mut next = self.child(ROOT, Shape(0), hashes.first().copied());
+        while let Some(id) = next {
+            let node = self.shared.arena.node(id);
+            let rest = &hashes[self.depth..];
+            let seen = self.look(node, rest);
+            if seen.agreeing == 0 {
+                break;
+            }
+            let is_whole = seen.agreeing == seen.shape.len();
+            match seen.ext {
+                None => self.keep_list(seen.list),
+                Some(ext) => self.keep_ext(ext, &seen),
+            }
+            if matches!(self.active, Active::Few(_, 0)) {
+                return self.tiers_seen;
+            }
+            self.depth += seen.agreeing;
+            if !is_whole {
+                break;
+            }
+            next = self.child(id, seen.shape, hashes.get(self.depth).copied());
+        }
+        self.finish();
+        self.tiers_seen
+    }
+
+    fn child(&self, id: NodeId, shape: Shape, hash: Option<u64>) -> Option<NodeId> {
+        let hash = hash?;
+        if id == ROOT {
+            return self.shared.children.find(&self.shared.arena, ROOT, hash);
+        }
+        match shape.children() {
+            Children::None => None,
+            Children::One(child) => Some(child),
+            Children::Many(fork) => self.shared.children.find(&self.shared.arena, fork, hash),
+        }
+    }
+
+    fn look(&self, node: &'a Node, rest: &[u64]) -> Seen<'a> {
+        let mut shape = node.shape();
+        loop {
+            if let Children::One(child) = shape.children() {
+                self.shared.arena.prefetch(child);
+            }
+            let agreeing = node.agreement(shape, rest);
+            // Acquire: pairs with the releases in the writer's `set_ext` and `set_list`.
+            let ext = node.ext.load(Ordering::Acquire);
+            let list = List(node.list.load(Ordering::Acquire));
+            let again = node.shape();
+            #[cfg(loom)]
+            let again = if crate::broken(crate::Broken::NoSecondLook) { shape } else { again };
+            if again == shape {
+                // SAFETY: either null or a box that the writer frees only after a grace period; this thread is
+                // pinned while the walk lives.
+                let ext = unsafe { ext.as_ref() };
+                return Seen { shape, agreeing, list, ext };
+            }
+            shape = again;
+        }
+    }
+
+    /// Only members of the list go on.
+    fn keep_list(&mut self, list: List) {
+        let mut few = [0; LIST_MAX];
+        let mut count = 0;
+        match self.active {
+            Active::Set => {
+                for id in list.ids() {
+                    let (word, bit) = (usize::from(id) / 64, id % 64);
+                    if word < self.words && self.set[word] >> bit & 1 == 1 {
+                        self.set[word] &= !(1 << bit);
+                        few[count] = id;
+                        count += 1;
+                    }
+                }
+                self.drop_set();
+            }
+            Active::Few(before, len) => {
+                for &id in &before[..len] {
+                    if list.contains(id) {
+                        few[count] = id;
+                        count += 1;
+                    } else {
+                        self.leading[usize::from(id)] = self.depth as u32;
+                    }
+                }
+            }
+        }
+        self.active = Active::Few(few, count);
+    }
+
+    /// Everyone who is left in the set stops here.
+    fn drop_set(&mut self) {
+        for word in 0..self.words {
+            note(&mut self.leading[word * 64..][..64], self.set[word], self.depth as u32);
+        }
+    }
+
+    /// Who holds all of the node goes on; who holds its beginning stops in it.
+    fn keep_ext(&mut self, ext: &Ext, seen: &Seen<'_>) {
+        self.tiers_seen |= ext.present();
+        match self.active {
+            Active::Set => self.keep_ext_of_set(ext, seen),
+            Active::Few(before, len) => {
+                let mut few = [0; LIST_MAX];
+                let mut count = 0;
+                for &id in &before[..len] {
+                    let is_full = ext.full_word(self.level, usize::from(id) / 64) >> (id % 64) & 1 == 1;
+                    let blocks =
+                        if is_full { seen.shape.len() } else { self.blocks_of(ext, id, seen.shape) };
+                    if blocks >= seen.agreeing {
+                        few[count] = id;
+                        count += 1;
+                    } else {
+                        self.leading[usize::from(id)] = (self.depth + blocks) as u32;
+                    }
+                }
+                self.active = Active::Few(few, count);
+            }
+        }
+    }
+
+    fn keep_ext_of_set(&mut self, ext: &Ext, seen: &Seen<'_>) {
+        // The full sets before the entries: see the order that the writer keeps to.
+        let mut going_on = [0_u64; WORDS_MAX];
+        for word in 0..self.words {
+            going_on[word] = self.set[word] & ext.full_word(self.level, word);
+        }
+        for entry in ext.entries() {
+            let id = entry.id();
+            let (word, bit) = (usize::from(id) / 64, 1_u64 << (id % 64));
+            if word >= self.words || entry.tier() > self.level || self.set[word] & !going_on[word] & bit == 0 {
+                continue;
+            }
+            let blocks = self.blocks_of(ext, id, seen.shape);
+            if blocks >= seen.agreeing {
+                going_on[word] |= bit;
+            } else {
+                self.set[word] &= !bit;
+                self.leading[usize::from(id)] = (self.depth + blocks) as u32;
+            }
+        }
+        for word in 0..self.words {
+            let dropped = self.set[word] & !going_on[word];
+            if dropped != 0 {
+                note(&mut self.leading[word * 64..][..64], dropped, self.depth as u32);
+            }
+            self.set[word] = going_on[word];
+        }
+    }
+
+    /// Leading blocks of a node that a member without a full bit holds.
+    fn blocks_of(&self, ext: &Ext, id: u16, shape: Shape) -> usize {
+        let mask = ext.partial_mask(id, self.level) >> shape.base();
+        (mask.trailing_ones() as usize).min(shape.len())
+    }
+
+    /// Whoever is left holds everything that was found.
+    fn finish(&mut self) {
+        match self.active {
+            Active::Set => self.drop_set(),
+            Active::Few(few, len) => {
+                for &id in &few[..len] {
+                    self.leading[usize::from(id)] = self.depth as u32;
+                }
+            }
+        }
+    }
+}
+
+/// Notes a number for each member of a word.
+#[inline]
+fn note(leading: &mut [u32], mut members: u64, blocks: u32) {
+    if blocks == 0 {
+        return;
+    }
+    if members == u64::MAX {
+        leading.fill(blocks);
+        return;
+    }
+    while members != 0 {
+        leading[members.trailing_zeros() as usize] = blocks;
+        members &= members - 1;
+    }
+}
