@@ -15,7 +15,9 @@ mod routing;
 
 pub use identity::{BlockIdentity, IdentityChain};
 pub use layout::{BlockLayout, ElementType, LayoutError};
-pub use routing::{HASH_SEED, SequenceHasher, block_hash, sequence_hashes};
+pub use routing::{
+    HASH_SEED, PromptExtras, SequenceHasher, block_hash, block_hash_with_extras, block_hashes, chained_hash, sequence_hashes,
+};
 
 /// A token id, as every engine writes it.
 pub type TokenId = u32;

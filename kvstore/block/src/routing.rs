@@ -12,26 +12,79 @@ use crate::TokenId;
 /// Seed of every routing hash.
 pub const HASH_SEED: u64 = 1337;
 
-/// Tokens hashed per step: their bytes are gathered on the stack, since a token slice has no portable bytes.
-const GATHERED_TOKENS: usize = 64;
-
 /// Hash of the tokens of one block.
 #[must_use]
+#[inline]
 pub fn block_hash(tokens: &[TokenId]) -> u64 {
-    let mut bytes = [0; GATHERED_TOKENS * 4];
-    if tokens.len() <= GATHERED_TOKENS {
-        return xxh3_64_with_seed(gather(tokens, &mut bytes), HASH_SEED);
+    #[cfg(target_endian = "little")]
+    {
+        xxh3_64_with_seed(bytemuck::must_cast_slice(tokens), HASH_SEED)
+    }
+    #[cfg(target_endian = "big")]
+    {
+        let mut hasher = Xxh3::with_seed(HASH_SEED);
+        tokens.iter().for_each(|token| hasher.update(&token.to_le_bytes()));
+        hasher.digest()
+    }
+}
+
+/// Hash of the tokens of one block that is more than its tokens: the LoRA adapter and the cache salt at the
+/// start of a chain, images and the like where they stand. Blocks with other extras never look alike.
+#[must_use]
+pub fn block_hash_with_extras<Extra: AsRef<[u8]>>(tokens: &[TokenId], extras: &[Extra]) -> u64 {
+    if extras.is_empty() {
+        return block_hash(tokens);
     }
     let mut hasher = Xxh3::with_seed(HASH_SEED);
-    tokens.chunks(GATHERED_TOKENS).for_each(|chunk| hasher.update(gather(chunk, &mut bytes)));
+    hasher.update(&block_hash(tokens).to_le_bytes());
+    for extra in extras.iter().map(AsRef::as_ref) {
+        // The length too: ["ab", "c"] is not ["a", "bc"].
+        hasher.update(&(extra.len() as u64).to_le_bytes());
+        hasher.update(extra);
+    }
     hasher.digest()
 }
 
-fn gather<'a>(tokens: &[TokenId], bytes: &'a mut [u8; GATHERED_TOKENS * 4]) -> &'a [u8] {
-    for (token, out) in tokens.iter().zip(bytes.chunks_exact_mut(4)) {
-        out.copy_from_slice(&token.to_le_bytes());
+/// What a prompt's blocks depend on besides its tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PromptExtras<'a> {
+    /// Name of the LoRA adapter.
+    pub lora: Option<&'a str>,
+    /// Salt that keeps a tenant's blocks apart.
+    pub cache_salt: Option<&'a str>,
+    /// Images and the like: the first token that one covers, and its identity. In order of the tokens.
+    pub multimodal: &'a [(usize, &'a str)],
+}
+
+/// Block hashes of every whole block of a prompt, appended to `hashes`. This is what routing looks up; computed
+/// once for a request. Allocates nothing beyond `hashes` unless there are extras.
+pub fn block_hashes(tokens: &[TokenId], block_tokens: usize, extras: &PromptExtras<'_>, hashes: &mut Vec<u64>) {
+    let blocks = tokens.chunks_exact(block_tokens);
+    if *extras == PromptExtras::default() {
+        hashes.extend(blocks.map(block_hash));
+        return;
     }
-    &bytes[..tokens.len() * 4]
+    let mut items = extras.multimodal.iter().peekable();
+    for (number, block) in blocks.enumerate() {
+        // The adapter and the salt at the start are enough: what follows hangs below that block.
+        let first = if number == 0 { [extras.lora, extras.cache_salt] } else { [None; 2] };
+        let end = (number + 1) * block_tokens;
+        let here = std::iter::from_fn(|| items.next_if(|item| item.0 < end).map(|item| item.1));
+        // An engine mixes adapter, images and salt in this order.
+        let all: Vec<&str> = first[0].into_iter().chain(here).chain(first[1]).collect();
+        hashes.push(block_hash_with_extras(block, &all));
+    }
+}
+
+/// The sequence hash of a prefix from that of the prefix before its last block, and that block's hash.
+#[must_use]
+#[inline]
+pub fn chained_hash(parent: Option<u64>, block_hash: u64) -> u64 {
+    let Some(parent) = parent else { return block_hash };
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&parent.to_le_bytes());
+    bytes[8..].copy_from_slice(&block_hash.to_le_bytes());
+    xxh3_64_with_seed(&bytes, HASH_SEED)
 }
 
 /// Chains block hashes into sequence hashes.
@@ -70,16 +123,7 @@ impl SequenceHasher {
 
     /// The sequence hash of the prefix that ends with this block.
     pub fn next(&mut self, block: &[TokenId]) -> u64 {
-        let own = block_hash(block);
-        let chained = match self.parent {
-            None => own,
-            Some(parent) => {
-                let mut bytes = [0; 16];
-                bytes[..8].copy_from_slice(&parent.to_le_bytes());
-                bytes[8..].copy_from_slice(&own.to_le_bytes());
-                xxh3_64_with_seed(&bytes, HASH_SEED)
-            }
-        };
+        let chained = chained_hash(self.parent, block_hash(block));
         self.parent = Some(chained);
         chained
     }
@@ -117,6 +161,28 @@ mod tests {
             let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
             assert_eq!(block_hash(&tokens), xxh3_64_with_seed(&bytes, HASH_SEED), "{len} tokens");
         }
+    }
+
+    #[test]
+    fn extras_keep_prompts_apart() {
+        let tokens: Vec<u32> = (0..64).collect();
+        let hashes = |extras: PromptExtras<'_>| {
+            let mut out = Vec::new();
+            block_hashes(&tokens, 16, &extras, &mut out);
+            out
+        };
+        let plain = hashes(PromptExtras::default());
+        assert_eq!(plain, tokens.chunks(16).map(block_hash).collect::<Vec<_>>());
+        let lora = hashes(PromptExtras { lora: Some("a"), ..PromptExtras::default() });
+        let salt = hashes(PromptExtras { cache_salt: Some("a"), ..PromptExtras::default() });
+        assert_ne!(lora[0], plain[0]);
+        assert_eq!(lora[1..], plain[1..], "the rest hangs below the first block");
+        assert_eq!(salt[0], lora[0], "engines publish both without saying which");
+        let image = hashes(PromptExtras { multimodal: &[(17, "cat"), (40, "dog")], ..PromptExtras::default() });
+        let differs: Vec<bool> = image.iter().zip(&plain).map(|(image, plain)| image != plain).collect();
+        assert_eq!(differs, [false, true, true, false]);
+        assert_ne!(block_hash_with_extras(&tokens, &["ab", "c"]), block_hash_with_extras(&tokens, &["a", "bc"]));
+        assert_eq!(block_hash_with_extras::<&str>(&tokens, &[]), block_hash(&tokens));
     }
 
     #[test]

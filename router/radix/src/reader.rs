@@ -92,7 +92,14 @@ impl Reader {
                 continue;
             }
             overlaps.answers[level] = level;
-            seen |= Walk::new(shared, words, level, &mut overlaps.leading[level]).run(block_hashes);
+            let leading = &mut overlaps.leading[level][..];
+            // Sets of a few sizes, so that a small fleet does not pay for clearing the largest.
+            seen |= match words {
+                1 => Walk::<1>::new(shared, words, level, leading).run(block_hashes),
+                2..=8 => Walk::<8>::new(shared, words, level, leading).run(block_hashes),
+                9..=64 => Walk::<64>::new(shared, words, level, leading).run(block_hashes),
+                _ => Walk::<WORDS_MAX>::new(shared, words, level, leading).run(block_hashes),
+            };
         }
         drop(pin);
         &self.overlaps
@@ -113,13 +120,13 @@ enum Active {
     Few([u16; LIST_MAX], usize),
 }
 
-/// One walk down the tree, for one tier and those faster.
-struct Walk<'a> {
+/// One walk down the tree, for one tier and those faster, with sets of up to `WORDS` words.
+struct Walk<'a, const WORDS: usize> {
     shared: &'a Shared,
     words: usize,
     level: usize,
     leading: &'a mut [u32],
-    set: [u64; WORDS_MAX],
+    set: [u64; WORDS],
     active: Active,
     /// Blocks passed.
     depth: usize,
@@ -135,10 +142,11 @@ struct Seen<'a> {
     ext: Option<&'a Ext>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a, const WORDS: usize> Walk<'a, WORDS> {
     fn new(shared: &'a Shared, words: usize, level: usize, leading: &'a mut [u32]) -> Self {
         leading[..words * 64].fill(0);
-        let mut set = [0; WORDS_MAX];
+        let words = words.min(WORDS);
+        let mut set = [0; WORDS];
         for (word, live) in set.iter_mut().zip(&shared.live[..words]) {
             // Acquire: pairs with the release in `Writer::join`; a number in use again has been swept.
             *word = live.load(Ordering::Acquire);
@@ -271,7 +279,7 @@ impl<'a> Walk<'a> {
 
     fn keep_ext_of_set(&mut self, ext: &Ext, seen: &Seen<'_>) {
         // The full sets before the entries: see the order that the writer keeps to.
-        let mut going_on = [0_u64; WORDS_MAX];
+        let mut going_on = [0_u64; WORDS];
         for word in 0..self.words {
             going_on[word] = self.set[word] & ext.full_word(self.level, word);
         }

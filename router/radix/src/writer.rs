@@ -59,7 +59,7 @@ pub(crate) struct Writer {
     nodes: NodeAllocator,
     forks: Vec<Fork>,
     free_forks: Vec<ForkId>,
-    members: Vec<Option<MemberState>>,
+    members: Vec<Option<Box<MemberState>>>,
     free_ids: std::collections::BTreeSet<u16>,
     /// Numbers that are being swept, and what is left of their blocks.
     sweeping: VecDeque<(u16, Keys)>,
@@ -115,7 +115,7 @@ impl Writer {
         let member = Member(seat as u16);
         let state =
             MemberState { id, keys: Keys::default(), extra_copies: HashMap::new(), parked: Parked::default() };
-        self.members[seat] = Some(state);
+        self.members[seat] = Some(Box::new(state));
         self.shared.seat(member, Some(id));
         self.set_live(id, true);
         Some(member)
@@ -372,11 +372,32 @@ impl Writer {
         };
         let bytes_before = state.keys.bytes();
         keys.iter().take(AHEAD).for_each(|&key| state.keys.prefetch(key));
+        // Neighbours are removed together: slots of one node are gathered and cleared at once.
+        let mut gathered = (ROOT, 0_u32);
         for (at, &key) in keys.iter().enumerate() {
             if let Some(&ahead) = keys.get(at + AHEAD) {
                 state.keys.prefetch(ahead);
             }
-            self.remove_one(&mut state, tier, key, &mut outcome);
+            let is_plain = tier == Tier::Device && state.extra_copies.is_empty();
+            let mut found = (ROOT, 0_usize);
+            let place = state.keys.remove_if(key, |place| {
+                found = self.resolved(place);
+                is_plain && self.node(found.0).ext.load(Ordering::Relaxed).is_null()
+            });
+            let (node, slot) = found;
+            if node != gathered.0 && gathered.1 != 0 {
+                self.clear_bits(gathered.0, state.id, tier, gathered.1);
+                gathered.1 = 0;
+            }
+            if place.is_some() && is_plain && self.node(node).ext.load(Ordering::Relaxed).is_null() {
+                gathered = (node, gathered.1 | 1 << slot);
+                outcome.changed += 1;
+            } else {
+                self.remove_one(&mut state, tier, key, &mut outcome);
+            }
+        }
+        if gathered.1 != 0 {
+            self.clear_bits(gathered.0, state.id, tier, gathered.1);
         }
         self.keys_bytes = self.keys_bytes + state.keys.bytes() - bytes_before;
         self.members[member.index()] = Some(state);
@@ -875,7 +896,7 @@ impl Writer {
     // ---- questions
 
     fn member(&self, member: Member) -> Option<&MemberState> {
-        self.members.get(member.index())?.as_ref()
+        self.members.get(member.index())?.as_deref()
     }
 
     pub(crate) fn holds(&self, member: Member, key: EngineHash) -> bool {

@@ -1,0 +1,96 @@
+//! The Mooncake conversation trace (FAST'25): requests with the time at which they came, their lengths, and an
+//! id for each 512-token block of the prompt; equal ids mean equal prefixes up to there.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::{Operation, Workload, chained};
+
+/// Tokens of one of the trace's blocks.
+pub const BLOCK_TOKENS: usize = 512;
+
+/// One request.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Request {
+    /// Milliseconds from the start.
+    pub timestamp: u64,
+    /// Prompt tokens.
+    pub input_length: usize,
+    /// Generated tokens.
+    pub output_length: usize,
+    /// One for each block, the last of which may be short.
+    pub hash_ids: Vec<u64>,
+}
+
+/// The trace cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file.
+    #[error("{path}: {error}")]
+    File {
+        /// Which.
+        path: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A line.
+    #[error("{path}, line {line}: {error}")]
+    Line {
+        /// Of which file.
+        path: String,
+        /// Counted from 1.
+        line: usize,
+        /// Why.
+        error: serde_json::Error,
+    },
+}
+
+/// Reads a trace.
+pub fn read(path: &Path) -> Result<Vec<Request>, TraceError> {
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| TraceError::File { path: shown.clone(), error })?;
+    let request = |(at, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|error| TraceError::Line { path: shown.clone(), line: at + 1, error })
+    };
+    text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(request).collect()
+}
+
+/// The block hashes of a request when blocks have `BLOCK_TOKENS / split` tokens: each id becomes `split` hashes.
+#[must_use]
+pub fn block_hashes(request: &Request, split: usize) -> Vec<u64> {
+    let tokens_per_block = BLOCK_TOKENS / split;
+    let whole = request.input_length / tokens_per_block;
+    let hashes = request.hash_ids.iter().flat_map(|&id| {
+        (0..split as u64).map(move |part| {
+            let word = (id * split as u64 + part).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            word ^ word >> 32
+        })
+    });
+    hashes.take(whole).collect()
+}
+
+/// The trace's prompts, dealt to workers in turn, with blocks of 16 tokens; each request is looked up and then
+/// stored where it went.
+#[must_use]
+pub fn workload(requests: &[Request], workers: usize, split: usize) -> Workload {
+    let mut held: Vec<HashSet<u64>> = vec![HashSet::new(); workers];
+    let mut operations = Vec::new();
+    for (number, request) in requests.iter().enumerate() {
+        let blocks = block_hashes(request, split);
+        let sequences = chained(&blocks);
+        let worker = number % workers;
+        let known = sequences.iter().take_while(|hash| held[worker].contains(hash)).count();
+        operations.push(Operation::Lookup { blocks: blocks.clone() });
+        if known < blocks.len() {
+            held[worker].extend(&sequences[known..]);
+            operations.push(Operation::Stored {
+                worker,
+                parent: known.checked_sub(1).map(|last| sequences[last]),
+                blocks: blocks[known..].iter().copied().zip(sequences[known..].iter().copied()).collect(),
+            });
+        }
+    }
+    Workload { workers, operations }
+}
