@@ -47,6 +47,9 @@ struct Cli {
     /// Tiny input, to see that everything runs; the numbers mean nothing.
     #[arg(long)]
     smoke: bool,
+    /// Only our side, to look at it under a profiler.
+    #[arg(long)]
+    alone: bool,
     /// The Mooncake conversation trace, for a second workload.
     #[arg(long)]
     trace: Option<std::path::PathBuf>,
@@ -57,20 +60,20 @@ fn main() -> Result<()> {
     let chains = if cli.smoke { 40 } else { 200 };
     for workers in [8, 64, 512, 4096] {
         let shape = tree::Shape { workers, chains, holders: (workers / 8).clamp(2, 64), ..tree::Shape::default() };
-        compare(&format!("tree, {chains} prompts of 128 blocks, warm"), &tree::workload(&shape), cli.smoke)?;
+        compare(&format!("tree, {chains} prompts of 128 blocks, warm"), &tree::workload(&shape), &cli)?;
     }
     let chains = if cli.smoke { 100 } else { 40_000 };
     for workers in [8, 64, 512] {
         let shape = tree::Shape { workers, chains, systems: 64, holders: 2, ..tree::Shape::default() };
         let title = format!("tree, {chains} prompts of 128 blocks, beyond the last-level cache");
-        compare(&title, &tree::workload(&shape), cli.smoke)?;
+        compare(&title, &tree::workload(&shape), &cli)?;
     }
     if let Some(path) = &cli.trace {
         let requests = mooncake::read(path)?;
         let count = if cli.smoke { 50 } else { requests.len() };
         for workers in [8, 64] {
             let workload = mooncake::workload(&requests[..count], workers, 32);
-            compare("Mooncake conversation trace, blocks of 16 tokens", &workload, cli.smoke)?;
+            compare("Mooncake conversation trace, blocks of 16 tokens", &workload, &cli)?;
         }
     }
     Ok(())
@@ -87,7 +90,7 @@ struct Line {
     checksum: u64,
 }
 
-fn compare(title: &str, workload: &Workload, smoke: bool) -> Result<()> {
+fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
     let stores: Vec<Operation> =
         workload.operations.iter().filter(|operation| matches!(operation, Operation::Stored { .. })).cloned().collect();
     let removals = tree::removals(&stores);
@@ -101,7 +104,7 @@ fn compare(title: &str, workload: &Workload, smoke: bool) -> Result<()> {
         .collect();
     let blocks: usize = Workload { workers: 0, operations: stores.clone() }.changed_blocks();
     println!("# {title}; {} workers, {blocks} (worker, block) pairs, {} prompts", workload.workers, prompts.len());
-    let lookups = if smoke { 50 } else { 60_000 };
+    let lookups = if cli.smoke { 50 } else { 60_000 };
     let workers = workload.workers;
     let makers: Vec<Box<dyn Fn() -> Result<Box<dyn Side>>>> = vec![
         Box::new(move || Ok(Box::new(Ours::new(workers)?))),
@@ -110,10 +113,14 @@ fn compare(title: &str, workload: &Workload, smoke: bool) -> Result<()> {
         Box::new(|| Ok(Box::new(DynamoRadix::new()))),
         Box::new(move || Ok(Box::new(Chain::new(workers)?))),
     ];
-    let makers = if workers > CHAIN_WORKERS_MAX { &makers[..4] } else { &makers[..] };
+    let makers = match workers {
+        _ if cli.alone => &makers[..1],
+        0..=CHAIN_WORKERS_MAX => &makers[..],
+        _ => &makers[..4],
+    };
     let mut lines: Vec<Line> = Vec::new();
     // A side at a time: two large indexes would not fit the cache together. Rounds repeat the whole.
-    for _ in 0..if smoke { 1 } else { 3 } {
+    for _ in 0..if cli.smoke { 1 } else { 3 } {
         for (at, make) in makers.iter().enumerate() {
             let before = LIVE_BYTES.load(Ordering::Relaxed);
             let mut side = make()?;

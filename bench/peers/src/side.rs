@@ -73,10 +73,6 @@ impl Ours {
         let reader = index.reader().ok_or_else(|| anyhow::anyhow!("no reader"))?;
         Ok(Self { index: Arc::new(index), reader, members })
     }
-
-    pub fn bytes(&self) -> usize {
-        self.index.write().usage().bytes
-    }
 }
 
 impl Side for Ours {

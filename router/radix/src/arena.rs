@@ -11,7 +11,53 @@ use crate::limits::{SEGMENT_NODES, SEGMENTS_MAX};
 use crate::node::{Node, NodeId};
 use crate::sync::{AtomicPtr, Ordering};
 
-type Segment = [Node; SEGMENT_NODES];
+#[cfg(not(loom))]
+mod segment {
+    use crate::huge::{Huge, Zeroed};
+    use crate::limits::SEGMENT_NODES;
+    use crate::node::Node;
+
+    #[derive(Debug)]
+    #[repr(C, align(64))]
+    pub(super) struct Segment(pub(super) [Node; SEGMENT_NODES]);
+
+    // SAFETY: atomics whose zeroed form is a node that nobody uses; no drop.
+    unsafe impl Zeroed for Segment {}
+
+    /// `None` when the system has no memory.
+    pub(super) fn make() -> Option<*mut Segment> {
+        Some(Huge::<Segment>::new()?.into_raw())
+    }
+
+    /// # Safety
+    /// From `make`, and nobody uses it any more.
+    pub(super) unsafe fn free(segment: *mut Segment) {
+        // SAFETY: the caller's contract.
+        drop(unsafe { Huge::from_raw(segment) });
+    }
+}
+
+#[cfg(loom)]
+mod segment {
+    use crate::limits::SEGMENT_NODES;
+    use crate::node::Node;
+
+    #[derive(Debug)]
+    pub(super) struct Segment(pub(super) [Node; SEGMENT_NODES]);
+
+    pub(super) fn make() -> Option<*mut Segment> {
+        Some(Box::into_raw(Box::new(Segment(std::array::from_fn(|_| Node::empty())))))
+    }
+
+    /// # Safety
+    /// From `make`, and nobody uses it any more.
+    pub(super) unsafe fn free(segment: *mut Segment) {
+        // SAFETY: the caller's contract.
+        drop(unsafe { Box::from_raw(segment) });
+    }
+}
+
+use segment::Segment;
 
 /// Bytes of a segment.
 pub(crate) const SEGMENT_BYTES: usize = size_of::<Segment>();
@@ -32,13 +78,13 @@ impl Arena {
     #[inline]
     pub(crate) fn node(&self, id: NodeId) -> &Node {
         let id = id as usize;
-        // Acquire: pairs with the release in `NodeAllocator::allocate`.
+        // Acquire: pairs with the release in `NodeAllocator::grow`.
         let segment = self.segments[id / SEGMENT_NODES].load(Ordering::Acquire);
         debug_assert!(!segment.is_null(), "node {id} is not there");
-        // SAFETY: the segment was made by `allocate` and is not freed while the number is in use or in a pinned
+        // SAFETY: the segment was made by `grow` and is not freed while the number is in use or in a pinned
         // reader's hands: see the module's header.
         let segment = unsafe { &*segment };
-        &segment[id % SEGMENT_NODES]
+        &segment.0[id % SEGMENT_NODES]
     }
 
     /// Asks the processor for a node that is probably needed soon.
@@ -63,8 +109,8 @@ impl Drop for Arena {
         for segment in &self.segments {
             let segment = segment.load(Ordering::Relaxed);
             if !segment.is_null() {
-                // SAFETY: made by `Box::into_raw` in `allocate`; nobody else is left.
-                drop(unsafe { Box::from_raw(segment) });
+                // SAFETY: made by `grow`; nobody else is left.
+                unsafe { segment::free(segment) };
             }
         }
     }
@@ -107,10 +153,9 @@ impl NodeAllocator {
         if at == SEGMENTS_MAX {
             return None;
         }
-        let nodes: Box<[Node]> = (0..SEGMENT_NODES).map(|_| Node::empty()).collect();
-        let segment: Box<Segment> = nodes.try_into().ok()?;
+        let segment = segment::make()?;
         // Release: pairs with the acquire in `node`.
-        arena.segments[at].store(Box::into_raw(segment), Ordering::Release);
+        arena.segments[at].store(segment, Ordering::Release);
         // From the lowest number up: a run's nodes then lie behind each other.
         let state = SegmentState { free: (0..SEGMENT_NODES as u16).rev().collect() };
         if at == self.segments.len() {
@@ -138,6 +183,6 @@ impl NodeAllocator {
         self.allocated -= 1;
         let segment = arena.segments[at].swap(std::ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: made by `grow`; every number in it is free, so no link to it exists and no reader has one.
-        drop(unsafe { Box::from_raw(segment) });
+        unsafe { segment::free(segment) };
     }
 }

@@ -37,6 +37,9 @@ pub(crate) enum Replaced {
     Directory(*mut Directory),
 }
 
+// SAFETY: the pointers are owned by whoever holds this, who may free them on whatever thread.
+unsafe impl Send for Replaced {}
+
 #[derive(Debug)]
 pub(crate) struct Children {
     directory: AtomicPtr<Directory>,

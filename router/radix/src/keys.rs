@@ -1,9 +1,14 @@
 //! One member's blocks by the engine's own hash: where each lies in the tree. The writer's alone.
 //!
-//! An extendible hash table like the one of children, so that it grows a piece at a time and its memory
-//! follows its contents. An entry has twelve bytes, and at 37 to 75 % fill a block costs 16 to 32: a general
-//! map of u64 to u32 takes 17 an entry at its fill, and doubles all at once. Copy counts would fit nowhere;
-//! second copies are rare and live in a map of their own.
+//! An extendible hash table: a directory of pieces of fixed size, so that it grows a piece at a time, its
+//! memory follows its contents, and no change pauses for a whole table. A piece has 64 buckets of one cache
+//! line: five keys, their places, and how many keys passed by because it was full. A look-up touches one line
+//! almost always; a removal shifts nothing.
+//!
+//! What lost: linear probing over twelve-byte entries (12 % more to store and twice as much to remove, for the
+//! shifting); pieces on the heap instead of in huge pages (a page walk for each key).
+
+use crate::pool::{PIECE_BUCKETS, PIECE_BYTES, PieceId, Pool};
 
 /// An engine's own name for a block.
 pub type EngineHash = u64;
@@ -26,29 +31,41 @@ impl Place {
     }
 }
 
-const PIECE: usize = 512;
-/// Fill at which a piece is split.
-const PIECE_MAX: usize = PIECE * 3 / 4;
+const BUCKET_KEYS: usize = 5;
+/// Buckets that a new key may lie in, from its own on. When all are full the piece is split.
+const REACH: usize = 10;
 
-/// Low and high half of the key, place; all of it zero when free.
-type Entry = [u32; 3];
-
-#[derive(Debug)]
-struct Piece {
-    depth: u32,
-    used: u32,
-    entries: Box<[Entry; PIECE]>,
+/// One cache line.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C, align(64))]
+pub(crate) struct Bucket {
+    keys: [EngineHash; BUCKET_KEYS],
+    /// 0: free.
+    places: [u32; BUCKET_KEYS],
+    /// Keys that would lie here or before, and lie behind.
+    passed: u16,
+    /// In a piece's first bucket: bits of the hash that all its keys share.
+    depth: u16,
 }
 
-/// Bytes of a piece.
-pub(crate) const PIECE_BYTES: usize = size_of::<[Entry; PIECE]>() + size_of::<Piece>();
+const _: () = assert!(size_of::<Bucket>() == 64);
+
+/// Where a key was found.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    spread: u64,
+    piece: PieceId,
+    bucket: u8,
+    entry: u8,
+    pub(crate) place: Place,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
     bits: u32,
-    directory: Vec<u32>,
-    pieces: Vec<Piece>,
+    directory: Vec<PieceId>,
     len: usize,
+    pieces: usize,
 }
 
 #[inline]
@@ -57,230 +74,264 @@ fn spread(key: EngineHash) -> u64 {
     (word ^ word >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
+/// The high bits choose the bucket, the low ones the piece.
 #[inline]
 fn home(spread: u64) -> usize {
-    (spread >> 55) as usize
+    (spread >> 58) as usize
 }
 
-fn key_of(entry: Entry) -> EngineHash {
-    u64::from(entry[0]) | u64::from(entry[1]) << 32
-}
-
-impl Piece {
-    fn new(depth: u32) -> Self {
-        Self { depth, used: 0, entries: Box::new([[0; 3]; PIECE]) }
-    }
-
-    /// Where a key is, or the free entry where it would be.
-    #[inline]
-    fn position(&self, spread: u64, key: EngineHash) -> (usize, bool) {
-        let mut at = home(spread);
-        loop {
-            let entry = self.entries[at % PIECE];
-            if entry[2] == 0 {
-                return (at % PIECE, false);
-            }
-            if key_of(entry) == key {
-                return (at % PIECE, true);
-            }
-            at += 1;
-        }
-    }
-
-    fn put(&mut self, at: usize, key: EngineHash, place: Place) {
-        self.entries[at] = [key as u32, (key >> 32) as u32, place.0];
-    }
-
-    /// Frees an entry and moves later ones up, so that no probe ends early.
-    fn free(&mut self, mut hole: usize) {
-        self.used -= 1;
-        let mut at = hole;
-        loop {
-            at = (at + 1) % PIECE;
-            let entry = self.entries[at];
-            if entry[2] == 0 {
-                break;
-            }
-            let wanted = home(spread(key_of(entry)));
-            // It may move up unless its home lies between the hole and where it is.
-            if (at + PIECE - wanted) % PIECE >= (at + PIECE - hole) % PIECE {
-                self.entries[hole] = entry;
-                hole = at;
-            }
-        }
-        self.entries[hole] = [0; 3];
-    }
-}
+const _: () = assert!(PIECE_BUCKETS == 1 << (64 - 58));
 
 impl Keys {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    pub(crate) fn bytes(&self) -> usize {
-        self.pieces.len() * PIECE_BYTES + self.directory.capacity() * 4
+    /// Bytes beside the pool's.
+    pub(crate) fn directory_bytes(&self) -> usize {
+        self.directory.capacity() * size_of::<PieceId>()
     }
 
     #[inline]
-    fn piece_at(&self, spread: u64) -> Option<usize> {
-        let index = spread as usize & ((1 << self.bits) - 1);
-        self.directory.get(index).map(|&piece| piece as usize)
+    fn piece_of(&self, spread: u64) -> Option<PieceId> {
+        self.directory.get(spread as usize & ((1 << self.bits) - 1)).copied()
     }
 
-    pub(crate) fn find(&self, key: EngineHash) -> Option<Place> {
+    #[inline]
+    pub(crate) fn locate(&self, pool: &Pool, key: EngineHash) -> Option<Found> {
         let spread = spread(key);
-        let piece = &self.pieces[self.piece_at(spread)?];
-        let (at, found) = piece.position(spread, key);
-        found.then(|| Place(piece.entries[at][2]))
+        let id = self.piece_of(spread)?;
+        let piece = pool.piece(id);
+        let mut at = home(spread);
+        loop {
+            let bucket = &piece[at];
+            if let Some(entry) = bucket.entry_of(key) {
+                let place = Place(bucket.places[entry]);
+                return Some(Found { spread, piece: id, bucket: at as u8, entry: entry as u8, place });
+            }
+            if bucket.passed == 0 {
+                return None;
+            }
+            at = (at + 1) % PIECE_BUCKETS;
+        }
+    }
+
+    pub(crate) fn find(&self, pool: &Pool, key: EngineHash) -> Option<Place> {
+        self.locate(pool, key).map(|found| found.place)
     }
 
     /// Starts to load what a look-up of this key will need.
     #[inline]
-    pub(crate) fn prefetch(&self, key: EngineHash) {
-        #[cfg(target_arch = "x86_64")]
+    pub(crate) fn prefetch(&self, pool: &Pool, key: EngineHash) {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let spread = spread(key);
-            if let Some(piece) = self.piece_at(spread) {
-                let at = &raw const self.pieces[piece].entries[home(spread)];
+            if let Some(piece) = self.piece_of(spread) {
+                let at = &raw const pool.piece(piece)[home(spread)];
                 // SAFETY: a prefetch reads nothing architecturally; any address will do.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) };
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = key;
+        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+        let _ = (pool, key);
     }
 
     /// Stores a key's place; returns the one that it had.
-    pub(crate) fn insert(&mut self, key: EngineHash, place: Place) -> Option<Place> {
+    #[inline]
+    pub(crate) fn insert(&mut self, pool: &mut Pool, key: EngineHash, place: Place) -> Option<Place> {
         let spread = spread(key);
         loop {
-            let Some(at) = self.piece_at(spread) else {
-                self.pieces.push(Piece::new(0));
-                self.directory.push(0);
+            let Some(id) = self.piece_of(spread) else {
+                self.directory.push(pool.allocate());
+                self.pieces = 1;
                 continue;
             };
-            let piece = &mut self.pieces[at];
-            let (entry, found) = piece.position(spread, key);
-            if found {
-                let before = Place(piece.entries[entry][2]);
-                piece.put(entry, key, place);
-                return Some(before);
+            let piece = pool.piece_mut(id);
+            let (mut step, mut free) = (0, None);
+            loop {
+                let at = (home(spread) + step) % PIECE_BUCKETS;
+                let bucket = &mut piece[at];
+                if let Some(entry) = bucket.entry_of(key) {
+                    return Some(Place(std::mem::replace(&mut bucket.places[entry], place.0)));
+                }
+                if free.is_none() {
+                    free = bucket.free_entry().map(|entry| (step, at, entry));
+                }
+                if bucket.passed == 0 && (free.is_some() || step >= REACH) {
+                    break;
+                }
+                step += 1;
             }
-            if (piece.used as usize) < PIECE_MAX {
-                piece.put(entry, key, place);
-                piece.used += 1;
-                self.len += 1;
-                return None;
+            match free {
+                Some((step, at, entry)) if step < REACH => {
+                    piece[at].keys[entry] = key;
+                    piece[at].places[entry] = place.0;
+                    (0..step).for_each(|passed| piece[(home(spread) + passed) % PIECE_BUCKETS].passed += 1);
+                    self.len += 1;
+                    return None;
+                }
+                _ => self.split(pool, id),
             }
-            self.split(at);
         }
     }
 
-    /// Removes a key if `wanted` says so of its place, with one probe; returns the place in any case.
-    pub(crate) fn remove_if(&mut self, key: EngineHash, wanted: impl FnOnce(Place) -> bool) -> Option<Place> {
-        let spread = spread(key);
-        let at = self.piece_at(spread)?;
-        let piece = &mut self.pieces[at];
-        let (entry, found) = piece.position(spread, key);
-        if !found {
-            return None;
+    pub(crate) fn remove(&mut self, pool: &mut Pool, found: Found) {
+        let piece = pool.piece_mut(found.piece);
+        let at = usize::from(found.bucket);
+        piece[at].places[usize::from(found.entry)] = 0;
+        let mut passed = home(found.spread);
+        while passed != at {
+            piece[passed].passed -= 1;
+            passed = (passed + 1) % PIECE_BUCKETS;
         }
-        let place = Place(piece.entries[entry][2]);
-        if !wanted(place) {
-            return Some(place);
-        }
-        piece.free(entry);
         self.len -= 1;
-        let used = piece.used as usize;
         if self.len == 0 {
-            *self = Self::default();
-        } else if used <= PIECE / 4 && used.is_multiple_of(32) {
-            self.merge(at, spread);
+            self.clear(pool);
+        } else if found.spread >> 32 & 31 == 0 && piece[at].places == [0; BUCKET_KEYS] {
+            // An empty bucket, and only now and then: the piece may be nearly empty.
+            self.merge(pool, found.piece, found.spread);
         }
-        Some(place)
     }
 
-    pub(crate) fn remove(&mut self, key: EngineHash) -> Option<Place> {
-        self.remove_if(key, |_| true)
+    fn clear(&mut self, pool: &mut Pool) {
+        while self.take_piece(pool).is_some() {}
+        *self = Self::default();
     }
 
-    fn split(&mut self, at: usize) {
-        let depth = self.pieces[at].depth;
+    fn split(&mut self, pool: &mut Pool, old: PieceId) {
+        let contents = *pool.piece(old);
+        let depth = u32::from(contents[0].depth);
         if depth == self.bits {
             self.directory.extend_from_within(..);
             self.bits += 1;
         }
-        let new = self.pieces.len();
-        self.pieces.push(Piece::new(depth + 1));
-        let old = std::mem::replace(&mut self.pieces[at], Piece::new(depth + 1));
-        for index in 0..self.directory.len() {
-            if self.directory[index] as usize == at && index >> depth & 1 == 1 {
-                self.directory[index] = new as u32;
-            }
+        let new = pool.allocate();
+        self.pieces += 1;
+        pool.piece_mut(old).fill(Bucket::default());
+        pool.piece_mut(old)[0].depth = depth as u16 + 1;
+        pool.piece_mut(new)[0].depth = depth as u16 + 1;
+        let shared = first_key(&contents).map_or(0, spread) as usize & ((1 << depth) - 1);
+        for index in ((shared | 1 << depth)..self.directory.len()).step_by(2 << depth) {
+            self.directory[index] = new;
         }
-        for &entry in old.entries.iter().filter(|entry| entry[2] != 0) {
-            let key = key_of(entry);
+        for (key, place) in entries(&contents) {
             let spread = spread(key);
-            let piece = &mut self.pieces[if spread >> depth & 1 == 1 { new } else { at }];
-            let (free, _) = piece.position(spread, key);
-            piece.entries[free] = entry;
-            piece.used += 1;
+            let id = if spread >> depth & 1 == 1 { new } else { old };
+            let is_put = put(pool, id, spread, key, place);
+            assert!(is_put, "a part of a piece fits a piece");
         }
     }
 
-    /// Gives a piece's entries to its sibling, if that is as deep and both fit half a piece.
-    fn merge(&mut self, at: usize, spread_key: u64) {
-        let depth = self.pieces[at].depth;
+    /// Gives a piece's entries to its sibling, if that is as deep and both together fill half of it at most.
+    fn merge(&mut self, pool: &mut Pool, id: PieceId, spread_key: u64) {
+        let depth = u32::from(pool.piece(id)[0].depth);
         if depth == 0 {
             return;
         }
         let index = spread_key as usize & ((1 << self.bits) - 1);
-        let sibling = self.directory[index ^ 1 << (depth - 1)] as usize;
-        let both = self.pieces[at].used + self.pieces[sibling].used;
-        if self.pieces[sibling].depth != depth || both as usize > PIECE / 2 {
+        let sibling = self.directory[index ^ 1 << (depth - 1)];
+        if u32::from(pool.piece(sibling)[0].depth) != depth {
             return;
         }
-        let old = std::mem::replace(&mut self.pieces[at], Piece::new(depth));
-        let into = &mut self.pieces[sibling];
-        into.depth -= 1;
-        into.used = both;
-        for &entry in old.entries.iter().filter(|entry| entry[2] != 0) {
-            let key = key_of(entry);
-            let (free, _) = into.position(spread(key), key);
-            into.entries[free] = entry;
+        let both = entries(pool.piece(id)).count() + entries(pool.piece(sibling)).count();
+        if both > PIECE_BUCKETS * BUCKET_KEYS / 2 {
+            return;
         }
-        self.pieces.swap_remove(at);
-        let moved = self.pieces.len() as u32;
-        for piece in &mut self.directory {
-            if *piece as usize == at {
-                *piece = sibling as u32;
-            }
-            // The last piece took the number of the one that is gone.
-            if *piece == moved {
-                *piece = at as u32;
-            }
+        let contents = *pool.piece(id);
+        for (key, place) in entries(&contents) {
+            let is_put = put(pool, sibling, spread(key), key, place);
+            assert!(is_put, "half a piece fits a piece");
         }
-        while self.bits > 0 && self.pieces.iter().all(|piece| piece.depth < self.bits) {
+        pool.piece_mut(sibling)[0].depth = depth as u16 - 1;
+        let shared = index & ((1 << (depth - 1)) - 1);
+        for index in (shared..self.directory.len()).step_by(1 << (depth - 1)) {
+            self.directory[index] = sibling;
+        }
+        pool.free(id);
+        self.pieces -= 1;
+        while self.bits > 0 && self.pieces * 4 <= self.directory.len() && self.is_shallow(pool) {
             self.bits -= 1;
             self.directory.truncate(1 << self.bits);
             self.directory.shrink_to_fit();
         }
     }
 
+    /// Whether no piece needs the last bit of the directory.
+    fn is_shallow(&self, pool: &Pool) -> bool {
+        self.directory.iter().all(|&piece| u32::from(pool.piece(piece)[0].depth) < self.bits)
+    }
+
     /// Takes a piece out with everything in it, for a member that is being forgotten. Look-ups are over by then.
-    pub(crate) fn take_piece(&mut self) -> Option<Vec<(EngineHash, Place)>> {
-        self.directory = Vec::new();
-        let piece = self.pieces.pop()?;
-        let used = piece.entries.iter().filter(|entry| entry[2] != 0);
-        Some(used.map(|&entry| (key_of(entry), Place(entry[2]))).collect())
+    pub(crate) fn take_piece(&mut self, pool: &mut Pool) -> Option<Vec<(EngineHash, Place)>> {
+        if self.bits > 0 {
+            // Each piece once from here on.
+            self.directory.sort_unstable();
+            self.directory.dedup();
+            self.bits = 0;
+        }
+        let id = self.directory.pop()?;
+        let contents = entries(pool.piece(id)).collect();
+        pool.free(id);
+        Some(contents)
     }
 
     /// Every key and its place.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (EngineHash, Place)> {
-        let entries = self.pieces.iter().flat_map(|piece| piece.entries.iter());
-        entries.filter(|entry| entry[2] != 0).map(|&entry| (key_of(entry), Place(entry[2])))
+    pub(crate) fn iter(&self, pool: &Pool) -> impl Iterator<Item = (EngineHash, Place)> {
+        let mut pieces = self.directory.clone();
+        pieces.sort_unstable();
+        pieces.dedup();
+        pieces.into_iter().flat_map(|id| entries(pool.piece(id)).collect::<Vec<_>>())
     }
+}
+
+fn entries(piece: &[Bucket; PIECE_BUCKETS]) -> impl Iterator<Item = (EngineHash, Place)> {
+    piece.iter().flat_map(|bucket| {
+        let used = bucket.keys.iter().zip(bucket.places).filter(|&(_, place)| place != 0);
+        used.map(|(&key, place)| (key, Place(place)))
+    })
+}
+
+fn first_key(piece: &[Bucket; PIECE_BUCKETS]) -> Option<EngineHash> {
+    entries(piece).next().map(|entry| entry.0)
+}
+
+/// Puts a key that is not there into a piece; false when the piece is full.
+fn put(pool: &mut Pool, id: PieceId, spread: u64, key: EngineHash, place: Place) -> bool {
+    let piece = pool.piece_mut(id);
+    for step in 0..PIECE_BUCKETS {
+        let at = (home(spread) + step) % PIECE_BUCKETS;
+        let Some(entry) = piece[at].free_entry() else { continue };
+        piece[at].keys[entry] = key;
+        piece[at].places[entry] = place.0;
+        for passed in 0..step {
+            piece[(home(spread) + passed) % PIECE_BUCKETS].passed += 1;
+        }
+        return true;
+    }
+    false
+}
+
+impl Bucket {
+    /// Without branches: which entry matches is not to be guessed.
+    #[inline]
+    fn entry_of(&self, key: EngineHash) -> Option<usize> {
+        let matches = |at: usize| u32::from(self.keys[at] == key && self.places[at] != 0) << at;
+        let found = matches(0) | matches(1) | matches(2) | matches(3) | matches(4);
+        (found != 0).then_some(found.trailing_zeros() as usize)
+    }
+
+    #[inline]
+    fn free_entry(&self) -> Option<usize> {
+        let is_free = |at: usize| u32::from(self.places[at] == 0) << at;
+        let found = is_free(0) | is_free(1) | is_free(2) | is_free(3) | is_free(4);
+        (found != 0).then_some(found.trailing_zeros() as usize)
+    }
+}
+
+/// Bytes that storing so many keys can take at most, when the pool has so many spare pieces.
+pub(crate) fn growth_bytes(keys: usize, spare: usize) -> usize {
+    (keys / 100 + 2).saturating_sub(spare).div_ceil(512) * 512 * PIECE_BYTES
 }
 
 #[cfg(all(test, not(loom)))]
@@ -297,7 +348,7 @@ mod tests {
             random ^= random << 17;
             random
         };
-        let (mut keys, mut model) = (Keys::default(), HashMap::new());
+        let (mut pool, mut keys, mut model) = (Pool::default(), Keys::default(), HashMap::new());
         let mut largest = 0;
         for step in 0..600_000_u32 {
             // Grows for a while, shrinks for a while.
@@ -305,23 +356,42 @@ mod tests {
             let key = next() % 60_000;
             if next() % 10 < if grows { 8 } else { 1 } {
                 let place = Place((next() as u32).max(1));
-                assert_eq!(keys.insert(key, place).map(|place| place.0), model.insert(key, place.0));
+                assert_eq!(keys.insert(&mut pool, key, place).map(|place| place.0), model.insert(key, place.0));
             } else {
-                assert_eq!(keys.remove(key).map(|place| place.0), model.remove(&key));
+                let found = keys.locate(&pool, key);
+                assert_eq!(found.map(|found| found.place.0), model.remove(&key));
+                if let Some(found) = found {
+                    keys.remove(&mut pool, found);
+                }
             }
             assert_eq!(keys.len(), model.len());
             let key = next() % 60_000;
-            assert_eq!(keys.find(key).map(|place| place.0), model.get(&key).copied());
-            largest = largest.max(keys.bytes());
+            assert_eq!(keys.find(&pool, key).map(|place| place.0), model.get(&key).copied());
+            largest = largest.max(keys.pieces);
         }
-        let mut listed: Vec<(u64, u32)> = keys.iter().map(|(key, place)| (key, place.0)).collect();
+        let mut listed: Vec<(u64, u32)> = keys.iter(&pool).map(|(key, place)| (key, place.0)).collect();
         let mut expected: Vec<(u64, u32)> = model.iter().map(|(&key, &place)| (key, place)).collect();
         listed.sort_unstable();
         expected.sort_unstable();
         assert_eq!(listed, expected);
+        let (len, pieces) = (keys.len(), keys.pieces);
+        assert!(pieces * 10 < largest * 9, "{pieces} pieces for {len} keys, {largest} at most");
         for (key, _) in listed {
-            keys.remove(key);
+            let found = keys.locate(&pool, key).expect("listed");
+            keys.remove(&mut pool, found);
         }
-        assert_eq!((keys.len(), keys.bytes()), (0, 0), "all memory is back, {largest} bytes at most");
+        assert_eq!((keys.len(), keys.directory_bytes(), pool.bytes()), (0, 0, 0), "all memory is back");
+    }
+
+    #[test]
+    fn pieces_are_well_filled_before_they_are_split() {
+        let (mut pool, mut keys) = (Pool::default(), Keys::default());
+        let mut fill = Vec::new();
+        for key in 0..200_000 {
+            keys.insert(&mut pool, key * 0x1_0001, Place(7));
+            fill.push(keys.len() as f64 / (keys.pieces * PIECE_BUCKETS * BUCKET_KEYS) as f64);
+        }
+        let mean = fill[50_000..].iter().sum::<f64>() / (fill.len() - 50_000) as f64;
+        assert!(mean > 0.55, "{mean}");
     }
 }

@@ -20,9 +20,9 @@ pub(crate) const NODE_BLOCKS: usize = 28;
 #[cfg(loom)]
 pub(crate) const NODE_BLOCKS: usize = 3;
 
-/// Nodes that are allocated and given back together: 256 KiB.
+/// Nodes that are allocated and given back together: 2 MiB.
 #[cfg(not(loom))]
-pub(crate) const SEGMENT_NODES: usize = 1024;
+pub(crate) const SEGMENT_NODES: usize = 8192;
 #[cfg(loom)]
 pub(crate) const SEGMENT_NODES: usize = 8;
 
@@ -41,6 +41,7 @@ pub(crate) const TABLE_SLOTS: usize = 4;
 /// Readers at a time: threads that route, not requests.
 #[cfg(not(loom))]
 pub const READERS_MAX: usize = 1024;
+/// Readers at a time.
 #[cfg(loom)]
 pub const READERS_MAX: usize = 2;
 

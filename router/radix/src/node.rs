@@ -112,6 +112,8 @@ pub(crate) struct Node {
 const _: () = assert!(size_of::<Node>() == 256);
 
 impl Node {
+    /// As zeroed memory, which loom's atomics are not.
+    #[cfg(loom)]
     pub(crate) fn empty() -> Self {
         Self {
             shape: AtomicU64::new(0),

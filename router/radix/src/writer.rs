@@ -11,7 +11,8 @@ use crate::arena::{NodeAllocator, SEGMENT_BYTES};
 use crate::children::Replaced;
 use crate::holders::{Ext, Tier, tiers_for};
 use crate::index::{Held, IndexConfig, Member, Outcome, Shared, Usage};
-use crate::keys::{EngineHash, Keys, PIECE_BYTES, Place};
+use crate::keys::{EngineHash, Keys, Place, growth_bytes};
+use crate::pool::Pool;
 use crate::limits::{IDS_MAX, NODE_BLOCKS, PARTIAL_MAX, SEGMENT_NODES, SWEEP_STEP};
 use crate::node::{Children, FORK, ForkId, LIST_MAX, List, Node, NodeId, ROOT, Shape, bits};
 use crate::parked::Parked;
@@ -22,7 +23,7 @@ const CHUNK: usize = 512;
 /// Unlinked things that are worth a look at every reader's cell.
 const COLLECT_AT: usize = if cfg!(loom) { 1 } else { 256 };
 /// Keys looked ahead for.
-const AHEAD: usize = 12;
+const AHEAD: usize = 16;
 
 #[derive(Debug)]
 struct MemberState {
@@ -66,7 +67,8 @@ pub(crate) struct Writer {
     garbage: VecDeque<(u64, Garbage)>,
     replaced: Vec<Replaced>,
     ext_bytes: usize,
-    keys_bytes: usize,
+    pool: Pool,
+    directory_bytes: usize,
     /// Children in the table, and its pieces.
     table_live: usize,
     table_pieces: usize,
@@ -86,7 +88,8 @@ impl Writer {
             garbage: VecDeque::new(),
             replaced: Vec::new(),
             ext_bytes: 0,
-            keys_bytes: 0,
+            pool: Pool::default(),
+            directory_bytes: 0,
             table_live: 0,
             table_pieces: 1,
         };
@@ -179,10 +182,8 @@ impl Writer {
         let mut done = 0;
         while done < most {
             let Some((id, mut keys)) = self.sweeping.pop_front() else { return false };
-            let before = keys.bytes();
-            match keys.take_piece() {
+            match keys.take_piece(&mut self.pool) {
                 Some(blocks) => {
-                    self.keys_bytes -= before - keys.bytes();
                     done += blocks.len();
                     for (_, place) in blocks {
                         let (node, slot) = self.resolved(place);
@@ -191,7 +192,7 @@ impl Writer {
                     self.sweeping.push_front((id, keys));
                 }
                 None => {
-                    self.keys_bytes -= before;
+                    self.directory_bytes -= keys.directory_bytes();
                     self.free_ids.insert(id);
                 }
             }
@@ -245,10 +246,10 @@ impl Writer {
         let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {
             return Outcome { refused: keys.len() as u64, ..outcome };
         };
-        let bytes_before = state.keys.bytes();
+        let bytes_before = state.keys.directory_bytes();
         let at = match parent {
             None => Some((ROOT, 0)),
-            Some(parent) => state.keys.find(parent).map(|place| {
+            Some(parent) => state.keys.find(&self.pool, parent).map(|place| {
                 let (node, slot) = self.resolved(place);
                 (node, slot + 1)
             }),
@@ -263,7 +264,7 @@ impl Writer {
                 }
             }
         }
-        self.keys_bytes = self.keys_bytes + state.keys.bytes() - bytes_before;
+        self.directory_bytes = self.directory_bytes + state.keys.directory_bytes() - bytes_before;
         self.members[member.index()] = Some(state);
         outcome
     }
@@ -278,7 +279,7 @@ impl Writer {
         blocks: &[u64],
         outcome: &mut Outcome,
     ) {
-        keys.iter().take(AHEAD).for_each(|&key| state.keys.prefetch(key));
+        keys.iter().take(AHEAD).for_each(|&key| state.keys.prefetch(&self.pool, key));
         let mut done = 0;
         while done < blocks.len() {
             let Some((at, from, count, held)) = self.advance(state.id, tier, node, next, &blocks[done..]) else {
@@ -290,10 +291,10 @@ impl Writer {
             let mut moved = Vec::new();
             for (offset, &key) in keys[done..done + count].iter().enumerate() {
                 if let Some(&ahead) = keys.get(done + offset + AHEAD) {
-                    state.keys.prefetch(ahead);
+                    state.keys.prefetch(&self.pool, ahead);
                 }
                 let (slot, place) = (from + offset, Place::new(at, from + offset));
-                match state.keys.insert(key, place) {
+                match state.keys.insert(&mut self.pool, key, place) {
                     None => outcome.changed += 1,
                     Some(before) if before == place || self.resolved(before) == self.resolved(place) => {
                         if held >> slot & 1 == 1 {
@@ -339,9 +340,9 @@ impl Writer {
         outcome: &mut Outcome,
     ) {
         // Its own parent may be known, or the block itself: then there is a place to go on from.
-        let before = match state.keys.find(parent) {
+        let before = match state.keys.find(&self.pool, parent) {
             Some(place) => Some(self.resolved(place)),
-            None => state.keys.find(key).and_then(|place| self.before(self.resolved(place))),
+            None => state.keys.find(&self.pool, key).and_then(|place| self.before(self.resolved(place))),
         };
         if let Some((node, slot)) = before {
             self.place_run(state, tier, (node, slot + 1), &[key], &[block], outcome);
@@ -357,7 +358,7 @@ impl Writer {
         for (key, block, copies) in state.parked.take(parent) {
             for (tier, copies) in Tier::ALL.into_iter().zip(copies) {
                 for _ in 0..copies {
-                    let Some(place) = state.keys.find(parent) else { continue };
+                    let Some(place) = state.keys.find(&self.pool, parent) else { continue };
                     let (node, slot) = self.resolved(place);
                     self.place_run(state, tier, (node, slot + 1), &[key], &[block], outcome);
                 }
@@ -370,36 +371,34 @@ impl Writer {
         let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {
             return Outcome { unknown: keys.len() as u64, ..outcome };
         };
-        let bytes_before = state.keys.bytes();
-        keys.iter().take(AHEAD).for_each(|&key| state.keys.prefetch(key));
+        let bytes_before = state.keys.directory_bytes();
+        keys.iter().take(AHEAD).for_each(|&key| state.keys.prefetch(&self.pool, key));
         // Neighbours are removed together: slots of one node are gathered and cleared at once.
         let mut gathered = (ROOT, 0_u32);
         for (at, &key) in keys.iter().enumerate() {
             if let Some(&ahead) = keys.get(at + AHEAD) {
-                state.keys.prefetch(ahead);
+                state.keys.prefetch(&self.pool, ahead);
             }
             let is_plain = tier == Tier::Device && state.extra_copies.is_empty();
-            let mut found = (ROOT, 0_usize);
-            let place = state.keys.remove_if(key, |place| {
-                found = self.resolved(place);
-                is_plain && self.node(found.0).ext.load(Ordering::Relaxed).is_null()
-            });
-            let (node, slot) = found;
+            let found = state.keys.locate(&self.pool, key).filter(|_| is_plain);
+            let (node, slot) = found.map_or((ROOT, 0), |found| self.resolved(found.place));
             if node != gathered.0 && gathered.1 != 0 {
                 self.clear_bits(gathered.0, state.id, tier, gathered.1);
                 gathered.1 = 0;
             }
-            if place.is_some() && is_plain && self.node(node).ext.load(Ordering::Relaxed).is_null() {
-                gathered = (node, gathered.1 | 1 << slot);
-                outcome.changed += 1;
-            } else {
-                self.remove_one(&mut state, tier, key, &mut outcome);
+            match found {
+                Some(found) if self.node(node).ext.load(Ordering::Relaxed).is_null() => {
+                    state.keys.remove(&mut self.pool, found);
+                    gathered = (node, gathered.1 | 1 << slot);
+                    outcome.changed += 1;
+                }
+                _ => self.remove_one(&mut state, tier, key, &mut outcome),
             }
         }
         if gathered.1 != 0 {
             self.clear_bits(gathered.0, state.id, tier, gathered.1);
         }
-        self.keys_bytes = self.keys_bytes + state.keys.bytes() - bytes_before;
+        self.directory_bytes = self.directory_bytes + state.keys.directory_bytes() - bytes_before;
         self.members[member.index()] = Some(state);
         self.sweep_some(SWEEP_STEP);
         self.collect(COLLECT_AT);
@@ -417,12 +416,12 @@ impl Writer {
             outcome.copies += 1;
             return;
         }
-        let Some(place) = state.keys.find(key) else {
+        let Some(found) = state.keys.locate(&self.pool, key) else {
             let waited = state.parked.len() > 0 && state.parked.remove(key, tier);
             *(if waited { &mut outcome.parked } else { &mut outcome.unknown }) += 1;
             return;
         };
-        let (node, slot) = self.resolved(place);
+        let (node, slot) = self.resolved(found.place);
         if self.mask(node, state.id, tier) >> slot & 1 == 0 {
             outcome.unknown += 1;
             return;
@@ -430,7 +429,7 @@ impl Writer {
         let is_elsewhere =
             Tier::ALL.into_iter().any(|other| other != tier && self.mask(node, state.id, other) >> slot & 1 == 1);
         if !is_elsewhere {
-            state.keys.remove(key);
+            state.keys.remove(&mut self.pool, found);
         }
         self.clear_bits(node, state.id, tier, 1 << slot);
         outcome.changed += 1;
@@ -870,14 +869,15 @@ impl Writer {
     fn has_room(&self, blocks: usize) -> bool {
         let free_nodes = self.nodes.allocated * SEGMENT_NODES - self.nodes.nodes;
         let segments = (blocks / NODE_BLOCKS + 4).saturating_sub(free_nodes).div_ceil(SEGMENT_NODES);
-        let keys = (blocks / 200 + 2) * PIECE_BYTES;
+        let keys = growth_bytes(blocks, self.pool.spare());
         self.bytes() + segments * SEGMENT_BYTES + keys <= self.config.memory_max
     }
 
     fn bytes(&self) -> usize {
         self.nodes.allocated * SEGMENT_BYTES
             + self.ext_bytes
-            + self.keys_bytes
+            + self.pool.bytes()
+            + self.directory_bytes
             + self.shared.children.bytes(self.table_pieces)
             + self.forks.len() * size_of::<Fork>()
     }
@@ -900,7 +900,7 @@ impl Writer {
     }
 
     pub(crate) fn holds(&self, member: Member, key: EngineHash) -> bool {
-        self.member(member).is_some_and(|state| state.keys.find(key).is_some())
+        self.member(member).is_some_and(|state| state.keys.find(&self.pool, key).is_some())
     }
 
     pub(crate) fn entries_of(&self, member: Member) -> usize {
@@ -910,7 +910,7 @@ impl Writer {
     pub(crate) fn held(&self, member: Member) -> Vec<Held> {
         let Some(state) = self.member(member) else { return Vec::new() };
         let by_place: HashMap<(NodeId, usize), EngineHash> =
-            state.keys.iter().map(|(key, place)| (self.resolved(place), key)).collect();
+            state.keys.iter(&self.pool).map(|(key, place)| (self.resolved(place), key)).collect();
         let mut out = Vec::with_capacity(by_place.len());
         let mut is_out = std::collections::HashSet::with_capacity(by_place.len());
         let mut chain = Vec::new();

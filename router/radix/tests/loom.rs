@@ -1,0 +1,146 @@
+//! Every interleaving (up to three preemptions) of a reader and the writer on small trees, by loom. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test -p router-radix --test loom --release`; it compiles to nothing otherwise.
+//!
+//! The code is the crate's own, with nodes of three blocks. Each of the protocol's three ideas (complete before
+//! linked, a second look at the shape, grace periods) is also broken on purpose, and the same models must fail.
+
+#![cfg(loom)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+
+use loom::sync::Arc;
+use loom::thread;
+use router_radix::{Broken, Index, IndexConfig, Member, Tier, break_on_purpose};
+
+/// The switch is global: models take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn check(broken: Broken, model: fn()) -> bool {
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    break_on_purpose(broken);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.max_branches = 50_000;
+    let passed = catch_unwind(AssertUnwindSafe(|| builder.check(model))).is_ok();
+    break_on_purpose(Broken::Nothing);
+    passed
+}
+
+struct Rig {
+    index: Arc<Index>,
+    a: Member,
+    b: Member,
+}
+
+fn rig() -> Rig {
+    let index = Arc::new(Index::new(IndexConfig::default()));
+    let a = index.write().join().expect("room");
+    let b = index.write().join().expect("room");
+    Rig { index, a, b }
+}
+
+fn store(index: &Index, member: Member, parent: Option<u64>, blocks: &[u64]) {
+    let outcome = index.write().stored(member, Tier::Device, parent, blocks, blocks);
+    assert_eq!(outcome.changed, blocks.len() as u64);
+}
+
+/// While a second member splits the node, the first one's prefix is always seen whole, and the second never
+/// has more than it stored.
+fn split() {
+    let Rig { index, a, b } = rig();
+    store(&index, a, None, &[1, 2, 3]);
+    let mut reader = index.reader().expect("a reader");
+    let writer = {
+        let index = Arc::clone(&index);
+        thread::spawn(move || store(&index, b, None, &[1, 9]))
+    };
+    let overlaps = reader.overlaps(&[1, 2, 3]);
+    assert_eq!(overlaps.device(a), 3);
+    assert!(overlaps.device(b) <= 1, "{}", overlaps.device(b));
+    writer.join().expect("writer");
+    let overlaps = reader.overlaps(&[1, 9]);
+    assert_eq!((overlaps.device(a), overlaps.device(b)), (1, 2));
+}
+
+/// A member that holds only the beginning becomes a holder of all of the upper part; a reader that began
+/// before must not take it for a holder of all of the old node.
+fn split_with_partial_holder() {
+    let Rig { index, a, b } = rig();
+    store(&index, a, None, &[1, 2, 3]);
+    store(&index, b, None, &[1]);
+    let mut reader = index.reader().expect("a reader");
+    let writer = {
+        let index = Arc::clone(&index);
+        thread::spawn(move || store(&index, a, Some(1), &[9]))
+    };
+    let overlaps = reader.overlaps(&[1, 2, 3]);
+    assert_eq!((overlaps.device(a), overlaps.device(b)), (3, 1));
+    writer.join().expect("writer");
+}
+
+/// What was removed may be seen or not, but its node, used anew for another prefix, never answers for it.
+fn reuse() {
+    let Rig { index, a, b } = rig();
+    store(&index, b, None, &[5, 6, 7]);
+    store(&index, a, None, &[1, 2]);
+    let mut reader = index.reader().expect("a reader");
+    let writer = {
+        let index = Arc::clone(&index);
+        thread::spawn(move || {
+            let mut writer = index.write();
+            writer.removed(a, Tier::Device, &[2, 1]);
+            writer.sweep();
+            // The same blocks after another prefix, in the node that is free now.
+            writer.stored(b, Tier::Device, Some(7), &[8, 9], &[1, 2]);
+        })
+    };
+    let overlaps = reader.overlaps(&[1, 2]);
+    assert!(overlaps.device(a) <= 2);
+    assert_eq!(overlaps.device(b), 0);
+    writer.join().expect("writer");
+}
+
+/// Nodes grow at their end and shrink again under a reader's eyes.
+fn grow_and_shrink() {
+    let Rig { index, a, .. } = rig();
+    store(&index, a, None, &[1]);
+    let mut reader = index.reader().expect("a reader");
+    let writer = {
+        let index = Arc::clone(&index);
+        thread::spawn(move || {
+            store(&index, a, Some(1), &[2, 3, 4]);
+            index.write().removed(a, Tier::Device, &[4, 3]);
+        })
+    };
+    let held = reader.overlaps(&[1, 2, 3, 4]).device(a);
+    assert!((1..=4).contains(&held), "{held}");
+    writer.join().expect("writer");
+    assert_eq!(reader.overlaps(&[1, 2, 3, 4]).device(a), 2);
+}
+
+#[test]
+fn every_interleaving_is_right() {
+    for (name, model) in [
+        ("split", split as fn()),
+        ("split with a partial holder", split_with_partial_holder),
+        ("reuse", reuse),
+        ("grow and shrink", grow_and_shrink),
+    ] {
+        let started = std::time::Instant::now();
+        assert!(check(Broken::Nothing, model), "{name}");
+        println!("loom: {name}: every interleaving is right ({:.1} s)", started.elapsed().as_secs_f64());
+    }
+}
+
+#[test]
+fn each_broken_protocol_is_noticed() {
+    for (broken, model) in [
+        (Broken::EarlySplit, split as fn()),
+        (Broken::NoSecondLook, split_with_partial_holder),
+        (Broken::NoGrace, reuse),
+    ] {
+        assert!(!check(broken, model), "{broken:?} was not noticed");
+        println!("loom: {broken:?} is noticed");
+    }
+}
