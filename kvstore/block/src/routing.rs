@@ -52,8 +52,19 @@ pub struct PromptExtras<'a> {
     pub lora: Option<&'a str>,
     /// Salt that keeps a tenant's blocks apart.
     pub cache_salt: Option<&'a str>,
-    /// Images and the like: the first token that one covers, and its identity. In order of the tokens.
-    pub multimodal: &'a [(usize, &'a str)],
+    /// Images and the like, in order of the tokens.
+    pub multimodal: &'a [Multimodal<'a>],
+}
+
+/// An image or the like in a prompt: it counts for each block that it reaches into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Multimodal<'a> {
+    /// The first token that stands for it.
+    pub start: usize,
+    /// Tokens that stand for it.
+    pub tokens: usize,
+    /// What it is: engines use a hash of its contents.
+    pub identity: &'a str,
 }
 
 /// Block hashes of every whole block of a prompt, appended to `hashes`. This is what routing looks up; computed
@@ -64,12 +75,12 @@ pub fn block_hashes(tokens: &[TokenId], block_tokens: usize, extras: &PromptExtr
         hashes.extend(blocks.map(block_hash));
         return;
     }
-    let mut items = extras.multimodal.iter().peekable();
     for (number, block) in blocks.enumerate() {
         // The adapter and the salt at the start are enough: what follows hangs below that block.
         let first = if number == 0 { [extras.lora, extras.cache_salt] } else { [None; 2] };
-        let end = (number + 1) * block_tokens;
-        let here = std::iter::from_fn(|| items.next_if(|item| item.0 < end).map(|item| item.1));
+        let (start, end) = (number * block_tokens, (number + 1) * block_tokens);
+        let reaches = |item: &&Multimodal<'_>| item.start < end && item.start + item.tokens > start;
+        let here = extras.multimodal.iter().filter(reaches).map(|item| item.identity);
         // An engine mixes adapter, images and salt in this order.
         let all: Vec<&str> = first[0].into_iter().chain(here).chain(first[1]).collect();
         hashes.push(block_hash_with_extras(block, &all));
@@ -178,9 +189,10 @@ mod tests {
         assert_ne!(lora[0], plain[0]);
         assert_eq!(lora[1..], plain[1..], "the rest hangs below the first block");
         assert_eq!(salt[0], lora[0], "engines publish both without saying which");
-        let image = hashes(PromptExtras { multimodal: &[(17, "cat"), (40, "dog")], ..PromptExtras::default() });
+        let cat = Multimodal { start: 17, tokens: 16, identity: "cat" };
+        let image = hashes(PromptExtras { multimodal: &[cat], ..PromptExtras::default() });
         let differs: Vec<bool> = image.iter().zip(&plain).map(|(image, plain)| image != plain).collect();
-        assert_eq!(differs, [false, true, true, false]);
+        assert_eq!(differs, [false, true, true, false], "tokens 17 to 32");
         assert_ne!(block_hash_with_extras(&tokens, &["ab", "c"]), block_hash_with_extras(&tokens, &["a", "bc"]));
         assert_eq!(block_hash_with_extras::<&str>(&tokens, &[]), block_hash(&tokens));
     }

@@ -1,13 +1,24 @@
 //! KV events: what engines say about the blocks that they hold.
 //!
 //! * [`wire`]: the msgpack forms of vLLM and SGLang, old arrays and new maps, in one decoder.
-//! * [`tracker`]: one rank's events in order: sequence check, and the translation of an engine's own hashes
-//!   into sequence hashes, applied to the index.
-//! * [`subscribe`]: the ZMQ side: subscription, replay of what was missed, restart detection.
+//! * [`trtllm`]: TensorRT-LLM's polled JSON form.
+//! * [`tracker`]: one rank's events translated: tokens to block hashes, applied to the index.
+//! * [`follower`]: the order of messages: gaps, replays, restarts. Pure.
+//! * [`subscribe`]: the ZMQ side of it.
+//! * [`snapshot`]: the state of all publishers as bytes, for a restart and for a peer.
+//! * [`approximate`]: engines without events: what was routed there.
 
 #![forbid(unsafe_code)]
 
+pub mod approximate;
+mod encode;
+mod error;
+pub mod follower;
 mod msgpack;
+pub mod snapshot;
 pub mod subscribe;
 pub mod tracker;
+pub mod trtllm;
 pub mod wire;
+
+pub use error::WireError;

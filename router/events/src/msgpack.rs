@@ -1,125 +1,173 @@
 //! A cursor over msgpack that comes from a wire: every length is checked against the bytes that are there, and
-//! skipping needs no recursion.
+//! skipping needs no recursion. Format: <https://github.com/msgpack/msgpack/blob/master/spec.md>.
 
-use rmp::Marker;
-use rmp::decode::RmpRead;
-
-use crate::wire::WireError;
+use crate::error::WireError;
 
 type Result<T> = std::result::Result<T, WireError>;
 
-/// A cursor over msgpack. The readers return `None`, without moving, when a value is of another kind, except
-/// that nil is taken.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+const NIL: u8 = 0xC0;
 
-impl Reader<'_> {
-    pub(crate) fn peek(&self) -> Result<Marker> {
-        self.0.first().map(|&byte| Marker::from_u8(byte)).ok_or(WireError("the bytes end too early"))
+/// A cursor. The readers return `None`, without moving, when a value is of another kind, except that nil is
+/// taken.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader<'a> {
+    bytes: &'a [u8],
+    /// Where in the payload the bytes end.
+    end: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, end: bytes.len() }
     }
 
-    pub(crate) fn array(&mut self) -> Result<Option<u32>> {
-        match self.peek()? {
-            Marker::FixArray(_) | Marker::Array16 | Marker::Array32 => {
-                let len = rmp::decode::read_array_len(&mut self.0).map_err(|_| WireError("a bad array"))?;
-                // Every element takes a byte at least: a length that lies is found here.
-                if len as usize > self.0.len() {
-                    Err(WireError("an array longer than its bytes"))
-                } else {
-                    Ok(Some(len))
-                }
+    pub(crate) fn position(&self) -> usize {
+        self.end - self.bytes.len()
+    }
+
+    pub(crate) fn bad(&self, what: &'static str) -> WireError {
+        WireError { what, at: self.position(), event: None, field: None }
+    }
+
+    #[inline]
+    pub(crate) fn peek(&self) -> Result<u8> {
+        self.bytes.first().copied().ok_or_else(|| self.bad("the bytes end too early"))
+    }
+
+    #[inline]
+    fn take(&mut self, len: usize) -> Result<&'a [u8]> {
+        let (taken, rest) =
+            self.bytes.split_at_checked(len).ok_or_else(|| self.bad("the bytes end too early"))?;
+        self.bytes = rest;
+        Ok(taken)
+    }
+
+    /// A big-endian number of up to eight bytes.
+    #[inline]
+    fn big_endian(&mut self, width: usize) -> Result<u64> {
+        Ok(self.take(width)?.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+    }
+
+    /// The next value, as a cursor of its own; this one goes on after it.
+    pub(crate) fn delimited(&mut self) -> Result<(Self, &'a [u8])> {
+        let before = *self;
+        self.skip()?;
+        let bytes = &before.bytes[..before.bytes.len() - self.bytes.len()];
+        Ok((Self { bytes, end: self.position() }, bytes))
+    }
+
+    pub(crate) fn array(&mut self) -> Result<Option<usize>> {
+        self.sequence(0x90, 0xDC, 1, "an array longer than its bytes")
+    }
+
+    pub(crate) fn map(&mut self) -> Result<Option<usize>> {
+        self.sequence(0x80, 0xDE, 2, "a map longer than its bytes")
+    }
+
+    /// A header of `fix | length`, `wide` with 16 bits, or the one after it with 32. Every element takes
+    /// `least` bytes at least: a length that lies is found here.
+    #[inline]
+    fn sequence(&mut self, fix: u8, wide: u8, least: usize, too_long: &'static str) -> Result<Option<usize>> {
+        let before = *self;
+        let len = match self.peek()? {
+            short if short & 0xF0 == fix => {
+                self.bytes = &self.bytes[1..];
+                usize::from(short & 0x0F)
             }
-            _ => Ok(None),
-        }
-    }
-
-    pub(crate) fn peek_map(&self) -> Option<u32> {
-        let mut copy = Reader(self.0);
-        copy.map().ok().flatten()
-    }
-
-    pub(crate) fn map(&mut self) -> Result<Option<u32>> {
-        match self.peek()? {
-            Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => {
-                let len = rmp::decode::read_map_len(&mut self.0).map_err(|_| WireError("a bad map"))?;
-                if len as usize > self.0.len() {
-                    Err(WireError("a map longer than its bytes"))
-                } else {
-                    Ok(Some(len))
-                }
+            marker if marker == wide || marker == wide + 1 => {
+                self.bytes = &self.bytes[1..];
+                self.big_endian(if marker == wide { 2 } else { 4 })? as usize
             }
-            _ => Ok(None),
+            _ => return Ok(None),
+        };
+        if len.saturating_mul(least) > self.bytes.len() {
+            return Err(before.bad(too_long));
         }
+        Ok(Some(len))
     }
 
     pub(crate) fn number(&mut self) -> Result<f64> {
-        let bad = |_| WireError("a bad number");
         match self.peek()? {
-            Marker::F64 => rmp::decode::read_f64(&mut self.0).map_err(bad),
-            Marker::F32 => rmp::decode::read_f32(&mut self.0).map(f64::from).map_err(bad),
-            _ => Ok(self.integer()?.ok_or(WireError("a number is missing"))? as f64),
+            0xCB => {
+                self.bytes = &self.bytes[1..];
+                Ok(f64::from_bits(self.big_endian(8)?))
+            }
+            0xCA => {
+                self.bytes = &self.bytes[1..];
+                Ok(f64::from(f32::from_bits(self.big_endian(4)? as u32)))
+            }
+            _ => {
+                let missing = self.bad("a number is missing");
+                Ok(self.integer()?.ok_or(missing)? as f64)
+            }
         }
     }
 
     /// Any integer; unsigned ones above the signed range keep their bits.
+    #[inline]
     pub(crate) fn integer(&mut self) -> Result<Option<i64>> {
-        match self.peek()? {
-            Marker::Null => {
-                self.advance(1)?;
-                Ok(None)
+        let marker = self.peek()?;
+        let width = match marker {
+            0x00..=0x7F | 0xE0..=0xFF => 0,
+            0xCC | 0xD0 => 1,
+            0xCD | 0xD1 => 2,
+            0xCE | 0xD2 => 4,
+            0xCF | 0xD3 => 8,
+            NIL => {
+                self.bytes = &self.bytes[1..];
+                return Ok(None);
             }
-            Marker::U64 => rmp::decode::read_u64(&mut self.0)
-                .map(|value| Some(value as i64))
-                .map_err(|_| WireError("a bad integer")),
-            Marker::FixPos(_)
-            | Marker::FixNeg(_)
-            | Marker::U8
-            | Marker::U16
-            | Marker::U32
-            | Marker::I8
-            | Marker::I16
-            | Marker::I32
-            | Marker::I64 => {
-                rmp::decode::read_int(&mut self.0).map(Some).map_err(|_| WireError("a bad integer"))
-            }
-            _ => Ok(None),
-        }
+            _ => return Ok(None),
+        };
+        self.bytes = &self.bytes[1..];
+        let bits = self.big_endian(width)?;
+        Ok(Some(match marker {
+            0x00..=0x7F | 0xE0..=0xFF => i64::from(marker as i8),
+            0xD0 => i64::from(bits as i8),
+            0xD1 => i64::from(bits as i16),
+            0xD2 => i64::from(bits as i32),
+            _ => bits as i64,
+        }))
     }
 
+    /// An integer, or bytes, of which the last eight count, as engines shorten them themselves.
     pub(crate) fn hash(&mut self) -> Result<Option<u64>> {
-        match self.peek()? {
-            Marker::Bin8 | Marker::Bin16 | Marker::Bin32 => {
-                let len =
-                    rmp::decode::read_bin_len(&mut self.0).map_err(|_| WireError("bad bytes"))? as usize;
-                let (bytes, rest) = self.0.split_at_checked(len).ok_or(WireError("bytes end too early"))?;
-                self.0 = rest;
-                let low = &bytes[len.saturating_sub(8)..];
-                Ok(Some(low.iter().fold(0, |hash, &byte| hash << 8 | u64::from(byte))))
-            }
-            _ => Ok(self.integer()?.map(|value| value as u64)),
-        }
+        let width = match self.peek()? {
+            0xC4 => 1,
+            0xC5 => 2,
+            0xC6 => 4,
+            _ => return Ok(self.integer()?.map(|value| value as u64)),
+        };
+        self.bytes = &self.bytes[1..];
+        let len = self.big_endian(width)? as usize;
+        let bytes = self.take(len)?;
+        let low = &bytes[len.saturating_sub(8)..];
+        Ok(Some(low.iter().fold(0, |hash, &byte| hash << 8 | u64::from(byte))))
     }
 
-    pub(crate) fn text(&mut self) -> Result<Option<String>> {
-        match self.peek()? {
-            Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => {
-                let len =
-                    rmp::decode::read_str_len(&mut self.0).map_err(|_| WireError("a bad string"))? as usize;
-                let (bytes, rest) =
-                    self.0.split_at_checked(len).ok_or(WireError("a string ends too early"))?;
-                self.0 = rest;
-                Ok(Some(String::from_utf8_lossy(bytes).into_owned()))
-            }
-            Marker::Null => {
-                self.advance(1)?;
-                Ok(None)
-            }
-            _ => Ok(None),
-        }
+    pub(crate) fn is_text(&self) -> bool {
+        matches!(self.bytes.first(), Some(0xA0..=0xBF | 0xD9..=0xDB))
     }
 
-    pub(crate) fn advance(&mut self, bytes: usize) -> Result<()> {
-        self.0 = self.0.get(bytes..).ok_or(WireError("the bytes end too early"))?;
-        Ok(())
+    /// A string, or nil as `None`.
+    pub(crate) fn text(&mut self) -> Result<Option<&'a str>> {
+        let marker = self.peek()?;
+        let width = match marker {
+            0xA0..=0xBF => 0,
+            0xD9 => 1,
+            0xDA => 2,
+            0xDB => 4,
+            NIL => {
+                self.bytes = &self.bytes[1..];
+                return Ok(None);
+            }
+            _ => return Ok(None),
+        };
+        let before = *self;
+        self.bytes = &self.bytes[1..];
+        let len = if width == 0 { usize::from(marker & 0x1F) } else { self.big_endian(width)? as usize };
+        let bytes = self.take(len)?;
+        std::str::from_utf8(bytes).map(Some).map_err(|_| before.bad("a string is not UTF-8"))
     }
 
     /// Skips one value of any kind, however deep, without recursion.
@@ -127,61 +175,49 @@ impl Reader<'_> {
         let mut left = 1_u64;
         while left > 0 {
             left -= 1;
-            let marker =
-                rmp::decode::read_marker(&mut self.0).map_err(|_| WireError("the bytes end too early"))?;
-            let mut len = |width: usize| -> Result<u64> {
-                let mut value = 0;
-                for _ in 0..width {
-                    value = value << 8
-                        | u64::from(self.0.read_u8().map_err(|_| WireError("a length is cut off"))?);
-                }
-                Ok(value)
-            };
+            let reserved = self.bad("a reserved marker");
+            let marker = self.take(1)?[0];
             let payload = match marker {
-                Marker::Null | Marker::True | Marker::False | Marker::FixPos(_) | Marker::FixNeg(_) => 0,
-                Marker::U8 | Marker::I8 => 1,
-                Marker::U16 | Marker::I16 => 2,
-                Marker::U32 | Marker::I32 | Marker::F32 => 4,
-                Marker::U64 | Marker::I64 | Marker::F64 => 8,
-                Marker::FixStr(n) => u64::from(n),
-                Marker::Str8 | Marker::Bin8 => len(1)?,
-                Marker::Str16 | Marker::Bin16 => len(2)?,
-                Marker::Str32 | Marker::Bin32 => len(4)?,
-                Marker::FixExt1 => 2,
-                Marker::FixExt2 => 3,
-                Marker::FixExt4 => 5,
-                Marker::FixExt8 => 9,
-                Marker::FixExt16 => 17,
-                Marker::Ext8 => len(1)? + 1,
-                Marker::Ext16 => len(2)? + 1,
-                Marker::Ext32 => len(4)? + 1,
-                Marker::FixArray(n) => {
-                    left += u64::from(n);
+                0x00..=0x7F | 0xE0..=0xFF | NIL | 0xC2 | 0xC3 => 0,
+                0x80..=0x8F => {
+                    left += 2 * u64::from(marker & 0x0F);
                     0
                 }
-                Marker::Array16 => {
-                    left += len(2)?;
+                0x90..=0x9F => {
+                    left += u64::from(marker & 0x0F);
                     0
                 }
-                Marker::Array32 => {
-                    left += len(4)?;
+                0xA0..=0xBF => u64::from(marker & 0x1F),
+                0xC4 | 0xD9 => self.big_endian(1)?,
+                0xC5 | 0xDA => self.big_endian(2)?,
+                0xC6 | 0xDB => self.big_endian(4)?,
+                0xC7 => self.big_endian(1)? + 1,
+                0xC8 => self.big_endian(2)? + 1,
+                0xC9 => self.big_endian(4)? + 1,
+                0xCC | 0xD0 => 1,
+                0xCD | 0xD1 => 2,
+                0xCA | 0xCE | 0xD2 => 4,
+                0xCB | 0xCF | 0xD3 => 8,
+                0xD4..=0xD8 => (1 << (marker - 0xD4)) + 1,
+                0xDC => {
+                    left += self.big_endian(2)?;
                     0
                 }
-                Marker::FixMap(n) => {
-                    left += 2 * u64::from(n);
+                0xDD => {
+                    left += self.big_endian(4)?;
                     0
                 }
-                Marker::Map16 => {
-                    left += 2 * len(2)?;
+                0xDE => {
+                    left += 2 * self.big_endian(2)?;
                     0
                 }
-                Marker::Map32 => {
-                    left += 2 * len(4)?;
+                0xDF => {
+                    left += 2 * self.big_endian(4)?;
                     0
                 }
-                Marker::Reserved => return Err(WireError("a reserved marker")),
+                0xC1 => return Err(reserved),
             };
-            self.advance(usize::try_from(payload).map_err(|_| WireError("an impossible length"))?)?;
+            self.take(payload as usize)?;
         }
         Ok(())
     }

@@ -2,19 +2,18 @@
 //!
 //! The feed is a ZMQ PUB: messages before the subscription, and while a connection is down, are lost. So a
 //! fresh subscription first asks the publisher's replay socket for everything it still has, and each gap in
-//! the numbers is filled the same way. When replay cannot fill it, the publisher's blocks are forgotten: an
-//! index that is short costs time, one that is wrong costs more.
+//! the numbers is filled the same way.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use router_radix::Index;
+use tokio::sync::Notify;
 use zeromq::prelude::*;
 use zeromq::{DealerSocket, SocketOptions, SubSocket, ZmqMessage};
 
-use crate::tracker::{Sequence, Tracker};
-use crate::wire;
+use crate::follower::{Follower, Step};
 
 const CONNECT_WITHIN: Duration = Duration::from_millis(500);
 const REPLAY_WITHIN: Duration = Duration::from_secs(5);
@@ -23,25 +22,65 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 const REPLAY_END: u64 = u64::MAX;
 
 /// Where a publisher is.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Feed {
-    /// The PUB socket.
+    /// The PUB socket: where it listens, or where it connects to (see `bind`).
     pub events: String,
     /// The replay socket, if there is one.
     pub replay: Option<String>,
+    /// The publisher connects and we listen: vLLM does so when its endpoint names a host.
+    pub bind: bool,
+}
+
+impl Feed {
+    /// The feed of a data-parallel rank: engines count ports up from the first rank's.
+    #[must_use]
+    pub fn of_rank(&self, rank: u16) -> Self {
+        Self {
+            events: port_after(&self.events, rank),
+            replay: self.replay.as_deref().map(|replay| port_after(replay, rank)),
+            bind: self.bind,
+        }
+    }
+}
+
+/// The endpoint whose port is `by` more; one without a port stays as it is.
+fn port_after(endpoint: &str, by: u16) -> String {
+    let moved = endpoint.rsplit_once(':').and_then(|(host, port)| {
+        let port: u16 = port.parse().ok()?;
+        Some(format!("{host}:{}", port.checked_add(by)?))
+    });
+    moved.unwrap_or_else(|| endpoint.to_owned())
+}
+
+/// What a subscription shares with the rest of the process.
+#[derive(Debug, Clone)]
+pub struct Followed {
+    /// The publisher's state.
+    pub follower: Arc<Mutex<Follower>>,
+    /// The index that it writes to.
+    pub index: Arc<Index>,
+    /// Rung to have everything forgotten and asked for again.
+    pub distrust: Arc<Notify>,
+}
+
+impl Followed {
+    fn lock(&self) -> MutexGuard<'_, Follower> {
+        self.follower.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Follows a publisher until the task is dropped. `ready` is called once the index holds what the publisher
 /// could tell about the past.
-pub async fn follow(feed: Feed, tracker: Arc<Mutex<Tracker>>, index: Arc<Index>, ready: impl Fn() + Send) {
+pub async fn follow(feed: Feed, followed: Followed, ready: impl Fn() + Send) {
     loop {
-        match subscription(&feed.events).await {
+        match subscription(&feed).await {
             Ok(socket) => {
                 // What came while we were away; a publisher that has nothing answers with the end alone.
-                let from = lock(&tracker).expected();
-                catch_up(&feed, &tracker, &index, from).await;
+                let from = followed.lock().expected();
+                catch_up(&feed, &followed, from).await;
                 ready();
-                let reason = listen(&feed, &tracker, &index, socket).await;
+                let reason = listen(&feed, &followed, socket).await;
                 tracing::info!(feed = feed.events, reason, "KV events: subscription ended");
             }
             Err(error) => tracing::debug!(feed = feed.events, error, "KV events: not reachable yet"),
@@ -50,65 +89,42 @@ pub async fn follow(feed: Feed, tracker: Arc<Mutex<Tracker>>, index: Arc<Index>,
     }
 }
 
-fn lock(tracker: &Mutex<Tracker>) -> std::sync::MutexGuard<'_, Tracker> {
-    tracker.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn options() -> SocketOptions {
     let mut options = SocketOptions::default();
     options.connect_timeout(CONNECT_WITHIN);
     options
 }
 
-async fn subscription(endpoint: &str) -> Result<SubSocket, String> {
+async fn subscription(feed: &Feed) -> Result<SubSocket, String> {
     let mut socket = SubSocket::with_options(options());
     socket.subscribe("").await.map_err(|error| error.to_string())?;
-    socket.connect(endpoint).await.map_err(|error| error.to_string())?;
+    if feed.bind {
+        socket.bind(&feed.events).await.map_err(|error| error.to_string())?;
+    } else {
+        socket.connect(&feed.events).await.map_err(|error| error.to_string())?;
+    }
     Ok(socket)
 }
 
-async fn listen(feed: &Feed, tracker: &Mutex<Tracker>, index: &Index, mut socket: SubSocket) -> String {
+async fn listen(feed: &Feed, followed: &Followed, mut socket: SubSocket) -> String {
     loop {
-        let message = match socket.recv().await {
+        let message = tokio::select! {
+            message = socket.recv() => message,
+            () = followed.distrust.notified() => {
+                followed.lock().start_over(&mut followed.index.write());
+                catch_up(feed, followed, 0).await;
+                continue;
+            }
+        };
+        let message = match message {
             Ok(message) => message,
             Err(error) => return error.to_string(),
         };
         let Some((sequence, payload)) = numbered(&message) else { continue };
-        let judged = lock(tracker).judge(sequence);
-        match judged {
-            Sequence::Old => continue,
-            Sequence::Next => {}
-            Sequence::Gap { from } => {
-                catch_up(feed, tracker, index, from).await;
-                if lock(tracker).expected() < sequence {
-                    tracing::warn!(
-                        feed = feed.events,
-                        from,
-                        sequence,
-                        "KV events: lost for good; starting over"
-                    );
-                    lock(tracker).skip_to(index, sequence);
-                }
-            }
-            Sequence::Restart => {
-                tracing::info!(feed = feed.events, "KV events: the publisher has restarted");
-                lock(tracker).reset(index);
-            }
-        }
-        apply(tracker, index, sequence, &payload);
-    }
-}
-
-fn apply(tracker: &Mutex<Tracker>, index: &Index, sequence: u64, payload: &[u8]) {
-    let mut tracker = lock(tracker);
-    if tracker.expected() != sequence {
-        return; // The replay brought it already.
-    }
-    match wire::decode(payload) {
-        Ok(batch) => tracker.apply(index, sequence, &batch),
-        Err(error) => {
-            tracing::warn!(%error, sequence, "KV events: a batch is not understood; starting over");
-            tracker.skip_to(index, sequence + 1);
+        let step = followed.lock().live(&mut followed.index.write(), sequence, &payload);
+        if let Step::Replay { from } = step {
+            catch_up(feed, followed, from).await;
+            followed.lock().after_replay(&mut followed.index.write(), sequence, &payload);
         }
     }
 }
@@ -122,16 +138,16 @@ fn numbered(message: &ZmqMessage) -> Option<(u64, Bytes)> {
 }
 
 /// Asks for everything from `from` on and applies it.
-async fn catch_up(feed: &Feed, tracker: &Mutex<Tracker>, index: &Index, from: u64) {
+async fn catch_up(feed: &Feed, followed: &Followed, from: u64) {
     let Some(replay) = &feed.replay else { return };
-    match tokio::time::timeout(REPLAY_WITHIN, replayed(replay, tracker, index, from)).await {
+    match tokio::time::timeout(REPLAY_WITHIN, replayed(replay, followed, from)).await {
         Ok(Ok(batches)) => tracing::debug!(from, batches, "KV events: replayed"),
         Ok(Err(error)) => tracing::warn!(error, from, "KV events: replay failed"),
         Err(_) => tracing::warn!(from, "KV events: replay timed out"),
     }
 }
 
-async fn replayed(endpoint: &str, tracker: &Mutex<Tracker>, index: &Index, from: u64) -> Result<u64, String> {
+async fn replayed(endpoint: &str, followed: &Followed, from: u64) -> Result<u64, String> {
     let mut socket = DealerSocket::with_options(options());
     socket.connect(endpoint).await.map_err(|error| error.to_string())?;
     let frames = vec![Bytes::new(), Bytes::copy_from_slice(&from.to_be_bytes())];
@@ -146,11 +162,22 @@ async fn replayed(endpoint: &str, tracker: &Mutex<Tracker>, index: &Index, from:
         if sequence == REPLAY_END {
             return Ok(batches);
         }
-        if batches == 0 && sequence > lock(tracker).expected() {
-            // The publisher's buffer begins later than what we know.
-            lock(tracker).skip_to(index, sequence);
-        }
-        apply(tracker, index, sequence, &payload);
+        followed.lock().replayed(&mut followed.index.write(), sequence, &payload);
         batches += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_count_ports_up() {
+        let feed = Feed { events: "tcp://10.0.0.1:5557".into(), replay: Some("tcp://[::1]:65535".into()), bind: false };
+        let third = feed.of_rank(2);
+        assert_eq!(third.events, "tcp://10.0.0.1:5559");
+        assert_eq!(third.replay.as_deref(), Some("tcp://[::1]:65535"), "no such port: left as it is");
+        assert_eq!(feed.of_rank(0), feed);
+        assert_eq!(port_after("ipc:///run/x", 3), "ipc:///run/x");
     }
 }

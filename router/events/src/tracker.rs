@@ -1,31 +1,15 @@
-//! One publisher's events in order, translated and applied to the index.
+//! One publisher's events, translated and applied to the index.
 //!
 //! An engine names blocks by hashes of its own making, which depend on its version and settings. They are only
-//! keys here: for its removals, and to find a block's parent. What the index holds is our own sequence hash,
-//! computed from the tokens.
+//! keys here: for its removals, and to find a block's parent. What the index compares are our own block
+//! hashes, computed from the tokens and from whatever else the engine mixed in.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-use kvstore_block::SequenceHasher;
-use router_radix::{Index, Level, WorkerSlot};
+use kvstore_block::{block_hash, block_hash_with_extras};
+use router_radix::{EngineHash, IndexWriter, Member, Outcome, Tier};
 
-use crate::wire::{EngineHash, EventBatch, KvEvent, Removed, Stored, Tier};
-
-/// What to do about a message's sequence number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sequence {
-    /// It is the next one.
-    Next,
-    /// It has been seen.
-    Old,
-    /// Messages from here on are missing.
-    Gap {
-        /// The first missing number.
-        from: u64,
-    },
-    /// The publisher has started anew.
-    Restart,
-}
+use crate::wire::{EventBatch, KvEvent, Removed, Stored};
 
 /// Numbers for people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -36,178 +20,199 @@ pub struct TrackerCounters {
     pub stored: u64,
     /// Blocks removed.
     pub removed: u64,
-    /// Blocks whose parent was unknown, and which were therefore left out.
+    /// Blocks that came before their parent, and wait for it.
     pub orphans: u64,
+    /// Blocks left out: at the index's bounds, or of another size than the worker's.
+    pub left_out: u64,
+    /// Events that could not be read.
+    pub broken: u64,
     /// Times that everything of this publisher was forgotten.
     pub resets: u64,
 }
 
-#[derive(Debug, Default)]
-struct Known {
-    sequence_hash: u64,
-    /// Copies per tier: the engine stores and removes each physical copy.
-    copies: [u32; 2],
+impl std::ops::AddAssign for TrackerCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.batches += other.batches;
+        self.stored += other.stored;
+        self.removed += other.removed;
+        self.orphans += other.orphans;
+        self.left_out += other.left_out;
+        self.broken += other.broken;
+        self.resets += other.resets;
+    }
+}
+
+/// What a batch did beside its changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// Everything in it is in the index.
+    Whole,
+    /// A removal may have been lost: what is known of the publisher may be too much.
+    Doubtful,
 }
 
 /// State of one publisher.
 #[derive(Debug)]
 pub struct Tracker {
-    worker: WorkerSlot,
+    member: Member,
     block_tokens: usize,
-    next: Option<u64>,
-    known: HashMap<EngineHash, Known>,
-    /// Groups of layers whose blocks say nothing about whole prefixes; their removals do not, either.
+    /// Groups of layers whose blocks say nothing about whole prefixes (sliding windows, linear attention);
+    /// their removals do not, either.
     other_groups: HashSet<u32>,
     /// What has been done so far.
     pub counters: TrackerCounters,
-}
-
-fn level(tier: Tier) -> Option<Level> {
-    match tier {
-        Tier::Device => Some(Level::Device),
-        Tier::Host => Some(Level::Host),
-        Tier::Disk | Tier::Remote => None,
-    }
+    blocks: Vec<u64>,
+    removals: Vec<EngineHash>,
 }
 
 impl Tracker {
     /// A publisher about which nothing is known.
     #[must_use]
-    pub fn new(worker: WorkerSlot, block_tokens: usize) -> Self {
+    pub fn new(member: Member, block_tokens: usize) -> Self {
         Self {
-            worker,
+            member,
             block_tokens,
-            next: None,
-            known: HashMap::new(),
             other_groups: HashSet::new(),
             counters: TrackerCounters::default(),
+            blocks: Vec::new(),
+            removals: Vec::new(),
         }
     }
 
-    /// The number that the next message should have.
+    /// Its place in the index.
     #[must_use]
-    pub fn expected(&self) -> u64 {
-        self.next.unwrap_or(0)
+    pub fn member(&self) -> Member {
+        self.member
     }
 
-    /// Judges a sequence number; does not advance.
+    /// Tokens of its blocks.
     #[must_use]
-    pub fn judge(&self, sequence: u64) -> Sequence {
-        match self.next {
-            None if sequence == 0 => Sequence::Next,
-            None => Sequence::Gap { from: 0 },
-            Some(next) if sequence == next => Sequence::Next,
-            Some(next) if sequence > next => Sequence::Gap { from: next },
-            Some(_) if sequence == 0 => Sequence::Restart,
-            Some(_) => Sequence::Old,
-        }
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
     }
 
-    /// Applies a batch and expects the number after `sequence` next.
-    pub fn apply(&mut self, index: &Index, sequence: u64, batch: &EventBatch) {
-        self.next = Some(sequence + 1);
+    pub(crate) fn other_groups(&self) -> impl Iterator<Item = u32> {
+        self.other_groups.iter().copied()
+    }
+
+    pub(crate) fn restore_groups(&mut self, groups: impl IntoIterator<Item = u32>) {
+        self.other_groups.extend(groups);
+    }
+
+    /// Applies a batch.
+    pub fn apply(&mut self, index: &mut IndexWriter<'_>, batch: &EventBatch) -> Applied {
         self.counters.batches += 1;
+        self.counters.broken += batch.broken.len() as u64;
+        // Under eviction a batch has thousands of removals of one block each: neighbours go together.
+        let mut tier = Tier::Device;
         for event in &batch.events {
             match event {
-                KvEvent::Stored(stored) => self.stored(index, stored),
-                KvEvent::Removed(removed) => self.removed(index, removed),
-                KvEvent::Cleared => self.forget(index),
+                KvEvent::Removed(removed) if self.counts(removed) => {
+                    if removed.tier != tier {
+                        self.flush(index, tier);
+                        tier = removed.tier;
+                    }
+                    self.removals.extend_from_slice(&removed.hashes);
+                }
+                KvEvent::Removed(_) => {}
+                KvEvent::Moved(moved) => {
+                    self.flush(index, tier);
+                    index.moved(self.member, &moved.hashes, moved.from, moved.to);
+                }
+                KvEvent::Stored(stored) => {
+                    self.flush(index, tier);
+                    self.stored(index, stored);
+                }
+                KvEvent::Cleared => {
+                    self.removals.clear();
+                    index.clear(self.member);
+                }
             }
         }
+        self.flush(index, tier);
+        if batch.broken.iter().any(|broken| broken.may_remove) { Applied::Doubtful } else { Applied::Whole }
     }
 
-    /// Forgets all blocks and all numbers; the publisher starts anew.
-    pub fn reset(&mut self, index: &Index) {
-        self.forget(index);
-        self.next = None;
+    /// Forgets all blocks.
+    pub fn forget(&mut self, index: &mut IndexWriter<'_>) {
+        index.clear(self.member);
         self.counters.resets += 1;
     }
 
-    /// Gives up on what is missing before `sequence`: forgets all blocks and goes on from there.
-    pub fn skip_to(&mut self, index: &Index, sequence: u64) {
-        self.reset(index);
-        self.next = Some(sequence);
+    fn counts(&self, removed: &Removed) -> bool {
+        removed.group.is_none_or(|group| !self.other_groups.contains(&group))
     }
 
-    fn forget(&mut self, index: &Index) {
-        self.known.clear();
-        index.remove_worker(self.worker);
+    fn flush(&mut self, index: &mut IndexWriter<'_>, tier: Tier) {
+        if self.removals.is_empty() {
+            return;
+        }
+        let outcome = index.removed(self.member, tier, &self.removals);
+        self.counters.removed += outcome.changed + outcome.copies;
+        self.removals.clear();
     }
 
-    fn stored(&mut self, index: &Index, stored: &Stored) {
+    fn stored(&mut self, index: &mut IndexWriter<'_>, stored: &Stored) {
         if !stored.is_full_attention {
             self.other_groups.extend(stored.group);
             return;
         }
-        let Some(level) = level(stored.tier) else { return };
-        if stored.block_tokens != self.block_tokens
-            || stored.tokens.len() != stored.hashes.len() * stored.block_tokens
-        {
+        let is_odd = stored.block_tokens != self.block_tokens
+            || stored.tokens.len() != stored.hashes.len() * stored.block_tokens;
+        if is_odd {
+            self.counters.left_out += stored.hashes.len() as u64;
             return;
         }
-        let mut hasher = match stored.parent {
-            None => {
-                let extras: Vec<&str> = stored.extras.iter().map(String::as_str).collect();
-                SequenceHasher::with_extras(&extras)
-            }
-            Some(parent) => match self.known.get(&parent) {
-                Some(known) => SequenceHasher::after(known.sequence_hash),
-                None => {
-                    self.counters.orphans += stored.hashes.len() as u64;
-                    return;
-                }
-            },
-        };
-        for (&hash, tokens) in stored.hashes.iter().zip(stored.tokens.chunks_exact(stored.block_tokens)) {
-            let sequence_hash = hasher.next(tokens);
-            let known = self.known.entry(hash).or_default();
-            known.sequence_hash = sequence_hash;
-            known.copies[level as usize] += 1;
-            if known.copies[level as usize] == 1 {
-                index.insert(self.worker, level, sequence_hash);
-            }
-            self.counters.stored += 1;
-        }
+        self.blocks.clear();
+        self.blocks.extend(stored.tokens.chunks_exact(self.block_tokens).map(block_hash));
+        mix_in_extras(stored, &mut self.blocks);
+        let outcome: Outcome =
+            index.stored(self.member, stored.tier, stored.parent, &stored.hashes, &self.blocks);
+        self.counters.stored += outcome.changed + outcome.copies;
+        self.counters.orphans += outcome.parked;
+        self.counters.left_out += outcome.refused;
     }
+}
 
-    fn removed(&mut self, index: &Index, removed: &Removed) {
-        if removed.group.is_some_and(|group| self.other_groups.contains(&group)) {
-            return;
+/// Hashes again the blocks that are more than their tokens, in the form of `kvstore_block::PromptExtras`: the
+/// adapter and the salt count at the start of a chain only, images where they stand.
+fn mix_in_extras(stored: &Stored, blocks: &mut [u64]) {
+    if stored.extras.is_empty() && stored.lora.is_none() && stored.cache_salt.is_none() {
+        return;
+    }
+    let (lora, salt) = (stored.lora.as_deref(), stored.cache_salt.as_deref());
+    let chunks = stored.tokens.chunks_exact(stored.block_tokens);
+    for (number, (block, tokens)) in blocks.iter_mut().zip(chunks).enumerate() {
+        let own = || stored.extras.iter().filter(|extra| extra.0 as usize == number).map(|extra| extra.1.as_str());
+        let is_whole_chain = |text: &&str| Some(*text) == lora || Some(*text) == salt;
+        let mut extras: Vec<&str> = Vec::new();
+        if number == 0 && stored.parent.is_none() {
+            // Engines publish [adapter, images …, salt] without saying which is which, or fields of their own.
+            extras.extend(lora);
+            extras.extend(own().filter(|text| !is_whole_chain(text)));
+            extras.extend(salt);
+        } else {
+            extras.extend(own().filter(|text| !is_whole_chain(text)));
         }
-        let Some(level) = level(removed.tier) else { return };
-        for hash in &removed.hashes {
-            let Some(known) = self.known.get_mut(hash) else { continue };
-            let copies = &mut known.copies[level as usize];
-            if *copies == 0 {
-                continue;
-            }
-            *copies -= 1;
-            self.counters.removed += 1;
-            if *copies == 0 {
-                index.remove(self.worker, level, known.sequence_hash);
-            }
-            if known.copies == [0, 0] {
-                self.known.remove(hash);
-            }
-        }
+        *block = block_hash_with_extras(tokens, &extras);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvstore_block::{Multimodal, PromptExtras, block_hashes};
+    use router_radix::{Index, IndexConfig};
 
-    fn stored(hashes: &[u64], parent: Option<u64>, tokens: &[u32], tier: Tier) -> KvEvent {
-        KvEvent::Stored(Stored {
+    fn stored(hashes: &[u64], parent: Option<u64>, tokens: &[u32], tier: Tier) -> Stored {
+        Stored {
             hashes: hashes.to_vec(),
             parent,
             tokens: tokens.to_vec(),
             block_tokens: 2,
             tier,
-            extras: Vec::new(),
-            group: None,
-            is_full_attention: true,
-        })
+            ..Stored::default()
+        }
     }
 
     fn removed(hash: u64, tier: Tier) -> KvEvent {
@@ -217,65 +222,109 @@ mod tests {
     struct Rig {
         index: Index,
         tracker: Tracker,
-        sequence: u64,
     }
 
     impl Rig {
         fn new() -> Self {
-            let index = Index::new(64);
-            let worker = index.add_worker().expect("room");
-            Self { index, tracker: Tracker::new(worker, 2), sequence: 0 }
+            let index = Index::new(IndexConfig::default());
+            let member = index.write().join().expect("room");
+            Self { index, tracker: Tracker::new(member, 2) }
         }
 
         fn apply(&mut self, events: Vec<KvEvent>) {
             let batch = EventBatch { events, ..EventBatch::default() };
-            self.tracker.apply(&self.index, self.sequence, &batch);
-            self.sequence += 1;
+            assert_eq!(self.tracker.apply(&mut self.index.write(), &batch), Applied::Whole);
+        }
+
+        fn held_with(&self, tokens: &[u32], extras: PromptExtras<'_>) -> (u32, u32) {
+            let mut hashes = Vec::new();
+            block_hashes(tokens, 2, &extras, &mut hashes);
+            let mut reader = self.index.reader().expect("a reader");
+            let overlaps = reader.overlaps(&hashes);
+            (overlaps.device(self.tracker.member), overlaps.any(self.tracker.member))
         }
 
         fn held(&self, tokens: &[u32]) -> (u32, u32) {
-            let mut hashes = Vec::new();
-            kvstore_block::sequence_hashes(SequenceHasher::new(), tokens, 2, &mut hashes);
-            let overlap = self.index.overlaps(&hashes);
-            (overlap.device(self.tracker.worker), overlap.any(self.tracker.worker))
+            self.held_with(tokens, PromptExtras::default())
         }
     }
 
     #[test]
     fn copies_are_counted_and_tiers_kept_apart() {
         let mut rig = Rig::new();
-        rig.apply(vec![stored(&[10, 11], None, &[1, 2, 3, 4], Tier::Device)]);
-        rig.apply(vec![stored(&[12], Some(11), &[5, 6], Tier::Device)]);
+        rig.apply(vec![KvEvent::Stored(stored(&[10, 11], None, &[1, 2, 3, 4], Tier::Device))]);
+        rig.apply(vec![KvEvent::Stored(stored(&[12], Some(11), &[5, 6], Tier::Device))]);
         assert_eq!(rig.held(&[1, 2, 3, 4, 5, 6, 7, 8]), (3, 3));
-        rig.apply(vec![stored(&[11], Some(10), &[3, 4], Tier::Device)]);
+        rig.apply(vec![KvEvent::Stored(stored(&[11], Some(10), &[3, 4], Tier::Device))]);
         rig.apply(vec![removed(11, Tier::Device)]);
         assert_eq!(rig.held(&[1, 2, 3, 4, 5, 6]), (3, 3), "a second copy is left");
-        rig.apply(vec![stored(&[11], Some(10), &[3, 4], Tier::Host), removed(11, Tier::Device)]);
-        assert_eq!(rig.held(&[1, 2, 3, 4, 5, 6]), (1, 3), "now only the host has it");
+        rig.apply(vec![
+            KvEvent::Stored(stored(&[11], Some(10), &[3, 4], Tier::Disk)),
+            removed(11, Tier::Device),
+        ]);
+        assert_eq!(rig.held(&[1, 2, 3, 4, 5, 6]), (1, 3), "now only the disk has it");
         rig.apply(vec![removed(99, Tier::Device), KvEvent::Cleared]);
         assert_eq!(rig.held(&[1, 2]), (0, 0));
     }
 
     #[test]
-    fn orphans_are_counted_and_left_out() {
+    fn blocks_that_come_before_their_parent_wait_for_it() {
         let mut rig = Rig::new();
-        rig.apply(vec![stored(&[12], Some(11), &[5, 6], Tier::Device)]);
+        rig.apply(vec![KvEvent::Stored(stored(&[12], Some(11), &[5, 6], Tier::Device))]);
         assert_eq!(rig.tracker.counters.orphans, 1);
         assert_eq!(rig.held(&[5, 6]), (0, 0));
+        rig.apply(vec![KvEvent::Stored(stored(&[10, 11], None, &[1, 2, 3, 4], Tier::Device))]);
+        assert_eq!(rig.held(&[1, 2, 3, 4, 5, 6]), (3, 3));
     }
 
     #[test]
-    fn sequence_numbers_tell_gaps_from_restarts() {
+    fn only_full_attention_counts() {
         let mut rig = Rig::new();
-        assert_eq!(rig.tracker.judge(0), Sequence::Next);
-        assert_eq!(rig.tracker.judge(4), Sequence::Gap { from: 0 });
-        rig.apply(Vec::new());
-        rig.apply(Vec::new());
-        assert_eq!(rig.tracker.judge(2), Sequence::Next);
-        assert_eq!(rig.tracker.judge(5), Sequence::Gap { from: 2 });
-        assert_eq!(rig.tracker.judge(1), Sequence::Old);
-        assert_eq!(rig.tracker.judge(0), Sequence::Restart);
-        rig.tracker.skip_to(&rig.index, 5);
-        assert_eq!(rig.tracker.judge(5), Sequence::Next);
+        let window = Stored {
+            is_full_attention: false,
+            group: Some(1),
+            ..stored(&[10, 11], None, &[1, 2, 3, 4], Tier::Device)
+        };
+        let full = Stored { group: Some(0), ..stored(&[10, 11], None, &[1, 2, 3, 4], Tier::Device) };
+        rig.apply(vec![KvEvent::Stored(window), KvEvent::Stored(full)]);
+        let gone = Removed { hashes: vec![10, 11], tier: Tier::Device, group: Some(1) };
+        rig.apply(vec![KvEvent::Removed(gone.clone())]);
+        assert_eq!(rig.held(&[1, 2, 3, 4]), (2, 2), "the window's removal says nothing");
+        rig.apply(vec![KvEvent::Removed(Removed { group: Some(0), ..gone })]);
+        assert_eq!(rig.held(&[1, 2, 3, 4]), (0, 0));
+    }
+
+    #[test]
+    fn extras_are_hashed_as_the_gateway_hashes_them() {
+        let mut rig = Rig::new();
+        let tokens = [1, 2, 3, 4, 5, 6];
+        // As vLLM publishes them: untagged, per block.
+        let first = Stored {
+            extras: vec![(0, "tuned".into()), (0, "salt".into()), (1, "tuned".into()), (1, "cat".into())],
+            lora: Some("tuned".into()),
+            ..stored(&[10, 11], None, &tokens[..4], Tier::Device)
+        };
+        let later = Stored {
+            extras: vec![(0, "tuned".into())],
+            lora: Some("tuned".into()),
+            ..stored(&[12], Some(11), &tokens[4..], Tier::Device)
+        };
+        rig.apply(vec![KvEvent::Stored(first), KvEvent::Stored(later)]);
+        let cat = [Multimodal { start: 2, tokens: 2, identity: "cat" }];
+        let all = PromptExtras { lora: Some("tuned"), cache_salt: Some("salt"), multimodal: &cat };
+        assert_eq!(rig.held_with(&tokens, all), (3, 3));
+        assert_eq!(rig.held_with(&tokens, PromptExtras { multimodal: &[], ..all }), (1, 1));
+        assert_eq!(rig.held_with(&tokens, PromptExtras { cache_salt: None, ..all }), (0, 0));
+        assert_eq!(rig.held_with(&tokens, PromptExtras { lora: None, ..all }), (0, 0));
+        assert_eq!(rig.held(&tokens), (0, 0));
+        // As SGLang does: in fields of their own.
+        let mut rig = Rig::new();
+        let fields = Stored {
+            lora: Some("tuned".into()),
+            cache_salt: Some("salt".into()),
+            ..stored(&[10, 11], None, &tokens[..4], Tier::Device)
+        };
+        rig.apply(vec![KvEvent::Stored(fields)]);
+        assert_eq!(rig.held_with(&tokens, PromptExtras { multimodal: &[], ..all }), (2, 2));
     }
 }

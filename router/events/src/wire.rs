@@ -1,4 +1,4 @@
-//! Event batches in msgpack.
+//! Event batches of vLLM and SGLang in msgpack.
 //!
 //! A batch is always an array `[timestamp, [events], rank?]`. An event is an array headed by its name (vLLM up
 //! to 0.23, SGLang up to 0.5.18) or a map with a `type` key (later ones). Fields were appended over the
@@ -6,51 +6,37 @@
 //! the others. Block hashes are integers (signed or not) or byte strings, of which the low 64 bits count, as
 //! engines themselves shorten them.
 
-use rmp::Marker;
+use router_radix::Tier;
 
+pub use crate::encode::encode;
+use crate::error::WireError;
 use crate::msgpack::Reader;
 
-/// An engine's own name for a block: only a key for its removal and its children.
-pub type EngineHash = u64;
+pub use router_radix::EngineHash;
 
-/// Where a block lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Tier {
-    /// GPU memory.
-    #[default]
-    Device,
-    /// Host memory.
-    Host,
-    /// A local disk.
-    Disk,
-    /// Anything further away.
-    Remote,
+/// The tier that an engine means by a medium.
+fn tier_of(medium: &str) -> Tier {
+    match medium {
+        "GPU" => Tier::Device,
+        "CPU" | "CPU_PINNED" => Tier::Host,
+        "STORAGE" | "DISK" => Tier::Disk,
+        _ => Tier::Remote,
+    }
 }
 
-impl Tier {
-    fn from_medium(medium: &str) -> Self {
-        match medium {
-            "GPU" => Self::Device,
-            "CPU" | "CPU_PINNED" => Self::Host,
-            "STORAGE" | "DISK" => Self::Disk,
-            _ => Self::Remote,
-        }
-    }
-
-    /// As vLLM writes it.
-    #[must_use]
-    pub fn medium(self) -> &'static str {
-        match self {
-            Self::Device => "GPU",
-            Self::Host => "CPU",
-            Self::Disk => "STORAGE",
-            Self::Remote => "EXTERNAL",
-        }
+/// A tier as vLLM writes it.
+#[must_use]
+pub fn medium_of(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "GPU",
+        Tier::Host => "CPU",
+        Tier::Disk => "STORAGE",
+        Tier::Remote => "EXTERNAL",
     }
 }
 
 /// Blocks that are now held.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
     /// The blocks, each the child of the one before.
     pub hashes: Vec<EngineHash>,
@@ -62,8 +48,13 @@ pub struct Stored {
     pub block_tokens: usize,
     /// Where.
     pub tier: Tier,
-    /// What else went into the first block's hash: LoRA name, cache salt, multimodal ids.
-    pub extras: Vec<String>,
+    /// What else went into a block's hash, by the block's number in this event: LoRA name, cache salt,
+    /// multimodal ids, without saying which is which.
+    pub extras: Vec<(u32, String)>,
+    /// Name of the LoRA adapter, or `lora_id:` and its number from engines that tell no name.
+    pub lora: Option<String>,
+    /// The cache salt, from engines that tell it by itself.
+    pub cache_salt: Option<String>,
     /// Which group of layers, on engines that have several.
     pub group: Option<u32>,
     /// False for groups of sliding-window or linear attention, which say nothing about whole prefixes.
@@ -71,7 +62,7 @@ pub struct Stored {
 }
 
 /// Blocks that are gone.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Removed {
     /// The blocks.
     pub hashes: Vec<EngineHash>,
@@ -81,6 +72,34 @@ pub struct Removed {
     pub group: Option<u32>,
 }
 
+/// Blocks that an engine has moved, without saying again what they are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Moved {
+    /// The blocks.
+    pub hashes: Vec<EngineHash>,
+    /// Where they were.
+    pub from: Tier,
+    /// Where they are.
+    pub to: Tier,
+}
+
+impl Default for Stored {
+    fn default() -> Self {
+        Self {
+            hashes: Vec::new(),
+            parent: None,
+            tokens: Vec::new(),
+            block_tokens: 0,
+            tier: Tier::Device,
+            extras: Vec::new(),
+            lora: None,
+            cache_salt: None,
+            group: None,
+            is_full_attention: true,
+        }
+    }
+}
+
 /// One event.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KvEvent {
@@ -88,6 +107,8 @@ pub enum KvEvent {
     Stored(Stored),
     /// Blocks are gone.
     Removed(Removed),
+    /// Blocks are in another tier now.
+    Moved(Moved),
     /// Everything is gone.
     Cleared,
 }
@@ -101,37 +122,48 @@ pub struct EventBatch {
     pub events: Vec<KvEvent>,
     /// Data-parallel rank, if the engine names it.
     pub rank: Option<u32>,
-    /// Events of unknown kinds that were skipped.
+    /// Events of unknown kinds, which were skipped.
     pub skipped: usize,
+    /// Events that could not be read. The others are there all the same.
+    pub broken: Vec<Broken>,
 }
 
-/// The bytes are not an event batch.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not an event batch: {0}")]
-pub struct WireError(pub(crate) &'static str);
+/// An event that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Broken {
+    /// What is wrong with it.
+    pub error: WireError,
+    /// It may have been a removal: what is known of the publisher's blocks may be too much now. A lost
+    /// "stored" only costs a hit.
+    pub may_remove: bool,
+}
 
 type Result<T> = std::result::Result<T, WireError>;
 
-/// Decodes one payload.
+/// Decodes one payload. An error means that the payload is no batch or ends too early; an event that is odd
+/// in itself is in [`EventBatch::broken`].
 pub fn decode(payload: &[u8]) -> Result<EventBatch> {
-    let mut reader = Reader(payload);
-    let fields = reader.array()?.ok_or(WireError("the batch is not an array"))?;
+    let mut reader = Reader::new(payload);
+    let no_batch = reader.bad("the batch is not an array");
+    let fields = reader.array()?.ok_or(no_batch)?;
     if fields < 2 {
-        return Err(WireError("the batch has fewer than two fields"));
+        return Err(reader.bad("the batch has fewer than two fields"));
     }
     let timestamp = reader.number()?;
-    let count = reader.array()?.ok_or(WireError("the events are not an array"))?;
+    let no_events = reader.bad("the events are not an array");
+    let count = reader.array()?.ok_or(no_events)?;
     let mut batch = EventBatch { timestamp, ..EventBatch::default() };
-    for _ in 0..count {
+    batch.events.reserve(count.min(payload.len() / 8));
+    for number in 0..count {
+        let named = |error: WireError| WireError { event: Some(number), ..error };
         // Delimited first: whatever is odd about one event, the next one begins where it ends.
-        let from = reader.0;
-        reader.skip()?;
-        let bytes = &from[..from.len() - reader.0.len()];
-        match event(&mut Reader(bytes)) {
+        let (mut event_reader, bytes) = reader.delimited().map_err(named)?;
+        match event(&mut event_reader) {
             Ok(Some(event)) => batch.events.push(event),
-            // A lost "stored" costs a hit; a lost removal would be a lie, and spoils the batch.
-            Err(error) if mentions_removal(bytes) => return Err(error),
-            Ok(None) | Err(_) => batch.skipped += 1,
+            Ok(None) => batch.skipped += 1,
+            Err(error) => {
+                batch.broken.push(Broken { error: named(error), may_remove: !mentions(bytes, b"BlockStored") });
+            }
         }
     }
     if fields > 2 {
@@ -140,9 +172,8 @@ pub fn decode(payload: &[u8]) -> Result<EventBatch> {
     Ok(batch)
 }
 
-fn mentions_removal(event: &[u8]) -> bool {
-    let found = |name: &[u8]| event.windows(name.len()).any(|window| window == name);
-    found(b"BlockRemoved") || found(b"AllBlocksCleared")
+fn mentions(event: &[u8], name: &[u8]) -> bool {
+    event.windows(name.len()).any(|window| window == name)
 }
 
 const STORED_FIELDS: [&str; 11] = [
@@ -158,92 +189,120 @@ const STORED_FIELDS: [&str; 11] = [
     "kv_cache_spec_kind",
     "kv_cache_spec_sliding_window",
 ];
+const REMOVED_FIELDS: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 /// Tuples within tuples that are looked into.
 const NESTED_MAX: u8 = 4;
-const REMOVED_FIELDS: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
 /// Fields of any event, collected before its kind is known: a map may name it last.
 #[derive(Default)]
 struct Fields {
     stored: Stored,
     parent_seen: bool,
-    cache_salt: Option<String>,
-    lora_name: Option<String>,
+    lora_id: Option<i64>,
     kind: Option<String>,
-    group: Option<u32>,
 }
 
 fn event(reader: &mut Reader<'_>) -> Result<Option<KvEvent>> {
     let mut fields = Fields::default();
-    fields.stored.is_full_attention = true;
-    let mut name = String::new();
+    let mut name = "";
     if let Some(len) = reader.array()? {
         if len == 0 {
             return Ok(None);
         }
-        name = reader.text()?.ok_or(WireError("an event's name is not a string"))?;
-        let order: &[&str] = match name.as_str() {
+        let no_name = reader.bad("an event's name is not a string");
+        name = reader.text()?.ok_or(no_name)?;
+        let order: &[&'static str] = match name {
             "BlockStored" => &STORED_FIELDS,
             "BlockRemoved" => &REMOVED_FIELDS,
-            _ => &[],
+            "AllBlocksCleared" => &[],
+            _ => return Ok(None),
         };
-        for index in 0..len as usize - 1 {
+        for index in 0..len - 1 {
             // SGLang 0.5.18 appends a map of further fields where vLLM has its lora_name.
-            if let (Some(pairs), true) = (reader.peek_map(), index >= 6) {
-                reader.map()?;
-                for _ in 0..pairs {
-                    let key = reader.text()?.unwrap_or_default();
-                    fields.read(&key, reader)?;
-                }
+            if index >= 6
+                && let Some(pairs) = reader.map()?
+            {
+                fields.read_pairs(reader, pairs)?;
                 continue;
             }
             fields.read(order.get(index).copied().unwrap_or(""), reader)?;
         }
     } else if let Some(len) = reader.map()? {
+        // The kind first, wherever it stands: an unknown event may have anything in fields of known names.
+        let mut ahead = *reader;
         for _ in 0..len {
-            let key = reader.text()?.ok_or(WireError("an event's key is not a string"))?;
-            match key.as_str() {
-                "type" => name = reader.text()?.unwrap_or_default(),
-                other => fields.read(other, reader)?,
+            let is_kind = ahead.text()? == Some("type");
+            if is_kind {
+                let no_name = ahead.bad("an event's type is not a string");
+                name = ahead.text()?.ok_or(no_name)?;
+                break;
             }
+            ahead.skip()?;
         }
+        if !matches!(name, "BlockStored" | "BlockRemoved" | "AllBlocksCleared") {
+            return Ok(None);
+        }
+        fields.read_pairs(reader, len)?;
     } else {
-        reader.skip()?;
         return Ok(None);
     }
-    fields.finish(&name)
+    let at = reader.position();
+    fields.finish(name).map_err(|what| WireError { what, at, event: None, field: None })
 }
 
 impl Fields {
+    fn read_pairs(&mut self, reader: &mut Reader<'_>, pairs: usize) -> Result<()> {
+        for _ in 0..pairs {
+            let no_key = reader.bad("a key is not a string");
+            let key = reader.text()?.ok_or(no_key)?;
+            self.read(key, reader)?;
+        }
+        Ok(())
+    }
+
     fn read(&mut self, name: &str, reader: &mut Reader<'_>) -> Result<()> {
-        match name {
+        let known = STORED_FIELDS.iter().chain(&["cache_salt"]).find(|field| **field == name).copied();
+        self.read_known(known, reader).map_err(|error| WireError { field: known, ..error })
+    }
+
+    fn read_known(&mut self, name: Option<&'static str>, reader: &mut Reader<'_>) -> Result<()> {
+        match name.unwrap_or_default() {
             "block_hashes" => {
-                let count = reader.array()?.ok_or(WireError("block_hashes is not an array"))?;
+                let no_array = reader.bad("not an array");
+                let count = reader.array()?.ok_or(no_array)?;
+                self.stored.hashes.reserve(count);
                 for _ in 0..count {
-                    let hash =
-                        reader.hash()?.ok_or(WireError("a block hash is neither integer nor bytes"))?;
-                    self.stored.hashes.push(hash);
+                    let no_hash = reader.bad("a block hash is neither integer nor bytes");
+                    self.stored.hashes.push(reader.hash()?.ok_or(no_hash)?);
                 }
             }
             "parent_block_hash" => {
-                self.stored.parent = reader.hash()?;
+                let (mut value, bytes) = reader.delimited()?;
+                self.stored.parent = value.hash()?;
+                if self.stored.parent.is_none() && bytes != [0xC0] {
+                    return Err(reader.bad("neither integer, bytes nor nil"));
+                }
                 self.parent_seen = true;
             }
             "token_ids" => self.tokens(reader)?,
             "block_size" => {
+                let no_count = reader.bad("not a count");
                 let size = reader.integer()?.and_then(|size| usize::try_from(size).ok());
-                self.stored.block_tokens = size.ok_or(WireError("block_size is not a count"))?;
+                self.stored.block_tokens = size.ok_or(no_count)?;
             }
-            "group_idx" => self.group = reader.integer()?.and_then(|group| u32::try_from(group).ok()),
+            "lora_id" => self.lora_id = optional(reader, Reader::integer)?,
+            "group_idx" => {
+                self.stored.group = optional(reader, Reader::integer)?.and_then(|group| u32::try_from(group).ok());
+            }
             "medium" => {
-                if let Some(medium) = reader.text()? {
-                    self.stored.tier = Tier::from_medium(&medium);
+                if let Some(medium) = reader.delimited()?.0.text()? {
+                    self.stored.tier = tier_of(medium);
                 }
             }
-            "lora_name" => self.lora_name = reader.text()?,
-            "cache_salt" => self.cache_salt = reader.text()?,
+            "lora_name" => self.stored.lora = reader.delimited()?.0.text()?.map(str::to_owned),
+            "cache_salt" => self.stored.cache_salt = reader.delimited()?.0.text()?.map(str::to_owned),
             "extra_keys" => self.extra_keys(reader)?,
-            "kv_cache_spec_kind" => self.kind = reader.text()?,
+            "kv_cache_spec_kind" => self.kind = reader.delimited()?.0.text()?.map(str::to_owned),
             _ => reader.skip()?,
         }
         Ok(())
@@ -251,9 +310,11 @@ impl Fields {
 
     /// Token ids, or pairs of them (EAGLE bigrams), of which the first counts.
     fn tokens(&mut self, reader: &mut Reader<'_>) -> Result<()> {
-        let bad = WireError("a token id is not an integer");
-        let count = reader.array()?.ok_or(WireError("token_ids is not an array"))?;
+        let no_array = reader.bad("not an array");
+        let count = reader.array()?.ok_or(no_array)?;
+        self.stored.tokens.reserve(count);
         for _ in 0..count {
+            let no_id = reader.bad("a token id is not an unsigned 32-bit integer");
             let id = match reader.array()? {
                 None => reader.integer()?,
                 Some(0) => None,
@@ -263,63 +324,55 @@ impl Fields {
                     first
                 }
             };
-            self.stored.tokens.push(id.and_then(|id| u32::try_from(id).ok()).ok_or(bad.clone())?);
+            self.stored.tokens.push(id.and_then(|id| u32::try_from(id).ok()).ok_or(no_id)?);
         }
         Ok(())
     }
 
-    /// A list with nil or a list for each block; the first block's texts are kept.
+    /// A list with nil or a list for each block; texts are kept.
     fn extra_keys(&mut self, reader: &mut Reader<'_>) -> Result<()> {
         let Some(count) = reader.array()? else { return reader.skip() };
         for block in 0..count {
-            match reader.array()? {
-                Some(len) if block == 0 => {
-                    for _ in 0..len {
-                        self.extra_key(reader, NESTED_MAX)?;
-                    }
-                }
-                Some(len) => (0..len).try_for_each(|_| reader.skip())?,
-                None => reader.skip()?,
+            let (mut keys, _) = reader.delimited()?;
+            for _ in 0..keys.array()?.unwrap_or(0) {
+                self.extra_key(&mut keys, block as u32, NESTED_MAX)?;
             }
         }
         Ok(())
     }
 
     /// One key: a text, or a tuple that holds some. `depth` bounds the recursion: the bytes are not ours.
-    fn extra_key(&mut self, reader: &mut Reader<'_>, depth: u8) -> Result<()> {
+    fn extra_key(&mut self, reader: &mut Reader<'_>, block: u32, depth: u8) -> Result<()> {
         if depth == 0 {
             return reader.skip();
         }
         if let Some(nested) = reader.array()? {
-            return (0..nested).try_for_each(|_| self.extra_key(reader, depth - 1));
+            return (0..nested).try_for_each(|_| self.extra_key(reader, block, depth - 1));
         }
-        match reader.peek()? {
-            Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => {
-                self.stored.extras.extend(reader.text()?);
-            }
-            _ => reader.skip()?,
+        if !reader.is_text() {
+            return reader.skip();
         }
+        self.stored.extras.extend(reader.text()?.map(|text| (block, text.to_owned())));
         Ok(())
     }
 
-    fn finish(mut self, name: &str) -> Result<Option<KvEvent>> {
+    fn finish(mut self, name: &str) -> std::result::Result<Option<KvEvent>, &'static str> {
         match name {
             "BlockStored" => {
                 if self.stored.hashes.is_empty() || !self.parent_seen || self.stored.block_tokens == 0 {
-                    return Err(WireError("a BlockStored lacks hashes, parent or block size"));
+                    return Err("a BlockStored lacks hashes, parent or block size");
                 }
-                if self.stored.extras.is_empty() {
-                    self.stored.extras.extend(self.lora_name.into_iter().chain(self.cache_salt));
+                if self.stored.lora.is_none() {
+                    self.stored.lora = self.lora_id.map(|id| format!("lora_id:{id}"));
                 }
                 self.stored.is_full_attention =
                     self.kind.is_none_or(|kind| kind.contains("full") || kind.contains("mla"));
-                self.stored.group = self.group;
                 Ok(Some(KvEvent::Stored(self.stored)))
             }
             "BlockRemoved" => Ok(Some(KvEvent::Removed(Removed {
                 hashes: self.stored.hashes,
                 tier: self.stored.tier,
-                group: self.group,
+                group: self.stored.group,
             }))),
             "AllBlocksCleared" => Ok(Some(KvEvent::Cleared)),
             _ => Ok(None),
@@ -327,92 +380,13 @@ impl Fields {
     }
 }
 
-/// Encodes a batch as vLLM 0.32 does: maps, the first seven keys of a `BlockStored` always there.
-#[must_use]
-pub fn encode(batch: &EventBatch) -> Vec<u8> {
-    let mut out = Vec::with_capacity(128);
-    // Writing to a Vec cannot fail.
-    let _infallible = encode_into(batch, &mut out);
-    out
-}
-
-fn encode_into(
-    batch: &EventBatch,
-    out: &mut Vec<u8>,
-) -> std::result::Result<(), rmp::encode::ValueWriteError> {
-    use rmp::encode as put;
-    put::write_array_len(out, 3)?;
-    put::write_f64(out, batch.timestamp)?;
-    put::write_array_len(out, batch.events.len() as u32)?;
-    for event in &batch.events {
-        match event {
-            KvEvent::Stored(stored) => encode_stored(stored, out)?,
-            KvEvent::Removed(removed) => {
-                put::write_map_len(out, 3)?;
-                put::write_str(out, "type")?;
-                put::write_str(out, "BlockRemoved")?;
-                encode_hashes(&removed.hashes, out)?;
-                put::write_str(out, "medium")?;
-                put::write_str(out, removed.tier.medium())?;
-            }
-            KvEvent::Cleared => {
-                put::write_map_len(out, 1)?;
-                put::write_str(out, "type")?;
-                put::write_str(out, "AllBlocksCleared")?;
-            }
-        }
-    }
-    match batch.rank {
-        Some(rank) => drop(put::write_uint(out, rank.into())?),
-        None => put::write_nil(out).map_err(rmp::encode::ValueWriteError::InvalidMarkerWrite)?,
-    }
-    Ok(())
-}
-
-fn encode_hashes(
-    hashes: &[EngineHash],
-    out: &mut Vec<u8>,
-) -> std::result::Result<(), rmp::encode::ValueWriteError> {
-    rmp::encode::write_str(out, "block_hashes")?;
-    rmp::encode::write_array_len(out, hashes.len() as u32)?;
-    hashes.iter().try_for_each(|&hash| rmp::encode::write_uint(out, hash).map(drop))
-}
-
-fn encode_stored(
-    stored: &Stored,
-    out: &mut Vec<u8>,
-) -> std::result::Result<(), rmp::encode::ValueWriteError> {
-    use rmp::encode as put;
-    let nil =
-        |out: &mut Vec<u8>| put::write_nil(out).map_err(rmp::encode::ValueWriteError::InvalidMarkerWrite);
-    put::write_map_len(out, if stored.extras.is_empty() { 8 } else { 9 })?;
-    put::write_str(out, "type")?;
-    put::write_str(out, "BlockStored")?;
-    encode_hashes(&stored.hashes, out)?;
-    put::write_str(out, "parent_block_hash")?;
-    match stored.parent {
-        Some(parent) => drop(put::write_uint(out, parent)?),
-        None => nil(out)?,
-    }
-    put::write_str(out, "token_ids")?;
-    put::write_array_len(out, stored.tokens.len() as u32)?;
-    stored.tokens.iter().try_for_each(|&id| put::write_uint(out, id.into()).map(drop))?;
-    put::write_str(out, "block_size")?;
-    put::write_uint(out, stored.block_tokens as u64)?;
-    put::write_str(out, "lora_id")?;
-    nil(out)?;
-    put::write_str(out, "medium")?;
-    put::write_str(out, stored.tier.medium())?;
-    put::write_str(out, "lora_name")?;
-    nil(out)?;
-    if !stored.extras.is_empty() {
-        put::write_str(out, "extra_keys")?;
-        put::write_array_len(out, stored.hashes.len() as u32)?;
-        put::write_array_len(out, stored.extras.len() as u32)?;
-        stored.extras.iter().try_for_each(|extra| put::write_str(out, extra))?;
-        (1..stored.hashes.len()).try_for_each(|_| nil(out))?;
-    }
-    Ok(())
+/// A value that is left out when it is of another kind: a field that has changed its meaning spoils nothing.
+fn optional<'a, T>(
+    reader: &mut Reader<'a>,
+    read: impl FnOnce(&mut Reader<'a>) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let (mut value, _) = reader.delimited()?;
+    read(&mut value)
 }
 
 #[cfg(test)]
@@ -426,21 +400,23 @@ mod tests {
             tokens: (0..32).collect(),
             block_tokens: 16,
             tier: Tier::Device,
-            extras: Vec::new(),
-            group: None,
-            is_full_attention: true,
+            ..Stored::default()
         };
-        let salted = Stored { parent: None, extras: vec!["salt".into()], tier: Tier::Host, ..stored.clone() };
+        let extras = vec![(0, "salt".into()), (1, "image".into()), (1, "other".into())];
+        let salted = Stored { parent: None, extras, tier: Tier::Host, ..stored.clone() };
+        let lora = Stored { lora: Some("a".into()), cache_salt: Some("b".into()), ..stored.clone() };
         EventBatch {
             timestamp: 1.5,
             events: vec![
                 KvEvent::Stored(stored),
                 KvEvent::Stored(salted),
+                KvEvent::Stored(lora),
                 KvEvent::Removed(Removed { hashes: vec![9], tier: Tier::Host, group: None }),
                 KvEvent::Cleared,
             ],
             rank: Some(3),
             skipped: 0,
+            broken: Vec::new(),
         }
     }
 
@@ -472,16 +448,24 @@ mod tests {
         ];
         let number_for_text =
             [0x82, 0xA4, b't', b'y', b'p', b'e', 0xA1, b'X', 0xA6, b'm', b'e', b'd', b'i', b'u', b'm', 0x05];
-        let mut deep = vec![0x81, 0xAA];
+        let mut deep = vec![0x82, 0xA4];
+        deep.extend(b"type");
+        deep.extend([0xA1, b'X', 0xAA]);
         deep.extend(b"extra_keys");
         deep.extend(vec![0x91; 1_000_000]);
         deep.push(0x01);
         for odd in [&[0x05][..], &[0x90], &unknown_map, &number_for_text, &deep] {
             let batch = decode(&around(odd)).expect("the batch is good");
-            assert_eq!((batch.events.len(), batch.skipped), (2, 1));
+            assert_eq!((batch.events.len(), batch.skipped, batch.broken.len()), (2, 1, 0));
         }
         let broken_removal = [&[0x92, 0xAC][..], b"BlockRemoved", &[0x05]].concat();
-        assert!(decode(&around(&broken_removal)).is_err(), "a removal must not be lost in silence");
+        let batch = decode(&around(&broken_removal)).expect("the batch is good");
+        assert_eq!(batch.events.len(), 2, "later events are there");
+        assert!(batch.broken[0].may_remove, "a removal must not be lost in silence");
+        assert_eq!(batch.broken[0].error.to_string(), "event 1: block_hashes: not an array (byte 48)");
+        let broken_store = [&[0x92, 0xAB][..], b"BlockStored", &[0x05]].concat();
+        let batch = decode(&around(&broken_store)).expect("the batch is good");
+        assert!(batch.events.len() == 2 && !batch.broken[0].may_remove);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use router_events::wire::{KvEvent, Tier, decode};
+use router_events::wire::{KvEvent, decode};
+use router_radix::Tier;
 use serde_json::Value as Json;
 
 fn lines(name: &str) -> Vec<Json> {
@@ -25,7 +26,7 @@ fn every_release_is_understood() {
         let name = format!("{} {} {}", capture["engine"], capture["version"], capture["case"]);
         let batch = decode(&bytes(&capture["payload_hex"])).expect(&name);
         assert_eq!(batch.timestamp, 1_700_000_000.5, "{name}");
-        assert_eq!(batch.skipped, 0, "{name}");
+        assert_eq!((batch.skipped, &batch.broken[..]), (0, &[][..]), "{name}");
         let KvEvent::Stored(stored) = &batch.events[0] else { panic!("{name}: {batch:?}") };
         match capture["case"].as_str().expect("case") {
             "full" => {
@@ -59,7 +60,7 @@ fn a_live_publisher_is_understood() {
         assert_eq!(frames.len(), 3);
         assert_eq!(bytes(&frames[1]).len(), 8);
         let batch = decode(&bytes(&frames[2])).expect("a batch");
-        assert_eq!(batch.skipped, 0);
+        assert_eq!((batch.skipped, batch.broken.len()), (0, 0));
         for event in &batch.events {
             if let KvEvent::Stored(stored) = event {
                 assert_eq!(stored.tokens.len(), stored.hashes.len() * stored.block_tokens);
@@ -67,4 +68,42 @@ fn a_live_publisher_is_understood() {
             }
         }
     }
+}
+
+/// Each payload cut anywhere is an error that says where; each with a flipped bit is an error that says where,
+/// or another batch of as many events: none is lost in silence.
+#[test]
+fn damage_is_named_and_loses_nothing_else() {
+    let mut payloads: Vec<Vec<u8>> =
+        lines("kv-events-by-release.jsonl").iter().map(|capture| bytes(&capture["payload_hex"])).collect();
+    payloads.extend(lines("vllm-0.32.0-live-events.jsonl").iter().map(|capture| bytes(&capture["frames_hex"][2])));
+    let (mut refused, mut accepted) = (0, 0);
+    for payload in payloads {
+        let whole = decode(&payload).expect("a batch");
+        let count = whole.events.len();
+        // The rank at the end may be missing in old releases; everything else is needed.
+        for len in 0..payload.len() - 1 {
+            if let Ok(cut) = decode(&payload[..len]) {
+                panic!("{len} of {} bytes taken for {cut:?}", payload.len());
+            }
+        }
+        for bit in 0..payload.len() * 8 {
+            let mut flipped = payload.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            match decode(&flipped) {
+                Err(error) => {
+                    assert!(error.at <= payload.len() && !error.what.is_empty());
+                    refused += 1;
+                }
+                Ok(batch) => {
+                    let is_count = bit / 8 > 12 && bit / 8 < payload.len() - 6;
+                    let read = batch.events.len() + batch.skipped + batch.broken.len();
+                    assert!(read >= count || !is_count, "bit {bit}: {read} of {count} events");
+                    accepted += 1;
+                }
+            }
+        }
+    }
+    println!("{refused} refused, {accepted} understood as something else");
+    assert!(refused > 1000 && accepted > 1000);
 }

@@ -217,6 +217,11 @@ impl IndexWriter<'_> {
         self.0.removed(member, tier, keys)
     }
 
+    /// The member has these blocks in another tier now, with as many copies.
+    pub fn moved(&mut self, member: Member, keys: &[EngineHash], from: Tier, to: Tier) -> Outcome {
+        self.0.moved(member, keys, from, to)
+    }
+
     /// Whether the member has the block in some tier.
     #[must_use]
     pub fn holds(&self, member: Member, key: EngineHash) -> bool {

@@ -405,6 +405,37 @@ impl Writer {
         outcome
     }
 
+    pub(crate) fn moved(&mut self, member: Member, keys: &[EngineHash], from: Tier, to: Tier) -> Outcome {
+        let mut outcome = Outcome::default();
+        if from == to {
+            return outcome;
+        }
+        for &key in keys {
+            let place = self.member(member).and_then(|state| {
+                let place = state.keys.find(&self.pool, key)?;
+                Some((state.id, self.resolved(place)))
+            });
+            let Some((id, (node, slot))) =
+                place.filter(|&(id, (node, slot))| self.mask(node, id, from) >> slot & 1 == 1)
+            else {
+                outcome.unknown += 1;
+                continue;
+            };
+            // There before it is gone here, so that no reader finds it nowhere.
+            self.set_bits(node, id, to, 1 << slot);
+            let (node, slot) = self.resolved(Place::new(node, slot));
+            self.clear_bits(node, id, from, 1 << slot);
+            if let Some(Some(state)) = self.members.get_mut(member.index())
+                && let Some(copies) = state.extra_copies.remove(&(key, from))
+            {
+                state.extra_copies.insert((key, to), copies);
+            }
+            outcome.changed += 1;
+        }
+        self.collect(COLLECT_AT);
+        outcome
+    }
+
     fn remove_one(&mut self, state: &mut MemberState, tier: Tier, key: EngineHash, outcome: &mut Outcome) {
         if !state.extra_copies.is_empty()
             && let Some(copies) = state.extra_copies.get_mut(&(key, tier))

@@ -1,0 +1,151 @@
+//! Keeps one publisher's events in order: which message is next, which is missing, which was seen, and which
+//! comes from another life of the publisher. Pure: it says what to ask for, and is told what came.
+//!
+//! Numbers begin at 0 with the publisher's process, and nothing else marks a restart. A number that was passed
+//! is either a message seen before (the replay brought it too) or a new life whose first messages were
+//! missed: the payload tells which, since batches carry their time.
+
+use std::collections::VecDeque;
+
+use router_radix::IndexWriter;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::tracker::{Applied, Tracker};
+use crate::wire;
+
+/// Messages whose payload is remembered. More than a replay can overlap with what is on its way.
+const RECENT_MAX: usize = 4096;
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing: the message is dealt with.
+    Done,
+    /// Ask for everything from a number on, hand it to [`Follower::replayed`], and then the same message to
+    /// [`Follower::after_replay`].
+    Replay {
+        /// The first missing number.
+        from: u64,
+    },
+}
+
+/// One publisher, followed.
+#[derive(Debug)]
+pub struct Follower {
+    tracker: Tracker,
+    next: Option<u64>,
+    recent: VecDeque<(u64, u64)>,
+}
+
+impl Follower {
+    /// A publisher about which nothing is known.
+    #[must_use]
+    pub fn new(tracker: Tracker) -> Self {
+        Self { tracker, next: None, recent: VecDeque::new() }
+    }
+
+    /// The publisher's blocks.
+    #[must_use]
+    pub fn tracker(&self) -> &Tracker {
+        &self.tracker
+    }
+
+    /// The number that the next message should have.
+    #[must_use]
+    pub fn expected(&self) -> u64 {
+        self.next.unwrap_or(0)
+    }
+
+    /// A message of the live feed.
+    pub fn live(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) -> Step {
+        let expected = self.expected();
+        if sequence < expected {
+            if self.was_seen(sequence, payload) {
+                return Step::Done;
+            }
+            tracing::info!(sequence, expected, "KV events: the publisher has restarted");
+            self.start_over(index);
+        }
+        let expected = self.expected();
+        if sequence > expected {
+            return Step::Replay { from: expected };
+        }
+        self.apply(index, sequence, payload);
+        Step::Done
+    }
+
+    /// A message that was asked for.
+    pub fn replayed(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) {
+        let expected = self.expected();
+        if sequence < expected {
+            return;
+        }
+        if sequence > expected {
+            // The publisher's memory begins later than what is known.
+            self.skip_to(index, sequence);
+        }
+        self.apply(index, sequence, payload);
+    }
+
+    /// The live message that a replay was asked for, again. What is still missing is lost for good: everything
+    /// is forgotten, since an index that is short costs time, and one that is wrong costs more.
+    pub fn after_replay(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) {
+        let expected = self.expected();
+        if sequence > expected {
+            tracing::warn!(sequence, expected, "KV events: lost for good; starting over");
+            self.skip_to(index, sequence);
+        }
+        if sequence == self.expected() {
+            self.apply(index, sequence, payload);
+        }
+    }
+
+    /// Something is wrong with what is known: forgets it, and asks for everything with the next message.
+    pub fn start_over(&mut self, index: &mut IndexWriter<'_>) {
+        self.tracker.forget(index);
+        self.next = None;
+        self.recent.clear();
+    }
+
+    /// Goes on from a saved state.
+    pub(crate) fn resume(&mut self, next: u64) {
+        self.next = Some(next);
+    }
+
+    pub(crate) fn tracker_mut(&mut self) -> &mut Tracker {
+        &mut self.tracker
+    }
+
+    fn skip_to(&mut self, index: &mut IndexWriter<'_>, sequence: u64) {
+        self.tracker.forget(index);
+        self.next = Some(sequence);
+    }
+
+    fn was_seen(&self, sequence: u64, payload: &[u8]) -> bool {
+        // They are in order, without holes but where something was skipped.
+        let at = self.recent.binary_search_by_key(&sequence, |recent| recent.0);
+        at.is_ok_and(|at| self.recent[at].1 == xxh3_64(payload))
+    }
+
+    fn apply(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) {
+        self.next = Some(sequence + 1);
+        if self.recent.len() == RECENT_MAX {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((sequence, xxh3_64(payload)));
+        match wire::decode(payload) {
+            Ok(batch) => {
+                for broken in &batch.broken {
+                    tracing::warn!(sequence, error = %broken.error, "KV events: an event is not understood");
+                }
+                if self.tracker.apply(index, &batch) == Applied::Doubtful {
+                    self.tracker.forget(index);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(sequence, %error, "KV events: a batch is not understood; starting over");
+                self.tracker.forget(index);
+            }
+        }
+    }
+}

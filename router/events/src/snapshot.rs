@@ -1,0 +1,247 @@
+//! The state of all publishers as bytes: a gateway that starts again, or one that joins, is warm before it takes
+//! its first request. It goes to a file and to a peer in the same form.
+//!
+//! `KVSNAP01`, the number of publishers, then for each: name, instance, tokens of a block, next sequence number, groups
+//! that do not count, blocks. A block: the engine's name, the parent's, the hash of its tokens, copies in four
+//! tiers; parents before children. At the end xxh3 over everything before. Integers are little-endian.
+//!
+//! A snapshot is only as good as its sequence number: what happened since is replayed, and a publisher that has
+//! started again since is recognised by its instance or by its numbers.
+
+use router_radix::{Held, IndexWriter, Tier};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::follower::Follower;
+
+const MAGIC: &[u8; 8] = b"KVSNAP01";
+/// Longest name of a publisher.
+const NAME_MAX: usize = 4096;
+
+/// One publisher.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublisherState {
+    /// The worker's name and rank.
+    pub name: String,
+    /// Identifies the run of its process, for engines that tell; 0 for others.
+    pub instance: u64,
+    /// Tokens of its blocks.
+    pub block_tokens: usize,
+    /// The number that its next message should have.
+    pub next: u64,
+    /// Groups of layers that say nothing about whole prefixes.
+    pub other_groups: Vec<u32>,
+    /// What it holds, parents before children.
+    pub held: Vec<Held>,
+}
+
+/// The bytes are not a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotError {
+    /// Something else.
+    #[error("not a snapshot: it does not begin with KVSNAP01")]
+    Magic,
+    /// Cut off, or a length lies.
+    #[error("the snapshot ends too early, at byte {0}")]
+    Short(usize),
+    /// Damaged.
+    #[error("the snapshot is damaged: its checksum is {found:#x}, not {expected:#x}")]
+    Checksum {
+        /// Computed.
+        found: u64,
+        /// At its end.
+        expected: u64,
+    },
+    /// A value that cannot be.
+    #[error("the snapshot has a wrong {0}")]
+    Value(&'static str),
+}
+
+/// The state of one publisher.
+#[must_use]
+pub fn capture(name: &str, instance: u64, follower: &Follower, index: &IndexWriter<'_>) -> PublisherState {
+    let tracker = follower.tracker();
+    PublisherState {
+        name: name.to_owned(),
+        instance,
+        block_tokens: tracker.block_tokens(),
+        next: follower.expected(),
+        other_groups: tracker.other_groups().collect(),
+        held: index.held(tracker.member()),
+    }
+}
+
+/// Puts a publisher's state into a fresh follower. Returns whether it fits: its blocks must have the same size.
+pub fn restore(state: &PublisherState, follower: &mut Follower, index: &mut IndexWriter<'_>) -> bool {
+    if state.block_tokens != follower.tracker().block_tokens() {
+        return false;
+    }
+    let member = follower.tracker().member();
+    let starts_run = |a: &Held, b: &Held| b.parent == Some(a.key) && a.copies == b.copies;
+    for run in state.held.chunk_by(starts_run) {
+        let keys: Vec<u64> = run.iter().map(|held| held.key).collect();
+        let blocks: Vec<u64> = run.iter().map(|held| held.block).collect();
+        for (tier, copies) in Tier::ALL.into_iter().zip(run[0].copies) {
+            for _ in 0..copies {
+                index.stored(member, tier, run[0].parent, &keys, &blocks);
+            }
+        }
+    }
+    follower.tracker_mut().restore_groups(state.other_groups.iter().copied());
+    follower.resume(state.next);
+    true
+}
+
+/// All publishers as bytes.
+#[must_use]
+pub fn encode(publishers: &[PublisherState]) -> Vec<u8> {
+    let blocks: usize = publishers.iter().map(|publisher| publisher.held.len()).sum();
+    let mut out = Vec::with_capacity(64 + 256 * publishers.len() + 29 * blocks);
+    out.extend(MAGIC);
+    out.extend((publishers.len() as u32).to_le_bytes());
+    for publisher in publishers {
+        let name = &publisher.name.as_bytes()[..publisher.name.len().min(NAME_MAX)];
+        out.extend((name.len() as u32).to_le_bytes());
+        out.extend(name);
+        out.extend(publisher.instance.to_le_bytes());
+        out.extend((publisher.block_tokens as u32).to_le_bytes());
+        out.extend(publisher.next.to_le_bytes());
+        out.extend((publisher.other_groups.len() as u32).to_le_bytes());
+        publisher.other_groups.iter().for_each(|group| out.extend(group.to_le_bytes()));
+        out.extend((publisher.held.len() as u64).to_le_bytes());
+        for held in &publisher.held {
+            out.extend(held.key.to_le_bytes());
+            out.push(u8::from(held.parent.is_some()));
+            out.extend(held.parent.unwrap_or(0).to_le_bytes());
+            out.extend(held.block.to_le_bytes());
+            out.extend(held.copies.map(|copies| u8::try_from(copies).unwrap_or(u8::MAX)));
+        }
+    }
+    let sum = xxh3_64(&out);
+    out.extend(sum.to_le_bytes());
+    out
+}
+
+/// Bytes of one block.
+const HELD_BYTES: usize = 8 + 1 + 8 + 8 + 4;
+
+struct Bytes<'a> {
+    all: &'a [u8],
+    at: usize,
+}
+
+impl Bytes<'_> {
+    fn take<const LEN: usize>(&mut self) -> Result<[u8; LEN], SnapshotError> {
+        let slice = self.slice(LEN)?;
+        slice.try_into().map_err(|_| SnapshotError::Short(self.at))
+    }
+
+    fn slice(&mut self, len: usize) -> Result<&[u8], SnapshotError> {
+        let taken = self.at.checked_add(len).and_then(|end| self.all.get(self.at..end));
+        let taken = taken.ok_or(SnapshotError::Short(self.at))?;
+        self.at += len;
+        Ok(taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, SnapshotError> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, SnapshotError> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    /// A number of things of `bytes` each, which must all be there.
+    fn count(&mut self, count: usize, bytes: usize) -> Result<usize, SnapshotError> {
+        let is_there = count.checked_mul(bytes).is_some_and(|needed| needed <= self.all.len() - self.at);
+        if is_there { Ok(count) } else { Err(SnapshotError::Short(self.at)) }
+    }
+}
+
+/// Reads what [`encode`] wrote.
+pub fn decode(bytes: &[u8]) -> Result<Vec<PublisherState>, SnapshotError> {
+    if !bytes.starts_with(MAGIC) {
+        return Err(SnapshotError::Magic);
+    }
+    let body = bytes.len().checked_sub(8).filter(|&body| body >= MAGIC.len());
+    let (body, sum) = bytes.split_at(body.ok_or(SnapshotError::Short(bytes.len()))?);
+    let expected = Bytes { all: sum, at: 0 }.u64()?;
+    let found = xxh3_64(body);
+    if found != expected {
+        return Err(SnapshotError::Checksum { found, expected });
+    }
+    let mut bytes = Bytes { all: body, at: MAGIC.len() };
+    let count = bytes.u32()? as usize;
+    let count = bytes.count(count, 36)?;
+    (0..count).map(|_| publisher(&mut bytes)).collect()
+}
+
+fn publisher(bytes: &mut Bytes<'_>) -> Result<PublisherState, SnapshotError> {
+    let len = bytes.u32()? as usize;
+    let len = if len <= NAME_MAX { len } else { return Err(SnapshotError::Value("name")) };
+    let name = String::from_utf8(bytes.slice(len)?.to_vec()).map_err(|_| SnapshotError::Value("name"))?;
+    let instance = bytes.u64()?;
+    let block_tokens = bytes.u32()? as usize;
+    let next = bytes.u64()?;
+    let groups = bytes.u32()? as usize;
+    let groups = bytes.count(groups, 4)?;
+    let other_groups = (0..groups).map(|_| bytes.u32()).collect::<Result<_, _>>()?;
+    let blocks = bytes.u64()? as usize;
+    let blocks = bytes.count(blocks, HELD_BYTES)?;
+    let held = (0..blocks).map(|_| held(bytes)).collect::<Result<_, _>>()?;
+    Ok(PublisherState { name, instance, block_tokens, next, other_groups, held })
+}
+
+fn held(bytes: &mut Bytes<'_>) -> Result<Held, SnapshotError> {
+    let key = bytes.u64()?;
+    let has_parent = match bytes.take::<1>()? {
+        [0] => false,
+        [1] => true,
+        _ => return Err(SnapshotError::Value("parent mark")),
+    };
+    let parent = bytes.u64()?;
+    let block = bytes.u64()?;
+    let copies = bytes.take::<4>()?.map(u32::from);
+    Ok(Held { key, parent: has_parent.then_some(parent), block, copies })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Vec<PublisherState> {
+        let held = |key, parent| Held { key, parent, block: key * 3, copies: [1, 0, 2, 0] };
+        vec![
+            PublisherState {
+                name: "10.0.0.1:8000/0".into(),
+                instance: 7,
+                block_tokens: 16,
+                next: 99,
+                other_groups: vec![1, 4],
+                held: vec![held(1, None), held(2, Some(1))],
+            },
+            PublisherState {
+                name: String::new(),
+                instance: 0,
+                block_tokens: 32,
+                next: 0,
+                other_groups: Vec::new(),
+                held: Vec::new(),
+            },
+        ]
+    }
+
+    #[test]
+    fn snapshots_come_back_and_damage_is_named() {
+        let bytes = encode(&sample());
+        assert_eq!(decode(&bytes), Ok(sample()));
+        for len in 0..bytes.len() {
+            assert!(decode(&bytes[..len]).is_err(), "cut at {len}");
+        }
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << (at % 8);
+            assert!(decode(&damaged).is_err(), "a bit of byte {at}");
+        }
+        assert_eq!(decode(b"hello"), Err(SnapshotError::Magic));
+    }
+}
