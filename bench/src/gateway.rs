@@ -16,7 +16,7 @@ use axum::serve::ListenerExt;
 use router_engines::client::{EngineClient, WorkerDescription};
 use router_engines::handoff::DataPlaneAddress;
 use router_gateway::{Fleet, Gateway, GatewayConfig, router};
-use router_policy::{Strategy, Weights};
+use router_policy::Policy;
 use router_tokens::ModelText;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
@@ -82,8 +82,12 @@ async fn gateway_over(worker: &str) -> Result<String> {
     let config = GatewayConfig {
         model: MODEL.to_owned(),
         workers: vec![worker.to_owned()],
-        strategy: Strategy::Cost,
-        weights: Weights::default(),
+        policy: Policy::default(),
+        index_memory_max: 1 << 30,
+        approximate_ttl: Duration::from_secs(120),
+        peers: Vec::new(),
+        snapshot_file: None,
+        snapshot_interval: Duration::from_secs(30),
         disaggregate_above_tokens: usize::MAX,
         body_bytes_max: 1 << 20,
         requests_max: 1 << 20,

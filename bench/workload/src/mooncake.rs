@@ -50,9 +50,14 @@ pub enum TraceError {
 /// Reads a trace.
 pub fn read(path: &Path) -> Result<Vec<Request>, TraceError> {
     let shown = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| TraceError::File { path: shown.clone(), error })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|error| TraceError::File { path: shown.clone(), error })?;
     let request = |(at, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|error| TraceError::Line { path: shown.clone(), line: at + 1, error })
+        serde_json::from_str(line).map_err(|error| TraceError::Line {
+            path: shown.clone(),
+            line: at + 1,
+            error,
+        })
     };
     text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(request).collect()
 }

@@ -30,8 +30,7 @@ pub fn parse(text: &str) -> Result<Workload, TextError> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let (operation, worker) =
-            operation(line).map_err(|problem| TextError { line: at + 1, problem })?;
+        let (operation, worker) = operation(line).map_err(|problem| TextError { line: at + 1, problem })?;
         workload.workers = workload.workers.max(worker.map_or(0, |worker| worker + 1));
         workload.operations.push(operation);
     }
@@ -102,7 +101,8 @@ mod tests {
 
     #[test]
     fn files_come_back_as_they_went() {
-        let workload = crate::tree::workload(&crate::tree::Shape { chains: 20, ..crate::tree::Shape::default() });
+        let workload =
+            crate::tree::workload(&crate::tree::Shape { chains: 20, ..crate::tree::Shape::default() });
         assert_eq!(parse(&render(&workload)), Ok(workload));
     }
 

@@ -258,7 +258,7 @@ mod tests {
             "{}",
             problems[2].message
         );
-        assert!(problems[4].message.contains("cost, round-robin"), "{}", problems[4].message);
+        assert!(problems[4].message.contains("cost, power-of-two"), "{}", problems[4].message);
     }
 
     #[test]

@@ -43,20 +43,41 @@ section! {
         health_interval: Duration = Duration::from_secs(1), in Duration::from_millis(10) => Duration::from_secs(60);
         /// How long a request waits when no worker is there, before it is answered with 503.
         worker_wait: Duration = Duration::from_secs(10), in Duration::from_millis(0) => Duration::from_secs(600);
+        /// URLs of other gateways in front of the same workers: they tell each other what they have sent where, and one
+        /// that starts takes over what the others know.
+        peers: Vec<String> = Vec::new();
+        /// Where the index is saved, to be warm after a restart; empty is nowhere.
+        snapshot_file: String = String::new();
+        /// How often it is saved; it is also saved at the end.
+        snapshot_interval: Duration = Duration::from_secs(30), in Duration::from_secs(1) => Duration::from_secs(86_400);
     }
 }
 
 section! {
     /// Which worker gets a request.
     RouterSettings, "router" {
-        /// How to choose: by cost (cached blocks and load), in turn, by fewest requests, or by chance.
-        strategy: String = "cost".to_owned(), one_of &["cost", "round-robin", "least-loaded", "random"];
-        /// What a block to compute costs, relative to a block being decoded.
+        /// How to choose: by the predicted time to the first token, by cost in blocks (cached, queued, decoding), the
+        /// less loaded of two by chance, one worker for a session (header `x-session-id`), by fewest requests, in turn,
+        /// or by chance.
+        strategy: String = "predicted-time".to_owned(), one_of &["predicted-time", "cost", "power-of-two", "session", "least-loaded", "round-robin", "random"];
+        /// Strategy `cost`: what a block to compute costs, relative to a block being decoded.
         prefill_weight: f64 = 1.0, in 0.0 => 1000.0;
-        /// What a block in a worker's host tier saves, relative to one in its own pool.
+        /// Strategy `cost`: what a block in a worker's host tier saves, relative to one in its own pool.
         host_credit: f64 = 0.75, in 0.0 => 1.0;
-        /// 0 takes the cheapest worker; larger values spread requests over more of them.
+        /// Strategy `cost`: the same for a block on its disk.
+        disk_credit: f64 = 0.5, in 0.0 => 1.0;
+        /// Strategy `cost`: the same for a block further away.
+        remote_credit: f64 = 0.25, in 0.0 => 1.0;
+        /// Strategy `cost`: what each request on a worker costs, in blocks.
+        request_weight: f64 = 0.0, in 0.0 => 1_000_000.0;
+        /// Strategies `predicted-time` and `cost`: 0 takes the cheapest worker; larger values spread requests over more of them.
         temperature: f64 = 0.0, in 0.0 => 100.0;
+        /// Share of requests that go to workers that have just come, until they are warm.
+        warm_up_share: f64 = 0.0, in 0.0 => 1.0;
+        /// Largest size of the index; beyond it new blocks are left out.
+        index_memory: Bytes = Bytes(8 << 30), in Bytes(16 << 20) => Bytes(1 << 44);
+        /// How long a prompt is taken to be where it was routed, on workers without KV events.
+        approximate_ttl: Duration = Duration::from_secs(120), in Duration::from_secs(1) => Duration::from_secs(86_400);
         /// Prompts with more uncached tokens than this are computed by a prefill worker.
         disaggregate_above_tokens: u64 = 256, in 0 => 10_000_000;
     }

@@ -8,7 +8,7 @@ use dataplane_memory::PageSize;
 use dataplane_transfer::{Limits, PieceLayout};
 use kvstore_block::BlockLayout;
 use router_gateway::GatewayConfig;
-use router_policy::{Strategy, Weights};
+use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
 use tools_engine::EngineConfig;
 use tools_engine::model::{Model, ModelConfig};
@@ -121,17 +121,22 @@ pub(crate) fn gateway(settings: &Settings, workers: Vec<String>) -> GatewayConfi
     GatewayConfig {
         model: model_name(settings),
         workers,
-        strategy: match router.strategy.as_str() {
-            "round-robin" => Strategy::RoundRobin,
-            "least-loaded" => Strategy::LeastLoaded,
-            "random" => Strategy::Random,
-            _ => Strategy::Cost,
-        },
-        weights: Weights {
-            prefill: router.prefill_weight,
-            host_credit: router.host_credit,
+        policy: Policy {
+            // The configuration allows no other names.
+            strategy: Strategy::from_name(&router.strategy).unwrap_or_default(),
+            block_cost: BlockCost {
+                prefill: router.prefill_weight,
+                credit: [1.0, router.host_credit, router.disk_credit, router.remote_credit],
+                request: router.request_weight,
+            },
             temperature: router.temperature,
+            warm_up_share: router.warm_up_share,
         },
+        index_memory_max: router.index_memory.0 as usize,
+        approximate_ttl: router.approximate_ttl,
+        peers: gateway.peers.clone(),
+        snapshot_file: (!gateway.snapshot_file.is_empty()).then(|| PathBuf::from(&gateway.snapshot_file)),
+        snapshot_interval: gateway.snapshot_interval,
         disaggregate_above_tokens: router.disaggregate_above_tokens as usize,
         body_bytes_max: gateway.body_max.0 as usize,
         requests_max: gateway.requests_max as usize,

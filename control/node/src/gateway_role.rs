@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use router_gateway::{Fleet, Gateway, router};
 
 use crate::{Common, compose, http, process};
@@ -19,9 +20,14 @@ pub(crate) fn run(common: &Common, listen: Option<SocketAddr>, workers: Vec<Stri
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let listener = http::bind(listen.unwrap_or(settings.gateway.listen)).await?;
+        let snapshot = config.snapshot_file.clone();
         let fleet = Fleet::start(&config);
-        let gateway = Gateway::new(config, text, fleet);
-        http::serve(listener, router(gateway), settings.serve.drain).await
+        let gateway = Gateway::new(config, text, Arc::clone(&fleet));
+        http::serve(listener, router(gateway), settings.serve.drain).await?;
+        if let Some(file) = snapshot {
+            fleet.write_snapshot(&file).with_context(|| format!("{}: the snapshot", file.display()))?;
+        }
+        anyhow::Ok(())
     })?;
     // Watchers of workers may be asleep: nobody waits for them.
     runtime.shutdown_background();

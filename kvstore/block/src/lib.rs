@@ -16,7 +16,8 @@ mod routing;
 pub use identity::{BlockIdentity, IdentityChain};
 pub use layout::{BlockLayout, ElementType, LayoutError};
 pub use routing::{
-    HASH_SEED, Multimodal, PromptExtras, SequenceHasher, block_hash, block_hash_with_extras, block_hashes, chained_hash, sequence_hashes,
+    HASH_SEED, Multimodal, PromptExtras, SequenceHasher, block_hash, block_hash_with_extras, block_hashes,
+    chained_hash, sequence_hashes,
 };
 
 /// A token id, as every engine writes it.

@@ -69,7 +69,12 @@ pub struct Multimodal<'a> {
 
 /// Block hashes of every whole block of a prompt, appended to `hashes`. This is what routing looks up; computed
 /// once for a request. Allocates nothing beyond `hashes` unless there are extras.
-pub fn block_hashes(tokens: &[TokenId], block_tokens: usize, extras: &PromptExtras<'_>, hashes: &mut Vec<u64>) {
+pub fn block_hashes(
+    tokens: &[TokenId],
+    block_tokens: usize,
+    extras: &PromptExtras<'_>,
+    hashes: &mut Vec<u64>,
+) {
     let blocks = tokens.chunks_exact(block_tokens);
     if *extras == PromptExtras::default() {
         hashes.extend(blocks.map(block_hash));
@@ -193,7 +198,10 @@ mod tests {
         let image = hashes(PromptExtras { multimodal: &[cat], ..PromptExtras::default() });
         let differs: Vec<bool> = image.iter().zip(&plain).map(|(image, plain)| image != plain).collect();
         assert_eq!(differs, [false, true, true, false], "tokens 17 to 32");
-        assert_ne!(block_hash_with_extras(&tokens, &["ab", "c"]), block_hash_with_extras(&tokens, &["a", "bc"]));
+        assert_ne!(
+            block_hash_with_extras(&tokens, &["ab", "c"]),
+            block_hash_with_extras(&tokens, &["a", "bc"])
+        );
         assert_eq!(block_hash_with_extras::<&str>(&tokens, &[]), block_hash(&tokens));
     }
 

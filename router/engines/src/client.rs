@@ -26,6 +26,8 @@ const IDLE_FOR: Duration = Duration::from_secs(60);
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// Largest single event of a stream; a worker that sends more is broken.
 const EVENT_BYTES_MAX: usize = 4 << 20;
+/// Largest answer to [`EngineClient::get_large`].
+const LARGE_BYTES_MAX: usize = 4 << 30;
 /// Largest answer to a question about the worker itself.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
@@ -160,6 +162,31 @@ impl EngineClient {
         let response = self.send(Method::GET, path, None, Bytes::new()).await?;
         let status = response.status();
         let body = self.whole_body(response).await?;
+        if status == StatusCode::OK {
+            Ok(body)
+        } else {
+            Err(self.protocol(format!("GET {path} answered {status}")))
+        }
+    }
+
+    /// A small `POST`; the body of a 200.
+    pub async fn post(&self, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
+        let response = self.send(Method::POST, path, None, body).await?;
+        let status = response.status();
+        let body = self.whole_body(response).await?;
+        if status == StatusCode::OK {
+            Ok(body)
+        } else {
+            Err(self.protocol(format!("POST {path} answered {status}")))
+        }
+    }
+
+    /// A `GET` whose answer may be large; the body of a 200.
+    pub async fn get_large(&self, path: &str) -> Result<Bytes, EngineError> {
+        let response = self.send(Method::GET, path, None, Bytes::new()).await?;
+        let status = response.status();
+        let body = http_body_util::Limited::new(response.into_body(), LARGE_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| self.connection(error))?.to_bytes();
         if status == StatusCode::OK {
             Ok(body)
         } else {

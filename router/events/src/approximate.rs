@@ -71,7 +71,8 @@ impl Approximate {
         let mut gone = Vec::new();
         while let Some(&(key, turn, at)) = self.order.front() {
             let is_stale = self.used.get(&key) != Some(&turn);
-            if !is_stale && now.saturating_duration_since(at) < self.ttl && self.used.len() <= self.blocks_max {
+            if !is_stale && now.saturating_duration_since(at) < self.ttl && self.used.len() <= self.blocks_max
+            {
                 break;
             }
             self.order.pop_front();

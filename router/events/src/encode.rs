@@ -115,4 +115,3 @@ fn encode_stored(
     }
     Ok(())
 }
-

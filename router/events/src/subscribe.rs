@@ -173,7 +173,11 @@ mod tests {
 
     #[test]
     fn ranks_count_ports_up() {
-        let feed = Feed { events: "tcp://10.0.0.1:5557".into(), replay: Some("tcp://[::1]:65535".into()), bind: false };
+        let feed = Feed {
+            events: "tcp://10.0.0.1:5557".into(),
+            replay: Some("tcp://[::1]:65535".into()),
+            bind: false,
+        };
         let third = feed.of_rank(2);
         assert_eq!(third.events, "tcp://10.0.0.1:5559");
         assert_eq!(third.replay.as_deref(), Some("tcp://[::1]:65535"), "no such port: left as it is");

@@ -183,7 +183,8 @@ fn mix_in_extras(stored: &Stored, blocks: &mut [u64]) {
     let (lora, salt) = (stored.lora.as_deref(), stored.cache_salt.as_deref());
     let chunks = stored.tokens.chunks_exact(stored.block_tokens);
     for (number, (block, tokens)) in blocks.iter_mut().zip(chunks).enumerate() {
-        let own = || stored.extras.iter().filter(|extra| extra.0 as usize == number).map(|extra| extra.1.as_str());
+        let own =
+            || stored.extras.iter().filter(|extra| extra.0 as usize == number).map(|extra| extra.1.as_str());
         let is_whole_chain = |text: &&str| Some(*text) == lora || Some(*text) == salt;
         let mut extras: Vec<&str> = Vec::new();
         if number == 0 && stored.parent.is_none() {

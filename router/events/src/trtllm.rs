@@ -47,9 +47,17 @@ struct RawEvent {
 #[serde(tag = "type", rename_all = "snake_case")]
 enum RawData {
     Created,
-    Stored { parent_hash: Option<u64>, blocks: Vec<RawBlock> },
-    Removed { block_hashes: Vec<u64> },
-    Updated { block_hash: u64, cache_level: Option<RawDifference> },
+    Stored {
+        parent_hash: Option<u64>,
+        blocks: Vec<RawBlock>,
+    },
+    Removed {
+        block_hashes: Vec<u64>,
+    },
+    Updated {
+        block_hash: u64,
+        cache_level: Option<RawDifference>,
+    },
     #[serde(other)]
     Unknown,
 }
@@ -110,7 +118,9 @@ impl Decoder {
         let data: RawData = serde_json::from_value(raw.data).map_err(|error| error.to_string())?;
         let events = match data {
             RawData::Created | RawData::Unknown => Vec::new(),
-            RawData::Stored { parent_hash, blocks } => stored(parent_hash, &blocks, group, is_full_attention)?,
+            RawData::Stored { parent_hash, blocks } => {
+                stored(parent_hash, &blocks, group, is_full_attention)?
+            }
             RawData::Removed { block_hashes } => Tier::ALL
                 .into_iter()
                 .map(|tier| KvEvent::Removed(Removed { hashes: block_hashes.clone(), tier, group }))
@@ -192,7 +202,10 @@ mod tests {
         let error = events[2].as_ref().expect_err("blocks are no list").to_string();
         assert!(error.starts_with("event 2: invalid type: string \"x\""), "{error}");
         let moved = Moved { hashes: vec![12], from: Tier::Host, to: Tier::Device };
-        assert_eq!((events[3].as_ref().expect("an event").rank, &of(3)[0]), (Some(2), &KvEvent::Moved(moved)));
+        assert_eq!(
+            (events[3].as_ref().expect("an event").rank, &of(3)[0]),
+            (Some(2), &KvEvent::Moved(moved))
+        );
         assert_eq!(of(4).len(), 4, "gone from every tier");
         let KvEvent::Stored(window) = &of(5)[0] else { panic!("{:?}", of(5)) };
         assert!(!window.is_full_attention);

@@ -162,7 +162,9 @@ pub fn decode(payload: &[u8]) -> Result<EventBatch> {
             Ok(Some(event)) => batch.events.push(event),
             Ok(None) => batch.skipped += 1,
             Err(error) => {
-                batch.broken.push(Broken { error: named(error), may_remove: !mentions(bytes, b"BlockStored") });
+                batch
+                    .broken
+                    .push(Broken { error: named(error), may_remove: !mentions(bytes, b"BlockStored") });
             }
         }
     }
@@ -292,7 +294,8 @@ impl Fields {
             }
             "lora_id" => self.lora_id = optional(reader, Reader::integer)?,
             "group_idx" => {
-                self.stored.group = optional(reader, Reader::integer)?.and_then(|group| u32::try_from(group).ok());
+                self.stored.group =
+                    optional(reader, Reader::integer)?.and_then(|group| u32::try_from(group).ok());
             }
             "medium" => {
                 if let Some(medium) = reader.delimited()?.0.text()? {

@@ -76,7 +76,9 @@ fn a_live_publisher_is_understood() {
 fn damage_is_named_and_loses_nothing_else() {
     let mut payloads: Vec<Vec<u8>> =
         lines("kv-events-by-release.jsonl").iter().map(|capture| bytes(&capture["payload_hex"])).collect();
-    payloads.extend(lines("vllm-0.32.0-live-events.jsonl").iter().map(|capture| bytes(&capture["frames_hex"][2])));
+    payloads.extend(
+        lines("vllm-0.32.0-live-events.jsonl").iter().map(|capture| bytes(&capture["frames_hex"][2])),
+    );
     let (mut refused, mut accepted) = (0, 0);
     for payload in payloads {
         let whole = decode(&payload).expect("a batch");

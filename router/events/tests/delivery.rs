@@ -29,7 +29,9 @@ impl Random {
 
 /// A prompt: `number` chooses its blocks; neighbours share beginnings.
 fn prompt(number: usize) -> Vec<[u32; BLOCK_TOKENS]> {
-    (0..3 + number % 9).map(|at| [if at < 3 { number as u32 / 8 } else { number as u32 }, at as u32, 7, 9]).collect()
+    (0..3 + number % 9)
+        .map(|at| [if at < 3 { number as u32 / 8 } else { number as u32 }, at as u32, 7, 9])
+        .collect()
 }
 
 /// An engine: what it holds, by its own names.
@@ -148,7 +150,8 @@ impl Gateway {
     /// Leading blocks of each prompt.
     fn overlaps(&self) -> Vec<u32> {
         let mut reader = self.index.reader().expect("a reader");
-        let hashes = |number: usize| prompt(number).iter().map(|tokens| block_hash(tokens)).collect::<Vec<u64>>();
+        let hashes =
+            |number: usize| prompt(number).iter().map(|tokens| block_hash(tokens)).collect::<Vec<u64>>();
         (0..200).map(|number| reader.overlaps(&hashes(number)).device(self.member)).collect()
     }
 }
@@ -236,7 +239,11 @@ fn publishers_and_gateways_that_start_again() {
     for seed in 10..16 {
         run(seed, Trouble { engine_restarts: 200, ..NONE }, 10_000);
         run(seed, Trouble { gateway_restarts: 100, ..NONE }, 10_000);
-        run(seed, Trouble { lost: 30, repeated: 20, swapped: 20, engine_restarts: 300, gateway_restarts: 200 }, 10_000);
+        run(
+            seed,
+            Trouble { lost: 30, repeated: 20, swapped: 20, engine_restarts: 300, gateway_restarts: 200 },
+            10_000,
+        );
     }
 }
 
@@ -256,7 +263,10 @@ fn a_replay_that_cannot_help_never_leaves_a_lie() {
             }
             gateway.receive(&engine, &message);
             let (known, truth) = (gateway.overlaps(), true_overlaps(&engine));
-            assert!(known.iter().zip(&truth).all(|(known, truth)| known <= truth), "seed {seed}, turn {turn}");
+            assert!(
+                known.iter().zip(&truth).all(|(known, truth)| known <= truth),
+                "seed {seed}, turn {turn}"
+            );
             behind += usize::from(known != truth);
         }
         assert!(behind > 0, "the test must see the loss");

@@ -16,7 +16,7 @@ use router_tokens::{Detokenizer, StopStrings, Tokenizer};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
-use crate::routing::{Booking, Route};
+use crate::routing::{Booking, Route, Wanted};
 use crate::service::Gateway;
 
 /// Pause before a request that found no worker looks again; the fleet's bell usually comes first.
@@ -48,6 +48,7 @@ pub(crate) struct ChoiceRequest {
     pub(crate) prompt: Arc<Vec<u32>>,
     pub(crate) sampling: Sampling,
     pub(crate) salt: Option<String>,
+    pub(crate) session: Option<u64>,
 }
 
 /// Why an attempt is over.
@@ -106,10 +107,7 @@ impl Runner {
             let (mut chosen, mut booking) = match route.take() {
                 Some(route) => route,
                 None => match self.next_route(&avoid).await {
-                    Some(route) => {
-                        let booking = Booking::new(&route);
-                        (route, booking)
-                    }
+                    Some(routed) => routed,
                     None => return self.fail(ApiError::unavailable("No worker is available.")).await,
                 },
             };
@@ -172,13 +170,15 @@ impl Runner {
         self.request.prompt.iter().chain(&self.generated).copied().collect()
     }
 
-    async fn next_route(&self, avoid: &[String]) -> Option<Route> {
+    async fn next_route(&self, avoid: &[String]) -> Option<(Route, Booking)> {
         let tokens = self.sequence();
         let deadline = tokio::time::Instant::now() + self.gateway.config.worker_wait;
         loop {
             let changed = self.gateway.fleet.changed.notified();
-            if let Some(route) = self.gateway.route(&tokens, self.request.salt.as_deref(), avoid) {
-                return Some(route);
+            let salt = self.request.salt.as_deref();
+            let wanted = Wanted { tokens: &tokens, salt, session: self.request.session, avoid };
+            if let Some(routed) = self.gateway.route(&wanted) {
+                return Some(routed);
             }
             if tokio::time::Instant::now() >= deadline {
                 return None;
@@ -247,7 +247,7 @@ impl Runner {
         let mut prefill_over = false;
         let out = self.out.clone();
         // A worker that hangs closes no connection: its watcher says when it is given up.
-        let worker = Arc::clone(&booking.decode_worker);
+        let worker = Arc::clone(&booking.decode.worker);
         let down = worker.down.notified();
         tokio::pin!(down);
         let hung = || Ended::Failed {
@@ -292,6 +292,9 @@ impl Runner {
                 Ok(Some(piece)) => {
                     if !piece.token_ids.is_empty() && std::mem::replace(&mut is_first, false) {
                         booking.first_token();
+                    }
+                    if let Some(cached) = piece.cached_tokens {
+                        booking.cached_tokens(cached);
                     }
                     if let Some(ended) = self.take(piece).await {
                         return ended;

@@ -1,6 +1,7 @@
+use std::path::PathBuf;
 use std::time::Duration;
 
-use router_policy::{Strategy, Weights};
+use router_policy::Policy;
 
 /// Settings of a gateway.
 #[derive(Debug, Clone)]
@@ -10,9 +11,17 @@ pub struct GatewayConfig {
     /// URLs of the workers.
     pub workers: Vec<String>,
     /// How to choose a worker.
-    pub strategy: Strategy,
-    /// Weights of the cost.
-    pub weights: Weights,
+    pub policy: Policy,
+    /// Bytes that the index may take.
+    pub index_memory_max: usize,
+    /// How long a prompt is taken to be where it was routed, on workers without KV events.
+    pub approximate_ttl: Duration,
+    /// URLs of other gateways in front of the same workers.
+    pub peers: Vec<String>,
+    /// Where the index is saved for the next start.
+    pub snapshot_file: Option<PathBuf>,
+    /// How often it is saved.
+    pub snapshot_interval: Duration,
     /// Prompts with more uncached tokens than this go through a prefill worker.
     pub disaggregate_above_tokens: usize,
     /// Largest request body.

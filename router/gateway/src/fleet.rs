@@ -4,53 +4,111 @@
 //! (re)started: it gets a fresh place in the index and a fresh subscription to its KV events. A failed request
 //! marks a worker as down at once; the task brings it back.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use kvstore_block::block_hash;
 use router_engines::client::{EngineClient, WorkerDescription};
-use router_events::subscribe::{Feed, follow};
+use router_events::approximate::Approximate;
+use router_events::follower::Follower;
+use router_events::snapshot::restore;
+use router_events::subscribe::{Feed, Followed, follow};
 use router_events::tracker::{Tracker, TrackerCounters};
-use router_radix::{Index, WorkerSlot};
-use tokio::sync::Notify;
+use router_radix::{Index, IndexConfig, Member};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
 use crate::GatewayConfig;
+use crate::load::Load;
+use crate::peers::{Peers, tell};
+use crate::warm::{self, Known};
 
-/// Blocks that the index has room for before it grows.
-const INDEX_BLOCKS: usize = 1 << 16;
 /// A worker without replay gets no more than this time to tell about its past.
 const WARM_UP_MAX: Duration = Duration::from_secs(2);
+/// How often what forgotten workers left in the index is swept.
+const SWEEP_EVERY: Duration = Duration::from_millis(100);
+/// Prompts that may wait to be noted for a worker without events; more are not noted.
+const ROUTED_MAX: usize = 1024;
 
-/// What a worker is doing, by what this gateway sent it.
-#[derive(Debug, Default)]
-pub(crate) struct Load {
-    pub(crate) requests: AtomicU32,
-    pub(crate) queued_prefill_blocks: AtomicU32,
-    pub(crate) decoding_blocks: AtomicU32,
-    /// Learned nanoseconds of prefill per uncached token; 0 is not known yet.
-    pub(crate) nanos_per_token: AtomicU64,
+/// What a worker does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Prefill,
+    Decode,
+    Both,
+}
+
+impl Role {
+    fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "prefill" => Some(Self::Prefill),
+            "decode" => Some(Self::Decode),
+            "both" => Some(Self::Both),
+            _ => None,
+        }
+    }
 }
 
 /// One run of a worker's process.
 #[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) description: WorkerDescription,
-    pub(crate) slot: WorkerSlot,
+    pub(crate) role: Role,
+    pub(crate) member: Member,
     pub(crate) load: Load,
-    pub(crate) tracker: Arc<Mutex<Tracker>>,
+    pub(crate) follower: Arc<Mutex<Follower>>,
+    /// It publishes events.
+    pub(crate) has_feed: bool,
     /// Its KV events are followed, so the index speaks for it.
     pub(crate) is_warm: Arc<AtomicBool>,
-    /// Follows its events; ended before the next run's place in the index is given out.
-    events: Mutex<Option<JoinHandle<()>>>,
+    /// Rung when the index promises what the worker does not have.
+    pub(crate) distrust: Arc<Notify>,
+    /// Rung when what this gateway has sent somewhere changes; nobody listens unless there are peers.
+    loads_changed: Option<Arc<Notify>>,
+    /// Without events: what is routed there is noted.
+    routed: Option<mpsc::Sender<Vec<u64>>>,
+    /// Writes to the index; ended before the place in the index is given out again.
+    writing: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Live {
+    /// A prompt with these block hashes goes there.
+    pub(crate) fn routed(&self, block_hashes: &[u64]) {
+        if let Some(routed) = &self.routed {
+            // When it is full, a hit or two will be missed.
+            let _not_noted = routed.try_send(block_hashes.to_vec());
+        }
+    }
+
+    /// What this gateway sent somewhere has changed.
+    pub(crate) fn changed(&self) {
+        if let Some(changed) = &self.loads_changed {
+            changed.notify_one();
+        }
+    }
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
-        if let Some(task) = self.events.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(task) = self.writing.lock().unwrap_or_else(PoisonError::into_inner).take() {
             task.abort();
         }
+    }
+}
+
+/// A worker's run together with the worker.
+#[derive(Debug, Clone)]
+pub(crate) struct Picked {
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) live: Arc<Live>,
+}
+
+impl Picked {
+    /// Whether it can take requests.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.worker.is_up.load(Ordering::Acquire) && self.live.is_warm.load(Ordering::Acquire)
     }
 }
 
@@ -60,6 +118,8 @@ pub(crate) struct Worker {
     pub(crate) client: EngineClient,
     /// Short name for headers and metrics.
     pub(crate) name: String,
+    /// Hash of the name.
+    pub(crate) identity: u64,
     live: ArcSwapOption<Live>,
     is_up: AtomicBool,
     suspected: Notify,
@@ -87,9 +147,16 @@ impl Worker {
 #[derive(Debug)]
 pub struct Fleet {
     pub(crate) workers: Vec<Arc<Worker>>,
+    /// Every worker that has described itself, as decisions see it.
+    pub(crate) roster: ArcSwap<Vec<Picked>>,
     pub(crate) index: Arc<Index>,
+    pub(crate) peers: Peers,
+    loads_changed: Option<Arc<Notify>>,
+    approximate_ttl: Duration,
     /// Rung when a worker becomes ready.
     pub(crate) changed: Notify,
+    /// What a snapshot said of workers that have not come yet.
+    known: tokio::sync::Mutex<Known>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -100,8 +167,10 @@ impl Fleet {
         let worker = |url: &String| {
             let client = EngineClient::new(url);
             let name = client.base().trim_start_matches("http://").to_owned();
+            let letters: Vec<u32> = name.bytes().map(u32::from).collect();
             Arc::new(Worker {
                 client,
+                identity: block_hash(&letters),
                 name,
                 live: ArcSwapOption::empty(),
                 is_up: AtomicBool::new(false),
@@ -109,23 +178,38 @@ impl Fleet {
                 down: Notify::new(),
             })
         };
+        let index = IndexConfig { memory_max: config.index_memory_max, ..IndexConfig::default() };
         let fleet = Arc::new(Self {
             workers: config.workers.iter().map(worker).collect(),
-            index: Arc::new(Index::new(INDEX_BLOCKS)),
+            roster: ArcSwap::default(),
+            index: Arc::new(Index::new(index)),
+            peers: Peers::default(),
+            loads_changed: (!config.peers.is_empty()).then(Arc::default),
+            approximate_ttl: config.approximate_ttl,
             changed: Notify::new(),
+            known: tokio::sync::Mutex::default(),
             tasks: Mutex::new(Vec::new()),
         });
-        let tasks = fleet.workers.iter().map(|worker| {
-            let watch = watch(
-                Arc::downgrade(&fleet),
-                Arc::clone(worker),
-                config.model.clone(),
-                config.health_interval,
-            );
-            tokio::spawn(watch)
-        });
-        fleet.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
+        let begin = begin(Arc::downgrade(&fleet), config.clone());
+        fleet.adopt([tokio::spawn(begin), tokio::spawn(sweep(Arc::downgrade(&fleet)))]);
         fleet
+    }
+
+    fn adopt(&self, tasks: impl IntoIterator<Item = JoinHandle<()>>) {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
+    }
+
+    /// The roster is made anew: a worker has begun another run.
+    fn reroster(&self) {
+        let picked = |worker: &Arc<Worker>| {
+            Some(Picked { live: worker.live.load_full()?, worker: Arc::clone(worker) })
+        };
+        self.roster.store(Arc::new(self.workers.iter().filter_map(picked).collect()));
+    }
+
+    /// Writes a snapshot of the index, for the next start.
+    pub fn write_snapshot(&self, file: &std::path::Path) -> std::io::Result<()> {
+        warm::write(self, file)
     }
 
     /// Workers that can take requests now.
@@ -143,68 +227,162 @@ impl Fleet {
     /// Sum over all trackers.
     pub(crate) fn tracker_counters(&self) -> TrackerCounters {
         let mut sum = TrackerCounters::default();
-        for live in self.workers.iter().filter_map(|worker| worker.live.load_full()) {
-            let counters = live.tracker.lock().unwrap_or_else(PoisonError::into_inner).counters;
-            sum.batches += counters.batches;
-            sum.stored += counters.stored;
-            sum.removed += counters.removed;
-            sum.orphans += counters.orphans;
-            sum.resets += counters.resets;
+        for picked in self.roster.load().iter() {
+            sum += picked.live.follower.lock().unwrap_or_else(PoisonError::into_inner).tracker().counters;
         }
         sum
     }
 
-    async fn begin(self: &Arc<Self>, description: WorkerDescription, worker: &Arc<Worker>) {
+    async fn begin(self: &Arc<Self>, description: WorkerDescription, role: Role, worker: &Arc<Worker>) {
         if let Some(before) = worker.live.swap(None) {
-            let task = before.events.lock().unwrap_or_else(PoisonError::into_inner).take();
+            self.reroster();
+            let task = before.writing.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(task) = task {
                 task.abort();
-                // Only when it has ended can it no longer write under the number that is given back here.
+                // Only when it has ended can it no longer write to the place that is given back here.
                 let _aborted = task.await;
             }
-            self.index.retire_worker(before.slot);
+            self.index.write().leave(before.member);
         }
-        let Some(slot) = self.index.add_worker() else {
-            tracing::error!(
-                worker = worker.name,
-                limit = router_radix::WORKERS_MAX,
-                "too many workers for the index"
-            );
+        let Some(member) = self.index.write().join() else {
+            let limit = router_radix::MEMBERS_MAX;
+            tracing::error!(worker = worker.name, limit, "too many workers for the index");
             return;
         };
-        let tracker = Arc::new(Mutex::new(Tracker::new(slot, description.block_tokens)));
-        let feed =
-            description.events.clone().map(|events| Feed { events, replay: description.replay.clone() });
-        let fleet = Arc::downgrade(self);
+        let mut follower = Follower::new(Tracker::new(member, description.block_tokens));
+        let feed = description.events.clone().map(|events| Feed {
+            events,
+            replay: description.replay.clone(),
+            bind: false,
+        });
+        if let Some(state) = self.known.lock().await.remove(&worker.name)
+            && state.instance == description.instance
+            && feed.is_some()
+        {
+            let fits = restore(&state, &mut follower, &mut self.index.write());
+            tracing::info!(
+                worker = worker.name,
+                blocks = state.held.len(),
+                fits,
+                "worker known from a snapshot"
+            );
+        }
+        let follower = Arc::new(Mutex::new(follower));
         let is_warm = Arc::new(AtomicBool::new(feed.is_none()));
-        let flag = Arc::clone(&is_warm);
-        let warm = move || {
-            flag.store(true, Ordering::Release);
-            if let Some(fleet) = fleet.upgrade() {
-                fleet.changed.notify_waiters();
+        let distrust = Arc::<Notify>::default();
+        let has_feed = feed.is_some();
+        let (task, routed) = match feed {
+            Some(feed) => {
+                let followed = Followed {
+                    follower: Arc::clone(&follower),
+                    index: Arc::clone(&self.index),
+                    distrust: Arc::clone(&distrust),
+                };
+                (self.follow(feed, followed, &is_warm), None)
+            }
+            None => {
+                let approximate = Approximate::new(member, self.approximate_ttl, description.blocks);
+                let (routed, prompts) = mpsc::channel(ROUTED_MAX);
+                (tokio::spawn(note_routed(approximate, Arc::clone(&self.index), prompts)), Some(routed))
             }
         };
-        let events = feed.map(|feed| {
-            let (tracker, index) = (Arc::clone(&tracker), Arc::clone(&self.index));
-            let late = warm.clone();
-            tokio::spawn(async move {
-                let followed = follow(feed, tracker, index, warm);
-                tokio::pin!(followed);
-                if tokio::time::timeout(WARM_UP_MAX, &mut followed).await.is_err() {
-                    late();
-                    followed.await;
-                }
-            })
-        });
         tracing::info!(
             worker = worker.name,
             role = description.role,
             instance = description.instance,
             "worker joined"
         );
-        let events = Mutex::new(events);
-        let load = Load::default();
-        worker.live.store(Some(Arc::new(Live { description, slot, load, tracker, is_warm, events })));
+        let live = Live {
+            description,
+            role,
+            member,
+            load: Load::default(),
+            follower,
+            has_feed,
+            is_warm,
+            distrust,
+            loads_changed: self.loads_changed.clone(),
+            routed,
+            writing: Mutex::new(Some(task)),
+        };
+        worker.live.store(Some(Arc::new(live)));
+        self.reroster();
+    }
+
+    fn follow(self: &Arc<Self>, feed: Feed, followed: Followed, is_warm: &Arc<AtomicBool>) -> JoinHandle<()> {
+        let fleet = Arc::downgrade(self);
+        let flag = Arc::clone(is_warm);
+        let warm = move || {
+            flag.store(true, Ordering::Release);
+            if let Some(fleet) = fleet.upgrade() {
+                fleet.changed.notify_waiters();
+            }
+        };
+        let late = warm.clone();
+        tokio::spawn(async move {
+            let followed = follow(feed, followed, warm);
+            tokio::pin!(followed);
+            if tokio::time::timeout(WARM_UP_MAX, &mut followed).await.is_err() {
+                late();
+                followed.await;
+            }
+        })
+    }
+}
+
+/// Takes over what is known, then watches the workers and tells the peers.
+async fn begin(fleet: std::sync::Weak<Fleet>, config: GatewayConfig) {
+    let known = warm::load(&config.peers, config.snapshot_file.as_deref()).await;
+    let Some(fleet) = fleet.upgrade() else { return };
+    *fleet.known.lock().await = known;
+    let weak = || Arc::downgrade(&fleet);
+    fleet.adopt(fleet.workers.iter().map(|worker| {
+        let watch = watch(weak(), Arc::clone(worker), config.model.clone(), config.health_interval);
+        tokio::spawn(watch)
+    }));
+    let gateway = crate::service::fresh_number();
+    if let Some(changed) = &fleet.loads_changed {
+        // One bell rings for one listener: each peer has its own, rung in turn.
+        let bells: Vec<Arc<Notify>> = config.peers.iter().map(|_| Arc::default()).collect();
+        let tellers = config
+            .peers
+            .iter()
+            .zip(&bells)
+            .map(|(peer, bell)| tell(weak(), peer.clone(), gateway, Arc::clone(bell)));
+        fleet.adopt(tellers.map(tokio::spawn));
+        let changed = Arc::clone(changed);
+        fleet.adopt([tokio::spawn(async move {
+            loop {
+                changed.notified().await;
+                bells.iter().for_each(|bell| bell.notify_one());
+            }
+        })]);
+    }
+    if let Some(file) = config.snapshot_file {
+        fleet.adopt([tokio::spawn(warm::keep(weak(), file, config.snapshot_interval))]);
+    }
+}
+
+/// Housekeeping while nothing changes.
+async fn sweep(fleet: std::sync::Weak<Fleet>) {
+    loop {
+        tokio::time::sleep(SWEEP_EVERY).await;
+        let Some(fleet) = fleet.upgrade() else { return };
+        while fleet.index.write().sweep() {
+            tokio::task::yield_now().await;
+        }
+        fleet.peers.expire(&fleet, Instant::now());
+    }
+}
+
+/// Notes what is routed to a worker without events.
+async fn note_routed(mut approximate: Approximate, index: Arc<Index>, mut prompts: mpsc::Receiver<Vec<u64>>) {
+    loop {
+        match tokio::time::timeout(Duration::from_secs(1), prompts.recv()).await {
+            Ok(Some(hashes)) => approximate.routed(&mut index.write(), &hashes, Instant::now()),
+            Ok(None) => return,
+            Err(_) => approximate.expire(&mut index.write(), Instant::now()),
+        }
     }
 }
 
@@ -219,7 +397,7 @@ fn unusable(fleet: &Fleet, worker: &Worker, description: &WorkerDescription, mod
     if description.model != model {
         return Some(format!("it serves {:?}, not {model:?}", description.model));
     }
-    if !matches!(description.role.as_str(), "prefill" | "decode" | "both") {
+    if Role::from_name(&description.role).is_none() {
         return Some(format!("its role {:?} is unknown", description.role));
     }
     let others =
@@ -255,8 +433,11 @@ async fn watch(fleet: std::sync::Weak<Fleet>, worker: Arc<Worker>, model: String
                 Some(reason) => Some(reason),
                 None => {
                     let live = worker.live.load_full();
-                    if live.is_none_or(|live| live.description.instance != description.instance) {
-                        fleet.begin(description, &worker).await;
+                    let role = Role::from_name(&description.role);
+                    if live.is_none_or(|live| live.description.instance != description.instance)
+                        && let Some(role) = role
+                    {
+                        fleet.begin(description, role, &worker).await;
                     }
                     None
                 }

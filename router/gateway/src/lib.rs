@@ -5,8 +5,8 @@
 //! and answers are made here from those ids. That is what allows a request to go on elsewhere when its worker
 //! dies: what has been generated so far is known exactly, so the next worker gets prompt + tokens so far.
 //!
-//! Reading order: `fleet` (who is there), `routing` (who gets it), `choice` (one output, from legs to
-//! migration), `service` (HTTP), `metrics`.
+//! Reading order: `fleet` (who is there), `load` (what they do), `routing` (who gets it), `choice` (one output,
+//! from legs to migration), `service` (HTTP), `peers` (other gateways), `warm` (snapshots), `metrics`.
 //!
 //! A client that goes away drops its response, which drops the choices, which drop their connections to the
 //! workers: cancellation needs no bookkeeping. Nothing on the way from a token to its byte waits for a timer.
@@ -16,9 +16,12 @@
 mod choice;
 mod config;
 mod fleet;
+mod load;
 mod metrics;
+mod peers;
 mod routing;
 mod service;
+mod warm;
 
 pub use config::GatewayConfig;
 pub use fleet::Fleet;

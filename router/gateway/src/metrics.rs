@@ -1,5 +1,7 @@
 //! The gateway's metrics, with handles resolved once.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -7,10 +9,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::load::Load;
+
 const SECONDS: [f64; 16] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-const MICROSECONDS: [f64; 12] =
-    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0, 20_000.0];
+const MICROSECONDS: [f64; 16] =
+    [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 50.0, 100.0, 500.0, 2000.0, 20_000.0];
+
+/// By worker.
+type ByWorker = Family<Vec<(&'static str, String)>, Gauge>;
+type RatioByWorker = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
 
 /// Everything that is counted.
 #[derive(Debug)]
@@ -27,10 +35,19 @@ pub(crate) struct Metrics {
     pub(crate) routing_microseconds: Histogram,
     pub(crate) index_blocks: Gauge,
     pub(crate) index_bytes: Gauge,
+    pub(crate) index_nodes: Gauge,
     pub(crate) workers_ready: Gauge,
     pub(crate) event_batches: Gauge,
     pub(crate) event_orphans: Gauge,
     pub(crate) event_resets: Gauge,
+    pub(crate) event_broken: Gauge,
+    audit_requests: ByWorker,
+    audit_exact: ByWorker,
+    audit_predicted: ByWorker,
+    audit_reported: ByWorker,
+    audit_resets: ByWorker,
+    prediction_error: RatioByWorker,
+    seconds_per_token: RatioByWorker,
 }
 
 impl Metrics {
@@ -52,6 +69,15 @@ impl Metrics {
             event_batches: Gauge::default(),
             event_orphans: Gauge::default(),
             event_resets: Gauge::default(),
+            event_broken: Gauge::default(),
+            index_nodes: Gauge::default(),
+            audit_requests: ByWorker::default(),
+            audit_exact: ByWorker::default(),
+            audit_predicted: ByWorker::default(),
+            audit_reported: ByWorker::default(),
+            audit_resets: ByWorker::default(),
+            prediction_error: RatioByWorker::default(),
+            seconds_per_token: RatioByWorker::default(),
         };
         let registry = &mut this.registry;
         registry.register("requests", "Requests by surface and status", this.requests.clone());
@@ -75,8 +101,9 @@ impl Metrics {
             "Time of one routing decision",
             this.routing_microseconds.clone(),
         );
-        registry.register("index_blocks", "Distinct blocks in the index", this.index_blocks.clone());
-        registry.register("index_bytes", "Bytes of the index's table", this.index_bytes.clone());
+        registry.register("index_blocks", "(worker, block) pairs in the index", this.index_blocks.clone());
+        registry.register("index_bytes", "Bytes of the index", this.index_bytes.clone());
+        registry.register("index_nodes", "Nodes of the index", this.index_nodes.clone());
         registry.register("workers_ready", "Workers that can take requests", this.workers_ready.clone());
         registry.register("kv_event_batches", "KV event batches applied", this.event_batches.clone());
         registry.register("kv_event_orphans", "Blocks with an unknown parent", this.event_orphans.clone());
@@ -85,7 +112,47 @@ impl Metrics {
             "Times that a worker's blocks were forgotten",
             this.event_resets.clone(),
         );
+        registry.register("kv_event_broken", "Events that could not be read", this.event_broken.clone());
+        let by_worker = [
+            ("audit_requests", "Requests whose cached tokens were compared", &this.audit_requests),
+            ("audit_exact", "Of those, as predicted to the token", &this.audit_exact),
+            ("audit_predicted_tokens", "Cached tokens that were predicted", &this.audit_predicted),
+            ("audit_reported_tokens", "Cached tokens that the engine reported", &this.audit_reported),
+            ("audit_resets", "Times that a worker's blocks were forgotten for drift", &this.audit_resets),
+        ];
+        for (name, help, family) in by_worker {
+            registry.register(name, help, family.clone());
+        }
+        registry.register(
+            "prediction_error_ratio",
+            "Mean error of the predicted time to the first token",
+            this.prediction_error.clone(),
+        );
+        registry.register(
+            "learned_seconds_per_token",
+            "Learned time to compute a token",
+            this.seconds_per_token.clone(),
+        );
         this
+    }
+
+    /// Takes over what a worker's load says.
+    pub(crate) fn of_worker(&self, name: &str, load: &Load) {
+        let labels = vec![("worker", name.to_owned())];
+        let audit = &load.audit;
+        for (family, value) in [
+            (&self.audit_requests, &audit.requests),
+            (&self.audit_exact, &audit.exact),
+            (&self.audit_predicted, &audit.predicted_tokens),
+            (&self.audit_reported, &audit.reported_tokens),
+            (&self.audit_resets, &audit.resets),
+        ] {
+            family.get_or_create(&labels).set(value.load(Ordering::Relaxed) as i64);
+        }
+        if let Some(error) = load.prediction_error() {
+            self.prediction_error.get_or_create(&labels).set(error);
+        }
+        self.seconds_per_token.get_or_create(&labels).set(load.speed().per_token);
     }
 
     pub(crate) fn render(&self) -> String {

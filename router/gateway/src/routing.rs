@@ -1,27 +1,23 @@
-//! Who gets a request: hashes → overlaps → policy → one worker, or a prefill and a decode worker.
+//! Who gets a request: hashes → overlaps → policy → one worker, or a prefill and a decode worker; and its booking.
 //!
-//! Runs on the request's own thread, without lock and without waiting; allocates the candidate lists.
+//! Hot path: runs on the request's own thread, without lock and without waiting, and allocates nothing once its
+//! buffers have grown (a request that is avoided by name, salted or has a prefill worker may).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvstore_block::{SequenceHasher, sequence_hashes};
-use router_policy::{Candidate, choose, is_worth_disaggregating};
-use router_radix::Overlaps;
+use crossbeam_queue::ArrayQueue;
+use kvstore_block::{PromptExtras, block_hashes};
+use router_policy::{
+    Candidate, Choice, CostModel, FEATURES, Policy, PredictedTime, Request, features, is_worth_disaggregating,
+};
+use router_radix::{Index, Overlaps, Reader, Tier};
 
 use crate::GatewayConfig;
-use crate::fleet::{Fleet, Live, Worker};
+use crate::fleet::{Fleet, Picked, Role};
 
-/// Assumed until a worker has shown how fast it is.
-const NANOS_PER_TOKEN_UNKNOWN: u64 = 50_000;
-
-/// A worker's run together with its client.
-#[derive(Clone)]
-pub(crate) struct Picked {
-    pub(crate) worker: Arc<Worker>,
-    pub(crate) live: Arc<Live>,
-}
+/// Buffers kept: as many as threads decide at a time.
+const BUFFERS_MAX: usize = 256;
 
 /// Where a request goes.
 pub(crate) struct Route {
@@ -33,15 +29,21 @@ pub(crate) struct Route {
     /// Tokens that somebody has to compute.
     pub(crate) uncached_tokens: usize,
     pub(crate) predicted: Duration,
+    /// Hashing, look-up, policy and booking.
     pub(crate) decided_in: Duration,
+    prompt_tokens: usize,
+    features: [f64; FEATURES],
+    moved_blocks: u32,
+    is_warm_up: bool,
 }
 
 impl Route {
     /// For the response header.
     pub(crate) fn explain(&self) -> String {
         let prefill = self.prefill.as_ref().map_or("-", |picked| picked.worker.name.as_str());
+        let warm_up = if self.is_warm_up { "; warm_up" } else { "" };
         format!(
-            "worker={}; prefill={prefill}; overlap_blocks={}/{}; predicted_ms={:.1}; decided_us={:.1}",
+            "worker={}; prefill={prefill}; overlap_blocks={}/{}; predicted_ms={:.1}; decided_us={:.2}{warm_up}",
             self.decode.worker.name,
             self.overlap_blocks,
             self.blocks,
@@ -51,135 +53,240 @@ impl Route {
     }
 }
 
+/// What is to be routed.
+pub(crate) struct Wanted<'a> {
+    pub(crate) tokens: &'a [u32],
+    pub(crate) salt: Option<&'a str>,
+    pub(crate) session: Option<u64>,
+    /// Names of workers that have just failed this request.
+    pub(crate) avoid: &'a [String],
+}
+
+/// What a decision works with.
+struct Buffers {
+    reader: Reader,
+    hashes: Vec<u64>,
+    candidates: Vec<Candidate>,
+    /// Which of the fleet each candidate is.
+    places: Vec<u32>,
+}
+
 /// Chooses workers. Turns and random numbers come from a counter.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Chooser {
     turn: AtomicU64,
+    buffers: ArrayQueue<Buffers>,
+}
+
+impl std::fmt::Debug for Buffers {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Buffers")
+    }
+}
+
+impl Default for Chooser {
+    fn default() -> Self {
+        Self { turn: AtomicU64::new(0), buffers: ArrayQueue::new(BUFFERS_MAX) }
+    }
 }
 
 impl Chooser {
-    /// `None` when no worker can take it now. `avoid`: names of workers that have just failed this request.
+    fn buffers(&self, index: &Index) -> Option<Buffers> {
+        self.buffers.pop().or_else(|| {
+            let reader = index.reader()?;
+            Some(Buffers { reader, hashes: Vec::new(), candidates: Vec::new(), places: Vec::new() })
+        })
+    }
+
+    /// `None` when no worker can take it now.
     pub(crate) fn route(
         &self,
         fleet: &Fleet,
         config: &GatewayConfig,
-        tokens: &[u32],
-        salt: Option<&str>,
-        avoid: &[String],
-    ) -> Option<Route> {
+        wanted: &Wanted<'_>,
+    ) -> Option<(Route, Booking)> {
         let started = Instant::now();
-        let ready: Vec<Picked> = fleet
-            .workers
-            .iter()
-            .filter_map(|worker| Some(Picked { live: worker.ready()?, worker: Arc::clone(worker) }))
-            .collect();
-        let block_tokens = ready.first()?.live.description.block_tokens;
-        let mut hashes = Vec::with_capacity(tokens.len() / block_tokens);
-        let extras: Vec<&str> = salt.into_iter().collect();
-        sequence_hashes(SequenceHasher::with_extras(&extras), tokens, block_tokens, &mut hashes);
-        let overlaps = fleet.index.overlaps(&hashes);
-        let blocks = tokens.len().div_ceil(block_tokens) as u32;
-
-        let decode = self.pick(config, blocks, &overlaps, avoid, &ready, |role| role != "prefill")?;
-        let overlap_blocks = overlaps.any(decode.live.slot);
-        let held = overlap_blocks as usize * block_tokens;
-        let is_worth = decode.live.description.role != "both"
-            && is_worth_disaggregating(tokens.len(), held, config.disaggregate_above_tokens);
-        let prefill = is_worth
-            .then(|| self.pick(config, blocks, &overlaps, avoid, &ready, |role| role == "prefill"))
-            .flatten();
-        let computing = prefill.as_ref().unwrap_or(&decode);
-        let cached = overlaps.any(computing.live.slot).max(overlap_blocks) as usize * block_tokens;
-        let uncached_tokens = tokens.len().saturating_sub(cached);
-        let predicted = predict(&computing.live, uncached_tokens, block_tokens);
-        Some(Route {
-            decode,
-            prefill,
-            blocks,
-            overlap_blocks,
-            uncached_tokens,
-            predicted,
-            decided_in: started.elapsed(),
-        })
+        let mut buffers = self.buffers(&fleet.index)?;
+        let routed = self.decide(fleet, config, wanted, &mut buffers, started);
+        if let Some((route, _)) = &routed {
+            for picked in [Some(&route.decode), route.prefill.as_ref()].into_iter().flatten() {
+                picked.live.routed(&buffers.hashes);
+            }
+        }
+        // A full pool drops it: more threads than ever decide at once.
+        let _dropped = self.buffers.push(buffers);
+        routed
     }
 
-    fn pick(
+    fn decide(
         &self,
+        fleet: &Fleet,
         config: &GatewayConfig,
-        blocks: u32,
-        overlaps: &Overlaps,
-        avoid: &[String],
-        ready: &[Picked],
-        wants: impl Fn(&str) -> bool,
-    ) -> Option<Picked> {
-        let fits = |picked: &&Picked| wants(&picked.live.description.role);
-        let mut eligible: Vec<&Picked> =
-            ready.iter().filter(fits).filter(|picked| !avoid.contains(&picked.worker.name)).collect();
-        if eligible.is_empty() {
-            // Better one that has failed than none: it may have been restarted since.
-            eligible = ready.iter().filter(fits).collect();
-        }
-        let candidates: Vec<Candidate> = eligible
-            .iter()
-            .map(|picked| {
-                let load = &picked.live.load;
-                Candidate {
-                    device_blocks: overlaps.device(picked.live.slot),
-                    any_blocks: overlaps.any(picked.live.slot),
-                    queued_prefill_blocks: load.queued_prefill_blocks.load(Ordering::Relaxed),
-                    decoding_blocks: load.decoding_blocks.load(Ordering::Relaxed),
-                    requests: load.requests.load(Ordering::Relaxed),
-                }
-            })
-            .collect();
+        wanted: &Wanted<'_>,
+        buffers: &mut Buffers,
+        started: Instant,
+    ) -> Option<(Route, Booking)> {
+        let roster = fleet.roster.load();
+        let block_tokens = roster.iter().find(|picked| picked.is_ready())?.live.description.block_tokens;
+        let tokens = wanted.tokens;
+        buffers.hashes.clear();
+        let extras = PromptExtras { cache_salt: wanted.salt, ..PromptExtras::default() };
+        block_hashes(tokens, block_tokens, &extras, &mut buffers.hashes);
+        let Buffers { reader, hashes, candidates, places } = buffers;
+        let overlaps = reader.overlaps(hashes);
+        let request = Request {
+            tokens: tokens.len() as u32,
+            block_tokens: block_tokens as u32,
+            session: wanted.session,
+        };
+        let mut pick = |fits: &dyn Fn(Role) -> bool, transfer_seconds: f64| {
+            gather(&roster, overlaps, wanted.avoid, fits, transfer_seconds, candidates, places);
+            self.pick(&config.policy, &request, &roster, candidates, places)
+        };
+        let (decode, decode_choice, decode_seen) = pick(&|role| role != Role::Prefill, 0.0)?;
+        let overlap_blocks = overlaps.any(decode.live.member);
+        let held = overlap_blocks as usize * block_tokens;
+        let is_worth = decode.live.role != Role::Both
+            && is_worth_disaggregating(tokens.len(), held, config.disaggregate_above_tokens);
+        let transfer_seconds = decode.live.load.transfer_per_block() * f64::from(request.blocks());
+        let prefill = if is_worth { pick(&|role| role == Role::Prefill, transfer_seconds) } else { None };
+        let (computing, seen) = match &prefill {
+            Some((_, _, seen)) => {
+                // What the decode worker has already need not be computed either.
+                let mut seen = *seen;
+                seen.leading = seen.leading.map(|blocks| blocks.max(overlap_blocks));
+                (true, seen)
+            }
+            None => (false, decode_seen),
+        };
+        let cost = PredictedTime.cost(&request, &seen);
+        let mut route = Route {
+            blocks: request.blocks(),
+            overlap_blocks,
+            uncached_tokens: seen.uncached_tokens(&request) as usize,
+            predicted: Duration::from_secs_f64(cost.total.clamp(0.0, 3600.0)),
+            decided_in: Duration::ZERO,
+            prompt_tokens: tokens.len(),
+            features: features(&request, &seen),
+            moved_blocks: if computing { request.blocks() - overlap_blocks.min(request.blocks()) } else { 0 },
+            is_warm_up: decode_choice.is_warm_up,
+            decode: decode.clone(),
+            prefill: prefill.map(|(picked, _, _)| picked.clone()),
+        };
+        let booking =
+            Booking::new(&route, seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens);
+        route.decided_in = started.elapsed();
+        Some((route, booking))
+    }
+
+    fn pick<'a>(
+        &self,
+        policy: &Policy,
+        request: &Request,
+        roster: &'a [Picked],
+        candidates: &[Candidate],
+        places: &[u32],
+    ) -> Option<(&'a Picked, Choice, Candidate)> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let choice = choose(config.strategy, blocks, &candidates, &config.weights, turn, turn)?;
-        Some(eligible[choice.index].clone())
+        let choice = policy.choose(request, candidates, turn, turn)?;
+        Some((&roster[places[choice.index] as usize], choice, candidates[choice.index]))
     }
 }
 
-/// Time to the first token: what is queued there and what this request adds, at the learned speed.
-fn predict(live: &Live, uncached_tokens: usize, block_tokens: usize) -> Duration {
-    let learned = live.load.nanos_per_token.load(Ordering::Relaxed);
-    let per_token = if learned == 0 { NANOS_PER_TOKEN_UNKNOWN } else { learned };
-    let queued = live.load.queued_prefill_blocks.load(Ordering::Relaxed) as usize * block_tokens;
-    Duration::from_nanos(per_token * (queued + uncached_tokens.max(1)) as u64)
+/// Everyone who could do it. Workers to be avoided come in only when there is nobody else: they may have been
+/// restarted since.
+fn gather(
+    roster: &[Picked],
+    overlaps: &Overlaps,
+    avoid: &[String],
+    fits: &dyn Fn(Role) -> bool,
+    transfer_seconds: f64,
+    candidates: &mut Vec<Candidate>,
+    places: &mut Vec<u32>,
+) {
+    for avoids in [true, false] {
+        candidates.clear();
+        places.clear();
+        for (place, picked) in roster.iter().enumerate() {
+            let live = &*picked.live;
+            if !fits(live.role) || !picked.is_ready() || (avoids && avoid.contains(&picked.worker.name)) {
+                continue;
+            }
+            let [requests, queued_tokens, decoding_blocks] = live.load.counts();
+            candidates.push(Candidate {
+                identity: picked.worker.identity,
+                leading: Tier::ALL.map(|tier| overlaps.leading(live.member, tier)),
+                queued_tokens,
+                decoding_blocks,
+                requests,
+                transfer_seconds,
+                is_cold: live.load.is_cold(),
+                speed: live.load.speed(),
+            });
+            places.push(place as u32);
+        }
+        if !candidates.is_empty() || avoid.is_empty() {
+            return;
+        }
+    }
 }
 
 /// Counts a request against its workers until it is dropped.
 pub(crate) struct Booking {
-    pub(crate) decode_worker: Arc<Worker>,
-    decode: Arc<Live>,
-    computing: Arc<Live>,
+    pub(crate) decode: Picked,
+    /// Who computes the prompt, if not the decode worker.
+    prefill: Option<Picked>,
     decoding_blocks: u32,
-    prefill_blocks: u32,
-    uncached_tokens: usize,
+    queued_tokens: u32,
+    features: [f64; FEATURES],
+    predicted_seconds: f64,
+    moved_blocks: u32,
     started: Instant,
     is_prefilling: bool,
+    /// Prompt tokens and how many of them should be cached; compared once.
+    audit: Option<(usize, usize)>,
 }
 
 impl Booking {
-    pub(crate) fn new(route: &Route) -> Self {
-        let decode = Arc::clone(&route.decode.live);
-        let computing =
-            route.prefill.as_ref().map_or_else(|| Arc::clone(&decode), |picked| Arc::clone(&picked.live));
-        let block_tokens = decode.description.block_tokens;
-        let prefill_blocks = route.uncached_tokens.div_ceil(block_tokens) as u32;
-        decode.load.requests.fetch_add(1, Ordering::Relaxed);
-        decode.load.decoding_blocks.fetch_add(route.blocks, Ordering::Relaxed);
-        computing.load.queued_prefill_blocks.fetch_add(prefill_blocks, Ordering::Relaxed);
-        if route.prefill.is_some() {
-            computing.load.requests.fetch_add(1, Ordering::Relaxed);
-        }
-        Self {
-            decode_worker: Arc::clone(&route.decode.worker),
-            decode,
-            computing,
+    fn new(route: &Route, cached_tokens: usize) -> Self {
+        let this = Self {
+            decode: route.decode.clone(),
+            prefill: route.prefill.clone(),
             decoding_blocks: route.blocks,
-            prefill_blocks,
-            uncached_tokens: route.uncached_tokens,
+            queued_tokens: route.uncached_tokens as u32,
+            features: route.features,
+            predicted_seconds: route.predicted.as_secs_f64(),
+            moved_blocks: route.moved_blocks,
             started: Instant::now(),
             is_prefilling: true,
+            // With two legs each reports its own, and what moved between them is nobody's hit.
+            audit: route.prefill.is_none().then_some((route.prompt_tokens, cached_tokens)),
+        };
+        let decode = &this.decode.live.load.own;
+        decode.requests.fetch_add(1, Ordering::Relaxed);
+        decode.decoding_blocks.fetch_add(this.decoding_blocks, Ordering::Relaxed);
+        this.computing().live.load.own.queued_tokens.fetch_add(this.queued_tokens, Ordering::Relaxed);
+        if let Some(prefill) = &this.prefill {
+            prefill.live.load.own.requests.fetch_add(1, Ordering::Relaxed);
+        }
+        this.decode.live.changed();
+        this
+    }
+
+    fn computing(&self) -> &Picked {
+        self.prefill.as_ref().unwrap_or(&self.decode)
+    }
+
+    /// The engine says how many of the prompt's tokens it had.
+    pub(crate) fn cached_tokens(&mut self, reported: usize) {
+        if let Some((prompt, predicted)) = self.audit.take()
+            && self.decode.live.load.audit.compare(prompt, predicted, reported)
+        {
+            tracing::warn!(
+                worker = self.decode.worker.name,
+                "the index promised what is not there; starting over"
+            );
+            self.decode.live.distrust.notify_one();
         }
     }
 
@@ -188,25 +295,31 @@ impl Booking {
         if !std::mem::replace(&mut self.is_prefilling, false) {
             return;
         }
-        self.computing.load.queued_prefill_blocks.fetch_sub(self.prefill_blocks, Ordering::Relaxed);
-        let nanos = self.started.elapsed().as_nanos() as u64 / self.uncached_tokens.max(1) as u64;
-        let speed = &self.computing.load.nanos_per_token;
-        let before = speed.load(Ordering::Relaxed);
-        // An eighth of each new value; a lost race loses one sample.
-        let learned = if before == 0 { nanos } else { before - before / 8 + nanos / 8 };
-        speed.store(learned.max(1), Ordering::Relaxed);
+        let computing = &self.computing().live.load;
+        computing.own.queued_tokens.fetch_sub(self.queued_tokens, Ordering::Relaxed);
+        let seconds = self.started.elapsed().as_secs_f64();
+        let transfer = self.decode.live.load.transfer_per_block() * f64::from(self.moved_blocks);
+        if self.moved_blocks > 0 {
+            // What the computing does not explain was the moving.
+            let without = self.predicted_seconds - transfer;
+            self.decode.live.load.learn_transfer((seconds - without).max(0.0) / f64::from(self.moved_blocks));
+        }
+        computing.learn(self.features, (seconds - transfer).max(seconds * 0.1));
+        self.decode.live.changed();
     }
 }
 
 impl Drop for Booking {
     fn drop(&mut self) {
         if self.is_prefilling {
-            self.computing.load.queued_prefill_blocks.fetch_sub(self.prefill_blocks, Ordering::Relaxed);
+            self.computing().live.load.own.queued_tokens.fetch_sub(self.queued_tokens, Ordering::Relaxed);
         }
-        self.decode.load.requests.fetch_sub(1, Ordering::Relaxed);
-        if !Arc::ptr_eq(&self.decode, &self.computing) {
-            self.computing.load.requests.fetch_sub(1, Ordering::Relaxed);
+        let decode = &self.decode.live.load.own;
+        decode.requests.fetch_sub(1, Ordering::Relaxed);
+        decode.decoding_blocks.fetch_sub(self.decoding_blocks, Ordering::Relaxed);
+        if let Some(prefill) = &self.prefill {
+            prefill.live.load.own.requests.fetch_sub(1, Ordering::Relaxed);
         }
-        self.decode.load.decoding_blocks.fetch_sub(self.decoding_blocks, Ordering::Relaxed);
+        self.decode.live.changed();
     }
 }

@@ -25,7 +25,7 @@ use crate::GatewayConfig;
 use crate::choice::{ChoiceEvent, ChoicePiece, ChoiceRequest, run};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
-use crate::routing::{Booking, Chooser, Route};
+use crate::routing::{Booking, Chooser, Route, Wanted};
 
 /// Events that may wait between the choices and the connection.
 const EVENTS_MAX: usize = 64;
@@ -66,10 +66,10 @@ impl Gateway {
         self.inside.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn route(&self, tokens: &[u32], salt: Option<&str>, avoid: &[String]) -> Option<Route> {
-        let route = self.chooser.route(&self.fleet, &self.config, tokens, salt, avoid)?;
+    pub(crate) fn route(&self, wanted: &Wanted<'_>) -> Option<(Route, Booking)> {
+        let (route, booking) = self.chooser.route(&self.fleet, &self.config, wanted)?;
         self.metrics.routing_microseconds.observe(route.decided_in.as_secs_f64() * 1e6);
-        Some(route)
+        Some((route, booking))
     }
 
     /// Longest sequence that every ready worker takes; 0 when none is ready.
@@ -111,6 +111,8 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/kvasir/status", get(status))
+        .route("/kvasir/snapshot", get(snapshot))
+        .route("/kvasir/loads", post(loads))
         .fallback(|| async {
             error_response(&ApiError {
                 status: StatusCode::NOT_FOUND,
@@ -141,15 +143,44 @@ async fn health(State(gateway): State<Arc<Gateway>>) -> StatusCode {
 
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
     let metrics = &gateway.metrics;
-    metrics.index_blocks.set(gateway.fleet.index.len() as i64);
-    metrics.index_bytes.set(gateway.fleet.index.table_bytes() as i64);
+    let usage = gateway.fleet.index.write().usage();
+    metrics.index_blocks.set(usage.entries as i64);
+    metrics.index_bytes.set(usage.bytes as i64);
+    metrics.index_nodes.set(usage.nodes as i64);
     metrics.workers_ready.set(gateway.fleet.ready_count() as i64);
     let events = gateway.fleet.tracker_counters();
     metrics.event_batches.set(events.batches as i64);
     metrics.event_orphans.set(events.orphans as i64);
     metrics.event_resets.set(events.resets as i64);
+    metrics.event_broken.set(events.broken as i64);
+    for picked in gateway.fleet.roster.load().iter() {
+        metrics.of_worker(&picked.worker.name, &picked.live.load);
+    }
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, content_type)], metrics.render()).into_response()
+}
+
+/// The index as bytes, for a gateway that starts.
+async fn snapshot(State(gateway): State<Arc<Gateway>>) -> Response {
+    match tokio::task::spawn_blocking(move || crate::warm::save(&gateway.fleet)).await {
+        Ok(bytes) => ([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// What another gateway has sent where.
+async fn loads(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
+    let refused = |message: String| {
+        let status = StatusCode::BAD_REQUEST;
+        error_response(&ApiError { status, message, param: None, code: Some("bad_loads") })
+    };
+    if gateway.config.peers.is_empty() {
+        return refused("This gateway has no peers: set `gateway.peers`.".to_owned());
+    }
+    match gateway.fleet.peers.receive(&gateway.fleet, &body, Instant::now()) {
+        Ok(()) => json_response(StatusCode::OK, "{}".to_owned()),
+        Err(problem) => refused(problem),
+    }
 }
 
 async fn status(State(gateway): State<Arc<Gateway>>) -> Response {
@@ -163,7 +194,8 @@ async fn status(State(gateway): State<Arc<Gateway>>) -> Response {
                 "name": worker.name,
                 "ready": true,
                 "role": live.description.role,
-                "requests": live.load.requests.load(Ordering::Relaxed),
+                "requests": live.load.own.get()[0],
+                "peers_requests": live.load.peers.get()[0],
             }),
         })
         .collect();
@@ -267,6 +299,7 @@ async fn answer(
         param: None,
         code: Some("body_too_slow"),
     };
+    let session = session_of(request.headers());
     let body = axum::body::to_bytes(request.into_body(), limit);
     let body =
         tokio::time::timeout(BODY_WITHIN, body).await.map_err(|_| too_slow())?.map_err(|_| too_large())?;
@@ -281,7 +314,8 @@ async fn answer(
     let mut index = 0;
     for prompt in &normal.prompts {
         for _ in 0..normal.sampling.n {
-            let route = wait_for_route(gateway, prompt, normal.salt.as_deref()).await?;
+            // Booked before the next choice is routed, so that a burst does not follow one prefix to one worker.
+            let (route, booking) = wait_for_route(gateway, prompt, normal.salt.as_deref(), session).await?;
             explained.get_or_insert_with(|| route.explain());
             let mut sampling = normal.sampling.clone();
             // Every choice has a seed, so that an interrupted one can be continued as it would have gone on.
@@ -294,9 +328,8 @@ async fn answer(
                 prompt: Arc::clone(prompt),
                 sampling,
                 salt: normal.salt.clone(),
+                session,
             };
-            // Booked before the next choice is routed, so that a burst does not follow one prefix to one worker.
-            let booking = Booking::new(&route);
             tokio::spawn(run(Arc::clone(gateway), choice, (route, booking), out.clone()));
             index += 1;
         }
@@ -418,13 +451,25 @@ fn check_prompts(gateway: &Gateway, param: &str, normal: &Normal) -> Result<(), 
     Ok(())
 }
 
+/// The conversation that a request belongs to, as vLLM's clients name it.
+fn session_of(headers: &HeaderMap) -> Option<u64> {
+    let name = headers.get("x-session-id")?.as_bytes();
+    let letters: Vec<u32> = name.iter().map(|&letter| u32::from(letter)).collect();
+    Some(kvstore_block::block_hash(&letters))
+}
+
 /// A worker may be restarting: wait a moment before giving up.
-async fn wait_for_route(gateway: &Gateway, prompt: &[u32], salt: Option<&str>) -> Result<Route, ApiError> {
+async fn wait_for_route(
+    gateway: &Gateway,
+    tokens: &[u32],
+    salt: Option<&str>,
+    session: Option<u64>,
+) -> Result<(Route, Booking), ApiError> {
     let deadline = tokio::time::Instant::now() + gateway.config.worker_wait;
     loop {
         let changed = gateway.fleet.changed.notified();
-        if let Some(route) = gateway.route(prompt, salt, &[]) {
-            return Ok(route);
+        if let Some(routed) = gateway.route(&Wanted { tokens, salt, session, avoid: &[] }) {
+            return Ok(routed);
         }
         if tokio::time::timeout_at(deadline, changed).await.is_err() {
             return Err(ApiError::unavailable("No worker is available."));

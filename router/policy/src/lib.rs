@@ -1,112 +1,28 @@
-//! Which worker gets a request. Pure functions: load, overlap and randomness arrive as arguments, so a decision
-//! can be replayed and explained.
+//! Which worker gets a request. Pure functions: load, overlap, speed and randomness arrive as arguments, so a
+//! decision can be replayed and explained.
 //!
-//! The cost of a worker, in blocks: what it would have to compute, weighted, plus what it has queued and what
-//! it is decoding. Blocks in its host tier count for part, since bringing them back costs something.
-//! Temperature 0 takes the cheapest, ties by the random number; above 0, workers are drawn by a softmax over
-//! normalised costs, which spreads bursts that would otherwise all follow the same prefix.
+//! * [`Policy::choose`]: from a request and candidates to a choice, by one of several strategies.
+//! * [`CostModel`]: two families. [`BlockCost`] counts blocks: what would have to be computed, what is queued,
+//!   what is decoding. [`PredictedTime`] adds up seconds: queue, computing what no tier holds, bringing back what
+//!   a lower tier holds, moving it to where it is decoded; so that a long queue beats a cache hit when it should.
+//! * [`Learner`]: the seconds per token, block and request of each worker, from what it did lately.
 //!
-//! Hot path: no allocation beyond the caller's slices, no lock, no clock.
+//! Herding: the loads that a decision sees must include what was routed a moment ago, here and by other
+//! gateways; whoever calls this books each choice before the next one. Ties are drawn.
+//!
+//! Hot path: no allocation, no lock, no clock. About 2 ns a candidate.
 
 #![forbid(unsafe_code)]
 
-/// How to choose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Strategy {
-    /// By cost: overlap, prefill load, decode load.
-    #[default]
-    Cost,
-    /// In turn.
-    RoundRobin,
-    /// Fewest active requests.
-    LeastLoaded,
-    /// By chance.
-    Random,
-}
+mod candidate;
+mod choose;
+mod cost;
+mod learn;
 
-/// Weights of the cost.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Weights {
-    /// What a block to compute costs, relative to a block being decoded.
-    pub prefill: f64,
-    /// What a block in the host tier saves, relative to one on the device (0 to 1).
-    pub host_credit: f64,
-    /// 0 takes the cheapest; larger values spread.
-    pub temperature: f64,
-}
-
-impl Default for Weights {
-    fn default() -> Self {
-        Self { prefill: 1.0, host_credit: 0.75, temperature: 0.0 }
-    }
-}
-
-/// A worker as the decision sees it.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Candidate {
-    /// Leading blocks of the request in its own pool.
-    pub device_blocks: u32,
-    /// Leading blocks in its pool or host tier.
-    pub any_blocks: u32,
-    /// Blocks of prompts that it has still to compute.
-    pub queued_prefill_blocks: u32,
-    /// Blocks of the requests that it is decoding.
-    pub decoding_blocks: u32,
-    /// Requests that it has.
-    pub requests: u32,
-}
-
-/// The outcome.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Choice {
-    /// Index of the chosen candidate.
-    pub index: usize,
-    /// Its cost in blocks (0 for strategies without costs).
-    pub cost: f64,
-}
-
-/// Cost of running a request of `blocks` blocks on a candidate.
-#[must_use]
-pub fn cost(blocks: u32, candidate: &Candidate, weights: &Weights) -> f64 {
-    let device = f64::from(candidate.device_blocks.min(blocks));
-    let host = f64::from(candidate.any_blocks.min(blocks)) - device;
-    let to_compute = f64::from(blocks) - device - weights.host_credit * host.max(0.0);
-    weights.prefill * (to_compute + f64::from(candidate.queued_prefill_blocks))
-        + f64::from(candidate.decoding_blocks)
-}
-
-/// Chooses among candidates; `None` when there are none. `turn` counts decisions, `random` is any number.
-#[must_use]
-pub fn choose(
-    strategy: Strategy,
-    blocks: u32,
-    candidates: &[Candidate],
-    weights: &Weights,
-    turn: u64,
-    random: u64,
-) -> Option<Choice> {
-    if candidates.is_empty() {
-        return None;
-    }
-    let count = candidates.len() as u64;
-    let plain = |index| Some(Choice { index, cost: 0.0 });
-    match strategy {
-        Strategy::RoundRobin => plain((turn % count) as usize),
-        Strategy::Random => plain((scrambled(random) % count) as usize),
-        Strategy::LeastLoaded => {
-            let index = cheapest(candidates, random, |candidate| f64::from(candidate.requests));
-            plain(index)
-        }
-        Strategy::Cost => {
-            let of = |candidate: &Candidate| cost(blocks, candidate, weights);
-            let index = match weights.temperature {
-                hot if hot > 0.0 => draw(candidates, hot, random, of),
-                _ => cheapest(candidates, random, of),
-            };
-            Some(Choice { index, cost: of(&candidates[index]) })
-        }
-    }
-}
+pub use candidate::{Candidate, Request, TIERS};
+pub use choose::{Choice, Policy, Strategy};
+pub use cost::{BlockCost, Cost, CostModel, PredictedTime, features};
+pub use learn::{FEATURES, Learner, Speed};
 
 /// Whether a prompt is worth a prefill worker: only when enough of it is cached nowhere near the decode worker.
 #[must_use]
@@ -114,70 +30,91 @@ pub fn is_worth_disaggregating(prompt_tokens: usize, held_tokens: usize, thresho
     prompt_tokens.saturating_sub(held_tokens) > threshold_tokens
 }
 
-/// splitmix64, so that a counter will do as a random number.
-fn scrambled(random: u64) -> u64 {
-    let word = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    word ^ (word >> 31)
-}
-
-fn cheapest(candidates: &[Candidate], random: u64, cost: impl Fn(&Candidate) -> f64) -> usize {
-    let least = candidates.iter().map(&cost).fold(f64::INFINITY, f64::min);
-    let ties = candidates.iter().filter(|candidate| cost(candidate) <= least).count() as u64;
-    let wanted = (scrambled(random) % ties.max(1)) as usize;
-    let mut tied = candidates.iter().enumerate().filter(|(_, candidate)| cost(candidate) <= least);
-    tied.nth(wanted).map_or(0, |(index, _)| index)
-}
-
-/// Softmax over costs, scaled to the range between cheapest and dearest.
-fn draw(candidates: &[Candidate], temperature: f64, random: u64, cost: impl Fn(&Candidate) -> f64) -> usize {
-    let least = candidates.iter().map(&cost).fold(f64::INFINITY, f64::min);
-    let most = candidates.iter().map(&cost).fold(f64::NEG_INFINITY, f64::max);
-    let range = (most - least).max(f64::MIN_POSITIVE);
-    let weight = |candidate: &Candidate| (-(cost(candidate) - least) / range / temperature).exp();
-    let total: f64 = candidates.iter().map(weight).sum();
-    let mut left = (scrambled(random) >> 11) as f64 / (1_u64 << 53) as f64 * total;
-    for (index, candidate) in candidates.iter().enumerate() {
-        left -= weight(candidate);
-        if left < 0.0 {
-            return index;
-        }
-    }
-    candidates.len() - 1
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn candidate(device: u32, any: u32, queued: u32, decoding: u32) -> Candidate {
+    const REQUEST: Request = Request { tokens: 161, block_tokens: 16, session: None };
+
+    fn candidate(leading: [u32; 4], queued_blocks: u32, decoding_blocks: u32) -> Candidate {
         Candidate {
-            device_blocks: device,
-            any_blocks: any,
-            queued_prefill_blocks: queued,
-            decoding_blocks: decoding,
-            requests: queued + decoding,
+            leading,
+            queued_tokens: queued_blocks * 16,
+            decoding_blocks,
+            requests: queued_blocks + decoding_blocks,
+            ..Candidate::default()
         }
     }
 
-    fn pick(candidates: &[Candidate], weights: &Weights) -> usize {
-        choose(Strategy::Cost, 10, candidates, weights, 0, 3).expect("a choice").index
+    fn held(device: u32, host: u32) -> [u32; 4] {
+        [device, host, host, host]
+    }
+
+    fn policy(strategy: Strategy) -> Policy {
+        Policy { strategy, ..Policy::default() }
+    }
+
+    fn pick(policy: &Policy, candidates: &[Candidate]) -> usize {
+        policy.choose(&REQUEST, candidates, 0, 3).expect("a choice").index
     }
 
     #[test]
     fn overlap_wins_until_load_outweighs_it() {
-        let weights = Weights::default();
-        assert_eq!(pick(&[candidate(0, 0, 0, 0), candidate(8, 8, 0, 0)], &weights), 1);
+        for strategy in [Strategy::Cost, Strategy::PredictedTime] {
+            let policy = policy(strategy);
+            let none = held(0, 0);
+            assert_eq!(pick(&policy, &[candidate(none, 0, 0), candidate(held(8, 8), 0, 0)]), 1);
+            assert_eq!(
+                pick(&policy, &[candidate(none, 0, 0), candidate(held(8, 8), 40, 0)]),
+                0,
+                "{strategy:?}: a long queue beats a hit"
+            );
+            assert_eq!(
+                pick(&policy, &[candidate(held(0, 8), 0, 0), candidate(none, 0, 0)]),
+                0,
+                "host counts"
+            );
+            assert_eq!(
+                pick(&policy, &[candidate(held(0, 8), 0, 0), candidate(held(8, 8), 0, 0)]),
+                1,
+                "but less"
+            );
+        }
+        let careless = Policy {
+            block_cost: BlockCost { prefill: 0.0, ..BlockCost::default() },
+            ..policy(Strategy::Cost)
+        };
+        assert_eq!(pick(&careless, &[candidate(held(9, 9), 0, 1), candidate(held(0, 0), 0, 0)]), 1);
+    }
+
+    #[test]
+    fn predicted_time_knows_fast_workers_and_far_ones() {
+        let slow =
+            Candidate { speed: Speed { per_token: 1e-3, ..Speed::default() }, ..candidate(held(5, 5), 0, 0) };
+        let fast = candidate(held(0, 0), 0, 0);
         assert_eq!(
-            pick(&[candidate(0, 0, 0, 0), candidate(8, 8, 9, 0)], &weights),
-            0,
-            "a long queue beats a hit"
+            pick(&policy(Strategy::PredictedTime), &[slow, fast]),
+            1,
+            "computing all of it is faster there"
         );
-        assert_eq!(pick(&[candidate(0, 8, 0, 0), candidate(0, 0, 0, 0)], &weights), 0, "host blocks count");
-        assert_eq!(pick(&[candidate(0, 8, 0, 0), candidate(7, 7, 0, 0)], &weights), 1, "but less");
-        let careless = Weights { prefill: 0.0, ..weights };
-        assert_eq!(pick(&[candidate(9, 9, 0, 1), candidate(0, 0, 0, 0)], &careless), 1);
+        assert_eq!(pick(&policy(Strategy::Cost), &[slow, fast]), 0);
+        let far = Candidate { transfer_seconds: 0.5, ..candidate(held(10, 10), 0, 0) };
+        assert_eq!(pick(&policy(Strategy::PredictedTime), &[far, fast]), 1);
+    }
+
+    #[test]
+    fn the_last_token_is_always_computed() {
+        let request = Request { tokens: 160, ..REQUEST };
+        let all = candidate(held(10, 10), 0, 0);
+        assert_eq!(all.saved_blocks(&request), [9, 0, 0, 0]);
+        assert_eq!(all.uncached_tokens(&request), 16);
+        assert_eq!(all.uncached_tokens(&REQUEST), 1);
+        let tiers = candidate([2, 5, 5, 7], 0, 0);
+        assert_eq!(tiers.saved_blocks(&REQUEST), [2, 3, 0, 2]);
+        let cost = BlockCost::default().cost(&REQUEST, &tiers);
+        assert!((cost.onboard - (3.0 * 0.25 + 2.0 * 0.75)).abs() < 1e-9, "{cost:?}");
+        let sum = cost.queue + cost.prefill + cost.onboard + cost.transfer + cost.decode;
+        assert!((cost.total - sum).abs() < 1e-9, "the parts explain the whole");
     }
 
     #[test]
@@ -185,8 +122,8 @@ mod tests {
         let same = [Candidate::default(); 4];
         let mut seen = [0; 4];
         for random in 0..4000 {
-            let first = choose(Strategy::Cost, 5, &same, &Weights::default(), 0, random);
-            assert_eq!(first, choose(Strategy::Cost, 5, &same, &Weights::default(), 9, random));
+            let first = policy(Strategy::Cost).choose(&REQUEST, &same, 0, random);
+            assert_eq!(first, policy(Strategy::Cost).choose(&REQUEST, &same, 9, random));
             seen[first.expect("a choice").index] += 1;
         }
         assert!(seen.iter().all(|&count| (800..1200).contains(&count)), "{seen:?}");
@@ -194,10 +131,10 @@ mod tests {
 
     #[test]
     fn temperature_moves_from_cheapest_to_uniform() {
-        let candidates = [candidate(10, 10, 0, 0), candidate(0, 0, 0, 0)];
+        let candidates = [candidate(held(10, 10), 0, 0), candidate(held(0, 0), 0, 0)];
         let share = |temperature| {
-            let weights = Weights { temperature, ..Weights::default() };
-            let picks = (0..4000).map(|random| choose(Strategy::Cost, 10, &candidates, &weights, 0, random));
+            let policy = Policy { temperature, ..policy(Strategy::Cost) };
+            let picks = (0..4000).map(|random| policy.choose(&REQUEST, &candidates, 0, random));
             picks.filter(|pick| pick.is_some_and(|pick| pick.index == 0)).count()
         };
         assert_eq!(share(0.0), 4000);
@@ -206,18 +143,77 @@ mod tests {
         assert!((1850..2200).contains(&hot), "{hot}");
     }
 
+    /// Whoever books each choice before the next spreads a burst; equal prefixes do not pile up on one worker.
+    #[test]
+    fn a_burst_does_not_herd() {
+        for strategy in [Strategy::Cost, Strategy::PredictedTime, Strategy::LeastLoaded] {
+            let mut candidates = vec![candidate(held(0, 0), 0, 0); 8];
+            candidates[0].leading = [6; 4];
+            for random in 0..80 {
+                let choice =
+                    policy(strategy).choose(&REQUEST, &candidates, random, random).expect("a choice");
+                let chosen = &mut candidates[choice.index];
+                chosen.queued_tokens += chosen.uncached_tokens(&REQUEST);
+                chosen.requests += 1;
+                chosen.decoding_blocks += REQUEST.blocks();
+            }
+            let most = candidates.iter().map(|candidate| candidate.requests).max();
+            // The one that has 6 of 10 blocks can take two and a half times as much as the others.
+            assert!(most <= Some(24), "{strategy:?}: {most:?} of 80 on one of 8 workers");
+        }
+    }
+
+    #[test]
+    fn sessions_stay_and_move_little_when_workers_come_and_go() {
+        let workers = |count: u64| -> Vec<Candidate> {
+            (0..count).map(|identity| Candidate { identity: identity * 77, ..Candidate::default() }).collect()
+        };
+        let worker_of = |session, candidates: &[Candidate]| {
+            let request = Request { session: Some(session), ..REQUEST };
+            let choice = policy(Strategy::Session).choose(&request, candidates, session, session * 3);
+            candidates[choice.expect("a choice").index].identity
+        };
+        let moved =
+            (0..1000).filter(|&session| worker_of(session, &workers(8)) != worker_of(session, &workers(9)));
+        let moved = moved.count();
+        assert!((60..170).contains(&moved), "{moved} of 1000 moved; a ninth is 111");
+        let mut busy = workers(4);
+        let home = worker_of(5, &busy);
+        for candidate in &mut busy {
+            candidate.requests = if candidate.identity == home { 30 } else { 2 };
+        }
+        assert_ne!(worker_of(5, &busy), home, "not at any price");
+    }
+
+    #[test]
+    fn cold_workers_get_their_share() {
+        let mut candidates = [candidate(held(10, 10), 0, 0), candidate(held(0, 0), 0, 0)];
+        candidates[1].is_cold = true;
+        let policy = Policy { warm_up_share: 0.1, ..policy(Strategy::PredictedTime) };
+        let cold = (0..10_000).filter(|&random| {
+            let choice = policy.choose(&REQUEST, &candidates, 0, random).expect("a choice");
+            assert_eq!(choice.is_warm_up, choice.index == 1);
+            choice.is_warm_up
+        });
+        assert!((900..1100).contains(&cold.count()));
+    }
+
     #[test]
     fn the_plain_strategies() {
-        let candidates = [candidate(0, 0, 1, 1), candidate(0, 0, 0, 1), candidate(0, 0, 5, 5)];
-        let weights = Weights::default();
-        let index =
-            |strategy, turn| choose(strategy, 1, &candidates, &weights, turn, turn).expect("a choice").index;
+        let candidates =
+            [candidate(held(0, 0), 1, 1), candidate(held(0, 0), 0, 1), candidate(held(0, 0), 5, 5)];
+        let index = |strategy, turn| {
+            policy(strategy).choose(&REQUEST, &candidates, turn, turn).expect("a choice").index
+        };
         assert_eq!((0..4).map(|turn| index(Strategy::RoundRobin, turn)).collect::<Vec<_>>(), [0, 1, 2, 0]);
         assert_eq!(index(Strategy::LeastLoaded, 0), 1);
         let random: std::collections::HashSet<usize> =
             (0..50).map(|turn| index(Strategy::Random, turn)).collect();
         assert_eq!(random.len(), 3);
-        assert_eq!(choose(Strategy::Cost, 1, &[], &weights, 0, 0), None);
+        let two = (0..3000).filter(|&turn| index(Strategy::PowerOfTwo, turn) == 2).count();
+        assert!((200..470).contains(&two), "{two}: only when drawn twice, a ninth");
+        assert_eq!(policy(Strategy::Cost).choose(&REQUEST, &[], 0, 0), None);
+        assert!(Strategy::ALL.iter().all(|strategy| Strategy::from_name(strategy.name()) == Some(*strategy)));
     }
 
     #[test]

@@ -63,7 +63,8 @@ fn key_of(arena: &Arena, child: NodeId) -> u64 {
 /// Spreads a key over 64 bits: block hashes may be anything that an engine or a test makes up.
 #[inline]
 fn spread(fork: ForkId, hash: u64) -> u64 {
-    let word = (hash ^ u64::from(fork).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let word =
+        (hash ^ u64::from(fork).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     (word ^ word >> 29).wrapping_mul(0x94D0_49BB_1331_11EB)
 }
 
@@ -146,7 +147,9 @@ impl Children {
             if slot & 0xFFFF_FFFF_0000_0000 == tag {
                 let child = slot as NodeId;
                 let node = arena.node(child);
-                if node.parent.load(Ordering::Relaxed) == fork | FORK && node.hash(node.shape().base()) == hash {
+                if node.parent.load(Ordering::Relaxed) == fork | FORK
+                    && node.hash(node.shape().base()) == hash
+                {
                     return Some(child);
                 }
             }
@@ -203,7 +206,8 @@ impl Children {
         }
         let directory = self.directory();
         let depth = piece.depth + u32::from(splits);
-        let parts: Vec<Box<Piece>> = (0..1 + usize::from(splits)).map(|_| Box::new(Piece::new(depth))).collect();
+        let parts: Vec<Box<Piece>> =
+            (0..1 + usize::from(splits)).map(|_| Box::new(Piece::new(depth))).collect();
         for slot in &piece.slots {
             let slot = slot.load(Ordering::Relaxed);
             if slot > DELETED {
@@ -245,7 +249,9 @@ impl Children {
         for &piece in &old_pieces {
             // SAFETY: linked, so not freed; the caller is the writer.
             let piece = unsafe { &*piece };
-            for slot in piece.slots.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|&slot| slot > DELETED) {
+            for slot in
+                piece.slots.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|&slot| slot > DELETED)
+            {
                 let key = key_of(arena, slot as NodeId);
                 if !pieces[piece_index(key, bits)].insert(key, slot as NodeId) {
                     return; // Far out of balance: it stays as it is.

@@ -43,14 +43,17 @@ impl Drop for Pin<'_> {
 impl Grace {
     pub(crate) fn new() -> Self {
         let cell = |_| Cell { entered: AtomicU64::new(0), taken: AtomicU64::new(0) };
-        Self { epoch: AtomicU64::new(1), used: AtomicU64::new(0), cells: (0..READERS_MAX).map(cell).collect() }
+        Self {
+            epoch: AtomicU64::new(1),
+            used: AtomicU64::new(0),
+            cells: (0..READERS_MAX).map(cell).collect(),
+        }
     }
 
     /// A cell of one's own; `None` when all are taken.
     pub(crate) fn enlist(&self) -> Option<usize> {
-        let take = |cell: &Cell| {
-            cell.taken.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        };
+        let take =
+            |cell: &Cell| cell.taken.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let cell = self.cells.iter().position(take)?;
         // Before the first pin of this cell, whose fence pairs with the one in `free_below`.
         self.used.fetch_max(cell as u64 + 1, Ordering::AcqRel);

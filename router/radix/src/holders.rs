@@ -81,7 +81,14 @@ const _: () = assert!(IDS_MAX <= 1 << 13);
 impl Ext {
     pub(crate) fn new(width: usize, tiers: usize, entries: usize) -> Self {
         let cells = (0..width * tiers + entries).map(|_| AtomicU64::new(0)).collect();
-        Self { width, tiers, present: AtomicU32::new(1), len: AtomicU32::new(0), count: AtomicU32::new(0), cells }
+        Self {
+            width,
+            tiers,
+            present: AtomicU32::new(1),
+            len: AtomicU32::new(0),
+            count: AtomicU32::new(0),
+            cells,
+        }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -212,10 +219,12 @@ impl Ext {
     /// Every (member, tier) that holds some of `all`, with its slots.
     pub(crate) fn held(&self, all: u32) -> impl Iterator<Item = (u16, Tier, u32)> {
         let full = Tier::ALL.into_iter().take(self.tiers).flat_map(move |tier| {
-            (0..self.width).flat_map(move |word| {
-                let set = self.tier_word(tier, word);
-                (0..64).filter(move |bit| set >> bit & 1 == 1).map(move |bit| (word * 64 + bit) as u16)
-            }).map(move |id| (id, tier, all))
+            (0..self.width)
+                .flat_map(move |word| {
+                    let set = self.tier_word(tier, word);
+                    (0..64).filter(move |bit| set >> bit & 1 == 1).map(move |bit| (word * 64 + bit) as u16)
+                })
+                .map(move |id| (id, tier, all))
         });
         let is_partial = move |entry: &Entry| {
             entry.mask() & all != 0 && !self.is_full(entry.id(), Tier::ALL[entry.tier()])

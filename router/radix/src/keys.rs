@@ -356,7 +356,10 @@ mod tests {
             let key = next() % 60_000;
             if next() % 10 < if grows { 8 } else { 1 } {
                 let place = Place((next() as u32).max(1));
-                assert_eq!(keys.insert(&mut pool, key, place).map(|place| place.0), model.insert(key, place.0));
+                assert_eq!(
+                    keys.insert(&mut pool, key, place).map(|place| place.0),
+                    model.insert(key, place.0)
+                );
             } else {
                 let found = keys.locate(&pool, key);
                 assert_eq!(found.map(|found| found.place.0), model.remove(&key));

@@ -49,7 +49,11 @@ impl Pool {
 
     /// Pieces that can be had without more memory.
     pub(crate) fn spare(&self) -> usize {
-        self.roomy.iter().filter_map(|&at| self.chunks[at as usize].as_ref()).map(|state| state.free.len()).sum()
+        self.roomy
+            .iter()
+            .filter_map(|&at| self.chunks[at as usize].as_ref())
+            .map(|state| state.free.len())
+            .sum()
     }
 
     /// An empty piece. The process ends when the system has no memory, as for any allocation.

@@ -263,8 +263,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
                 let mut count = 0;
                 for &id in &before[..len] {
                     let is_full = ext.full_word(self.level, usize::from(id) / 64) >> (id % 64) & 1 == 1;
-                    let blocks =
-                        if is_full { seen.shape.len() } else { self.blocks_of(ext, id, seen.shape) };
+                    let blocks = if is_full { seen.shape.len() } else { self.blocks_of(ext, id, seen.shape) };
                     if blocks >= seen.agreeing {
                         few[count] = id;
                         count += 1;
@@ -286,7 +285,8 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
         for entry in ext.entries() {
             let id = entry.id();
             let (word, bit) = (usize::from(id) / 64, 1_u64 << (id % 64));
-            if word >= self.words || entry.tier() > self.level || self.set[word] & !going_on[word] & bit == 0 {
+            if word >= self.words || entry.tier() > self.level || self.set[word] & !going_on[word] & bit == 0
+            {
                 continue;
             }
             let blocks = self.blocks_of(ext, id, seen.shape);

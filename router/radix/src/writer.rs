@@ -12,10 +12,10 @@ use crate::children::Replaced;
 use crate::holders::{Ext, Tier, tiers_for};
 use crate::index::{Held, IndexConfig, Member, Outcome, Shared, Usage};
 use crate::keys::{EngineHash, Keys, Place, growth_bytes};
-use crate::pool::Pool;
 use crate::limits::{IDS_MAX, NODE_BLOCKS, PARTIAL_MAX, SEGMENT_NODES, SWEEP_STEP};
 use crate::node::{Children, FORK, ForkId, LIST_MAX, List, Node, NodeId, ROOT, Shape, bits};
 use crate::parked::Parked;
+use crate::pool::Pool;
 use crate::sync::Ordering;
 
 /// Blocks of one event that are applied between two looks at the memory bound.
@@ -31,6 +31,10 @@ struct MemberState {
     keys: Keys,
     /// Copies beyond the first.
     extra_copies: HashMap<(EngineHash, Tier), u32>,
+    /// Blocks that the engine has more than one name for (it tells apart what our hashes do not): names beyond
+    /// the first, by tier. In places as they were when the index had seen so many splits.
+    aliases: HashMap<(NodeId, usize), [u32; 4]>,
+    alias_splits: u64,
     parked: Parked,
 }
 
@@ -52,7 +56,6 @@ enum Garbage {
 // SAFETY: the pointers are owned: nobody but the holder of the garbage frees them, on whatever thread.
 unsafe impl Send for Garbage {}
 
-
 #[derive(Debug)]
 pub(crate) struct Writer {
     shared: Arc<Shared>,
@@ -66,6 +69,8 @@ pub(crate) struct Writer {
     sweeping: VecDeque<(u16, Keys)>,
     garbage: VecDeque<(u64, Garbage)>,
     replaced: Vec<Replaced>,
+    /// Splits so far.
+    splits: u64,
     ext_bytes: usize,
     pool: Pool,
     directory_bytes: usize,
@@ -87,6 +92,7 @@ impl Writer {
             sweeping: VecDeque::new(),
             garbage: VecDeque::new(),
             replaced: Vec::new(),
+            splits: 0,
             ext_bytes: 0,
             pool: Pool::default(),
             directory_bytes: 0,
@@ -116,8 +122,14 @@ impl Writer {
         };
         let id = self.free_id()?;
         let member = Member(seat as u16);
-        let state =
-            MemberState { id, keys: Keys::default(), extra_copies: HashMap::new(), parked: Parked::default() };
+        let state = MemberState {
+            id,
+            keys: Keys::default(),
+            extra_copies: HashMap::new(),
+            aliases: HashMap::new(),
+            alias_splits: 0,
+            parked: Parked::default(),
+        };
         self.members[seat] = Some(Box::new(state));
         self.shared.seat(member, Some(id));
         self.set_live(id, true);
@@ -149,6 +161,7 @@ impl Writer {
     pub(crate) fn clear(&mut self, member: Member) {
         let Some(Some(state)) = self.members.get_mut(member.index()) else { return };
         state.extra_copies = HashMap::new();
+        state.aliases = HashMap::new();
         state.parked = Parked::default();
         if state.keys.len() == 0 {
             return;
@@ -186,8 +199,10 @@ impl Writer {
                 Some(blocks) => {
                     done += blocks.len();
                     for (_, place) in blocks {
-                        let (node, slot) = self.resolved(place);
-                        self.forget_block(node, slot, id);
+                        // Of several names for one block the first did it.
+                        if let Some((node, slot)) = self.resolved(place) {
+                            self.forget_block(node, slot, id);
+                        }
                     }
                     self.sweeping.push_front((id, keys));
                 }
@@ -249,14 +264,13 @@ impl Writer {
         let bytes_before = state.keys.directory_bytes();
         let at = match parent {
             None => Some((ROOT, 0)),
-            Some(parent) => state.keys.find(&self.pool, parent).map(|place| {
-                let (node, slot) = self.resolved(place);
-                (node, slot + 1)
-            }),
+            Some(parent) => self.place_of(&state, parent).map(|(node, slot)| (node, slot + 1)),
         };
         match (at, parent) {
             _ if !self.has_room(blocks.len()) => outcome.refused += blocks.len() as u64,
-            (Some((node, next)), _) => self.place_run(&mut state, tier, (node, next), keys, blocks, &mut outcome),
+            (Some((node, next)), _) => {
+                self.place_run(&mut state, tier, (node, next), keys, blocks, &mut outcome)
+            }
             (None, parent) => {
                 let parents = parent.into_iter().chain(keys.iter().copied());
                 for ((&key, &block), parent) in keys.iter().zip(blocks).zip(parents) {
@@ -282,7 +296,8 @@ impl Writer {
         keys.iter().take(AHEAD).for_each(|&key| state.keys.prefetch(&self.pool, key));
         let mut done = 0;
         while done < blocks.len() {
-            let Some((at, from, count, held)) = self.advance(state.id, tier, node, next, &blocks[done..]) else {
+            let Some((at, from, count, held)) = self.advance(state.id, tier, node, next, &blocks[done..])
+            else {
                 outcome.refused += (blocks.len() - done) as u64;
                 return;
             };
@@ -295,6 +310,10 @@ impl Writer {
                 }
                 let (slot, place) = (from + offset, Place::new(at, from + offset));
                 match state.keys.insert(&mut self.pool, key, place) {
+                    None if held >> slot & 1 == 1 => {
+                        self.add_alias(state, place, tier);
+                        outcome.copies += 1;
+                    }
                     None => outcome.changed += 1,
                     Some(before) if before == place || self.resolved(before) == self.resolved(place) => {
                         if held >> slot & 1 == 1 {
@@ -311,8 +330,9 @@ impl Writer {
                 // The engine uses the name for another block now: the newer one counts.
                 outcome.changed += 1;
                 state.extra_copies.retain(|&(other, _), _| other != key);
-                let (node, slot) = self.resolved(before);
-                self.forget_block(node, slot, state.id);
+                if let Some((node, slot)) = self.resolved(before) {
+                    self.forget_block(node, slot, state.id);
+                }
             }
             if state.parked.len() > 0 {
                 for &key in &keys[done..done + count] {
@@ -322,7 +342,7 @@ impl Writer {
             (node, next) = (at, from + count);
             if self.node(at).shape().end() < next {
                 // Placing parked blocks, or forgetting others, has split the node behind us.
-                let (resolved, slot) = self.resolved(Place::new(at, from + count - 1));
+                let Some((resolved, slot)) = self.resolved(Place::new(at, from + count - 1)) else { return };
                 (node, next) = (resolved, slot + 1);
             }
             done += count;
@@ -340,9 +360,9 @@ impl Writer {
         outcome: &mut Outcome,
     ) {
         // Its own parent may be known, or the block itself: then there is a place to go on from.
-        let before = match state.keys.find(&self.pool, parent) {
-            Some(place) => Some(self.resolved(place)),
-            None => state.keys.find(&self.pool, key).and_then(|place| self.before(self.resolved(place))),
+        let before = match self.place_of(state, parent) {
+            Some(place) => Some(place),
+            None => self.place_of(state, key).and_then(|place| self.before(place)),
         };
         if let Some((node, slot)) = before {
             self.place_run(state, tier, (node, slot + 1), &[key], &[block], outcome);
@@ -358,8 +378,7 @@ impl Writer {
         for (key, block, copies) in state.parked.take(parent) {
             for (tier, copies) in Tier::ALL.into_iter().zip(copies) {
                 for _ in 0..copies {
-                    let Some(place) = state.keys.find(&self.pool, parent) else { continue };
-                    let (node, slot) = self.resolved(place);
+                    let Some((node, slot)) = self.place_of(state, parent) else { continue };
                     self.place_run(state, tier, (node, slot + 1), &[key], &[block], outcome);
                 }
             }
@@ -379,15 +398,16 @@ impl Writer {
             if let Some(&ahead) = keys.get(at + AHEAD) {
                 state.keys.prefetch(&self.pool, ahead);
             }
-            let is_plain = tier == Tier::Device && state.extra_copies.is_empty();
+            let is_plain = tier == Tier::Device && state.extra_copies.is_empty() && state.aliases.is_empty();
             let found = state.keys.locate(&self.pool, key).filter(|_| is_plain);
-            let (node, slot) = found.map_or((ROOT, 0), |found| self.resolved(found.place));
+            let place = found.and_then(|found| self.resolved(found.place));
+            let (node, slot) = place.unwrap_or((ROOT, 0));
             if node != gathered.0 && gathered.1 != 0 {
                 self.clear_bits(gathered.0, state.id, tier, gathered.1);
                 gathered.1 = 0;
             }
             match found {
-                Some(found) if self.node(node).ext.load(Ordering::Relaxed).is_null() => {
+                Some(found) if place.is_some() && self.node(node).ext.load(Ordering::Relaxed).is_null() => {
                     state.keys.remove(&mut self.pool, found);
                     gathered = (node, gathered.1 | 1 << slot);
                     outcome.changed += 1;
@@ -411,10 +431,7 @@ impl Writer {
             return outcome;
         }
         for &key in keys {
-            let place = self.member(member).and_then(|state| {
-                let place = state.keys.find(&self.pool, key)?;
-                Some((state.id, self.resolved(place)))
-            });
+            let place = self.member(member).and_then(|state| Some((state.id, self.place_of(state, key)?)));
             let Some((id, (node, slot))) =
                 place.filter(|&(id, (node, slot))| self.mask(node, id, from) >> slot & 1 == 1)
             else {
@@ -423,8 +440,9 @@ impl Writer {
             };
             // There before it is gone here, so that no reader finds it nowhere.
             self.set_bits(node, id, to, 1 << slot);
-            let (node, slot) = self.resolved(Place::new(node, slot));
-            self.clear_bits(node, id, from, 1 << slot);
+            if let Some((node, slot)) = self.resolved(Place::new(node, slot)) {
+                self.clear_bits(node, id, from, 1 << slot);
+            }
             if let Some(Some(state)) = self.members.get_mut(member.index())
                 && let Some(copies) = state.extra_copies.remove(&(key, from))
             {
@@ -452,30 +470,88 @@ impl Writer {
             *(if waited { &mut outcome.parked } else { &mut outcome.unknown }) += 1;
             return;
         };
-        let (node, slot) = self.resolved(found.place);
+        let Some((node, slot)) = self.resolved(found.place) else {
+            // Another name of the block took it along.
+            state.keys.remove(&mut self.pool, found);
+            outcome.unknown += 1;
+            return;
+        };
         if self.mask(node, state.id, tier) >> slot & 1 == 0 {
             outcome.unknown += 1;
             return;
         }
-        let is_elsewhere =
-            Tier::ALL.into_iter().any(|other| other != tier && self.mask(node, state.id, other) >> slot & 1 == 1);
+        let is_elsewhere = Tier::ALL
+            .into_iter()
+            .any(|other| other != tier && self.mask(node, state.id, other) >> slot & 1 == 1);
         if !is_elsewhere {
             state.keys.remove(&mut self.pool, found);
+        }
+        if self.take_alias(state, (node, slot), tier) {
+            outcome.copies += 1;
+            return;
         }
         self.clear_bits(node, state.id, tier, 1 << slot);
         outcome.changed += 1;
     }
 
+    /// A block has one more name in a tier.
+    fn add_alias(&mut self, state: &mut MemberState, place: Place, tier: Tier) {
+        self.refresh_aliases(state);
+        if let Some(place) = self.resolved(place) {
+            state.aliases.entry(place).or_default()[tier as usize] += 1;
+        }
+    }
+
+    /// A block has one name less in a tier; false when that was the last.
+    fn take_alias(&mut self, state: &mut MemberState, place: (NodeId, usize), tier: Tier) -> bool {
+        if state.aliases.is_empty() {
+            return false;
+        }
+        self.refresh_aliases(state);
+        let Some(names) = state.aliases.get_mut(&place).filter(|names| names[tier as usize] > 0) else {
+            return false;
+        };
+        names[tier as usize] -= 1;
+        if *names == [0; 4] {
+            state.aliases.remove(&place);
+        }
+        true
+    }
+
+    /// Places as they are after the splits since.
+    fn refresh_aliases(&self, state: &mut MemberState) {
+        if std::mem::replace(&mut state.alias_splits, self.splits) == self.splits {
+            return;
+        }
+        let before = std::mem::take(&mut state.aliases);
+        let moved = before
+            .into_iter()
+            .filter_map(|((node, slot), names)| Some((self.resolved(Place::new(node, slot))?, names)));
+        state.aliases.extend(moved);
+    }
+
     // ---- the tree
 
-    /// Where a place is now: splits may have handed the slot on.
-    fn resolved(&self, place: Place) -> (NodeId, usize) {
+    /// Where a place is now: splits may have handed the slot on. `None` when the block is gone, which a name can
+    /// outlive that shared it with others in several tiers.
+    fn resolved(&self, place: Place) -> Option<(NodeId, usize)> {
         let (mut node, slot) = (place.node(), place.slot());
-        while slot >= self.node(node).shape().end() {
-            node = self.node(node).next_part.load(Ordering::Relaxed);
-            debug_assert_ne!(node, 0, "a block that is held has a node");
+        loop {
+            let at = self.node(node);
+            let shape = at.shape();
+            if slot < shape.end() {
+                return (slot >= shape.base()).then_some((node, slot));
+            }
+            node = at.next_part.load(Ordering::Relaxed);
+            if node == ROOT {
+                return None;
+            }
         }
-        (node, slot)
+    }
+
+    /// Where the block of a name is.
+    fn place_of(&self, state: &MemberState, key: EngineHash) -> Option<(NodeId, usize)> {
+        self.resolved(state.keys.find(&self.pool, key)?)
     }
 
     /// Finds or makes the slots for the first of `blocks`, after slot `next - 1` of `node`, and for as many of
@@ -657,6 +733,7 @@ impl Writer {
         // From here on the rest belongs to the new node, for readers and for places.
         upper.publish(kept);
         upper.next_part.store(lower_id, Ordering::Relaxed);
+        self.splits += 1;
         // SAFETY: as above.
         if let Some(ext) = unsafe { ext.as_ref() } {
             // Who held only the beginning now holds all of it. The old copy speaks of the old slots.
@@ -830,7 +907,8 @@ impl Writer {
         while id != ROOT {
             let node = self.node(id);
             let shape = node.shape();
-            let is_held = node.list.load(Ordering::Relaxed) != 0 || !node.ext.load(Ordering::Relaxed).is_null();
+            let is_held =
+                node.list.load(Ordering::Relaxed) != 0 || !node.ext.load(Ordering::Relaxed).is_null();
             if is_held || shape.children() != Children::None || shape.len() == 0 {
                 return;
             }
@@ -850,6 +928,7 @@ impl Writer {
             // No length: whoever holds on to the number sees that it is gone.
             let gone = self.node(id);
             gone.publish(gone.shape().with_len(0));
+            gone.next_part.store(ROOT, Ordering::Relaxed);
             self.garbage.push_back((self.shared.grace.stamp(), Garbage::Node(id)));
             id = owner;
         }
@@ -940,8 +1019,11 @@ impl Writer {
 
     pub(crate) fn held(&self, member: Member) -> Vec<Held> {
         let Some(state) = self.member(member) else { return Vec::new() };
-        let by_place: HashMap<(NodeId, usize), EngineHash> =
-            state.keys.iter(&self.pool).map(|(key, place)| (self.resolved(place), key)).collect();
+        let by_place: HashMap<(NodeId, usize), EngineHash> = state
+            .keys
+            .iter(&self.pool)
+            .filter_map(|(key, place)| Some((self.resolved(place)?, key)))
+            .collect();
         let mut out = Vec::with_capacity(by_place.len());
         let mut is_out = std::collections::HashSet::with_capacity(by_place.len());
         let mut chain = Vec::new();
@@ -995,4 +1077,3 @@ impl Drop for Writer {
         }
     }
 }
-

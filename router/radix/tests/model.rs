@@ -46,7 +46,9 @@ impl Universe {
             // Few different hashes: the same block comes after many different prefixes. But never twice after one.
             let is_used = |universe: &Self, hash: u64| match parent {
                 Some(parent) => universe.children[parent].iter().any(|&child| universe.block[child] == hash),
-                None => (0..at).any(|other| universe.parent[other].is_none() && universe.block[other] == hash),
+                None => {
+                    (0..at).any(|other| universe.parent[other].is_none() && universe.block[other] == hash)
+                }
             };
             let mut hash = random.below(50) as u64;
             while is_used(&universe, hash) {
@@ -106,7 +108,16 @@ impl Rig {
         let index = Index::new(IndexConfig::default());
         let members = (0..workers).map(|_| index.write().join().expect("room")).collect();
         let reader = index.reader().expect("a reader");
-        Self { seed, random, universe, index, reader, members, model: vec![HashMap::new(); workers], lookups: 0 }
+        Self {
+            seed,
+            random,
+            universe,
+            index,
+            reader,
+            members,
+            model: vec![HashMap::new(); workers],
+            lookups: 0,
+        }
     }
 
     fn tier(&mut self) -> Tier {
@@ -175,8 +186,7 @@ impl Rig {
             }
             75..=79 => {
                 let tier = self.tier();
-                let some: Vec<usize> =
-                    (0..8).map(|_| self.random.below(self.universe.block.len())).collect();
+                let some: Vec<usize> = (0..8).map(|_| self.random.below(self.universe.block.len())).collect();
                 self.remove(worker, tier, &some);
             }
             80 if self.random.below(8) == 0 => {
@@ -206,11 +216,16 @@ impl Rig {
         for (worker, held) in self.model.iter().enumerate() {
             for tier in Tier::ALL {
                 let has = |at: &&usize| {
-                    held.get(at).is_some_and(|copies| copies[..=tier as usize].iter().any(|&copies| copies > 0))
+                    held.get(at)
+                        .is_some_and(|copies| copies[..=tier as usize].iter().any(|&copies| copies > 0))
                 };
                 let expected = prompt.iter().take_while(has).count() as u32;
                 let found = overlaps.leading(self.members[worker], tier);
-                assert_eq!(found, expected, "seed {}, worker {worker}, {tier:?}, prompt {prompt:?}", self.seed);
+                assert_eq!(
+                    found, expected,
+                    "seed {}, worker {worker}, {tier:?}, prompt {prompt:?}",
+                    self.seed
+                );
             }
         }
         self.lookups += 1;
@@ -221,8 +236,11 @@ impl Rig {
         for (worker, model) in self.model.iter().enumerate() {
             let held = self.index.write().held(self.members[worker]);
             let whole = |at: usize| self.universe.path(at).iter().all(|at| model.contains_key(at));
-            let mut expected: Vec<(u64, [u32; 4])> =
-                model.iter().filter(|(at, _)| whole(**at)).map(|(&at, &copies)| (key(worker, at), copies)).collect();
+            let mut expected: Vec<(u64, [u32; 4])> = model
+                .iter()
+                .filter(|(at, _)| whole(**at))
+                .map(|(&at, &copies)| (key(worker, at), copies))
+                .collect();
             let mut found: Vec<(u64, [u32; 4])> = held.iter().map(|held| (held.key, held.copies)).collect();
             expected.sort_unstable();
             found.sort_unstable();
@@ -288,4 +306,37 @@ fn one_long_run_and_many_members() {
     for seed in 200..203 {
         run(seed, 150, 300, 60, 40_000);
     }
+}
+
+/// An engine may have several names for what our hashes take for one block (an image's offset, say): it is held
+/// until the last of them is removed.
+#[test]
+fn several_names_for_one_block() {
+    let index = Index::new(IndexConfig::default());
+    let member = index.write().join().expect("room");
+    let other = index.write().join().expect("room");
+    let mut reader = index.reader().expect("a reader");
+    let blocks = [1, 2, 3, 4, 5];
+    for name in [100, 200, 300] {
+        let keys = [name, name + 1, name + 2, name + 3, name + 4];
+        index.write().stored(member, Tier::Device, None, &keys, &blocks);
+    }
+    // A split moves them.
+    index.write().stored(other, Tier::Device, None, &[7, 8, 9], &[1, 2, 99]);
+    index.write().stored(member, Tier::Device, Some(204), &[777], &[6]);
+    index.write().removed(member, Tier::Device, &[104, 103, 102, 101, 100]);
+    index.write().removed(member, Tier::Device, &[304, 303]);
+    assert_eq!(reader.overlaps(&[1, 2, 3, 4, 5, 6]).device(member), 6);
+    index.write().removed(member, Tier::Device, &[777, 204, 203]);
+    assert_eq!(reader.overlaps(&[1, 2, 3, 4, 5, 6]).device(member), 3);
+    // In several tiers at once what counts is that nothing breaks and nothing is left.
+    index.write().stored(member, Tier::Host, None, &[500, 501], &[1, 2]);
+    index.write().removed(member, Tier::Device, &[300, 301, 302, 200, 201, 202]);
+    index.write().removed(member, Tier::Host, &[500, 501, 200, 300]);
+    assert_eq!(reader.overlaps(&[1, 2, 3]).any(member), 0);
+    index.write().clear(member);
+    index.write().leave(other);
+    while index.write().sweep() {}
+    let usage = index.write().usage();
+    assert_eq!((usage.nodes, usage.entries), (0, 0));
 }

@@ -58,7 +58,8 @@ fn readers_beside_a_writer_see_what_is_true_throughout() {
         let mut random = 7_u64;
         while Instant::now() < ends {
             for _ in 0..64 {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let number = (random >> 33) % 64;
                 let len = (random >> 40) % (BLOCKS - 10) + 1;
                 let tier = if random >> 50 & 3 == 0 { Tier::Host } else { Tier::Device };
@@ -135,7 +136,12 @@ fn memory_returns_to_its_start() {
         }
         while index.write().sweep() {}
         let empty = index.write().usage();
-        println!("wave {wave}: {} MiB full, {} KiB after, resident {} MiB", full.bytes >> 20, empty.bytes >> 10, resident_bytes() >> 20);
+        println!(
+            "wave {wave}: {} MiB full, {} KiB after, resident {} MiB",
+            full.bytes >> 20,
+            empty.bytes >> 10,
+            resident_bytes() >> 20
+        );
         assert_eq!((empty.nodes, empty.entries), (0, 0));
         after.push((empty.bytes, resident_bytes()));
     }
@@ -162,7 +168,12 @@ fn the_memory_bound_holds() {
         let usage = index.write().usage();
         assert!(usage.bytes <= memory_max, "{usage:?}");
     }
-    assert!(refused.len() > 1000 && refused[0] > 1000, "{} refused, from {:?} on", refused.len(), refused.first());
+    assert!(
+        refused.len() > 1000 && refused[0] > 1000,
+        "{} refused, from {:?} on",
+        refused.len(),
+        refused.first()
+    );
     let held = |reader: &mut router_radix::Reader, number: u64| {
         let keys: Vec<u64> = (0..80).map(|at| hash(number, at)).collect();
         reader.overlaps(&keys).device(member)
@@ -172,5 +183,9 @@ fn the_memory_bound_holds() {
     index.write().clear(member);
     while index.write().sweep() {}
     let keys: Vec<u64> = (0..80).map(|at| hash(refused[0], at)).collect();
-    assert_eq!(index.write().stored(member, Tier::Device, None, &keys, &keys).changed, 80, "there is room again");
+    assert_eq!(
+        index.write().stored(member, Tier::Device, None, &keys, &keys).changed,
+        80,
+        "there is room again"
+    );
 }

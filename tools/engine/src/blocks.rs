@@ -11,7 +11,8 @@ use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, Registered};
 use kvstore_store::{HostStore, Offload};
-use router_events::wire::{KvEvent, Removed, Stored, Tier};
+use router_events::wire::{KvEvent, Removed, Stored};
+use router_radix::Tier;
 
 use crate::KvPool;
 use crate::sequence::Sequence;
@@ -187,9 +188,12 @@ fn stored_event(identities: &[BlockIdentity], facts: &Facts, tier: Tier, tokens:
         tokens: tokens.to_vec(),
         block_tokens: tokens.len() / identities.len(),
         tier,
-        extras: facts.extras.clone(),
-        group: None,
-        is_full_attention: true,
+        // As vLLM does: what keeps a tenant apart is told of the first block of a chain.
+        extras: match facts.parent {
+            None => facts.extras.iter().map(|extra| (0, extra.clone())).collect(),
+            Some(_) => Vec::new(),
+        },
+        ..Stored::default()
     })
 }
 

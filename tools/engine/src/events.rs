@@ -34,7 +34,8 @@ impl EventSink {
             return;
         }
         let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
-        let batch = EventBatch { timestamp, events: std::mem::take(events), rank: Some(0), skipped: 0 };
+        let batch =
+            EventBatch { timestamp, events: std::mem::take(events), rank: Some(0), ..EventBatch::default() };
         if self.queue.try_send((self.next, encode(&batch).into())).is_err() {
             tracing::warn!(sequence = self.next, "KV events: the queue is full; a batch is dropped");
         }

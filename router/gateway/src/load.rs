@@ -1,0 +1,174 @@
+//! What a worker is doing and how fast it is, as far as this gateway and its peers know.
+//!
+//! Counters are plain atomics: a decision reads them without lock, and books its choice in them before the next
+//! decision is made. What was learned is copied into atomics too; the learner itself is behind a lock that only
+//! first tokens take, and they do without when it is taken.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use router_policy::{FEATURES, Learner, Speed};
+
+/// A worker with fewer first tokens than this is cold.
+const WARM_AFTER: u64 = 16;
+/// Share of a new value in a running mean.
+const NEW_SHARE: f64 = 1.0 / 16.0;
+
+/// Requests, tokens and blocks of one worker.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) requests: AtomicU32,
+    /// Tokens of prompts that are still to be computed.
+    pub(crate) queued_tokens: AtomicU32,
+    pub(crate) decoding_blocks: AtomicU32,
+}
+
+impl Counts {
+    /// As plain numbers: requests, queued tokens, decoding blocks.
+    pub(crate) fn get(&self) -> [u32; 3] {
+        [&self.requests, &self.queued_tokens, &self.decoding_blocks]
+            .map(|count| count.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set(&self, counts: [u32; 3]) {
+        for (cell, count) in
+            [&self.requests, &self.queued_tokens, &self.decoding_blocks].into_iter().zip(counts)
+        {
+            cell.store(count, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a worker is doing, and what was learned of it.
+#[derive(Debug)]
+pub(crate) struct Load {
+    /// What this gateway sent.
+    pub(crate) own: Counts,
+    /// What other gateways say that they sent.
+    pub(crate) peers: Counts,
+    learner: Mutex<Learner>,
+    observations: AtomicU64,
+    speed: [AtomicU64; FEATURES],
+    /// Seconds to move a block to this worker, as bits.
+    transfer_per_block: AtomicU64,
+    pub(crate) audit: Audit,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        let learner = Learner::default();
+        Self {
+            own: Counts::default(),
+            peers: Counts::default(),
+            speed: learner.speed().to_array().map(|value| AtomicU64::new(value.to_bits())),
+            learner: Mutex::new(learner),
+            observations: AtomicU64::new(0),
+            transfer_per_block: AtomicU64::new(0),
+            audit: Audit::default(),
+        }
+    }
+}
+
+impl Load {
+    /// Requests, queued tokens and decoding blocks, from everywhere.
+    pub(crate) fn counts(&self) -> [u32; 3] {
+        let (own, peers) = (self.own.get(), self.peers.get());
+        [0, 1, 2].map(|at| own[at].saturating_add(peers[at]))
+    }
+
+    pub(crate) fn speed(&self) -> Speed {
+        Speed::from_array(
+            [0, 1, 2, 3, 4].map(|at: usize| f64::from_bits(self.speed[at].load(Ordering::Relaxed))),
+        )
+    }
+
+    pub(crate) fn is_cold(&self) -> bool {
+        self.observations.load(Ordering::Relaxed) < WARM_AFTER
+    }
+
+    pub(crate) fn transfer_per_block(&self) -> f64 {
+        f64::from_bits(self.transfer_per_block.load(Ordering::Relaxed))
+    }
+
+    /// A first token came so many seconds after a request with these features.
+    pub(crate) fn learn(&self, features: [f64; FEATURES], seconds: f64) {
+        // Somebody else is teaching it something: this one lesson is not missed.
+        let Ok(mut learner) = self.learner.try_lock() else { return };
+        learner.observe(features, seconds);
+        for (cell, value) in self.speed.iter().zip(learner.speed().to_array()) {
+            cell.store(value.to_bits(), Ordering::Relaxed);
+        }
+        self.observations.store(learner.observations(), Ordering::Relaxed);
+    }
+
+    /// Moving a block to this worker took so long.
+    pub(crate) fn learn_transfer(&self, seconds_per_block: f64) {
+        let before = self.transfer_per_block();
+        // A lost race loses one value.
+        self.transfer_per_block
+            .store((before + (seconds_per_block - before) * NEW_SHARE).max(0.0).to_bits(), Ordering::Relaxed);
+    }
+
+    /// Mean relative error of the predicted time to the first token.
+    pub(crate) fn prediction_error(&self) -> Option<f64> {
+        self.learner.try_lock().ok().map(|learner| learner.relative_error())
+    }
+}
+
+/// Predicted against reported cached tokens.
+#[derive(Debug, Default)]
+pub(crate) struct Audit {
+    pub(crate) requests: AtomicU64,
+    pub(crate) exact: AtomicU64,
+    pub(crate) predicted_tokens: AtomicU64,
+    pub(crate) reported_tokens: AtomicU64,
+    /// Times that the worker's blocks were forgotten because of it.
+    pub(crate) resets: AtomicU64,
+    /// Running mean of what was promised and not there, in thousandths of the prompt.
+    drift: AtomicI64,
+    since_reset: AtomicU64,
+}
+
+/// Promised and not there, in the mean, before the worker's blocks are forgotten: a quarter of a prompt.
+const DRIFT_MAX: i64 = 250;
+/// Requests before the mean says something.
+const DRIFT_AFTER: u64 = 32;
+
+impl Audit {
+    /// Compares one request; true when the index has drifted so far that the worker's part must be made anew.
+    pub(crate) fn compare(&self, prompt: usize, predicted: usize, reported: usize) -> bool {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.exact.fetch_add(u64::from(predicted == reported), Ordering::Relaxed);
+        self.predicted_tokens.fetch_add(predicted as u64, Ordering::Relaxed);
+        self.reported_tokens.fetch_add(reported as u64, Ordering::Relaxed);
+        // More than predicted is no lie: it was computed or brought back in the meantime.
+        let missing = (predicted.saturating_sub(reported) * 1000 / prompt.max(1)) as i64;
+        let before = self.drift.load(Ordering::Relaxed);
+        let drift = before + (missing * 16 - before) / 16;
+        self.drift.store(drift, Ordering::Relaxed);
+        let since = self.since_reset.fetch_add(1, Ordering::Relaxed);
+        if since < DRIFT_AFTER || drift / 16 < DRIFT_MAX {
+            return false;
+        }
+        self.drift.store(0, Ordering::Relaxed);
+        self.since_reset.store(0, Ordering::Relaxed);
+        self.resets.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_broken_promises_are_drift() {
+        let audit = Audit::default();
+        assert!((0..1000).all(|_| !audit.compare(1000, 200, 900)), "more than promised");
+        assert!((0..1000).all(|number| !audit.compare(1000, 500, if number % 10 == 0 { 0 } else { 500 })));
+        let reset = (0..1000).position(|_| audit.compare(1000, 800, 0));
+        assert!(reset.is_some_and(|after| after < 40), "{reset:?}");
+        assert!((0..DRIFT_AFTER).all(|_| !audit.compare(1000, 800, 0)), "a new start is given time");
+        assert_eq!(audit.resets.load(Ordering::Relaxed), 1);
+    }
+}

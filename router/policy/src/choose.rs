@@ -1,0 +1,211 @@
+//! From costs to a choice.
+
+use crate::candidate::{Candidate, Request};
+use crate::cost::{BlockCost, Cost, CostModel, PredictedTime};
+
+/// How to choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Strategy {
+    /// The least predicted time to the first token.
+    #[default]
+    PredictedTime,
+    /// The least cost in blocks: overlap, queued prompts, decoding blocks.
+    Cost,
+    /// The less loaded of two drawn by chance (Mitzenmacher 1996).
+    PowerOfTwo,
+    /// A conversation stays with one worker (rendezvous hashing), unless that one has much more to do than others.
+    Session,
+    /// Fewest requests.
+    LeastLoaded,
+    /// In turn.
+    RoundRobin,
+    /// By chance.
+    Random,
+}
+
+impl Strategy {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::PredictedTime,
+        Self::Cost,
+        Self::PowerOfTwo,
+        Self::Session,
+        Self::LeastLoaded,
+        Self::RoundRobin,
+        Self::Random,
+    ];
+
+    /// As in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PredictedTime => "predicted-time",
+            Self::Cost => "cost",
+            Self::PowerOfTwo => "power-of-two",
+            Self::Session => "session",
+            Self::LeastLoaded => "least-loaded",
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+        }
+    }
+
+    /// The inverse of [`Self::name`].
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|strategy| strategy.name() == name)
+    }
+}
+
+/// Everything about choosing that can be set.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Policy {
+    /// How to choose.
+    pub strategy: Strategy,
+    /// Of [`Strategy::Cost`].
+    pub block_cost: BlockCost,
+    /// 0 takes the cheapest; larger values draw by a softmax over costs, scaled to their range.
+    pub temperature: f64,
+    /// Share of requests that go to cold workers, while there are some, so that they get warm.
+    pub warm_up_share: f64,
+}
+
+/// The outcome.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    /// Index of the chosen candidate.
+    pub index: usize,
+    /// Its cost and what it is made of; nothing for strategies without costs.
+    pub cost: Cost,
+    /// It was chosen to get warm.
+    pub is_warm_up: bool,
+}
+
+/// How much more than the mean a worker of a session may have to do: bounded loads (Mirrokni et al. 2018).
+const SESSION_LOAD_MAX: f64 = 1.25;
+
+impl Policy {
+    /// Chooses among candidates; `None` when there are none. `turn` counts decisions, `random` is any number;
+    /// equal arguments, equal choice.
+    #[must_use]
+    pub fn choose(
+        &self,
+        request: &Request,
+        candidates: &[Candidate],
+        turn: u64,
+        random: u64,
+    ) -> Option<Choice> {
+        if candidates.is_empty() {
+            return None;
+        }
+        let plain = |index| Choice { index, cost: Cost::default(), is_warm_up: false };
+        if let Some(index) = self.cold_one(candidates, random) {
+            return Some(Choice { is_warm_up: true, ..plain(index) });
+        }
+        let count = candidates.len() as u64;
+        Some(match self.strategy {
+            Strategy::PredictedTime => self.cheapest(&PredictedTime, request, candidates, random),
+            Strategy::Cost => self.cheapest(&self.block_cost, request, candidates, random),
+            Strategy::PowerOfTwo => {
+                let first = (scrambled(random) % count) as usize;
+                let second = (scrambled(random ^ 0x2545_F491) % count) as usize;
+                let load = |index: usize| (candidates[index].requests, candidates[index].queued_tokens);
+                plain(if load(second) < load(first) { second } else { first })
+            }
+            Strategy::Session => plain(session(request, candidates, random)),
+            Strategy::LeastLoaded => {
+                let load = |candidate: &Candidate| f64::from(candidate.requests);
+                plain(least(candidates.iter().map(load), random))
+            }
+            Strategy::RoundRobin => plain((turn % count) as usize),
+            Strategy::Random => plain((scrambled(random) % count) as usize),
+        })
+    }
+
+    /// A cold candidate, for a share of requests: the least loaded one.
+    fn cold_one(&self, candidates: &[Candidate], random: u64) -> Option<usize> {
+        if self.warm_up_share <= 0.0 || unit(scrambled(random ^ 0xC01D)) >= self.warm_up_share {
+            return None;
+        }
+        if candidates.iter().all(|candidate| candidate.is_cold) {
+            return None;
+        }
+        let cold = candidates.iter().enumerate().filter(|(_, candidate)| candidate.is_cold);
+        cold.min_by_key(|(_, candidate)| (candidate.requests, candidate.queued_tokens))
+            .map(|(index, _)| index)
+    }
+
+    fn cheapest(
+        &self,
+        model: &impl CostModel,
+        request: &Request,
+        candidates: &[Candidate],
+        random: u64,
+    ) -> Choice {
+        let total = |candidate: &Candidate| model.cost(request, candidate).total;
+        let index = if self.temperature > 0.0 {
+            draw(candidates.iter().map(total), self.temperature, random)
+        } else {
+            least(candidates.iter().map(total), random)
+        };
+        Choice { index, cost: model.cost(request, &candidates[index]), is_warm_up: false }
+    }
+}
+
+/// splitmix64, so that a counter will do as a random number.
+fn scrambled(random: u64) -> u64 {
+    let word = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    word ^ (word >> 31)
+}
+
+fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// The position of the least value; ties by the random number. One pass.
+fn least(values: impl Iterator<Item = f64>, random: u64) -> usize {
+    let (mut best, mut found, mut ties) = (f64::INFINITY, 0, 0_u64);
+    for (index, value) in values.enumerate() {
+        if value < best {
+            (best, found, ties) = (value, index, 1);
+        } else if value <= best {
+            // Each of n equal ones is kept with a chance of 1 in n.
+            ties += 1;
+            if scrambled(random ^ ties << 32).is_multiple_of(ties) {
+                found = index;
+            }
+        }
+    }
+    found
+}
+
+/// Softmax over costs, scaled to the range between cheapest and dearest.
+fn draw(costs: impl Iterator<Item = f64> + Clone, temperature: f64, random: u64) -> usize {
+    let low = costs.clone().fold(f64::INFINITY, f64::min);
+    let high = costs.clone().fold(f64::NEG_INFINITY, f64::max);
+    let range = (high - low).max(f64::MIN_POSITIVE);
+    let weight = |cost: f64| (-(cost - low) / range / temperature).exp();
+    let total: f64 = costs.clone().map(weight).sum();
+    let mut left = unit(scrambled(random)) * total;
+    let mut last = 0;
+    for (index, cost) in costs.enumerate() {
+        left -= weight(cost);
+        last = index;
+        if left < 0.0 {
+            break;
+        }
+    }
+    last
+}
+
+/// The candidate that ranks first for the session among those that have no more to do than a bound allows.
+fn session(request: &Request, candidates: &[Candidate], random: u64) -> usize {
+    let session = request.session.unwrap_or_else(|| scrambled(random));
+    let total: u64 = candidates.iter().map(|candidate| u64::from(candidate.requests)).sum();
+    let bound = ((total + 1) as f64 / candidates.len() as f64 * SESSION_LOAD_MAX).ceil();
+    let rank = |candidate: &Candidate| scrambled(session ^ scrambled(candidate.identity));
+    let fits = |candidate: &Candidate| f64::from(candidate.requests) < bound;
+    let best = candidates.iter().enumerate().max_by_key(|(_, candidate)| (fits(candidate), rank(candidate)));
+    best.map_or(0, |(index, _)| index)
+}

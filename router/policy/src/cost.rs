@@ -1,0 +1,102 @@
+//! What a request costs on a worker: two families behind one trait. Lower is better; the unit is the family's.
+
+use crate::candidate::{Candidate, Request, TIERS};
+use crate::learn::{FEATURES, Speed};
+
+/// A cost with what it is made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    /// What counts.
+    pub total: f64,
+    /// Work that is there already.
+    pub queue: f64,
+    /// What the request itself has to compute.
+    pub prefill: f64,
+    /// Bringing blocks back from lower tiers.
+    pub onboard: f64,
+    /// Moving blocks to where the request is decoded.
+    pub transfer: f64,
+    /// Requests that are decoding there.
+    pub decode: f64,
+}
+
+/// A way to say what a request costs on a worker.
+pub trait CostModel {
+    /// Its cost there.
+    fn cost(&self, request: &Request, candidate: &Candidate) -> Cost;
+}
+
+/// Cost in blocks: what would have to be computed, weighted, plus what is queued and what is decoding.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BlockCost {
+    /// What a block to compute costs, relative to a block being decoded.
+    pub prefill: f64,
+    /// What a block in a tier saves, relative to computing it: 1 is everything.
+    pub credit: [f64; TIERS],
+    /// What each request on the worker costs, in blocks.
+    pub request: f64,
+}
+
+impl Default for BlockCost {
+    fn default() -> Self {
+        Self { prefill: 1.0, credit: [1.0, 0.75, 0.5, 0.25], request: 0.0 }
+    }
+}
+
+impl CostModel for BlockCost {
+    #[inline]
+    fn cost(&self, request: &Request, candidate: &Candidate) -> Cost {
+        let saved = candidate.saved_blocks(request);
+        let block_tokens = f64::from(request.block_tokens.max(1));
+        // Blocks with a last one that is not whole; what a lower tier does not save is the price of onboarding.
+        let blocks = f64::from(request.tokens) / block_tokens;
+        let total_saved: f64 = saved.iter().map(|&blocks| f64::from(blocks)).sum();
+        let onboard: f64 =
+            saved.iter().zip(self.credit).map(|(&blocks, credit)| f64::from(blocks) * (1.0 - credit)).sum();
+        let prefill = self.prefill * (blocks - total_saved);
+        let onboard = self.prefill * onboard;
+        let queue = self.prefill * f64::from(candidate.queued_tokens) / block_tokens;
+        let decode = f64::from(candidate.decoding_blocks) + self.request * f64::from(candidate.requests);
+        Cost { total: prefill + onboard + queue + decode, queue, prefill, onboard, transfer: 0.0, decode }
+    }
+}
+
+/// Cost in seconds: the predicted time to the first token, from what was learned of each worker.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PredictedTime;
+
+/// What the learned speed is applied to.
+#[must_use]
+#[inline]
+pub fn features(request: &Request, candidate: &Candidate) -> [f64; FEATURES] {
+    let saved = candidate.saved_blocks(request);
+    let own = f64::from(candidate.uncached_tokens(request));
+    let onboarded: u32 = saved[1..].iter().sum();
+    [
+        1.0,
+        own + f64::from(candidate.queued_tokens),
+        own * f64::from(request.tokens) / 1e6,
+        f64::from(candidate.requests),
+        f64::from(onboarded),
+    ]
+}
+
+impl CostModel for PredictedTime {
+    #[inline]
+    fn cost(&self, request: &Request, candidate: &Candidate) -> Cost {
+        let Speed { base, per_token, per_square, per_decode, per_onboard } = candidate.speed;
+        let [_, tokens, square, decoding, onboarded] = features(request, candidate);
+        let queue = per_token * f64::from(candidate.queued_tokens);
+        let prefill = base + per_token * (tokens - f64::from(candidate.queued_tokens)) + per_square * square;
+        let (onboard, decode) = (per_onboard * onboarded, per_decode * decoding);
+        let transfer = candidate.transfer_seconds;
+        Cost {
+            total: queue + prefill + onboard + transfer + decode,
+            queue,
+            prefill,
+            onboard,
+            transfer,
+            decode,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! How fast a worker is, learned from what it does: recursive least squares with forgetting (Haykin, Adaptive
+//! Filter Theory, ch. 10), on a handful of features of each request and the time to its first token.
+
+/// Features of a request on a worker.
+pub const FEATURES: usize = 5;
+
+/// What the time to the first token is made of, in seconds for each unit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Speed {
+    /// Always.
+    pub base: f64,
+    /// For each token to compute, the queued ones and its own.
+    pub per_token: f64,
+    /// For each thousand own tokens to compute, for each thousand tokens of the prompt: attention.
+    pub per_square: f64,
+    /// For each request that is decoding beside it.
+    pub per_decode: f64,
+    /// For each block brought back from a lower tier.
+    pub per_onboard: f64,
+}
+
+impl Default for Speed {
+    /// A plain GPU and a model of some billion parameters: 10,000 tokens a second.
+    fn default() -> Self {
+        Self { base: 0.005, per_token: 1e-4, per_square: 5e-4, per_decode: 2e-4, per_onboard: 1e-4 }
+    }
+}
+
+impl Speed {
+    /// As a vector, in the order of [`features`].
+    #[must_use]
+    pub fn to_array(self) -> [f64; FEATURES] {
+        [self.base, self.per_token, self.per_square, self.per_decode, self.per_onboard]
+    }
+
+    /// From a vector.
+    #[must_use]
+    pub fn from_array([base, per_token, per_square, per_decode, per_onboard]: [f64; FEATURES]) -> Self {
+        Self { base, per_token, per_square, per_decode, per_onboard }
+    }
+}
+
+/// Scales that bring all features near 1, so that the matrix is well conditioned.
+const SCALES: [f64; FEATURES] = [1.0, 1000.0, 10.0, 10.0, 10.0];
+/// Old observations fade: half of their weight is gone after 140.
+const FORGETTING: f64 = 0.995;
+/// How far the first guess is trusted: the variance of each scaled coefficient.
+const PRIOR_VARIANCE: f64 = 1.0;
+/// The variance may not grow beyond this while a feature does not occur.
+const VARIANCE_MAX: f64 = 100.0;
+
+/// Learns a worker's [`Speed`].
+#[derive(Debug, Clone)]
+pub struct Learner {
+    weights: [f64; FEATURES],
+    covariance: [[f64; FEATURES]; FEATURES],
+    observations: u64,
+    /// Mean relative error of the last predictions.
+    error: f64,
+}
+
+impl Default for Learner {
+    fn default() -> Self {
+        Self::new(Speed::default())
+    }
+}
+
+impl Learner {
+    /// Starts with a guess.
+    #[must_use]
+    pub fn new(guess: Speed) -> Self {
+        let mut covariance = [[0.0; FEATURES]; FEATURES];
+        for (at, row) in covariance.iter_mut().enumerate() {
+            row[at] = PRIOR_VARIANCE;
+        }
+        let mut weights = guess.to_array();
+        weights.iter_mut().zip(SCALES).for_each(|(weight, scale)| *weight *= scale);
+        Self { weights, covariance, observations: 0, error: 0.0 }
+    }
+
+    /// What is known now. Never negative: more work takes no less time.
+    #[must_use]
+    pub fn speed(&self) -> Speed {
+        let mut array = self.weights;
+        array.iter_mut().zip(SCALES).for_each(|(weight, scale)| *weight = (*weight / scale).max(0.0));
+        Speed::from_array(array)
+    }
+
+    /// Requests seen.
+    #[must_use]
+    pub fn observations(&self) -> u64 {
+        self.observations
+    }
+
+    /// Mean of |predicted − real| / real over the last requests.
+    #[must_use]
+    pub fn relative_error(&self) -> f64 {
+        self.error
+    }
+
+    /// A request with these features had its first token after so many seconds.
+    pub fn observe(&mut self, features: [f64; FEATURES], seconds: f64) {
+        if !seconds.is_finite() || seconds <= 0.0 || features.iter().any(|feature| !feature.is_finite()) {
+            return;
+        }
+        let mut x = features;
+        x.iter_mut().zip(SCALES).for_each(|(feature, scale)| *feature /= scale);
+        // Weighted by the time: a long request must not outweigh a hundred short ones.
+        let weight = 1.0 / seconds.max(1e-3);
+        let y = seconds * weight;
+        x.iter_mut().for_each(|feature| *feature *= weight);
+        let predicted: f64 = x.iter().zip(self.weights).map(|(feature, weight)| feature * weight).sum();
+        self.observations += 1;
+        let share = 1.0 / (self.observations.min(50) as f64);
+        self.error += ((predicted - y).abs() / y - self.error) * share;
+        let mut gain = self.covariance.map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum::<f64>());
+        let denominator = FORGETTING + x.iter().zip(gain).map(|(a, b)| a * b).sum::<f64>();
+        let projected = gain;
+        gain.iter_mut().for_each(|gain| *gain /= denominator);
+        for (weight, gain) in self.weights.iter_mut().zip(gain) {
+            *weight += gain * (y - predicted);
+        }
+        for (row, gain) in self.covariance.iter_mut().zip(gain) {
+            for (cell, projected) in row.iter_mut().zip(projected) {
+                *cell = (*cell - gain * projected) / FORGETTING;
+            }
+        }
+        self.bound();
+    }
+
+    /// Keeps the matrix from growing without end in directions that are not observed.
+    fn bound(&mut self) {
+        for at in 0..FEATURES {
+            let variance = self.covariance[at][at];
+            if variance > VARIANCE_MAX {
+                let shrink = (VARIANCE_MAX / variance).sqrt();
+                for other in 0..FEATURES {
+                    self.covariance[at][other] *= shrink;
+                    self.covariance[other][at] *= shrink;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_of_known_speed_is_learned() {
+        let truth =
+            Speed { base: 0.02, per_token: 4e-5, per_square: 2e-4, per_decode: 1e-3, per_onboard: 3e-4 };
+        let mut learner = Learner::default();
+        let mut random = 3_u64;
+        let mut unit = move || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 40) as f64 / (1_u64 << 24) as f64
+        };
+        for _ in 0..600 {
+            let (own, queued) = (unit() * 8000.0, if unit() < 0.5 { 0.0 } else { unit() * 20_000.0 });
+            let features =
+                [1.0, own + queued, own * (own + 2000.0) / 1e6, (unit() * 40.0).floor(), unit() * 30.0];
+            let seconds: f64 = features.iter().zip(truth.to_array()).map(|(x, w)| x * w).sum();
+            learner.observe(features, seconds * (0.95 + 0.1 * unit()));
+        }
+        let learned = learner.speed();
+        let close = |a: f64, b: f64| (a / b - 1.0).abs() < 0.2;
+        assert!(close(learned.per_token, truth.per_token), "{learned:?}");
+        assert!(close(learned.per_decode, truth.per_decode), "{learned:?}");
+        assert!(close(learned.per_onboard, truth.per_onboard), "{learned:?}");
+        assert!(learner.relative_error() < 0.06, "{}", learner.relative_error());
+        learner.observe([f64::NAN; FEATURES], 1.0);
+        learner.observe([1.0; FEATURES], -1.0);
+        assert_eq!(learner.speed(), learned, "nonsense changes nothing");
+    }
+
+    #[test]
+    fn a_feature_that_never_varies_does_no_harm() {
+        let mut learner = Learner::default();
+        for _ in 0..100_000 {
+            learner.observe([1.0, 500.0, 0.25, 0.0, 0.0], 0.1);
+        }
+        let speed = learner.speed();
+        let predicted = speed.base + 500.0 * speed.per_token + 0.25 * speed.per_square;
+        assert!((predicted - 0.1).abs() < 0.001, "{speed:?}");
+        assert!(speed.to_array().iter().all(|weight| weight.is_finite()));
+    }
+}
