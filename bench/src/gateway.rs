@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use crate::measure::{Latencies, median};
 
-const MODEL: &str = "mock";
+pub(crate) const MODEL: &str = "mock";
 const TOKENS: usize = 8;
 /// Token ids of the built-in tokenizer, so about 1.2 KB of text and 5 KB of JSON.
 const PROMPT: [u32; 1200] = [101; 1200];
@@ -38,7 +38,7 @@ pub(crate) fn run(smoke: bool) -> Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(measure(smoke))
 }
 
-async fn listen(routes: Router) -> Result<String> {
+pub(crate) async fn listen(routes: Router) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);
     let listener = listener.tap_io(|stream| {
@@ -49,7 +49,7 @@ async fn listen(routes: Router) -> Result<String> {
 }
 
 /// A worker that answers every completion with the same events at once.
-fn mock_worker() -> Router {
+pub(crate) fn mock_worker() -> Router {
     let description = WorkerDescription {
         role: "both".to_owned(),
         model: MODEL.to_owned(),
@@ -78,10 +78,10 @@ fn mock_worker() -> Router {
         .route("/v1/completions", post(complete))
 }
 
-async fn gateway_over(worker: &str) -> Result<String> {
+pub(crate) async fn gateway_over(workers: &[String]) -> Result<String> {
     let config = GatewayConfig {
         model: MODEL.to_owned(),
-        workers: vec![worker.to_owned()],
+        workers: workers.to_vec(),
         policy: Policy::default(),
         index_memory_max: 1 << 30,
         approximate_ttl: Duration::from_secs(120),
@@ -119,7 +119,7 @@ async fn complete(client: &EngineClient, fields: &Map<String, Value>) -> Result<
 
 async fn measure(smoke: bool) -> Result<()> {
     let worker = listen(mock_worker()).await?;
-    let gateway = gateway_over(&worker).await?;
+    let gateway = gateway_over(std::slice::from_ref(&worker)).await?;
     let clients = [("direct", EngineClient::new(&worker)), ("gateway", EngineClient::new(&gateway))];
     let fields = Arc::new(body());
     for (name, client) in &clients {

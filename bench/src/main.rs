@@ -1,55 +1,44 @@
-//! `kvasir-bench`: microbenchmarks. Machines are shared and noisy, so each figure stands beside a limit or a
-//! peer measured in the same run, the two in turn, and the median of the rounds is what counts.
+//! `kvasir-bench`: the same benchmarks as `kvasir bench`, in a binary that also counts allocations.
 
-mod catalog;
-mod engine;
-mod gateway;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 
-mod measure;
-mod transfer;
-
-use clap::{Parser, Subcommand};
+use bench::{ALLOCATIONS, BenchArgs};
+use clap::Parser;
 
 /// Microbenchmarks of Kvasir.
 #[derive(Parser)]
 struct Cli {
-    /// Tiny input, to see that everything runs; the numbers mean nothing.
-    #[arg(long, global = true)]
-    smoke: bool,
-    #[command(subcommand)]
-    command: Bench,
+    #[command(flatten)]
+    args: BenchArgs,
 }
 
-#[derive(Subcommand)]
-enum Bench {
-    /// Block writes over shared memory and TCP, beside memcpy.
-    Transfer,
-    /// Prefix look-ups and the whole routing decision, beside a map per worker.
-    Index,
-    /// Block bookkeeping: match, register, evict.
-    Catalog,
-    /// Prefill and decode of the built-in model.
-    Engine,
-    /// What the gateway adds to a streamed completion.
-    Gateway,
-    /// All of them.
-    All,
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
 }
+
+// SAFETY: every call is handed to the system's allocator unchanged; the counter does not allocate.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that is ending has no counter any more.
+        let _ending = COUNT.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's contract is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 fn main() -> anyhow::Result<()> {
-    let cli = Cli::parse();
-    match cli.command {
-        Bench::Transfer => transfer::run(cli.smoke),
-        Bench::Index => Ok(()),
-        Bench::Catalog => catalog::run(cli.smoke),
-        Bench::Engine => engine::run(cli.smoke),
-        Bench::Gateway => gateway::run(cli.smoke),
-        Bench::All => {
-            transfer::run(cli.smoke)?;
-
-            catalog::run(cli.smoke)?;
-            engine::run(cli.smoke)?;
-            gateway::run(cli.smoke)
-        }
-    }
+    // Set once, here.
+    let _first = ALLOCATIONS.set(|| COUNT.with(Cell::get));
+    bench::run(Cli::parse().args)
 }

@@ -29,6 +29,10 @@ impl Latencies {
         self.0.saturating_record(value.as_nanos() as u64);
     }
 
+    pub(crate) fn add(&mut self, other: &Self) -> anyhow::Result<()> {
+        Ok(self.0.add(&other.0)?)
+    }
+
     pub(crate) fn at(&self, quantile: f64) -> f64 {
         self.0.value_at_quantile(quantile) as f64
     }
@@ -36,6 +40,11 @@ impl Latencies {
     /// `p50 / p99 / p99.9` in microseconds.
     pub(crate) fn render(&self) -> String {
         let micros = |quantile| self.at(quantile) / 1e3;
-        format!("{:.2} / {:.2} / {:.2} us", micros(0.5), micros(0.99), micros(0.999))
+        format!("{:.3} / {:.3} / {:.3} us", micros(0.5), micros(0.99), micros(0.999))
     }
+}
+
+/// Allocations of this thread so far, if the binary counts them.
+pub(crate) fn allocations() -> Option<u64> {
+    crate::ALLOCATIONS.get().map(|count| count())
 }

@@ -6,8 +6,10 @@ mod config_command;
 mod doctor;
 mod gateway_role;
 mod http;
+mod inspect_command;
 mod memory_plan;
 mod process;
+mod replay_command;
 mod serve;
 mod worker_role;
 
@@ -83,6 +85,15 @@ enum Command {
     },
     /// Show what this machine offers and what Kvasir will use of it.
     Doctor,
+    /// Microbenchmarks.
+    Bench(bench::BenchArgs),
+    /// Look into captures of engines.
+    Inspect {
+        #[command(subcommand)]
+        command: inspect_command::InspectCommand,
+    },
+    /// Replay a trace.
+    Replay(replay_command::ReplayArgs),
 }
 
 #[derive(Subcommand)]
@@ -144,6 +155,9 @@ fn main() -> ExitCode {
         Command::Worker { common, role, listen, threads } => worker_role::run(&common, role, listen, threads),
         Command::Config { command } => config_command::run(command),
         Command::Doctor => doctor::run(),
+        Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Inspect { command } => inspect_command::run(command),
+        Command::Replay(args) => replay_command::run(&args),
     };
     match outcome {
         Ok(code) => code,

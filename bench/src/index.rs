@@ -1,0 +1,265 @@
+//! The prefix index: stores, look-ups and removals; warm and beyond the last-level cache; one and two readers,
+//! alone and beside a writer. The peers that do the same work are in `bench/peers`.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bench_workload::{Operation, Workload, mooncake, text, tree};
+use router_radix::{Index, IndexConfig, Member, Reader, Tier};
+
+use crate::measure::{Latencies, allocations, time};
+
+/// Applies the operations of a workload.
+struct Rig {
+    index: Index,
+    members: Vec<Member>,
+    reader: Reader,
+}
+
+/// A change in the form that the index takes.
+struct Change {
+    worker: usize,
+    stored: Option<(Option<u64>, Vec<u64>)>,
+    keys: Vec<u64>,
+}
+
+impl Change {
+    fn of(operation: &Operation) -> Option<Self> {
+        match operation {
+            Operation::Stored { worker, parent, blocks } => Some(Self {
+                worker: *worker,
+                stored: Some((*parent, blocks.iter().map(|block| block.0).collect())),
+                keys: blocks.iter().map(|block| block.1).collect(),
+            }),
+            Operation::Removed { worker, sequences } => {
+                Some(Self { worker: *worker, stored: None, keys: sequences.clone() })
+            }
+            Operation::Lookup { .. } => None,
+        }
+    }
+}
+
+impl Rig {
+    fn new(workers: usize) -> Result<Self> {
+        let index = Index::new(IndexConfig { memory_max: usize::MAX, ..IndexConfig::default() });
+        let members: Vec<Member> = (0..workers).map_while(|_| index.write().join()).collect();
+        anyhow::ensure!(
+            members.len() == workers,
+            "{workers} workers: the index takes {}",
+            router_radix::MEMBERS_MAX
+        );
+        let reader = index.reader().context("a reader")?;
+        Ok(Self { index, members, reader })
+    }
+
+    fn apply(&self, change: &Change) {
+        apply(&self.index, &self.members, change);
+    }
+}
+
+fn apply(index: &Index, members: &[Member], change: &Change) {
+    let member = members[change.worker];
+    let mut writer = index.write();
+    match &change.stored {
+        Some((parent, blocks)) => drop(writer.stored(member, Tier::Device, *parent, &change.keys, blocks)),
+        None => drop(writer.removed(member, Tier::Device, &change.keys)),
+    }
+}
+
+/// Work from a file, in its order.
+pub(crate) fn run_file(file: &Path) -> Result<()> {
+    let content = std::fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
+    let workload = text::parse(&content).with_context(|| format!("{}", file.display()))?;
+    let mut rig = Rig::new(workload.workers)?;
+    let (mut times, mut counts) = ([Duration::ZERO; 3], [0_usize; 3]);
+    let (mut checksum, mut lookups) = (0_u64, 0_usize);
+    let mut latencies = Latencies::new()?;
+    for operation in &workload.operations {
+        let (phase, spent, count) = match operation {
+            Operation::Lookup { blocks } => {
+                let (spent, sum) = time(|| rig.reader.overlaps(blocks).device_sum());
+                checksum = checksum.wrapping_add(sum);
+                lookups += 1;
+                latencies.record(spent);
+                (1, spent, blocks.len())
+            }
+            change => {
+                let Some(change) = Change::of(change) else { continue };
+                let (spent, ()) = time(|| rig.apply(&change));
+                (if change.stored.is_some() { 0 } else { 2 }, spent, change.keys.len())
+            }
+        };
+        times[phase] += spent;
+        counts[phase] += count;
+    }
+    for (name, (spent, count)) in ["stored", "looked up", "removed"].iter().zip(times.iter().zip(counts)) {
+        let nanos = spent.as_nanos() as f64;
+        println!(
+            "{name}: {count} blocks in {:.3} ms, {:.1} ns a block",
+            nanos / 1e6,
+            nanos / count.max(1) as f64
+        );
+    }
+    println!("look-ups: {lookups}, p50 / p99 / p99.9 {}", latencies.render());
+    println!("checksum: {checksum}");
+    Ok(())
+}
+
+pub(crate) fn run(smoke: bool, trace: Option<&Path>) -> Result<()> {
+    println!("# index: prompts of 128 blocks; p50 / p99 / p99.9 of a look-up, two clock reads included");
+    let (warm, cold) = if smoke { (40, 60) } else { (200, 40_000) };
+    for workers in [8, 64, 512, 4096] {
+        let holders = (workers / 8).clamp(2, 64);
+        let shape = tree::Shape { workers, chains: warm, holders, ..tree::Shape::default() };
+        measure("warm", &tree::workload(&shape), smoke)?;
+    }
+    for workers in [8, 512] {
+        let shape = tree::Shape { workers, chains: cold, systems: 64, ..tree::Shape::default() };
+        measure("beyond the last-level cache", &tree::workload(&shape), smoke)?;
+    }
+    if let Some(trace) = trace {
+        let requests = mooncake::read(trace)?;
+        for workers in [8, 64] {
+            measure("Mooncake conversation trace", &mooncake::workload(&requests, workers, 32), smoke)?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(title: &str, workload: &Workload, smoke: bool) -> Result<()> {
+    let stores: Vec<Operation> = workload
+        .operations
+        .iter()
+        .filter(|operation| matches!(operation, Operation::Stored { .. }))
+        .cloned()
+        .collect();
+    let prompts: Vec<&[u64]> = workload
+        .operations
+        .iter()
+        .filter_map(|operation| match operation {
+            Operation::Lookup { blocks } => Some(&blocks[..]),
+            _ => None,
+        })
+        .collect();
+    let removals: Vec<Change> = tree::removals(&stores).iter().filter_map(Change::of).collect();
+    let stores: Vec<Change> = stores.iter().filter_map(Change::of).collect();
+    let blocks: usize = stores.iter().map(|change| change.keys.len()).sum();
+    println!(
+        "{title}: {} workers, {blocks} (worker, block) pairs, {} prompts",
+        workload.workers,
+        prompts.len()
+    );
+    let mut rig = Rig::new(workload.workers)?;
+    let (spent, ()) = time(|| stores.iter().for_each(|change| rig.apply(change)));
+    let usage = rig.index.write().usage();
+    println!(
+        "  stored   {:6.1} ns a block, {:5.1} M blocks/s; {:.1} bytes a pair",
+        spent.as_nanos() as f64 / blocks as f64,
+        blocks as f64 / spent.as_secs_f64() / 1e6,
+        usage.bytes as f64 / usage.entries as f64
+    );
+    let checksum: u64 = prompts.iter().map(|prompt| rig.reader.overlaps(prompt).device_sum()).sum();
+    let lookups = if smoke { 100 } else { 100_000 };
+    for readers in [1, 2] {
+        for has_writer in [false, true] {
+            let (latencies, allocated, written) =
+                read(&rig, &prompts, &stores, lookups, readers, has_writer)?;
+            let beside = if has_writer {
+                format!(", beside a writer of {:.1} M blocks/s", written / 1e6)
+            } else {
+                String::new()
+            };
+            let allocated = allocated.map_or("not counted here".to_owned(), |count| {
+                format!("{:.2}", count as f64 / lookups as f64)
+            });
+            println!(
+                "  {readers} reader{} {}, allocations {allocated}{beside}",
+                if readers == 1 { " " } else { "s" },
+                latencies.render()
+            );
+        }
+    }
+    let (spent, ()) = time(|| removals.iter().for_each(|change| rig.apply(change)));
+    while rig.index.write().sweep() {}
+    println!(
+        "  removed  {:6.1} ns a block; {} KiB left; checksum {checksum}",
+        spent.as_nanos() as f64 / blocks as f64,
+        rig.index.write().usage().bytes >> 10
+    );
+    Ok(())
+}
+
+/// Look-ups by some threads, beside a writer that stores and removes prompts of its own as fast as it can.
+fn read(
+    rig: &Rig,
+    prompts: &[&[u64]],
+    stores: &[Change],
+    lookups: usize,
+    readers: usize,
+    has_writer: bool,
+) -> Result<(Latencies, Option<u64>, f64)> {
+    let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut all = Latencies::new()?;
+    let mut allocated = None;
+    let mut busy = Duration::from_nanos(1);
+    std::thread::scope(|scope| -> Result<()> {
+        let writer = has_writer.then(|| {
+            scope.spawn(|| {
+                let started = std::time::Instant::now();
+                let mut turn = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    churn(rig, &stores[turn as usize % stores.len()], turn, &written);
+                    turn += 1;
+                }
+                started.elapsed()
+            })
+        });
+        let threads: Vec<_> = (0..readers)
+            .map(|thread| {
+                scope.spawn(move || -> Result<(Latencies, Option<u64>)> {
+                    let mut reader = rig.index.reader().context("a reader")?;
+                    let mut latencies = Latencies::new()?;
+                    let stride = prompts.len() * 5 / 8 | 1;
+                    let mut at = thread;
+                    for _ in 0..prompts.len().min(2000) {
+                        at = (at + stride) % prompts.len();
+                        reader.overlaps(prompts[at]);
+                    }
+                    let before = allocations();
+                    for _ in 0..lookups {
+                        at = (at + stride) % prompts.len();
+                        let (spent, _) = time(|| std::hint::black_box(reader.overlaps(prompts[at])));
+                        latencies.record(spent);
+                    }
+                    Ok((latencies, before.and_then(|before| Some(allocations()? - before))))
+                })
+            })
+            .collect();
+        for thread in threads {
+            let (latencies, count) =
+                thread.join().map_err(|_| anyhow::anyhow!("a reader has panicked"))??;
+            all.add(&latencies)?;
+            allocated = count;
+        }
+        stop.store(true, Ordering::Relaxed);
+        if let Some(writer) = writer {
+            busy = writer.join().map_err(|_| anyhow::anyhow!("the writer has panicked"))?;
+        }
+        Ok(())
+    })?;
+    Ok((all, allocated, written.load(Ordering::Relaxed) as f64 / busy.as_secs_f64()))
+}
+
+/// Stores a prompt that nobody asks for below a stored one, and removes it again.
+fn churn(rig: &Rig, below: &Change, turn: u64, written: &AtomicU64) {
+    let name = |at: u64| (turn << 20 | at).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let keys: Vec<u64> = (0..64).map(name).collect();
+    let parent = below.keys.first().copied();
+    let stored = Change { worker: below.worker, stored: Some((parent, keys.clone())), keys: keys.clone() };
+    apply(&rig.index, &rig.members, &stored);
+    let removed = Change { worker: below.worker, stored: None, keys: keys.into_iter().rev().collect() };
+    apply(&rig.index, &rig.members, &removed);
+    written.fetch_add(128, Ordering::Relaxed);
+}

@@ -1,0 +1,152 @@
+//! The routing decision. First its parts, one after the other; then the whole of it (hash, look-up, policy, booking)
+//! as a live gateway reports it for each request, under open-loop load.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bench_workload::{Operation, tree};
+use kvstore_block::{PromptExtras, block_hashes};
+use router_policy::{Candidate, Policy, Request, Strategy};
+use router_radix::{Index, IndexConfig, Member, Tier};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::gateway::{MODEL, gateway_over, listen, mock_worker};
+use crate::measure::{Latencies, time};
+
+const BLOCK_TOKENS: usize = 16;
+const PROMPT_TOKENS: usize = 2048;
+/// Different prompts: the gateway tokenises nothing here, but hashes and looks each one up.
+const PROMPTS: usize = 200;
+
+pub(crate) fn run(smoke: bool) -> Result<()> {
+    println!("# route: prompts of {PROMPT_TOKENS} tokens in blocks of {BLOCK_TOKENS}; p50 / p99 / p99.9");
+    let rounds = if smoke { 100 } else { 50_000 };
+    for workers in [8, 64, 512] {
+        parts(workers, rounds)?;
+    }
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(live(smoke))
+}
+
+fn parts(workers: usize, rounds: usize) -> Result<()> {
+    let index = Index::new(IndexConfig::default());
+    let members: Vec<Member> = (0..workers).map_while(|_| index.write().join()).collect();
+    let shape = tree::Shape {
+        workers,
+        chains: PROMPTS,
+        holders: (workers / 8).clamp(2, 64),
+        ..tree::Shape::default()
+    };
+    // Tokens first, then the hashes that they have, in the shape of the tree.
+    let prompts = tree::prompts(&shape);
+    let tokens: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|blocks| {
+            blocks
+                .iter()
+                .flat_map(|&hash| (0..BLOCK_TOKENS as u64).map(move |at| (hash >> at) as u32 % 128_000))
+                .collect()
+        })
+        .collect();
+    let hashed: Vec<Vec<u64>> = tokens
+        .iter()
+        .map(|tokens| {
+            let mut hashes = Vec::new();
+            block_hashes(tokens, BLOCK_TOKENS, &PromptExtras::default(), &mut hashes);
+            hashes
+        })
+        .collect();
+    for operation in tree::stores(&shape, &hashed) {
+        if let Operation::Stored { worker, parent, blocks } = operation {
+            let (hashes, keys): (Vec<u64>, Vec<u64>) = blocks.into_iter().unzip();
+            index.write().stored(members[worker], Tier::Device, parent, &keys, &hashes);
+        }
+    }
+    let mut reader = index.reader().context("a reader")?;
+    let policy = Policy { strategy: Strategy::PredictedTime, ..Policy::default() };
+    let request = Request { tokens: PROMPT_TOKENS as u32, block_tokens: BLOCK_TOKENS as u32, session: None };
+    let mut latencies = [Latencies::new()?, Latencies::new()?, Latencies::new()?, Latencies::new()?];
+    let mut hashes = Vec::with_capacity(256);
+    let mut candidates = vec![Candidate::default(); workers];
+    for round in 0..rounds {
+        let prompt = &tokens[round * 17 % PROMPTS];
+        let started = std::time::Instant::now();
+        let (hashing, ()) = time(|| {
+            hashes.clear();
+            block_hashes(black_box(prompt), BLOCK_TOKENS, &PromptExtras::default(), &mut hashes);
+        });
+        let (looking_up, overlaps) = time(|| reader.overlaps(&hashes));
+        let (choosing, choice) = time(|| {
+            for (candidate, &member) in candidates.iter_mut().zip(&members) {
+                candidate.leading = Tier::ALL.map(|tier| overlaps.leading(member, tier));
+            }
+            policy.choose(&request, &candidates, round as u64, round as u64)
+        });
+        let whole = started.elapsed();
+        anyhow::ensure!(choice.is_some(), "a choice");
+        for (latencies, spent) in latencies.iter_mut().zip([hashing, looking_up, choosing, whole]) {
+            latencies.record(spent);
+        }
+    }
+    for (name, latencies) in ["hash", "look up", "choose", "all three"].iter().zip(&latencies) {
+        println!("{workers:>3} workers, {name:<10} {}", latencies.render());
+    }
+    Ok(())
+}
+
+/// The gateway's own figure for each request, from its answer's header.
+async fn live(smoke: bool) -> Result<()> {
+    let mut workers = Vec::new();
+    for _ in 0..8 {
+        workers.push(listen(mock_worker()).await?);
+    }
+    let gateway = gateway_over(&workers).await?;
+    let address = gateway.trim_start_matches("http://").to_owned();
+    let bodies: Vec<String> = (0..PROMPTS).map(body).collect();
+    for body in bodies.iter().take(20) {
+        ask(&address, body).await.context("the first requests")?;
+    }
+    for rate in [200_u32, 1000] {
+        let count = if smoke { 40 } else { rate * 8 };
+        let start = Instant::now();
+        let mut answers = Vec::new();
+        for number in 0..count {
+            tokio::time::sleep_until(start + Duration::from_secs(1) * number / rate).await;
+            let (address, body) = (address.clone(), bodies[number as usize * 7 % PROMPTS].clone());
+            answers.push(tokio::spawn(async move { ask(&address, &body).await }));
+        }
+        let mut latencies = Latencies::new()?;
+        for answer in answers {
+            latencies.record(answer.await??);
+        }
+        println!("live gateway, 8 workers, open loop at {rate}/s: decision {}", latencies.render());
+    }
+    Ok(())
+}
+
+fn body(number: usize) -> String {
+    // A quarter is common to all, the rest is each prompt's own.
+    let token = |at: usize| (if at < PROMPT_TOKENS / 4 { at } else { at * 31 + number * 7919 }) % 200;
+    let prompt: Vec<usize> = (0..PROMPT_TOKENS).map(token).collect();
+    format!("{{\"model\":\"{MODEL}\",\"prompt\":{prompt:?},\"max_tokens\":8,\"stream\":true}}")
+}
+
+/// Sends a request on a connection of its own and reads the whole answer; how long the decision took.
+async fn ask(address: &str, body: &str) -> Result<Duration> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let micros = answer.split("decided_us=").nth(1).and_then(|rest| rest.split(['\r', ';']).next());
+    let micros: f64 = micros.with_context(|| format!("no decision in {answer:.200}"))?.trim().parse()?;
+    Ok(Duration::from_secs_f64(micros / 1e6))
+}

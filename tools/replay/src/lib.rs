@@ -1,0 +1,18 @@
+//! Replays traces against a simulated fleet of workers, behind the real index and the real policies.
+//!
+//! * [`worker`]: a worker: continuous batching with chunked prefill, a pool of blocks with least-recently-used
+//!   eviction, step times from a linear model.
+//! * [`simulate()`]: arrivals, decisions, what the index and the learner get to know and when.
+//! * [`report`]: tables and a picture.
+//!
+//! Equal seed, equal run. What it leaves out: the network, the time of decisions, failures, and the blocks of answers
+//! (a trace does not say which blocks of the next prompt they are), so hit rates are those of prompts alone.
+
+#![forbid(unsafe_code)]
+
+mod pool;
+pub mod report;
+pub mod simulate;
+pub mod worker;
+
+pub use simulate::{Outcome, Setup, simulate};
