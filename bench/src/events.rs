@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
-use bench_workload::Random;
 use router_events::follower::Follower;
 use router_events::tracker::Tracker;
 use router_events::wire::{EventBatch, KvEvent, Removed, Stored, decode, encode};
 use router_radix::{Index, IndexConfig, Tier};
+use tools_workload::Random;
 
 use crate::measure::{median, time};
 

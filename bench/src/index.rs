@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bench_workload::{Operation, Workload, mooncake, text, tree};
 use router_radix::{Index, IndexConfig, Member, Reader, Tier};
+use tools_workload::{Operation, Workload, mooncake, text, tree};
 
 use crate::measure::{Latencies, allocations, time};
 

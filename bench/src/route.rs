@@ -5,13 +5,13 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bench_workload::{Operation, tree};
 use kvstore_block::{PromptExtras, block_hashes};
 use router_policy::{Candidate, Policy, Request, Strategy};
 use router_radix::{Index, IndexConfig, Member, Tier};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tools_workload::{Operation, tree};
 
 use crate::gateway::{MODEL, gateway_over, listen, mock_worker};
 use crate::measure::{Latencies, time};
@@ -80,7 +80,7 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
         let (looking_up, overlaps) = time(|| reader.overlaps(&hashes));
         let (choosing, choice) = time(|| {
             for (candidate, &member) in candidates.iter_mut().zip(&members) {
-                candidate.leading = Tier::ALL.map(|tier| overlaps.leading(member, tier));
+                candidate.leading = overlaps.tiers(member);
             }
             policy.choose(&request, &candidates, round as u64, round as u64)
         });

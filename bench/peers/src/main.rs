@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use bench_workload::{Operation, Workload, mooncake, tree};
+use tools_workload::{Operation, Workload, mooncake, tree};
 use clap::Parser;
 use hdrhistogram::Histogram;
 
@@ -59,7 +59,8 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     let chains = if cli.smoke { 40 } else { 200 };
     for workers in [8, 64, 512, 4096] {
-        let shape = tree::Shape { workers, chains, holders: (workers / 8).clamp(2, 64), ..tree::Shape::default() };
+        let shape =
+            tree::Shape { workers, chains, holders: (workers / 8).clamp(2, 64), ..tree::Shape::default() };
         compare(&format!("tree, {chains} prompts of 128 blocks, warm"), &tree::workload(&shape), &cli)?;
     }
     let chains = if cli.smoke { 100 } else { 40_000 };
@@ -91,8 +92,12 @@ struct Line {
 }
 
 fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
-    let stores: Vec<Operation> =
-        workload.operations.iter().filter(|operation| matches!(operation, Operation::Stored { .. })).cloned().collect();
+    let stores: Vec<Operation> = workload
+        .operations
+        .iter()
+        .filter(|operation| matches!(operation, Operation::Stored { .. }))
+        .cloned()
+        .collect();
     let removals = tree::removals(&stores);
     let prompts: Vec<Prompt> = workload
         .operations
@@ -103,7 +108,11 @@ fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
         })
         .collect();
     let blocks: usize = Workload { workers: 0, operations: stores.clone() }.changed_blocks();
-    println!("# {title}; {} workers, {blocks} (worker, block) pairs, {} prompts", workload.workers, prompts.len());
+    println!(
+        "# {title}; {} workers, {blocks} (worker, block) pairs, {} prompts",
+        workload.workers,
+        prompts.len()
+    );
     let lookups = if cli.smoke { 50 } else { 60_000 };
     let workers = workload.workers;
     let makers: Vec<Box<dyn Fn() -> Result<Box<dyn Side>>>> = vec![
@@ -122,15 +131,12 @@ fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
     // A side at a time: two large indexes would not fit the cache together. Rounds repeat the whole.
     for _ in 0..if cli.smoke { 1 } else { 3 } {
         for (at, make) in makers.iter().enumerate() {
-            let before = LIVE_BYTES.load(Ordering::Relaxed);
             let mut side = make()?;
             let empty = LIVE_BYTES.load(Ordering::Relaxed);
             let changes = side.prepare(&stores);
-            let prepared = LIVE_BYTES.load(Ordering::Relaxed);
             let (spent, ()) = time(|| side.apply(changes));
             // What the changes themselves took is back by now; what is left is the index.
-            let bytes = LIVE_BYTES.load(Ordering::Relaxed) - empty;
-            let _ = prepared;
+            let bytes = LIVE_BYTES.load(Ordering::Relaxed) - empty + side.mapped_bytes() as i64;
             if lines.len() == at {
                 lines.push(Line {
                     name: side.name(),
@@ -150,9 +156,7 @@ fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
             let changes = side.prepare(&removals);
             let (spent, ()) = time(|| side.apply(changes));
             line.removed.push(spent.as_nanos() as f64 / blocks as f64);
-            line.left_bytes = LIVE_BYTES.load(Ordering::Relaxed) - empty;
-            drop(side);
-            let _ = before;
+            line.left_bytes = LIVE_BYTES.load(Ordering::Relaxed) - empty + side.mapped_bytes() as i64;
         }
     }
     report(lines)
@@ -203,7 +207,7 @@ fn median(values: &mut [f64]) -> f64 {
 fn report(lines: Vec<Line>) -> Result<()> {
     println!(
         "{:<36}{:>26}{:>8}{:>8}{:>10}{:>10}{:>8}{:>9}",
-        "", "look-up p50/p99/p99.9 ns", "ratio", "allocs", "store ns", "remove ns", "B/pair", "B left"
+        "", "look-up p50/p99/p99.9 ns", "ratio", "allocs", "store ns", "remove ns", "B/pair", "KiB left"
     );
     let ours = lines[0].nanos.value_at_quantile(0.5) as f64;
     let checksum = lines[0].checksum;

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use bench_workload::Operation;
+use tools_workload::Operation;
 use dynamo_kv_router::indexer::{SyncIndexer, WorkerTask};
 use dynamo_kv_router::nested_map::{PositionalIndexer, SearchMode};
 use dynamo_kv_router::protocols::{
@@ -49,6 +49,10 @@ pub struct ChainChange {
 
 pub trait Side {
     fn name(&self) -> &'static str;
+    /// Bytes that the side maps by itself and that the allocator does not see.
+    fn mapped_bytes(&self) -> usize {
+        0
+    }
     fn prepare(&self, operations: &[Operation]) -> Prepared;
     /// Applies changes and returns when they can be seen.
     fn apply(&mut self, changes: Prepared);
@@ -78,6 +82,10 @@ impl Ours {
 impl Side for Ours {
     fn name(&self) -> &'static str {
         "kvasir"
+    }
+
+    fn mapped_bytes(&self) -> usize {
+        self.index.write().usage().mapped_bytes
     }
 
     fn prepare(&self, operations: &[Operation]) -> Prepared {
@@ -289,7 +297,9 @@ impl Chain {
         let index = ChainIndex::with_max_workers(workers.max(64));
         let intern = |worker: usize| index.intern_worker(&format!("worker-{worker}"));
         let ids = (0..workers).map(intern).collect::<Result<Vec<u32>, _>>();
-        let ids = ids.map_err(|error| anyhow::anyhow!("kv-index takes {CHAIN_WORKERS_MAX} workers at most: {error:?}"))?;
+        let ids = ids.map_err(|error| {
+            anyhow::anyhow!("kv-index takes {CHAIN_WORKERS_MAX} workers at most: {error:?}")
+        })?;
         let maps = (0..workers).map(|_| ChainBlockMap::new()).collect();
         Ok(Self { index, ids, maps, row: vec![0; workers.max(64)] })
     }
@@ -308,7 +318,12 @@ impl Side for Chain {
                     content_hash: kv_index::ContentHash(block),
                 };
                 let stored = blocks.iter().map(block).collect();
-                Some(ChainChange { worker: *worker, parent: parent.map(SequenceHash), stored, removed: Vec::new() })
+                Some(ChainChange {
+                    worker: *worker,
+                    parent: parent.map(SequenceHash),
+                    stored,
+                    removed: Vec::new(),
+                })
             }
             Operation::Removed { worker, sequences } => {
                 let removed = sequences.iter().map(|&hash| SequenceHash(hash)).collect();
@@ -335,7 +350,12 @@ impl Side for Chain {
     fn lookup(&mut self, prompt: &Prompt) {
         self.row.fill(0);
         let row = &mut self.row;
-        self.index.score_into(&prompt.local, |hash| hash.0, false, |worker, blocks| row[worker as usize] = blocks);
+        self.index.score_into(
+            &prompt.local,
+            |hash| hash.0,
+            false,
+            |worker, blocks| row[worker as usize] = blocks,
+        );
         black_box(&self.row);
     }
 

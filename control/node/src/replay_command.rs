@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use bench_workload::mooncake;
 use clap::Args;
 use router_policy::{Policy, Strategy};
 use tools_replay::worker::WorkerModel;
 use tools_replay::{Setup, report, simulate};
+use tools_workload::mooncake;
 
 /// What to replay, and on what.
 #[derive(Args)]

@@ -45,7 +45,24 @@ impl<'a> Reader<'a> {
     /// A big-endian number of up to eight bytes.
     #[inline]
     fn big_endian(&mut self, width: usize) -> Result<u64> {
-        Ok(self.take(width)?.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+        let bytes = self.take(width)?;
+        let mut wide = [0; 8];
+        wide[8 - width..].copy_from_slice(bytes);
+        Ok(u64::from_be_bytes(wide))
+    }
+
+    /// An unsigned integer in one of the forms that token ids have; `None`, without moving, for anything else.
+    #[inline]
+    pub(crate) fn token(&mut self) -> Option<u32> {
+        let (value, rest) = match *self.bytes {
+            [small @ 0x00..=0x7F, ref rest @ ..] => (u32::from(small), rest),
+            [0xCD, high, low, ref rest @ ..] => (u32::from(u16::from_be_bytes([high, low])), rest),
+            [0xCE, a, b, c, d, ref rest @ ..] => (u32::from_be_bytes([a, b, c, d]), rest),
+            [0xCC, byte, ref rest @ ..] => (u32::from(byte), rest),
+            _ => return None,
+        };
+        self.bytes = rest;
+        Some(value)
     }
 
     /// The next value, as a cursor of its own; this one goes on after it.

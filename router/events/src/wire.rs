@@ -317,6 +317,10 @@ impl Fields {
         let count = reader.array()?.ok_or(no_array)?;
         self.stored.tokens.reserve(count);
         for _ in 0..count {
+            if let Some(id) = reader.token() {
+                self.stored.tokens.push(id);
+                continue;
+            }
             let no_id = reader.bad("a token id is not an unsigned 32-bit integer");
             let id = match reader.array()? {
                 None => reader.integer()?,

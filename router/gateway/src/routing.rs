@@ -11,7 +11,7 @@ use kvstore_block::{PromptExtras, block_hashes};
 use router_policy::{
     Candidate, Choice, CostModel, FEATURES, Policy, PredictedTime, Request, features, is_worth_disaggregating,
 };
-use router_radix::{Index, Overlaps, Reader, Tier};
+use router_radix::{Index, Overlaps, Reader};
 
 use crate::GatewayConfig;
 use crate::fleet::{Fleet, Picked, Role};
@@ -215,7 +215,7 @@ fn gather(
             let [requests, queued_tokens, decoding_blocks] = live.load.counts();
             candidates.push(Candidate {
                 identity: picked.worker.identity,
-                leading: Tier::ALL.map(|tier| overlaps.leading(live.member, tier)),
+                leading: overlaps.tiers(live.member),
                 queued_tokens,
                 decoding_blocks,
                 requests,

@@ -47,8 +47,12 @@ impl Candidate {
     /// Leading blocks that a request really saves here, by tier: what lies in that tier and in no faster one.
     /// An engine computes the last token of a prompt in any case, and with it the whole block.
     #[must_use]
+    #[inline]
     pub fn saved_blocks(&self, request: &Request) -> [u32; TIERS] {
         let most = request.tokens.saturating_sub(1) / request.block_tokens.max(1);
+        if self.leading[0] == self.leading[TIERS - 1] {
+            return [self.leading[0].min(most), 0, 0, 0];
+        }
         let mut before = 0;
         self.leading.map(|leading| {
             let leading = leading.min(most).max(before);
@@ -60,6 +64,7 @@ impl Candidate {
 
     /// Tokens that it would have to compute.
     #[must_use]
+    #[inline]
     pub fn uncached_tokens(&self, request: &Request) -> u32 {
         let saved: u32 = self.saved_blocks(request).iter().sum();
         request.tokens - saved * request.block_tokens

@@ -70,8 +70,8 @@ pub struct PredictedTime;
 #[inline]
 pub fn features(request: &Request, candidate: &Candidate) -> [f64; FEATURES] {
     let saved = candidate.saved_blocks(request);
-    let own = f64::from(candidate.uncached_tokens(request));
     let onboarded: u32 = saved[1..].iter().sum();
+    let own = f64::from(request.tokens - (saved[0] + onboarded) * request.block_tokens);
     [
         1.0,
         own + f64::from(candidate.queued_tokens),

@@ -126,6 +126,8 @@ impl std::ops::AddAssign for Outcome {
 pub struct Usage {
     /// Bytes of everything that grows with blocks and members.
     pub bytes: usize,
+    /// Of those, what is mapped and not taken from the heap.
+    pub mapped_bytes: usize,
     /// Nodes of the tree.
     pub nodes: usize,
     /// (member, block) pairs.

@@ -42,6 +42,17 @@ impl Overlaps {
         if id < self.ids { self.leading[self.answers[tier as usize]][id] } else { 0 }
     }
 
+    /// Leading blocks that a member holds in each tier or a faster one.
+    #[must_use]
+    #[inline]
+    pub fn tiers(&self, member: Member) -> [u32; TIERS] {
+        let id = self.shared.id_of(member);
+        if id >= self.ids {
+            return [0; TIERS];
+        }
+        self.answers.map(|answer| self.leading[answer][id])
+    }
+
     /// Leading blocks in the worker's own pool.
     #[must_use]
     pub fn device(&self, member: Member) -> u32 {

@@ -996,6 +996,7 @@ impl Writer {
         let members = || self.members.iter().flatten();
         Usage {
             bytes: self.bytes(),
+            mapped_bytes: self.nodes.allocated * SEGMENT_BYTES + self.pool.bytes(),
             nodes: self.nodes.nodes - 1,
             entries: members().map(|state| state.keys.len()).sum(),
             parked: members().map(|state| state.parked.len()).sum(),

@@ -244,6 +244,13 @@ impl Events {
         Self(BufReader::new(stream))
     }
 
+    /// The status line and headers, before the first event.
+    pub fn head(&mut self) -> String {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") && self.0.read_line(&mut head).is_ok_and(|read| read > 0) {}
+        head
+    }
+
     pub fn next_data(&mut self) -> Option<String> {
         loop {
             let mut line = String::new();

@@ -1,13 +1,13 @@
 //! Arrivals, decisions, and what the index and the learner get to know of them.
 
 use anyhow::{Context, Result};
-use bench_workload::mooncake::{BLOCK_TOKENS, Request as TraceRequest, block_hashes};
-use bench_workload::{Random, chained};
 use hdrhistogram::Histogram;
 use router_policy::{
     Candidate, CostModel, FEATURES, Learner, Policy, PredictedTime, Request, Strategy, TIERS, features,
 };
 use router_radix::{Index, IndexConfig, Member, Tier};
+use tools_workload::mooncake::{BLOCK_TOKENS, Request as TraceRequest, block_hashes};
+use tools_workload::{Random, chained};
 
 use crate::pool::Change;
 use crate::worker::{Job, Report, Worker, WorkerModel};
