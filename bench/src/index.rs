@@ -107,6 +107,62 @@ pub(crate) fn run_file(file: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Prompts of 128 blocks, each on one worker; a quarter is common to the prompts of a worker group.
+fn grown(number: u64) -> Vec<u64> {
+    let hash = |chain: u64, at: u64| (chain << 8 | at).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ chain;
+    (0..128).map(|at| if at < 32 { hash(number % 64, at) } else { hash(number + 1000, at) }).collect()
+}
+
+/// Grows an index to so many pairs on as many workers as it takes.
+pub(crate) fn grow(pairs: u64) -> Result<()> {
+    let workers = router_radix::MEMBERS_MAX as u64;
+    let mut rig = Rig::new(workers as usize)?;
+    let prompts = pairs / 128;
+    println!("# index: {pairs} (worker, block) pairs on {workers} workers");
+    let started = std::time::Instant::now();
+    let mut storing = Duration::ZERO;
+    for number in 0..prompts {
+        let blocks = grown(number);
+        let keys = tools_workload::chained(&blocks);
+        let change = Change { worker: (number % workers) as usize, stored: Some((None, blocks)), keys };
+        storing += time(|| rig.apply(&change)).0;
+        if number % (prompts / 10).max(1) == 0 {
+            let usage = rig.index.write().usage();
+            println!(
+                "{:>12} pairs, {:>6} MiB, {:.0} s",
+                usage.entries,
+                usage.bytes >> 20,
+                started.elapsed().as_secs_f64()
+            );
+        }
+    }
+    let usage = rig.index.write().usage();
+    println!(
+        "stored in {:.1} s, {:.1} M blocks/s; {} pairs, {:.1} bytes each",
+        storing.as_secs_f64(),
+        pairs as f64 / storing.as_secs_f64() / 1e6,
+        usage.entries,
+        usage.bytes as f64 / usage.entries as f64
+    );
+    let mut latencies = Latencies::new()?;
+    for turn in 0..100_000_u64 {
+        let number = turn.wrapping_mul(0x9E37_79B9_7F4A_7C15) % prompts;
+        let blocks = grown(number);
+        let member = rig.members[(number % workers) as usize];
+        let (spent, held) = time(|| rig.reader.overlaps(&blocks).device(member));
+        anyhow::ensure!(held == 128, "prompt {number}: {held} of 128 blocks");
+        latencies.record(spent);
+    }
+    println!("look-up of 128 blocks {}", latencies.render());
+    let members = rig.members.clone();
+    let (spent, ()) = time(|| {
+        members.iter().for_each(|&member| rig.index.write().leave(member));
+        while rig.index.write().sweep() {}
+    });
+    println!("all left in {:.1} s; {} KiB left", spent.as_secs_f64(), rig.index.write().usage().bytes >> 10);
+    Ok(())
+}
+
 pub(crate) fn run(smoke: bool, trace: Option<&Path>) -> Result<()> {
     println!("# index: prompts of 128 blocks; p50 / p99 / p99.9 of a look-up, two clock reads included");
     let (warm, cold) = if smoke { (40, 60) } else { (200, 40_000) };

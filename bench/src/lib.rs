@@ -42,6 +42,9 @@ enum Bench {
         /// The Mooncake conversation trace, as one more workload.
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
+        /// How far it grows: so many (worker, block) pairs on 4,096 workers, with their memory and the look-ups in it.
+        #[arg(long, value_name = "PAIRS")]
+        grow: Option<u64>,
     },
     /// The routing decision: its parts, and the whole of it inside a live gateway under open-loop load.
     Route,
@@ -63,7 +66,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     match args.command {
         Bench::Transfer => transfer::run(smoke),
         Bench::Index { workload: Some(file), .. } => index::run_file(&file),
-        Bench::Index { workload: None, trace } => index::run(smoke, trace.as_deref()),
+        Bench::Index { grow: Some(pairs), .. } => index::grow(pairs),
+        Bench::Index { workload: None, trace, .. } => index::run(smoke, trace.as_deref()),
         Bench::Route => route::run(smoke),
         Bench::Events => events::run(smoke),
         Bench::Catalog => catalog::run(smoke),
