@@ -156,15 +156,21 @@ pub fn decode(payload: &[u8]) -> Result<EventBatch> {
     batch.events.reserve(count.min(payload.len() / 8));
     for number in 0..count {
         let named = |error: WireError| WireError { event: Some(number), ..error };
-        // Delimited first: whatever is odd about one event, the next one begins where it ends.
-        let (mut event_reader, bytes) = reader.delimited().map_err(named)?;
-        match event(&mut event_reader) {
-            Ok(Some(event)) => batch.events.push(event),
-            Ok(None) => batch.skipped += 1,
+        let start = reader;
+        let outcome = event(&mut reader);
+        if let Ok(Some(event)) = outcome {
+            // Every field was read whole: the next event begins here.
+            batch.events.push(event);
+            continue;
+        }
+        // Whatever is odd about this one, the next one begins where it ends.
+        reader = start;
+        let (_, bytes) = reader.delimited().map_err(named)?;
+        match outcome {
+            Ok(_) => batch.skipped += 1,
             Err(error) => {
-                batch
-                    .broken
-                    .push(Broken { error: named(error), may_remove: !mentions(bytes, b"BlockStored") });
+                let may_remove = !mentions(bytes, b"BlockStored");
+                batch.broken.push(Broken { error: named(error), may_remove });
             }
         }
     }

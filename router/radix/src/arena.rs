@@ -87,6 +87,15 @@ impl Arena {
         &segment.0[id % SEGMENT_NODES]
     }
 
+    /// The node of any number, if its segment is there: for the writer, whose names for blocks may be stale. Only the
+    /// writer frees segments, so what is there stays while it looks.
+    pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
+        let segment = self.segments.get(id as usize / SEGMENT_NODES)?.load(Ordering::Acquire);
+        // SAFETY: null, or made by `grow` and not freed before the writer, who is the caller, frees it.
+        let segment = unsafe { segment.as_ref() }?;
+        Some(&segment.0[id as usize % SEGMENT_NODES])
+    }
+
     /// Asks the processor for a node that is probably needed soon.
     #[inline]
     pub(crate) fn prefetch(&self, id: NodeId) {

@@ -200,8 +200,8 @@ impl Writer {
                     done += blocks.len();
                     for (_, place) in blocks {
                         // Of several names for one block the first did it.
-                        if let Some((node, slot)) = self.resolved(place) {
-                            self.forget_block(node, slot, id);
+                        if let Some((node, _)) = self.resolved(place) {
+                            self.forget_node(node, id);
                         }
                     }
                     self.sweeping.push_front((id, keys));
@@ -213,6 +213,20 @@ impl Writer {
             }
         }
         !self.sweeping.is_empty()
+    }
+
+    /// A number no longer holds anything of a node.
+    fn forget_node(&mut self, node: NodeId, id: u16) {
+        for tier in Tier::ALL {
+            let held = self.mask(node, id, tier);
+            if held != 0 {
+                self.clear_bits(node, id, tier, held);
+            }
+            // Only the device is known without an extension; and a node that is gone holds nothing.
+            if self.node(node).ext.load(Ordering::Relaxed).is_null() {
+                return;
+            }
+        }
     }
 
     /// A number no longer holds a block in any tier.
@@ -537,7 +551,7 @@ impl Writer {
     fn resolved(&self, place: Place) -> Option<(NodeId, usize)> {
         let (mut node, slot) = (place.node(), place.slot());
         loop {
-            let at = self.node(node);
+            let at = self.shared.arena.get(node)?;
             let shape = at.shape();
             if slot < shape.end() {
                 return (slot >= shape.base()).then_some((node, slot));
