@@ -277,7 +277,7 @@ fn read(
                 scope.spawn(move || -> Result<(Latencies, Option<u64>)> {
                     let mut reader = rig.index.reader().context("a reader")?;
                     let mut latencies = Latencies::new()?;
-                    let stride = prompts.len() * 5 / 8 | 1;
+                    let stride = (prompts.len() * 5 / 8) | 1;
                     let mut at = thread;
                     for _ in 0..prompts.len().min(2000) {
                         at = (at + stride) % prompts.len();

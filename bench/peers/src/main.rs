@@ -182,7 +182,7 @@ fn checksum(side: &mut dyn Side, prompts: &[Prompt], workers: usize) -> u64 {
 
 fn time_lookups(side: &mut dyn Side, prompts: &[Prompt], lookups: usize, line: &mut Line) {
     // Another order than that of storing.
-    let stride = prompts.len() * 5 / 8 | 1;
+    let stride = (prompts.len() * 5 / 8) | 1;
     let order = (0..).map(|number: usize| number.wrapping_mul(stride) % prompts.len());
     for at in order.clone().take(prompts.len().min(2000)) {
         side.before_lookup(&prompts[at]);

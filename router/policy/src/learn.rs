@@ -32,7 +32,7 @@ impl Default for Speed {
 }
 
 impl Speed {
-    /// As a vector, in the order of [`features`].
+    /// As a vector, in the order of [`crate::features`].
     #[must_use]
     pub fn to_array(self) -> [f64; FEATURES] {
         [self.base, self.per_token, self.per_square, self.per_decode, self.per_onboard]

@@ -290,8 +290,8 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
     fn keep_ext_of_set(&mut self, ext: &Ext, seen: &Seen<'_>) {
         // The full sets before the entries: see the order that the writer keeps to.
         let mut going_on = [0_u64; WORDS];
-        for word in 0..self.words {
-            going_on[word] = self.set[word] & ext.full_word(self.level, word);
+        for (word, (going_on, before)) in going_on.iter_mut().zip(&self.set).enumerate().take(self.words) {
+            *going_on = before & ext.full_word(self.level, word);
         }
         for entry in ext.entries() {
             let id = entry.id();
@@ -308,12 +308,12 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
                 self.leading[usize::from(id)] = (self.depth + blocks) as u32;
             }
         }
-        for word in 0..self.words {
-            let dropped = self.set[word] & !going_on[word];
+        for (word, &going_on) in going_on.iter().enumerate().take(self.words) {
+            let dropped = self.set[word] & !going_on;
             if dropped != 0 {
                 note(&mut self.leading[word * 64..][..64], dropped, self.depth as u32);
             }
-            self.set[word] = going_on[word];
+            self.set[word] = going_on;
         }
     }
 

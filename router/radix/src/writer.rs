@@ -1042,7 +1042,7 @@ impl Writer {
         let mut out = Vec::with_capacity(by_place.len());
         let mut is_out = std::collections::HashSet::with_capacity(by_place.len());
         let mut chain = Vec::new();
-        for (&start, _) in &by_place {
+        for &start in by_place.keys() {
             // Up to a block that is out already, or to the root; down again from there.
             let mut at = Some(start);
             while let Some(place) = at {

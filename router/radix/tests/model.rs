@@ -87,7 +87,7 @@ impl Universe {
 
 fn key(worker: usize, at: usize) -> EngineHash {
     // Engines name the same block differently; small numbers are names too.
-    if worker % 2 == 0 { at as u64 + 1 } else { Random((worker * 1_000_003 + at) as u64).next() }
+    if worker.is_multiple_of(2) { at as u64 + 1 } else { Random((worker * 1_000_003 + at) as u64).next() }
 }
 
 struct Rig {

@@ -75,7 +75,12 @@ fn draw(
             .x_label_area_size(34)
             .y_label_area_size(56)
             .build_cartesian_2d(low * 0.95..high * 1.05, (least * 0.8..most * 1.25).log_scale())?;
-        chart.configure_mesh().x_desc("load: trace speed").y_desc("seconds").draw()?;
+        chart
+            .configure_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_desc("load: how many times as fast as recorded the trace runs")
+            .y_desc("seconds")
+            .draw()?;
         for (number, strategy) in Strategy::ALL.into_iter().enumerate() {
             let points: Vec<(f64, f64)> = outcomes
                 .iter()
@@ -91,7 +96,12 @@ fn draw(
                 .label(strategy.name())
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
         }
-        chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK)
+            .draw()?;
     }
     area.present()?;
     Ok(())
