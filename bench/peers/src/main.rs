@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use tools_workload::{Operation, Workload, mooncake, tree};
 use clap::Parser;
 use hdrhistogram::Histogram;
+use tools_workload::{Operation, Workload, mooncake, tree};
 
 use side::{CHAIN_WORKERS_MAX, Chain, DynamoConcurrent, DynamoRadix, Ours, Prompt, Side};
 
@@ -91,6 +91,9 @@ struct Line {
     checksum: u64,
 }
 
+/// Makes an empty index.
+type Maker = Box<dyn Fn() -> Result<Box<dyn Side>>>;
+
 fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
     let stores: Vec<Operation> = workload
         .operations
@@ -115,7 +118,7 @@ fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
     );
     let lookups = if cli.smoke { 50 } else { 60_000 };
     let workers = workload.workers;
-    let makers: Vec<Box<dyn Fn() -> Result<Box<dyn Side>>>> = vec![
+    let makers: Vec<Maker> = vec![
         Box::new(move || Ok(Box::new(Ours::new(workers)?))),
         Box::new(|| Ok(Box::new(DynamoConcurrent::compressed()))),
         Box::new(|| Ok(Box::new(DynamoConcurrent::positional()))),

@@ -4,7 +4,6 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use tools_workload::Operation;
 use dynamo_kv_router::indexer::{SyncIndexer, WorkerTask};
 use dynamo_kv_router::nested_map::{PositionalIndexer, SearchMode};
 use dynamo_kv_router::protocols::{
@@ -14,6 +13,7 @@ use dynamo_kv_router::protocols::{
 use dynamo_kv_router::{ConcurrentRadixTreeCompressed, RadixTree};
 use kv_index::{ChainBlockMap, ChainIndex, SequenceHash, StoredBlock};
 use router_radix::{Index, IndexConfig, Member, Reader, Tier};
+use tools_workload::Operation;
 
 /// A prompt in the forms that the sides want, made outside of what is timed.
 pub struct Prompt {

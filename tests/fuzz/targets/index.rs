@@ -44,8 +44,9 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         let in_tier = if tier == 0 { Tier::Device } else { Tier::Host };
         let start = usize::from(operation[1]) % PREFIXES;
         let len = usize::from(operation[2] % 40) + 1;
-        let run: Vec<usize> =
-            (start..(start + len).min(PREFIXES)).take_while(|&at| at == start || parent(at) == Some(at - 1)).collect();
+        let run: Vec<usize> = (start..(start + len).min(PREFIXES))
+            .take_while(|&at| at == start || parent(at) == Some(at - 1))
+            .collect();
         match operation[0] & 7 {
             0..=2 => {
                 let keys: Vec<u64> = run.iter().map(|&at| at as u64 + 1).collect();

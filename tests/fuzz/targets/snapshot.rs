@@ -12,7 +12,9 @@ fn with_checksum(data: &[u8]) -> Vec<u8> {
     bytes.extend(data);
     // The writer knows how: an error names the right sum.
     match decode(&[&bytes[..], &[0; 8]].concat()) {
-        Err(router_events::snapshot::SnapshotError::Checksum { found, .. }) => bytes.extend(found.to_le_bytes()),
+        Err(router_events::snapshot::SnapshotError::Checksum { found, .. }) => {
+            bytes.extend(found.to_le_bytes())
+        }
         _ => bytes.extend([0; 8]),
     }
     bytes
