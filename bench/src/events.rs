@@ -74,6 +74,16 @@ pub(crate) fn run(smoke: bool) -> Result<()> {
     Ok(())
 }
 
+/// Block hashes of the first event of a batch.
+fn first_chain(payload: &[u8]) -> Vec<u64> {
+    let batch = decode(payload).unwrap_or_default();
+    let stored = batch.events.into_iter().find_map(|event| match event {
+        KvEvent::Stored(stored) => Some(stored.tokens),
+        _ => None,
+    });
+    stored.unwrap_or_default().chunks_exact(BLOCK_TOKENS).map(kvstore_block::block_hash).collect()
+}
+
 /// Seconds for storing and for removing, and look-ups beside it.
 fn drain(payloads: &[Vec<u8>], batches: usize, has_reader: bool) -> Result<(f64, f64, u64)> {
     let index = Index::new(IndexConfig::default());
@@ -86,7 +96,8 @@ fn drain(payloads: &[Vec<u8>], batches: usize, has_reader: bool) -> Result<(f64,
         if has_reader {
             let (stop, lookups) = (&stop, &lookups);
             scope.spawn(move || {
-                let prompt: Vec<u64> = (0..128).collect();
+                // The first chain that is stored, so that the reader walks where the writer writes.
+                let prompt = first_chain(&payloads[0]);
                 while !stop.load(Ordering::Relaxed) {
                     std::hint::black_box(reader.overlaps(&prompt));
                     lookups.fetch_add(1, Ordering::Relaxed);

@@ -93,7 +93,7 @@ fn two_gateways_see_each_others_requests() {
     let streams: Vec<_> = (0..6)
         .map(|number| {
             let gateway = if number % 2 == 0 { &a } else { &b };
-            let mut body = request(&prompt(number, 40), 1500);
+            let mut body = request(&prompt(number, 40), 3900);
             body["stream"] = json!(true);
             open(&gateway.address, "/v1/completions", &body).expect("open")
         })
@@ -106,7 +106,7 @@ fn two_gateways_see_each_others_requests() {
     wait_for("nothing to be left", || requests(&a) == (0, 0) && requests(&b) == (0, 0));
 
     let stream = {
-        let mut body = request(&prompt(9, 40), 1500);
+        let mut body = request(&prompt(9, 40), 3900);
         body["stream"] = json!(true);
         open(&a.address, "/v1/completions", &body).expect("open")
     };

@@ -3,7 +3,9 @@
 //!
 //! Numbers begin at 0 with the publisher's process, and nothing else marks a restart. A number that was passed
 //! is either a message seen before (the replay brought it too) or a new life whose first messages were
-//! missed: the payload tells which, since batches carry their time.
+//! missed: the payload tells which, since batches carry their time. A new life may also have passed the last known
+//! number unseen; so a replay begins with the last message that is known, and only if that is still the same does
+//! the rest belong to it.
 
 use std::collections::VecDeque;
 
@@ -56,6 +58,12 @@ impl Follower {
         self.next.unwrap_or(0)
     }
 
+    /// Where a replay begins: with the last message that is known, to see whether it is still the same.
+    #[must_use]
+    pub fn replay_from(&self) -> u64 {
+        self.expected().saturating_sub(1)
+    }
+
     /// A message of the live feed.
     pub fn live(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) -> Step {
         let expected = self.expected();
@@ -68,23 +76,31 @@ impl Follower {
         }
         let expected = self.expected();
         if sequence > expected {
-            return Step::Replay { from: expected };
+            return Step::Replay { from: self.replay_from() };
         }
         self.apply(index, sequence, payload);
         Step::Done
     }
 
-    /// A message that was asked for.
-    pub fn replayed(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) {
+    /// A message that was asked for. When it tells that the publisher has started again, what it has must be asked for
+    /// anew, from its beginning.
+    pub fn replayed(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) -> Step {
         let expected = self.expected();
         if sequence < expected {
-            return;
+            let known = self.recent.binary_search_by_key(&sequence, |recent| recent.0);
+            if known.is_ok_and(|at| self.recent[at].1 != xxh3_64(payload)) {
+                tracing::info!(sequence, "KV events: the publisher has restarted, and passed what was known");
+                self.start_over(index);
+                return Step::Replay { from: 0 };
+            }
+            return Step::Done;
         }
         if sequence > expected {
             // The publisher's memory begins later than what is known.
             self.skip_to(index, sequence);
         }
         self.apply(index, sequence, payload);
+        Step::Done
     }
 
     /// The live message that a replay was asked for, again. What is still missing is lost for good: everything
@@ -107,9 +123,18 @@ impl Follower {
         self.recent.clear();
     }
 
-    /// Goes on from a saved state.
-    pub(crate) fn resume(&mut self, next: u64) {
+    /// Goes on from a saved state: the next number, and the last message's hash.
+    pub(crate) fn resume(&mut self, next: u64, last: u64) {
         self.next = Some(next);
+        self.recent.clear();
+        if let Some(before) = next.checked_sub(1).filter(|_| last != 0) {
+            self.recent.push_back((before, last));
+        }
+    }
+
+    /// Hash of the last message; 0 when there is none.
+    pub(crate) fn last(&self) -> u64 {
+        self.recent.back().map_or(0, |recent| recent.1)
     }
 
     pub(crate) fn tracker_mut(&mut self) -> &mut Tracker {

@@ -1,8 +1,8 @@
 //! The state of all publishers as bytes: a gateway that starts again, or one that joins, is warm before it takes
 //! its first request. It goes to a file and to a peer in the same form.
 //!
-//! `KVSNAP01`, the number of publishers, then for each: name, instance, tokens of a block, next sequence number, groups
-//! that do not count, blocks. A block: the engine's name, the parent's, the hash of its tokens, copies in four
+//! `KVSNAP01`, the number of publishers, then for each: name, instance, tokens of a block, next sequence number, hash of
+//! the last message, groups that do not count, blocks. A block: the engine's name, the parent's, the hash of its tokens, copies in four
 //! tiers; parents before children. At the end xxh3 over everything before. Integers are little-endian.
 //!
 //! A snapshot is only as good as its sequence number: what happened since is replayed, and a publisher that has
@@ -28,6 +28,8 @@ pub struct PublisherState {
     pub block_tokens: usize,
     /// The number that its next message should have.
     pub next: u64,
+    /// Hash of its last message, to see whether a replay goes on from there; 0 if there is none.
+    pub last: u64,
     /// Groups of layers that say nothing about whole prefixes.
     pub other_groups: Vec<u32>,
     /// What it holds, parents before children.
@@ -65,6 +67,7 @@ pub fn capture(name: &str, instance: u64, follower: &Follower, index: &IndexWrit
         instance,
         block_tokens: tracker.block_tokens(),
         next: follower.expected(),
+        last: follower.last(),
         other_groups: tracker.other_groups().collect(),
         held: index.held(tracker.member()),
     }
@@ -87,7 +90,7 @@ pub fn restore(state: &PublisherState, follower: &mut Follower, index: &mut Inde
         }
     }
     follower.tracker_mut().restore_groups(state.other_groups.iter().copied());
-    follower.resume(state.next);
+    follower.resume(state.next, state.last);
     true
 }
 
@@ -105,6 +108,7 @@ pub fn encode(publishers: &[PublisherState]) -> Vec<u8> {
         out.extend(publisher.instance.to_le_bytes());
         out.extend((publisher.block_tokens as u32).to_le_bytes());
         out.extend(publisher.next.to_le_bytes());
+        out.extend(publisher.last.to_le_bytes());
         out.extend((publisher.other_groups.len() as u32).to_le_bytes());
         publisher.other_groups.iter().for_each(|group| out.extend(group.to_le_bytes()));
         out.extend((publisher.held.len() as u64).to_le_bytes());
@@ -171,7 +175,7 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<PublisherState>, SnapshotError> {
     }
     let mut bytes = Bytes { all: body, at: MAGIC.len() };
     let count = bytes.u32()? as usize;
-    let count = bytes.count(count, 36)?;
+    let count = bytes.count(count, 44)?;
     (0..count).map(|_| publisher(&mut bytes)).collect()
 }
 
@@ -182,13 +186,14 @@ fn publisher(bytes: &mut Bytes<'_>) -> Result<PublisherState, SnapshotError> {
     let instance = bytes.u64()?;
     let block_tokens = bytes.u32()? as usize;
     let next = bytes.u64()?;
+    let last = bytes.u64()?;
     let groups = bytes.u32()? as usize;
     let groups = bytes.count(groups, 4)?;
     let other_groups = (0..groups).map(|_| bytes.u32()).collect::<Result<_, _>>()?;
     let blocks = bytes.u64()? as usize;
     let blocks = bytes.count(blocks, HELD_BYTES)?;
     let held = (0..blocks).map(|_| held(bytes)).collect::<Result<_, _>>()?;
-    Ok(PublisherState { name, instance, block_tokens, next, other_groups, held })
+    Ok(PublisherState { name, instance, block_tokens, next, last, other_groups, held })
 }
 
 fn held(bytes: &mut Bytes<'_>) -> Result<Held, SnapshotError> {
@@ -216,6 +221,7 @@ mod tests {
                 instance: 7,
                 block_tokens: 16,
                 next: 99,
+                last: 0xABCD,
                 other_groups: vec![1, 4],
                 held: vec![held(1, None), held(2, Some(1))],
             },
@@ -224,6 +230,7 @@ mod tests {
                 instance: 0,
                 block_tokens: 32,
                 next: 0,
+                last: 0,
                 other_groups: Vec::new(),
                 held: Vec::new(),
             },

@@ -77,7 +77,7 @@ pub async fn follow(feed: Feed, followed: Followed, ready: impl Fn() + Send) {
         match subscription(&feed).await {
             Ok(socket) => {
                 // What came while we were away; a publisher that has nothing answers with the end alone.
-                let from = followed.lock().expected();
+                let from = followed.lock().replay_from();
                 catch_up(&feed, &followed, from).await;
                 ready();
                 let reason = listen(&feed, &followed, socket).await;
@@ -147,23 +147,30 @@ async fn catch_up(feed: &Feed, followed: &Followed, from: u64) {
     }
 }
 
-async fn replayed(endpoint: &str, followed: &Followed, from: u64) -> Result<u64, String> {
-    let mut socket = DealerSocket::with_options(options());
-    socket.connect(endpoint).await.map_err(|error| error.to_string())?;
-    let frames = vec![Bytes::new(), Bytes::copy_from_slice(&from.to_be_bytes())];
-    let request = ZmqMessage::try_from(frames).map_err(|error| error.to_string())?;
-    socket.send(request).await.map_err(|error| error.to_string())?;
-    let mut batches = 0;
+async fn replayed(endpoint: &str, followed: &Followed, mut from: u64) -> Result<u64, String> {
     loop {
-        let reply = socket.recv().await.map_err(|error| error.to_string())?;
-        let Some((sequence, payload)) = numbered(&reply) else {
-            return Err("a reply without number".to_owned());
+        let mut socket = DealerSocket::with_options(options());
+        socket.connect(endpoint).await.map_err(|error| error.to_string())?;
+        let frames = vec![Bytes::new(), Bytes::copy_from_slice(&from.to_be_bytes())];
+        let request = ZmqMessage::try_from(frames).map_err(|error| error.to_string())?;
+        socket.send(request).await.map_err(|error| error.to_string())?;
+        let mut batches = 0;
+        let again = loop {
+            let reply = socket.recv().await.map_err(|error| error.to_string())?;
+            let Some((sequence, payload)) = numbered(&reply) else {
+                return Err("a reply without number".to_owned());
+            };
+            if sequence == REPLAY_END {
+                return Ok(batches);
+            }
+            let step = followed.lock().replayed(&mut followed.index.write(), sequence, &payload);
+            if let Step::Replay { from } = step {
+                break from;
+            }
+            batches += 1;
         };
-        if sequence == REPLAY_END {
-            return Ok(batches);
-        }
-        followed.lock().replayed(&mut followed.index.write(), sequence, &payload);
-        batches += 1;
+        // The publisher has started again: from its beginning, on a socket without the rest of the old answer.
+        from = again;
     }
 }
 

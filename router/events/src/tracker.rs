@@ -182,9 +182,13 @@ fn mix_in_extras(stored: &Stored, blocks: &mut [u64]) {
     }
     let (lora, salt) = (stored.lora.as_deref(), stored.cache_salt.as_deref());
     let chunks = stored.tokens.chunks_exact(stored.block_tokens);
+    // They come in the order of their blocks.
+    let mut left = &stored.extras[..];
     for (number, (block, tokens)) in blocks.iter_mut().zip(chunks).enumerate() {
-        let own =
-            || stored.extras.iter().filter(|extra| extra.0 as usize == number).map(|extra| extra.1.as_str());
+        let here = left.iter().take_while(|extra| extra.0 as usize <= number).count();
+        let (own_extras, rest) = left.split_at(here);
+        left = rest;
+        let own = || own_extras.iter().map(|extra| extra.1.as_str());
         let is_whole_chain = |text: &&str| Some(*text) == lora || Some(*text) == salt;
         let mut extras: Vec<&str> = Vec::new();
         if number == 0 && stored.parent.is_none() {

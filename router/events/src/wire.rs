@@ -239,8 +239,8 @@ fn event(reader: &mut Reader<'_>) -> Result<Option<KvEvent>> {
         // The kind first, wherever it stands: an unknown event may have anything in fields of known names.
         let mut ahead = *reader;
         for _ in 0..len {
-            let is_kind = ahead.text()? == Some("type");
-            if is_kind {
+            let no_key = ahead.bad("a key is not a string");
+            if ahead.text()?.ok_or(no_key)? == "type" {
                 let no_name = ahead.bad("an event's type is not a string");
                 name = ahead.text()?.ok_or(no_name)?;
                 break;
@@ -378,8 +378,10 @@ impl Fields {
                 if self.stored.lora.is_none() {
                     self.stored.lora = self.lora_id.map(|id| format!("lora_id:{id}"));
                 }
-                self.stored.is_full_attention =
-                    self.kind.is_none_or(|kind| kind.contains("full") || kind.contains("mla"));
+                // vLLM: full_attention, mla_attention, sink_full_attention …; sliding_window, sliding_window_mla, mamba …
+                self.stored.is_full_attention = self.kind.is_none_or(|kind| {
+                    !kind.contains("window") && (kind.contains("full") || kind.contains("mla"))
+                });
                 Ok(Some(KvEvent::Stored(self.stored)))
             }
             "BlockRemoved" => Ok(Some(KvEvent::Removed(Removed {
@@ -451,6 +453,24 @@ mod tests {
         bytes.extend([event, odd, event].concat());
         bytes.push(0xC0);
         bytes
+    }
+
+    #[test]
+    fn windows_say_nothing_about_whole_prefixes() {
+        for (kind, is_full) in [
+            ("full_attention", true),
+            ("mla_attention", true),
+            ("sink_full_attention", true),
+            ("sliding_window", false),
+            ("sliding_window_mla", false),
+            ("mamba", false),
+        ] {
+            let mut fields = Fields { parent_seen: true, kind: Some(kind.to_owned()), ..Fields::default() };
+            (fields.stored.hashes, fields.stored.block_tokens) = (vec![1], 16);
+            let event = fields.finish("BlockStored").expect("an event");
+            let Some(KvEvent::Stored(stored)) = event else { panic!("{event:?}") };
+            assert_eq!(stored.is_full_attention, is_full, "{kind}");
+        }
     }
 
     #[test]

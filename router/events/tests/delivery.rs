@@ -119,7 +119,10 @@ impl Gateway {
 
     fn replay(&mut self, engine: &Engine, from: u64) {
         for (sequence, payload) in engine.sent.iter().filter(|message| message.0 >= from) {
-            self.follower.replayed(&mut self.index.write(), *sequence, payload);
+            let step = self.follower.replayed(&mut self.index.write(), *sequence, payload);
+            if let Step::Replay { from } = step {
+                return self.replay(engine, from);
+            }
         }
     }
 
@@ -194,7 +197,7 @@ fn run(seed: u64, trouble: Trouble, replay_len: usize) {
         }
         if one_in(&mut random, trouble.gateway_restarts) {
             gateway = gateway.restarted();
-            let from = gateway.follower.expected();
+            let from = gateway.follower.replay_from();
             gateway.replay(&engine, from);
         }
         let message = engine.step(&mut random);
@@ -244,6 +247,37 @@ fn publishers_and_gateways_that_start_again() {
             Trouble { lost: 30, repeated: 20, swapped: 20, engine_restarts: 300, gateway_restarts: 200 },
             10_000,
         );
+    }
+}
+
+/// A publisher may start again and pass the last known number while nobody listens: its old life's blocks must not
+/// stay.
+#[test]
+fn a_restart_that_has_passed_what_was_known() {
+    for seed in 40..60 {
+        let mut random = Random(seed);
+        let (mut engine, mut gateway) = (Engine::new(1, 10_000), Gateway::new());
+        for _ in 0..1 + random.below(20) {
+            let message = engine.step(&mut random);
+            gateway.receive(&engine, &message);
+        }
+        let mut restored = gateway.restarted();
+        engine = Engine::new(2, 10_000);
+        for _ in 0..30 {
+            engine.step(&mut random);
+        }
+        for gateway in [&mut gateway, &mut restored] {
+            // On a new connection, or with the next live message.
+            if seed % 2 == 0 {
+                let from = gateway.follower.replay_from();
+                gateway.replay(&engine, from);
+            }
+            for _ in 0..3 {
+                let message = engine.step(&mut random);
+                gateway.receive(&engine, &message);
+            }
+            assert_eq!(gateway.overlaps(), true_overlaps(&engine), "seed {seed}");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Real ZMQ sockets: a publisher that listens and one that connects, replay in both shapes, ranks on ports of their
 //! own, and a rank whose index is not trusted any more.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -79,8 +80,8 @@ impl Drop for Rig {
     }
 }
 
-/// Answers every replay request with batches 0 to 4, as vLLM did up to 0.24 or as it does since 0.27.1.
-async fn replay_server(with_topic: bool) -> (String, tokio::task::JoinHandle<()>) {
+/// Answers every replay request with what was published so far, as vLLM did up to 0.24 or as it does since 0.27.1.
+async fn replay_server(with_topic: bool, published: Arc<AtomicU64>) -> (String, tokio::task::JoinHandle<()>) {
     let mut socket = RouterSocket::new();
     let endpoint = socket.bind("tcp://127.0.0.1:0").await.expect("bound").to_string();
     let task = tokio::spawn(async move {
@@ -88,7 +89,8 @@ async fn replay_server(with_topic: bool) -> (String, tokio::task::JoinHandle<()>
             let frames = request.into_vec();
             let from = u64::from_be_bytes(frames[2][..].try_into().expect("a number"));
             let topic = |topic: &'static [u8]| with_topic.then_some(Bytes::from_static(topic));
-            let batches = (from..5).map(|at| (topic(b"kv@pod@model"), number(at), payload(at)));
+            let batches = (from..published.load(Ordering::SeqCst))
+                .map(|at| (topic(b"kv@pod@model"), number(at), payload(at)));
             let end = (topic(b""), number(u64::MAX), Bytes::new());
             for (topic, number, payload) in batches.chain([end]) {
                 let head = [frames[0].clone(), Bytes::new()].into_iter();
@@ -110,16 +112,19 @@ async fn replay_in_both_shapes_fills_what_was_missed() {
     for with_topic in [false, true] {
         let mut socket = PubSocket::new();
         let events = socket.bind("tcp://127.0.0.1:0").await.expect("bound").to_string();
-        let (replay, server) = replay_server(with_topic).await;
+        let published = Arc::new(AtomicU64::new(5));
+        let (replay, server) = replay_server(with_topic, Arc::clone(&published)).await;
         let rig = Rig::follow(Feed { events, replay: Some(replay), bind: false });
         rig.wait_for(5).await;
         // A subscription takes a moment to be known to the publisher: what it missed is asked for.
         for at in 5..30 {
+            published.store(at + 1, Ordering::SeqCst);
             publish(&mut socket, at).await;
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         rig.wait_for(30).await;
-        // Whatever makes it doubtful: everything is asked for again.
+        // Whatever makes it doubtful: everything is asked for again, and only what is still there comes back.
+        published.store(5, Ordering::SeqCst);
         rig.distrust.notify_one();
         rig.wait_for(5).await;
         server.abort();
@@ -144,9 +149,15 @@ async fn a_publisher_may_connect_and_ranks_have_ports_of_their_own() {
         while socket.connect(&endpoint).await.is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        for at in 0..(3 + rank as u64) {
-            publish(&mut socket, at).await;
+        // A subscription takes a moment to be known to the publisher. Repeated messages do no harm.
+        for _ in 0..200 {
+            for at in 0..(3 + rank as u64) {
+                publish(&mut socket, at).await;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            if rig.blocks() == 3 + rank {
+                break;
+            }
         }
         rig.wait_for(3 + rank).await;
     }

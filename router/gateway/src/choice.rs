@@ -104,16 +104,13 @@ impl Runner {
         let mut route = Some(first);
         let mut attempts = 0;
         loop {
-            let (mut chosen, mut booking) = match route.take() {
+            let (chosen, mut booking) = match route.take() {
                 Some(route) => route,
-                None => match self.next_route(&avoid).await {
+                None => match self.next_route(&avoid, without_prefill).await {
                     Some(routed) => routed,
                     None => return self.fail(ApiError::unavailable("No worker is available.")).await,
                 },
             };
-            if without_prefill {
-                chosen.prefill = None;
-            }
             attempts += 1;
             let (error, blames_prefill) = match self.attempt(&chosen, &mut booking).await {
                 Ended::Finished | Ended::Abandoned => return,
@@ -170,13 +167,14 @@ impl Runner {
         self.request.prompt.iter().chain(&self.generated).copied().collect()
     }
 
-    async fn next_route(&self, avoid: &[String]) -> Option<(Route, Booking)> {
+    async fn next_route(&self, avoid: &[String], without_prefill: bool) -> Option<(Route, Booking)> {
         let tokens = self.sequence();
         let deadline = tokio::time::Instant::now() + self.gateway.config.worker_wait;
         loop {
             let changed = self.gateway.fleet.changed.notified();
             let salt = self.request.salt.as_deref();
-            let wanted = Wanted { tokens: &tokens, salt, session: self.request.session, avoid };
+            let session = self.request.session;
+            let wanted = Wanted { tokens: &tokens, salt, session, without_prefill, avoid };
             if let Some(routed) = self.gateway.route(&wanted) {
                 return Some(routed);
             }

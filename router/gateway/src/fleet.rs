@@ -25,8 +25,10 @@ use crate::load::Load;
 use crate::peers::{Peers, tell};
 use crate::warm::{self, Known};
 
-/// A worker without replay gets no more than this time to tell about its past.
+/// A feed gets no more than this time to begin.
 const WARM_UP_MAX: Duration = Duration::from_secs(2);
+/// One with a replay gets this time to tell about its past: a replay is given up a little earlier.
+const REPLAY_MAX: Duration = Duration::from_secs(7);
 /// How often what forgotten workers left in the index is swept.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
 /// Prompts that may wait to be noted for a worker without events; more are not noted.
@@ -156,7 +158,9 @@ pub struct Fleet {
     /// Rung when a worker becomes ready.
     pub(crate) changed: Notify,
     /// What a snapshot said of workers that have not come yet.
-    known: tokio::sync::Mutex<Known>,
+    pub(crate) known: Mutex<Known>,
+    /// Held while a snapshot is being made.
+    pub(crate) saving: Mutex<()>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -187,7 +191,8 @@ impl Fleet {
             loads_changed: (!config.peers.is_empty()).then(Arc::default),
             approximate_ttl: config.approximate_ttl,
             changed: Notify::new(),
-            known: tokio::sync::Mutex::default(),
+            known: Mutex::default(),
+            saving: Mutex::new(()),
             tasks: Mutex::new(Vec::new()),
         });
         let begin = begin(Arc::downgrade(&fleet), config.clone());
@@ -205,6 +210,8 @@ impl Fleet {
             Some(Picked { live: worker.live.load_full()?, worker: Arc::clone(worker) })
         };
         self.roster.store(Arc::new(self.workers.iter().filter_map(picked).collect()));
+        // A fresh run knows nothing yet of what peers sent to the worker.
+        self.peers.add_up(self);
     }
 
     /// Writes a snapshot of the index, for the next start.
@@ -255,17 +262,24 @@ impl Fleet {
             replay: description.replay.clone(),
             bind: false,
         });
-        if let Some(state) = self.known.lock().await.remove(&worker.name)
-            && state.instance == description.instance
-            && feed.is_some()
-        {
-            let fits = restore(&state, &mut follower, &mut self.index.write());
-            tracing::info!(
-                worker = worker.name,
-                blocks = state.held.len(),
-                fits,
-                "worker known from a snapshot"
-            );
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&worker.name);
+        if let Some(state) = known.filter(|state| state.instance == description.instance && feed.is_some()) {
+            let (index, name) = (Arc::clone(&self.index), worker.name.clone());
+            // A large worker's blocks take a while, and this thread has other work.
+            let restored = tokio::task::spawn_blocking(move || {
+                let fits = restore(&state, &mut follower, &mut index.write());
+                tracing::info!(
+                    worker = name,
+                    blocks = state.held.len(),
+                    fits,
+                    "worker known from a snapshot"
+                );
+                follower
+            });
+            follower = match restored.await {
+                Ok(follower) => follower,
+                Err(_) => Follower::new(Tracker::new(member, description.block_tokens)),
+            };
         }
         let follower = Arc::new(Mutex::new(follower));
         let is_warm = Arc::new(AtomicBool::new(feed.is_none()));
@@ -319,10 +333,11 @@ impl Fleet {
             }
         };
         let late = warm.clone();
+        let most = if feed.replay.is_some() { REPLAY_MAX } else { WARM_UP_MAX };
         tokio::spawn(async move {
             let followed = follow(feed, followed, warm);
             tokio::pin!(followed);
-            if tokio::time::timeout(WARM_UP_MAX, &mut followed).await.is_err() {
+            if tokio::time::timeout(most, &mut followed).await.is_err() {
                 late();
                 followed.await;
             }
@@ -334,7 +349,7 @@ impl Fleet {
 async fn begin(fleet: std::sync::Weak<Fleet>, config: GatewayConfig) {
     let known = warm::load(&config.peers, config.snapshot_file.as_deref()).await;
     let Some(fleet) = fleet.upgrade() else { return };
-    *fleet.known.lock().await = known;
+    *fleet.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
     let weak = || Arc::downgrade(&fleet);
     fleet.adopt(fleet.workers.iter().map(|worker| {
         let watch = watch(weak(), Arc::clone(worker), config.model.clone(), config.health_interval);
@@ -400,10 +415,12 @@ fn unusable(fleet: &Fleet, worker: &Worker, description: &WorkerDescription, mod
     if Role::from_name(&description.role).is_none() {
         return Some(format!("its role {:?} is unknown", description.role));
     }
-    let others =
-        fleet.workers.iter().filter(|other| other.name != worker.name).filter_map(|other| other.ready());
-    let expected =
-        others.map(|live| live.description.block_tokens).next().unwrap_or(description.block_tokens);
+    // Ready or not: two that come at the same time must not both be the first.
+    let roster = fleet.roster.load();
+    let other = roster
+        .iter()
+        .find(|other| other.worker.name != worker.name && other.worker.is_up.load(Ordering::Acquire));
+    let expected = other.map_or(description.block_tokens, |other| other.live.description.block_tokens);
     if description.block_tokens == 0 || description.block_tokens != expected {
         return Some(format!(
             "its blocks have {} tokens, those of the others {expected}",

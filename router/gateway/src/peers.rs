@@ -65,6 +65,11 @@ impl Peers {
         Ok(())
     }
 
+    /// Adds up again what peers said: the workers have changed.
+    pub(crate) fn add_up(&self, fleet: &Fleet) {
+        add_up(fleet, &self.told.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// Forgets peers that have fallen silent.
     pub(crate) fn expire(&self, fleet: &Fleet, now: Instant) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);

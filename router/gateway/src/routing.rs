@@ -58,6 +58,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) salt: Option<&'a str>,
     pub(crate) session: Option<u64>,
+    /// The prefill leg has failed: the decode worker computes the prompt itself.
+    pub(crate) without_prefill: bool,
     /// Names of workers that have just failed this request.
     pub(crate) avoid: &'a [String],
 }
@@ -146,19 +148,14 @@ impl Chooser {
         let (decode, decode_choice, decode_seen) = pick(&|role| role != Role::Prefill, 0.0)?;
         let overlap_blocks = overlaps.any(decode.live.member);
         let held = overlap_blocks as usize * block_tokens;
-        let is_worth = decode.live.role != Role::Both
+        let is_worth = !wanted.without_prefill
+            && decode.live.role != Role::Both
             && is_worth_disaggregating(tokens.len(), held, config.disaggregate_above_tokens);
-        let transfer_seconds = decode.live.load.transfer_per_block() * f64::from(request.blocks());
+        // What the decode worker has need not be moved to it; the prefill worker computes what it has not itself.
+        let moved_blocks = request.blocks().saturating_sub(overlap_blocks);
+        let transfer_seconds = decode.live.load.transfer_per_block() * f64::from(moved_blocks);
         let prefill = if is_worth { pick(&|role| role == Role::Prefill, transfer_seconds) } else { None };
-        let (computing, seen) = match &prefill {
-            Some((_, _, seen)) => {
-                // What the decode worker has already need not be computed either.
-                let mut seen = *seen;
-                seen.leading = seen.leading.map(|blocks| blocks.max(overlap_blocks));
-                (true, seen)
-            }
-            None => (false, decode_seen),
-        };
+        let seen = prefill.as_ref().map_or(decode_seen, |(_, _, seen)| *seen);
         let cost = PredictedTime.cost(&request, &seen);
         let mut route = Route {
             blocks: request.blocks(),
@@ -168,7 +165,7 @@ impl Chooser {
             decided_in: Duration::ZERO,
             prompt_tokens: tokens.len(),
             features: features(&request, &seen),
-            moved_blocks: if computing { request.blocks() - overlap_blocks.min(request.blocks()) } else { 0 },
+            moved_blocks: if prefill.is_some() { moved_blocks } else { 0 },
             is_warm_up: decode_choice.is_warm_up,
             decode: decode.clone(),
             prefill: prefill.map(|(picked, _, _)| picked.clone()),
@@ -281,6 +278,7 @@ impl Booking {
     pub(crate) fn cached_tokens(&mut self, reported: usize) {
         if let Some((prompt, predicted)) = self.audit.take()
             && self.decode.live.load.audit.compare(prompt, predicted, reported)
+            && self.decode.live.has_feed
         {
             tracing::warn!(
                 worker = self.decode.worker.name,

@@ -468,7 +468,9 @@ async fn wait_for_route(
     let deadline = tokio::time::Instant::now() + gateway.config.worker_wait;
     loop {
         let changed = gateway.fleet.changed.notified();
-        if let Some(routed) = gateway.route(&Wanted { tokens, salt, session, avoid: &[] }) {
+        if let Some(routed) =
+            gateway.route(&Wanted { tokens, salt, session, without_prefill: false, avoid: &[] })
+        {
             return Ok(routed);
         }
         if tokio::time::timeout_at(deadline, changed).await.is_err() {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{PoisonError, Weak};
 use std::time::Duration;
 
 use router_engines::client::EngineClient;
@@ -30,43 +30,48 @@ fn known(bytes: &[u8], from: &str) -> Option<Known> {
     }
 }
 
-/// Asks peers first, since they know what has happened since; then reads the file.
-pub(crate) async fn load(peers: &[String], file: Option<&Path>) -> Known {
-    for peer in peers {
-        let client = EngineClient::new(peer);
-        match tokio::time::timeout(ASK_WITHIN, client.get_large("/kvasir/snapshot")).await {
-            Ok(Ok(bytes)) => {
-                if let Some(known) = known(&bytes, peer) {
-                    return known;
-                }
-            }
-            _ => tracing::info!(peer, "no snapshot from this gateway"),
-        }
-    }
-    let Some(file) = file else { return Known::new() };
-    match std::fs::read(file) {
-        Ok(bytes) => known(&bytes, &file.display().to_string()).unwrap_or_default(),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Known::new(),
-        Err(error) => {
-            tracing::warn!(file = %file.display(), %error, "the snapshot cannot be read");
-            Known::new()
+/// Adds what is newer, worker by worker: of one run of a worker, more messages are newer; of another run nobody can
+/// say which, and what came first stays.
+fn merge(into: &mut Known, other: Known) {
+    for (name, state) in other {
+        match into.get(&name) {
+            Some(before) if before.instance != state.instance || before.next >= state.next => {}
+            _ => drop(into.insert(name, state)),
         }
     }
 }
 
-/// The state of all workers with feeds, as bytes.
+/// What peers know, since they know what has happened lately, and what the file says of the rest.
+pub(crate) async fn load(peers: &[String], file: Option<&Path>) -> Known {
+    let mut all = Known::new();
+    for peer in peers {
+        let client = EngineClient::new(peer);
+        match tokio::time::timeout(ASK_WITHIN, client.get_large("/kvasir/snapshot")).await {
+            Ok(Ok(bytes)) => merge(&mut all, known(&bytes, peer).unwrap_or_default()),
+            _ => tracing::info!(peer, "no snapshot from this gateway"),
+        }
+    }
+    let Some(file) = file else { return all };
+    match std::fs::read(file) {
+        Ok(bytes) => merge(&mut all, known(&bytes, &file.display().to_string()).unwrap_or_default()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!(file = %file.display(), %error, "the snapshot cannot be read"),
+    }
+    all
+}
+
+/// The state of all workers with feeds, those included that were known and have not come back yet, as bytes. One at a
+/// time: a worker's state is copied under the lock of the index's writer, and feeds wait meanwhile.
 pub(crate) fn save(fleet: &Fleet) -> Vec<u8> {
-    let roster = fleet.roster.load();
-    let states: Vec<PublisherState> = roster
-        .iter()
-        .filter(|picked| picked.live.has_feed && picked.is_ready())
-        .map(|picked| {
-            let follower = picked.live.follower.lock().unwrap_or_else(PoisonError::into_inner);
-            let instance = picked.live.description.instance;
-            snapshot::capture(&picked.worker.name, instance, &follower, &fleet.index.write())
-        })
-        .collect();
-    snapshot::encode(&states)
+    let _turn = fleet.saving.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = fleet.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for picked in fleet.roster.load().iter().filter(|picked| picked.live.has_feed) {
+        let follower = picked.live.follower.lock().unwrap_or_else(PoisonError::into_inner);
+        let (name, instance) = (&picked.worker.name, picked.live.description.instance);
+        let state = snapshot::capture(name, instance, &follower, &fleet.index.write());
+        all.insert(name.clone(), state);
+    }
+    snapshot::encode(&all.into_values().collect::<Vec<_>>())
 }
 
 /// Writes a snapshot beside the file and puts it in its place: a crash leaves the old one.
@@ -84,7 +89,6 @@ pub(crate) async fn keep(fleet: Weak<Fleet>, file: PathBuf, interval: Duration) 
         tokio::time::sleep(interval).await;
         let Some(fleet) = fleet.upgrade() else { return };
         let path = file.clone();
-        let fleet = Arc::clone(&fleet);
         let written = tokio::task::spawn_blocking(move || write(&fleet, &path)).await;
         if let Ok(Err(error)) = written {
             tracing::warn!(file = %file.display(), %error, "the snapshot cannot be written");

@@ -5,8 +5,9 @@
 //! * [`simulate()`]: arrivals, decisions, what the index and the learner get to know and when.
 //! * [`report`]: tables and a picture.
 //!
-//! Equal seed, equal run. What it leaves out: the network, the time of decisions, failures, and the blocks of answers
-//! (a trace does not say which blocks of the next prompt they are), so hit rates are those of prompts alone.
+//! Equal seed, equal run. What it leaves out: the network (events and loads are known the moment that they happen), the
+//! time of decisions, failures, and the blocks of answers (a trace does not say which blocks of the next prompt they are),
+//! so hit rates are those of prompts alone. A worker reserves room for an answer of the length that it will have.
 
 #![forbid(unsafe_code)]
 

@@ -10,7 +10,7 @@ use tools_workload::mooncake::{BLOCK_TOKENS, Request as TraceRequest, block_hash
 use tools_workload::{Random, chained};
 
 use crate::pool::Change;
-use crate::worker::{Job, Report, Worker, WorkerModel};
+use crate::worker::{Job, Report, Reports, Worker, WorkerModel};
 
 /// One simulation.
 #[derive(Debug, Clone)]
@@ -74,6 +74,8 @@ struct Fleet {
     index: Index,
     members: Vec<Member>,
     workers: Vec<Worker>,
+    /// What workers did and nobody knows yet.
+    reports: Vec<Reports>,
     booked: Vec<Booked>,
     learners: Vec<Learner>,
     in_flight: Vec<InFlight>,
@@ -85,10 +87,10 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Lets a worker work until `until`, and tells everyone what it did.
-    fn advance(&mut self, worker: usize, until: f64, reports: &mut Vec<Report>) {
-        self.workers[worker].advance(until, &mut self.itl, reports);
-        for report in reports.drain(..) {
+    /// Lets a worker work until `until`, and tells everyone what it has done by then.
+    fn advance(&mut self, worker: usize, until: f64) {
+        self.workers[worker].advance(until, &mut self.itl, &mut self.reports[worker]);
+        while let Some((_, report)) = self.reports[worker].pop_front_if(|report| report.0 <= until) {
             match report {
                 Report::Cache(Change::Stored { parent, keys, blocks }) => {
                     self.index.write().stored(self.members[worker], Tier::Device, parent, &keys, &blocks);
@@ -127,6 +129,7 @@ pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(
         index,
         members,
         workers: (0..setup.workers).map(|_| Worker::new(setup.model)).collect(),
+        reports: (0..setup.workers).map(|_| Reports::new()).collect(),
         booked: vec![Booked::default(); setup.workers],
         learners: vec![Learner::default(); setup.workers],
         in_flight: vec![InFlight::default(); count],
@@ -137,19 +140,13 @@ pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(
         errors: (0.0, 0),
     };
     let mut random = Random::new(setup.seed);
-    let span = trace.last().map_or(0, |request| request.timestamp + 1);
     let (mut prompt_tokens, mut now) = (0_u64, 0.0);
-    let mut reports = Vec::new();
     let mut candidates = Vec::with_capacity(setup.workers);
+    let times = arrivals(setup, trace, &mut random);
     let requests = (0..setup.repeat).flat_map(|turn| trace.iter().map(move |request| (turn as u64, request)));
     for (number, (turn, request)) in requests.enumerate() {
-        // The trace has a time stamp for every three seconds; within them requests come evenly by chance.
-        let within = random.unit() * 3000.0;
-        now = f64::max(
-            now,
-            ((request.timestamp + turn * span) as f64 + within - 1500.0).max(0.0) / 1e3 / setup.speedup,
-        );
-        (0..setup.workers).for_each(|worker| fleet.advance(worker, now, &mut reports));
+        now = times[number];
+        (0..setup.workers).for_each(|worker| fleet.advance(worker, now));
         let mut blocks = block_hashes(request, 1);
         blocks.iter_mut().for_each(|block| *block ^= turn.wrapping_mul(0xD6E8_FEB8_6659_FD93));
         let overlaps = reader.overlaps(&blocks);
@@ -191,7 +188,7 @@ pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(
             progress(number as f64 / count as f64);
         }
     }
-    (0..setup.workers).for_each(|worker| fleet.advance(worker, f64::INFINITY, &mut reports));
+    (0..setup.workers).for_each(|worker| fleet.advance(worker, f64::INFINITY));
     anyhow::ensure!(fleet.finished == count, "{} of {count} requests finished", fleet.finished);
     let busy: Vec<f64> = fleet.workers.iter().map(|worker| worker.busy).collect();
     let mean = busy.iter().sum::<f64>() / busy.len() as f64;
@@ -203,9 +200,29 @@ pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(
         ttft: fleet.ttft,
         itl: fleet.itl,
         imbalance: busy.iter().copied().fold(0.0, f64::max) / mean,
-        utilisation: mean / now.max(1e-9),
+        utilisation: mean / fleet.workers.iter().map(Worker::now).fold(now, f64::max).max(1e-9),
         prediction_error: fleet.errors.0 / fleet.errors.1.max(1) as f64,
     })
+}
+
+/// When requests come, in seconds. The trace has one time stamp for all requests of some seconds: within them they
+/// come by chance, evenly.
+fn arrivals(setup: &Setup, trace: &[TraceRequest], random: &mut Random) -> Vec<f64> {
+    let mut times = Vec::with_capacity(trace.len() * setup.repeat);
+    let mut start = 0.0;
+    for _ in 0..setup.repeat {
+        let mut gap = 1.0;
+        let mut groups = trace.chunk_by(|a, b| a.timestamp == b.timestamp).peekable();
+        while let Some(group) = groups.next() {
+            let from = group[0].timestamp as f64;
+            gap = groups.peek().map_or(gap, |next| next[0].timestamp as f64 - from);
+            let mut offsets: Vec<f64> = group.iter().map(|_| random.unit() * gap).collect();
+            offsets.sort_by(f64::total_cmp);
+            times.extend(offsets.into_iter().map(|offset| (start + from + offset) / 1e3 / setup.speedup));
+        }
+        start += trace.last().map_or(0.0, |request| request.timestamp as f64 + gap);
+    }
+    times
 }
 
 #[cfg(test)]

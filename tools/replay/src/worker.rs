@@ -93,6 +93,9 @@ pub(crate) enum Report {
     Finished { number: usize },
 }
 
+/// What happened, with the time at which it did: nobody may know of it before.
+pub(crate) type Reports = VecDeque<(f64, Report)>;
+
 #[derive(Debug)]
 pub(crate) struct Worker {
     model: WorkerModel,
@@ -126,12 +129,16 @@ impl Worker {
         self.waiting.push_back(job);
     }
 
+    pub(crate) fn now(&self) -> f64 {
+        self.now
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.prefilling.is_empty() && self.running.is_empty()
     }
 
     /// Works until `until`, or until there is nothing to do. A step that has begun is finished.
-    pub(crate) fn advance(&mut self, until: f64, itl: &mut Histogram<u64>, reports: &mut Vec<Report>) {
+    pub(crate) fn advance(&mut self, until: f64, itl: &mut Histogram<u64>, reports: &mut Reports) {
         while self.now < until && !self.is_idle() {
             self.admit(reports);
             if self.prefilling.is_empty() {
@@ -142,7 +149,7 @@ impl Worker {
         }
     }
 
-    fn admit(&mut self, reports: &mut Vec<Report>) {
+    fn admit(&mut self, reports: &mut Reports) {
         while let Some(job) = self.waiting.front() {
             if self.prefilling.len() + self.running.len() >= self.model.running_max {
                 return;
@@ -157,7 +164,7 @@ impl Worker {
                 return;
             }
             if !gone.is_empty() {
-                reports.push(Report::Cache(Change::Removed(gone)));
+                reports.push_back((self.now, Report::Cache(Change::Removed(gone))));
             }
             let Some(mut job) = self.waiting.pop_front() else { return };
             (job.leading, job.private) = (leading, private);
@@ -167,7 +174,7 @@ impl Worker {
         }
     }
 
-    fn step(&mut self, itl: &mut Histogram<u64>, reports: &mut Vec<Report>) {
+    fn step(&mut self, itl: &mut Histogram<u64>, reports: &mut Reports) {
         let mut left = self.model.batch_tokens;
         let mut seconds = self.model.step + self.model.per_decode * self.running.len() as f64;
         let mut finished = 0;
@@ -195,14 +202,13 @@ impl Worker {
             if before < keys {
                 let parent = before.checked_sub(1).map(|last| job.keys[last]);
                 let (keys, blocks) = (job.keys[before..keys].to_vec(), job.blocks[before..keys].to_vec());
-                reports.push(Report::Cache(Change::Stored { parent, keys, blocks }));
+                reports.push_back((self.now, Report::Cache(Change::Stored { parent, keys, blocks })));
             }
             job.keys.truncate(keys);
-            reports.push(Report::FirstToken {
-                number: job.number,
-                since: self.now - job.arrived,
-                cached: job.cached,
-            });
+            reports.push_back((
+                self.now,
+                Report::FirstToken { number: job.number, since: self.now - job.arrived, cached: job.cached },
+            ));
             let left = job.output - 1;
             if left == 0 {
                 self.finish(&job, reports);
@@ -212,7 +218,7 @@ impl Worker {
         }
     }
 
-    fn decode_only(&mut self, until: f64, itl: &mut Histogram<u64>, reports: &mut Vec<Report>) {
+    fn decode_only(&mut self, until: f64, itl: &mut Histogram<u64>, reports: &mut Reports) {
         let seconds = self.model.step + self.model.per_decode * self.running.len() as f64;
         let least = self.running.iter().map(|running| running.1).min().unwrap_or(1);
         let steps = (((until - self.now) / seconds).ceil() as usize).clamp(1, least);
@@ -226,7 +232,7 @@ impl Worker {
         steps: usize,
         seconds: f64,
         itl: &mut Histogram<u64>,
-        reports: &mut Vec<Report>,
+        reports: &mut Reports,
     ) {
         itl.saturating_record_n((seconds * 1e6) as u64, (steps * self.running.len()) as u64);
         let mut at = 0;
@@ -241,8 +247,8 @@ impl Worker {
         }
     }
 
-    fn finish(&mut self, job: &Job, reports: &mut Vec<Report>) {
+    fn finish(&mut self, job: &Job, reports: &mut Reports) {
         self.pool.release(&job.keys, job.private);
-        reports.push(Report::Finished { number: job.number });
+        reports.push_back((self.now, Report::Finished { number: job.number }));
     }
 }

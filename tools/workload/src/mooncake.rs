@@ -36,14 +36,14 @@ pub enum TraceError {
         error: std::io::Error,
     },
     /// A line.
-    #[error("{path}, line {line}: {error}")]
+    #[error("{path}, line {line}: {problem}")]
     Line {
         /// Of which file.
         path: String,
         /// Counted from 1.
         line: usize,
         /// Why.
-        error: serde_json::Error,
+        problem: String,
     },
 }
 
@@ -52,15 +52,29 @@ pub fn read(path: &Path) -> Result<Vec<Request>, TraceError> {
     let shown = path.display().to_string();
     let text =
         std::fs::read_to_string(path).map_err(|error| TraceError::File { path: shown.clone(), error })?;
+    let mut before = 0;
     let request = |(at, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|error| TraceError::Line {
-            path: shown.clone(),
-            line: at + 1,
-            error,
-        })
+        let wrong = |problem: String| TraceError::Line { path: shown.clone(), line: at + 1, problem };
+        let request: Request = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
+        if request.input_length.max(request.output_length) > LENGTH_MAX {
+            return Err(wrong(format!("a length above {LENGTH_MAX} tokens")));
+        }
+        if request.timestamp < before || request.timestamp > TIME_MAX {
+            return Err(wrong(format!(
+                "the timestamp {} is before the last one, or too large",
+                request.timestamp
+            )));
+        }
+        before = request.timestamp;
+        Ok(request)
     };
     text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(request).collect()
 }
+
+/// Longest prompt or answer.
+const LENGTH_MAX: usize = 1 << 30;
+/// Latest time: a century in milliseconds.
+const TIME_MAX: u64 = 100 * 366 * 86_400_000;
 
 /// The block hashes of a request when blocks have `BLOCK_TOKENS / split` tokens: each id becomes `split` hashes.
 #[must_use]
@@ -69,7 +83,8 @@ pub fn block_hashes(request: &Request, split: usize) -> Vec<u64> {
     let whole = request.input_length / tokens_per_block;
     let hashes = request.hash_ids.iter().flat_map(|&id| {
         (0..split as u64).map(move |part| {
-            let word = (id * split as u64 + part).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let word =
+                id.wrapping_mul(split as u64).wrapping_add(part + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
             word ^ word >> 32
         })
     });
