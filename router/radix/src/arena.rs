@@ -119,6 +119,14 @@ impl Drop for Arena {
             let segment = segment.load(Ordering::Relaxed);
             if !segment.is_null() {
                 // SAFETY: made by `grow`; nobody else is left.
+                let nodes = &unsafe { &*segment }.0;
+                for ext in
+                    nodes.iter().map(|node| node.ext.load(Ordering::Relaxed)).filter(|ext| !ext.is_null())
+                {
+                    // SAFETY: made by `Box::into_raw`; a node that is not in use has none, so each is freed once.
+                    drop(unsafe { Box::from_raw(ext) });
+                }
+                // SAFETY: as above.
                 unsafe { segment::free(segment) };
             }
         }

@@ -42,7 +42,15 @@ unsafe impl Send for Replaced {}
 
 #[derive(Debug)]
 pub(crate) struct Children {
+    /// Nobody can make up blocks that fall together.
+    seed: u64,
     directory: AtomicPtr<Directory>,
+}
+
+/// Another one for each index and each process.
+pub(crate) fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    if cfg!(loom) { 1 } else { RandomState::new().build_hasher().finish() }
 }
 
 /// The pieces of a directory, each once.
@@ -55,16 +63,17 @@ fn distinct(directory: &Directory) -> Vec<*mut Piece> {
 }
 
 /// The spread key of a child that is in the table.
-fn key_of(arena: &Arena, child: NodeId) -> u64 {
+fn key_of(seed: u64, arena: &Arena, child: NodeId) -> u64 {
     let node = arena.node(child);
-    spread(node.parent.load(Ordering::Relaxed) & !FORK, node.hash(node.shape().base()))
+    spread(seed, node.parent.load(Ordering::Relaxed) & !FORK, node.hash(node.shape().base()))
 }
 
 /// Spreads a key over 64 bits: block hashes may be anything that an engine or a test makes up.
 #[inline]
-fn spread(fork: ForkId, hash: u64) -> u64 {
-    let word =
-        (hash ^ u64::from(fork).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+fn spread(seed: u64, fork: ForkId, hash: u64) -> u64 {
+    let hash = (hash ^ seed).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+    let word = (hash ^ hash >> 33 ^ u64::from(fork).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+        .wrapping_mul(0xBF58_476D_1CE4_E5B9);
     (word ^ word >> 29).wrapping_mul(0x94D0_49BB_1331_11EB)
 }
 
@@ -115,7 +124,7 @@ impl Children {
     pub(crate) fn new() -> Self {
         let piece = AtomicPtr::new(Box::into_raw(Box::new(Piece::new(0))));
         let directory = Directory { bits: 0, pieces: [piece].into_iter().collect() };
-        Self { directory: AtomicPtr::new(Box::into_raw(Box::new(directory))) }
+        Self { seed: random_seed(), directory: AtomicPtr::new(Box::into_raw(Box::new(directory))) }
     }
 
     fn directory(&self) -> &Directory {
@@ -135,7 +144,7 @@ impl Children {
     /// The child of a fork that begins with a block.
     #[inline]
     pub(crate) fn find(&self, arena: &Arena, fork: ForkId, hash: u64) -> Option<NodeId> {
-        let spread = spread(fork, hash);
+        let spread = spread(self.seed, fork, hash);
         let piece = Self::piece(self.directory(), spread);
         let tag = tagged(spread, 0);
         for step in 0..TABLE_SLOTS {
@@ -166,7 +175,7 @@ impl Children {
         child: NodeId,
         replaced: &mut Vec<Replaced>,
     ) {
-        let spread = spread(fork, hash);
+        let spread = spread(self.seed, fork, hash);
         loop {
             let piece = Self::piece(self.directory(), spread);
             if (piece.used.load(Ordering::Relaxed) as usize) < TABLE_SLOTS * 3 / 4 {
@@ -180,7 +189,7 @@ impl Children {
 
     /// Takes a child out; the writer's.
     pub(crate) fn remove(&self, fork: ForkId, hash: u64, child: NodeId) {
-        let spread = spread(fork, hash);
+        let spread = spread(self.seed, fork, hash);
         let piece = Self::piece(self.directory(), spread);
         let wanted = tagged(spread, child);
         for step in 0..TABLE_SLOTS {
@@ -212,12 +221,13 @@ impl Children {
             let slot = slot.load(Ordering::Relaxed);
             if slot > DELETED {
                 let child = slot as NodeId;
-                let key = key_of(arena, child);
+                let key = key_of(self.seed, arena, child);
                 let part = if splits { piece_index(key, depth) >> piece.depth & 1 } else { 0 };
                 parts[part].insert(key, child);
             }
         }
-        let old = std::ptr::from_ref(piece).cast_mut();
+        // The pointer as it was made, not one made from the reference.
+        let old = directory.pieces[piece_index(spread_hash, directory.bits)].load(Ordering::Relaxed);
         let shared = piece_index(spread_hash, piece.depth);
         let (old_depth, stride) = (piece.depth, 1_usize << piece.depth);
         let parts: Vec<*mut Piece> = parts.into_iter().map(Box::into_raw).collect();
@@ -234,7 +244,7 @@ impl Children {
         let len = old.pieces.len();
         let copy = |index: usize| AtomicPtr::new(old.pieces[index % len].load(Ordering::Relaxed));
         let directory = Directory { bits: old.bits + 1, pieces: (0..2 * len).map(copy).collect() };
-        let old = std::ptr::from_ref(old).cast_mut();
+        let old = self.directory.load(Ordering::Relaxed);
         // Release: pairs with the acquire in `directory`.
         self.directory.store(Box::into_raw(Box::new(directory)), Ordering::Release);
         replaced.push(Replaced::Directory(old));
@@ -252,7 +262,7 @@ impl Children {
             for slot in
                 piece.slots.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|&slot| slot > DELETED)
             {
-                let key = key_of(arena, slot as NodeId);
+                let key = key_of(self.seed, arena, slot as NodeId);
                 if !pieces[piece_index(key, bits)].insert(key, slot as NodeId) {
                     return; // Far out of balance: it stays as it is.
                 }
@@ -260,7 +270,7 @@ impl Children {
         }
         let pieces = pieces.into_iter().map(|piece| AtomicPtr::new(Box::into_raw(piece))).collect();
         let directory = Box::into_raw(Box::new(Directory { bits, pieces }));
-        let old = std::ptr::from_ref(old).cast_mut();
+        let old = self.directory.load(Ordering::Relaxed);
         // Release: pairs with the acquire in `directory`.
         self.directory.store(directory, Ordering::Release);
         replaced.push(Replaced::Directory(old));

@@ -95,6 +95,10 @@ impl Ext {
         size_of::<Self>() + self.cells.len() * 8
     }
 
+    pub(crate) fn has_lower_tiers(&self) -> bool {
+        self.tiers > 1
+    }
+
     /// Tiers that some member may hold blocks of the node in, as bits; the device always counts.
     pub(crate) fn present(&self) -> u32 {
         // Acquire: pairs with the release in `set`.

@@ -7,10 +7,10 @@ use crate::children::Children;
 use crate::grace::Grace;
 use crate::holders::Tier;
 use crate::keys::EngineHash;
-use crate::limits::{MEMBERS_MAX, WORDS_MAX};
+use crate::limits::{IDS_MAX, MEMBERS_MAX, WORDS_MAX};
 use crate::reader::Reader;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::writer::Writer;
+use crate::writer::{Garbage, Writer};
 
 /// A (worker, rank) pair in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,6 +36,18 @@ pub(crate) struct Shared {
     words: AtomicU32,
     /// The internal number of each member.
     seats: Box<[AtomicU32]>,
+    /// Counts the times that a number was given out, and when each was.
+    assignments: AtomicU64,
+    assigned: Box<[AtomicU64]>,
+    /// What the writer had unlinked when it went: freed with the last reader.
+    pub(crate) leftovers: Mutex<Vec<Garbage>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let left = std::mem::take(self.leftovers.get_mut().unwrap_or_else(PoisonError::into_inner));
+        left.into_iter().for_each(Garbage::free_at_last);
+    }
 }
 
 impl Shared {
@@ -48,6 +60,9 @@ impl Shared {
             live: (0..WORDS_MAX).map(|_| AtomicU64::new(0)).collect(),
             words: AtomicU32::new(1),
             seats: (0..seats).map(|_| AtomicU32::new(u32::MAX)).collect(),
+            assignments: AtomicU64::new(0),
+            assigned: (0..IDS_MAX).map(|_| AtomicU64::new(0)).collect(),
+            leftovers: Mutex::new(Vec::new()),
         }
     }
 
@@ -60,11 +75,26 @@ impl Shared {
     }
 
     pub(crate) fn id_of(&self, member: Member) -> usize {
-        self.seats[member.index()].load(Ordering::Relaxed) as usize
+        self.seats[member.index()].load(Ordering::Acquire) as usize
+    }
+
+    /// How many times a number was given out so far.
+    pub(crate) fn assignments(&self) -> u64 {
+        self.assignments.load(Ordering::Acquire)
+    }
+
+    /// Whether a number has had the same owner since then.
+    pub(crate) fn is_same_owner(&self, id: usize, since: u64) -> bool {
+        self.assigned[id].load(Ordering::Acquire) <= since
     }
 
     pub(crate) fn seat(&self, member: Member, id: Option<u16>) {
-        self.seats[member.index()].store(id.map_or(u32::MAX, u32::from), Ordering::Relaxed);
+        if let Some(id) = id {
+            // Before anybody can find the number: who looked something up before this must not take it for the new owner's.
+            let now = self.assignments.fetch_add(1, Ordering::AcqRel) + 1;
+            self.assigned[usize::from(id)].store(now, Ordering::Release);
+        }
+        self.seats[member.index()].store(id.map_or(u32::MAX, u32::from), Ordering::Release);
     }
 
     pub(crate) fn seats(&self) -> usize {
@@ -84,7 +114,8 @@ pub enum AtBound {
 /// Size and behaviour of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexConfig {
-    /// Bytes at most.
+    /// Bytes at most, looked at before each store of up to 512 blocks. Removals are never refused: a hole in what many hold
+    /// takes a set of its own, so they can pass the bound by a little until more has gone.
     pub memory_max: usize,
     /// What happens then.
     pub at_bound: AtBound,

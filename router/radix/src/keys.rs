@@ -60,8 +60,10 @@ pub(crate) struct Found {
     pub(crate) place: Place,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Keys {
+    /// Nobody can make up keys that fall together.
+    seed: u64,
     bits: u32,
     directory: Vec<PieceId>,
     len: usize,
@@ -69,9 +71,9 @@ pub(crate) struct Keys {
 }
 
 #[inline]
-fn spread(key: EngineHash) -> u64 {
-    let word = key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (word ^ word >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+fn spread(seed: u64, key: EngineHash) -> u64 {
+    let word = (key ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (word ^ word >> 32 ^ seed).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
 /// The high bits choose the bucket, the low ones the piece.
@@ -83,6 +85,10 @@ fn home(spread: u64) -> usize {
 const _: () = assert!(PIECE_BUCKETS == 1 << (64 - 58));
 
 impl Keys {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { seed, bits: 0, directory: Vec::new(), len: 0, pieces: 0 }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -99,11 +105,12 @@ impl Keys {
 
     #[inline]
     pub(crate) fn locate(&self, pool: &Pool, key: EngineHash) -> Option<Found> {
-        let spread = spread(key);
+        let spread = spread(self.seed, key);
         let id = self.piece_of(spread)?;
         let piece = pool.piece(id);
         let mut at = home(spread);
-        loop {
+        // All around at most: after many removals every bucket may have been passed by some key.
+        for _ in 0..PIECE_BUCKETS {
             let bucket = &piece[at];
             if let Some(entry) = bucket.entry_of(key) {
                 let place = Place(bucket.places[entry]);
@@ -114,6 +121,7 @@ impl Keys {
             }
             at = (at + 1) % PIECE_BUCKETS;
         }
+        None
     }
 
     pub(crate) fn find(&self, pool: &Pool, key: EngineHash) -> Option<Place> {
@@ -126,7 +134,7 @@ impl Keys {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let spread = spread(key);
+            let spread = spread(self.seed, key);
             if let Some(piece) = self.piece_of(spread) {
                 let at = &raw const pool.piece(piece)[home(spread)];
                 // SAFETY: a prefetch reads nothing architecturally; any address will do.
@@ -140,7 +148,7 @@ impl Keys {
     /// Stores a key's place; returns the one that it had.
     #[inline]
     pub(crate) fn insert(&mut self, pool: &mut Pool, key: EngineHash, place: Place) -> Option<Place> {
-        let spread = spread(key);
+        let spread = spread(self.seed, key);
         loop {
             let Some(id) = self.piece_of(spread) else {
                 self.directory.push(pool.allocate());
@@ -158,10 +166,10 @@ impl Keys {
                 if free.is_none() {
                     free = bucket.free_entry().map(|entry| (step, at, entry));
                 }
-                if bucket.passed == 0 && (free.is_some() || step >= REACH) {
+                step += 1;
+                if step == PIECE_BUCKETS || (bucket.passed == 0 && (free.is_some() || step > REACH)) {
                     break;
                 }
-                step += 1;
             }
             match free {
                 Some((step, at, entry)) if step < REACH => {
@@ -196,7 +204,7 @@ impl Keys {
 
     fn clear(&mut self, pool: &mut Pool) {
         while self.take_piece(pool).is_some() {}
-        *self = Self::default();
+        *self = Self::new(self.seed);
     }
 
     fn split(&mut self, pool: &mut Pool, old: PieceId) {
@@ -211,12 +219,13 @@ impl Keys {
         pool.piece_mut(old).fill(Bucket::default());
         pool.piece_mut(old)[0].depth = depth as u16 + 1;
         pool.piece_mut(new)[0].depth = depth as u16 + 1;
-        let shared = first_key(&contents).map_or(0, spread) as usize & ((1 << depth) - 1);
+        let shared =
+            first_key(&contents).map_or(0, |key| spread(self.seed, key)) as usize & ((1 << depth) - 1);
         for index in ((shared | 1 << depth)..self.directory.len()).step_by(2 << depth) {
             self.directory[index] = new;
         }
         for (key, place) in entries(&contents) {
-            let spread = spread(key);
+            let spread = spread(self.seed, key);
             let id = if spread >> depth & 1 == 1 { new } else { old };
             let is_put = put(pool, id, spread, key, place);
             assert!(is_put, "a part of a piece fits a piece");
@@ -240,7 +249,7 @@ impl Keys {
         }
         let contents = *pool.piece(id);
         for (key, place) in entries(&contents) {
-            let is_put = put(pool, sibling, spread(key), key, place);
+            let is_put = put(pool, sibling, spread(self.seed, key), key, place);
             assert!(is_put, "half a piece fits a piece");
         }
         pool.piece_mut(sibling)[0].depth = depth as u16 - 1;
@@ -348,7 +357,7 @@ mod tests {
             random ^= random << 17;
             random
         };
-        let (mut pool, mut keys, mut model) = (Pool::default(), Keys::default(), HashMap::new());
+        let (mut pool, mut keys, mut model) = (Pool::default(), Keys::new(5), HashMap::new());
         let mut largest = 0;
         for step in 0..600_000_u32 {
             // Grows for a while, shrinks for a while.
@@ -386,9 +395,39 @@ mod tests {
         assert_eq!((keys.len(), keys.directory_bytes(), pool.bytes()), (0, 0, 0), "all memory is back");
     }
 
+    /// Every bucket passed by some key, and one of them with room again: a look-up for a key that is not there must end.
+    #[test]
+    fn look_ups_end_when_every_bucket_was_passed() {
+        let (mut pool, mut keys) = (Pool::default(), Keys::new(5));
+        let mut with_home: Vec<Vec<u64>> = vec![Vec::new(); PIECE_BUCKETS];
+        for key in 0..20_000 {
+            with_home[home(spread(5, key))].push(key);
+        }
+        let mut put = |keys: &mut Keys, home: usize| {
+            let key = with_home[home].pop().expect("enough keys");
+            keys.insert(&mut pool, key, Place(7));
+            key
+        };
+        let first = put(&mut keys, 0);
+        for (home, count) in [(0, 5)].into_iter().chain((1..63).map(|home| (home, 5))).chain([(63, 4)]) {
+            (0..count).for_each(|_| {
+                put(&mut keys, home);
+            });
+        }
+        let found = keys.locate(&pool, first).expect("there");
+        keys.remove(&mut pool, found);
+        let last = with_home[63].pop().expect("enough keys");
+        keys.insert(&mut pool, last, Place(7));
+        for key in 30_000..30_500 {
+            assert!(keys.locate(&pool, key).is_none());
+            keys.insert(&mut pool, key, Place(9));
+            assert_eq!(keys.find(&pool, key), Some(Place(9)));
+        }
+    }
+
     #[test]
     fn pieces_are_well_filled_before_they_are_split() {
-        let (mut pool, mut keys) = (Pool::default(), Keys::default());
+        let (mut pool, mut keys) = (Pool::default(), Keys::new(5));
         let mut fill = Vec::new();
         for key in 0..200_000 {
             keys.insert(&mut pool, key * 0x1_0001, Place(7));

@@ -22,6 +22,7 @@
 //! plus the chained hash that it needs, 0.4 us. Binary search in it: right only without holes. Sets as maps:
 //! a cost per worker. Interned sets: a set of its own for nearly every node. Figures: `bench/RESULTS.md`.
 
+mod aliases;
 mod arena;
 mod children;
 mod grace;

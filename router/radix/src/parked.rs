@@ -26,11 +26,35 @@ impl Parked {
         self.waiting.len()
     }
 
+    /// About what it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.waiting.capacity() * 64 + self.by_parent.capacity() * 80
+    }
+
+    /// The block has come by another way.
+    pub(crate) fn forget(&mut self, key: EngineHash) {
+        let Some(waiting) = self.waiting.remove(&key) else { return };
+        if let Some(siblings) = self.by_parent.get_mut(&waiting.parent) {
+            siblings.retain(|&other| other != key);
+            if siblings.is_empty() {
+                self.by_parent.remove(&waiting.parent);
+            }
+        }
+    }
+
     /// One more copy of a block in `tier` waits for `parent`. False when there is no room.
     pub(crate) fn add(&mut self, parent: EngineHash, key: EngineHash, block: u64, tier: Tier) -> bool {
-        if let Some(waiting) = self.waiting.get_mut(&key) {
-            waiting.copies[tier as usize] += 1;
-            return true;
+        if parent == key {
+            return false; // It would wait for itself.
+        }
+        match self.waiting.get_mut(&key) {
+            Some(waiting) if waiting.parent == parent && waiting.block == block => {
+                waiting.copies[tier as usize] += 1;
+                return true;
+            }
+            // The engine uses the name for another block now.
+            Some(_) => self.forget(key),
+            None => {}
         }
         if self.waiting.len() >= PARKED_MAX {
             return false;

@@ -16,7 +16,7 @@ use crate::holders::{Ext, TIERS, Tier};
 use crate::index::{Member, Shared};
 use crate::limits::{IDS_MAX, WORDS_MAX};
 use crate::node::{Children, LIST_MAX, List, Node, NodeId, ROOT, Shape};
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 
 /// For each member, the leading blocks of the last prompt that it holds.
 #[derive(Debug)]
@@ -27,19 +27,26 @@ pub struct Overlaps {
     /// Which array answers for a tier: a slower tier that holds nothing answers as the one before.
     answers: [usize; TIERS],
     ids: usize,
+    /// The look-up began when numbers had been given out so many times: later owners held nothing then.
+    since: u64,
 }
 
 impl Overlaps {
     fn new(shared: Arc<Shared>) -> Self {
         let leading = std::array::from_fn(|_| vec![0; IDS_MAX].into_boxed_slice());
-        Self { shared, leading, answers: [0; TIERS], ids: 0 }
+        Self { shared, leading, answers: [0; TIERS], ids: 0, since: 0 }
     }
 
     /// Leading blocks that a member holds in `tier` or a faster one.
     #[must_use]
     pub fn leading(&self, member: Member, tier: Tier) -> u32 {
         let id = self.shared.id_of(member);
-        if id < self.ids { self.leading[self.answers[tier as usize]][id] } else { 0 }
+        if self.is_valid(id) { self.leading[self.answers[tier as usize]][id] } else { 0 }
+    }
+
+    #[inline]
+    fn is_valid(&self, id: usize) -> bool {
+        id < self.ids && self.shared.is_same_owner(id, self.since)
     }
 
     /// Leading blocks that a member holds in each tier or a faster one.
@@ -47,7 +54,7 @@ impl Overlaps {
     #[inline]
     pub fn tiers(&self, member: Member) -> [u32; TIERS] {
         let id = self.shared.id_of(member);
-        if id >= self.ids {
+        if !self.is_valid(id) {
             return [0; TIERS];
         }
         self.answers.map(|answer| self.leading[answer][id])
@@ -93,6 +100,7 @@ impl Reader {
         let shared = &*self.shared;
         let pin = shared.grace.pin(self.cell);
         let overlaps = &mut self.overlaps;
+        overlaps.since = shared.assignments();
         let words = shared.words();
         overlaps.ids = words * 64;
         overlaps.answers = [0; TIERS];
@@ -214,6 +222,8 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
             // Acquire: pairs with the releases in the writer's `set_ext` and `set_list`.
             let ext = node.ext.load(Ordering::Acquire);
             let list = List(node.list.load(Ordering::Acquire));
+            // The hashes were read before the shape is read again. Pairs with the fence in `Writer::append`.
+            fence(Ordering::Acquire);
             let again = node.shape();
             #[cfg(loom)]
             let again = if crate::broken(crate::Broken::NoSecondLook) { shape } else { again };
@@ -300,7 +310,9 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
             {
                 continue;
             }
-            let blocks = self.blocks_of(ext, id, seen.shape);
+            // With one tier the entry says it all.
+            let mask = if ext.has_lower_tiers() { ext.partial_mask(id, self.level) } else { entry.mask() };
+            let blocks = leading_of(mask, seen.shape);
             if blocks >= seen.agreeing {
                 going_on[word] |= bit;
             } else {
@@ -319,8 +331,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
 
     /// Leading blocks of a node that a member without a full bit holds.
     fn blocks_of(&self, ext: &Ext, id: u16, shape: Shape) -> usize {
-        let mask = ext.partial_mask(id, self.level) >> shape.base();
-        (mask.trailing_ones() as usize).min(shape.len())
+        leading_of(ext.partial_mask(id, self.level), shape)
     }
 
     /// Whoever is left holds everything that was found.
@@ -334,6 +345,11 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
             }
         }
     }
+}
+
+/// Leading blocks of a node that a mask names.
+fn leading_of(mask: u32, shape: Shape) -> usize {
+    ((mask >> shape.base()).trailing_ones() as usize).min(shape.len())
 }
 
 /// Notes a number for each member of a word.

@@ -5,8 +5,9 @@
 //! changes after the blocks are there and before they go. What is unlinked waits for its grace period.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
+use crate::aliases::Aliases;
 use crate::arena::{NodeAllocator, SEGMENT_BYTES};
 use crate::children::Replaced;
 use crate::holders::{Ext, Tier, tiers_for};
@@ -16,7 +17,7 @@ use crate::limits::{IDS_MAX, NODE_BLOCKS, PARTIAL_MAX, SEGMENT_NODES, SWEEP_STEP
 use crate::node::{Children, FORK, ForkId, LIST_MAX, List, Node, NodeId, ROOT, Shape, bits};
 use crate::parked::Parked;
 use crate::pool::Pool;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 
 /// Blocks of one event that are applied between two looks at the memory bound.
 const CHUNK: usize = 512;
@@ -31,11 +32,36 @@ struct MemberState {
     keys: Keys,
     /// Copies beyond the first.
     extra_copies: HashMap<(EngineHash, Tier), u32>,
-    /// Blocks that the engine has more than one name for (it tells apart what our hashes do not): names beyond
-    /// the first, by tier. In places as they were when the index had seen so many splits.
-    aliases: HashMap<(NodeId, usize), [u32; 4]>,
-    alias_splits: u64,
+    /// Blocks that the engine has more than one name for.
+    aliases: Aliases,
     parked: Parked,
+    /// Blocks that have come and that others may be waiting for. Empty between changes.
+    awaited: Vec<EngineHash>,
+}
+
+impl MemberState {
+    /// Bytes beside the pool's pieces.
+    fn bytes(&self) -> usize {
+        self.keys.directory_bytes()
+            + self.extra_copies.capacity() * 32
+            + self.parked.bytes()
+            + self.aliases.bytes()
+    }
+}
+
+impl MemberState {
+    /// Gives back what empty maps keep.
+    fn shrink(&mut self) {
+        if self.extra_copies.is_empty() {
+            self.extra_copies = HashMap::new();
+        }
+        if self.parked.len() == 0 {
+            self.parked = Parked::default();
+        }
+        if self.aliases.is_empty() {
+            self.aliases = Aliases::default();
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +72,7 @@ struct Fork {
 
 /// Unlinked, and waiting for its grace period.
 #[derive(Debug)]
-enum Garbage {
+pub(crate) enum Garbage {
     Node(NodeId),
     Fork(ForkId),
     Ext(*mut Ext),
@@ -71,12 +97,16 @@ pub(crate) struct Writer {
     replaced: Vec<Replaced>,
     /// Splits so far.
     splits: u64,
+    /// Of the members' key tables.
+    seed: u64,
     ext_bytes: usize,
     pool: Pool,
-    directory_bytes: usize,
+    members_bytes: usize,
     /// Children in the table, and its pieces.
     table_live: usize,
     table_pieces: usize,
+    /// The table is worth another try when so few children are in it.
+    shrink_below: usize,
 }
 
 impl Writer {
@@ -93,11 +123,13 @@ impl Writer {
             garbage: VecDeque::new(),
             replaced: Vec::new(),
             splits: 0,
+            seed: crate::children::random_seed(),
             ext_bytes: 0,
             pool: Pool::default(),
-            directory_bytes: 0,
+            members_bytes: 0,
             table_live: 0,
             table_pieces: 1,
+            shrink_below: usize::MAX,
         };
         let root = writer.nodes.allocate(&writer.shared.arena);
         assert_eq!(root, Some(ROOT), "the first number is the root's");
@@ -124,11 +156,11 @@ impl Writer {
         let member = Member(seat as u16);
         let state = MemberState {
             id,
-            keys: Keys::default(),
+            keys: Keys::new(self.seed),
             extra_copies: HashMap::new(),
-            aliases: HashMap::new(),
-            alias_splits: 0,
+            aliases: Aliases::default(),
             parked: Parked::default(),
+            awaited: Vec::new(),
         };
         self.members[seat] = Some(Box::new(state));
         self.shared.seat(member, Some(id));
@@ -138,7 +170,7 @@ impl Writer {
 
     /// A number that no block knows. Sweeps until there is one: there are twice as many as members.
     fn free_id(&mut self) -> Option<u16> {
-        while self.free_ids.is_empty() && self.sweep_some(usize::MAX) {}
+        while self.free_ids.is_empty() && self.sweep_some(SWEEP_STEP) {}
         self.free_ids.pop_first()
     }
 
@@ -155,18 +187,22 @@ impl Writer {
     pub(crate) fn leave(&mut self, member: Member) {
         let Some(state) = self.members.get_mut(member.index()).and_then(Option::take) else { return };
         self.shared.seat(member, None);
+        self.members_bytes -= state.bytes();
         self.retire(state.id, state.keys);
     }
 
     pub(crate) fn clear(&mut self, member: Member) {
         let Some(Some(state)) = self.members.get_mut(member.index()) else { return };
+        self.members_bytes -= state.bytes();
         state.extra_copies = HashMap::new();
-        state.aliases = HashMap::new();
+        state.aliases = Aliases::default();
         state.parked = Parked::default();
         if state.keys.len() == 0 {
+            self.members_bytes += state.bytes();
             return;
         }
-        let (old, keys) = (state.id, std::mem::take(&mut state.keys));
+        let (old, keys) = (state.id, std::mem::replace(&mut state.keys, Keys::new(self.seed)));
+        self.members_bytes += state.bytes();
         self.retire(old, keys);
         // Twice as many numbers as members: one is free or will be after sweeping.
         let id = self.free_id();
@@ -180,6 +216,7 @@ impl Writer {
 
     fn retire(&mut self, id: u16, keys: Keys) {
         self.set_live(id, false);
+        self.members_bytes += keys.directory_bytes();
         self.sweeping.push_back((id, keys));
         self.sweep_some(SWEEP_STEP);
     }
@@ -195,7 +232,10 @@ impl Writer {
         let mut done = 0;
         while done < most {
             let Some((id, mut keys)) = self.sweeping.pop_front() else { return false };
-            match keys.take_piece(&mut self.pool) {
+            let before = keys.directory_bytes();
+            let taken = keys.take_piece(&mut self.pool);
+            self.members_bytes = self.members_bytes + keys.directory_bytes() - before;
+            match taken {
                 Some(blocks) => {
                     done += blocks.len();
                     for (_, place) in blocks {
@@ -207,7 +247,7 @@ impl Writer {
                     self.sweeping.push_front((id, keys));
                 }
                 None => {
-                    self.directory_bytes -= keys.directory_bytes();
+                    self.members_bytes -= keys.directory_bytes();
                     self.free_ids.insert(id);
                 }
             }
@@ -225,18 +265,6 @@ impl Writer {
             // Only the device is known without an extension; and a node that is gone holds nothing.
             if self.node(node).ext.load(Ordering::Relaxed).is_null() {
                 return;
-            }
-        }
-    }
-
-    /// A number no longer holds a block in any tier.
-    fn forget_block(&mut self, node: NodeId, slot: usize, id: u16) {
-        for tier in Tier::ALL {
-            if self.mask(node, id, tier) >> slot & 1 == 1 {
-                self.clear_bits(node, id, tier, 1 << slot);
-                if self.node(node).shape().len() == 0 {
-                    return;
-                }
             }
         }
     }
@@ -275,13 +303,13 @@ impl Writer {
         let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {
             return Outcome { refused: keys.len() as u64, ..outcome };
         };
-        let bytes_before = state.keys.directory_bytes();
+        let bytes_before = state.bytes();
         let at = match parent {
             None => Some((ROOT, 0)),
             Some(parent) => self.place_of(&state, parent).map(|(node, slot)| (node, slot + 1)),
         };
         match (at, parent) {
-            _ if !self.has_room(blocks.len()) => outcome.refused += blocks.len() as u64,
+            _ if !self.has_room(blocks.len()) => self.count_known(&mut state, tier, keys, &mut outcome),
             (Some((node, next)), _) => {
                 self.place_run(&mut state, tier, (node, next), keys, blocks, &mut outcome)
             }
@@ -292,9 +320,34 @@ impl Writer {
                 }
             }
         }
-        self.directory_bytes = self.directory_bytes + state.keys.directory_bytes() - bytes_before;
+        // Blocks that waited for those that came, and blocks that waited for them: a chain of any length, a step at a time.
+        while let Some(parent) = state.awaited.pop() {
+            self.place_parked(&mut state, parent, &mut outcome);
+        }
+        self.members_bytes = self.members_bytes + state.bytes() - bytes_before;
         self.members[member.index()] = Some(state);
         outcome
+    }
+
+    /// At the bound nothing new comes in; but one more copy of what is there must be counted, or the next removal would
+    /// take the block away while the engine still has it.
+    fn count_known(
+        &mut self,
+        state: &mut MemberState,
+        tier: Tier,
+        keys: &[EngineHash],
+        outcome: &mut Outcome,
+    ) {
+        for &key in keys {
+            let place = self.place_of(state, key);
+            let is_held = place.is_some_and(|(node, slot)| self.mask(node, state.id, tier) >> slot & 1 == 1);
+            if is_held {
+                *state.extra_copies.entry((key, tier)).or_default() += 1;
+                outcome.copies += 1;
+            } else {
+                outcome.refused += 1;
+            }
+        }
     }
 
     /// Puts a run of blocks after slot `next - 1` of a node, in as few steps as it touches nodes.
@@ -310,56 +363,63 @@ impl Writer {
         keys.iter().take(AHEAD).for_each(|&key| state.keys.prefetch(&self.pool, key));
         let mut done = 0;
         while done < blocks.len() {
-            let Some((at, from, count, held)) = self.advance(state.id, tier, node, next, &blocks[done..])
+            let Some((at, from, count, is_new)) = self.advance(state.id, tier, node, next, &blocks[done..])
             else {
                 outcome.refused += (blocks.len() - done) as u64;
                 return;
             };
+            // What the member held of it before, in each tier.
+            let before = if is_new { [0; 4] } else { Tier::ALL.map(|tier| self.mask(at, state.id, tier)) };
             // Before anything else is touched: a node without holders could be taken for unused.
             self.set_bits(at, state.id, tier, bits(from, from + count));
-            let mut moved = Vec::new();
+            let mut renamed = Vec::new();
             for (offset, &key) in keys[done..done + count].iter().enumerate() {
                 if let Some(&ahead) = keys.get(done + offset + AHEAD) {
                     state.keys.prefetch(&self.pool, ahead);
                 }
                 let (slot, place) = (from + offset, Place::new(at, from + offset));
+                let tiers = Tier::ALL.into_iter().filter(|&tier| before[tier as usize] >> slot & 1 == 1);
+                let held = tiers.fold(0_u8, |held, tier| held | 1 << tier as u8);
                 match state.keys.insert(&mut self.pool, key, place) {
-                    None if held >> slot & 1 == 1 => {
-                        self.add_alias(state, place, tier);
-                        outcome.copies += 1;
+                    Some(old) if old != place && self.resolved(old) != self.resolved(place) => {
+                        // The engine uses the name for another block now: the newer one counts.
+                        renamed.push((key, old));
+                        self.add_name(state, place, key, tier, held, outcome);
                     }
-                    None => outcome.changed += 1,
-                    Some(before) if before == place || self.resolved(before) == self.resolved(place) => {
-                        if held >> slot & 1 == 1 {
+                    Some(_) if state.aliases.is_empty() => {
+                        if held >> tier as u8 & 1 == 1 {
                             *state.extra_copies.entry((key, tier)).or_default() += 1;
                             outcome.copies += 1;
                         } else {
                             outcome.changed += 1;
                         }
                     }
-                    Some(before) => moved.push((key, before)),
+                    Some(_) => self.store_name(state, place, key, tier, held, outcome),
+                    None if held == 0 => outcome.changed += 1,
+                    None => self.add_name(state, place, key, tier, held, outcome),
                 }
             }
-            for (key, before) in moved {
-                // The engine uses the name for another block now: the newer one counts.
-                outcome.changed += 1;
-                state.extra_copies.retain(|&(other, _), _| other != key);
-                if let Some((node, slot)) = self.resolved(before) {
-                    self.forget_block(node, slot, state.id);
+            for (key, old) in renamed {
+                Tier::ALL.iter().for_each(|&tier| {
+                    state.extra_copies.remove(&(key, tier));
+                });
+                if let Some(place) = self.resolved(old) {
+                    self.drop_name(state, place, key);
                 }
             }
             if state.parked.len() > 0 {
-                for &key in &keys[done..done + count] {
-                    self.place_parked(state, key, outcome);
-                }
-            }
-            (node, next) = (at, from + count);
-            if self.node(at).shape().end() < next {
-                // Placing parked blocks, or forgetting others, has split the node behind us.
-                let Some((resolved, slot)) = self.resolved(Place::new(at, from + count - 1)) else { return };
-                (node, next) = (resolved, slot + 1);
+                state.awaited.extend(&keys[done..done + count]);
             }
             done += count;
+            (node, next) = (at, from + count);
+            if self.node(at).shape().end() < next {
+                // Splitting a ragged node, or forgetting another block, has moved the node's end.
+                let Some((resolved, slot)) = self.resolved(Place::new(at, from + count - 1)) else {
+                    outcome.refused += (blocks.len() - done) as u64;
+                    return;
+                };
+                (node, next) = (resolved, slot + 1);
+            }
         }
     }
 
@@ -387,12 +447,15 @@ impl Writer {
         }
     }
 
-    /// Places the blocks that waited for `parent`, and those that waited for them.
+    /// Places the blocks that waited for `parent`.
     fn place_parked(&mut self, state: &mut MemberState, parent: EngineHash, outcome: &mut Outcome) {
         for (key, block, copies) in state.parked.take(parent) {
             for (tier, copies) in Tier::ALL.into_iter().zip(copies) {
                 for _ in 0..copies {
-                    let Some((node, slot)) = self.place_of(state, parent) else { continue };
+                    let Some((node, slot)) = self.place_of(state, parent) else {
+                        outcome.refused += 1;
+                        continue;
+                    };
                     self.place_run(state, tier, (node, slot + 1), &[key], &[block], outcome);
                 }
             }
@@ -404,7 +467,7 @@ impl Writer {
         let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {
             return Outcome { unknown: keys.len() as u64, ..outcome };
         };
-        let bytes_before = state.keys.directory_bytes();
+        let bytes_before = state.bytes();
         keys.iter().take(AHEAD).for_each(|&key| state.keys.prefetch(&self.pool, key));
         // Neighbours are removed together: slots of one node are gathered and cleared at once.
         let mut gathered = (ROOT, 0_u32);
@@ -432,7 +495,8 @@ impl Writer {
         if gathered.1 != 0 {
             self.clear_bits(gathered.0, state.id, tier, gathered.1);
         }
-        self.directory_bytes = self.directory_bytes + state.keys.directory_bytes() - bytes_before;
+        state.shrink();
+        self.members_bytes = self.members_bytes + state.bytes() - bytes_before;
         self.members[member.index()] = Some(state);
         self.sweep_some(SWEEP_STEP);
         self.collect(COLLECT_AT);
@@ -452,18 +516,28 @@ impl Writer {
                 outcome.unknown += 1;
                 continue;
             };
-            // There before it is gone here, so that no reader finds it nowhere.
+            // There before it is gone here. A reader that looks in between the wrong way round may find it nowhere, once.
+            let was_there = self.mask(node, id, to) >> slot & 1;
             self.set_bits(node, id, to, 1 << slot);
+            let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {
+                continue;
+            };
+            let bytes_before = state.bytes();
+            let copies = state.extra_copies.remove(&(key, from)).unwrap_or(0) + was_there;
+            if copies > 0 {
+                *state.extra_copies.entry((key, to)).or_default() += copies;
+            }
             if let Some((node, slot)) = self.resolved(Place::new(node, slot)) {
-                self.clear_bits(node, id, from, 1 << slot);
+                let is_last = self.move_name(&mut state, (node, slot), key, from, to);
+                if is_last {
+                    self.clear_bits(node, id, from, 1 << slot);
+                }
             }
-            if let Some(Some(state)) = self.members.get_mut(member.index())
-                && let Some(copies) = state.extra_copies.remove(&(key, from))
-            {
-                state.extra_copies.insert((key, to), copies);
-            }
+            self.members_bytes = self.members_bytes + state.bytes() - bytes_before;
+            self.members[member.index()] = Some(state);
             outcome.changed += 1;
         }
+        self.sweep_some(SWEEP_STEP);
         self.collect(COLLECT_AT);
         outcome
     }
@@ -485,69 +559,163 @@ impl Writer {
             return;
         };
         let Some((node, slot)) = self.resolved(found.place) else {
-            // Another name of the block took it along.
             state.keys.remove(&mut self.pool, found);
             outcome.unknown += 1;
             return;
         };
-        if self.mask(node, state.id, tier) >> slot & 1 == 0 {
+        if !state.aliases.is_empty() {
+            self.refresh_aliases(state);
+            if state.aliases.names((node, slot)).is_some() {
+                return self.remove_name(state, (node, slot), key, tier, outcome);
+            }
+        }
+        let held = |tier: Tier| self.mask(node, state.id, tier) >> slot & 1 == 1;
+        let is_elsewhere = Tier::ALL.into_iter().any(|other| other != tier && held(other));
+        if !held(tier) {
             outcome.unknown += 1;
+            if !is_elsewhere {
+                state.keys.remove(&mut self.pool, found);
+            }
             return;
         }
-        let is_elsewhere = Tier::ALL
-            .into_iter()
-            .any(|other| other != tier && self.mask(node, state.id, other) >> slot & 1 == 1);
         if !is_elsewhere {
             state.keys.remove(&mut self.pool, found);
-        }
-        if self.take_alias(state, (node, slot), tier) {
-            outcome.copies += 1;
-            return;
         }
         self.clear_bits(node, state.id, tier, 1 << slot);
         outcome.changed += 1;
     }
 
-    /// A block has one more name in a tier.
-    fn add_alias(&mut self, state: &mut MemberState, place: Place, tier: Tier) {
-        self.refresh_aliases(state);
-        if let Some(place) = self.resolved(place) {
-            state.aliases.entry(place).or_default()[tier as usize] += 1;
-        }
-    }
-
-    /// A block has one name less in a tier; false when that was the last.
-    fn take_alias(&mut self, state: &mut MemberState, place: (NodeId, usize), tier: Tier) -> bool {
-        if state.aliases.is_empty() {
-            return false;
-        }
-        self.refresh_aliases(state);
-        let Some(names) = state.aliases.get_mut(&place).filter(|names| names[tier as usize] > 0) else {
-            return false;
-        };
-        names[tier as usize] -= 1;
-        if *names == [0; 4] {
-            state.aliases.remove(&place);
-        }
-        true
-    }
+    // ---- several names for one block
 
     /// Places as they are after the splits since.
     fn refresh_aliases(&self, state: &mut MemberState) {
-        if std::mem::replace(&mut state.alias_splits, self.splits) == self.splits {
+        state.aliases.refresh(self.splits, |node, slot| self.resolved(Place::new(node, slot)));
+    }
+
+    /// A name that was not known, or named another block, now names a block that the member holds in the tiers `held`.
+    fn add_name(
+        &mut self,
+        state: &mut MemberState,
+        place: Place,
+        key: EngineHash,
+        tier: Tier,
+        held: u8,
+        outcome: &mut Outcome,
+    ) {
+        if held == 0 {
+            outcome.changed += 1;
             return;
         }
-        let before = std::mem::take(&mut state.aliases);
-        let moved = before
-            .into_iter()
-            .filter_map(|((node, slot), names)| Some((self.resolved(Place::new(node, slot))?, names)));
-        state.aliases.extend(moved);
+        self.refresh_aliases(state);
+        let Some(place) = self.resolved(place) else { return };
+        if state.aliases.add(place, key, tier, held) {
+            *(if held >> tier as u8 & 1 == 1 { &mut outcome.copies } else { &mut outcome.changed }) += 1;
+            return;
+        }
+        // Too many names: this one is not known. Its blocks are those of the others.
+        if let Some(found) = state.keys.locate(&self.pool, key) {
+            state.keys.remove(&mut self.pool, found);
+        }
+        outcome.refused += 1;
+    }
+
+    /// A known name stores its block once more, on a member that has blocks with several names.
+    fn store_name(
+        &mut self,
+        state: &mut MemberState,
+        place: Place,
+        key: EngineHash,
+        tier: Tier,
+        held: u8,
+        outcome: &mut Outcome,
+    ) {
+        self.refresh_aliases(state);
+        let place = self.resolved(place);
+        let names = place.and_then(|place| state.aliases.names_mut(place));
+        let had = match names {
+            Some(names) => {
+                let own = names.of(key);
+                let had = *own >> tier as u8 & 1 == 1;
+                *own |= 1 << tier as u8;
+                had
+            }
+            None => held >> tier as u8 & 1 == 1,
+        };
+        if had {
+            *state.extra_copies.entry((key, tier)).or_default() += 1;
+            outcome.copies += 1;
+        } else {
+            outcome.changed += 1;
+        }
+    }
+
+    /// A name of a block with several names is removed from a tier.
+    fn remove_name(
+        &mut self,
+        state: &mut MemberState,
+        place: (NodeId, usize),
+        key: EngineHash,
+        tier: Tier,
+        outcome: &mut Outcome,
+    ) {
+        let Some(names) = state.aliases.names_mut(place) else { return };
+        let own = names.of(key);
+        let had = *own >> tier as u8 & 1 == 1;
+        *own &= !(1 << tier as u8);
+        let is_gone = *own == 0;
+        let is_last = had && names.all() >> tier as u8 & 1 == 0;
+        state.aliases.tidy(place);
+        if is_gone && let Some(found) = state.keys.locate(&self.pool, key) {
+            state.keys.remove(&mut self.pool, found);
+        }
+        match (had, is_last) {
+            (false, _) => outcome.unknown += 1,
+            (true, false) => outcome.copies += 1,
+            (true, true) => {
+                self.clear_bits(place.0, state.id, tier, 1 << place.1);
+                outcome.changed += 1;
+            }
+        }
+    }
+
+    /// A name no longer stands for a block in any tier.
+    fn drop_name(&mut self, state: &mut MemberState, place: (NodeId, usize), key: EngineHash) {
+        self.refresh_aliases(state);
+        let left = state.aliases.names_mut(place).map_or(0, |names| {
+            *names.of(key) = 0;
+            names.all()
+        });
+        state.aliases.tidy(place);
+        for tier in Tier::ALL {
+            let Some((node, slot)) = self.resolved(Place::new(place.0, place.1)) else { return };
+            if left >> tier as u8 & 1 == 0 && self.mask(node, state.id, tier) >> slot & 1 == 1 {
+                self.clear_bits(node, state.id, tier, 1 << slot);
+            }
+        }
+    }
+
+    /// A name goes from one tier to another; whether nothing else names the block in the first.
+    fn move_name(
+        &mut self,
+        state: &mut MemberState,
+        place: (NodeId, usize),
+        key: EngineHash,
+        from: Tier,
+        to: Tier,
+    ) -> bool {
+        if state.aliases.is_empty() {
+            return true;
+        }
+        self.refresh_aliases(state);
+        let Some(names) = state.aliases.names_mut(place) else { return true };
+        let own = names.of(key);
+        *own = *own & !(1 << from as u8) | 1 << to as u8;
+        names.all() >> from as u8 & 1 == 0
     }
 
     // ---- the tree
 
-    /// Where a place is now: splits may have handed the slot on. `None` when the block is gone, which a name can
-    /// outlive that shared it with others in several tiers.
+    /// Where a place is now: splits may have handed the slot on. `None` when the block is gone.
     fn resolved(&self, place: Place) -> Option<(NodeId, usize)> {
         let (mut node, slot) = (place.node(), place.slot());
         loop {
@@ -569,8 +737,8 @@ impl Writer {
     }
 
     /// Finds or makes the slots for the first of `blocks`, after slot `next - 1` of `node`, and for as many of
-    /// the following as come in the same node: (node, first slot, count, slots that the member already holds
-    /// in this tier). `None` when there are no more nodes.
+    /// the following as come in the same node: (node, first slot, count, whether they were made for it). `None` when there
+    /// are no more nodes.
     fn advance(
         &mut self,
         id: u16,
@@ -578,12 +746,12 @@ impl Writer {
         node: NodeId,
         next: usize,
         blocks: &[u64],
-    ) -> Option<(NodeId, usize, usize, u32)> {
+    ) -> Option<(NodeId, usize, usize, bool)> {
         let shape = self.node(node).shape();
         if next < shape.end() {
             let agreeing = self.node(node).agreement_from(next, shape.end(), blocks);
             if agreeing > 0 {
-                return Some((node, next, agreeing, self.mask(node, id, tier)));
+                return Some((node, next, agreeing, false));
             }
             self.split(node, next)?;
         }
@@ -591,13 +759,13 @@ impl Writer {
             Some(child) => {
                 let shape = self.node(child).shape();
                 let agreeing = self.node(child).agreement(shape, blocks);
-                Some((child, shape.base(), agreeing, self.mask(child, id, tier)))
+                Some((child, shape.base(), agreeing, false))
             }
             None => match self.append(node, id, tier, blocks) {
-                Some((from, count)) => Some((node, from, count, 0)),
+                Some((from, count)) => Some((node, from, count, true)),
                 None => {
                     let (child, count) = self.add_child(node, id, tier, blocks)?;
-                    Some((child, 0, count, 0))
+                    Some((child, 0, count, true))
                 }
             },
         }
@@ -626,6 +794,9 @@ impl Writer {
             return None;
         }
         let count = free.min(blocks.len());
+        // The slots may have been in use before a truncation: who still sees the old hashes' shape must not see these.
+        // Pairs with the fence in `Walk::look`.
+        fence(Ordering::Release);
         for (slot, &hash) in (shape.end()..).zip(&blocks[..count]) {
             node.set_hash(slot, hash);
         }
@@ -700,6 +871,7 @@ impl Writer {
         shared.children.insert(&shared.arena, fork, first, child, &mut self.replaced);
         self.forks[fork as usize].children += 1;
         self.table_live += 1;
+        self.shrink_below = self.shrink_below.max(self.table_live);
         self.take_replaced();
     }
 
@@ -782,8 +954,6 @@ impl Writer {
         // Release: pairs with the acquire in `Walk::look`.
         let old = self.node(id).ext.swap(new, Ordering::AcqRel);
         if !old.is_null() {
-            // SAFETY: made by `Box::into_raw` here or in `split`; unlinked, but freed only after its grace period.
-            self.ext_bytes -= unsafe { &*old }.bytes();
             self.garbage.push_back((self.shared.grace.stamp(), Garbage::Ext(old)));
         }
     }
@@ -966,7 +1136,10 @@ impl Writer {
 
     /// Frees what no reader can see any more.
     fn collect(&mut self, at_least: usize) {
-        if self.table_pieces > 1 && self.table_live * 8 < self.table_pieces * crate::limits::TABLE_SLOTS {
+        let is_sparse = self.table_live * 8 < self.table_pieces * crate::limits::TABLE_SLOTS;
+        if self.table_pieces > 1 && is_sparse && self.table_live < self.shrink_below {
+            // If it does not work out, not again before half of the rest is gone.
+            self.shrink_below = self.table_live / 2;
             let shared = Arc::clone(&self.shared);
             shared.children.shrink(&shared.arena, self.table_live, &mut self.replaced);
             self.take_replaced();
@@ -981,8 +1154,11 @@ impl Writer {
             match self.garbage.pop_front() {
                 Some((_, Garbage::Node(id))) => self.nodes.free(&self.shared.arena, id),
                 Some((_, Garbage::Fork(id))) => self.free_forks.push(id),
-                // SAFETY: made by `Box::into_raw`, unlinked, and its grace period is over.
-                Some((_, Garbage::Ext(ext))) => drop(unsafe { Box::from_raw(ext) }),
+                Some((_, Garbage::Ext(ext))) => {
+                    // SAFETY: made by `Box::into_raw`, unlinked, and its grace period is over.
+                    let ext = unsafe { Box::from_raw(ext) };
+                    self.ext_bytes -= ext.bytes();
+                }
                 Some((_, Garbage::Replaced(replaced))) => replaced.free(),
                 None => return,
             }
@@ -1001,7 +1177,7 @@ impl Writer {
         self.nodes.allocated * SEGMENT_BYTES
             + self.ext_bytes
             + self.pool.bytes()
-            + self.directory_bytes
+            + self.members_bytes
             + self.shared.children.bytes(self.table_pieces)
             + self.forks.len() * size_of::<Fork>()
     }
@@ -1041,12 +1217,13 @@ impl Writer {
             .collect();
         let mut out = Vec::with_capacity(by_place.len());
         let mut is_out = std::collections::HashSet::with_capacity(by_place.len());
+        let mut is_broken = std::collections::HashSet::new();
         let mut chain = Vec::new();
         for &start in by_place.keys() {
             // Up to a block that is out already, or to the root; down again from there.
             let mut at = Some(start);
             while let Some(place) = at {
-                if is_out.contains(&place) || !by_place.contains_key(&place) {
+                if is_out.contains(&place) || is_broken.contains(&place) || !by_place.contains_key(&place) {
                     break;
                 }
                 chain.push(place);
@@ -1054,7 +1231,10 @@ impl Writer {
             }
             let is_whole = at.is_none_or(|place| is_out.contains(&place));
             while let Some(place) = chain.pop() {
-                let (Some(&key), true) = (by_place.get(&place), is_whole) else { continue };
+                let (Some(&key), true) = (by_place.get(&place), is_whole) else {
+                    is_broken.insert(place);
+                    continue;
+                };
                 let (node, slot) = place;
                 let copies = Tier::ALL.map(|tier| {
                     let first = self.mask(node, state.id, tier) >> slot & 1;
@@ -1081,14 +1261,20 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        for (_, garbage) in self.garbage.drain(..) {
-            match garbage {
-                // SAFETY: made by `Box::into_raw` and unlinked; a reader that outlives the index cannot see it,
-                // since it is not pinned between calls and finds no link to it.
-                Garbage::Ext(ext) => drop(unsafe { Box::from_raw(ext) }),
-                Garbage::Replaced(replaced) => replaced.free(),
-                Garbage::Node(_) | Garbage::Fork(_) => {}
-            }
+        // A reader may be in the middle of a look-up: what it may see goes with the last of them.
+        let left = self.garbage.drain(..).map(|(_, garbage)| garbage);
+        self.shared.leftovers.lock().unwrap_or_else(PoisonError::into_inner).extend(left);
+    }
+}
+
+impl Garbage {
+    /// Frees it. No reader may be left.
+    pub(crate) fn free_at_last(self) {
+        match self {
+            // SAFETY: made by `Box::into_raw` and unlinked, and nobody is left who could see it.
+            Self::Ext(ext) => drop(unsafe { Box::from_raw(ext) }),
+            Self::Replaced(replaced) => replaced.free(),
+            Self::Node(_) | Self::Fork(_) => {}
         }
     }
 }

@@ -119,6 +119,27 @@ fn grow_and_shrink() {
     assert_eq!(reader.overlaps(&[1, 2, 3, 4]).device(a), 2);
 }
 
+/// A slot gets another hash after a truncation: who held the old block never counts for the new one.
+fn rewrite() {
+    let Rig { index, a, b } = rig();
+    store(&index, a, None, &[1, 2, 3]);
+    index.write().stored(b, Tier::Device, None, &[1, 2, 3], &[1, 2, 3]);
+    let mut reader = index.reader().expect("a reader");
+    let writer = {
+        let index = Arc::clone(&index);
+        thread::spawn(move || {
+            let mut writer = index.write();
+            writer.removed(b, Tier::Device, &[3, 2, 1]);
+            writer.removed(a, Tier::Device, &[3]);
+            writer.stored(a, Tier::Device, Some(2), &[4], &[4]);
+        })
+    };
+    let overlaps = reader.overlaps(&[1, 2, 4]);
+    assert!(overlaps.device(b) <= 2, "{}", overlaps.device(b));
+    assert!((2..=3).contains(&overlaps.device(a)));
+    writer.join().expect("writer");
+}
+
 #[test]
 fn every_interleaving_is_right() {
     for (name, model) in [
@@ -126,6 +147,7 @@ fn every_interleaving_is_right() {
         ("split with a partial holder", split_with_partial_holder),
         ("reuse", reuse),
         ("grow and shrink", grow_and_shrink),
+        ("rewrite", rewrite),
     ] {
         let started = std::time::Instant::now();
         assert!(check(Broken::Nothing, model), "{name}");

@@ -340,3 +340,69 @@ fn several_names_for_one_block() {
     let usage = index.write().usage();
     assert_eq!((usage.nodes, usage.entries), (0, 0));
 }
+
+/// A name that stands for another block now takes its old block along only if no other name stands for it; and what a
+/// member leaves behind is not found by the next one.
+#[test]
+fn names_that_change_their_block() {
+    let index = Index::new(IndexConfig::default());
+    let other = index.write().join().expect("room");
+    let member = index.write().join().expect("room");
+    let mut reader = index.reader().expect("a reader");
+    let mut held = |hash: u64, member: Member| reader.overlaps(&[hash]).any(member);
+    index.write().stored(other, Tier::Device, None, &[900], &[1]);
+    index.write().stored(member, Tier::Device, None, &[11], &[1]);
+    index.write().stored(member, Tier::Device, None, &[12], &[1]);
+    index.write().stored(member, Tier::Device, None, &[11], &[2]);
+    assert_eq!((held(1, member), held(2, member)), (1, 1), "12 still stands for block 1");
+    index.write().stored(member, Tier::Device, None, &[12], &[1]);
+    index.write().removed(member, Tier::Device, &[12]);
+    assert_eq!(held(1, member), 1, "stored twice under this name");
+    index.write().removed(member, Tier::Device, &[12]);
+    assert_eq!((held(1, member), held(2, member)), (0, 1));
+    // Two names in two tiers, each removed from its own.
+    index.write().stored(member, Tier::Device, None, &[21], &[3]);
+    index.write().stored(member, Tier::Host, None, &[22], &[3]);
+    index.write().removed(member, Tier::Device, &[21]);
+    assert_eq!(held(3, member), 1);
+    index.write().removed(member, Tier::Host, &[22]);
+    assert_eq!(held(3, member), 0);
+    assert!(!index.write().holds(member, 21) && !index.write().holds(member, 22));
+    index.write().leave(member);
+    while index.write().sweep() {}
+    let next = index.write().join().expect("room");
+    assert!([1, 2, 3].iter().all(|&hash| held(hash, next) == 0), "a new member holds nothing");
+    assert_eq!(index.write().entries_of(next), 0);
+}
+
+/// One lost message, and four thousand blocks wait for it: they are all there when it comes.
+#[test]
+fn a_long_chain_may_wait_for_one_block() {
+    let index = Index::new(IndexConfig::default());
+    let member = index.write().join().expect("room");
+    let mut reader = index.reader().expect("a reader");
+    let keys: Vec<u64> = (1..=4001).collect();
+    let outcome = index.write().stored(member, Tier::Device, Some(1), &keys[1..], &keys[1..]);
+    assert_eq!(outcome.parked, 4000);
+    assert_eq!(reader.overlaps(&keys).device(member), 0);
+    index.write().stored(member, Tier::Device, None, &[1], &[1]);
+    assert_eq!(reader.overlaps(&keys).device(member), 4001);
+    assert_eq!(index.write().usage().parked, 0);
+}
+
+/// A reader may outlive the index.
+#[test]
+fn readers_outlive_the_index() {
+    let index = Index::new(IndexConfig::default());
+    let members: Vec<Member> = (0..6).map(|_| index.write().join().expect("room")).collect();
+    let mut reader = index.reader().expect("a reader");
+    for (at, &member) in members.iter().enumerate() {
+        let keys: Vec<u64> = (1..=20 + at as u64).collect();
+        index.write().stored(member, Tier::Device, None, &keys, &keys);
+    }
+    drop(index);
+    let prompt: Vec<u64> = (1..=30).collect();
+    let overlaps = reader.overlaps(&prompt);
+    let found: Vec<u32> = members.iter().map(|&member| overlaps.device(member)).collect();
+    assert_eq!(found, [20, 21, 22, 23, 24, 25]);
+}

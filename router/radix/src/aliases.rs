@@ -1,0 +1,102 @@
+//! Blocks of one member that the engine has more than one name for: it tells apart what our hashes do not (the offset of an
+//! image in its block, say), or an engine started again without saying so.
+//!
+//! For each such block: in which tiers each name holds it. The first name is not recorded by itself: when the second
+//! comes, whatever was held belongs to the first, and whoever is not one of the others is the first.
+
+use std::collections::HashMap;
+
+use crate::holders::Tier;
+use crate::keys::EngineHash;
+use crate::node::NodeId;
+
+/// Blocks with several names, for each member. More names are not known.
+const BLOCKS_MAX: usize = 16_384;
+/// Names beside the first.
+const NAMES_MAX: usize = 64;
+
+/// The names of one block, each with its tiers as bits.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    first: u8,
+    others: Vec<(EngineHash, u8)>,
+}
+
+impl Names {
+    /// The tiers of a name.
+    pub(crate) fn of(&mut self, key: EngineHash) -> &mut u8 {
+        match self.others.iter().position(|other| other.0 == key) {
+            Some(at) => &mut self.others[at].1,
+            None => &mut self.first,
+        }
+    }
+
+    /// The tiers of all names.
+    pub(crate) fn all(&self) -> u8 {
+        self.others.iter().fold(self.first, |all, other| all | other.1)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Aliases {
+    /// In places as they were when the index had seen so many splits.
+    places: HashMap<(NodeId, usize), Names>,
+    splits: u64,
+}
+
+impl Aliases {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// About what it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.places.capacity() * 128
+    }
+
+    pub(crate) fn names(&self, place: (NodeId, usize)) -> Option<&Names> {
+        self.places.get(&place)
+    }
+
+    pub(crate) fn names_mut(&mut self, place: (NodeId, usize)) -> Option<&mut Names> {
+        self.places.get_mut(&place)
+    }
+
+    /// One more name for a block that is held in the tiers `held`. False when there is no room for it.
+    pub(crate) fn add(&mut self, place: (NodeId, usize), key: EngineHash, tier: Tier, held: u8) -> bool {
+        if self.places.len() >= BLOCKS_MAX && !self.places.contains_key(&place) {
+            return false;
+        }
+        let names = self.places.entry(place).or_insert(Names { first: held, others: Vec::new() });
+        if names.others.len() >= NAMES_MAX {
+            return false;
+        }
+        names.others.push((key, 1 << tier as u8));
+        true
+    }
+
+    /// Forgets names that hold nothing, and a block that has one name again.
+    pub(crate) fn tidy(&mut self, place: (NodeId, usize)) {
+        let Some(names) = self.places.get_mut(&place) else { return };
+        names.others.retain(|other| other.1 != 0);
+        let count = names.others.len() + usize::from(names.first != 0);
+        if count <= 1 {
+            self.places.remove(&place);
+        }
+    }
+
+    /// Places as they are after the splits since.
+    pub(crate) fn refresh(
+        &mut self,
+        splits: u64,
+        resolve: impl Fn(NodeId, usize) -> Option<(NodeId, usize)>,
+    ) {
+        if std::mem::replace(&mut self.splits, splits) == splits || self.places.is_empty() {
+            return;
+        }
+        let before = std::mem::take(&mut self.places);
+        let moved =
+            before.into_iter().filter_map(|((node, slot), names)| Some((resolve(node, slot)?, names)));
+        self.places.extend(moved);
+    }
+}
