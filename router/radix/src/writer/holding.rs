@@ -1,0 +1,204 @@
+//! Who holds what, and what becomes of nodes that nobody holds.
+
+use super::*;
+
+impl Writer {
+    /// The slots of a node that a number holds in a tier.
+    pub(super) fn mask(&self, id: NodeId, member: u16, tier: Tier) -> u32 {
+        let node = self.node(id);
+        let all = node.shape().mask();
+        // SAFETY: linked, so not freed; only the writer frees.
+        match unsafe { node.ext.load(Ordering::Relaxed).as_ref() } {
+            Some(ext) => ext.mask(member, tier, all),
+            None if tier == Tier::Device && List(node.list.load(Ordering::Relaxed)).contains(member) => all,
+            None => 0,
+        }
+    }
+
+    /// Publishes who holds a node; what spoke for it before waits for its grace period.
+    pub(super) fn set_ext(&mut self, id: NodeId, ext: Option<Box<Ext>>) {
+        let new = ext.map_or(std::ptr::null_mut(), |ext| {
+            self.ext_bytes += ext.bytes();
+            Box::into_raw(ext)
+        });
+        // Release: pairs with the acquire in `Walk::look`.
+        let old = self.node(id).ext.swap(new, Ordering::AcqRel);
+        if !old.is_null() {
+            self.garbage.push_back((self.shared.grace.stamp(), Garbage::Ext(old)));
+        }
+    }
+
+    /// The node's holders as an [`Ext`], made from its list if need be.
+    pub(super) fn ext_of(&mut self, id: NodeId, member: u16, tier: Tier) -> &Ext {
+        let node = self.node(id);
+        if node.ext.load(Ordering::Relaxed).is_null() {
+            let all = node.shape().mask();
+            let list = List(node.list.load(Ordering::Relaxed));
+            let highest = list.ids().chain([member]).max().map_or(0, usize::from);
+            let mut ext = Box::new(Ext::new(highest / 64 + 1, tiers_for(tier), 2));
+            for held in list.ids() {
+                if let Some(larger) = ext.stored(held, Tier::Device, all, all) {
+                    ext = larger;
+                }
+            }
+            self.set_ext(id, Some(ext));
+        }
+        // SAFETY: not null: it was there or has just been put there; only the writer frees.
+        unsafe { &*self.node(id).ext.load(Ordering::Relaxed) }
+    }
+
+    /// A number now holds these slots too.
+    pub(super) fn set_bits(&mut self, id: NodeId, member: u16, tier: Tier, new: u32) {
+        let node = self.node(id);
+        let all = node.shape().mask();
+        let held = self.mask(id, member, tier);
+        if held & new == new {
+            return;
+        }
+        let list = List(node.list.load(Ordering::Relaxed));
+        let is_list = node.ext.load(Ordering::Relaxed).is_null();
+        if is_list && tier == Tier::Device && new == all && list.len() < LIST_MAX {
+            // Release: pairs with the acquire in `Walk::look`.
+            node.list.store(list.with(member).0, Ordering::Release);
+            return;
+        }
+        self.set_mask(id, member, tier, held | new);
+        if new & all != all || held != 0 {
+            self.split_if_ragged(id);
+        }
+        self.tidy(id);
+    }
+
+    pub(super) fn set_mask(&mut self, id: NodeId, member: u16, tier: Tier, mask: u32) {
+        let all = self.node(id).shape().mask();
+        if let Some(larger) = self.ext_of(id, member, tier).stored(member, tier, mask, all) {
+            self.set_ext(id, Some(larger));
+        }
+    }
+
+    /// When many hold only the beginning of a node, it is cut where most of them end: afterwards each of them
+    /// is a bit.
+    pub(super) fn split_if_ragged(&mut self, id: NodeId) {
+        let shape = self.node(id).shape();
+        // SAFETY: linked, so not freed; only the writer frees.
+        let Some(ext) = (unsafe { self.node(id).ext.load(Ordering::Relaxed).as_ref() }) else { return };
+        if ext.partial_count(shape.mask()) <= PARTIAL_MAX {
+            return;
+        }
+        let mut ends = [0_u32; NODE_BLOCKS + 1];
+        for (_, _, mask) in ext.held(shape.mask()) {
+            let end = shape.base() + (mask >> shape.base()).trailing_ones() as usize;
+            if end > shape.base() && end < shape.end() {
+                ends[end] += 1;
+            }
+        }
+        let most = (0..ends.len()).max_by_key(|&end| ends[end]).filter(|&end| ends[end] > 1);
+        if let Some(at) = most {
+            // Without a node to spare it stays ragged: slower, not wrong.
+            let _split = self.split(id, at);
+        }
+    }
+
+    /// A number no longer holds these slots.
+    pub(super) fn clear_bits(&mut self, id: NodeId, member: u16, tier: Tier, gone: u32) {
+        let node = self.node(id);
+        let shape = node.shape();
+        let left = self.mask(id, member, tier) & !gone;
+        let list = List(node.list.load(Ordering::Relaxed));
+        if node.ext.load(Ordering::Relaxed).is_null() {
+            let is_beginning = left == bits(shape.base(), shape.base() + left.count_ones() as usize);
+            if left == 0 {
+                node.list.store(list.without(member).0, Ordering::Release);
+                self.free_if_unused(id);
+                return;
+            }
+            if list.len() == 1 && is_beginning && shape.children() == Children::None {
+                // Nobody has the last blocks any more.
+                node.publish(shape.with_len(left.count_ones() as usize));
+                return;
+            }
+        }
+        self.set_mask(id, member, tier, left);
+        self.tidy(id);
+    }
+
+    /// Makes a node's holders a list again when that can say it, and frees what nobody holds.
+    pub(super) fn tidy(&mut self, id: NodeId) {
+        let node = self.node(id);
+        let shape = node.shape();
+        // SAFETY: linked, so not freed; only the writer frees.
+        let Some(ext) = (unsafe { node.ext.load(Ordering::Relaxed).as_ref() }) else { return };
+        let count = ext.count.load(Ordering::Relaxed) as usize;
+        if count > LIST_MAX {
+            return;
+        }
+        let mut held = [(0, Tier::Device, 0); LIST_MAX];
+        let mut len = 0;
+        for (slot, pair) in held.iter_mut().zip(ext.held(shape.mask())) {
+            *slot = pair;
+            len += 1;
+        }
+        let held = &held[..len];
+        if held.iter().all(|&(_, tier, mask)| tier == Tier::Device && mask == shape.mask()) {
+            // The list before the extension goes: readers look at the extension first.
+            node.list.store(List::of(held.iter().map(|pair| pair.0)).0, Ordering::Release);
+            self.set_ext(id, None);
+            self.free_if_unused(id);
+        } else if let &[(member, Tier::Device, mask)] = held
+            && shape.children() == Children::None
+            && mask == bits(shape.base(), shape.base() + mask.count_ones() as usize)
+        {
+            // One member is left, with the beginning: the rest is gone. The shape first, so that no reader
+            // takes the member for a holder of the old length.
+            node.publish(shape.with_len(mask.count_ones() as usize));
+            node.list.store(List::of([member].into_iter()).0, Ordering::Release);
+            self.set_ext(id, None);
+        }
+    }
+
+    /// Unlinks a node that nobody holds and that nothing follows, and then perhaps the one before it.
+    pub(super) fn free_if_unused(&mut self, mut id: NodeId) {
+        while id != ROOT {
+            let node = self.node(id);
+            let shape = node.shape();
+            let is_held =
+                node.list.load(Ordering::Relaxed) != 0 || !node.ext.load(Ordering::Relaxed).is_null();
+            if is_held || shape.children() != Children::None || shape.len() == 0 {
+                return;
+            }
+            let parent = node.parent.load(Ordering::Relaxed);
+            let first = node.hash(shape.base());
+            let owner = if parent & FORK == 0 {
+                let shape = self.node(parent).shape();
+                self.node(parent).publish(shape.with_children(Children::None));
+                parent
+            } else {
+                self.unlink_from_fork(parent & !FORK, first, id)
+            };
+            let before = self.node(owner);
+            if before.next_part.load(Ordering::Relaxed) == id {
+                before.next_part.store(0, Ordering::Relaxed);
+            }
+            // No length: whoever holds on to the number sees that it is gone.
+            let gone = self.node(id);
+            gone.publish(gone.shape().with_len(0));
+            gone.next_part.store(ROOT, Ordering::Relaxed);
+            self.garbage.push_back((self.shared.grace.stamp(), Garbage::Node(id)));
+            id = owner;
+        }
+    }
+
+    pub(super) fn unlink_from_fork(&mut self, fork: ForkId, first: u64, child: NodeId) -> NodeId {
+        self.shared.children.remove(fork, first, child);
+        self.table_live -= 1;
+        let state = &mut self.forks[fork as usize];
+        state.children -= 1;
+        let owner = state.owner;
+        if state.children == 0 && owner != ROOT {
+            let shape = self.node(owner).shape();
+            self.node(owner).publish(shape.with_children(Children::None));
+            self.garbage.push_back((self.shared.grace.stamp(), Garbage::Fork(fork)));
+        }
+        owner
+    }
+}

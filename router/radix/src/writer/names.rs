@@ -1,0 +1,131 @@
+//! Several names of an engine for one block.
+
+use super::*;
+
+impl Writer {
+    /// Places as they are after the splits since.
+    pub(super) fn refresh_aliases(&self, state: &mut MemberState) {
+        state.aliases.refresh(self.splits, |node, slot| self.resolved(Place::new(node, slot)));
+    }
+
+    /// A name that was not known, or named another block, now names a block that the member holds in the tiers `held`.
+    pub(super) fn add_name(
+        &mut self,
+        state: &mut MemberState,
+        place: Place,
+        key: EngineHash,
+        tier: Tier,
+        held: u8,
+        outcome: &mut Outcome,
+    ) {
+        if held == 0 {
+            outcome.changed += 1;
+            return;
+        }
+        self.refresh_aliases(state);
+        let Some(place) = self.resolved(place) else { return };
+        if state.aliases.add(place, key, tier, held) {
+            *(if held >> tier as u8 & 1 == 1 { &mut outcome.copies } else { &mut outcome.changed }) += 1;
+            return;
+        }
+        // Too many names: this one is not known. Its blocks are those of the others.
+        if let Some(found) = state.keys.locate(&self.pool, key) {
+            state.keys.remove(&mut self.pool, found);
+        }
+        outcome.refused += 1;
+    }
+
+    /// A known name stores its block once more, on a member that has blocks with several names.
+    pub(super) fn store_name(
+        &mut self,
+        state: &mut MemberState,
+        place: Place,
+        key: EngineHash,
+        tier: Tier,
+        held: u8,
+        outcome: &mut Outcome,
+    ) {
+        self.refresh_aliases(state);
+        let place = self.resolved(place);
+        let names = place.and_then(|place| state.aliases.names_mut(place));
+        let had = match names {
+            Some(names) => {
+                let own = names.of(key);
+                let had = *own >> tier as u8 & 1 == 1;
+                *own |= 1 << tier as u8;
+                had
+            }
+            None => held >> tier as u8 & 1 == 1,
+        };
+        if had {
+            *state.extra_copies.entry((key, tier)).or_default() += 1;
+            outcome.copies += 1;
+        } else {
+            outcome.changed += 1;
+        }
+    }
+
+    /// A name of a block with several names is removed from a tier.
+    pub(super) fn remove_name(
+        &mut self,
+        state: &mut MemberState,
+        place: (NodeId, usize),
+        key: EngineHash,
+        tier: Tier,
+        outcome: &mut Outcome,
+    ) {
+        let Some(names) = state.aliases.names_mut(place) else { return };
+        let own = names.of(key);
+        let had = *own >> tier as u8 & 1 == 1;
+        *own &= !(1 << tier as u8);
+        let is_gone = *own == 0;
+        let is_last = had && names.all() >> tier as u8 & 1 == 0;
+        state.aliases.tidy(place);
+        if is_gone && let Some(found) = state.keys.locate(&self.pool, key) {
+            state.keys.remove(&mut self.pool, found);
+        }
+        match (had, is_last) {
+            (false, _) => outcome.unknown += 1,
+            (true, false) => outcome.copies += 1,
+            (true, true) => {
+                self.clear_bits(place.0, state.id, tier, 1 << place.1);
+                outcome.changed += 1;
+            }
+        }
+    }
+
+    /// A name no longer stands for a block in any tier.
+    pub(super) fn drop_name(&mut self, state: &mut MemberState, place: (NodeId, usize), key: EngineHash) {
+        self.refresh_aliases(state);
+        let left = state.aliases.names_mut(place).map_or(0, |names| {
+            *names.of(key) = 0;
+            names.all()
+        });
+        state.aliases.tidy(place);
+        for tier in Tier::ALL {
+            let Some((node, slot)) = self.resolved(Place::new(place.0, place.1)) else { return };
+            if left >> tier as u8 & 1 == 0 && self.mask(node, state.id, tier) >> slot & 1 == 1 {
+                self.clear_bits(node, state.id, tier, 1 << slot);
+            }
+        }
+    }
+
+    /// A name goes from one tier to another; whether nothing else names the block in the first.
+    pub(super) fn move_name(
+        &mut self,
+        state: &mut MemberState,
+        place: (NodeId, usize),
+        key: EngineHash,
+        from: Tier,
+        to: Tier,
+    ) -> bool {
+        if state.aliases.is_empty() {
+            return true;
+        }
+        self.refresh_aliases(state);
+        let Some(names) = state.aliases.names_mut(place) else { return true };
+        let own = names.of(key);
+        *own = *own & !(1 << from as u8) | 1 << to as u8;
+        names.all() >> from as u8 & 1 == 0
+    }
+}

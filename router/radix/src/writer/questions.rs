@@ -1,0 +1,67 @@
+//! What the writer knows and readers do not ask.
+
+use super::*;
+
+impl Writer {
+    pub(super) fn member(&self, member: Member) -> Option<&MemberState> {
+        self.members.get(member.index())?.as_deref()
+    }
+
+    pub(crate) fn holds(&self, member: Member, key: EngineHash) -> bool {
+        self.member(member).is_some_and(|state| state.keys.find(&self.pool, key).is_some())
+    }
+
+    pub(crate) fn entries_of(&self, member: Member) -> usize {
+        self.member(member).map_or(0, |state| state.keys.len())
+    }
+
+    pub(crate) fn held(&self, member: Member) -> Vec<Held> {
+        let Some(state) = self.member(member) else { return Vec::new() };
+        let by_place: HashMap<(NodeId, usize), EngineHash> = state
+            .keys
+            .iter(&self.pool)
+            .filter_map(|(key, place)| Some((self.resolved(place)?, key)))
+            .collect();
+        let mut out = Vec::with_capacity(by_place.len());
+        let mut is_out = std::collections::HashSet::with_capacity(by_place.len());
+        let mut is_broken = std::collections::HashSet::new();
+        let mut chain = Vec::new();
+        for &start in by_place.keys() {
+            // Up to a block that is out already, or to the root; down again from there.
+            let mut at = Some(start);
+            while let Some(place) = at {
+                if is_out.contains(&place) || is_broken.contains(&place) || !by_place.contains_key(&place) {
+                    break;
+                }
+                chain.push(place);
+                at = self.before(place);
+            }
+            let is_whole = at.is_none_or(|place| is_out.contains(&place));
+            while let Some(place) = chain.pop() {
+                let (Some(&key), true) = (by_place.get(&place), is_whole) else {
+                    is_broken.insert(place);
+                    continue;
+                };
+                let (node, slot) = place;
+                let copies = Tier::ALL.map(|tier| {
+                    let first = self.mask(node, state.id, tier) >> slot & 1;
+                    first + state.extra_copies.get(&(key, tier)).copied().unwrap_or(0)
+                });
+                let parent = self.before(place).and_then(|before| by_place.get(&before)).copied();
+                out.push(Held { key, parent, block: self.node(node).hash(slot), copies });
+                is_out.insert(place);
+            }
+        }
+        out
+    }
+
+    /// The block before a block; `None` at the start of a chain.
+    pub(super) fn before(&self, (node, slot): (NodeId, usize)) -> Option<(NodeId, usize)> {
+        if slot > self.node(node).shape().base() {
+            return Some((node, slot - 1));
+        }
+        let parent = self.node(node).parent.load(Ordering::Relaxed);
+        let owner = if parent & FORK == 0 { parent } else { self.forks[(parent & !FORK) as usize].owner };
+        (owner != ROOT).then(|| (owner, self.node(owner).shape().end() - 1))
+    }
+}
