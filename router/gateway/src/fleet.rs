@@ -21,7 +21,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
 use crate::GatewayConfig;
-use crate::load::Load;
+use crate::load::{Load, Speeds};
 use crate::peers::{Peers, tell};
 use crate::warm::{self, Known};
 
@@ -60,6 +60,7 @@ pub(crate) struct Live {
     pub(crate) role: Role,
     pub(crate) member: Member,
     pub(crate) load: Load,
+    pub(crate) speeds: Arc<Speeds>,
     pub(crate) follower: Arc<Mutex<Follower>>,
     /// It publishes events.
     pub(crate) has_feed: bool,
@@ -153,6 +154,7 @@ pub struct Fleet {
     pub(crate) roster: ArcSwap<Vec<Picked>>,
     pub(crate) index: Arc<Index>,
     pub(crate) peers: Peers,
+    pub(crate) speeds: Arc<Speeds>,
     loads_changed: Option<Arc<Notify>>,
     approximate_ttl: Duration,
     /// Rung when a worker becomes ready.
@@ -188,6 +190,7 @@ impl Fleet {
             roster: ArcSwap::default(),
             index: Arc::new(Index::new(index)),
             peers: Peers::default(),
+            speeds: Arc::default(),
             loads_changed: (!config.peers.is_empty()).then(Arc::default),
             approximate_ttl: config.approximate_ttl,
             changed: Notify::new(),
@@ -311,6 +314,7 @@ impl Fleet {
             role,
             member,
             load: Load::default(),
+            speeds: Arc::clone(&self.speeds),
             follower,
             has_feed,
             is_warm,

@@ -7,7 +7,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use router_policy::{FEATURES, Learner, Speed};
+use router_policy::{FEATURES, Factor, Learner, Speed};
 
 /// A worker with fewer first tokens than this is cold.
 const WARM_AFTER: u64 = 16;
@@ -39,6 +39,44 @@ impl Counts {
     }
 }
 
+/// How fast the fleet is: learned from every worker's first tokens.
+#[derive(Debug)]
+pub(crate) struct Speeds {
+    learner: Mutex<Learner>,
+    /// A copy for decisions.
+    speed: [AtomicU64; FEATURES],
+}
+
+impl Default for Speeds {
+    fn default() -> Self {
+        let learner = Learner::default();
+        let speed = learner.speed().to_array().map(|value| AtomicU64::new(value.to_bits()));
+        Self { learner: Mutex::new(learner), speed }
+    }
+}
+
+impl Speeds {
+    pub(crate) fn get(&self) -> Speed {
+        Speed::from_array(
+            [0, 1, 2, 3, 4].map(|at: usize| f64::from_bits(self.speed[at].load(Ordering::Relaxed))),
+        )
+    }
+
+    fn learn(&self, features: [f64; FEATURES], seconds: f64) {
+        // Somebody else is teaching it something: this one lesson is missed.
+        let Ok(mut learner) = self.learner.try_lock() else { return };
+        learner.observe(features, seconds);
+        for (cell, value) in self.speed.iter().zip(learner.speed().to_array()) {
+            cell.store(value.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// Mean relative error of the predicted time to the first token.
+    pub(crate) fn prediction_error(&self) -> Option<f64> {
+        self.learner.try_lock().ok().map(|learner| learner.relative_error())
+    }
+}
+
 /// What a worker is doing, and what was learned of it.
 #[derive(Debug)]
 pub(crate) struct Load {
@@ -46,9 +84,9 @@ pub(crate) struct Load {
     pub(crate) own: Counts,
     /// What other gateways say that they sent.
     pub(crate) peers: Counts,
-    learner: Mutex<Learner>,
+    /// How many times as slow as the fleet, as bits.
+    factor: AtomicU64,
     observations: AtomicU64,
-    speed: [AtomicU64; FEATURES],
     /// Seconds to move a block to this worker, as bits.
     transfer_per_block: AtomicU64,
     pub(crate) audit: Audit,
@@ -56,12 +94,10 @@ pub(crate) struct Load {
 
 impl Default for Load {
     fn default() -> Self {
-        let learner = Learner::default();
         Self {
             own: Counts::default(),
             peers: Counts::default(),
-            speed: learner.speed().to_array().map(|value| AtomicU64::new(value.to_bits())),
-            learner: Mutex::new(learner),
+            factor: AtomicU64::new(1.0_f64.to_bits()),
             observations: AtomicU64::new(0),
             transfer_per_block: AtomicU64::new(0),
             audit: Audit::default(),
@@ -76,10 +112,9 @@ impl Load {
         [0, 1, 2].map(|at| own[at].saturating_add(peers[at]))
     }
 
-    pub(crate) fn speed(&self) -> Speed {
-        Speed::from_array(
-            [0, 1, 2, 3, 4].map(|at: usize| f64::from_bits(self.speed[at].load(Ordering::Relaxed))),
-        )
+    /// How many times as slow as the fleet.
+    pub(crate) fn factor(&self) -> f64 {
+        f64::from_bits(self.factor.load(Ordering::Relaxed))
     }
 
     pub(crate) fn is_cold(&self) -> bool {
@@ -91,14 +126,13 @@ impl Load {
     }
 
     /// A first token came so many seconds after a request with these features.
-    pub(crate) fn learn(&self, features: [f64; FEATURES], seconds: f64) {
-        // Somebody else is teaching it something: this one lesson is not missed.
-        let Ok(mut learner) = self.learner.try_lock() else { return };
-        learner.observe(features, seconds);
-        for (cell, value) in self.speed.iter().zip(learner.speed().to_array()) {
-            cell.store(value.to_bits(), Ordering::Relaxed);
-        }
-        self.observations.store(learner.observations(), Ordering::Relaxed);
+    pub(crate) fn learn(&self, speeds: &Speeds, features: [f64; FEATURES], seconds: f64) {
+        // A lost race loses one observation.
+        let mut factor = Factor::from_parts(self.factor(), self.observations.load(Ordering::Relaxed));
+        factor.observe(speeds.get().seconds(features), seconds);
+        self.factor.store(factor.value().to_bits(), Ordering::Relaxed);
+        self.observations.store(factor.observations(), Ordering::Relaxed);
+        speeds.learn(features, seconds / factor.value());
     }
 
     /// Moving a block to this worker took so long.
@@ -107,11 +141,6 @@ impl Load {
         // A lost race loses one value.
         self.transfer_per_block
             .store((before + (seconds_per_block - before) * NEW_SHARE).max(0.0).to_bits(), Ordering::Relaxed);
-    }
-
-    /// Mean relative error of the predicted time to the first token.
-    pub(crate) fn prediction_error(&self) -> Option<f64> {
-        self.learner.try_lock().ok().map(|learner| learner.relative_error())
     }
 }
 

@@ -46,8 +46,9 @@ pub(crate) struct Metrics {
     audit_predicted: ByWorker,
     audit_reported: ByWorker,
     audit_resets: ByWorker,
-    prediction_error: RatioByWorker,
-    seconds_per_token: RatioByWorker,
+    pub(crate) prediction_error: Gauge<f64, AtomicU64>,
+    pub(crate) seconds_per_token: Gauge<f64, AtomicU64>,
+    slowness: RatioByWorker,
 }
 
 impl Metrics {
@@ -76,8 +77,9 @@ impl Metrics {
             audit_predicted: ByWorker::default(),
             audit_reported: ByWorker::default(),
             audit_resets: ByWorker::default(),
-            prediction_error: RatioByWorker::default(),
-            seconds_per_token: RatioByWorker::default(),
+            prediction_error: Gauge::default(),
+            seconds_per_token: Gauge::default(),
+            slowness: RatioByWorker::default(),
         };
         let registry = &mut this.registry;
         registry.register("requests", "Requests by surface and status", this.requests.clone());
@@ -129,6 +131,11 @@ impl Metrics {
             this.prediction_error.clone(),
         );
         registry.register(
+            "learned_slowness_ratio",
+            "How many times as slow as the fleet a worker is",
+            this.slowness.clone(),
+        );
+        registry.register(
             "learned_seconds_per_token",
             "Learned time to compute a token",
             this.seconds_per_token.clone(),
@@ -149,10 +156,7 @@ impl Metrics {
         ] {
             family.get_or_create(&labels).set(value.load(Ordering::Relaxed) as i64);
         }
-        if let Some(error) = load.prediction_error() {
-            self.prediction_error.get_or_create(&labels).set(error);
-        }
-        self.seconds_per_token.get_or_create(&labels).set(load.speed().per_token);
+        self.slowness.get_or_create(&labels).set(load.factor());
     }
 
     pub(crate) fn render(&self) -> String {

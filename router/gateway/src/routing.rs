@@ -201,6 +201,10 @@ fn gather(
     candidates: &mut Vec<Candidate>,
     places: &mut Vec<u32>,
 ) {
+    let Some(speed) = roster.first().map(|picked| picked.live.speeds.get()) else {
+        candidates.clear();
+        return;
+    };
     for avoids in [true, false] {
         candidates.clear();
         places.clear();
@@ -218,7 +222,7 @@ fn gather(
                 requests,
                 transfer_seconds,
                 is_cold: live.load.is_cold(),
-                speed: live.load.speed(),
+                speed: speed.times(live.load.factor()),
             });
             places.push(place as u32);
         }
@@ -293,7 +297,8 @@ impl Booking {
         if !std::mem::replace(&mut self.is_prefilling, false) {
             return;
         }
-        let computing = &self.computing().live.load;
+        let live = &self.computing().live;
+        let computing = &live.load;
         computing.own.queued_tokens.fetch_sub(self.queued_tokens, Ordering::Relaxed);
         let seconds = self.started.elapsed().as_secs_f64();
         let transfer = self.decode.live.load.transfer_per_block() * f64::from(self.moved_blocks);
@@ -302,7 +307,7 @@ impl Booking {
             let without = self.predicted_seconds - transfer;
             self.decode.live.load.learn_transfer((seconds - without).max(0.0) / f64::from(self.moved_blocks));
         }
-        computing.learn(self.features, (seconds - transfer).max(seconds * 0.1));
+        computing.learn(&live.speeds, self.features, (seconds - transfer).max(seconds * 0.1));
         self.decode.live.changed();
     }
 }

@@ -153,6 +153,10 @@ async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
     metrics.event_orphans.set(events.orphans as i64);
     metrics.event_resets.set(events.resets as i64);
     metrics.event_broken.set(events.broken as i64);
+    if let Some(error) = gateway.fleet.speeds.prediction_error() {
+        metrics.prediction_error.set(error);
+    }
+    metrics.seconds_per_token.set(gateway.fleet.speeds.get().per_token);
     for picked in gateway.fleet.roster.load().iter() {
         metrics.of_worker(&picked.worker.name, &picked.live.load);
     }

@@ -1,4 +1,4 @@
-//! How fast a worker is, learned from what it does: least squares with forgetting, on a handful of features of each
+//! How fast workers are, learned from what they do: least squares with forgetting, on a handful of features of each
 //! request and the time to its first token.
 //!
 //! The sums of the normal equations fade and are solved anew for each observation, with a little weight on the first
@@ -45,6 +45,76 @@ impl Speed {
     }
 }
 
+impl Speed {
+    /// All of it so many times as slow.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Self {
+        Self::from_array(self.to_array().map(|value| value * factor))
+    }
+
+    /// Seconds for these features.
+    #[must_use]
+    pub fn seconds(self, features: [f64; FEATURES]) -> f64 {
+        self.to_array().iter().zip(features).map(|(value, feature)| value * feature).sum()
+    }
+}
+
+/// How much slower one worker is than the fleet's [`Speed`] says.
+///
+/// The shape (what a token, a request, a block costs beside each other) is learned from all workers together, by one
+/// [`Learner`]; a worker has only this number of its own. A learner for each worker saw too little of the rare long
+/// prompts: in simulation one that judged itself too fast drew requests for a minute before it knew better.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Factor {
+    value: f64,
+    observations: u64,
+}
+
+impl Default for Factor {
+    fn default() -> Self {
+        Self { value: 1.0, observations: 0 }
+    }
+}
+
+/// A worker is at most so many times as slow, or as fast, as the fleet.
+const FACTOR_MAX: f64 = 16.0;
+/// Share of a new observation in a worker's factor, once it has had some.
+const FACTOR_SHARE: f64 = 1.0 / 32.0;
+
+impl Factor {
+    /// A factor as it was.
+    #[must_use]
+    pub fn from_parts(value: f64, observations: u64) -> Self {
+        Self { value: value.clamp(1.0 / FACTOR_MAX, FACTOR_MAX), observations }
+    }
+
+    /// How many times as slow.
+    #[must_use]
+    pub fn value(self) -> f64 {
+        self.value
+    }
+
+    /// First tokens seen.
+    #[must_use]
+    pub fn observations(self) -> u64 {
+        self.observations
+    }
+
+    /// A first token came after so many seconds where the fleet's speed says `expected`. In logarithms: twice as slow
+    /// weighs as much as twice as fast.
+    pub fn observe(&mut self, expected: f64, seconds: f64) {
+        if !(expected > 0.0 && seconds > 0.0 && (seconds / expected).is_finite()) {
+            return;
+        }
+        self.observations += 1;
+        let share = FACTOR_SHARE.max(1.0 / (self.observations as f64 + 4.0));
+        let target = (seconds / expected).clamp(1.0 / FACTOR_MAX, FACTOR_MAX).ln();
+        // Drawn to one a little, so that fleet and factors do not wander off together.
+        let value = self.value.ln() * 0.999;
+        self.value = (value + (target - value) * share).exp();
+    }
+}
+
 /// Scales that bring all features near 1, so that the matrix is well conditioned.
 const SCALES: [f64; FEATURES] = [1.0, 1000.0, 10.0, 10.0, 10.0];
 /// Old observations fade: half of their weight is gone after 140.
@@ -52,7 +122,7 @@ const FORGETTING: f64 = 0.995;
 /// Weight of the first guess, in observations of one second.
 const GUESS_WEIGHT: f64 = 0.1;
 
-/// Learns a worker's [`Speed`].
+/// Learns a fleet's [`Speed`].
 #[derive(Debug, Clone)]
 pub struct Learner {
     guess: [f64; FEATURES],
@@ -205,6 +275,38 @@ mod tests {
         learner.observe([f64::NAN; FEATURES], 1.0);
         learner.observe([1.0; FEATURES], -1.0);
         assert_eq!(learner.speed(), learned, "nonsense changes nothing");
+    }
+
+    /// One of four workers is three times as slow; the shape is learned from all of them.
+    #[test]
+    fn a_slow_worker_is_told_from_the_fleet() {
+        let truth =
+            Speed { base: 0.01, per_token: 6e-5, per_square: 2e-4, per_decode: 1e-3, per_onboard: 0.0 };
+        let (mut learner, mut factors) = (Learner::default(), [Factor::default(); 4]);
+        let mut random = 5_u64;
+        let mut unit = move || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 40) as f64 / (1_u64 << 24) as f64
+        };
+        for turn in 0..4000 {
+            let own = unit() * 20_000.0;
+            let features = [1.0, own, own * own / 1e6, (unit() * 20.0).floor(), 0.0];
+            let slow = if turn % 4 == 3 { 3.0 } else { 1.0 };
+            let seconds = truth.seconds(features) * slow * (0.9 + 0.2 * unit());
+            let factor = &mut factors[turn % 4];
+            factor.observe(learner.speed().seconds(features), seconds);
+            learner.observe(features, seconds / factor.value());
+        }
+        let features = [1.0, 8000.0, 64.0, 5.0, 0.0];
+        for (worker, slow) in [(0, 1.0), (3, 3.0)] {
+            let predicted = learner.speed().times(factors[worker].value()).seconds(features);
+            let real = truth.seconds(features) * slow;
+            assert!((predicted / real - 1.0).abs() < 0.15, "worker {worker}: {predicted} s, not {real}");
+        }
+        let before = factors[0];
+        factors[0].observe(f64::NAN, 1.0);
+        factors[0].observe(0.0, 1.0);
+        assert_eq!(factors[0], before, "nonsense changes nothing");
     }
 
     /// What sank the recursive form: very many observations, features of very different size, times that change.

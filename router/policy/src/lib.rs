@@ -5,7 +5,8 @@
 //! * [`CostModel`]: two families. [`BlockCost`] counts blocks: what would have to be computed, what is queued,
 //!   what is decoding. [`PredictedTime`] adds up seconds: queue, computing what no tier holds, bringing back what
 //!   a lower tier holds, moving it to where it is decoded; so that a long queue beats a cache hit when it should.
-//! * [`Learner`]: the seconds per token, block and request of each worker, from what it did lately.
+//! * [`Learner`] and [`Factor`]: the seconds per token, block and request of the fleet, and how much slower each worker
+//!   is, from what they did lately.
 //!
 //! Herding: the loads that a decision sees must include what was routed a moment ago, here and by other
 //! gateways; whoever calls this books each choice before the next one. Ties are drawn.
@@ -22,7 +23,7 @@ mod learn;
 pub use candidate::{Candidate, Request, TIERS};
 pub use choose::{Choice, Policy, Strategy};
 pub use cost::{BlockCost, Cost, CostModel, PredictedTime, features};
-pub use learn::{FEATURES, Learner, Speed};
+pub use learn::{FEATURES, Factor, Learner, Speed};
 
 /// Whether a prompt is worth a prefill worker: only when enough of it is cached nowhere near the decode worker.
 #[must_use]

@@ -3,7 +3,8 @@
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use router_policy::{
-    Candidate, CostModel, FEATURES, Learner, Policy, PredictedTime, Request, Strategy, TIERS, features,
+    Candidate, CostModel, FEATURES, Factor, Learner, Policy, PredictedTime, Request, Strategy, TIERS,
+    features,
 };
 use router_radix::{Index, IndexConfig, Member, Tier};
 use tools_workload::mooncake::{BLOCK_TOKENS, Request as TraceRequest, block_hashes};
@@ -77,7 +78,8 @@ struct Fleet {
     /// What workers did and nobody knows yet.
     reports: Vec<Reports>,
     booked: Vec<Booked>,
-    learners: Vec<Learner>,
+    learner: Learner,
+    factors: Vec<Factor>,
     in_flight: Vec<InFlight>,
     ttft: Histogram<u64>,
     itl: Histogram<u64>,
@@ -101,7 +103,9 @@ impl Fleet {
                 Report::FirstToken { number, since, cached } => {
                     let flight = self.in_flight[number];
                     self.booked[worker].queued_tokens -= flight.uncached;
-                    self.learners[worker].observe(flight.features, since);
+                    let factor = &mut self.factors[worker];
+                    factor.observe(self.learner.speed().seconds(flight.features), since);
+                    self.learner.observe(flight.features, since / factor.value());
                     self.ttft.saturating_record((since * 1e6) as u64);
                     self.cached_tokens += cached as u64;
                     self.errors.0 += (flight.predicted - since).abs() / since;
@@ -131,7 +135,8 @@ pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(
         workers: (0..setup.workers).map(|_| Worker::new(setup.model)).collect(),
         reports: (0..setup.workers).map(|_| Reports::new()).collect(),
         booked: vec![Booked::default(); setup.workers],
-        learners: vec![Learner::default(); setup.workers],
+        learner: Learner::default(),
+        factors: vec![Factor::default(); setup.workers],
         in_flight: vec![InFlight::default(); count],
         ttft: Histogram::new_with_bounds(1, 36_000_000_000, 3)?,
         itl: Histogram::new_with_bounds(1, 3_600_000_000, 3)?,
@@ -164,7 +169,7 @@ pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(
             requests: fleet.booked[worker].requests,
             transfer_seconds: 0.0,
             is_cold: false,
-            speed: fleet.learners[worker].speed(),
+            speed: fleet.learner.speed().times(fleet.factors[worker].value()),
         }));
         let choice = setup.policy.choose(&wanted, &candidates, number as u64, random.bits());
         let worker = choice.context("no workers")?.index;
