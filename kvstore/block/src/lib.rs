@@ -1,6 +1,6 @@
 //! What a KV block is.
 //!
-//! * [`SequenceHasher`]: 64-bit hashes for *routing*. A collision costs time, nothing else.
+//! * [`block_hashes`] and [`chained_hash`]: 64-bit hashes for *routing*. A collision costs time, nothing else.
 //! * [`IdentityChain`] and [`BlockIdentity`]: 128-bit keyed identity of *stored* KV. It decides what a user
 //!   reads, so model, layout, tenant and every token before it are part of it.
 //! * [`BlockLayout`]: bytes and strides of a block.
@@ -16,8 +16,7 @@ mod routing;
 pub use identity::{BlockIdentity, IdentityChain};
 pub use layout::{BlockLayout, ElementType, LayoutError};
 pub use routing::{
-    HASH_SEED, Multimodal, PromptExtras, SequenceHasher, block_hash, block_hash_with_extras, block_hashes,
-    chained_hash, sequence_hashes,
+    HASH_SEED, Multimodal, PromptExtras, block_hash, block_hash_with_extras, block_hashes, chained_hash,
 };
 
 /// A token id, as every engine writes it.

@@ -103,64 +103,6 @@ pub fn chained_hash(parent: Option<u64>, block_hash: u64) -> u64 {
     xxh3_64_with_seed(&bytes, HASH_SEED)
 }
 
-/// Chains block hashes into sequence hashes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SequenceHasher {
-    parent: Option<u64>,
-}
-
-impl SequenceHasher {
-    /// The chain of plain requests.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { parent: None }
-    }
-
-    /// The chain of requests that share nothing with others: `extras` are the LoRA name, the cache salt and
-    /// whatever else an engine mixes into its first block.
-    #[must_use]
-    pub fn with_extras(extras: &[&str]) -> Self {
-        if extras.is_empty() {
-            return Self::new();
-        }
-        let mut hasher = Xxh3::with_seed(HASH_SEED);
-        for extra in extras {
-            hasher.update(&(extra.len() as u64).to_le_bytes());
-            hasher.update(extra.as_bytes());
-        }
-        Self { parent: Some(hasher.digest()) }
-    }
-
-    /// Goes on after a known prefix.
-    #[must_use]
-    pub fn after(sequence_hash: u64) -> Self {
-        Self { parent: Some(sequence_hash) }
-    }
-
-    /// The sequence hash of the prefix that ends with this block.
-    pub fn next(&mut self, block: &[TokenId]) -> u64 {
-        let chained = chained_hash(self.parent, block_hash(block));
-        self.parent = Some(chained);
-        chained
-    }
-}
-
-impl Default for SequenceHasher {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// Sequence hashes of every whole block of `tokens`, appended to `hashes`.
-pub fn sequence_hashes(
-    mut hasher: SequenceHasher,
-    tokens: &[TokenId],
-    block_tokens: usize,
-    hashes: &mut Vec<u64>,
-) {
-    hashes.extend(tokens.chunks_exact(block_tokens).map(|block| hasher.next(block)));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,24 +148,22 @@ mod tests {
     }
 
     #[test]
-    fn equal_prefixes_and_only_they_share_hashes() {
-        let hashes = |hasher, tokens: &[u32]| {
-            let mut out = Vec::new();
-            sequence_hashes(hasher, tokens, 4, &mut out);
-            out
+    fn equal_prefixes_and_only_they_share_chained_hashes() {
+        let chain = |tokens: &[u32]| -> Vec<u64> {
+            let mut parent = None;
+            let blocks = tokens.chunks_exact(4).map(|block| {
+                parent = Some(chained_hash(parent, block_hash(block)));
+                parent.unwrap_or_default()
+            });
+            blocks.collect()
         };
-        let plain = SequenceHasher::new();
-        let a = hashes(plain, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        let b = hashes(plain, &[1, 2, 3, 4, 5, 6, 7, 9]);
-        let c = hashes(plain, &[5, 6, 7, 8]);
+        let a = chain(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        let b = chain(&[1, 2, 3, 4, 5, 6, 7, 9]);
+        let c = chain(&[5, 6, 7, 8]);
         assert_eq!(a.len(), 2, "a block that is not whole has no hash");
         assert_eq!(a[0], b[0]);
         assert_ne!(a[1], b[1]);
         assert_ne!(a[1], c[0], "the same block after another prefix is another sequence");
-        assert_eq!(hashes(SequenceHasher::after(a[0]), &[5, 6, 7, 8])[0], a[1]);
-        let salted = hashes(SequenceHasher::with_extras(&["tenant"]), &[1, 2, 3, 4]);
-        assert_ne!(salted[0], a[0]);
-        assert_eq!(SequenceHasher::with_extras(&[]), plain);
-        assert_ne!(SequenceHasher::with_extras(&["ab", "c"]), SequenceHasher::with_extras(&["a", "bc"]));
+        assert_eq!(chained_hash(Some(a[0]), block_hash(&[5, 6, 7, 8])), a[1]);
     }
 }

@@ -1,6 +1,5 @@
 //! TensorRT-LLM's KV events: a JSON list that `POST /kv_cache_events` answers with, and thereby forgets. Only one
-//! reader can exist. Shape: `tensorrt_llm/_torch/pyexecutor/kv_cache_*`, as recorded in the project's notes on wire
-//! formats; not yet seen on a live engine.
+//! reader can exist. The shape is that of `trtllm-serve`'s documentation; it was not yet seen on a live engine.
 
 use router_radix::Tier;
 use serde::Deserialize;

@@ -1,7 +1,7 @@
 //! Who gets a request: hashes → overlaps → policy → one worker, or a prefill and a decode worker; and its booking.
 //!
 //! Hot path: runs on the request's own thread, without lock and without waiting, and allocates nothing once its
-//! buffers have grown (a request that is avoided by name, salted or has a prefill worker may).
+//! buffers have grown, but a copy of the hashes for a worker without events. With peers configured, their bell is rung.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -284,6 +284,7 @@ impl Booking {
             && self.decode.live.load.audit.compare(prompt, predicted, reported)
             && self.decode.live.has_feed
         {
+            self.decode.live.load.audit.resets.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 worker = self.decode.worker.name,
                 "the index promised what is not there; starting over"

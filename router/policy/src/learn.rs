@@ -2,7 +2,7 @@
 //! request and the time to its first token.
 //!
 //! The sums of the normal equations fade and are solved anew for each observation, with a little weight on the first
-//! guess and no coefficient below zero: five by five, under a microsecond. The recursive form (Haykin, Adaptive Filter
+//! guess and no coefficient below zero: five equations. The recursive form (Haykin, Adaptive Filter
 //! Theory, ch. 10) needs no solving, but its matrix loses its shape after some ten thousand observations, and with it
 //! every prediction: the simulated hour, repeated ten times, ended with waits of minutes.
 

@@ -11,7 +11,7 @@
 //! Herding: the loads that a decision sees must include what was routed a moment ago, here and by other
 //! gateways; whoever calls this books each choice before the next one. Ties are drawn.
 //!
-//! Hot path: no allocation, no lock, no clock. About 2 ns a candidate.
+//! Hot path: no allocation, no lock, no clock. About 8 ns a candidate.
 
 #![forbid(unsafe_code)]
 

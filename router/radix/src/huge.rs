@@ -1,5 +1,5 @@
 //! Memory for large arrays, in 2 MiB pages where the kernel gives them: what is looked up lies all over it, and
-//! with 4 KiB pages most of a cold look-up is spent walking page tables. Mapped by itself and not taken from the
+//! with 4 KiB pages each look is a walk through page tables of its own. Mapped by itself and not taken from the
 //! heap, so that giving it back gives it back to the system at once.
 
 use std::ops::{Deref, DerefMut};

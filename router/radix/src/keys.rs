@@ -5,8 +5,9 @@
 //! line: five keys, their places, and how many keys passed by because it was full. A look-up touches one line
 //! almost always; a removal shifts nothing.
 //!
-//! What lost: linear probing over twelve-byte entries (12 % more to store and twice as much to remove, for the
-//! shifting); pieces on the heap instead of in huge pages (a page walk for each key).
+//! What lost: linear probing over twelve-byte entries on the heap, which has to shift when a key goes: 52 to 115 ns a
+//! removal where this takes 41 to 91 with warm caches, 97 against 57 to 73 beyond them; stores took as long warm, and
+//! beyond the caches 69 against 73.
 
 use crate::pool::{PIECE_BUCKETS, PIECE_BYTES, PieceId, Pool};
 

@@ -18,8 +18,8 @@
 //! *Memory*: about 24 bytes per (worker, block); nodes, sets, tables go back as blocks go. The bound and what
 //! happens at it: [`IndexConfig`]. 100 M blocks and [`MEMBERS_MAX`] members fit the numbers used.
 //!
-//! *What lost*, 128 blocks: one table of sequence hashes, a probe per block: 4.5 us where this takes 0.13 to 1.3,
-//! plus the chained hash that it needs, 0.4 us. Binary search in it: right only without holes. Sets as maps:
+//! *What lost*, 128 blocks: one table of sequence hashes, a probe per block: 4.5 us where this takes
+//! 0.13 to 1.3, and it needs the hashes chained. Binary search in it: right only without holes. Sets as maps:
 //! a cost per worker. Interned sets: a set of its own for nearly every node. Figures: `bench/RESULTS.md`.
 
 mod aliases;

@@ -219,7 +219,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
                 self.shared.arena.prefetch(child);
             }
             let agreeing = node.agreement(shape, rest);
-            // Acquire: pairs with the releases in the writer's `set_ext` and `set_list`.
+            // Acquire: pairs with the releases in the writer's `set_ext`, `set_bits` and `tidy`.
             let ext = node.ext.load(Ordering::Acquire);
             let list = List(node.list.load(Ordering::Acquire));
             // The hashes were read before the shape is read again. Pairs with the fence in `Writer::append`.

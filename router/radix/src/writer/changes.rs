@@ -118,14 +118,6 @@ impl Writer {
                         renamed.push((key, old));
                         self.add_name(state, place, key, tier, held, outcome);
                     }
-                    Some(_) if state.aliases.is_empty() => {
-                        if held >> tier as u8 & 1 == 1 {
-                            *state.extra_copies.entry((key, tier)).or_default() += 1;
-                            outcome.copies += 1;
-                        } else {
-                            outcome.changed += 1;
-                        }
-                    }
                     Some(_) => self.store_name(state, place, key, tier, held, outcome),
                     None if held == 0 => outcome.changed += 1,
                     None => self.add_name(state, place, key, tier, held, outcome),

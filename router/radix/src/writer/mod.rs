@@ -53,9 +53,7 @@ impl MemberState {
             + self.parked.bytes()
             + self.aliases.bytes()
     }
-}
 
-impl MemberState {
     /// Gives back what empty maps keep.
     fn shrink(&mut self) {
         if self.extra_copies.is_empty() {

@@ -35,7 +35,7 @@ impl Writer {
         outcome.refused += 1;
     }
 
-    /// A known name stores its block once more, on a member that has blocks with several names.
+    /// A known name stores its block once more.
     pub(super) fn store_name(
         &mut self,
         state: &mut MemberState,
