@@ -15,7 +15,8 @@ use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use router_engines::client::{EngineClient, WorkerDescription};
 use router_engines::handoff::DataPlaneAddress;
-use router_gateway::{Fleet, Gateway, GatewayConfig, router};
+use router_engines::dialect::Hints;
+use router_gateway::{Fleet, Gateway, GatewayConfig, WorkerConfig, router};
 use router_policy::Policy;
 use router_tokens::ModelText;
 use serde_json::{Map, Value, json};
@@ -80,8 +81,14 @@ pub(crate) fn mock_worker() -> Router {
 
 pub(crate) async fn gateway_over(workers: &[String]) -> Result<String> {
     let config = GatewayConfig {
-        model: MODEL.to_owned(),
-        workers: workers.to_vec(),
+        model: Some(MODEL.to_owned()),
+        workers: workers.iter().map(|url| WorkerConfig::new(url)).collect(),
+        engine: None,
+        hints: Hints::default(),
+        protocol: None,
+        mooncake_bootstrap: String::new(),
+        has_tokenizer: true,
+        stall: Duration::from_secs(60),
         policy: Policy::default(),
         index_memory_max: 1 << 30,
         approximate_ttl: Duration::from_secs(120),

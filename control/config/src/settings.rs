@@ -33,6 +33,29 @@ section! {
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 8000);
         /// URLs of the workers; `kvasir serve` fills this in itself.
         workers: Vec<String> = Vec::new();
+        /// URLs of workers that compute prompts for others, when their engine does not say so itself (vLLM).
+        prefill_workers: Vec<String> = Vec::new();
+        /// URLs of workers that generate from prompts computed elsewhere, when their engine does not say so itself.
+        decode_workers: Vec<String> = Vec::new();
+        /// The workers' make; `auto` asks them.
+        engine: String = "auto".to_owned(), one_of &["auto", "native", "vllm", "sglang", "tensorrt-llm"];
+        /// How prefill and decode workers meet; `auto` is what their make does by default (vLLM: `nixl`).
+        handoff: String = "auto".to_owned(), one_of &["auto", "native", "nixl", "mooncake", "bootstrap", "tensorrt-llm"];
+        /// Hand-off `mooncake`: URL of the bootstrap server on a prefill worker; `*` stands for the worker's host.
+        mooncake_bootstrap: String = "http://*:8998".to_owned();
+        /// KV event endpoint of a worker's first rank, for engines that do not tell it; `*` stands for the worker's host.
+        kv_events: String = String::new();
+        /// Where a worker's missed KV events can be had again, for engines that do not tell it.
+        kv_replay: String = String::new();
+        /// Name of the model; empty is what the workers say.
+        model: String = String::new();
+        /// Hugging Face folder with the model's tokenizer and chat template; empty is `engine.model_folder`. Without it,
+        /// workers' KV events cannot be followed and routing goes by the text of requests.
+        model_folder: String = String::new();
+        /// Memory for pieces of conversations that have been tokenised.
+        token_cache: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(1 << 40);
+        /// A stream that says nothing for so long goes on with another worker.
+        stall: Duration = Duration::from_secs(60), in Duration::from_millis(10) => Duration::from_secs(3600);
         /// Largest request body; a larger one is answered with 413.
         body_max: Bytes = Bytes(16 << 20), in Bytes(1 << 10) => Bytes(1 << 30);
         /// Requests inside at a time; more are answered with 503.

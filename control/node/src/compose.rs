@@ -7,7 +7,9 @@ use control_config::Settings;
 use dataplane_memory::PageSize;
 use dataplane_transfer::{Limits, PieceLayout};
 use kvstore_block::BlockLayout;
-use router_gateway::GatewayConfig;
+use router_engines::dialect::legs::Protocol;
+use router_engines::dialect::{Engine, Hints};
+use router_gateway::{GatewayConfig, WorkerConfig};
 use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
 use tools_engine::EngineConfig;
@@ -116,11 +118,43 @@ pub(crate) fn socket_folder(settings: &Settings) -> PathBuf {
     }
 }
 
-pub(crate) fn gateway(settings: &Settings, workers: Vec<String>) -> GatewayConfig {
+/// The gateway's tokenizer, and whether it is that of a model that was named.
+pub(crate) fn gateway_text(settings: &Settings) -> Result<(ModelText, bool)> {
+    let folder = &settings.gateway.model_folder;
+    let mut text = match folder.as_str() {
+        "" => model_text(settings)?,
+        folder => ModelText::from_folder(Path::new(folder)).context("gateway.model_folder")?,
+    };
+    text.tokenizer.remember(settings.gateway.token_cache.0);
+    Ok((text, !folder.is_empty() || model_folder(settings).is_some()))
+}
+
+fn some(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+pub(crate) fn gateway(
+    settings: &Settings,
+    workers: Vec<WorkerConfig>,
+    has_tokenizer: bool,
+) -> GatewayConfig {
     let (gateway, router) = (&settings.gateway, &settings.router);
     GatewayConfig {
-        model: model_name(settings),
+        model: some(&gateway.model).or_else(|| some(&settings.engine.model_name)),
         workers,
+        engine: Engine::from_name(&gateway.engine),
+        hints: Hints { events: some(&gateway.kv_events), replay: some(&gateway.kv_replay) },
+        protocol: match gateway.handoff.as_str() {
+            "native" => Some(Protocol::Native),
+            "nixl" => Some(Protocol::Nixl),
+            "mooncake" => Some(Protocol::Mooncake),
+            "bootstrap" => Some(Protocol::Bootstrap),
+            "tensorrt-llm" => Some(Protocol::TensorRtLlm),
+            _ => None,
+        },
+        mooncake_bootstrap: gateway.mooncake_bootstrap.clone(),
+        has_tokenizer,
+        stall: gateway.stall,
         policy: Policy {
             // The configuration allows no other names.
             strategy: Strategy::from_name(&router.strategy).unwrap_or_default(),

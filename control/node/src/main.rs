@@ -60,9 +60,8 @@ enum Command {
         /// Where it listens.
         #[arg(long, value_name = "IP:PORT")]
         listen: Option<SocketAddr>,
-        /// URL of a worker; may be given several times.
-        #[arg(long = "worker", value_name = "URL")]
-        workers: Vec<String>,
+        #[command(flatten)]
+        workers: gateway_role::Workers,
     },
     /// Run one worker with the reference engine.
     Worker {
@@ -151,7 +150,7 @@ impl Role {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve { common, listen } => serve::run(&common, listen),
-        Command::Gateway { common, listen, workers } => gateway_role::run(&common, listen, workers),
+        Command::Gateway { common, listen, workers } => gateway_role::run(&common, listen, &workers),
         Command::Worker { common, role, listen, threads } => worker_role::run(&common, role, listen, threads),
         Command::Config { command } => config_command::run(command),
         Command::Doctor => doctor::run(),

@@ -136,7 +136,7 @@ impl EngineClient {
         EngineError::Connection { worker: self.base.clone(), reason: reason.to_string() }
     }
 
-    fn protocol(&self, reason: impl ToString) -> EngineError {
+    pub(crate) fn protocol(&self, reason: impl ToString) -> EngineError {
         EngineError::Protocol { worker: self.base.clone(), reason: reason.to_string() }
     }
 

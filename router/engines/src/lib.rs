@@ -2,11 +2,17 @@
 //!
 //! * [`openai`]: requests parsed and answers rendered in the OpenAI shapes, with vLLM's extensions. The gateway
 //!   and the reference engine share this code, so they cannot disagree about a field.
-//! * [`client`]: streams completions from a worker that speaks vLLM's HTTP surface, and asks it who it is.
+//! * [`body`]: a request's JSON as it came, for what passes through.
+//! * [`upstream`]: connections to one engine, driven by the requests that use them.
+//! * [`dialect`]: what each make of engine says of itself, and how its prefill and decode legs are asked.
+//! * [`client`]: streams completions of token ids from a worker, and asks workers about themselves.
 //! * [`handoff`]: the `kv_transfer_params` of the native prefill→decode hand-off.
 
 #![forbid(unsafe_code)]
 
+pub mod body;
 pub mod client;
+pub mod dialect;
 pub mod handoff;
 pub mod openai;
+pub mod upstream;

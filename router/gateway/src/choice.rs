@@ -135,7 +135,7 @@ impl Runner {
                 if !matches!(error, EngineError::Refused(_)) {
                     picked.worker.suspect();
                 }
-                avoid.push(picked.worker.name.clone());
+                avoid.push(picked.live.name.clone());
             }
             without_prefill |= blames_prefill;
             self.gateway.metrics.migrations.inc();
@@ -174,7 +174,8 @@ impl Runner {
             let changed = self.gateway.fleet.changed.notified();
             let salt = self.request.salt.as_deref();
             let session = self.request.session;
-            let wanted = Wanted { tokens: &tokens, salt, session, without_prefill, avoid };
+            let adapter = None;
+            let wanted = Wanted { tokens: &tokens, salt, session, adapter, audited: true, without_prefill, avoid };
             if let Some(routed) = self.gateway.route(&wanted) {
                 return Some(routed);
             }
@@ -195,7 +196,7 @@ impl Runner {
         sampling.resumed_tokens += self.generated.len();
         let mut fields = sampling.to_engine_fields();
         let mut put = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
-        put("model", json!(self.gateway.config.model));
+        put("model", json!(self.gateway.model()));
         put("stream", json!(true));
         put("stream_options", json!({ "include_usage": true, "continuous_usage_stats": true }));
         put("return_token_ids", json!(true));
@@ -221,7 +222,11 @@ impl Runner {
         };
         self.gateway.metrics.disaggregated.inc();
         let transfer_id = crate::service::fresh_number();
-        let from = prefill.live.description.data_plane.clone();
+        let Some(from) = prefill.live.description.data_plane.clone() else {
+            let reason = "it names no data plane".to_owned();
+            let error = EngineError::Protocol { worker: prefill.live.name.clone(), reason };
+            return Ended::Failed { error, blames_prefill: true };
+        };
         let decode_fields = self.fields(Some(&Handoff::Decode { transfer_id, from }));
         let mut prefill_fields = self.fields(Some(&Handoff::Prefill { transfer_id }));
         prefill_fields.insert("max_tokens".to_owned(), json!(1));

@@ -1,15 +1,46 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use router_engines::dialect::legs::Protocol;
+use router_engines::dialect::{Engine, Hints, Role};
 use router_policy::Policy;
+
+/// A worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerConfig {
+    /// Its URL.
+    pub url: String,
+    /// What it does, when the operator says so.
+    pub role: Option<Role>,
+}
+
+impl WorkerConfig {
+    /// A worker that says itself what it does.
+    #[must_use]
+    pub fn new(url: &str) -> Self {
+        Self { url: url.to_owned(), role: None }
+    }
+}
 
 /// Settings of a gateway.
 #[derive(Debug, Clone)]
 pub struct GatewayConfig {
-    /// Name under which the model is served.
-    pub model: String,
-    /// URLs of the workers.
-    pub workers: Vec<String>,
+    /// Name under which the model is served; `None` is what the workers say.
+    pub model: Option<String>,
+    /// The workers.
+    pub workers: Vec<WorkerConfig>,
+    /// Their make; `None` asks them.
+    pub engine: Option<Engine>,
+    /// What the operator says of their KV events.
+    pub hints: Hints,
+    /// How prefill and decode workers of other makes meet; `None` is what the make does by default.
+    pub protocol: Option<Protocol>,
+    /// URL of MooncakeConnector's bootstrap server on a prefill worker, `*` for its host.
+    pub mooncake_bootstrap: String,
+    /// The tokenizer is the model's own; without it, workers' events mean nothing to the gateway.
+    pub has_tokenizer: bool,
+    /// A stream that says nothing for so long is given up.
+    pub stall: Duration,
     /// How to choose a worker.
     pub policy: Policy,
     /// Bytes that the index may take.

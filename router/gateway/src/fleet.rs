@@ -1,16 +1,15 @@
-//! Who is there: the workers, their health, what they hold and what they are doing.
+//! Who is there, and the index over what they hold.
 //!
-//! Each worker has a task that asks it who it is. A worker that answers with a new instance number has
-//! (re)started: it gets a fresh place in the index and a fresh subscription to its KV events. A failed request
-//! marks a worker as down at once; the task brings it back.
+//! A worker that has (re)started gets, for each of its ranks, a fresh place in the index and a fresh subscription to
+//! its KV events; `watch` says when. A worker that publishes nothing, or whose tokens the gateway cannot make itself, is
+//! taken to hold what was routed to it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-use kvstore_block::block_hash;
-use router_engines::client::{EngineClient, WorkerDescription};
+use arc_swap::ArcSwap;
+use router_engines::dialect::{Description, Engine, Role};
 use router_events::approximate::Approximate;
 use router_events::follower::Follower;
 use router_events::snapshot::restore;
@@ -24,7 +23,11 @@ use crate::GatewayConfig;
 use crate::load::{Load, Speeds};
 use crate::peers::{Peers, tell};
 use crate::warm::{self, Known};
+use crate::watch::watch;
+use crate::worker::{Live, Picked, Reported, Worker, identity};
 
+/// Blocks of an engine that does not say how many it has.
+const BLOCKS_ASSUMED: usize = 16_384;
 /// A feed gets no more than this time to begin.
 const WARM_UP_MAX: Duration = Duration::from_secs(2);
 /// One with a replay gets this time to tell about its past: a replay is given up a little earlier.
@@ -34,122 +37,14 @@ const SWEEP_EVERY: Duration = Duration::from_millis(100);
 /// Prompts that may wait to be noted for a worker without events; more are not noted.
 const ROUTED_MAX: usize = 1024;
 
-/// What a worker does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
-    Prefill,
-    Decode,
-    Both,
-}
-
-impl Role {
-    fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "prefill" => Some(Self::Prefill),
-            "decode" => Some(Self::Decode),
-            "both" => Some(Self::Both),
-            _ => None,
-        }
-    }
-}
-
-/// One run of a worker's process.
-#[derive(Debug)]
-pub(crate) struct Live {
-    pub(crate) description: WorkerDescription,
-    pub(crate) role: Role,
-    pub(crate) member: Member,
-    pub(crate) load: Load,
-    pub(crate) speeds: Arc<Speeds>,
-    pub(crate) follower: Arc<Mutex<Follower>>,
-    /// It publishes events.
-    pub(crate) has_feed: bool,
-    /// Its KV events are followed, so the index speaks for it.
-    pub(crate) is_warm: Arc<AtomicBool>,
-    /// Rung when the index promises what the worker does not have.
-    pub(crate) distrust: Arc<Notify>,
-    /// Rung when what this gateway has sent somewhere changes; nobody listens unless there are peers.
-    loads_changed: Option<Arc<Notify>>,
-    /// Without events: what is routed there is noted.
-    routed: Option<mpsc::Sender<Vec<u64>>>,
-    /// Writes to the index; ended before the place in the index is given out again.
-    writing: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl Live {
-    /// A prompt with these block hashes goes there.
-    pub(crate) fn routed(&self, block_hashes: &[u64]) {
-        if let Some(routed) = &self.routed {
-            // When it is full, a hit or two will be missed.
-            let _not_noted = routed.try_send(block_hashes.to_vec());
-        }
-    }
-
-    /// What this gateway sent somewhere has changed.
-    pub(crate) fn changed(&self) {
-        if let Some(changed) = &self.loads_changed {
-            changed.notify_one();
-        }
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        if let Some(task) = self.writing.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            task.abort();
-        }
-    }
-}
-
-/// A worker's run together with the worker.
-#[derive(Debug, Clone)]
-pub(crate) struct Picked {
-    pub(crate) worker: Arc<Worker>,
-    pub(crate) live: Arc<Live>,
-}
-
-impl Picked {
-    /// Whether it can take requests.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.worker.is_up.load(Ordering::Acquire) && self.live.is_warm.load(Ordering::Acquire)
-    }
-}
-
-/// A worker by its URL.
-#[derive(Debug)]
-pub(crate) struct Worker {
-    pub(crate) client: EngineClient,
-    /// Short name for headers and metrics.
-    pub(crate) name: String,
-    /// Hash of the name.
-    pub(crate) identity: u64,
-    live: ArcSwapOption<Live>,
-    is_up: AtomicBool,
-    suspected: Notify,
-    /// Rung when the worker is given up although its connections are open.
-    pub(crate) down: Notify,
-}
-
-impl Worker {
-    /// The present run, if the worker can take requests.
-    pub(crate) fn ready(&self) -> Option<Arc<Live>> {
-        if !self.is_up.load(Ordering::Acquire) {
-            return None;
-        }
-        self.live.load_full().filter(|live| live.is_warm.load(Ordering::Acquire))
-    }
-
-    /// A request failed in a way that speaks against the worker: ask it at once how it is.
-    pub(crate) fn suspect(&self) {
-        self.is_up.store(false, Ordering::Release);
-        self.suspected.notify_one();
-    }
-}
-
 /// All workers and the index over what they hold.
 #[derive(Debug)]
 pub struct Fleet {
     pub(crate) workers: Vec<Arc<Worker>>,
+    /// The model that all of them serve: as configured, or what the first of them says.
+    pub(crate) model: OnceLock<String>,
+    /// Whether the gateway's tokens are the engines' own, so that their events mean something to the index.
+    follows_events: bool,
     /// Every worker that has described itself, as decisions see it.
     pub(crate) roster: ArcSwap<Vec<Picked>>,
     pub(crate) index: Arc<Index>,
@@ -170,23 +65,11 @@ impl Fleet {
     /// Starts to watch the configured workers.
     #[must_use]
     pub fn start(config: &GatewayConfig) -> Arc<Self> {
-        let worker = |url: &String| {
-            let client = EngineClient::new(url);
-            let name = client.base().trim_start_matches("http://").to_owned();
-            let letters: Vec<u32> = name.bytes().map(u32::from).collect();
-            Arc::new(Worker {
-                client,
-                identity: block_hash(&letters),
-                name,
-                live: ArcSwapOption::empty(),
-                is_up: AtomicBool::new(false),
-                suspected: Notify::new(),
-                down: Notify::new(),
-            })
-        };
         let index = IndexConfig { memory_max: config.index_memory_max, ..IndexConfig::default() };
         let fleet = Arc::new(Self {
-            workers: config.workers.iter().map(worker).collect(),
+            workers: config.workers.iter().map(Worker::new).collect(),
+            follows_events: config.has_tokenizer,
+            model: config.model.clone().map_or_else(OnceLock::new, OnceLock::from),
             roster: ArcSwap::default(),
             index: Arc::new(Index::new(index)),
             peers: Peers::default(),
@@ -210,9 +93,11 @@ impl Fleet {
     /// The roster is made anew: a worker has begun another run.
     fn reroster(&self) {
         let picked = |worker: &Arc<Worker>| {
-            Some(Picked { live: worker.live.load_full()?, worker: Arc::clone(worker) })
+            let lives = worker.lives.load_full();
+            let of = |live: &Arc<Live>| Picked { worker: Arc::clone(worker), live: Arc::clone(live) };
+            lives.iter().map(of).collect::<Vec<_>>()
         };
-        self.roster.store(Arc::new(self.workers.iter().filter_map(picked).collect()));
+        self.roster.store(Arc::new(self.workers.iter().flat_map(picked).collect()));
         // A fresh run knows nothing yet of what peers sent to the worker.
         self.peers.add_up(self);
     }
@@ -225,13 +110,18 @@ impl Fleet {
     /// Workers that can take requests now.
     #[must_use]
     pub fn ready_count(&self) -> usize {
-        self.workers.iter().filter(|worker| worker.ready().is_some()).count()
+        self.workers.iter().filter(|worker| worker.is_ready()).count()
     }
 
     /// Whether some worker can decode.
     #[must_use]
     pub fn can_serve(&self) -> bool {
-        self.workers.iter().filter_map(|worker| worker.ready()).any(|live| live.description.role != "prefill")
+        self.roster.load().iter().any(|picked| picked.is_ready() && picked.live.role != Role::Prefill)
+    }
+
+    /// Whether every worker takes and gives token ids; the gateway makes the text then.
+    pub(crate) fn is_native(&self) -> bool {
+        self.roster.load().iter().all(|picked| picked.live.description.engine == Engine::Native)
     }
 
     /// Sum over all trackers.
@@ -243,40 +133,64 @@ impl Fleet {
         sum
     }
 
-    async fn begin(self: &Arc<Self>, description: WorkerDescription, role: Role, worker: &Arc<Worker>) {
-        if let Some(before) = worker.live.swap(None) {
+    /// A worker has begun another run: its old places in the index are given back, and each rank gets a new one.
+    pub(crate) async fn begin(self: &Arc<Self>, description: Description, worker: &Arc<Worker>) {
+        let before = worker.lives.swap(Arc::default());
+        if !before.is_empty() {
             self.reroster();
-            let task = before.writing.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(task) = task {
+        }
+        for live in before.iter() {
+            if let Some(task) = live.take_writing() {
                 task.abort();
                 // Only when it has ended can it no longer write to the place that is given back here.
                 let _aborted = task.await;
             }
-            self.index.write().leave(before.member);
+            self.index.write().leave(live.member);
         }
-        let Some(member) = self.index.write().join() else {
-            let limit = router_radix::MEMBERS_MAX;
-            tracing::error!(worker = worker.name, limit, "too many workers for the index");
-            return;
-        };
+        let description = Arc::new(description);
+        let mut lives = Vec::new();
+        for rank in 0..description.feeds.len().max(1) as u16 {
+            let member = self.index.write().join();
+            let Some(member) = member else {
+                let limit = router_radix::MEMBERS_MAX;
+                tracing::error!(worker = worker.name, limit, "too many workers for the index");
+                break;
+            };
+            lives.push(Arc::new(self.live(&description, rank, member, worker).await));
+        }
+        tracing::info!(
+            worker = worker.name,
+            engine = description.engine.name(),
+            version = description.version,
+            ranks = lives.len(),
+            "worker joined"
+        );
+        worker.lives.store(Arc::new(lives));
+        self.reroster();
+    }
+
+    async fn live(
+        self: &Arc<Self>,
+        description: &Arc<Description>,
+        rank: u16,
+        member: Member,
+        worker: &Arc<Worker>,
+    ) -> Live {
+        let has_ranks = description.feeds.len() > 1;
+        let name = if has_ranks { format!("{}@{rank}", worker.name) } else { worker.name.clone() };
+        let means_something = self.follows_events || description.engine == Engine::Native;
+        let feed = description.feeds.get(rank as usize).cloned().flatten().filter(|_| means_something);
+        let feed = feed.map(|feed| Feed { events: feed.events, replay: feed.replay, bind: feed.bind });
         let mut follower = Follower::new(Tracker::new(member, description.block_tokens));
-        let feed = description.events.clone().map(|events| Feed {
-            events,
-            replay: description.replay.clone(),
-            bind: false,
-        });
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&worker.name);
-        if let Some(state) = known.filter(|state| state.instance == description.instance && feed.is_some()) {
-            let (index, name) = (Arc::clone(&self.index), worker.name.clone());
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+        let is_same = |instance| description.instance == Some(instance);
+        if let Some(state) = known.filter(|state| is_same(state.instance) && feed.is_some()) {
+            let (index, name) = (Arc::clone(&self.index), name.clone());
             // A large worker's blocks take a while, and this thread has other work.
             let restored = tokio::task::spawn_blocking(move || {
                 let fits = restore(&state, &mut follower, &mut index.write());
-                tracing::info!(
-                    worker = name,
-                    blocks = state.held.len(),
-                    fits,
-                    "worker known from a snapshot"
-                );
+                let blocks = state.held.len();
+                tracing::info!(worker = name, blocks, fits, "worker known from a snapshot");
                 follower
             });
             follower = match restored.await {
@@ -298,22 +212,22 @@ impl Fleet {
                 (self.follow(feed, followed, &is_warm), None)
             }
             None => {
-                let approximate = Approximate::new(member, self.approximate_ttl, description.blocks);
+                // An engine that does not say how many blocks it has is taken to have some.
+                let blocks = if description.blocks > 0 { description.blocks } else { BLOCKS_ASSUMED };
+                let approximate = Approximate::new(member, self.approximate_ttl, blocks);
                 let (routed, prompts) = mpsc::channel(ROUTED_MAX);
                 (tokio::spawn(note_routed(approximate, Arc::clone(&self.index), prompts)), Some(routed))
             }
         };
-        tracing::info!(
-            worker = worker.name,
-            role = description.role,
-            instance = description.instance,
-            "worker joined"
-        );
-        let live = Live {
-            description,
-            role,
+        Live {
+            identity: identity(&name),
+            name,
+            description: Arc::clone(description),
+            rank: has_ranks.then_some(rank),
+            role: worker.role.or(description.role).unwrap_or(Role::Both),
             member,
             load: Load::default(),
+            reported: Reported::default(),
             speeds: Arc::clone(&self.speeds),
             follower,
             has_feed,
@@ -322,9 +236,7 @@ impl Fleet {
             loads_changed: self.loads_changed.clone(),
             routed,
             writing: Mutex::new(Some(task)),
-        };
-        worker.live.store(Some(Arc::new(live)));
-        self.reroster();
+        }
     }
 
     fn follow(self: &Arc<Self>, feed: Feed, followed: Followed, is_warm: &Arc<AtomicBool>) -> JoinHandle<()> {
@@ -356,8 +268,7 @@ async fn begin(fleet: std::sync::Weak<Fleet>, config: GatewayConfig) {
     *fleet.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
     let weak = || Arc::downgrade(&fleet);
     fleet.adopt(fleet.workers.iter().map(|worker| {
-        let watch = watch(weak(), Arc::clone(worker), config.model.clone(), config.health_interval);
-        tokio::spawn(watch)
+        tokio::spawn(watch(weak(), Arc::clone(worker), config.clone()))
     }));
     let gateway = crate::service::fresh_number();
     if let Some(changed) = &fleet.loads_changed {
@@ -408,87 +319,5 @@ async fn note_routed(mut approximate: Approximate, index: Arc<Index>, mut prompt
 impl Drop for Fleet {
     fn drop(&mut self) {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(JoinHandle::abort);
-    }
-}
-
-/// Why a worker that describes itself so cannot be used, if it cannot.
-fn unusable(fleet: &Fleet, worker: &Worker, description: &WorkerDescription, model: &str) -> Option<String> {
-    if description.model != model {
-        return Some(format!("it serves {:?}, not {model:?}", description.model));
-    }
-    if Role::from_name(&description.role).is_none() {
-        return Some(format!("its role {:?} is unknown", description.role));
-    }
-    // Ready or not: two that come at the same time must not both be the first.
-    let roster = fleet.roster.load();
-    let other = roster
-        .iter()
-        .find(|other| other.worker.name != worker.name && other.worker.is_up.load(Ordering::Acquire));
-    let expected = other.map_or(description.block_tokens, |other| other.live.description.block_tokens);
-    if description.block_tokens == 0 || description.block_tokens != expected {
-        return Some(format!(
-            "its blocks have {} tokens, those of the others {expected}",
-            description.block_tokens
-        ));
-    }
-    None
-}
-
-/// Questions in a row that may go unanswered before a worker is given up.
-const MISSES_MAX: u32 = 2;
-
-async fn watch(fleet: std::sync::Weak<Fleet>, worker: Arc<Worker>, model: String, interval: Duration) {
-    let patience = interval.max(Duration::from_secs(1));
-    let mut misses = 0;
-    let mut complained = String::new();
-    loop {
-        let described = tokio::time::timeout(patience, worker.client.describe()).await;
-        let Some(fleet) = fleet.upgrade() else { return };
-        let complaint = match described {
-            Err(_) => {
-                misses += 1;
-                Some(format!("no answer within {} ms", patience.as_millis()))
-            }
-            Ok(Err(error)) => Some(error.to_string()),
-            Ok(Ok(description)) => match unusable(&fleet, &worker, &description, &model) {
-                Some(reason) => Some(reason),
-                None => {
-                    let live = worker.live.load_full();
-                    let role = Role::from_name(&description.role);
-                    if live.is_none_or(|live| live.description.instance != description.instance)
-                        && let Some(role) = role
-                    {
-                        fleet.begin(description, role, &worker).await;
-                    }
-                    None
-                }
-            },
-        };
-        match complaint {
-            None => {
-                misses = 0;
-                complained.clear();
-                worker.is_up.store(true, Ordering::Release);
-                fleet.changed.notify_waiters();
-            }
-            Some(reason) => {
-                worker.is_up.store(false, Ordering::Release);
-                if complained != reason {
-                    tracing::warn!(worker = worker.name, reason, "worker is not usable");
-                    complained = reason;
-                }
-                if misses >= MISSES_MAX {
-                    worker.down.notify_waiters();
-                }
-            }
-        }
-        drop(fleet);
-        let quick = interval.min(Duration::from_millis(100));
-        let pause = if worker.is_up.load(Ordering::Acquire) { interval } else { quick };
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            // Not at once: a worker that died needs a moment to come back.
-            () = worker.suspected.notified() => tokio::time::sleep(quick / 2).await,
-        }
     }
 }

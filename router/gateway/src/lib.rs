@@ -13,16 +13,23 @@
 
 #![forbid(unsafe_code)]
 
+mod breaker;
 mod choice;
+mod collect;
 mod config;
 mod fleet;
 mod load;
 mod metrics;
 mod peers;
+mod prompt;
+mod relay;
+mod requests;
 mod routing;
 mod service;
 mod warm;
+mod watch;
+mod worker;
 
-pub use config::GatewayConfig;
+pub use config::{GatewayConfig, WorkerConfig};
 pub use fleet::Fleet;
 pub use service::{Gateway, router};

@@ -32,6 +32,8 @@ pub(crate) struct Metrics {
     pub(crate) disaggregated: Counter,
     pub(crate) migrations: Counter,
     pub(crate) time_to_first_token: Histogram,
+    pub(crate) inter_token: Histogram,
+    pub(crate) broken_streams: Counter,
     pub(crate) routing_microseconds: Histogram,
     pub(crate) index_blocks: Gauge,
     pub(crate) index_bytes: Gauge,
@@ -63,6 +65,8 @@ impl Metrics {
             disaggregated: Counter::default(),
             migrations: Counter::default(),
             time_to_first_token: Histogram::new(SECONDS),
+            inter_token: Histogram::new(SECONDS),
+            broken_streams: Counter::default(),
             routing_microseconds: Histogram::new(MICROSECONDS),
             index_blocks: Gauge::default(),
             index_bytes: Gauge::default(),
@@ -97,6 +101,16 @@ impl Metrics {
             "time_to_first_token_seconds",
             "From request to first token",
             this.time_to_first_token.clone(),
+        );
+        registry.register(
+            "inter_token_seconds",
+            "Between two pieces of a stream",
+            this.inter_token.clone(),
+        );
+        registry.register(
+            "broken_streams",
+            "Streams that ended with an error after they had begun",
+            this.broken_streams.clone(),
         );
         registry.register(
             "routing_microseconds",
@@ -141,6 +155,12 @@ impl Metrics {
             this.seconds_per_token.clone(),
         );
         this
+    }
+
+    /// Counts a request by surface and status.
+    pub(crate) fn count(&self, surface: &'static str, status: axum::http::StatusCode) {
+        let labels = vec![("surface", surface.to_owned()), ("status", status.as_str().to_owned())];
+        self.requests.get_or_create(&labels).inc();
     }
 
     /// Takes over what a worker's load says.

@@ -84,7 +84,7 @@ impl Peers {
 fn add_up(fleet: &Fleet, told: &HashMap<u64, Told>) {
     for picked in fleet.roster.load().iter() {
         let mut sum = [0_u32; 3];
-        for counts in told.values().filter_map(|peer| peer.counts.get(&picked.worker.name)) {
+        for counts in told.values().filter_map(|peer| peer.counts.get(&picked.live.name)) {
             sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.saturating_add(*count));
         }
         picked.live.load.peers.set(sum);
@@ -103,7 +103,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, gateway: u64, changed
             .roster
             .load()
             .iter()
-            .map(|picked| (picked.worker.name.clone(), json!(picked.live.load.own.get())))
+            .map(|picked| (picked.live.name.clone(), json!(picked.live.load.own.get())))
             .collect();
         drop(fleet);
         let message = json!({ "gateway": gateway, "sequence": sequence, "workers": workers }).to_string();

@@ -11,15 +11,18 @@ use kvstore_block::{PromptExtras, block_hashes};
 use router_policy::{
     Candidate, Choice, CostModel, FEATURES, Policy, PredictedTime, Request, features, is_worth_disaggregating,
 };
+use router_engines::dialect::Role;
 use router_radix::{Index, Overlaps, Reader};
 
 use crate::GatewayConfig;
-use crate::fleet::{Fleet, Picked, Role};
+use crate::fleet::Fleet;
+use crate::worker::Picked;
 
 /// Buffers kept: as many as threads decide at a time.
 const BUFFERS_MAX: usize = 256;
 
 /// Where a request goes.
+#[derive(Clone)]
 pub(crate) struct Route {
     pub(crate) decode: Picked,
     pub(crate) prefill: Option<Picked>,
@@ -40,11 +43,11 @@ pub(crate) struct Route {
 impl Route {
     /// For the response header.
     pub(crate) fn explain(&self) -> String {
-        let prefill = self.prefill.as_ref().map_or("-", |picked| picked.worker.name.as_str());
+        let prefill = self.prefill.as_ref().map_or("-", |picked| picked.live.name.as_str());
         let warm_up = if self.is_warm_up { "; warm_up" } else { "" };
         format!(
             "worker={}; prefill={prefill}; overlap_blocks={}/{}; predicted_ms={:.1}; decided_us={:.2}{warm_up}",
-            self.decode.worker.name,
+            self.decode.live.name,
             self.overlap_blocks,
             self.blocks,
             self.predicted.as_secs_f64() * 1e3,
@@ -58,7 +61,11 @@ pub(crate) struct Wanted<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) salt: Option<&'a str>,
     pub(crate) session: Option<u64>,
-    /// The prefill leg has failed: the decode worker computes the prompt itself.
+    /// The adapter, if the request names one.
+    pub(crate) adapter: Option<&'a str>,
+    /// The tokens are the engine's own: what it says of its cache can be compared.
+    pub(crate) audited: bool,
+    /// The decode worker computes the prompt itself.
     pub(crate) without_prefill: bool,
     /// Names of workers that have just failed this request.
     pub(crate) avoid: &'a [String],
@@ -132,7 +139,8 @@ impl Chooser {
         let block_tokens = roster.iter().find(|picked| picked.is_ready())?.live.description.block_tokens;
         let tokens = wanted.tokens;
         buffers.hashes.clear();
-        let extras = PromptExtras { cache_salt: wanted.salt, ..PromptExtras::default() };
+        let extras =
+            PromptExtras { cache_salt: wanted.salt, lora: wanted.adapter, ..PromptExtras::default() };
         block_hashes(tokens, block_tokens, &extras, &mut buffers.hashes);
         let Buffers { reader, hashes, candidates, places } = buffers;
         let overlaps = reader.overlaps(hashes);
@@ -142,7 +150,7 @@ impl Chooser {
             session: wanted.session,
         };
         let mut pick = |fits: &dyn Fn(Role) -> bool, transfer_seconds: f64| {
-            gather(&roster, overlaps, wanted.avoid, fits, transfer_seconds, candidates, places);
+            gather(&roster, overlaps, wanted, fits, transfer_seconds, candidates, places);
             self.pick(&config.policy, &request, &roster, candidates, places)
         };
         let (decode, decode_choice, decode_seen) = pick(&|role| role != Role::Prefill, 0.0)?;
@@ -171,7 +179,7 @@ impl Chooser {
             prefill: prefill.map(|(picked, _, _)| picked.clone()),
         };
         let booking =
-            Booking::new(&route, seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens);
+            Booking::new(&route, seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens, wanted);
         route.decided_in = started.elapsed();
         Some((route, booking))
     }
@@ -190,12 +198,12 @@ impl Chooser {
     }
 }
 
-/// Everyone who could do it. Workers to be avoided come in only when there is nobody else: they may have been
-/// restarted since.
+/// Everyone who could do it. Workers to be avoided, and those that fail too much, come in only when there is nobody else:
+/// they may be well again.
 fn gather(
     roster: &[Picked],
     overlaps: &Overlaps,
-    avoid: &[String],
+    wanted: &Wanted<'_>,
     fits: &dyn Fn(Role) -> bool,
     transfer_seconds: f64,
     candidates: &mut Vec<Candidate>,
@@ -205,17 +213,21 @@ fn gather(
         candidates.clear();
         return;
     };
+    let now = Instant::now();
     for avoids in [true, false] {
         candidates.clear();
         places.clear();
         for (place, picked) in roster.iter().enumerate() {
             let live = &*picked.live;
-            if !fits(live.role) || !picked.is_ready() || (avoids && avoid.contains(&picked.worker.name)) {
+            if !fits(live.role) || !picked.is_ready() || !picked.serves(wanted.adapter) {
+                continue;
+            }
+            if avoids && (wanted.avoid.contains(&live.name) || picked.worker.breaker.is_open(now)) {
                 continue;
             }
             let [requests, queued_tokens, decoding_blocks] = live.load.counts();
             candidates.push(Candidate {
-                identity: picked.worker.identity,
+                identity: picked.live.identity,
                 leading: overlaps.tiers(live.member),
                 queued_tokens,
                 decoding_blocks,
@@ -226,7 +238,7 @@ fn gather(
             });
             places.push(place as u32);
         }
-        if !candidates.is_empty() || avoid.is_empty() {
+        if !candidates.is_empty() {
             return;
         }
     }
@@ -249,7 +261,7 @@ pub(crate) struct Booking {
 }
 
 impl Booking {
-    fn new(route: &Route, cached_tokens: usize) -> Self {
+    fn new(route: &Route, cached_tokens: usize, wanted: &Wanted<'_>) -> Self {
         let this = Self {
             decode: route.decode.clone(),
             prefill: route.prefill.clone(),
@@ -261,7 +273,7 @@ impl Booking {
             started: Instant::now(),
             is_prefilling: true,
             // With two legs each reports its own, and what moved between them is nobody's hit.
-            audit: route.prefill.is_none().then_some((route.prompt_tokens, cached_tokens)),
+            audit: (wanted.audited && route.prefill.is_none()).then_some((route.prompt_tokens, cached_tokens)),
         };
         let decode = &this.decode.live.load.own;
         decode.requests.fetch_add(1, Ordering::Relaxed);

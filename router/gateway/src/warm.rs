@@ -67,7 +67,7 @@ pub(crate) fn save(fleet: &Fleet) -> Vec<u8> {
     let mut all = fleet.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
     for picked in fleet.roster.load().iter().filter(|picked| picked.live.has_feed) {
         let follower = picked.live.follower.lock().unwrap_or_else(PoisonError::into_inner);
-        let (name, instance) = (&picked.worker.name, picked.live.description.instance);
+        let (name, instance) = (&picked.live.name, picked.live.description.instance.unwrap_or(0));
         let state = snapshot::capture(name, instance, &follower, &fleet.index.write());
         all.insert(name.clone(), state);
     }

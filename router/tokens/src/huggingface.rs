@@ -16,6 +16,7 @@ use tokenizers::pre_tokenizers::sequence::PipelineSequence;
 use tokenizers::pre_tokenizers::split::{Search, Split};
 
 use crate::TokensError;
+use crate::pieces::Pieces;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -23,6 +24,7 @@ pub(crate) struct HuggingFace {
     pub(crate) pipeline: PipelineTokenizer,
     ids: HashMap<String, u32>,
     pub(crate) vocabulary: usize,
+    pieces: Option<Pieces>,
 }
 
 impl HuggingFace {
@@ -45,10 +47,45 @@ impl HuggingFace {
             ids.insert(token.content.clone(), id);
         }
         let vocabulary = ids.values().max().map_or(0, |&id| id as usize + 1);
-        Ok(Self { pipeline, ids, vocabulary })
+        Ok(Self { pipeline, ids, vocabulary, pieces: None })
+    }
+
+    /// From now on remembers what pieces of conversations were encoded to, in at most so many bytes; false when this
+    /// tokenizer cannot be fed in pieces.
+    pub(crate) fn remember(&mut self, bytes_max: u64) -> bool {
+        let added = self.pipeline.get_added_vocabulary().get_added_tokens_decoder();
+        let tokens = added.into_iter().map(|(_, token)| token.clone()).collect::<Vec<_>>();
+        let pieces = Pieces::new(&tokens, bytes_max);
+        self.pieces = pieces.filter(|pieces| pieces.agrees(|text| self.encode_plain(text)));
+        self.pieces.is_some()
+    }
+
+    fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokensError> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        self.encode_into(text, false, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// Bytes of a text that are not remembered: what [`HuggingFace::encode`] would have to work on.
+    pub(crate) fn unknown_bytes(&self, text: &str) -> usize {
+        self.pieces.as_ref().map_or(text.len(), |pieces| pieces.unknown_bytes(text))
     }
 
     pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokensError> {
+        match &self.pieces {
+            // What a post-processor puts around a text belongs to the whole of it.
+            Some(pieces) if !add_special_tokens => {
+                pieces.encode(text, |piece, ids| self.encode_into(piece, false, ids))
+            }
+            _ => {
+                let mut ids = Vec::with_capacity(text.len() / 3);
+                self.encode_into(text, add_special_tokens, &mut ids)?;
+                Ok(ids)
+            }
+        }
+    }
+
+    fn encode_into(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), TokensError> {
         let options = EncodeOptions {
             add_special_tokens,
             // A special token spelled out in a prompt becomes that token, as engines do it.
@@ -60,7 +97,8 @@ impl HuggingFace {
         self.pipeline
             .encode_into(text, &options, &mut tokens)
             .map_err(|error| TokensError::Encode(error.to_string()))?;
-        Ok(tokens.into_iter().map(u32::from).collect())
+        ids.extend(tokens.into_iter().map(u32::from));
+        Ok(())
     }
 
     pub(crate) fn decode(&self, ids: &[u32], skip_special: bool) -> String {

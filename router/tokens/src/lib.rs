@@ -10,18 +10,20 @@
 #![forbid(unsafe_code)]
 
 mod bytes_tokenizer;
+mod conversation;
 mod detokenize;
 mod error;
 mod huggingface;
 mod json_filter;
 mod model_text;
+mod pieces;
 mod stop;
 mod template;
 mod tokenizer;
 
 pub use detokenize::Detokenizer;
 pub use error::TokensError;
-pub use model_text::{ModelText, TINY_SPECIALS, TINY_VOCABULARY};
+pub use model_text::{EncodedChat, ModelText, TINY_SPECIALS, TINY_VOCABULARY};
 pub use stop::StopStrings;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
 
+use crate::conversation::prepare;
 use crate::{ChatTemplate, Tokenizer, TokensError};
 
 /// Special tokens of the built-in model, from id 256 on.
@@ -26,6 +27,15 @@ pub struct ModelText {
     pub eos_ids: Vec<u32>,
     bos_token: Option<String>,
     eos_token: Option<String>,
+}
+
+/// Token ids of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EncodedChat {
+    /// The ids.
+    pub ids: Vec<u32>,
+    /// Nothing was left out: images and the like become tokens that only the engine knows.
+    pub is_exact: bool,
 }
 
 impl ModelText {
@@ -75,6 +85,28 @@ impl ModelText {
     ) -> Result<Vec<u32>, TokensError> {
         let text = self.render_chat(messages, add_generation_prompt, extras)?;
         self.tokenizer.encode(&text, false)
+    }
+
+    /// Token ids of a conversation as a client sent it, made what engines make of it first. With `continues`, the last
+    /// message is not closed: generation goes on behind it.
+    pub fn encode_conversation(
+        &self,
+        mut messages: Json,
+        add_generation_prompt: bool,
+        continues: bool,
+        extras: &serde_json::Map<String, Json>,
+    ) -> Result<EncodedChat, TokensError> {
+        let habits = self.template.as_ref().map(|template| template.habits);
+        let is_exact = habits.is_none_or(|habits| prepare(&mut messages, habits));
+        let mut text = self.render_chat(&messages, add_generation_prompt && !continues, extras)?;
+        if continues {
+            let last = messages.as_array().and_then(|messages| messages.last()).map(|last| &last["content"]);
+            let last = last.and_then(Json::as_str).unwrap_or_default().trim();
+            if let Some(at) = text.rfind(last).filter(|_| !last.is_empty()) {
+                text.truncate(at + last.len());
+            }
+        }
+        Ok(EncodedChat { ids: self.tokenizer.encode(&text, false)?, is_exact })
     }
 
     /// The prompt text of a conversation.

@@ -6,6 +6,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::Value as Json;
 
 use crate::TokensError;
+use crate::conversation::Habits;
 use crate::json_filter::to_json;
 
 const NAME: &str = "chat";
@@ -14,6 +15,7 @@ const NAME: &str = "chat";
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    pub(crate) habits: Habits,
 }
 
 impl ChatTemplate {
@@ -37,7 +39,7 @@ impl ChatTemplate {
         });
         environment.add_filter("tojson", to_json);
         environment.add_template_owned(NAME, without_generation_tags(source))?;
-        Ok(Self { environment })
+        Ok(Self { environment, habits: Habits::of(source) })
     }
 
     /// Renders a conversation. `context` holds `messages`, `add_generation_prompt`, `bos_token`, `tools`, ….

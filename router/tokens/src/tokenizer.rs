@@ -30,6 +30,25 @@ impl Tokenizer {
         HuggingFace::load(path).map(|loaded| Self(Kind::HuggingFace(Arc::new(loaded))))
     }
 
+    /// Remembers pieces of conversations, so that the next turn of a long one encodes its tail alone; false when this
+    /// tokenizer cannot. To be called before it is shared.
+    pub fn remember(&mut self, bytes_max: u64) -> bool {
+        match &mut self.0 {
+            Kind::Bytes => false,
+            Kind::HuggingFace(inner) => Arc::get_mut(inner).is_some_and(|inner| inner.remember(bytes_max)),
+        }
+    }
+
+    /// How many bytes of a text [`Tokenizer::encode`] would have to work on.
+    #[must_use]
+    pub fn unknown_bytes(&self, text: &str) -> usize {
+        match &self.0 {
+            // A copy, more or less.
+            Kind::Bytes => 0,
+            Kind::HuggingFace(inner) => inner.unknown_bytes(text),
+        }
+    }
+
     /// Token ids of a text. With `add_special_tokens` the tokenizer's own frame (often a `<s>`) is added.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokensError> {
         match &self.0 {

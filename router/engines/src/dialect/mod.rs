@@ -1,0 +1,288 @@
+//! What each make of engine says of itself, behind one trait.
+//!
+//! [`detect`] asks a worker which make it is; its [`Dialect`] then reads what routing must know: models, block size,
+//! where KV events come from, role, and which prefill/decode protocol it speaks. [`Dialect::pulse`] is the short
+//! question of every second. Nothing here is on a request's path; how legs are asked is in [`crate::dialect::legs`].
+
+pub mod legs;
+mod native;
+mod prometheus;
+mod sglang;
+mod tensorrt_llm;
+mod vllm;
+
+use std::fmt::Debug;
+
+use futures_util::future::BoxFuture;
+use serde_json::Value;
+
+use crate::client::{EngineClient, EngineError};
+use crate::handoff::DataPlaneAddress;
+
+/// Makes of engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// The reference engine.
+    Native,
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// TensorRT-LLM.
+    TensorRtLlm,
+}
+
+impl Engine {
+    /// As in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::TensorRtLlm => "tensorrt-llm",
+        }
+    }
+
+    /// By its name in the configuration.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Native, Self::Vllm, Self::Sglang, Self::TensorRtLlm]
+            .into_iter()
+            .find(|engine| engine.name() == name)
+    }
+
+    /// How to talk to it.
+    #[must_use]
+    pub fn dialect(self) -> &'static dyn Dialect {
+        match self {
+            Self::Native => &native::Native,
+            Self::Vllm => &vllm::Vllm,
+            Self::Sglang => &sglang::Sglang,
+            Self::TensorRtLlm => &tensorrt_llm::TensorRtLlm,
+        }
+    }
+}
+
+/// What a worker does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Computes prompts and hands their blocks over.
+    Prefill,
+    /// Generates; computes short prompts itself.
+    Decode,
+    /// Computes and generates.
+    Both,
+}
+
+impl Role {
+    /// By its name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "prefill" => Some(Self::Prefill),
+            "decode" => Some(Self::Decode),
+            "both" => Some(Self::Both),
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Both => "both",
+        }
+    }
+}
+
+/// Where one data-parallel rank publishes its KV events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Feed {
+    /// The PUB socket.
+    pub events: String,
+    /// The replay socket.
+    pub replay: Option<String>,
+    /// The publisher connects to us, and we listen.
+    pub bind: bool,
+}
+
+/// What a worker says of itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Description {
+    /// Its make.
+    pub engine: Engine,
+    /// Its version, as it spells it.
+    pub version: String,
+    /// Names under which it serves: the model first, then its adapters.
+    pub models: Vec<String>,
+    /// What it does, if it knows.
+    pub role: Option<Role>,
+    /// Longest sequence in tokens.
+    pub context_tokens: usize,
+    /// Tokens of a KV block.
+    pub block_tokens: usize,
+    /// KV blocks of one rank's pool; 0 is unknown.
+    pub blocks: usize,
+    /// Identifies this run of the process; `None` when the engine tells nothing that changes with it.
+    pub instance: Option<u64>,
+    /// One for each data-parallel rank; `None` for a rank that publishes no events.
+    pub feeds: Vec<Option<Feed>>,
+    /// The native data plane.
+    pub data_plane: Option<DataPlaneAddress>,
+    /// SGLang's bootstrap server, on a prefill worker: host and port.
+    pub bootstrap: Option<(String, u16)>,
+}
+
+/// How much a worker has to do, by its own count.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct EngineLoad {
+    /// Requests being computed.
+    pub running: u32,
+    /// Requests that wait.
+    pub waiting: u32,
+    /// Share of KV blocks in use.
+    pub kv_usage: f64,
+}
+
+/// A sign of life.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Pulse {
+    /// As in [`Description::instance`].
+    pub instance: Option<u64>,
+    /// By rank; empty when the engine does not tell.
+    pub loads: Vec<EngineLoad>,
+}
+
+/// What the operator says that an engine does not.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// KV event endpoint of rank 0; `*` stands for the worker's host.
+    pub events: Option<String>,
+    /// Replay endpoint of rank 0.
+    pub replay: Option<String>,
+}
+
+/// How one make of engine is asked.
+pub trait Dialect: Debug + Send + Sync {
+    /// The make.
+    fn engine(&self) -> Engine;
+
+    /// What the worker says of itself.
+    fn describe<'a>(
+        &'a self,
+        client: &'a EngineClient,
+        hints: &'a Hints,
+    ) -> BoxFuture<'a, Result<Description, EngineError>>;
+
+    /// Whether it is well, and how much it has to do.
+    fn pulse<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Pulse, EngineError>>;
+
+    /// Whether a completion of token ids answers with token ids, so that text can be made by the gateway.
+    fn returns_token_ids(&self) -> bool {
+        false
+    }
+
+    /// The header that names the data-parallel rank of a request, if there is one.
+    fn rank_header(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+/// Finds out which make a worker is.
+pub async fn detect(client: &EngineClient) -> Result<Engine, EngineError> {
+    if client.get("/kvasir/worker").await.is_ok() {
+        return Ok(Engine::Native);
+    }
+    let models = json(client, "/v1/models").await?;
+    let owner = models["data"][0]["owned_by"].as_str().unwrap_or_default();
+    match owner {
+        "vllm" => Ok(Engine::Vllm),
+        "sglang" => Ok(Engine::Sglang),
+        "tensorrt_llm" => Ok(Engine::TensorRtLlm),
+        other => Err(client.protocol(format!(
+            "/v1/models names the owner {other:?}, which is no engine that is known; set `gateway.engine`"
+        ))),
+    }
+}
+
+/// A `GET` that answers JSON.
+pub(crate) async fn json(client: &EngineClient, path: &str) -> Result<Value, EngineError> {
+    let body = client.get(path).await?;
+    serde_json::from_slice(&body).map_err(|error| client.protocol(format!("GET {path}: {error}")))
+}
+
+/// Host of a worker's URL, without port.
+pub(crate) fn host_of(base: &str) -> &str {
+    let authority = base.split("://").nth(1).unwrap_or(base);
+    let authority = authority.split('/').next().unwrap_or(authority);
+    match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => authority,
+    }
+}
+
+/// An endpoint as an engine writes it, from where the gateway stands: a wildcard is the worker's host, and an
+/// endpoint that names another host is one that the engine connects to.
+pub(crate) fn feed(base: &str, events: &str, replay: Option<&str>) -> Feed {
+    let is_wild = |endpoint: &str| ["*", "0.0.0.0", "[::]", "::"].iter().any(|wild| {
+        endpoint.strip_prefix("tcp://").is_some_and(|rest| rest.starts_with(&format!("{wild}:")))
+    });
+    let here = |endpoint: &str| {
+        if !is_wild(endpoint) {
+            return endpoint.to_owned();
+        }
+        let port = endpoint.rsplit(':').next().unwrap_or_default();
+        format!("tcp://{}:{port}", host_of(base))
+    };
+    // vLLM's rule: it listens on wildcards, `ipc` and `inproc`, and connects to anything else.
+    let bind = events.starts_with("tcp://") && !is_wild(events);
+    Feed { events: here(events), replay: replay.filter(|replay| !replay.is_empty()).map(here), bind }
+}
+
+/// The feed of a later rank: ports count up from the first rank's.
+pub(crate) fn of_rank(feed: &Feed, rank: u16) -> Feed {
+    let moved = |endpoint: &str| match endpoint.rsplit_once(':') {
+        Some((host, port)) => match port.parse::<u16>().ok().and_then(|port| port.checked_add(rank)) {
+            Some(port) => format!("{host}:{port}"),
+            None => endpoint.to_owned(),
+        },
+        None => endpoint.to_owned(),
+    };
+    Feed { events: moved(&feed.events), replay: feed.replay.as_deref().map(moved), bind: feed.bind }
+}
+
+/// The operator's hints as a feed, if there are any.
+pub(crate) fn hinted(base: &str, hints: &Hints) -> Option<Feed> {
+    let mut feed = feed(base, hints.events.as_deref()?, hints.replay.as_deref());
+    // Who writes it down for a gateway means where to connect to.
+    feed.bind = false;
+    Some(feed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_seen_from_the_gateway() {
+        let base = "http://10.0.0.7:8000";
+        for (events, expected, bind) in [
+            ("tcp://*:5557", "tcp://10.0.0.7:5557", false),
+            ("tcp://0.0.0.0:5557", "tcp://10.0.0.7:5557", false),
+            ("tcp://[::]:5557", "tcp://10.0.0.7:5557", false),
+            ("tcp://gateway:5557", "tcp://gateway:5557", true),
+            ("ipc:///tmp/kv", "ipc:///tmp/kv", false),
+        ] {
+            let feed = feed(base, events, Some("tcp://*:5558"));
+            assert_eq!((feed.events.as_str(), feed.bind), (expected, bind));
+            assert_eq!(feed.replay.as_deref(), Some("tcp://10.0.0.7:5558"));
+        }
+        assert_eq!(host_of("http://[::1]:80/x"), "[::1]");
+        assert_eq!(host_of("http://name"), "name");
+        let second = of_rank(&feed(base, "tcp://*:5557", None), 2);
+        assert_eq!(second.events, "tcp://10.0.0.7:5559");
+    }
+}

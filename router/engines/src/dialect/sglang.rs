@@ -1,0 +1,154 @@
+//! SGLang, from 0.5 on.
+//!
+//! `/server_info` (formerly `/get_server_info`) has everything: page size, pool, publishers (rank r is the first
+//! rank's port plus r), the role, and the bootstrap server's port of a prefill worker. It holds the seed that the
+//! server drew when it began, which tells one run from another.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde_json::Value;
+
+use super::prometheus::loads;
+use super::{Description, Dialect, Engine, Feed, Hints, Pulse, Role, feed, hinted, host_of, json, of_rank};
+use crate::client::{EngineClient, EngineError};
+
+/// SGLang's own default of `--disaggregation-bootstrap-port`.
+const BOOTSTRAP_PORT: u16 = 8998;
+
+#[derive(Debug)]
+pub(super) struct Sglang;
+
+async fn server_info(client: &EngineClient) -> Result<Value, EngineError> {
+    match json(client, "/server_info").await {
+        Ok(info) => Ok(info),
+        Err(_) => json(client, "/get_server_info").await,
+    }
+}
+
+fn number(info: &Value, name: &str) -> Option<u64> {
+    let inner = &info["internal_states"][0][name];
+    info[name].as_u64().or_else(|| inner.as_u64())
+}
+
+fn instance(info: &Value) -> Option<u64> {
+    let seed = number(info, "random_seed")?;
+    let mut hasher = DefaultHasher::new();
+    seed.hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+fn first_feed(base: &str, info: &Value) -> Option<Feed> {
+    let events = &info["kv_events"];
+    let port = events["endpoint_port_base"].as_u64()?;
+    let host = events["endpoint_host"].as_str().filter(|host| !host.is_empty()).unwrap_or("*");
+    let endpoint = |port: u64| format!("tcp://{host}:{port}");
+    let replay = events["replay_endpoint_port_base"].as_u64().map(endpoint);
+    let mut feed = feed(base, &endpoint(port), replay.as_deref());
+    // It always listens; its host is where it can be reached.
+    feed.bind = false;
+    Some(feed)
+}
+
+fn description(base: &str, info: &Value, models: &Value, hints: &Hints) -> Description {
+    let ranks = info["kv_events"]["dp_size"].as_u64().or_else(|| info["dp_size"].as_u64()).unwrap_or(1);
+    let ranks = u16::try_from(ranks).unwrap_or(1).max(1);
+    let first = hinted(base, hints).or_else(|| first_feed(base, info));
+    let role = match info["disaggregation_mode"].as_str() {
+        Some("prefill") => Role::Prefill,
+        Some("decode") => Role::Decode,
+        _ => Role::Both,
+    };
+    let page = number(info, "page_size").or_else(|| info["kv_events"]["block_size"].as_u64()).unwrap_or(1);
+    let page = page.max(1) as usize;
+    let port = number(info, "disaggregation_bootstrap_port").and_then(|port| u16::try_from(port).ok());
+    let mut names = super::vllm::model_names(models);
+    if let (true, Some(name)) = (names.is_empty(), info["served_model_name"].as_str()) {
+        names.push(name.to_owned());
+    }
+    let context =
+        models["data"][0]["max_model_len"].as_u64().or_else(|| number(info, "context_length")).unwrap_or(0);
+    Description {
+        engine: Engine::Sglang,
+        version: info["version"].as_str().unwrap_or("unknown").to_owned(),
+        models: names,
+        role: Some(role),
+        context_tokens: context as usize,
+        block_tokens: page,
+        blocks: number(info, "max_total_num_tokens").unwrap_or(0) as usize / page,
+        instance: instance(info),
+        feeds: (0..ranks).map(|rank| first.as_ref().map(|first| of_rank(first, rank))).collect(),
+        data_plane: None,
+        bootstrap: (role == Role::Prefill)
+            .then(|| (host_of(base).to_owned(), port.unwrap_or(BOOTSTRAP_PORT))),
+    }
+}
+
+impl Dialect for Sglang {
+    fn engine(&self) -> Engine {
+        Engine::Sglang
+    }
+
+    fn describe<'a>(
+        &'a self,
+        client: &'a EngineClient,
+        hints: &'a Hints,
+    ) -> BoxFuture<'a, Result<Description, EngineError>> {
+        async move {
+            let info = server_info(client).await?;
+            let models = json(client, "/v1/models").await?;
+            let description = description(client.base(), &info, &models, hints);
+            if description.models.is_empty() {
+                return Err(client.protocol("/v1/models names no model"));
+            }
+            Ok(description)
+        }
+        .boxed()
+    }
+
+    fn pulse<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Pulse, EngineError>> {
+        async move {
+            client.get("/health").await?;
+            let instance = instance(&server_info(client).await?);
+            // Without `--enable-metrics` there is no such path.
+            let metrics = client.get("/metrics").await.unwrap_or_default();
+            let metrics = String::from_utf8_lossy(&metrics);
+            let names = ("sglang:num_running_reqs", "sglang:num_queue_reqs");
+            let loads = loads(&metrics, "dp_rank", names.0, names.1, &["sglang:token_usage"]);
+            Ok(Pulse { instance, loads })
+        }
+        .boxed()
+    }
+
+    fn rank_header(&self) -> Option<&'static str> {
+        Some("x-data-parallel-rank")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_prefill_server_with_two_ranks() {
+        let info = json!({
+            "version": "0.5.23", "page_size": 64, "max_total_num_tokens": 6400, "random_seed": 12,
+            "disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 9001, "dp_size": 2,
+            "kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557,
+                "replay_endpoint_port_base": 6557, "dp_size": 2, "block_size": 64},
+        });
+        let models = json!({"data": [{"id": "m", "owned_by": "sglang", "max_model_len": 4096}]});
+        let description = description("http://h:30000", &info, &models, &Hints::default());
+        assert_eq!((description.block_tokens, description.blocks), (64, 100));
+        assert_eq!(description.role, Some(Role::Prefill));
+        assert_eq!(description.bootstrap, Some(("h".to_owned(), 9001)));
+        let events = description.feeds.iter().map(|feed| feed.as_ref().map(|feed| feed.events.as_str()));
+        assert_eq!(events.collect::<Vec<_>>(), [Some("tcp://h:5557"), Some("tcp://h:5558")]);
+        let other = json!({"random_seed": 13});
+        assert_ne!(description.instance, instance(&other));
+        assert_eq!(instance(&json!({})), None);
+    }
+}

@@ -1,0 +1,74 @@
+//! TensorRT-LLM's `trtllm-serve`.
+//!
+//! Its load is in `/prometheus/metrics`; `/metrics` is a JSON list that empties when it is read, so it is left alone.
+//! Nothing that it tells changes with the run of the process.
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use super::prometheus::{first, loads};
+use super::{Description, Dialect, Engine, Hints, Pulse, hinted, json};
+use crate::client::{EngineClient, EngineError};
+
+/// TensorRT-LLM's own default of `tokens_per_block`.
+const BLOCK_TOKENS: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct TensorRtLlm;
+
+async fn metrics(client: &EngineClient) -> String {
+    // Without iteration statistics there is no such path.
+    client.get("/prometheus/metrics").await.map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
+}
+
+impl Dialect for TensorRtLlm {
+    fn engine(&self) -> Engine {
+        Engine::TensorRtLlm
+    }
+
+    fn describe<'a>(
+        &'a self,
+        client: &'a EngineClient,
+        hints: &'a Hints,
+    ) -> BoxFuture<'a, Result<Description, EngineError>> {
+        async move {
+            let models = json(client, "/v1/models").await?;
+            let names = super::vllm::model_names(&models);
+            if names.is_empty() {
+                return Err(client.protocol("/v1/models names no model"));
+            }
+            let version = json(client, "/version").await.unwrap_or_default();
+            let metrics = metrics(client).await;
+            let count = |name: &str| first(&metrics, &[name]).map(|value| value as usize);
+            Ok(Description {
+                engine: Engine::TensorRtLlm,
+                version: version["version"].as_str().unwrap_or("unknown").to_owned(),
+                models: names,
+                role: None,
+                context_tokens: models["data"][0]["max_model_len"].as_u64().unwrap_or(0) as usize,
+                block_tokens: count("trtllm_kv_cache_tokens_per_block")
+                    .filter(|tokens| *tokens > 0)
+                    .unwrap_or(BLOCK_TOKENS),
+                blocks: count("trtllm_kv_cache_max_blocks").unwrap_or(0),
+                instance: None,
+                feeds: vec![hinted(client.base(), hints)],
+                data_plane: None,
+                bootstrap: None,
+            })
+        }
+        .boxed()
+    }
+
+    fn pulse<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Pulse, EngineError>> {
+        async move {
+            client.get("/health").await?;
+            let metrics = metrics(client).await;
+            let names = ("trtllm_num_requests_running", "trtllm_num_requests_waiting");
+            Ok(Pulse {
+                instance: None,
+                loads: loads(&metrics, "rank", names.0, names.1, &["trtllm_kv_cache_utilization"]),
+            })
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,309 @@
+//! Connections to one engine, driven by the requests that use them.
+//!
+//! A connection has no task of its own: the request that holds it polls it, so that neither head nor body crosses from
+//! one task to another (hyper-util's pool gives each connection a task, and each hop is a wake-up). Nobody watches an
+//! idle connection; it is looked at when it is taken out, and one that has been idle for longer than the least
+//! keep-alive among engines' servers (uvicorn: 5 s) is not used again. A request whose reused connection turns out to
+//! be closed before any answer is sent once more over a fresh one, unless it says that it must not be.
+//!
+//! Dropping a [`ReplyBody`] before its end closes the connection, which is how an engine learns of a cancellation.
+//! Nagle's algorithm is off. Taking a connection out and putting it back is lock-free.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crossbeam_queue::ArrayQueue;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+/// Idle connections kept for each engine; more are closed.
+const IDLE_MAX: usize = 2048;
+/// Below uvicorn's keep-alive of 5 s, with time to get there.
+const IDLE_FOR: Duration = Duration::from_secs(4);
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+
+/// What became of a request that got no whole answer.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{worker}: {reason}")]
+pub struct UpstreamError {
+    /// The engine's URL.
+    pub worker: String,
+    /// What happened.
+    pub reason: String,
+    /// Whether the engine may have seen the request.
+    pub was_sent: bool,
+}
+
+/// What is sent.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// The method.
+    pub method: Method,
+    /// Path and query.
+    pub path: Uri,
+    /// Headers beside `host` and the length.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+    /// It must not be sent twice, not even when its connection was closed under it.
+    pub once: bool,
+}
+
+impl Call {
+    /// A POST of JSON.
+    #[must_use]
+    pub fn json(path: &'static str, body: Bytes) -> Self {
+        let mut headers = HeaderMap::with_capacity(8);
+        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Self { method: Method::POST, path: Uri::from_static(path), headers, body, once: false }
+    }
+
+    /// With a header, unless its value has characters that headers cannot have.
+    #[must_use]
+    pub fn with(mut self, name: HeaderName, value: &str) -> Self {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            self.headers.insert(name, value);
+        }
+        self
+    }
+}
+
+struct Link {
+    sender: http1::SendRequest<Full<Bytes>>,
+    driver: http1::Connection<TokioIo<TcpStream>, Full<Bytes>>,
+}
+
+struct Idle {
+    link: Link,
+    since: Instant,
+}
+
+/// The connections to one engine.
+pub struct Upstream {
+    base: String,
+    authority: String,
+    host: HeaderValue,
+    idle: ArrayQueue<Idle>,
+    opened: AtomicU64,
+    open: AtomicUsize,
+}
+
+impl std::fmt::Debug for Upstream {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Upstream({})", self.base)
+    }
+}
+
+/// Counts a connection as open until it is dropped.
+struct Open(Arc<Upstream>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Upstream {
+    /// Connections to the engine at `base` (`http://host:port`).
+    #[must_use]
+    pub fn new(base: &str) -> Arc<Self> {
+        let base = base.trim_end_matches('/');
+        let authority = base.strip_prefix("http://").unwrap_or(base);
+        let authority = authority.split('/').next().unwrap_or(authority);
+        let with_port =
+            if authority.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok()) { "" } else { ":80" };
+        Arc::new(Self {
+            base: base.to_owned(),
+            host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
+            authority: format!("{authority}{with_port}"),
+            idle: ArrayQueue::new(IDLE_MAX),
+            opened: AtomicU64::new(0),
+            open: AtomicUsize::new(0),
+        })
+    }
+
+    /// Connections opened so far, and those that are in use by requests now.
+    #[must_use]
+    pub fn connections(&self) -> (u64, usize) {
+        (self.opened.load(Ordering::Relaxed), self.open.load(Ordering::Relaxed))
+    }
+
+    fn error(&self, reason: impl ToString, was_sent: bool) -> UpstreamError {
+        UpstreamError { worker: self.base.clone(), reason: reason.to_string(), was_sent }
+    }
+
+    /// An idle connection that is still open as far as can be seen.
+    fn take(&self) -> Option<Link> {
+        while let Some(Idle { mut link, since }) = self.idle.pop() {
+            if since.elapsed() > IDLE_FOR {
+                continue;
+            }
+            // It has nothing to do but to notice that the other end has closed it.
+            let mut context = Context::from_waker(Waker::noop());
+            if Pin::new(&mut link.driver).poll(&mut context).is_pending() && link.sender.is_ready() {
+                return Some(link);
+            }
+        }
+        None
+    }
+
+    async fn connect(&self) -> Result<Link, UpstreamError> {
+        let connecting = tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(&self.authority));
+        let stream = match connecting.await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(self.error(error, false)),
+            Err(_) => return Err(self.error("no connection in time", false)),
+        };
+        // A connection that is gone already will say so soon.
+        let _gone = stream.set_nodelay(true);
+        let handshake = http1::handshake(TokioIo::new(stream)).await;
+        let (sender, driver) = handshake.map_err(|error| self.error(error, false))?;
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        Ok(Link { sender, driver })
+    }
+
+    /// Sends a request; the answer's head is here when this returns, its body comes as it comes.
+    pub async fn send(self: &Arc<Self>, call: &Call) -> Result<Response<ReplyBody>, UpstreamError> {
+        if let Some(link) = self.take() {
+            match self.exchange(link, call).await {
+                // Closed under us while it was idle: that says nothing of the engine.
+                Err(_) if !call.once => {}
+                answer => return answer,
+            }
+        }
+        let link = self.connect().await?;
+        self.exchange(link, call).await
+    }
+
+    async fn exchange(
+        self: &Arc<Self>,
+        mut link: Link,
+        call: &Call,
+    ) -> Result<Response<ReplyBody>, UpstreamError> {
+        let mut request = Request::new(Full::new(call.body.clone()));
+        *request.method_mut() = call.method.clone();
+        *request.uri_mut() = call.path.clone();
+        request.headers_mut().reserve(call.headers.len() + 2);
+        request.headers_mut().insert(http::header::HOST, self.host.clone());
+        request.headers_mut().extend(call.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        self.open.fetch_add(1, Ordering::Relaxed);
+        let open = Open(Arc::clone(self));
+        let mut answer = pin!(link.sender.send_request(request));
+        let mut is_over = false;
+        let driver = &mut link.driver;
+        let answered = std::future::poll_fn(|context| {
+            if !is_over && let Poll::Ready(ended) = Pin::new(&mut *driver).poll(context) {
+                is_over = true;
+                if let Err(error) = ended {
+                    return Poll::Ready(Err(chain(&error)));
+                }
+            }
+            answer.as_mut().poll(context).map_err(|error| chain(&error))
+        });
+        let response = answered.await.map_err(|reason| self.error(reason, true))?;
+        let (head, incoming) = response.into_parts();
+        let body = ReplyBody { incoming, link: Some(link), is_over, open };
+        Ok(Response::from_parts(head, body))
+    }
+}
+
+/// An HTTP client's errors hide their cause one level down.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        source = inner.source();
+    }
+    text
+}
+
+/// The body of an answer, and the connection that it comes over.
+pub struct ReplyBody {
+    incoming: Incoming,
+    /// Gone once it is back among the idle ones.
+    link: Option<Link>,
+    /// The connection has ended, with or without the body.
+    is_over: bool,
+    open: Open,
+}
+
+impl std::fmt::Debug for ReplyBody {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("ReplyBody")
+    }
+}
+
+impl ReplyBody {
+    fn drive(&mut self, context: &mut Context<'_>) {
+        if let Some(link) = &mut self.link
+            && !self.is_over
+        {
+            // Its errors reach the body too.
+            self.is_over = Pin::new(&mut link.driver).poll(context).is_ready();
+        }
+    }
+
+    /// The body has ended: the connection goes to whoever comes next.
+    fn give_back(&mut self, context: &mut Context<'_>) {
+        self.drive(context);
+        let Some(mut link) = self.link.take() else { return };
+        if !self.is_over && matches!(link.sender.poll_ready(context), Poll::Ready(Ok(()))) {
+            // When there are enough of them, it is closed.
+            let _closed = self.open.0.idle.push(Idle { link, since: Instant::now() });
+        }
+    }
+
+    /// The whole body, if it has at most `bytes_max`.
+    pub async fn whole(self, bytes_max: usize) -> Result<Bytes, UpstreamError> {
+        let home = Arc::clone(&self.open.0);
+        let body = Limited::new(self, bytes_max).collect().await;
+        body.map(http_body_util::Collected::to_bytes).map_err(|error| home.error(error, true))
+    }
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = UpstreamError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        self.drive(context);
+        match Pin::new(&mut self.incoming).poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if self.incoming.is_end_stream() {
+                    self.give_back(context);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(None) => {
+                self.give_back(context);
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Err(error))) => {
+                Poll::Ready(Some(Err(self.open.0.error(chain(&error), true))))
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}

@@ -1,0 +1,143 @@
+//! Whether a worker that answers its health check also serves requests: a circuit breaker for each worker, and a budget
+//! for retries over all of them.
+//!
+//! Hot path: a success is one load when nothing failed before; everything is relaxed, since a decision that sees a
+//! state a moment late is as good.
+
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Failures in a row that open the breaker.
+const FAILURES_MAX: u32 = 5;
+/// For how long at first; it doubles with each time in a row.
+const OPEN_FOR: Duration = Duration::from_secs(1);
+/// For how long at most.
+const OPEN_FOR_MAX: Duration = Duration::from_secs(30);
+
+/// Takes a worker out after failures in a row, for a time. When the time is over it gets requests again; the first
+/// failure takes it out for longer, the first success puts everything back.
+#[derive(Debug)]
+pub(crate) struct Breaker {
+    start: Instant,
+    failures: AtomicU32,
+    openings: AtomicU32,
+    /// Milliseconds since `start` until which it is out.
+    open_until: AtomicU64,
+    /// Times that it was taken out.
+    pub(crate) ejections: AtomicU64,
+}
+
+impl Breaker {
+    pub(crate) fn new(start: Instant) -> Self {
+        Self {
+            start,
+            failures: AtomicU32::new(0),
+            openings: AtomicU32::new(0),
+            open_until: AtomicU64::new(0),
+            ejections: AtomicU64::new(0),
+        }
+    }
+
+    fn since_start(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.start).as_millis() as u64
+    }
+
+    /// Whether the worker is out.
+    pub(crate) fn is_open(&self, now: Instant) -> bool {
+        let until = self.open_until.load(Ordering::Relaxed);
+        until > 0 && self.since_start(now) < until
+    }
+
+    pub(crate) fn succeeded(&self) {
+        if self.failures.load(Ordering::Relaxed) > 0 {
+            self.failures.store(0, Ordering::Relaxed);
+            self.openings.store(0, Ordering::Relaxed);
+            self.open_until.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A request failed there; true when that takes the worker out.
+    pub(crate) fn failed(&self, now: Instant) -> bool {
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        if failures < FAILURES_MAX || self.is_open(now) {
+            return false;
+        }
+        let openings = self.openings.fetch_add(1, Ordering::Relaxed);
+        let open_for = OPEN_FOR.saturating_mul(1 << openings.min(8)).min(OPEN_FOR_MAX);
+        self.open_until.store(self.since_start(now) + open_for.as_millis() as u64, Ordering::Relaxed);
+        self.ejections.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+}
+
+/// Each request earns a share of a retry, so that retries cannot multiply an overload.
+#[derive(Debug)]
+pub(crate) struct RetryBudget {
+    /// In hundredths of a retry.
+    balance: AtomicI64,
+}
+
+/// Hundredths of a retry that a request earns.
+const EARNED: i64 = 20;
+/// Retries that may be saved up.
+const SAVED_MAX: i64 = 100;
+
+impl Default for RetryBudget {
+    fn default() -> Self {
+        Self { balance: AtomicI64::new(SAVED_MAX * 100) }
+    }
+}
+
+impl RetryBudget {
+    pub(crate) fn earn(&self) {
+        if self.balance.load(Ordering::Relaxed) < SAVED_MAX * 100 {
+            self.balance.fetch_add(EARNED, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a retry; false when there is none left.
+    pub(crate) fn spend(&self) -> bool {
+        if self.balance.fetch_sub(100, Ordering::Relaxed) >= 100 {
+            return true;
+        }
+        self.balance.fetch_add(100, Ordering::Relaxed);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_breaker_opens_longer_each_time_and_closes_with_a_success() {
+        let start = Instant::now();
+        let breaker = Breaker::new(start);
+        let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
+        for _ in 1..FAILURES_MAX {
+            assert!(!breaker.failed(at(0.1)));
+        }
+        assert!(!breaker.is_open(at(0.1)));
+        assert!(breaker.failed(at(0.1)));
+        assert!(breaker.is_open(at(1.0)) && !breaker.is_open(at(1.2)));
+        assert!(breaker.failed(at(1.2)), "the first failure afterwards opens it again");
+        assert!(breaker.is_open(at(3.1)) && !breaker.is_open(at(3.3)));
+        for turn in 0..20 {
+            breaker.failed(at(4.0 + 31.0 * f64::from(turn)));
+        }
+        assert!(!breaker.is_open(at(4.0 + 31.0 * 19.0 + 30.1)), "never longer than the maximum");
+        breaker.succeeded();
+        assert!(!breaker.failed(at(1000.0)));
+    }
+
+    #[test]
+    fn retries_are_a_share_of_requests() {
+        let budget = RetryBudget::default();
+        let mut spent = 0;
+        for _ in 0..1000 {
+            budget.earn();
+            spent += i64::from(budget.spend());
+        }
+        assert!((SAVED_MAX + 195..=SAVED_MAX + 205).contains(&spent), "{spent}");
+    }
+}

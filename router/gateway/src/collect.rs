@@ -1,0 +1,352 @@
+//! Answers whose text is made here: engines that take and give token ids are asked for ids, and what one request became
+//! (several prompts, several choices) is put together again.
+//!
+//! Text, stop strings and answers are made from the ids. That is what allows a request to go on elsewhere, exactly as it
+//! would have gone on, when its worker dies: what has been generated so far is known to the token.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use router_engines::openai::{
+    Answer, ApiError, ChatRequest, CompletionRequest, Finish, Kind, Prompt, Sampling, TokenLogprobs, Usage,
+};
+use tokio::sync::mpsc;
+
+use crate::choice::{ChoiceEvent, ChoicePiece, ChoiceRequest, run};
+use crate::prompt::off_thread;
+use crate::requests::Head;
+use crate::routing::Wanted;
+use crate::service::{Gateway, Inside, fresh_number, json_response, unix_time};
+
+/// Events that may wait between the choices and the connection.
+const EVENTS_MAX: usize = 64;
+
+/// A request in the form that both surfaces share.
+struct Normal {
+    prompts: Vec<Arc<Vec<u32>>>,
+    echo: Vec<String>,
+    sampling: Sampling,
+    salt: Option<String>,
+    stream: bool,
+    include_usage: bool,
+    return_token_ids: bool,
+    tokens_as_ids: bool,
+}
+
+/// Serves a request whose text is made here.
+pub(crate) async fn generate(
+    gateway: &Arc<Gateway>,
+    body: &Bytes,
+    head: &Head,
+    kind: Kind,
+    inside: Inside,
+) -> Result<Response, ApiError> {
+    let (started, request_id, session) = (head.started, &head.request_id, head.session);
+    let normal = match kind {
+        Kind::Chat => normal_chat(gateway, body).await?,
+        Kind::Completion => normal_completion(gateway, body).await?,
+    };
+    let param = if kind == Kind::Chat { "messages" } else { "prompt" };
+    check_prompts(gateway, param, &normal)?;
+    let (out, events) = mpsc::channel(EVENTS_MAX);
+    let mut explained = None;
+    let mut index = 0;
+    for prompt in &normal.prompts {
+        for _ in 0..normal.sampling.n {
+            let wanted = Wanted {
+                tokens: prompt,
+                salt: normal.salt.as_deref(),
+                session,
+                adapter: None,
+                without_prefill: false,
+                audited: true,
+                avoid: &[],
+            };
+            // Booked before the next choice is routed, so that a burst does not follow one prefix to one worker.
+            let (route, booking) = gateway.wait_for_route(&wanted).await?;
+            explained.get_or_insert_with(|| route.explain());
+            let mut sampling = normal.sampling.clone();
+            // Every choice has a seed, so that an interrupted one can be continued as it would have gone on.
+            let seed = sampling.seed.unwrap_or_else(fresh_number);
+            sampling.seed = Some(seed.wrapping_add(u64::from(index % normal.sampling.n)));
+            sampling.n = 1;
+            let choice = ChoiceRequest {
+                index,
+                request_id: format!("{request_id}-{index}"),
+                prompt: Arc::clone(prompt),
+                sampling,
+                salt: normal.salt.clone(),
+                session,
+            };
+            tokio::spawn(run(Arc::clone(gateway), choice, (route, booking), out.clone()));
+            index += 1;
+        }
+    }
+    drop(out);
+    let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+    let answer = Answer::new(
+        kind,
+        format!("{prefix}-{request_id}"),
+        unix_time(),
+        gateway.model(),
+        normal.tokens_as_ids,
+    );
+    let collector = Collector {
+        gateway: Arc::clone(gateway),
+        answer,
+        kind,
+        choices: index,
+        usage: Usage { prompt: normal.prompts.iter().map(|prompt| prompt.len()).sum(), ..Usage::default() },
+        normal,
+        events,
+        started,
+        _inside: inside,
+    };
+    let mut response =
+        if collector.normal.stream { collector.streamed().await? } else { collector.whole().await? };
+    if let Some(value) = explained.and_then(|text| HeaderValue::from_str(&text).ok()) {
+        response.headers_mut().insert("x-kvasir-route", value);
+    }
+    Ok(response)
+}
+
+async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Normal, ApiError> {
+    let request = ChatRequest::parse(body)?;
+    check_model(gateway, request.model.as_deref())?;
+    let text = gateway.text.clone();
+    let (messages, extras, generate) =
+        (request.messages, request.template_extras, request.add_generation_prompt);
+    let ids = off_thread(body.len(), move || text.encode_chat(&messages, generate, &extras))
+        .await?
+        .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+    Ok(Normal {
+        prompts: vec![Arc::new(ids)],
+        echo: Vec::new(),
+        sampling: request.sampling,
+        salt: request.cache_salt,
+        stream: request.stream,
+        include_usage: request.include_usage,
+        return_token_ids: request.return_token_ids,
+        tokens_as_ids: false,
+    })
+}
+
+async fn normal_completion(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Normal, ApiError> {
+    let request = CompletionRequest::parse(body)?;
+    check_model(gateway, request.model.as_deref())?;
+    let mut prompts = Vec::with_capacity(request.prompts.len());
+    let mut echo = Vec::new();
+    for prompt in request.prompts {
+        let ids = match prompt {
+            Prompt::Tokens(ids) => {
+                if request.echo {
+                    echo.push(gateway.text.tokenizer.decode(&ids, false));
+                }
+                ids
+            }
+            Prompt::Text(text) => {
+                if request.echo {
+                    echo.push(text.clone());
+                }
+                let tokenizer = gateway.text.tokenizer.clone();
+                off_thread(text.len(), move || tokenizer.encode(&text, true))
+                    .await?
+                    .map_err(|error| ApiError::invalid("prompt", error.to_string()))?
+            }
+        };
+        prompts.push(Arc::new(ids));
+    }
+    Ok(Normal {
+        prompts,
+        echo,
+        sampling: request.sampling,
+        salt: request.cache_salt,
+        stream: request.stream,
+        include_usage: request.include_usage,
+        return_token_ids: request.return_token_ids,
+        tokens_as_ids: request.tokens_as_ids,
+    })
+}
+
+fn check_model(gateway: &Gateway, model: Option<&str>) -> Result<(), ApiError> {
+    match model {
+        Some(model) if model != gateway.model() => Err(ApiError::no_such_model(model)),
+        _ => Ok(()),
+    }
+}
+
+fn check_prompts(gateway: &Gateway, param: &str, normal: &Normal) -> Result<(), ApiError> {
+    let context = gateway.context_tokens();
+    for prompt in &normal.prompts {
+        if prompt.is_empty() {
+            return Err(ApiError::invalid(param, format!("`{param}` has no tokens.")));
+        }
+        if context > 0 && prompt.len() >= context {
+            return Err(ApiError::context_length(param, prompt.len(), context));
+        }
+    }
+    Ok(())
+}
+
+/// Makes an answer of the choices' events.
+struct Collector {
+    gateway: Arc<Gateway>,
+    answer: Answer,
+    kind: Kind,
+    choices: u32,
+    usage: Usage,
+    normal: Normal,
+    events: mpsc::Receiver<ChoiceEvent>,
+    started: Instant,
+    _inside: Inside,
+}
+
+impl Collector {
+    fn count(&mut self, piece: &ChoicePiece) {
+        if self.usage.completion == 0 && !piece.tokens.is_empty() {
+            self.gateway.metrics.time_to_first_token.observe(self.started.elapsed().as_secs_f64());
+        }
+        self.usage.completion += piece.tokens.len();
+        self.usage.cached = self.usage.cached.max(piece.cached_tokens);
+    }
+
+    fn account(&self) {
+        self.gateway.metrics.prompt_tokens.inc_by(self.usage.prompt as u64);
+        self.gateway.metrics.cached_tokens.inc_by(self.usage.cached as u64);
+    }
+
+    fn echo_of(&self, index: u32) -> &str {
+        self.normal.echo.get((index / self.normal.sampling.n) as usize).map_or("", String::as_str)
+    }
+
+    async fn whole(mut self) -> Result<Response, ApiError> {
+        #[derive(Default, Clone)]
+        struct Output {
+            text: String,
+            tokens: Vec<u32>,
+            logprobs: Vec<TokenLogprobs>,
+            finish: Option<Finish>,
+        }
+        let mut outputs = vec![Output::default(); self.choices as usize];
+        for index in 0..self.choices {
+            outputs[index as usize].text = self.echo_of(index).to_owned();
+        }
+        while let Some(event) = self.events.recv().await {
+            let piece = match event {
+                ChoiceEvent::Failed(error) => return Err(error),
+                ChoiceEvent::Piece(piece) => piece,
+            };
+            self.count(&piece);
+            let output = &mut outputs[piece.index as usize];
+            output.text.push_str(&piece.text);
+            output.tokens.extend(piece.tokens);
+            output.logprobs.extend(piece.logprobs);
+            output.finish = output.finish.or(piece.finish);
+        }
+        self.account();
+        let wants_logprobs = self.normal.sampling.logprobs.is_some();
+        let choices = outputs.iter().zip(0..).map(|(output, index)| {
+            let finish =
+                output.finish.ok_or_else(|| ApiError::internal("An output ended without a reason."))?;
+            let logprobs = wants_logprobs.then_some(output.logprobs.as_slice());
+            let tokens = self.normal.return_token_ids.then_some(output.tokens.as_slice());
+            Ok(self.answer.choice(index, &output.text, logprobs, tokens, finish))
+        });
+        let choices = choices.collect::<Result<Vec<_>, ApiError>>()?;
+        Ok(json_response(StatusCode::OK, self.answer.whole(choices, self.usage).to_string()))
+    }
+
+    /// Waits for the first event, so that a failure before any token is a proper error.
+    async fn streamed(mut self) -> Result<Response, ApiError> {
+        let first = match self.events.recv().await {
+            Some(ChoiceEvent::Failed(error)) => return Err(error),
+            first => first,
+        };
+        let mut head = String::new();
+        for index in 0..self.choices {
+            if self.kind == Kind::Chat {
+                head.push_str(&self.answer.role_piece(index));
+            } else if !self.echo_of(index).is_empty() {
+                head.push_str(&self.answer.piece(index, self.echo_of(index), &[], 0, None, None));
+            }
+        }
+        let offsets = (0..self.choices).map(|index| self.echo_of(index).chars().count()).collect();
+        let mut stream = Stream { collector: self, offsets, next: Some(head), is_over: false };
+        if let Some(ChoiceEvent::Piece(piece)) = first {
+            stream.piece(&piece);
+        }
+        let headers =
+            [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+        Ok((headers, Body::from_stream(stream)).into_response())
+    }
+}
+
+/// The body of a streamed answer. Pieces that are ready together leave together.
+struct Stream {
+    collector: Collector,
+    offsets: Vec<usize>,
+    next: Option<String>,
+    is_over: bool,
+}
+
+impl Stream {
+    fn piece(&mut self, piece: &ChoicePiece) {
+        self.collector.count(piece);
+        let offset = &mut self.offsets[piece.index as usize];
+        let tokens = self.collector.normal.return_token_ids.then_some(piece.tokens.as_slice());
+        let event = self.collector.answer.piece(
+            piece.index,
+            &piece.text,
+            &piece.logprobs,
+            *offset,
+            tokens,
+            piece.finish,
+        );
+        *offset += piece.text.chars().count();
+        // A token whose text is held back has nothing to say, unless ids or log-probabilities are wanted.
+        if !piece.text.is_empty() || piece.finish.is_some() || tokens.is_some() || !piece.logprobs.is_empty()
+        {
+            self.next.get_or_insert_default().push_str(&event);
+        }
+    }
+
+    fn end(&mut self) {
+        self.is_over = true;
+        self.collector.account();
+        let next = self.next.get_or_insert_default();
+        if self.collector.normal.include_usage {
+            next.push_str(&self.collector.answer.usage_piece(self.collector.usage));
+        }
+        next.push_str("data: [DONE]\n\n");
+    }
+}
+
+impl futures_util::Stream for Stream {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        while !self.is_over {
+            match self.collector.events.poll_recv(context) {
+                Poll::Pending => break,
+                Poll::Ready(Some(ChoiceEvent::Piece(piece))) => self.piece(&piece),
+                Poll::Ready(Some(ChoiceEvent::Failed(error))) => {
+                    self.is_over = true;
+                    let event = format!("data: {}\n\n", error.to_json());
+                    self.next.get_or_insert_default().push_str(&event);
+                }
+                Poll::Ready(None) => self.end(),
+            }
+        }
+        match (self.next.take(), self.is_over) {
+            (Some(text), _) => Poll::Ready(Some(Ok(text.into()))),
+            (None, true) => Poll::Ready(None),
+            (None, false) => Poll::Pending,
+        }
+    }
+}

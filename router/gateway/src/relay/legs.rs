@@ -1,0 +1,305 @@
+//! Asking workers: one for everything, or one for the prompt and one for the rest.
+//!
+//! With two legs, an object that names blocks on the prefill worker is used once and at once: an engine that is given one
+//! whose blocks have been reused meanwhile answers 200 with the wrong text (seen with vLLM 0.32). So an attempt that
+//! failed starts again with a fresh prefill, and the decode leg is never sent twice.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use bytes::Bytes;
+use http::Response as HttpResponse;
+use router_engines::body::RawBody;
+use router_engines::dialect::Engine;
+use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
+use router_engines::openai::ApiError;
+use router_engines::upstream::{Call, ReplyBody, UpstreamError};
+use tokio::task::JoinHandle;
+
+use super::RelayRequest;
+use super::events::Usage;
+use crate::routing::Route;
+use crate::service::Gateway;
+use crate::worker::Picked;
+
+/// First pause of a request that keeps failing.
+pub(crate) const BACKOFF: Duration = Duration::from_millis(5);
+/// Largest answer of a prefill leg, and largest error that is passed on.
+const LEG_BYTES_MAX: usize = 64 << 20;
+
+/// Why an attempt is over.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) reason: String,
+    pub(crate) blames_prefill: bool,
+    /// It speaks against the worker.
+    pub(crate) is_workers: bool,
+    /// It could not be reached, or broke off.
+    pub(crate) is_connection: bool,
+    /// Another worker may do better.
+    pub(crate) is_retryable: bool,
+    /// The engine's own words.
+    answer: Option<(StatusCode, Option<HeaderValue>, Bytes)>,
+}
+
+impl Failure {
+    pub(crate) fn connection(error: &UpstreamError) -> Self {
+        Self {
+            reason: error.to_string(),
+            blames_prefill: false,
+            is_workers: true,
+            is_connection: true,
+            is_retryable: true,
+            answer: None,
+        }
+    }
+
+    pub(crate) fn protocol(route: &Route, reason: impl std::fmt::Display) -> Self {
+        Self {
+            reason: format!("{}: {reason}", route.decode.live.name),
+            blames_prefill: false,
+            is_workers: true,
+            is_connection: false,
+            is_retryable: true,
+            answer: None,
+        }
+    }
+
+    pub(crate) fn hung(route: &Route) -> Self {
+        let mut failure = Self::protocol(route, "it does not answer");
+        failure.is_connection = true;
+        failure
+    }
+
+    /// The engine says no. What is wrong with the request stays wrong elsewhere.
+    fn refused(picked: &Picked, status: StatusCode, kind: Option<HeaderValue>, body: Bytes) -> Self {
+        let busy = matches!(status.as_u16(), 408 | 425 | 429 | 503 | 529);
+        Self {
+            reason: format!("{} answered {status}", picked.live.name),
+            blames_prefill: false,
+            is_workers: status.is_server_error() && !busy,
+            is_connection: false,
+            is_retryable: busy || status.is_server_error(),
+            answer: Some((status, kind, body)),
+        }
+    }
+
+    fn of_prefill(mut self) -> Self {
+        self.blames_prefill = true;
+        self
+    }
+
+    /// As an error of the gateway, in the engine's words if it had some.
+    pub(crate) fn into_response(self) -> Result<Response, ApiError> {
+        match self.answer {
+            Some((status, kind, body)) if !body.is_empty() && !status.is_success() => {
+                let mut response = Response::new(Body::from(body));
+                *response.status_mut() = status;
+                let kind = kind.unwrap_or(HeaderValue::from_static("application/json"));
+                response.headers_mut().insert(header::CONTENT_TYPE, kind);
+                if status == StatusCode::SERVICE_UNAVAILABLE || status == StatusCode::TOO_MANY_REQUESTS {
+                    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+                }
+                Ok(response)
+            }
+            _ => Err(ApiError::unavailable(format!("The workers failed: {}", self.reason))),
+        }
+    }
+}
+
+/// What the prefill leg said, for the check of the decode leg's answer: tokens must not come from another prompt's KV.
+#[derive(Debug)]
+pub(crate) struct Promised {
+    prompt_tokens: Option<usize>,
+}
+
+impl Promised {
+    /// Compares what the decode worker counted with what the prefill worker computed.
+    pub(crate) fn check(&self, usage: &Usage) -> Result<(), String> {
+        if let Some(promised) = self.prompt_tokens
+            && usage.prompt_tokens != promised
+        {
+            return Err(format!("it decoded a prompt of {} tokens, prefill had {promised}", usage.prompt_tokens));
+        }
+        match usage.cached_tokens() {
+            Some(cached) if cached > usage.prompt_tokens => {
+                Err(format!("it says that {cached} tokens of {} were cached", usage.prompt_tokens))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A task that ends with whoever holds this.
+#[derive(Debug)]
+pub(crate) struct Owned<T>(JoinHandle<T>);
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A decode leg that has begun to answer with 200.
+pub(crate) struct Asked {
+    pub(crate) reply: HttpResponse<ReplyBody>,
+    pub(crate) promised: Option<Promised>,
+    /// A prefill leg that goes on beside it.
+    pub(crate) prefill: Option<Owned<Result<(), Failure>>>,
+}
+
+fn call(request: &RelayRequest, body: &RawBody, picked: &Picked) -> Call {
+    let mut call = Call::json(request.path, body.to_bytes());
+    call.headers.extend(request.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+    let mut call = call.with(HeaderName::from_static("x-request-id"), &request.request_id);
+    let header = picked.live.description.engine.dialect().rank_header();
+    if let (Some(rank), Some(header)) = (picked.live.rank, header) {
+        call = call.with(HeaderName::from_static(header), &rank.to_string());
+    }
+    call
+}
+
+/// Sends to one worker; its answer's head has a status of success.
+async fn send(picked: &Picked, call: &Call) -> Result<HttpResponse<ReplyBody>, Failure> {
+    let reply = picked.worker.upstream.send(call).await.map_err(|error| Failure::connection(&error))?;
+    let status = reply.status();
+    if status.is_success() {
+        return Ok(reply);
+    }
+    let kind = reply.headers().get(header::CONTENT_TYPE).cloned();
+    let body = reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))?;
+    Err(Failure::refused(picked, status, kind, body))
+}
+
+/// Asks the workers of a route. `body` is the request's own, or that of its continuation.
+pub(crate) async fn ask(
+    gateway: &Arc<Gateway>,
+    request: &Arc<RelayRequest>,
+    body: &RawBody,
+    route: &Route,
+) -> Result<Asked, Failure> {
+    let down = route.decode.worker.down.notified();
+    tokio::select! {
+        asked = legs(gateway, request, body, route) => asked,
+        () = down => Err(Failure::hung(route)),
+    }
+}
+
+async fn legs(
+    gateway: &Arc<Gateway>,
+    request: &Arc<RelayRequest>,
+    body: &RawBody,
+    route: &Route,
+) -> Result<Asked, Failure> {
+    let Some(prefill) = &route.prefill else {
+        let reply = send(&route.decode, &call(request, body, &route.decode)).await?;
+        return Ok(Asked { reply, promised: None, prefill: None });
+    };
+    gateway.metrics.disaggregated.inc();
+    let protocol = gateway.config.protocol.unwrap_or(match prefill.live.description.engine {
+        Engine::Native => Protocol::Native,
+        Engine::Vllm => Protocol::Nixl,
+        Engine::Sglang => Protocol::Bootstrap,
+        Engine::TensorRtLlm => Protocol::TensorRtLlm,
+    });
+    let mooncake = match protocol {
+        Protocol::Mooncake => Some(bootstrap(gateway, prefill).await.map_err(Failure::of_prefill)?),
+        _ => None,
+    };
+    let pairing = Pairing {
+        number: crate::service::fresh_number(),
+        prefill: &prefill.live.description,
+        mooncake: mooncake.as_ref().map(|(address, engine)| (address.as_str(), engine.as_str())),
+    };
+    let unmade = |error| Failure::protocol(route, error).of_prefill();
+    let prefill_call = call(request, &prefill_leg(protocol, body, &pairing).map_err(unmade)?, prefill);
+    if protocol.is_sequential() {
+        let answer = first_leg(prefill, &prefill_call).await.map_err(Failure::of_prefill)?;
+        let answer = PrefillAnswer::parse(answer).map_err(unmade)?;
+        // One that ended with its first token left no blocks behind: the decode worker computes that token itself.
+        let decode = match decode_leg(protocol, body, &pairing, Some(&answer)) {
+            Err(_) if answer.is_complete() => body.clone(),
+            leg => leg.map_err(unmade)?,
+        };
+        let mut decode_call = call(request, &decode, &route.decode);
+        decode_call.once = true;
+        let reply = send(&route.decode, &decode_call).await?;
+        let promised = Promised { prompt_tokens: answer.prompt_tokens };
+        return Ok(Asked { reply, promised: Some(promised), prefill: None });
+    }
+    let decode = decode_leg(protocol, body, &pairing, None).map_err(unmade)?;
+    let mut decode_call = call(request, &decode, &route.decode);
+    decode_call.once = true;
+    let leg = prefill.clone();
+    let mut task = Owned(tokio::spawn(async move {
+        // Its answer is read to the end, and not needed.
+        first_leg(&leg, &prefill_call).await.map(drop).map_err(Failure::of_prefill)
+    }));
+    let mut is_over = false;
+    let start = send(&route.decode, &decode_call);
+    tokio::pin!(start);
+    loop {
+        tokio::select! {
+            reply = &mut start => {
+                let prefill = (!is_over).then_some(task);
+                return Ok(Asked { reply: reply?, promised: None, prefill });
+            }
+            // The decode leg is given up with it, here, by dropping it.
+            ended = &mut task.0, if !is_over => match ended {
+                Ok(Err(failure)) => return Err(failure),
+                _ => is_over = true,
+            },
+        }
+    }
+}
+
+/// A prefill leg from its request to the end of its answer.
+async fn first_leg(prefill: &Picked, call: &Call) -> Result<Bytes, Failure> {
+    let down = prefill.worker.down.notified();
+    let asked = async {
+        let reply = send(prefill, call).await?;
+        reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))
+    };
+    tokio::select! {
+        answer = asked => answer,
+        () = down => Err(Failure {
+            reason: format!("{}: it does not answer", prefill.live.name),
+            blames_prefill: true,
+            is_workers: true,
+            is_connection: true,
+            is_retryable: true,
+            answer: None,
+        }),
+    }
+}
+
+/// Address of a prefill worker's MooncakeConnector bootstrap server, and the id that its engine has there.
+async fn bootstrap(gateway: &Gateway, prefill: &Picked) -> Result<(String, String), Failure> {
+    let base = prefill.worker.client.base();
+    let host = base.trim_start_matches("http://");
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    let address = gateway.config.mooncake_bootstrap.replace('*', host);
+    let client = router_engines::client::EngineClient::new(&address);
+    let said = client.get("/query").await;
+    let said = said.map_err(|error| Failure::connection(&UpstreamError {
+        worker: address.clone(),
+        reason: error.to_string(),
+        was_sent: false,
+    }))?;
+    let said: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
+    let rank = prefill.live.rank.unwrap_or(0).to_string();
+    match said[&rank]["engine_id"].as_str() {
+        Some(engine) => Ok((address, engine.to_owned())),
+        None => Err(Failure {
+            reason: format!("{address}/query names no engine of rank {rank}"),
+            blames_prefill: true,
+            is_workers: true,
+            is_connection: false,
+            is_retryable: true,
+            answer: None,
+        }),
+    }
+}

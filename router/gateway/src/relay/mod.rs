@@ -1,0 +1,237 @@
+//! Requests that engines answer themselves: the client's own bytes go to the worker that the router chose, and the
+//! engine's bytes come back.
+//!
+//! The gateway adds the choice of workers, the two legs of a hand-off, and what happens when a worker fails: before the
+//! first byte has gone to the client the request starts over elsewhere; in the middle of a stream it is continued there
+//! (`resume`), or the client is told why not. Templates, tools, guided decoding and whatever an engine learns next are the
+//! engine's; fields that nobody here knows pass through.
+//!
+//! Reading order: `legs` (asking workers), `events` (what comes), `stream` (passing it on), `resume` (going on elsewhere).
+//! Everything runs in the task of the client's connection, so a client that goes away drops it all, connections to
+//! engines included.
+
+mod events;
+mod legs;
+mod resume;
+mod stream;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use router_engines::body::RawBody;
+use router_engines::openai::ApiError;
+
+pub(crate) use self::events::Usage;
+use self::legs::{Asked, Failure, ask};
+use self::stream::RelayStream;
+use crate::routing::{Booking, Route, Wanted};
+use crate::service::{Gateway, Inside};
+
+/// Largest answer that is not streamed.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+
+/// What kind of answer is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Surface {
+    Chat,
+    Completion,
+    /// Anything that is not generated token by token: embeddings, scores.
+    Other,
+}
+
+/// A request on its way to an engine.
+#[derive(Debug)]
+pub(crate) struct RelayRequest {
+    pub(crate) path: &'static str,
+    pub(crate) surface: Surface,
+    /// Without the fields that belong to the gateway.
+    pub(crate) body: RawBody,
+    /// What the prompt looks like to the index; possibly empty.
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens of the prompt, when they are the engine's own.
+    pub(crate) prompt_tokens: Option<usize>,
+    pub(crate) request_id: String,
+    /// For the engine.
+    pub(crate) headers: HeaderMap,
+    pub(crate) session: Option<u64>,
+    pub(crate) salt: Option<String>,
+    /// The adapter, when the model is one.
+    pub(crate) adapter: Option<String>,
+    pub(crate) stream: bool,
+    /// It has one prompt and one choice, so a prefill worker may compute it.
+    pub(crate) can_split: bool,
+    /// The usage at the end of the stream is the gateway's wish, not the client's.
+    pub(crate) hides_usage: bool,
+    pub(crate) started: Instant,
+}
+
+impl RelayRequest {
+    #[cfg(test)]
+    pub(crate) fn empty() -> Self {
+        Self {
+            path: "/",
+            surface: Surface::Chat,
+            body: RawBody::parse(bytes::Bytes::from_static(b"{}")).expect("an object"),
+            tokens: Vec::new(),
+            prompt_tokens: None,
+            request_id: String::new(),
+            headers: HeaderMap::new(),
+            session: None,
+            salt: None,
+            adapter: None,
+            stream: false,
+            can_split: false,
+            hides_usage: false,
+            started: Instant::now(),
+        }
+    }
+}
+
+/// What a request has been through.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    made: u32,
+    /// Workers that have just failed it.
+    avoid: Vec<String>,
+    /// The prefill leg has failed.
+    without_prefill: bool,
+}
+
+impl Attempts {
+    /// The next pair of workers.
+    pub(crate) async fn route(
+        &self,
+        gateway: &Gateway,
+        request: &RelayRequest,
+    ) -> Result<(Route, Booking), ApiError> {
+        let wanted = Wanted {
+            tokens: &request.tokens,
+            salt: request.salt.as_deref(),
+            session: request.session,
+            adapter: request.adapter.as_deref(),
+            without_prefill: self.without_prefill || !request.can_split,
+            audited: request.prompt_tokens.is_some(),
+            avoid: &self.avoid,
+        };
+        gateway.wait_for_route(&wanted).await
+    }
+
+    /// Notes a failure; an error when there is no further attempt.
+    pub(crate) async fn failed(
+        &mut self,
+        gateway: &Gateway,
+        request: &RelayRequest,
+        route: &Route,
+        failure: Failure,
+    ) -> Result<(), Failure> {
+        self.made += 1;
+        let at_fault = match (failure.blames_prefill, &route.prefill) {
+            (true, Some(prefill)) => prefill,
+            _ => &route.decode,
+        };
+        if failure.is_workers {
+            if at_fault.worker.breaker.failed(Instant::now()) {
+                tracing::warn!(worker = at_fault.live.name, "too many failures in a row: out for a while");
+            }
+            if failure.is_connection {
+                at_fault.worker.suspect();
+            }
+        }
+        if !failure.is_retryable || self.made > gateway.config.retries || !gateway.retries.spend() {
+            return Err(failure);
+        }
+        tracing::warn!(
+            request = request.request_id,
+            worker = at_fault.live.name,
+            reason = failure.reason,
+            "going on elsewhere"
+        );
+        gateway.metrics.migrations.inc();
+        self.avoid.push(at_fault.live.name.clone());
+        self.without_prefill |= failure.blames_prefill;
+        // The next worker is not at fault; only a request that keeps failing waits, a little longer each time.
+        if self.made > 1 {
+            tokio::time::sleep(legs::BACKOFF * (1 << self.made.min(6))).await;
+        }
+        Ok(())
+    }
+}
+
+/// Serves a request from its first attempt to the head of its answer.
+pub(crate) async fn relay(
+    gateway: &Arc<Gateway>,
+    request: RelayRequest,
+    inside: Inside,
+) -> Result<Response, ApiError> {
+    let request = Arc::new(request);
+    let mut attempts = Attempts::default();
+    gateway.retries.earn();
+    loop {
+        let (route, booking) = attempts.route(gateway, &request).await?;
+        let failure = match ask(gateway, &request, &request.body, &route).await {
+            Ok(asked) if request.stream => {
+                match RelayStream::begin(gateway, &request, asked, booking, &route).await {
+                    Ok(stream) => return Ok(stream.into_response(attempts, inside, &route)),
+                    Err(failure) => failure,
+                }
+            }
+            Ok(asked) => match whole(gateway, &request, asked, booking, &route).await {
+                Ok(response) => return Ok(response),
+                Err(failure) => failure,
+            },
+            Err(failure) => failure,
+        };
+        if let Err(failure) = attempts.failed(gateway, &request, &route, failure).await {
+            return failure.into_response();
+        }
+    }
+}
+
+/// An answer that is not streamed is taken whole, so that one that breaks off can be asked for again.
+async fn whole(
+    gateway: &Gateway,
+    request: &RelayRequest,
+    asked: Asked,
+    mut booking: Booking,
+    route: &Route,
+) -> Result<Response, Failure> {
+    let Asked { reply, promised, prefill: _prefill } = asked;
+    let (head, body) = reply.into_parts();
+    let down = route.decode.worker.down.notified();
+    let body = tokio::select! {
+        body = body.whole(ANSWER_BYTES_MAX) => body.map_err(|error| Failure::connection(&error))?,
+        () = down => return Err(Failure::hung(route)),
+    };
+    let answer = RawBody::parse(body.clone());
+    let answer = answer.map_err(|error| Failure::protocol(route, format!("its answer: {}", error.message)))?;
+    let usage = answer.get("usage").and_then(|text| serde_json::from_str::<Usage>(text).ok());
+    if let Some(usage) = usage {
+        if let Some(promised) = &promised {
+            promised.check(&usage).map_err(|reason| Failure::protocol(route, reason))?;
+        }
+        if let Some(cached) = usage.cached_tokens() {
+            booking.cached_tokens(cached);
+        }
+        gateway.account(request, &usage);
+    }
+    booking.first_token();
+    route.decode.worker.breaker.succeeded();
+    gateway.metrics.time_to_first_token.observe(request.started.elapsed().as_secs_f64());
+    let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = StatusCode::OK;
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("application/json")));
+    explain(&mut response, route);
+    Ok(response)
+}
+
+fn explain(response: &mut Response, route: &Route) {
+    if let Ok(value) = HeaderValue::from_str(&route.explain()) {
+        response.headers_mut().insert("x-kvasir-route", value);
+    }
+}

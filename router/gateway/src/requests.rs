@@ -1,0 +1,195 @@
+//! From an HTTP request to whoever serves it: `collect` when the fleet takes token ids and the gateway makes the text,
+//! `relay` when the engines make it themselves.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::Response;
+use router_engines::body::RawBody;
+use router_engines::dialect::legs::STEERING;
+use router_engines::openai::{ApiError, Kind};
+
+use crate::collect::generate;
+use crate::prompt;
+use crate::relay::{RelayRequest, Surface, relay};
+use crate::service::{Gateway, Inside, error_response, fresh_number};
+
+/// A client that sends its body more slowly gives its place to others.
+const BODY_WITHIN: Duration = Duration::from_secs(60);
+/// Headers of clients that engines get to see.
+const PASSED_ON: [&str; 4] = ["traceparent", "tracestate", "x-session-id", "accept-language"];
+
+/// What is known of a request before its body.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) request_id: String,
+    pub(crate) session: Option<u64>,
+    pub(crate) started: Instant,
+    headers: HeaderMap,
+}
+
+impl Head {
+    fn new(headers: &HeaderMap) -> Self {
+        let passed = PASSED_ON.iter().filter_map(|&name| {
+            let value = headers.get(name)?.clone();
+            Some((axum::http::HeaderName::from_static(name), value))
+        });
+        Self {
+            request_id: request_id(headers),
+            session: session_of(headers),
+            started: Instant::now(),
+            headers: passed.collect(),
+        }
+    }
+}
+
+/// The client's own id, if it is a sane header value, else a fresh one. Engines that read addresses out of an id (vLLM's
+/// P2pNccl) never see a client's.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    match given.filter(|id| !id.is_empty() && id.len() <= 128 && !id.contains("___")) {
+        Some(id) => id.to_owned(),
+        None => format!("{:016x}{:016x}", fresh_number(), fresh_number()),
+    }
+}
+
+/// The conversation that a request belongs to, as vLLM's clients name it.
+fn session_of(headers: &HeaderMap) -> Option<u64> {
+    let name = headers.get("x-session-id")?.as_bytes();
+    let letters: Vec<u32> = name.iter().map(|&letter| u32::from(letter)).collect();
+    Some(kvstore_block::block_hash(&letters))
+}
+
+/// A route of the OpenAI surface.
+#[derive(Debug, Clone, Copy)]
+struct Route {
+    path: &'static str,
+    surface: Surface,
+    name: &'static str,
+}
+
+pub(crate) async fn chat(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let route = Route { path: "/v1/chat/completions", surface: Surface::Chat, name: "chat" };
+    serve(gateway, request, route).await
+}
+
+pub(crate) async fn completions(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let route = Route { path: "/v1/completions", surface: Surface::Completion, name: "completions" };
+    serve(gateway, request, route).await
+}
+
+pub(crate) async fn embeddings(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let route = Route { path: "/v1/embeddings", surface: Surface::Other, name: "embeddings" };
+    serve(gateway, request, route).await
+}
+
+async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Response {
+    let head = Head::new(request.headers());
+    let mut response = match answer(&gateway, request, route, &head).await {
+        Ok(response) => response,
+        Err(error) => error_response(&error),
+    };
+    gateway.metrics.count(route.name, response.status());
+    if let Ok(value) = HeaderValue::from_str(&head.request_id) {
+        response.headers_mut().insert("x-request-id", value);
+    }
+    response
+}
+
+async fn read(gateway: &Gateway, request: Request) -> Result<Bytes, ApiError> {
+    let limit = gateway.config.body_bytes_max;
+    let error = |status, message, code| ApiError { status, message, param: None, code: Some(code) };
+    let too_large =
+        || error(StatusCode::PAYLOAD_TOO_LARGE, format!("The body is larger than {limit} bytes."), "body_too_large");
+    let told = request.headers().get("content-length").and_then(|told| told.to_str().ok()?.parse::<usize>().ok());
+    if told.is_some_and(|told| told > limit) {
+        return Err(too_large());
+    }
+    let body = axum::body::to_bytes(request.into_body(), limit);
+    match tokio::time::timeout(BODY_WITHIN, body).await {
+        Ok(Ok(body)) => Ok(body),
+        // A body of unknown length is counted as it comes; one that breaks off has nobody who could read an answer.
+        Ok(Err(_)) => Err(too_large()),
+        Err(_) => {
+            let message = format!("The body did not arrive within {} s.", BODY_WITHIN.as_secs());
+            Err(error(StatusCode::REQUEST_TIMEOUT, message, "body_too_slow"))
+        }
+    }
+}
+
+async fn answer(
+    gateway: &Arc<Gateway>,
+    request: Request,
+    route: Route,
+    head: &Head,
+) -> Result<Response, ApiError> {
+    let inside = Inside::enter(gateway)?;
+    let body = read(gateway, request).await?;
+    gateway.wait_for_fleet().await?;
+    if gateway.fleet.is_native() {
+        return match route.surface {
+            Surface::Chat => generate(gateway, &body, head, Kind::Chat, inside).await,
+            Surface::Completion => generate(gateway, &body, head, Kind::Completion, inside).await,
+            Surface::Other => Err(ApiError {
+                status: StatusCode::NOT_IMPLEMENTED,
+                message: "The engines behind this gateway do not do this.".to_owned(),
+                param: None,
+                code: Some("not_implemented"),
+            }),
+        };
+    }
+    relay(gateway, relayed(gateway, body, route, head).await?, inside).await
+}
+
+async fn relayed(
+    gateway: &Gateway,
+    bytes: Bytes,
+    route: Route,
+    head: &Head,
+) -> Result<RelayRequest, ApiError> {
+    let mut body = RawBody::parse(bytes)?;
+    for name in STEERING {
+        body.remove(name);
+    }
+    let adapter = gateway.adapter(body.text("model")?.as_deref())?;
+    let stream = body.flag("stream")?.unwrap_or(false) && route.surface != Surface::Other;
+    let seen = match route.surface {
+        Surface::Chat => prompt::of_chat(gateway, &body).await?,
+        Surface::Completion => prompt::of_completion(gateway, &body).await?,
+        Surface::Other => prompt::Seen::default(),
+    };
+    let hides_usage = stream && !body.inner_flag("stream_options", "include_usage");
+    if hides_usage {
+        let mut options = body.value("stream_options").filter(serde_json::Value::is_object);
+        let options = options.get_or_insert_with(|| serde_json::json!({}));
+        options["include_usage"] = true.into();
+        body.set("stream_options", options.to_string());
+    }
+    let is_one = |name: &str| body.get(name).is_none_or(|count| count == "1");
+    let several = route.surface == Surface::Completion && body.get("prompt").is_some_and(has_several);
+    Ok(RelayRequest {
+        path: route.path,
+        surface: route.surface,
+        prompt_tokens: seen.is_exact.then_some(seen.tokens.len()),
+        tokens: seen.tokens,
+        request_id: head.request_id.clone(),
+        headers: head.headers.clone(),
+        session: head.session,
+        salt: body.text("cache_salt")?.map(std::borrow::Cow::into_owned),
+        adapter,
+        stream,
+        can_split: route.surface != Surface::Other && is_one("n") && is_one("best_of") && !several,
+        hides_usage,
+        body,
+        started: head.started,
+    })
+}
+
+/// Whether a prompt is an array of prompts.
+fn has_several(raw: &str) -> bool {
+    let inner = raw.strip_prefix('[').map(str::trim_start);
+    inner.is_some_and(|inner| inner.starts_with(['[', '"']))
+}
