@@ -16,7 +16,7 @@ use axum::serve::ListenerExt;
 use router_engines::client::{EngineClient, WorkerDescription};
 use router_engines::handoff::DataPlaneAddress;
 use router_engines::dialect::Hints;
-use router_gateway::{Fleet, Gateway, GatewayConfig, WorkerConfig, router};
+use router_gateway::{Fleet, Formats, Gateway, GatewayConfig, TextBy, WorkerConfig, router};
 use router_policy::Policy;
 use router_tokens::ModelText;
 use serde_json::{Map, Value, json};
@@ -88,6 +88,8 @@ pub(crate) async fn gateway_over(workers: &[String]) -> Result<String> {
         protocol: None,
         mooncake_bootstrap: String::new(),
         has_tokenizer: true,
+        text: TextBy::Auto,
+        formats: Formats::default(),
         stall: Duration::from_secs(60),
         policy: Policy::default(),
         index_memory_max: 1 << 30,

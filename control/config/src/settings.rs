@@ -52,6 +52,14 @@ section! {
         /// Hugging Face folder with the model's tokenizer and chat template; empty is `engine.model_folder`. Without it,
         /// workers' KV events cannot be followed and routing goes by the text of requests.
         model_folder: String = String::new();
+        /// Who makes the text of answers: `engine` relays what engines say; `gateway` asks them for token ids, makes text,
+        /// tool calls and reasoning itself, and leaves to them what needs more (JSON schemas, images); `auto` is `gateway`
+        /// in front of the reference engine and `engine` in front of others.
+        text: String = "auto".to_owned(), one_of &["auto", "engine", "gateway"];
+        /// How the model writes tool calls, where the gateway makes the text; `auto` looks at the chat template.
+        tool_parser: String = "auto".to_owned(), one_of &["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "openai", "kimi_k2", "glm45", "pythonic"];
+        /// How the model writes its reasoning, where the gateway makes the text.
+        reasoning_parser: String = "auto".to_owned(), one_of &["auto", "none", "deepseek_r1", "qwen3", "glm45", "kimi_k2", "mistral", "openai_gptoss"];
         /// Memory for pieces of conversations that have been tokenised.
         token_cache: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(1 << 40);
         /// A stream that says nothing for so long goes on with another worker.

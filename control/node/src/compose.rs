@@ -9,7 +9,7 @@ use dataplane_transfer::{Limits, PieceLayout};
 use kvstore_block::BlockLayout;
 use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints};
-use router_gateway::{GatewayConfig, WorkerConfig};
+use router_gateway::{Formats, GatewayConfig, TextBy, WorkerConfig};
 use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
 use tools_engine::EngineConfig;
@@ -136,6 +136,7 @@ fn some(text: &str) -> Option<String> {
 pub(crate) fn gateway(
     settings: &Settings,
     workers: Vec<WorkerConfig>,
+    text: &ModelText,
     has_tokenizer: bool,
 ) -> GatewayConfig {
     let (gateway, router) = (&settings.gateway, &settings.router);
@@ -154,6 +155,16 @@ pub(crate) fn gateway(
         },
         mooncake_bootstrap: gateway.mooncake_bootstrap.clone(),
         has_tokenizer,
+        text: match gateway.text.as_str() {
+            "engine" => TextBy::Engine,
+            "gateway" => TextBy::Gateway,
+            _ => TextBy::Auto,
+        },
+        formats: Formats::new(
+            &gateway.tool_parser,
+            &gateway.reasoning_parser,
+            text.template.as_ref().map(|template| template.source()),
+        ),
         stall: gateway.stall,
         policy: Policy {
             // The configuration allows no other names.

@@ -57,7 +57,7 @@ pub(crate) fn run(common: &Common, listen: Option<SocketAddr>, given: &Workers) 
     let settings = process::start(common)?;
     let workers = workers(&settings, given)?;
     let (text, has_tokenizer) = compose::gateway_text(&settings)?;
-    let config = compose::gateway(&settings, workers, has_tokenizer);
+    let config = compose::gateway(&settings, workers, &text, has_tokenizer);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let listener = http::bind(listen.unwrap_or(settings.gateway.listen)).await?;

@@ -16,12 +16,14 @@ use axum::response::{IntoResponse, Response};
 use router_engines::openai::{
     Answer, ApiError, ChatRequest, CompletionRequest, Finish, Kind, Prompt, Sampling, TokenLogprobs, Usage,
 };
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::choice::{ChoiceEvent, ChoicePiece, ChoiceRequest, run};
 use crate::prompt::off_thread;
 use crate::requests::Head;
 use crate::routing::Wanted;
+use crate::said::Said;
 use crate::service::{Gateway, Inside, fresh_number, json_response, unix_time};
 
 /// Events that may wait between the choices and the connection.
@@ -37,6 +39,8 @@ struct Normal {
     include_usage: bool,
     return_token_ids: bool,
     tokens_as_ids: bool,
+    /// The tools that the model may call.
+    tools: Option<Value>,
 }
 
 /// Serves a request whose text is made here.
@@ -97,7 +101,9 @@ pub(crate) async fn generate(
         gateway.model(),
         normal.tokens_as_ids,
     );
+    let said = (0..index).map(|_| parser(gateway, &normal, kind)).collect();
     let collector = Collector {
+        said,
         gateway: Arc::clone(gateway),
         answer,
         kind,
@@ -116,9 +122,25 @@ pub(crate) async fn generate(
     Ok(response)
 }
 
+/// A parser for one choice, if its model writes anything but text.
+fn parser(gateway: &Gateway, normal: &Normal, kind: Kind) -> Option<Said> {
+    /// Enough for whatever a template opens an answer with.
+    const PROMPT_END_TOKENS: usize = 16;
+    let prompt = normal.prompts.first().filter(|_| kind == Kind::Chat)?;
+    let end = &prompt[prompt.len().saturating_sub(PROMPT_END_TOKENS)..];
+    let end = gateway.text.tokenizer.decode(end, false);
+    gateway.config.formats.parser(normal.tools.as_ref(), &end, fresh_number()).map(Said::new)
+}
+
 async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Normal, ApiError> {
-    let request = ChatRequest::parse(body)?;
+    let mut request = ChatRequest::parse(body)?;
     check_model(gateway, request.model.as_deref())?;
+    let tools = request.template_extras.get("tools").cloned().filter(|_| request.may_call_tools);
+    let formats = &gateway.config.formats;
+    if (formats.tools.is_some() && tools.is_some()) || formats.reasoning.is_some() {
+        // Marks of calls and reasoning are special tokens in most vocabularies.
+        request.sampling.skip_special_tokens = false;
+    }
     let text = gateway.text.clone();
     let (messages, extras, generate) =
         (request.messages, request.template_extras, request.add_generation_prompt);
@@ -134,6 +156,7 @@ async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Normal, Api
         include_usage: request.include_usage,
         return_token_ids: request.return_token_ids,
         tokens_as_ids: false,
+        tools,
     })
 }
 
@@ -171,6 +194,7 @@ async fn normal_completion(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Norma
         include_usage: request.include_usage,
         return_token_ids: request.return_token_ids,
         tokens_as_ids: request.tokens_as_ids,
+        tools: None,
     })
 }
 
@@ -197,6 +221,8 @@ fn check_prompts(gateway: &Gateway, param: &str, normal: &Normal) -> Result<(), 
 /// Makes an answer of the choices' events.
 struct Collector {
     gateway: Arc<Gateway>,
+    /// By choice.
+    said: Vec<Option<Said>>,
     answer: Answer,
     kind: Kind,
     choices: u32,
@@ -251,12 +277,20 @@ impl Collector {
         }
         self.account();
         let wants_logprobs = self.normal.sampling.logprobs.is_some();
+        let mut said = std::mem::take(&mut self.said);
         let choices = outputs.iter().zip(0..).map(|(output, index)| {
             let finish =
                 output.finish.ok_or_else(|| ApiError::internal("An output ended without a reason."))?;
             let logprobs = wants_logprobs.then_some(output.logprobs.as_slice());
             let tokens = self.normal.return_token_ids.then_some(output.tokens.as_slice());
-            Ok(self.answer.choice(index, &output.text, logprobs, tokens, finish))
+            let said = said.get_mut(index as usize).and_then(Option::as_mut);
+            let Some(said) = said else {
+                return Ok(self.answer.choice(index, &output.text, logprobs, tokens, finish));
+            };
+            said.push(&output.text, true);
+            let mut choice = self.answer.choice(index, "", logprobs, tokens, said.finish(finish));
+            choice["message"] = said.message();
+            Ok(choice)
         });
         let choices = choices.collect::<Result<Vec<_>, ApiError>>()?;
         Ok(json_response(StatusCode::OK, self.answer.whole(choices, self.usage).to_string()))
@@ -300,6 +334,25 @@ impl Stream {
         self.collector.count(piece);
         let offset = &mut self.offsets[piece.index as usize];
         let tokens = self.collector.normal.return_token_ids.then_some(piece.tokens.as_slice());
+        if let Some(said) = &mut self.collector.said[piece.index as usize] {
+            said.push(&piece.text, piece.finish.is_some());
+            let finish = piece.finish.map(|finish| said.finish(finish));
+            let mut deltas = said.deltas();
+            let owes = finish.is_some() || tokens.is_some() || !piece.logprobs.is_empty();
+            if deltas.is_empty() && owes {
+                deltas.push(json!({}));
+            }
+            let last = deltas.len().saturating_sub(1);
+            for (at, delta) in deltas.iter().enumerate() {
+                // What belongs to the tokens goes with the first part of their text, the end with the last.
+                let (logprobs, tokens) =
+                    if at == 0 { (piece.logprobs.as_slice(), tokens) } else { (&[][..], None) };
+                let finish = finish.filter(|_| at == last);
+                let event = self.collector.answer.delta(piece.index, delta, logprobs, tokens, finish);
+                self.next.get_or_insert_default().push_str(&event);
+            }
+            return;
+        }
         let event = self.collector.answer.piece(
             piece.index,
             &piece.text,

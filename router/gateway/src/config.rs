@@ -5,6 +5,20 @@ use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints, Role};
 use router_policy::Policy;
 
+use crate::said::Formats;
+
+/// Who makes the text of answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TextBy {
+    /// The gateway, in front of the reference engine; other engines themselves.
+    #[default]
+    Auto,
+    /// The engines.
+    Engine,
+    /// The gateway, where engines take and give token ids; requests that need more than text go to the engine.
+    Gateway,
+}
+
 /// A worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerConfig {
@@ -39,6 +53,10 @@ pub struct GatewayConfig {
     pub mooncake_bootstrap: String,
     /// The tokenizer is the model's own; without it, workers' events mean nothing to the gateway.
     pub has_tokenizer: bool,
+    /// Who makes the text of answers.
+    pub text: TextBy,
+    /// How the model writes tool calls and reasoning, where the gateway makes the text.
+    pub formats: Formats,
     /// A stream that says nothing for so long is given up.
     pub stall: Duration,
     /// How to choose a worker.

@@ -119,7 +119,16 @@ impl Fleet {
         self.roster.load().iter().any(|picked| picked.is_ready() && picked.live.role != Role::Prefill)
     }
 
-    /// Whether every worker takes and gives token ids; the gateway makes the text then.
+    /// Whether every worker takes and gives token ids, and does prompt and answer itself.
+    pub(crate) fn speaks_ids(&self) -> bool {
+        self.roster.load().iter().all(|picked| {
+            let engine = picked.live.description.engine;
+            engine.dialect().returns_token_ids()
+                && (engine == Engine::Native || picked.live.role == Role::Both)
+        })
+    }
+
+    /// Whether all of them are the reference engine, whose text is made here.
     pub(crate) fn is_native(&self) -> bool {
         self.roster.load().iter().all(|picked| picked.live.description.engine == Engine::Native)
     }

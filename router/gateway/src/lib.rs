@@ -1,12 +1,14 @@
 //! The OpenAI service in front of the workers.
 //!
-//! A request is parsed, templated, tokenised and hashed once; the index tells which worker holds how much of
-//! it; the policy chooses; the workers are asked for a streamed completion of token ids. Text, stop strings
-//! and answers are made here from those ids. That is what allows a request to go on elsewhere when its worker
-//! dies: what has been generated so far is known exactly, so the next worker gets prompt + tokens so far.
+//! A request is templated, tokenised and hashed once; the index tells which worker holds how much of it; the policy
+//! chooses. Then there are two ways to an answer. `relay`: the engine gets the client's request as it came, and its bytes
+//! go back as they come. `collect`: the engine is asked for token ids, and text, stop strings, tool calls and answers are
+//! made here; that is how the reference engine is served.
 //!
-//! Reading order: `fleet` (who is there), `load` (what they do), `routing` (who gets it), `choice` (one output,
-//! from legs to migration), `service` (HTTP), `peers` (other gateways), `warm` (snapshots), `metrics`.
+//! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `load` (what they do), `routing` (who gets
+//! it), `requests` (HTTP), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
+//! `said` (tool calls and reasoning), `service` (state and small routes), `breaker`, `peers` (other gateways), `warm`
+//! (snapshots), `metrics`.
 //!
 //! A client that goes away drops its response, which drops the choices, which drop their connections to the
 //! workers: cancellation needs no bookkeeping. Nothing on the way from a token to its byte waits for a timer.
@@ -25,11 +27,13 @@ mod prompt;
 mod relay;
 mod requests;
 mod routing;
+mod said;
 mod service;
 mod warm;
 mod watch;
 mod worker;
 
-pub use config::{GatewayConfig, WorkerConfig};
+pub use config::{GatewayConfig, TextBy, WorkerConfig};
 pub use fleet::Fleet;
+pub use said::Formats;
 pub use service::{Gateway, router};

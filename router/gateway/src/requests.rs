@@ -12,6 +12,7 @@ use router_engines::body::RawBody;
 use router_engines::dialect::legs::STEERING;
 use router_engines::openai::{ApiError, Kind};
 
+use crate::TextBy;
 use crate::collect::generate;
 use crate::prompt;
 use crate::relay::{RelayRequest, Surface, relay};
@@ -129,7 +130,7 @@ async fn answer(
     let inside = Inside::enter(gateway)?;
     let body = read(gateway, request).await?;
     gateway.wait_for_fleet().await?;
-    if gateway.fleet.is_native() {
+    if makes_text(gateway, &body, route.surface) {
         return match route.surface {
             Surface::Chat => generate(gateway, &body, head, Kind::Chat, inside).await,
             Surface::Completion => generate(gateway, &body, head, Kind::Completion, inside).await,
@@ -142,6 +143,36 @@ async fn answer(
         };
     }
     relay(gateway, relayed(gateway, body, route, head).await?, inside).await
+}
+
+/// Whether the gateway makes the text of this answer.
+fn makes_text(gateway: &Gateway, body: &Bytes, surface: Surface) -> bool {
+    match gateway.config.text {
+        TextBy::Auto => gateway.fleet.is_native(),
+        TextBy::Engine => false,
+        TextBy::Gateway => {
+            surface != Surface::Other && gateway.fleet.speaks_ids() && is_only_text(body).unwrap_or(true)
+        }
+    }
+}
+
+/// Whether a request is for text and nothing that only an engine can do.
+fn is_only_text(body: &Bytes) -> Option<bool> {
+    let body = RawBody::parse(body.clone()).ok()?;
+    let is_plain = |name: &str, plain: &[&str]| match body.value(name) {
+        None => true,
+        Some(value) => value.as_str().or_else(|| value["type"].as_str()).is_some_and(|is| plain.contains(&is)),
+    };
+    let guides = ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "audio"];
+    let has_media = ["\"image_url\"", "\"input_audio\"", "\"video_url\""]
+        .iter()
+        .any(|part| body.get("messages").is_some_and(|messages| messages.contains(part)));
+    Some(
+        is_plain("response_format", &["text"])
+            && is_plain("tool_choice", &["auto", "none"])
+            && !guides.iter().any(|name| body.get(name).is_some())
+            && !has_media,
+    )
 }
 
 async fn relayed(

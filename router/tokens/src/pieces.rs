@@ -168,10 +168,14 @@ mod tests {
         let pieces = pieces(64 << 10);
         for number in 0..1000 {
             let text = format!("<a>{number}{}", "x".repeat(500));
-            pieces.encode(&text, |text, ids| Ok(ids.extend(text.bytes().map(u32::from)))).expect("encodes");
+            let encode = |text: &str, ids: &mut Vec<u32>| {
+                ids.extend(text.bytes().map(u32::from));
+                Ok(())
+            };
+            pieces.encode(&text, encode).expect("encodes");
         }
         assert!(pieces.memory.weight() <= 64 << 10, "{}", pieces.memory.weight());
-        assert!(pieces.memory.len() > 0);
+        assert!(!pieces.memory.is_empty());
     }
 
     #[test]

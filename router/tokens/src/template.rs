@@ -15,6 +15,7 @@ const NAME: &str = "chat";
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     pub(crate) habits: Habits,
 }
 
@@ -39,7 +40,13 @@ impl ChatTemplate {
         });
         environment.add_filter("tojson", to_json);
         environment.add_template_owned(NAME, without_generation_tags(source))?;
-        Ok(Self { environment, habits: Habits::of(source) })
+        Ok(Self { environment, source: source.to_owned(), habits: Habits::of(source) })
+    }
+
+    /// The template's text.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders a conversation. `context` holds `messages`, `add_generation_prompt`, `bos_token`, `tools`, ….

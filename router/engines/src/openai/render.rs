@@ -21,6 +21,8 @@ pub enum Finish {
     Stop,
     /// The token limit.
     Length,
+    /// The model called tools.
+    ToolCalls,
     /// The request was cancelled or its engine failed.
     Abort,
 }
@@ -32,6 +34,7 @@ impl Finish {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
             Self::Abort => "abort",
         }
     }
@@ -41,6 +44,7 @@ impl Finish {
     pub fn from_name(name: &str) -> Self {
         match name {
             "length" => Self::Length,
+            "tool_calls" => Self::ToolCalls,
             "abort" => Self::Abort,
             _ => Self::Stop,
         }
@@ -168,6 +172,26 @@ impl Answer {
             None => write!(out, ",\"finish_reason\":null}}]}}\n\n"),
         };
         out
+    }
+
+    /// A piece of a chat stream with this delta, as a server-sent event.
+    #[must_use]
+    pub fn delta(
+        &self,
+        index: u32,
+        delta: &Value,
+        logprobs: &[TokenLogprobs],
+        token_ids: Option<&[u32]>,
+        finish: Option<Finish>,
+    ) -> String {
+        let mut choice = json!({
+            "index": index, "delta": delta, "logprobs": self.logprobs(logprobs, 0),
+            "finish_reason": finish.map(Finish::name),
+        });
+        if let Some(ids) = token_ids {
+            choice["token_ids"] = json!(ids);
+        }
+        format!("data: {}{choice}]}}\n\n", self.head)
     }
 
     /// The usage piece that ends a stream on request.

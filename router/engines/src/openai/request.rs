@@ -230,6 +230,8 @@ pub struct ChatRequest {
     pub messages: Value,
     /// Variables for the template: `tools` and `chat_template_kwargs`.
     pub template_extras: Map<String, Value>,
+    /// Whether the model may call the tools that it is shown.
+    pub may_call_tools: bool,
     /// Whether the template shall open the assistant's turn.
     pub add_generation_prompt: bool,
     /// How to sample.
@@ -407,6 +409,7 @@ impl ChatRequest {
             model: fields.text("model")?.map(str::to_owned),
             messages: messages(fields)?,
             template_extras,
+            may_call_tools: fields.get("tool_choice").is_none_or(|choice| choice != "none"),
             add_generation_prompt: fields.flag("add_generation_prompt")?.unwrap_or(true),
             sampling,
             stream,

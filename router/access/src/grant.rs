@@ -1,0 +1,129 @@
+//! What a credential entitles to, however it was checked.
+
+use std::sync::Arc;
+
+use crate::limits::Scope;
+
+/// Longest name of a key, a tenant or a model.
+pub const NAME_BYTES_MAX: usize = 128;
+/// Largest limit per minute. Above it the nanosecond steps of the buckets would round by more than 2 %.
+pub const PER_MINUTE_MAX: u64 = 1_000_000_000;
+/// Largest weight of a tenant; the smallest is 1.
+pub const WEIGHT_MAX: u32 = 1000;
+
+/// How much may be asked for; `None` is without limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct LimitConfig {
+    /// Requests per minute.
+    pub requests_per_minute: Option<u64>,
+    /// Tokens per minute, prompt and answer together.
+    pub tokens_per_minute: Option<u64>,
+    /// Requests at the same time.
+    pub concurrent_max: Option<u32>,
+}
+
+/// The models that may be asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Models {
+    /// Every model.
+    All,
+    /// These. A name that ends in `*` stands for every model that begins so.
+    Some(Arc<[Box<str>]>),
+}
+
+impl Models {
+    /// From a list of names and prefixes; `*` alone is every model. An empty list allows none.
+    pub fn from_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
+        let names: Vec<Box<str>> = names.into_iter().map(Box::from).collect();
+        if names.iter().any(|name| &**name == "*") { Self::All } else { Self::Some(names.into()) }
+    }
+
+    /// Whether a model may be asked for.
+    #[must_use]
+    pub fn allows(&self, model: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Some(names) => names.iter().any(|name| match name.strip_suffix('*') {
+                Some(prefix) => model.starts_with(prefix),
+                None => **name == *model,
+            }),
+        }
+    }
+}
+
+/// Who asks, and what they may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Name of the key, or the subject of the token; for logs and metrics. Unique among keys.
+    pub name: Arc<str>,
+    /// Whether `name` is of a key or of a token's subject; where its limits are counted.
+    pub scope: Scope,
+    /// Who pays; the unit of fairness, of shared limits and of cache isolation.
+    pub tenant: Arc<str>,
+    /// Whether the administrative routes are open.
+    pub is_admin: bool,
+    /// Models that may be asked for.
+    pub models: Models,
+    /// Limits of this key alone.
+    pub limits: LimitConfig,
+    /// Limits of the whole tenant.
+    pub tenant_limits: LimitConfig,
+    /// Lower is earlier, as in vLLM; 0 by default.
+    pub priority: i32,
+    /// Share of the tenant when it waits beside others of the same priority, 1 by default.
+    pub weight: u32,
+    /// Unix seconds from which on it is void.
+    pub expires: Option<u64>,
+}
+
+impl Grant {
+    /// Whether it is void at this time, in Unix seconds.
+    #[must_use]
+    pub fn is_expired(&self, now_unix: u64) -> bool {
+        self.expires.is_some_and(|expires| now_unix >= expires)
+    }
+}
+
+/// A name that can stand in logs, headers and metrics: not empty, not too long, no control characters or blanks
+/// at its ends.
+pub(crate) fn is_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= NAME_BYTES_MAX
+        && text.trim() == text
+        && !text.chars().any(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_names_or_prefixes() {
+        let cases: [(&[&str], &str, bool); 7] = [
+            (&["*"], "anything", true),
+            (&["a", "*"], "b", true),
+            (&["llama"], "llama", true),
+            (&["llama"], "llama-2", false),
+            (&["llama*"], "llama-2", true),
+            (&["llama*"], "qwen", false),
+            (&[], "llama", false),
+        ];
+        for (names, model, expected) in cases {
+            assert_eq!(
+                Models::from_names(names.iter().copied()).allows(model),
+                expected,
+                "{names:?} {model}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_are_fit_for_logs() {
+        for good in ["a", "acme corp", "ü", &"x".repeat(NAME_BYTES_MAX)] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in ["", " a", "a ", "a\nb", "a\u{85}b", "a\u{7f}", &"x".repeat(NAME_BYTES_MAX + 1)] {
+            assert!(!is_name(bad), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! How much: requests per minute, tokens per minute and requests at the same time, of a key and of its tenant.
+//!
+//! [`admit`] takes from up to six limits at once, all or nothing: what was taken before a refusal is given back.
+//! In between another request can be refused for what is about to be given back; it is told to come back soon, and
+//! no request is ever admitted that should not be.
+//!
+//! Tokens are charged before they are known, by [`Estimate`], and set right by [`Charge::settle`] when they are:
+//! what was too much is given back at once, and what was too little becomes a debt that later requests wait for. A
+//! [`Charge`] that is dropped unsettled keeps the estimate charged and frees its place; one that never reached a
+//! worker is given back by [`Charge::cancel`].
+//!
+//! Hot path: two Arc clones and at most six compare-and-swaps; no lock, no allocation, no clock. All orderings are
+//! relaxed: counters guard no other memory.
+
+mod bucket;
+mod rate;
+mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bucket::{Bucket, Empty};
+pub use rate::{Rate, RateState, retry_after_seconds};
+pub use table::{LIMITERS_MAX, LimitTable, Scope, TableFull};
+
+use crate::grant::LimitConfig;
+
+/// Advice when a place is taken: nobody knows when a request ends.
+const CONCURRENCY_RETRY: Duration = Duration::from_secs(1);
+
+/// The limits of one key or one tenant.
+#[derive(Debug, Default)]
+pub struct Limiter {
+    requests: Bucket,
+    tokens: Bucket,
+    /// Requests inside.
+    running: AtomicU32,
+    /// 0 for no limit.
+    running_max: AtomicU32,
+}
+
+impl Limiter {
+    /// Full buckets with these limits.
+    #[must_use]
+    pub fn new(config: LimitConfig) -> Self {
+        Self {
+            requests: Bucket::new(config.requests_per_minute),
+            tokens: Bucket::new(config.tokens_per_minute),
+            running: AtomicU32::new(0),
+            running_max: AtomicU32::new(config.concurrent_max.unwrap_or(0)),
+        }
+    }
+
+    /// Changes the limits; what was used stays used.
+    pub fn set(&self, config: LimitConfig) {
+        self.requests.set(config.requests_per_minute);
+        self.tokens.set(config.tokens_per_minute);
+        self.running_max.store(config.concurrent_max.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// The limits in force.
+    #[must_use]
+    pub fn config(&self) -> LimitConfig {
+        LimitConfig {
+            requests_per_minute: self.requests.per_minute(),
+            tokens_per_minute: self.tokens.per_minute(),
+            concurrent_max: Some(self.running_max.load(Ordering::Relaxed)).filter(|&limit| limit > 0),
+        }
+    }
+
+    /// Requests inside.
+    #[must_use]
+    pub fn running(&self) -> u32 {
+        self.running.load(Ordering::Relaxed)
+    }
+
+    /// Whether a new one would be no different, so that this one may be forgotten.
+    fn is_idle(&self, now: u64) -> bool {
+        self.running() == 0 && self.requests.is_full(now) && self.tokens.is_full(now)
+    }
+
+    fn take(&self, tokens: u64, now: u64) -> Result<Taken, (LimitKind, Empty)> {
+        let limit = self.running_max.load(Ordering::Relaxed);
+        let before = self.running.fetch_add(1, Ordering::Relaxed);
+        if limit > 0 && before >= limit {
+            self.running.fetch_sub(1, Ordering::Relaxed);
+            return Err((LimitKind::Concurrency, Empty::For(CONCURRENCY_RETRY)));
+        }
+        let requests_cost = self.requests.take(1, now).map_err(|empty| {
+            self.running.fetch_sub(1, Ordering::Relaxed);
+            (LimitKind::Requests, empty)
+        })?;
+        let tokens_cost = self.tokens.take(tokens, now).map_err(|empty| {
+            self.running.fetch_sub(1, Ordering::Relaxed);
+            self.requests.give_back(requests_cost);
+            (LimitKind::Tokens, empty)
+        })?;
+        Ok(Taken { requests_cost, tokens_cost })
+    }
+
+    fn give_back(&self, taken: Taken) {
+        self.running.fetch_sub(1, Ordering::Relaxed);
+        self.requests.give_back(taken.requests_cost);
+        self.tokens.give_back(taken.tokens_cost);
+    }
+}
+
+/// What was taken, in nanoseconds of refilling.
+#[derive(Debug, Clone, Copy, Default)]
+struct Taken {
+    requests_cost: u64,
+    tokens_cost: u64,
+}
+
+/// Which limit refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LimitKind {
+    /// Requests per minute.
+    Requests,
+    /// Tokens per minute.
+    Tokens,
+    /// Requests at the same time.
+    Concurrency,
+}
+
+/// A request that is over a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
+    /// Whose limit.
+    pub scope: Scope,
+    /// Which limit.
+    pub kind: LimitKind,
+    /// When to come back; `None` when the request asks for more than the limit ever gives.
+    pub retry_after: Option<Duration>,
+}
+
+/// How many tokens are charged before they are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Estimate {
+    /// The prompt and the longest answer, as OpenAI does: never in debt, but clients that leave `max_tokens` large
+    /// are refused although they would have used little.
+    #[default]
+    PromptAndAnswer,
+    /// The prompt alone: nobody is refused for what he might use, but long answers become debt, so that a key can
+    /// be over its limit for as long as its requests run.
+    Prompt,
+}
+
+impl Estimate {
+    /// Tokens to charge for `choices` answers to a prompt. Without `answer_max` the answer counts as
+    /// `answer_default`.
+    #[must_use]
+    pub fn tokens(self, prompt: u64, answer_max: Option<u64>, answer_default: u64, choices: u64) -> u64 {
+        match self {
+            Self::PromptAndAnswer => {
+                prompt.saturating_add(answer_max.unwrap_or(answer_default).saturating_mul(choices.max(1)))
+            }
+            Self::Prompt => prompt,
+        }
+    }
+}
+
+/// A request within its limits. Its place is freed on drop.
+#[derive(Debug)]
+pub struct Charge {
+    limiters: [Option<(Arc<Limiter>, Taken)>; 2],
+    tokens: u64,
+}
+
+impl Charge {
+    /// Tokens that were charged.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Sets the charge right when the usage is known. May be called again as it grows; the place stays taken.
+    pub fn settle(&mut self, used: u64, now: u64) {
+        let before = self.tokens;
+        for (limiter, taken) in self.limiters.iter_mut().flatten() {
+            if used >= before {
+                let cost = limiter.tokens.take_anyway(used - before, now);
+                taken.tokens_cost = taken.tokens_cost.saturating_add(cost);
+            } else {
+                // By its share of the cost at which it was taken, should the limit have changed since.
+                let kept = u128::from(taken.tokens_cost) * u128::from(used) / u128::from(before);
+                let kept = u64::try_from(kept).unwrap_or(taken.tokens_cost);
+                limiter.tokens.give_back(taken.tokens_cost - kept);
+                taken.tokens_cost = kept;
+            }
+        }
+        self.tokens = used;
+    }
+
+    /// Gives everything back: the request never reached a worker.
+    pub fn cancel(mut self) {
+        for (limiter, taken) in self.limiters.iter_mut().filter_map(Option::take) {
+            limiter.give_back(taken);
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        for (limiter, _) in self.limiters.iter().flatten() {
+            limiter.running.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Takes one request with so many tokens from the limits of its key and of its tenant, at a time in nanoseconds.
+///
+/// # Errors
+///
+/// The first limit that is exceeded; then nothing is taken.
+pub fn admit(
+    key: Option<&Arc<Limiter>>,
+    tenant: Option<&Arc<Limiter>>,
+    tokens: u64,
+    now: u64,
+) -> Result<Charge, Refused> {
+    let mut charge = Charge { limiters: [None, None], tokens };
+    for (index, (scope, limiter)) in [(Scope::Key, key), (Scope::Tenant, tenant)].into_iter().enumerate() {
+        let Some(limiter) = limiter else { continue };
+        match limiter.take(tokens, now) {
+            Ok(taken) => charge.limiters[index] = Some((Arc::clone(limiter), taken)),
+            Err((kind, empty)) => {
+                charge.cancel();
+                let retry_after = match empty {
+                    Empty::For(wait) => Some(wait),
+                    Empty::Forever => None,
+                };
+                return Err(Refused { scope, kind, retry_after });
+            }
+        }
+    }
+    Ok(charge)
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! A request with a known key that nothing holds up allocates nothing in this crate.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::hint::black_box;
+use std::sync::Arc;
+
+use router_access::{
+    Ask, BodyPolicy, Credential, Entry, Gate, GateConfig, HeaderPolicy, KeySet, KeyStore, LimitTable, Salter,
+    Scope, admit, new_key,
+};
+
+/// Rounds that are counted.
+const ROUNDS: u64 = 100_000;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell that allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that ends has no counter any more.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller upholds the contract of `alloc`, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `System.alloc` with this layout, as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations(mut work: impl FnMut(u64)) -> u64 {
+    // Once before, for what is made lazily.
+    work(0);
+    let before = ALLOCATIONS.with(Cell::get);
+    (1..=ROUNDS).for_each(&mut work);
+    ALLOCATIONS.with(Cell::get) - before
+}
+
+#[test]
+fn an_admitted_request_allocates_nothing() {
+    let key = new_key("app", "acme").expect("key");
+    let limits = "requests_per_minute = 1000000000\ntokens_per_minute = 1000000000\nconcurrent_max = 9\n";
+    let text = format!("{}{limits}[[tenant]]\nname = \"acme\"\n{limits}", key.lines);
+    let keys = KeyStore::new(KeySet::parse(&text).expect("keys"));
+    let header = format!("Bearer {}", key.secret);
+    let table = LimitTable::default();
+    let gate = Gate::new(GateConfig::default()).expect("gate");
+    let salter = Salter::new(&[1; 32], true).expect("secret");
+    let (headers, body) = (HeaderPolicy::default(), BodyPolicy::default());
+    let count = allocations(|round| {
+        let now = round * 1_000_000;
+        let Credential::Key(presented) = Credential::from_headers(Some(&header), None) else {
+            panic!("a key")
+        };
+        let keys = keys.load();
+        let grant = keys.find(presented, 0).expect("known");
+        assert!(grant.models.allows("small"));
+        black_box((headers.header("x-prefiller-host-port"), body.field("cache_salt")));
+        black_box(salter.salt(&grant.tenant, Some("own")));
+        let of_key = table.get(grant.scope, &grant.name, grant.limits, now).expect("room");
+        let of_tenant = table.get(Scope::Tenant, &grant.tenant, grant.tenant_limits, now).expect("room");
+        let mut charge = admit(of_key.as_ref(), of_tenant.as_ref(), 1000, now).expect("within limits");
+        let ask = Ask {
+            tenant: &grant.tenant,
+            priority: grant.priority,
+            weight: grant.weight,
+            cost: 1000,
+            deadline: u64::MAX,
+        };
+        let Entry::Admitted(permit) = gate.enter(&ask, now) else { panic!("nobody is inside") };
+        charge.settle(900, now);
+        permit.release(now + 1);
+        drop(charge);
+    });
+    assert_eq!(count, 0);
+    let planted = allocations(|round| drop(black_box(Arc::new(round))));
+    assert_eq!(planted, ROUNDS, "what allocates is counted");
+}

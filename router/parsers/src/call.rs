@@ -1,0 +1,310 @@
+//! One call written as a JSON object: `{"name": …, "arguments": {…}}`, with `parameters` as the other
+//! spelling of `arguments`, any order of keys, and unknown keys skipped.
+//!
+//! The call starts when its name is known and the first byte of its arguments has come; until then the
+//! text is held, so that an object that turns out to be no call comes out as the model wrote it. From then
+//! on the arguments pass through verbatim. What follows them in the object is held in the same way. An object with a name and no arguments is a call with `{}`.
+//! Arguments that come before the name are held until it is known.
+
+use crate::json::{JsonScanner, Scan};
+use crate::limits::{ARGUMENTS_HELD_BYTES_MAX, HEADER_BYTES_MAX};
+use crate::machine::prefix;
+use crate::output::Sink;
+
+/// What an object must show before it counts as a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gate {
+    /// A marker announced it: a name is enough.
+    Announced,
+    /// Nothing announced it, it may be a JSON answer: it needs arguments and the name of an offered tool.
+    Bare,
+}
+
+/// What the text given to a call led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fed {
+    /// All text is used up.
+    More,
+    /// The object's closing brace was the last byte used.
+    Done,
+    /// The next byte cannot belong to a call.
+    Failed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Field {
+    Name,
+    Arguments,
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    KeyOrClose,
+    Key,
+    InKey { escaped: bool },
+    Colon(Field),
+    Value(Field),
+    InName { escaped: bool },
+    Scanned(Field),
+    Bare(Field),
+    AfterValue,
+}
+
+/// The parser of one such object.
+#[derive(Debug)]
+pub(crate) struct JsonCall {
+    gate: Gate,
+    state: State,
+    /// The text that is held: from the marker on until the call starts, and after its arguments.
+    raw: String,
+    /// The quoted key or name that is being read.
+    token: String,
+    name: Option<String>,
+    /// Arguments that came before the name.
+    held: Option<String>,
+    scanner: JsonScanner,
+    started: bool,
+    has_arguments: bool,
+    arguments_ended: bool,
+    arguments_valid: bool,
+}
+
+impl JsonCall {
+    /// A call whose opening text, such as its marker, is `raw`.
+    pub(crate) fn new(raw: String, gate: Gate) -> Self {
+        Self {
+            gate,
+            state: State::Open,
+            raw,
+            token: String::new(),
+            name: None,
+            held: None,
+            scanner: JsonScanner::new(),
+            started: false,
+            has_arguments: false,
+            arguments_ended: false,
+            arguments_valid: true,
+        }
+    }
+
+    pub(crate) fn feed(&mut self, text: &str, sink: &mut Sink<'_>) -> (usize, Fed) {
+        let mut at = 0;
+        while at < text.len() {
+            let (holds, started) = (self.holds(), self.started);
+            let limit = match &self.held {
+                _ if !holds => usize::MAX,
+                None => HEADER_BYTES_MAX,
+                Some(_) => ARGUMENTS_HELD_BYTES_MAX,
+            };
+            let slice = prefix(&text[at..], limit.saturating_sub(self.raw.len()));
+            if slice.is_empty() {
+                return (at, Fed::Failed);
+            }
+            let (used, fed) = self.advance(slice, sink);
+            at += used;
+            // The text that starts the call is proven, and so is all before it.
+            if fed == Fed::Done || started != self.started {
+                self.raw.clear();
+            } else if holds {
+                self.raw.push_str(&slice[..used]);
+            }
+            if fed != Fed::More {
+                return (at, fed);
+            }
+        }
+        (at, Fed::More)
+    }
+
+    /// Whether text is held at present: before the call starts, and after its arguments, where the rest of
+    /// the object must still prove to be one.
+    fn holds(&self) -> bool {
+        !self.started || self.arguments_ended
+    }
+
+    /// Gives up a call that failed or was cut off: one that has started ends, and the text that is held is
+    /// content.
+    pub(crate) fn abandon(&mut self, sink: &mut Sink<'_>) {
+        if self.started {
+            sink.end(self.arguments_ended && self.arguments_valid);
+            if self.raw.trim().is_empty() {
+                return;
+            }
+        }
+        sink.content(&std::mem::take(&mut self.raw));
+    }
+
+    /// Takes at least one byte of `text` or fails.
+    fn advance(&mut self, text: &str, sink: &mut Sink<'_>) -> (usize, Fed) {
+        match self.state {
+            State::InKey { escaped } | State::InName { escaped } => return self.quoted(text, escaped, sink),
+            State::Scanned(field) => return self.scanned(text, field, sink),
+            State::Bare(field) => return self.bare(text, field, sink),
+            _ => {}
+        }
+        let byte = text.as_bytes().first().copied().unwrap_or_default();
+        if matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
+            return (1, Fed::More);
+        }
+        self.state = match (self.state, byte) {
+            (State::Open, b'{') => State::KeyOrClose,
+            (State::KeyOrClose | State::Key, b'"') => {
+                self.token = String::from("\"");
+                State::InKey { escaped: false }
+            }
+            (State::KeyOrClose | State::AfterValue, b'}') => return self.close(sink),
+            (State::Colon(field), b':') => State::Value(field),
+            (State::AfterValue, b',') => State::Key,
+            (State::Value(Field::Name), b'"') => {
+                self.token = String::from("\"");
+                State::InName { escaped: false }
+            }
+            (State::Value(field @ (Field::Arguments | Field::Other)), _) => {
+                if field == Field::Arguments && !self.open_arguments(sink) {
+                    return (0, Fed::Failed);
+                }
+                match byte {
+                    b'{' | b'[' | b'"' => {
+                        self.scanner = JsonScanner::new();
+                        State::Scanned(field)
+                    }
+                    b'-' | b'0'..=b'9' | b't' | b'f' | b'n' => State::Bare(field),
+                    _ => return (0, Fed::Failed),
+                }
+            }
+            _ => return (0, Fed::Failed),
+        };
+        // The value's first byte belongs to the value, the others are structure.
+        let value = matches!(self.state, State::Scanned(_) | State::Bare(_));
+        if value { self.advance(text, sink) } else { (1, Fed::More) }
+    }
+
+    /// Starts the call, or begins to hold the arguments while the name is missing.
+    fn open_arguments(&mut self, sink: &mut Sink<'_>) -> bool {
+        self.has_arguments = true;
+        if self.name.is_some() {
+            return self.start(sink);
+        }
+        self.held = Some(String::new());
+        true
+    }
+
+    fn start(&mut self, sink: &mut Sink<'_>) -> bool {
+        let Some(name) = &self.name else { return false };
+        if self.gate == Gate::Bare && !sink.plausible(name) {
+            return false;
+        }
+        sink.start(name, None);
+        self.started = true;
+        true
+    }
+
+    fn emit(&mut self, text: &str, sink: &mut Sink<'_>) {
+        match &mut self.held {
+            Some(held) => held.push_str(text),
+            None => sink.arguments(text),
+        }
+    }
+
+    /// Takes a key or the name, up to its closing quote.
+    fn quoted(&mut self, text: &str, mut escaped: bool, sink: &mut Sink<'_>) -> (usize, Fed) {
+        for (at, byte) in text.bytes().enumerate() {
+            match byte {
+                _ if byte < 0x20 => return (at, Fed::Failed),
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => {
+                    self.token.push_str(&text[..=at]);
+                    let Ok(token) = serde_json::from_str::<String>(&self.token) else {
+                        return (at, Fed::Failed);
+                    };
+                    let taken = self.take_token(token, sink);
+                    return if taken { (at + 1, Fed::More) } else { (at, Fed::Failed) };
+                }
+                _ => {}
+            }
+        }
+        self.token.push_str(text);
+        self.state = match self.state {
+            State::InName { .. } => State::InName { escaped },
+            _ => State::InKey { escaped },
+        };
+        (text.len(), Fed::More)
+    }
+
+    fn take_token(&mut self, token: String, sink: &mut Sink<'_>) -> bool {
+        if matches!(self.state, State::InKey { .. }) {
+            self.state = State::Colon(match token.as_str() {
+                "name" if self.name.is_none() => Field::Name,
+                "arguments" | "parameters" if !self.has_arguments => Field::Arguments,
+                _ => Field::Other,
+            });
+            return true;
+        }
+        if token.is_empty() {
+            return false;
+        }
+        self.name = Some(token);
+        self.state = State::AfterValue;
+        match self.held.take() {
+            Some(held) => {
+                let started = self.start(sink);
+                if started {
+                    sink.arguments(&held);
+                } else {
+                    self.held = Some(held);
+                }
+                started
+            }
+            None => true,
+        }
+    }
+
+    fn scanned(&mut self, text: &str, field: Field, sink: &mut Sink<'_>) -> (usize, Fed) {
+        let (used, scan) = self.scanner.feed(text);
+        if field == Field::Arguments {
+            self.emit(&text[..used], sink);
+            self.arguments_valid &= self.scanner.valid();
+            self.arguments_ended |= scan == Scan::Ended;
+        }
+        match scan {
+            Scan::Inside => (used, Fed::More),
+            Scan::Ended => {
+                self.state = State::AfterValue;
+                (used, Fed::More)
+            }
+            Scan::Broken => (used, Fed::Failed),
+        }
+    }
+
+    /// Takes a number or literal, which ends before the next delimiter.
+    fn bare(&mut self, text: &str, field: Field, sink: &mut Sink<'_>) -> (usize, Fed) {
+        let end =
+            text.bytes().position(|byte| matches!(byte, b',' | b'}' | b']' | b' ' | b'\t' | b'\n' | b'\r'));
+        let used = end.unwrap_or(text.len());
+        if field == Field::Arguments {
+            self.emit(&text[..used], sink);
+            self.arguments_ended |= end.is_some();
+            // Scalar arguments are passed on, but no function takes them.
+            self.arguments_valid = false;
+        }
+        if end.is_some() {
+            self.state = State::AfterValue;
+        }
+        (used, Fed::More)
+    }
+
+    fn close(&mut self, sink: &mut Sink<'_>) -> (usize, Fed) {
+        if !self.started {
+            let startable = self.name.is_some() && self.gate == Gate::Announced && self.held.is_none();
+            if !startable || !self.start(sink) {
+                return (0, Fed::Failed);
+            }
+            sink.arguments("{}");
+            self.arguments_ended = true;
+        }
+        sink.end(self.arguments_ended && self.arguments_valid);
+        (1, Fed::Done)
+    }
+}

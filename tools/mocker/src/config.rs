@@ -1,0 +1,156 @@
+//! What a mock engine pretends to be.
+
+use std::time::Duration;
+
+use router_tokens::ModelText;
+
+use crate::MockError;
+
+/// Whose HTTP surface, metrics and event form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dialect {
+    /// vLLM 0.32.
+    #[default]
+    Vllm,
+    /// SGLang 0.5.20 and later.
+    Sglang,
+}
+
+/// Which legs of a hand-off the worker takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Role {
+    /// Both.
+    #[default]
+    Both,
+    /// Prompts only.
+    Prefill,
+    /// Outputs only.
+    Decode,
+}
+
+/// What a decode worker does when the blocks of a hand-off are gone (`kv_load_failure_policy`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LoadFailure {
+    /// Answers 500.
+    #[default]
+    Fail,
+    /// Computes the prompt itself.
+    Recompute,
+}
+
+/// One mock engine.
+#[derive(Debug, Clone)]
+pub struct MockConfig {
+    /// Whose surface it speaks.
+    pub dialect: Dialect,
+    /// Name of the model.
+    pub model: String,
+    /// Tokens of a KV block.
+    pub block_tokens: usize,
+    /// KV blocks as told in the metrics. vLLM's block 0 is never used, so one fewer holds anything.
+    pub blocks: usize,
+    /// Longest sequence in tokens.
+    pub context_tokens: usize,
+    /// Requests that run at once.
+    pub batch_max: usize,
+    /// Requests that may wait; more are refused with 503.
+    pub waiting_max: usize,
+    /// What a step takes per prompt token that it computes.
+    pub prefill_seconds_per_token: f64,
+    /// What a step takes per running request.
+    pub decode_seconds_per_request: f64,
+    /// What every step takes.
+    pub decode_seconds_per_step: f64,
+    /// Divides all three times. With all of them zero a request is answered at once.
+    pub speedup: f64,
+    /// Whether KV events are published.
+    pub events: bool,
+    /// Whether missed events can be had again; needs `events`.
+    pub replay: bool,
+    /// Topic of the events.
+    pub topic: String,
+    /// Which legs it takes.
+    pub role: Role,
+    /// Seed of every draw: faults and ids. Outputs do not depend on it.
+    pub seed: u64,
+    /// One token in so many ends an output early; 0 means never.
+    pub eos_one_in: u64,
+    /// Tokenizer and chat template.
+    pub tokenizer: ModelText,
+    /// How long a prefill's blocks wait to be fetched.
+    pub lease: Duration,
+    /// How long one leg of a hand-off waits for the other to appear.
+    pub bootstrap_timeout: Duration,
+    /// What happens when the blocks of a hand-off are gone.
+    pub load_failure: LoadFailure,
+    /// Largest request body in bytes; larger ones are refused with 413.
+    pub body_bytes_max: usize,
+}
+
+impl MockConfig {
+    /// A vLLM worker of the built-in tiny model that answers at once and publishes nothing.
+    pub fn tiny() -> Result<Self, MockError> {
+        Ok(Self {
+            dialect: Dialect::Vllm,
+            model: "tiny".to_owned(),
+            block_tokens: 16,
+            blocks: 4096,
+            context_tokens: 32_768,
+            batch_max: 256,
+            waiting_max: 4096,
+            prefill_seconds_per_token: 0.0,
+            decode_seconds_per_request: 0.0,
+            decode_seconds_per_step: 0.0,
+            speedup: 1.0,
+            events: false,
+            replay: true,
+            topic: String::new(),
+            role: Role::Both,
+            seed: 0,
+            eos_one_in: 512,
+            tokenizer: ModelText::tiny().map_err(|error| MockError::Config(error.to_string()))?,
+            lease: Duration::from_secs(30),
+            bootstrap_timeout: Duration::from_secs(300),
+            load_failure: LoadFailure::Fail,
+            body_bytes_max: 32 << 20,
+        })
+    }
+
+    /// Whether no simulated work takes time.
+    #[must_use]
+    pub fn is_instant(&self) -> bool {
+        let times =
+            [self.prefill_seconds_per_token, self.decode_seconds_per_request, self.decode_seconds_per_step];
+        times == [0.0; 3]
+    }
+
+    /// Blocks that can hold something.
+    #[must_use]
+    pub fn usable_blocks(&self) -> usize {
+        match self.dialect {
+            Dialect::Vllm => self.blocks.saturating_sub(1),
+            Dialect::Sglang => self.blocks,
+        }
+    }
+
+    /// Complains about what cannot work, all at once.
+    pub(crate) fn check(&self) -> Result<(), MockError> {
+        let positive = |value: f64| value.is_finite() && value >= 0.0;
+        let rules = [
+            (self.block_tokens > 0, "`block_tokens` must not be 0"),
+            (self.batch_max > 0, "`batch_max` must not be 0"),
+            (u32::try_from(self.blocks).is_ok(), "`blocks` must fit into 32 bits"),
+            (self.context_tokens > 1, "`context_tokens` must be more than 1"),
+            (
+                self.usable_blocks() * self.block_tokens >= self.context_tokens,
+                "`blocks` must hold a sequence of `context_tokens`",
+            ),
+            (positive(self.prefill_seconds_per_token), "`prefill_seconds_per_token` must not be negative"),
+            (positive(self.decode_seconds_per_request), "`decode_seconds_per_request` must not be negative"),
+            (positive(self.decode_seconds_per_step), "`decode_seconds_per_step` must not be negative"),
+            (self.speedup > 0.0 && self.speedup.is_finite(), "`speedup` must be positive"),
+        ];
+        let broken: Vec<&str> = rules.iter().filter(|rule| !rule.0).map(|rule| rule.1).collect();
+        if broken.is_empty() { Ok(()) } else { Err(MockError::Config(broken.join("; "))) }
+    }
+}

@@ -1,0 +1,38 @@
+//! A mock engine: no model, simulated time, the contract of a real engine.
+//!
+//! Thousands of workers run in one process, each behind its own port. What a worker says is a function of the
+//! tokens before, equal on all workers; when it says it is simulated by a continuous batch over a KV pool with
+//! vLLM's rules; and what goes wrong is armed by kind and drawn by seed. Tests and benches start it in-process.
+//!
+//! * [`MockConfig`]: what a worker pretends to be.
+//! * `voice`: outputs. `pool`: KV blocks and their events. `scheduler`: time.
+//! * `worker`: the state of one worker, and a request's way through it. `ticket`: what its client waits on.
+//! * `lease`, `rooms`: hand-offs between workers of this process.
+//! * `events`, `sglang_events`: KV events on ZMQ.
+//! * `fault`: faults on demand.
+//! * `server`: vLLM's and SGLang's HTTP surfaces.
+//! * [`Mock`], [`fleet`]: starting and stopping.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod error;
+mod events;
+mod fault;
+mod lease;
+mod mock;
+mod pool;
+mod rooms;
+mod scheduler;
+mod server;
+mod sglang_events;
+mod stats;
+mod ticket;
+mod voice;
+mod worker;
+
+pub use config::{Dialect, LoadFailure, MockConfig, Role};
+pub use error::MockError;
+pub use fault::{Fault, FaultKind};
+pub use mock::{FLEET_MAX, Mock, fleet};
+pub use stats::MockStats;

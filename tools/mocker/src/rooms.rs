@@ -1,0 +1,153 @@
+//! Where the two legs of a hand-off meet that were sent at the same time: SGLang's `bootstrap_room`, Mooncake's
+//! `transfer_id`. Process-wide, by name.
+//!
+//! A room is there as long as somebody waits in it, or a lease of its name is out.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+/// Rooms that may exist at once.
+const ROOMS_MAX: usize = 1 << 20;
+
+/// What is known in a room.
+#[derive(Debug, Clone, Default)]
+struct Known {
+    /// Engine id of the prefill worker, once the blocks are there.
+    offered_by: Option<String>,
+    decode_is_there: bool,
+    is_fetched: bool,
+    is_given_up: bool,
+}
+
+type Rooms = HashMap<String, Arc<watch::Sender<Known>>>;
+
+fn rooms() -> MutexGuard<'static, Rooms> {
+    static ROOMS: OnceLock<Mutex<Rooms>> = OnceLock::new();
+    ROOMS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Somebody's presence in a room.
+#[derive(Debug)]
+pub(crate) struct RoomGuard {
+    name: String,
+    room: Option<Arc<watch::Sender<Known>>>,
+}
+
+/// Why the legs did not meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotMet {
+    /// The other leg did not come in time.
+    Timeout,
+    /// The other leg came and left without an outcome.
+    GivenUp,
+}
+
+/// Enters a room, made if need be. `None` when there are too many.
+pub(crate) fn enter(name: &str) -> Option<RoomGuard> {
+    let mut rooms = rooms();
+    if rooms.len() >= ROOMS_MAX && !rooms.contains_key(name) {
+        return None;
+    }
+    let room = rooms.entry(name.to_owned()).or_insert_with(|| Arc::new(watch::Sender::default()));
+    Some(RoomGuard { name: name.to_owned(), room: Some(Arc::clone(room)) })
+}
+
+/// Enters a room that is there.
+pub(crate) fn existing(name: &str) -> Option<RoomGuard> {
+    let room = rooms().get(name).cloned()?;
+    Some(RoomGuard { name: name.to_owned(), room: Some(room) })
+}
+
+impl RoomGuard {
+    async fn wait<T>(&self, within: Duration, ready: impl Fn(&Known) -> Option<T>) -> Result<T, NotMet> {
+        let Some(room) = &self.room else { return Err(NotMet::GivenUp) };
+        let mut view = room.subscribe();
+        let known = view.wait_for(|known| ready(known).is_some() || known.is_given_up);
+        match tokio::time::timeout(within, known).await {
+            Ok(Ok(known)) => ready(&known).ok_or(NotMet::GivenUp),
+            Ok(Err(_)) => Err(NotMet::GivenUp),
+            Err(_) => Err(NotMet::Timeout),
+        }
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut Known)) {
+        if let Some(room) = &self.room {
+            room.send_modify(change);
+        }
+    }
+
+    /// The prefill leg: waits for the decode leg to appear.
+    pub(crate) async fn decode_is_there(&self, within: Duration) -> Result<(), NotMet> {
+        self.wait(within, |known| known.decode_is_there.then_some(())).await
+    }
+
+    /// The prefill leg: the blocks wait under this room's name.
+    pub(crate) fn offer(&self, engine_id: &str) {
+        self.tell(|known| known.offered_by = Some(engine_id.to_owned()));
+    }
+
+    /// The prefill leg: waits for the blocks to be fetched.
+    pub(crate) async fn is_fetched(&self, within: Duration) -> Result<(), NotMet> {
+        self.wait(within, |known| known.is_fetched.then_some(())).await
+    }
+
+    /// The decode leg: waits for the blocks; returns the engine that has them.
+    pub(crate) async fn offered_by(&self, within: Duration) -> Result<String, NotMet> {
+        self.tell(|known| known.decode_is_there = true);
+        self.wait(within, |known| known.offered_by.clone()).await
+    }
+
+    /// The decode leg: has the blocks.
+    pub(crate) fn fetched(&self) {
+        self.tell(|known| known.is_fetched = true);
+    }
+
+    /// Either leg: there will be no outcome.
+    pub(crate) fn give_up(&self) {
+        self.tell(|known| known.is_given_up = true);
+    }
+}
+
+impl Drop for RoomGuard {
+    fn drop(&mut self) {
+        let mut rooms = rooms();
+        drop(self.room.take());
+        if rooms.get(&self.name).is_some_and(|room| Arc::strong_count(room) == 1) {
+            rooms.remove(&self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn legs_meet_and_the_room_is_gone_afterwards() {
+        let within = Duration::from_secs(5);
+        let (prefill, decode) = (enter("rooms-test-1").expect("room"), enter("rooms-test-1").expect("room"));
+        let (met, by) = tokio::join!(
+            async {
+                prefill.decode_is_there(within).await?;
+                prefill.offer("engine");
+                prefill.is_fetched(within).await
+            },
+            async {
+                let by = decode.offered_by(within).await;
+                decode.fetched();
+                by
+            }
+        );
+        assert_eq!((met, by), (Ok(()), Ok("engine".to_owned())));
+        drop((prefill, decode));
+        assert!(existing("rooms-test-1").is_none());
+        let lonely = enter("rooms-test-2").expect("room");
+        assert_eq!(lonely.offered_by(Duration::from_millis(5)).await, Err(NotMet::Timeout));
+        lonely.give_up();
+        assert_eq!(lonely.decode_is_there(within).await, Ok(()), "what is known stays known");
+        assert_eq!(lonely.is_fetched(within).await, Err(NotMet::GivenUp));
+    }
+}

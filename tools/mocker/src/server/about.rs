@@ -1,0 +1,176 @@
+//! What a worker says about itself and its model, and the surfaces that generate nothing.
+
+use serde_json::{Value, json};
+
+use super::Served;
+use super::ask::chat_prompt;
+use super::refusal::Refusal;
+use super::request::{Body, Prompt, Prompts};
+use crate::voice::Voice;
+use crate::worker::Worker;
+
+/// The release whose contract this is.
+pub(super) const VLLM_VERSION: &str = "0.32.0";
+const SGLANG_VERSION: &str = "0.5.20";
+/// Dimensions of an embedding unless the request says otherwise.
+const DIMENSIONS: u64 = 64;
+const DIMENSIONS_MAX: u64 = 8192;
+/// vLLM's high-water mark of the event socket.
+const EVENTS_HIGH_WATER: usize = 100_000;
+
+pub(super) fn models(worker: &Worker) -> Value {
+    let config = &worker.config;
+    let owner = match config.dialect {
+        crate::Dialect::Vllm => "vllm",
+        crate::Dialect::Sglang => "sglang",
+    };
+    json!({ "object": "list", "data": [{
+        "id": config.model, "object": "model", "created": worker.started, "owned_by": owner,
+        "root": config.model, "parent": null, "max_model_len": config.context_tokens, "permission": [],
+    }] })
+}
+
+/// vLLM's `/kv_event_sources`.
+pub(super) fn event_sources(served: &Served) -> Value {
+    let endpoint = |port: Option<u16>| port.map(|port| format!("tcp://*:{port}"));
+    json!({ "0": {
+        "enable_kv_cache_events": served.site.events_port.is_some(),
+        "publisher": if served.site.events_port.is_some() { "zmq" } else { "null" },
+        "endpoint": endpoint(served.site.events_port),
+        "replay_endpoint": endpoint(served.site.replay_port),
+        "buffer_steps": crate::events::REPLAY_BATCHES,
+        "hwm": EVENTS_HIGH_WATER,
+        "max_queue_size": EVENTS_HIGH_WATER,
+        "topic": served.worker.config.topic,
+    } })
+}
+
+/// `GET /query` of a Mooncake prefill worker's bootstrap server.
+pub(super) fn bootstrap(served: &Served) -> Value {
+    let address = served.site.address.to_string();
+    json!({ "0": { "engine_id": served.worker.engine_id, "worker_addr": { "0": { "0": address } } } })
+}
+
+/// SGLang's `/server_info`.
+pub(super) fn server_info(served: &Served) -> Value {
+    let config = &served.worker.config;
+    let mut info = json!({
+        "version": SGLANG_VERSION, "model_path": config.model, "served_model_name": config.model,
+        "page_size": config.block_tokens, "disaggregation_mode": served.role_name(),
+        "disaggregation_bootstrap_port": served.site.address.port(), "dp_size": 1, "tp_size": 1,
+        "context_length": config.context_tokens, "max_running_requests": config.batch_max,
+        "max_total_num_tokens": config.usable_blocks() * config.block_tokens,
+        "host": served.site.address.ip(), "port": served.site.address.port(), "kv_events": null,
+    });
+    if let Some(port) = served.site.events_port {
+        info["kv_events"] = json!({
+            "publisher": "zmq", "endpoint_host": served.site.address.ip(), "endpoint_port_base": port,
+            "topic": config.topic, "block_size": config.block_tokens, "dp_size": 1,
+        });
+        if let Some(port) = served.site.replay_port {
+            info["kv_events"]["replay_endpoint_port_base"] = port.into();
+        }
+    }
+    info
+}
+
+/// SGLang's `/model_info`.
+pub(super) fn model_info(worker: &Worker) -> Value {
+    json!({
+        "model_path": worker.config.model, "tokenizer_path": worker.config.model, "is_generation": true,
+        "preferred_sampling_params": null, "weight_version": "default",
+    })
+}
+
+/// SGLang's `/v1/loads`.
+pub(super) fn loads(worker: &Worker) -> Value {
+    let stats = worker.stats();
+    let used = stats.held_blocks * worker.config.block_tokens;
+    let total = worker.config.usable_blocks() * worker.config.block_tokens;
+    json!({ "version": SGLANG_VERSION, "dp_rank_count": 1, "loads": [{
+        "dp_rank": 0, "num_running_reqs": stats.running, "num_waiting_reqs": stats.waiting,
+        "num_total_reqs": stats.running + stats.waiting, "num_used_tokens": used, "max_total_num_tokens": total,
+        "token_usage": used as f64 / total.max(1) as f64, "max_running_requests": worker.config.batch_max,
+    }] })
+}
+
+/// `/tokenize`.
+pub(super) fn tokenized(worker: &Worker, body: Body<'_>) -> Result<Value, Refusal> {
+    let text = body.prompt.as_ref().and_then(|prompts| prompts.0.first());
+    let tokens = match text {
+        Some(Prompt::Text(text)) => {
+            let ids = worker.model.text.tokenizer.encode(text, true);
+            ids.map_err(|error| Refusal::bad("prompt", error.to_string()))?
+        }
+        _ => chat_prompt(worker, &body)?,
+    };
+    Ok(json!({
+        "count": tokens.len(), "max_model_len": worker.config.context_tokens, "tokens": tokens,
+        "token_strs": null,
+    }))
+}
+
+/// `/detokenize`.
+pub(super) fn detokenized(worker: &Worker, body: &Value) -> Result<Value, Refusal> {
+    let tokens: Vec<u32> =
+        serde_json::from_value(body["tokens"].clone()).map_err(|error| Refusal::malformed(&error))?;
+    Ok(json!({ "prompt": worker.model.text.tokenizer.decode(&tokens, false) }))
+}
+
+/// `/v1/embeddings`.
+pub(super) fn embeddings(worker: &Worker, body: &Value) -> Result<Value, Refusal> {
+    if let Some(asked) = body["model"].as_str().filter(|asked| *asked != worker.config.model) {
+        return Err(Refusal::no_such_model(asked, &worker.config.model));
+    }
+    let input = <Prompts<'_> as serde::Deserialize>::deserialize(&body["input"]);
+    let input = input.map_err(|error| Refusal::malformed(&error))?;
+    if input.0.is_empty() {
+        return Err(Refusal::missing("input"));
+    }
+    let dimensions = body["dimensions"].as_u64().unwrap_or(DIMENSIONS).clamp(1, DIMENSIONS_MAX) as usize;
+    let is_base64 = body["encoding_format"] == "base64";
+    let (mut entries, mut total) = (Vec::with_capacity(input.0.len()), 0);
+    for (index, prompt) in input.0.into_iter().enumerate() {
+        let tokens = match prompt {
+            Prompt::Tokens(tokens) => tokens,
+            Prompt::Text(text) => {
+                let ids = worker.model.text.tokenizer.encode(&text, true);
+                ids.map_err(|error| Refusal::bad("input", error.to_string()))?
+            }
+        };
+        total += tokens.len();
+        let vector = Voice::embedding(&tokens, dimensions);
+        let embedding = if is_base64 { Value::from(base64(&vector)) } else { json!(vector) };
+        entries.push(json!({ "object": "embedding", "index": index, "embedding": embedding }));
+    }
+    Ok(json!({
+        "id": format!("embd-{:016x}", worker.started), "object": "list", "created": worker.started,
+        "model": worker.config.model, "data": entries,
+        "usage": { "prompt_tokens": total, "total_tokens": total, "completion_tokens": 0 },
+    }))
+}
+
+/// Little-endian floats in base64 (RFC 4648, section 4), which OpenAI's own client asks for.
+fn base64(vector: &[f32]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(three.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for at in 0..4 {
+            let six = (bits >> (18 - 6 * at) & 63) as usize;
+            out.push(if at <= three.len() { char::from(ALPHABET[six]) } else { '=' });
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn base64_is_that_of_the_rfc() {
+        assert_eq!(super::base64(&[1.0, -2.5]), "AACAPwAAIMA=");
+        assert_eq!(super::base64(&[1.0]), "AACAPw==");
+    }
+}

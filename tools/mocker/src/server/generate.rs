@@ -1,0 +1,158 @@
+//! From a checked request to its answer: faults, hand-off, outputs, and the way through the worker.
+//!
+//! Where nothing takes time and nothing is armed, this runs through without a single wait.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::StatusCode;
+use hyper::Response;
+
+use super::answer::{Answer, Break, Choice, Payload};
+use super::ask::{Ask, Surface};
+use super::handoff;
+use super::refusal::Refusal;
+use super::reply::{self, EVENT_STREAM, JSON};
+use crate::fault::{FaultKind, mix};
+use crate::voice::Output;
+use crate::worker::{Order, Worker};
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The client is told.
+    Refused(Refusal),
+    /// The connection is cut.
+    Cut,
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// The faults of one request.
+#[derive(Debug, Default)]
+struct Drawn {
+    breaks: Option<(usize, Break)>,
+    is_corrupt: bool,
+    reports_wrong_cached: bool,
+}
+
+async fn draw(worker: &Worker) -> Result<Drawn, Failure> {
+    let faults = &worker.faults;
+    if !faults.any() {
+        return Ok(Drawn::default());
+    }
+    if faults.draw(FaultKind::Overloaded).is_some() {
+        return Err(Refusal::overloaded().into());
+    }
+    if faults.draw(FaultKind::Error).is_some() {
+        return Err(Refusal::internal("A fault was injected.").into());
+    }
+    if faults.draw(FaultKind::Hang).is_some() {
+        // Ends when the client goes away and its connection is dropped.
+        std::future::pending::<()>().await;
+    }
+    let stall = faults.draw(FaultKind::Stall).map(|fault| (fault.tokens, Break::Stall));
+    let die = || faults.draw(FaultKind::DieMidStream).map(|fault| (fault.tokens, Break::Die));
+    Ok(Drawn {
+        breaks: stall.or_else(die),
+        is_corrupt: faults.draw(FaultKind::Corrupt).is_some(),
+        reports_wrong_cached: faults.draw(FaultKind::WrongCached).is_some(),
+    })
+}
+
+/// `chatcmpl-` and the client's own id, or one that is made up.
+fn answer_id(worker: &Worker, ask: &Ask, header: Option<&str>) -> String {
+    let prefix = match ask.surface {
+        Surface::Completion => "cmpl-",
+        Surface::Chat | Surface::Messages => "chatcmpl-",
+        Surface::Responses => "resp_",
+    };
+    match header.or(ask.request_id.as_deref()) {
+        Some(id) => format!("{prefix}{id}"),
+        None => {
+            let count = worker.counters.requests.load(std::sync::atomic::Ordering::Relaxed);
+            let prompt = ask.prompts.first().map_or(0, Vec::len) as u64;
+            format!("{prefix}{:016x}", mix(mix(worker.config.seed ^ count) ^ worker.started ^ prompt << 32))
+        }
+    }
+}
+
+fn outputs(worker: &Worker, ask: &Ask) -> Vec<Arc<Output>> {
+    let model = &worker.model;
+    let output = |prompt: &Vec<u32>| match &ask.forced {
+        Some(forced) => model.voice.recite(&model.text, &forced.text, &ask.limits),
+        None => model.voice.speak(&model.text, prompt, &ask.limits),
+    };
+    ask.prompts.iter().map(|prompt| Arc::new(output(prompt))).collect()
+}
+
+/// Answers a request.
+pub(super) async fn generate(
+    worker: Arc<Worker>,
+    mut ask: Ask,
+    request_id: Option<&str>,
+) -> Result<Response<Payload>, Failure> {
+    let drawn = draw(&worker).await?;
+    let id = answer_id(&worker, &ask, request_id);
+    let mut leg = handoff::before(&worker, &ask, &id).await?;
+    let outputs = outputs(&worker, &ask);
+    let lease = leg.lease.take();
+    let mut choices = Vec::with_capacity(outputs.len() * ask.choices);
+    for (prompt, output) in outputs.into_iter().enumerate() {
+        for _ in 0..ask.choices {
+            let order = Order {
+                prompt: ask.prompts[prompt].clone(),
+                extras: ask.extras.clone(),
+                is_external: leg.is_external,
+                report_cached: leg.report_cached,
+                lease: lease.clone(),
+            };
+            let running = worker.submit(order, &output).map_err(|_full| Refusal::overloaded())?;
+            choices.push(Choice { running, output: Arc::clone(&output), prompt, sent: 0, is_done: false });
+        }
+    }
+    if lease.is_some() {
+        // A prefill leg has one answer, whole.
+        ask.stream = false;
+    }
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let stream = ask.stream;
+    let mut answer = Answer::new(Arc::clone(&worker), ask, choices, id, created);
+    answer.reports_wrong_cached = drawn.reports_wrong_cached;
+    if drawn.is_corrupt {
+        return Ok(corrupt(stream));
+    }
+    if stream {
+        answer.breaks = drawn.breaks;
+        return Ok(reply::with(StatusCode::OK, EVENT_STREAM, Payload::Stream(Box::new(answer))));
+    }
+    match drawn.breaks {
+        Some((_, Break::Die)) => return Err(Failure::Cut),
+        Some((_, Break::Stall)) => std::future::pending().await,
+        None => {}
+    }
+    if !answer.finished().await {
+        return Err(Refusal::internal("The engine stopped.").into());
+    }
+    let prompt = answer.ask.prompts.first().map_or(0, Vec::len);
+    if lease.is_some() {
+        answer.transfer = leg.after(&worker, prompt, lease.as_deref()).await?;
+    }
+    Ok(reply::with(StatusCode::OK, JSON, Payload::from_text(answer.whole())))
+}
+
+/// What a broken proxy or engine may send.
+fn corrupt(stream: bool) -> Response<Payload> {
+    match stream {
+        true => {
+            let garbage =
+                "data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"del\u{0}\n\ndata: }{\n\nnonsense\n\n";
+            reply::with(StatusCode::OK, EVENT_STREAM, Payload::from_text(garbage))
+        }
+        false => reply::with(StatusCode::OK, JSON, Payload::from_text("{\"id\":\"x\",\"choices\":[{\"ind")),
+    }
+}

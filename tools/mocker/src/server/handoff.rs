@@ -1,0 +1,151 @@
+//! The legs of a prefill→decode hand-off, before and after the worker runs them.
+//!
+//! * NIXL (vLLM): the prefill leg answers where its blocks wait; the decode leg comes later and names them.
+//! * Mooncake (vLLM): both legs come at once and meet by `transfer_id`; the prefill leg does not wait.
+//! * SGLang: both legs come at once and meet by `bootstrap_room`; each waits for the other.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::ask::{Ask, Surface};
+use super::refusal::Refusal;
+use super::request::Rooms;
+use crate::fault::mix;
+use crate::rooms::{self, NotMet, RoomGuard};
+use crate::worker::Worker;
+use crate::{Dialect, LoadFailure, Role, lease};
+
+/// What the worker has to know of a request's leg.
+#[derive(Debug, Default)]
+pub(super) struct Leg {
+    /// The name under which the blocks shall wait.
+    pub(super) lease: Option<String>,
+    /// The prompt's blocks came from elsewhere.
+    pub(super) is_external: bool,
+    /// What the decode leg reports as cached.
+    pub(super) report_cached: Option<usize>,
+    room: Option<RoomGuard>,
+    waits_for_fetch: bool,
+    answers_transfer: bool,
+}
+
+fn not_met(_: NotMet) -> Refusal {
+    Refusal::internal("The other leg of the hand-off did not come before the bootstrap timeout.")
+}
+
+/// Does what comes before the computation.
+pub(super) async fn before(worker: &Arc<Worker>, ask: &Ask, id: &str) -> Result<Leg, Refusal> {
+    let config = &worker.config;
+    if config.dialect == Dialect::Sglang {
+        return match (&ask.rooms, config.role) {
+            (None, _) | (_, Role::Both) => Ok(Leg::default()),
+            (Some(Rooms::Several(rooms)), _) if rooms.len() > 1 => {
+                Err(Refusal::bad("bootstrap_room", "This mock takes one bootstrap room for each request."))
+            }
+            (Some(rooms), role) => {
+                let room = match rooms {
+                    Rooms::One(room) => Some(*room),
+                    Rooms::Several(rooms) => rooms.first().copied().flatten(),
+                };
+                match room {
+                    Some(room) => sglang_leg(worker, format!("room:{room}"), role).await,
+                    None => Ok(Leg::default()),
+                }
+            }
+        };
+    }
+    let Some(transfer) = &ask.transfer else { return Ok(Leg::default()) };
+    let is_prefill = transfer["do_remote_decode"] == true;
+    let is_decode = transfer["do_remote_prefill"] == true;
+    if !is_prefill && !is_decode {
+        return Ok(Leg::default());
+    }
+    if ask.prompts.len() * ask.choices != 1 {
+        return Err(Refusal::bad("kv_transfer_params", "A hand-off is for one prompt and one choice."));
+    }
+    if let Some(id) = transfer["transfer_id"].as_str() {
+        return mooncake_leg(worker, format!("xfer:{id}"), is_prefill).await;
+    }
+    if is_prefill {
+        // A name that nobody can guess, as vLLM adds one to the request's id.
+        let salt = mix(worker.config.seed ^ mix(id.bytes().fold(7, |hash, byte| mix(hash ^ u64::from(byte)))))
+            as u32;
+        let name = match ask.surface {
+            Surface::Completion => format!("{id}-0-{salt:08x}"),
+            _ => format!("{id}-{salt:08x}"),
+        };
+        return Ok(Leg { lease: Some(name), answers_transfer: true, ..Leg::default() });
+    }
+    let (engine, name) = (transfer["remote_engine_id"].as_str(), transfer["remote_request_id"].as_str());
+    let is_pulled = matches!((engine, name), (Some(engine), Some(name)) if lease::pull(engine, name));
+    // As 0.32 reports it: not what was transferred, but what the prefill worker had found.
+    let reported = transfer["remote_prefill_cached_tokens"].as_u64().map(|tokens| tokens as usize);
+    loaded(worker, is_pulled, reported)
+}
+
+fn loaded(worker: &Worker, is_pulled: bool, report_cached: Option<usize>) -> Result<Leg, Refusal> {
+    match (is_pulled, worker.config.load_failure) {
+        (true, _) => Ok(Leg { is_external: true, report_cached, ..Leg::default() }),
+        (false, LoadFailure::Recompute) => Ok(Leg::default()),
+        (false, LoadFailure::Fail) => Err(Refusal::internal("Internal server error: the KV load failed.")),
+    }
+}
+
+async fn mooncake_leg(worker: &Worker, name: String, is_prefill: bool) -> Result<Leg, Refusal> {
+    let room = rooms::enter(&name).ok_or_else(Refusal::overloaded)?;
+    if is_prefill {
+        return Ok(Leg { lease: Some(name), room: Some(room), ..Leg::default() });
+    }
+    let pulled = match room.offered_by(worker.config.bootstrap_timeout).await {
+        Ok(engine) => lease::pull(&engine, &name),
+        Err(_) => false,
+    };
+    room.fetched();
+    loaded(worker, pulled, None)
+}
+
+async fn sglang_leg(worker: &Worker, name: String, role: Role) -> Result<Leg, Refusal> {
+    let room = rooms::enter(&name).ok_or_else(Refusal::overloaded)?;
+    let within = worker.config.bootstrap_timeout;
+    if role == Role::Prefill {
+        room.decode_is_there(within).await.map_err(not_met)?;
+        return Ok(Leg { lease: Some(name), room: Some(room), waits_for_fetch: true, ..Leg::default() });
+    }
+    let engine = room.offered_by(within).await.map_err(not_met)?;
+    let is_pulled = lease::pull(&engine, &name);
+    room.fetched();
+    if is_pulled { loaded(worker, true, None) } else { Err(not_met(NotMet::GivenUp)) }
+}
+
+impl Leg {
+    /// Does what comes after the computation; returns the `kv_transfer_params` of the answer.
+    pub(super) async fn after(
+        &mut self,
+        worker: &Arc<Worker>,
+        prompt: usize,
+        name: Option<&str>,
+    ) -> Result<Option<Value>, Refusal> {
+        let offered = name.and_then(|name| worker.offered(name));
+        if let Some(room) = self.room.take() {
+            match &offered {
+                Some(_) => room.offer(&worker.engine_id),
+                // The output ended by itself: there is nothing to go on with.
+                None => room.give_up(),
+            }
+            if self.waits_for_fetch && offered.is_some() {
+                room.is_fetched(worker.config.bootstrap_timeout).await.map_err(not_met)?;
+            }
+        }
+        let (Some(name), Some(offered), true) = (name, offered, self.answers_transfer) else {
+            return Ok(None);
+        };
+        Ok(Some(json!({
+            "do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [offered.block_ids],
+            "remote_engine_id": worker.engine_id, "remote_request_id": name, "remote_host": "127.0.0.1",
+            "remote_port": 5600, "tp_size": 1, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": prompt,
+            "remote_blocks_expiry_time": null, "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": offered.cached,
+        })))
+    }
+}

@@ -1,0 +1,174 @@
+//! Which path does what.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, StatusCode};
+use hyper::body::{Body as _, Incoming};
+use hyper::{Request, Response};
+use serde_json::{Value, json};
+
+use super::answer::Payload;
+use super::ask::{Ask, Surface, chat_prompt};
+use super::generate::{Failure, generate};
+use super::refusal::Refusal;
+use super::request::Body;
+use super::{Served, about, anthropic, metrics, reply, responses};
+use crate::fault::{Fault, FaultKind};
+use crate::{Dialect, Role};
+
+type Answered = Result<Response<Payload>, Failure>;
+
+/// Answers one request. An error cuts the connection.
+pub(super) async fn route(
+    served: Arc<Served>,
+    request: Request<Incoming>,
+) -> Result<Response<Payload>, io::Error> {
+    let (head, incoming) = request.into_parts();
+    let path = head.uri.path();
+    if !path.starts_with("/mock/") && served.worker.faults.draw(FaultKind::Refuse).is_some() {
+        return Err(io::Error::other("a fault refuses the connection"));
+    }
+    let is_anthropic = path.starts_with("/v1/messages");
+    let answered = match read(incoming, served.worker.config.body_bytes_max).await? {
+        None => Err(Refusal::too_large(served.worker.config.body_bytes_max).into()),
+        Some(body) => answer(&served, &head.method, path, &head.headers, &body).await,
+    };
+    match answered {
+        Ok(response) => Ok(response),
+        Err(Failure::Refused(refusal)) => {
+            Ok(reply::json(refusal.status, refusal.to_json(served.dialect(), is_anthropic)))
+        }
+        Err(Failure::Cut) => Err(io::Error::other("a fault cut the connection")),
+    }
+}
+
+/// The whole body, or `None` when it is too large. A body that came in one piece is not copied.
+async fn read(mut incoming: Incoming, bytes_max: usize) -> io::Result<Option<Bytes>> {
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    while !incoming.is_end_stream() {
+        let next =
+            std::future::poll_fn(|context| std::pin::Pin::new(&mut incoming).poll_frame(context)).await;
+        let Some(frame) = next else { break };
+        let Ok(piece) = frame.map_err(io::Error::other)?.into_data() else { continue };
+        if first.len() + rest.len() + piece.len() > bytes_max {
+            return Ok(None);
+        }
+        if first.is_empty() {
+            first = piece;
+        } else {
+            rest.extend_from_slice(&piece);
+        }
+    }
+    if rest.is_empty() {
+        return Ok(Some(first));
+    }
+    let mut whole = BytesMut::with_capacity(first.len() + rest.len());
+    whole.extend_from_slice(&first);
+    whole.extend_from_slice(&rest);
+    Ok(Some(whole.freeze()))
+}
+
+fn parsed<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| Refusal::malformed(&error).into())
+}
+
+async fn answer(
+    served: &Arc<Served>,
+    method: &Method,
+    path: &str,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Answered {
+    match (method, path) {
+        (&Method::POST, "/v1/chat/completions") => {
+            start(served, Surface::Chat, headers, parsed::<Body<'_>>(body)?).await
+        }
+        (&Method::POST, "/v1/completions") => {
+            start(served, Surface::Completion, headers, parsed::<Body<'_>>(body)?).await
+        }
+        (&Method::POST, "/v1/messages") => {
+            let object: Value = parsed(body)?;
+            start(served, Surface::Messages, headers, anthropic::to_chat(&object)?).await
+        }
+        (&Method::POST, "/v1/responses") => {
+            let object: Value = parsed(body)?;
+            start(served, Surface::Responses, headers, responses::to_chat(&object)?).await
+        }
+        (&Method::POST, _) => post(served, path, body).await,
+        (&Method::GET, _) => get(served, path),
+        (&Method::DELETE, "/mock/faults") => {
+            served.worker.faults.heal();
+            Ok(reply::empty())
+        }
+        _ => Ok(reply::json(StatusCode::METHOD_NOT_ALLOWED, "{\"detail\":\"Method Not Allowed\"}")),
+    }
+}
+
+async fn start(served: &Arc<Served>, surface: Surface, headers: &HeaderMap, body: Body<'_>) -> Answered {
+    let ask = Ask::new(&served.worker, surface, body)?;
+    let request_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    generate(Arc::clone(&served.worker), ask, request_id).await
+}
+
+fn not_found() -> Answered {
+    Ok(reply::json(StatusCode::NOT_FOUND, "{\"detail\":\"Not Found\"}"))
+}
+
+fn found(value: &Value) -> Answered {
+    Ok(reply::json(StatusCode::OK, value))
+}
+
+async fn post(served: &Arc<Served>, path: &str, body: &[u8]) -> Answered {
+    let worker = &served.worker;
+    match path {
+        "/v1/messages/count_tokens" => {
+            let object: Value = parsed(body)?;
+            found(&anthropic::counted(chat_prompt(worker, &anthropic::to_chat(&object)?)?.len()))
+        }
+        "/v1/embeddings" => found(&about::embeddings(worker, &parsed(body)?)?),
+        "/tokenize" => found(&about::tokenized(worker, parsed(body)?)?),
+        "/detokenize" => found(&about::detokenized(worker, &parsed(body)?)?),
+        "/ping" => Ok(reply::empty()),
+        "/reset_prefix_cache" | "/flush_cache" => {
+            let is_cleared = worker.lock().pool.clear();
+            let status = if is_cleared { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+            Ok(reply::json(status, json!({ "success": is_cleared })))
+        }
+        "/mock/faults" => {
+            let fault: Fault = parsed(body)?;
+            worker.faults.arm(fault).map_err(|error| Refusal::bad("probability", error.to_string()))?;
+            found(&json!({ "armed": true }))
+        }
+        _ => not_found(),
+    }
+}
+
+fn get(served: &Arc<Served>, path: &str) -> Answered {
+    let worker = &served.worker;
+    let is_vllm = served.dialect() == Dialect::Vllm;
+    match path {
+        "/health" => Ok(reply::empty()),
+        "/ping" if is_vllm => Ok(reply::empty()),
+        "/health_generate" if !is_vllm => Ok(reply::empty()),
+        "/v1/models" => found(&about::models(worker)),
+        "/metrics" => {
+            let text = metrics::render(worker);
+            Ok(reply::with(StatusCode::OK, reply::METRICS, Payload::from_text(text)))
+        }
+        "/version" if is_vllm => found(&json!({ "version": about::VLLM_VERSION })),
+        "/load" if is_vllm => found(&json!({ "server_load": worker.stats().running })),
+        "/kv_event_sources" if is_vllm => found(&about::event_sources(served)),
+        "/query" if is_vllm && worker.config.role != Role::Decode => found(&about::bootstrap(served)),
+        "/server_info" | "/get_server_info" if !is_vllm => found(&about::server_info(served)),
+        "/model_info" | "/get_model_info" if !is_vllm => found(&about::model_info(worker)),
+        "/v1/loads" if !is_vllm => found(&about::loads(worker)),
+        "/mock/stats" => found(&json!(worker.stats())),
+        "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/responses" | "/v1/embeddings" => {
+            Ok(reply::json(StatusCode::METHOD_NOT_ALLOWED, "{\"detail\":\"Method Not Allowed\"}"))
+        }
+        _ => not_found(),
+    }
+}

@@ -1,0 +1,322 @@
+//! One mock worker without its HTTP surface: the shared state, and the way in and out for a request.
+//!
+//! Everything that a request can change is behind one lock, held for microseconds. Where simulated work takes
+//! no time, [`Worker::submit`] runs a request from its admission to its end under that lock, in the caller's
+//! task: no queue, timer or wake-up. Otherwise it queues it and a stepping task is there as long as there is
+//! work; an idle worker has neither task nor timer.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::SystemTime;
+
+use router_tokens::ModelText;
+
+use crate::events::EventSink;
+use crate::fault::{FaultKind, Faults, mix};
+use crate::lease::Leases;
+use crate::pool::{Chain, Pool, Table};
+use crate::scheduler::{self, Scheduler};
+use crate::stats::{Counters, MockStats, add, get};
+use crate::ticket::{Progress, Ticket};
+use crate::voice::{Output, Voice};
+use crate::{Dialect, MockConfig};
+
+/// Workers of this process so far.
+static RUNS: AtomicU64 = AtomicU64::new(0);
+
+/// What many workers of one process share.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) text: ModelText,
+    pub(crate) voice: Voice,
+    /// Whether chats are rendered by the tiny model's template, which the server knows by heart.
+    pub(crate) is_tiny: bool,
+}
+
+/// One worker.
+pub(crate) struct Worker {
+    pub(crate) config: MockConfig,
+    pub(crate) model: Arc<Model>,
+    pub(crate) counters: Counters,
+    pub(crate) faults: Faults,
+    /// Names this run of the worker to its peers.
+    pub(crate) engine_id: String,
+    pub(crate) started: u64,
+    pub(crate) is_stopped: AtomicBool,
+    pub(crate) state: Mutex<State>,
+}
+
+/// What the lock guards.
+pub(crate) struct State {
+    pub(crate) pool: Pool,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) leases: Leases,
+    pub(crate) events: Option<EventSink>,
+    next_id: u64,
+}
+
+/// A sequence on its way through the worker.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: u64,
+    /// The prompt, and all of the output that has a place in the KV cache.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt: usize,
+    /// Tokens of the output, and how many of them have left.
+    pub(crate) output: usize,
+    pub(crate) emitted: usize,
+    /// Tokens whose KV is there.
+    pub(crate) computed: usize,
+    pub(crate) chain: Chain,
+    pub(crate) table: Table,
+    pub(crate) ticket: Arc<Ticket>,
+    pub(crate) is_length: bool,
+    /// The prompt's KV came from another worker.
+    pub(crate) is_external: bool,
+    /// Cached tokens to report in place of those found.
+    pub(crate) report_cached: Option<usize>,
+    /// Keep the blocks for another worker under this name.
+    pub(crate) lease: Option<String>,
+}
+
+/// What a request wants of the worker, one for each output.
+#[derive(Debug, Default)]
+pub(crate) struct Order {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) extras: Vec<String>,
+    pub(crate) is_external: bool,
+    pub(crate) report_cached: Option<usize>,
+    pub(crate) lease: Option<String>,
+}
+
+/// A request in the worker. Dropping it before its end aborts it.
+pub(crate) struct Running {
+    worker: Arc<Worker>,
+    id: u64,
+    ticket: Arc<Ticket>,
+}
+
+impl Running {
+    pub(crate) fn progress(&self) -> Progress {
+        self.ticket.progress()
+    }
+
+    pub(crate) fn poll_past(&self, seen: usize, context: &mut Context<'_>) -> Poll<Progress> {
+        self.ticket.poll_past(seen, context)
+    }
+
+    /// Waits for the end.
+    pub(crate) async fn finished(&self) -> Progress {
+        std::future::poll_fn(|context| self.poll_past(usize::MAX, context)).await
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.ticket.progress().is_over {
+            self.worker.abort(self.id);
+        }
+    }
+}
+
+/// Too many requests wait.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+impl Worker {
+    pub(crate) fn new(config: MockConfig, model: Arc<Model>, events: Option<EventSink>) -> Arc<Self> {
+        let first_id = u32::from(config.dialect == Dialect::Vllm);
+        let pool = Pool::new(config.block_tokens, config.usable_blocks(), first_id, events.is_some());
+        let high = mix(config.seed ^ 0x5EED);
+        // Workers of equal seed are different workers all the same.
+        let run = RUNS.fetch_add(1, Ordering::Relaxed);
+        let low = mix(high ^ mix(run << 32 | u64::from(std::process::id())));
+        let engine_id = format!(
+            "{:08x}-{:04x}-4{:03x}-8{:03x}-{:012x}",
+            high >> 32,
+            high >> 16 & 0xFFFF,
+            high & 0xFFF,
+            low >> 52,
+            low & 0xFFFF_FFFF_FFFF
+        );
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Arc::new(Self {
+            faults: Faults::new(config.seed),
+            counters: Counters::default(),
+            engine_id,
+            started: now.map_or(0, |now| now.as_secs()),
+            is_stopped: AtomicBool::new(false),
+            state: Mutex::new(State {
+                pool,
+                scheduler: Scheduler::default(),
+                leases: Leases::default(),
+                events,
+                next_id: 0,
+            }),
+            config,
+            model,
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an order whose output is known already.
+    pub(crate) fn submit(self: &Arc<Self>, order: Order, output: &Output) -> Result<Running, Full> {
+        let Order { prompt: mut tokens, extras, is_external, report_cached, lease } = order;
+        let prompt = tokens.len();
+        // The last token of an output is never put back into the model.
+        tokens.extend_from_slice(&output.tokens[..output.tokens.len().saturating_sub(1)]);
+        let mut sequence = Sequence {
+            id: 0,
+            tokens,
+            prompt,
+            output: output.tokens.len(),
+            emitted: 0,
+            computed: 0,
+            chain: Chain::new(extras),
+            table: Table::default(),
+            ticket: Arc::default(),
+            is_length: output.ending == crate::voice::Ending::Length,
+            is_external,
+            report_cached,
+            lease,
+        };
+        let mut state = self.lock();
+        let is_idle = state.scheduler.waiting.is_empty() && state.scheduler.running.is_empty();
+        let is_now = self.config.is_instant() && is_idle && !self.faults.is_armed(FaultKind::Slow);
+        if is_now && let Some(cached) = self.run_now(&mut state, &mut sequence) {
+            drop(state);
+            add(&self.counters.requests, 1);
+            let progress = Progress { tokens: sequence.output, cached, is_over: true, is_failed: false };
+            let ticket = Arc::new(Ticket::finished(progress));
+            return Ok(Running { worker: Arc::clone(self), id: 0, ticket });
+        }
+        // What a step has not looked at yet waits only until then, if there is room in the batch.
+        let inside = state.scheduler.waiting.len() + state.scheduler.running.len();
+        if inside >= self.config.waiting_max.saturating_add(self.config.batch_max) {
+            add(&self.counters.refused_full, 1);
+            return Err(Full);
+        }
+        add(&self.counters.requests, 1);
+        state.next_id += 1;
+        sequence.id = state.next_id;
+        let running =
+            Running { worker: Arc::clone(self), id: sequence.id, ticket: Arc::clone(&sequence.ticket) };
+        state.scheduler.waiting.push_back(sequence);
+        if !std::mem::replace(&mut state.scheduler.is_stepping, true) {
+            tokio::spawn(scheduler::step_while_busy(Arc::clone(self)));
+        }
+        Ok(running)
+    }
+
+    /// The whole life of a request at once; returns the cached tokens. `None` when blocks are missing.
+    fn run_now(self: &Arc<Self>, state: &mut State, sequence: &mut Sequence) -> Option<usize> {
+        let pool = &mut state.pool;
+        let prompt = &sequence.tokens[..sequence.prompt];
+        let cached = pool.admit(&mut sequence.chain, prompt, &mut sequence.table)?;
+        if !pool.grow(&mut sequence.table, sequence.tokens.len()) {
+            pool.release(&mut sequence.table);
+            return None;
+        }
+        pool.learn(&mut sequence.chain, &sequence.tokens, &mut sequence.table);
+        let cached = self.admitted(sequence, cached);
+        add(&self.counters.generation_tokens, sequence.output);
+        self.finished(state, sequence, cached);
+        self.publish(state);
+        Some(cached)
+    }
+
+    /// Counts an admission; returns the cached tokens to report.
+    pub(crate) fn admitted(&self, sequence: &Sequence, found: usize) -> usize {
+        let counters = &self.counters;
+        add(&counters.prompt_tokens, sequence.prompt);
+        add(&counters.prefix_queries, sequence.prompt);
+        add(&counters.prefix_hits, found);
+        if sequence.is_external {
+            add(&counters.external_queries, sequence.prompt - found.min(sequence.prompt));
+            add(&counters.external_hits, sequence.prompt - found.min(sequence.prompt));
+        }
+        sequence.report_cached.unwrap_or(found)
+    }
+
+    /// Gives the blocks of a finished sequence back, or keeps them for whoever fetches them.
+    pub(crate) fn finished(self: &Arc<Self>, state: &mut State, sequence: &mut Sequence, cached: usize) {
+        let counter = match sequence.is_length {
+            true => &self.counters.finished_length,
+            false => &self.counters.finished_stop,
+        };
+        add(counter, 1);
+        // As NixlConnector does: only an output that was cut short has a rest for somebody else.
+        match sequence.lease.take().filter(|_| sequence.is_length) {
+            Some(name) => {
+                let table = std::mem::take(&mut sequence.table);
+                let block_ids = state.pool.ids(&table);
+                self.offer(state, name, table, block_ids, cached);
+            }
+            None => state.pool.release(&mut sequence.table),
+        }
+    }
+
+    /// Publishes what happened in the pool as one batch.
+    pub(crate) fn publish(&self, state: &mut State) {
+        let State { pool, events: Some(events), .. } = state else { return };
+        if pool.events.is_empty() {
+            return;
+        }
+        add(&self.counters.event_batches, 1);
+        let is_published = self.faults.draw(FaultKind::DropEvents).is_none();
+        events.publish(std::mem::take(&mut pool.events), is_published);
+    }
+
+    fn abort(&self, id: u64) {
+        let mut state = self.lock();
+        if let Some(mut sequence) = state.scheduler.remove(id) {
+            state.pool.release(&mut sequence.table);
+            sequence.ticket.advance(|progress| progress.is_over = true);
+            add(&self.counters.aborted, 1);
+        }
+    }
+
+    /// Gives everything up, as a process that ends does.
+    pub(crate) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
+        let mut state = self.lock();
+        for sequence in state.scheduler.take_all() {
+            add(&self.counters.failed, 1);
+            sequence.ticket.advance(|progress| (progress.is_over, progress.is_failed) = (true, true));
+        }
+        state.leases = Leases::default();
+        state.events = None;
+    }
+
+    pub(crate) fn stats(&self) -> MockStats {
+        let counters = &self.counters;
+        let state = self.lock();
+        MockStats {
+            requests: get(&counters.requests),
+            running: state.scheduler.running.len(),
+            waiting: state.scheduler.waiting.len(),
+            finished: get(&counters.finished_length) + get(&counters.finished_stop),
+            aborted: get(&counters.aborted),
+            failed: get(&counters.failed),
+            refused_full: get(&counters.refused_full),
+            held_blocks: state.pool.held(),
+            leased_blocks: state.leases.blocks(),
+            cached_blocks: state.pool.cached(),
+            prompt_tokens: get(&counters.prompt_tokens),
+            generation_tokens: get(&counters.generation_tokens),
+            prefix_hits: get(&counters.prefix_hits),
+            external_hits: get(&counters.external_hits),
+            preemptions: get(&counters.preemptions),
+            leases: get(&counters.leases),
+            leases_expired: get(&counters.leases_expired),
+            pulled: get(&counters.pulled),
+            steps: get(&counters.steps),
+            event_batches: get(&counters.event_batches),
+            faults: self.faults.shown().into_iter().collect(),
+        }
+    }
+}
