@@ -9,7 +9,10 @@ mod gateway;
 mod index;
 mod measure;
 mod route;
+mod soak;
 mod transfer;
+
+pub use gateway::GatewayArgs;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -54,8 +57,17 @@ enum Bench {
     Catalog,
     /// Prefill and decode of the built-in model.
     Engine,
-    /// What the gateway adds to a streamed completion.
-    Gateway,
+    /// What a gateway adds to chats with a mock engine.
+    Gateway(GatewayArgs),
+    /// Requests through mock engines that fail in every way: each must be answered or cleanly refused, and nothing left.
+    Soak {
+        /// How many.
+        #[arg(long, default_value_t = 1_000_000)]
+        requests: u64,
+        /// Seed of the draws.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// All of them.
     All,
 }
@@ -72,7 +84,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         Bench::Events => events::run(smoke),
         Bench::Catalog => catalog::run(smoke),
         Bench::Engine => engine::run(smoke),
-        Bench::Gateway => gateway::run(smoke),
+        Bench::Soak { requests, seed } => soak::run(if smoke { 2000 } else { requests }, seed),
+        Bench::Gateway(args) => gateway::run(smoke, &args),
         Bench::All => {
             transfer::run(smoke)?;
             index::run(smoke, None)?;
@@ -80,7 +93,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             events::run(smoke)?;
             catalog::run(smoke)?;
             engine::run(smoke)?;
-            gateway::run(smoke)
+            gateway::run(smoke, &GatewayArgs::with_defaults())?;
+            soak::run(if smoke { 2000 } else { 1_000_000 }, 1)
         }
     }
 }

@@ -102,7 +102,7 @@ async fn live(smoke: bool) -> Result<()> {
     for _ in 0..8 {
         workers.push(listen(mock_worker()).await?);
     }
-    let gateway = gateway_over(&workers).await?;
+    let gateway = gateway_over(&workers, MODEL).await?;
     let address = gateway.trim_start_matches("http://").to_owned();
     let bodies: Vec<String> = (0..PROMPTS).map(body).collect();
     for body in bodies.iter().take(20) {

@@ -18,7 +18,7 @@ mod value;
 pub use load::{ConfigError, Problem, load, parse};
 pub use reference::{example, explain, json_schema, markdown};
 pub use settings::{
-    EngineSettings, FaultSettings, GatewaySettings, HostTierSettings, RouterSettings, ServeSettings,
-    Settings, TransferSettings, WorkerSettings,
+    AccessSettings, EngineSettings, FaultSettings, GatewaySettings, HostTierSettings, RouterSettings,
+    ServeSettings, Settings, TransferSettings, WorkerSettings,
 };
 pub use value::{Bytes, Kind, Range, Setting};

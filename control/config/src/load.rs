@@ -145,13 +145,15 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn settings(&mut self, root: &DeTable<'_>) -> Settings {
-        let known = ["serve", "gateway", "router", "engine", "worker", "transfer", "host_tier", "faults"];
+        let known =
+            ["serve", "gateway", "access", "router", "engine", "worker", "transfer", "host_tier", "faults"];
         for (key, _) in root.iter() {
             self.check_known(key, "table", &known);
         }
         let settings = Settings {
             serve: self.section(root),
             gateway: self.section(root),
+            access: self.section(root),
             router: self.section(root),
             engine: self.section(root),
             worker: self.section(root),

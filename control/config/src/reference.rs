@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::load::{Key, Section};
 use crate::settings::{
-    EngineSettings, FaultSettings, GatewaySettings, HostTierSettings, RouterSettings, ServeSettings,
-    TransferSettings, WorkerSettings,
+    AccessSettings, EngineSettings, FaultSettings, GatewaySettings, HostTierSettings, RouterSettings,
+    ServeSettings, TransferSettings, WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -36,10 +36,11 @@ fn describe<S: Section>() -> Described {
     Described { path: S::PATH, doc: S::doc(), keys: S::keys().into_iter().map(plain).collect() }
 }
 
-fn sections() -> [Described; 8] {
+fn sections() -> [Described; 9] {
     [
         describe::<ServeSettings>(),
         describe::<GatewaySettings>(),
+        describe::<AccessSettings>(),
         describe::<RouterSettings>(),
         describe::<EngineSettings>(),
         describe::<WorkerSettings>(),

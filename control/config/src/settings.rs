@@ -62,6 +62,8 @@ section! {
         reasoning_parser: String = "auto".to_owned(), one_of &["auto", "none", "deepseek_r1", "qwen3", "glm45", "kimi_k2", "mistral", "openai_gptoss"];
         /// Memory for pieces of conversations that have been tokenised.
         token_cache: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(1 << 40);
+        /// An answer that is not streamed and takes longer is asked for again elsewhere.
+        answer_within: Duration = Duration::from_secs(600), in Duration::from_millis(10) => Duration::from_secs(86_400);
         /// A stream that says nothing for so long goes on with another worker.
         stall: Duration = Duration::from_secs(60), in Duration::from_millis(10) => Duration::from_secs(3600);
         /// Largest request body; a larger one is answered with 413.
@@ -81,6 +83,36 @@ section! {
         snapshot_file: String = String::new();
         /// How often it is saved; it is also saved at the end.
         snapshot_interval: Duration = Duration::from_secs(30), in Duration::from_secs(1) => Duration::from_secs(86_400);
+    }
+}
+
+section! {
+    /// Who may use the gateway, and how much.
+    AccessSettings, "access" {
+        /// File with the keys of clients (`kvasir key new` makes one); read again when it changes. Without it and without
+        /// tokens everybody is let in.
+        keys_file: String = String::new();
+        /// File with the signing keys of an identity provider (JWKS), for bearer tokens; read again when it changes.
+        jwks_file: String = String::new();
+        /// Who must have issued a bearer token.
+        token_issuer: String = String::new();
+        /// Whom a bearer token must be meant for.
+        token_audience: String = String::new();
+        /// Tenant of bearer tokens that name none; empty refuses them.
+        token_default_tenant: String = String::new();
+        /// Let a client keep its cache apart from others of its tenant with a `cache_salt` of its own.
+        own_salts: bool = false;
+        /// Fields of requests that steer engines or transfers and are passed on all the same, as behind another router.
+        allowed_fields: Vec<String> = Vec::new();
+        /// File that gets one line of JSON for each request, without what was said; empty is none.
+        audit_file: String = String::new();
+        /// Requests that may wait for a place when `gateway.requests_max` are inside.
+        waiting_max: u64 = 1024, in 0 => 1_000_000;
+        /// Of those, requests of one tenant.
+        tenant_waiting_max: u64 = 1024, in 0 => 1_000_000;
+        /// Longest wait that a request is let into the queue for; if more is expected, it is sent away at once with the time
+        /// after which to try again.
+        wait_max: Duration = Duration::from_secs(30), in Duration::from_millis(1) => Duration::from_secs(3600);
     }
 }
 
@@ -199,6 +231,8 @@ pub struct Settings {
     pub serve: ServeSettings,
     /// `[gateway]`
     pub gateway: GatewaySettings,
+    /// `[access]`
+    pub access: AccessSettings,
     /// `[router]`
     pub router: RouterSettings,
     /// `[engine]`

@@ -9,7 +9,7 @@ use dataplane_transfer::{Limits, PieceLayout};
 use kvstore_block::BlockLayout;
 use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints};
-use router_gateway::{Formats, GatewayConfig, TextBy, WorkerConfig};
+use router_gateway::{AccessConfig, Formats, GatewayConfig, TextBy, TokenConfig, WorkerConfig};
 use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
 use tools_engine::EngineConfig;
@@ -129,6 +129,29 @@ pub(crate) fn gateway_text(settings: &Settings) -> Result<(ModelText, bool)> {
     Ok((text, !folder.is_empty() || model_folder(settings).is_some()))
 }
 
+/// Environment variable with the secret that tenants' cache salts are made of.
+const SALT_SECRET: &str = "KVASIR_SALT_SECRET";
+
+fn access(settings: &Settings) -> AccessConfig {
+    let access = &settings.access;
+    AccessConfig {
+        keys_file: some(&access.keys_file).map(PathBuf::from),
+        tokens: some(&access.jwks_file).map(|file| TokenConfig {
+            jwks_file: file.into(),
+            issuer: access.token_issuer.clone(),
+            audience: access.token_audience.clone(),
+            default_tenant: some(&access.token_default_tenant),
+        }),
+        salt_secret: std::env::var(SALT_SECRET).ok().filter(|secret| !secret.is_empty()),
+        own_salts: access.own_salts,
+        allowed_fields: access.allowed_fields.clone(),
+        audit_file: some(&access.audit_file).map(PathBuf::from),
+        waiting_max: access.waiting_max as usize,
+        tenant_waiting_max: access.tenant_waiting_max as usize,
+        wait_max: access.wait_max,
+    }
+}
+
 fn some(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
@@ -155,6 +178,7 @@ pub(crate) fn gateway(
         },
         mooncake_bootstrap: gateway.mooncake_bootstrap.clone(),
         has_tokenizer,
+        access: access(settings),
         text: match gateway.text.as_str() {
             "engine" => TextBy::Engine,
             "gateway" => TextBy::Gateway,
@@ -165,6 +189,7 @@ pub(crate) fn gateway(
             &gateway.reasoning_parser,
             text.template.as_ref().map(|template| template.source()),
         ),
+        answer_within: gateway.answer_within,
         stall: gateway.stall,
         policy: Policy {
             // The configuration allows no other names.

@@ -63,7 +63,7 @@ pub(crate) fn run(common: &Common, listen: Option<SocketAddr>, given: &Workers) 
         let listener = http::bind(listen.unwrap_or(settings.gateway.listen)).await?;
         let snapshot = config.snapshot_file.clone();
         let fleet = Fleet::start(&config);
-        let gateway = Gateway::new(config, text, Arc::clone(&fleet));
+        let gateway = Gateway::new(config, text, Arc::clone(&fleet)).map_err(anyhow::Error::msg)?;
         http::serve(listener, router(gateway), settings.serve.drain).await?;
         if let Some(file) = snapshot {
             fleet.write_snapshot(&file).with_context(|| format!("{}: the snapshot", file.display()))?;

@@ -7,7 +7,9 @@ mod doctor;
 mod gateway_role;
 mod http;
 mod inspect_command;
+mod key_command;
 mod memory_plan;
+mod mock_command;
 mod process;
 mod replay_command;
 mod serve;
@@ -76,6 +78,13 @@ enum Command {
         /// Threads for matrix products (default: `engine.threads` of the configuration).
         #[arg(long)]
         threads: Option<usize>,
+    },
+    /// Run mock engines: no model, simulated time, the contract of a real engine.
+    Mock(mock_command::MockArgs),
+    /// Keys of clients.
+    Key {
+        #[command(subcommand)]
+        command: key_command::KeyCommand,
     },
     /// Check and explain the configuration.
     Config {
@@ -152,6 +161,8 @@ fn main() -> ExitCode {
         Command::Serve { common, listen } => serve::run(&common, listen),
         Command::Gateway { common, listen, workers } => gateway_role::run(&common, listen, &workers),
         Command::Worker { common, role, listen, threads } => worker_role::run(&common, role, listen, threads),
+        Command::Key { command } => key_command::run(&command),
+        Command::Mock(args) => mock_command::run(&args),
         Command::Config { command } => config_command::run(command),
         Command::Doctor => doctor::run(),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),

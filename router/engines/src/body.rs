@@ -248,10 +248,7 @@ mod tests {
         body.set("new", "[1]");
         let bytes = body.to_bytes();
         let text = std::str::from_utf8(&bytes).expect("UTF-8");
-        assert_eq!(
-            text,
-            r#"{"keep":1.50e2,"odd\"name":{"deep":[null, "\u00e9"]},"set":true,"new":[1]}"#
-        );
+        assert_eq!(text, r#"{"keep":1.50e2,"odd\"name":{"deep":[null, "\u00e9"]},"set":true,"new":[1]}"#);
         let value: Value = serde_json::from_str(text).expect("JSON");
         assert_eq!(value["odd\"name"]["deep"], json!([null, "é"]));
         assert_eq!(body.get("set"), Some("true"));

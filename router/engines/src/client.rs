@@ -260,7 +260,13 @@ fn refusal(status: StatusCode, body: &[u8]) -> ApiError {
     let error = if parsed["error"].is_object() { &parsed["error"] } else { &parsed };
     let message =
         error["message"].as_str().map_or_else(|| format!("the engine answered {status}"), str::to_owned);
-    ApiError { status, message, param: error["param"].as_str().map(str::to_owned), code: None }
+    ApiError {
+        status,
+        message,
+        param: error["param"].as_str().map(str::to_owned),
+        code: None,
+        retry_after_seconds: None,
+    }
 }
 
 /// The pieces of one completion, as they come. Dropping it cancels the completion.

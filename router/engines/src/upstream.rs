@@ -119,8 +119,11 @@ impl Upstream {
         let base = base.trim_end_matches('/');
         let authority = base.strip_prefix("http://").unwrap_or(base);
         let authority = authority.split('/').next().unwrap_or(authority);
-        let with_port =
-            if authority.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok()) { "" } else { ":80" };
+        let with_port = if authority.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok()) {
+            ""
+        } else {
+            ":80"
+        };
         Arc::new(Self {
             base: base.to_owned(),
             host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
@@ -292,9 +295,7 @@ impl Body for ReplyBody {
                 self.give_back(context);
                 Poll::Ready(None)
             }
-            Poll::Ready(Some(Err(error))) => {
-                Poll::Ready(Some(Err(self.open.0.error(chain(&error), true))))
-            }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(self.open.0.error(chain(&error), true)))),
             Poll::Pending => Poll::Pending,
         }
     }

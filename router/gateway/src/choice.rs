@@ -175,7 +175,8 @@ impl Runner {
             let salt = self.request.salt.as_deref();
             let session = self.request.session;
             let adapter = None;
-            let wanted = Wanted { tokens: &tokens, salt, session, adapter, audited: true, without_prefill, avoid };
+            let wanted =
+                Wanted { tokens: &tokens, salt, session, adapter, audited: true, without_prefill, avoid };
             if let Some(routed) = self.gateway.route(&wanted) {
                 return Some(routed);
             }

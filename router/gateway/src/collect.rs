@@ -24,7 +24,8 @@ use crate::prompt::off_thread;
 use crate::requests::Head;
 use crate::routing::Wanted;
 use crate::said::Said;
-use crate::service::{Gateway, Inside, fresh_number, json_response, unix_time};
+use crate::service::{Gateway, fresh_number, json_response, unix_time};
+use crate::stay::Stay;
 
 /// Events that may wait between the choices and the connection.
 const EVENTS_MAX: usize = 64;
@@ -49,15 +50,60 @@ pub(crate) async fn generate(
     body: &Bytes,
     head: &Head,
     kind: Kind,
-    inside: Inside,
-) -> Result<Response, ApiError> {
-    let (started, request_id, session) = (head.started, &head.request_id, head.session);
-    let normal = match kind {
-        Kind::Chat => normal_chat(gateway, body).await?,
-        Kind::Completion => normal_completion(gateway, body).await?,
+    mut stay: Stay,
+) -> Result<Response, (Stay, ApiError)> {
+    let prepared = match prepare(gateway, body, kind, &mut stay).await {
+        Ok(normal) => choose(gateway, normal, head, kind).await,
+        Err(error) => Err(error),
     };
+    let (mut collector, explained) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => return Err((stay, error)),
+    };
+    stay.answered(StatusCode::OK, None);
+    let mut rates = Response::new(Body::empty());
+    stay.tell_rates(&mut rates);
+    collector.stay = Some(stay);
+    let stream = collector.normal.stream;
+    let answered = if stream { collector.streamed().await } else { collector.whole().await };
+    let mut response = answered?;
+    response.headers_mut().extend(std::mem::take(rates.headers_mut()));
+    if let Some(value) = explained.and_then(|text| HeaderValue::from_str(&text).ok()) {
+        response.headers_mut().insert("x-kvasir-route", value);
+    }
+    Ok(response)
+}
+
+/// A request as it is served, admitted.
+async fn prepare(
+    gateway: &Arc<Gateway>,
+    body: &Bytes,
+    kind: Kind,
+    stay: &mut Stay,
+) -> Result<Normal, ApiError> {
+    let mut normal = match kind {
+        Kind::Chat => normal_chat(gateway, body, stay).await?,
+        Kind::Completion => normal_completion(gateway, body, stay).await?,
+    };
+    if let Some(salt) = gateway.access.tenants_salt(&stay.grant, normal.salt.as_deref()) {
+        normal.salt = Some(salt);
+    }
     let param = if kind == Kind::Chat { "messages" } else { "prompt" };
     check_prompts(gateway, param, &normal)?;
+    let tokens = normal.prompts.iter().map(|prompt| prompt.len()).sum();
+    let choices = normal.prompts.len() * normal.sampling.n as usize;
+    stay.admit(tokens, normal.sampling.max_tokens, choices).await?;
+    Ok(normal)
+}
+
+/// Routes every choice and starts it; the first route is for the header.
+async fn choose(
+    gateway: &Arc<Gateway>,
+    normal: Normal,
+    head: &Head,
+    kind: Kind,
+) -> Result<(Collector, Option<String>), ApiError> {
+    let (started, request_id, session) = (head.started, &head.request_id, head.session);
     let (out, events) = mpsc::channel(EVENTS_MAX);
     let mut explained = None;
     let mut index = 0;
@@ -112,14 +158,9 @@ pub(crate) async fn generate(
         normal,
         events,
         started,
-        _inside: inside,
+        stay: None,
     };
-    let mut response =
-        if collector.normal.stream { collector.streamed().await? } else { collector.whole().await? };
-    if let Some(value) = explained.and_then(|text| HeaderValue::from_str(&text).ok()) {
-        response.headers_mut().insert("x-kvasir-route", value);
-    }
-    Ok(response)
+    Ok((collector, explained))
 }
 
 /// A parser for one choice, if its model writes anything but text.
@@ -132,9 +173,10 @@ fn parser(gateway: &Gateway, normal: &Normal, kind: Kind) -> Option<Said> {
     gateway.config.formats.parser(normal.tools.as_ref(), &end, fresh_number()).map(Said::new)
 }
 
-async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Normal, ApiError> {
+async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes, stay: &mut Stay) -> Result<Normal, ApiError> {
     let mut request = ChatRequest::parse(body)?;
     check_model(gateway, request.model.as_deref())?;
+    stay.allow(request.model.as_deref())?;
     let tools = request.template_extras.get("tools").cloned().filter(|_| request.may_call_tools);
     let formats = &gateway.config.formats;
     if (formats.tools.is_some() && tools.is_some()) || formats.reasoning.is_some() {
@@ -160,9 +202,14 @@ async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Normal, Api
     })
 }
 
-async fn normal_completion(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Normal, ApiError> {
+async fn normal_completion(
+    gateway: &Arc<Gateway>,
+    body: &Bytes,
+    stay: &mut Stay,
+) -> Result<Normal, ApiError> {
     let request = CompletionRequest::parse(body)?;
     check_model(gateway, request.model.as_deref())?;
+    stay.allow(request.model.as_deref())?;
     let mut prompts = Vec::with_capacity(request.prompts.len());
     let mut echo = Vec::new();
     for prompt in request.prompts {
@@ -230,28 +277,47 @@ struct Collector {
     normal: Normal,
     events: mpsc::Receiver<ChoiceEvent>,
     started: Instant,
-    _inside: Inside,
+    stay: Option<Stay>,
 }
 
 impl Collector {
     fn count(&mut self, piece: &ChoicePiece) {
         if self.usage.completion == 0 && !piece.tokens.is_empty() {
             self.gateway.metrics.time_to_first_token.observe(self.started.elapsed().as_secs_f64());
+            if let Some(stay) = &mut self.stay {
+                stay.first_token();
+            }
         }
         self.usage.completion += piece.tokens.len();
         self.usage.cached = self.usage.cached.max(piece.cached_tokens);
     }
 
-    fn account(&self) {
+    fn account(&mut self) {
         self.gateway.metrics.prompt_tokens.inc_by(self.usage.prompt as u64);
         self.gateway.metrics.cached_tokens.inc_by(self.usage.cached as u64);
+        if let Some(stay) = &mut self.stay {
+            stay.used(&self.usage.into());
+        }
     }
 
     fn echo_of(&self, index: u32) -> &str {
         self.normal.echo.get((index / self.normal.sampling.n) as usize).map_or("", String::as_str)
     }
 
-    async fn whole(mut self) -> Result<Response, ApiError> {
+    async fn whole(mut self) -> Result<Response, (Stay, ApiError)> {
+        match self.put_together().await {
+            Ok(response) => Ok(response),
+            Err(error) => Err(self.give_up(error)),
+        }
+    }
+
+    /// Nothing has been sent: the error is the answer.
+    fn give_up(mut self, error: ApiError) -> (Stay, ApiError) {
+        let stay = self.stay.take();
+        (stay.unwrap_or_else(|| Stay::nobodys(&self.gateway)), error)
+    }
+
+    async fn put_together(&mut self) -> Result<Response, ApiError> {
         #[derive(Default, Clone)]
         struct Output {
             text: String,
@@ -297,9 +363,9 @@ impl Collector {
     }
 
     /// Waits for the first event, so that a failure before any token is a proper error.
-    async fn streamed(mut self) -> Result<Response, ApiError> {
+    async fn streamed(mut self) -> Result<Response, (Stay, ApiError)> {
         let first = match self.events.recv().await {
-            Some(ChoiceEvent::Failed(error)) => return Err(error),
+            Some(ChoiceEvent::Failed(error)) => return Err(self.give_up(error)),
             first => first,
         };
         let mut head = String::new();

@@ -5,6 +5,7 @@ use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints, Role};
 use router_policy::Policy;
 
+use crate::access::AccessConfig;
 use crate::said::Formats;
 
 /// Who makes the text of answers.
@@ -53,10 +54,14 @@ pub struct GatewayConfig {
     pub mooncake_bootstrap: String,
     /// The tokenizer is the model's own; without it, workers' events mean nothing to the gateway.
     pub has_tokenizer: bool,
+    /// Who may do what.
+    pub access: AccessConfig,
     /// Who makes the text of answers.
     pub text: TextBy,
     /// How the model writes tool calls and reasoning, where the gateway makes the text.
     pub formats: Formats,
+    /// An answer that is not streamed and takes longer is given up.
+    pub answer_within: Duration,
     /// A stream that says nothing for so long is given up.
     pub stall: Duration,
     /// How to choose a worker.

@@ -86,7 +86,7 @@ impl Fleet {
         fleet
     }
 
-    fn adopt(&self, tasks: impl IntoIterator<Item = JoinHandle<()>>) {
+    pub(crate) fn adopt(&self, tasks: impl IntoIterator<Item = JoinHandle<()>>) {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
     }
 
@@ -276,9 +276,9 @@ async fn begin(fleet: std::sync::Weak<Fleet>, config: GatewayConfig) {
     let Some(fleet) = fleet.upgrade() else { return };
     *fleet.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
     let weak = || Arc::downgrade(&fleet);
-    fleet.adopt(fleet.workers.iter().map(|worker| {
-        tokio::spawn(watch(weak(), Arc::clone(worker), config.clone()))
-    }));
+    fleet.adopt(
+        fleet.workers.iter().map(|worker| tokio::spawn(watch(weak(), Arc::clone(worker), config.clone()))),
+    );
     let gateway = crate::service::fresh_number();
     if let Some(changed) = &fleet.loads_changed {
         // One bell rings for one listener: each peer has its own, rung in turn.

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod breaker;
 mod choice;
 mod collect;
@@ -29,10 +30,13 @@ mod requests;
 mod routing;
 mod said;
 mod service;
+mod stay;
+mod translate;
 mod warm;
 mod watch;
 mod worker;
 
+pub use access::{AccessConfig, TokenConfig};
 pub use config::{GatewayConfig, TextBy, WorkerConfig};
 pub use fleet::Fleet;
 pub use said::Formats;

@@ -34,6 +34,7 @@ pub(crate) struct Metrics {
     pub(crate) time_to_first_token: Histogram,
     pub(crate) inter_token: Histogram,
     pub(crate) broken_streams: Counter,
+    pub(crate) shed: Counter,
     pub(crate) routing_microseconds: Histogram,
     pub(crate) index_blocks: Gauge,
     pub(crate) index_bytes: Gauge,
@@ -67,6 +68,7 @@ impl Metrics {
             time_to_first_token: Histogram::new(SECONDS),
             inter_token: Histogram::new(SECONDS),
             broken_streams: Counter::default(),
+            shed: Counter::default(),
             routing_microseconds: Histogram::new(MICROSECONDS),
             index_blocks: Gauge::default(),
             index_bytes: Gauge::default(),
@@ -102,11 +104,8 @@ impl Metrics {
             "From request to first token",
             this.time_to_first_token.clone(),
         );
-        registry.register(
-            "inter_token_seconds",
-            "Between two pieces of a stream",
-            this.inter_token.clone(),
-        );
+        registry.register("inter_token_seconds", "Between two pieces of a stream", this.inter_token.clone());
+        registry.register("shed", "Requests sent away because too many waited", this.shed.clone());
         registry.register(
             "broken_streams",
             "Streams that ended with an error after they had begun",

@@ -9,14 +9,15 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use router_engines::body::RawBody;
-use router_engines::dialect::legs::STEERING;
 use router_engines::openai::{ApiError, Kind};
 
 use crate::TextBy;
 use crate::collect::generate;
 use crate::prompt;
 use crate::relay::{RelayRequest, Surface, relay};
-use crate::service::{Gateway, Inside, error_response, fresh_number};
+use crate::service::{Gateway, fresh_number};
+use crate::stay::Stay;
+use crate::translate::{Tongue, count_answer, count_request, parse};
 
 /// A client that sends its body more slowly gives its place to others.
 const BODY_WITHIN: Duration = Duration::from_secs(60);
@@ -72,26 +73,55 @@ struct Route {
     name: &'static str,
 }
 
+const CHAT: Route = Route { path: "/v1/chat/completions", surface: Surface::Chat, name: "chat" };
+const COMPLETIONS: Route =
+    Route { path: "/v1/completions", surface: Surface::Completion, name: "completions" };
+const EMBEDDINGS: Route = Route { path: "/v1/embeddings", surface: Surface::Other, name: "embeddings" };
+const MESSAGES: Route = Route { name: "messages", ..CHAT };
+const RESPONSES: Route = Route { name: "responses", ..CHAT };
+
 pub(crate) async fn chat(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    let route = Route { path: "/v1/chat/completions", surface: Surface::Chat, name: "chat" };
-    serve(gateway, request, route).await
+    serve(gateway, request, CHAT).await
 }
 
 pub(crate) async fn completions(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    let route = Route { path: "/v1/completions", surface: Surface::Completion, name: "completions" };
-    serve(gateway, request, route).await
+    serve(gateway, request, COMPLETIONS).await
 }
 
 pub(crate) async fn embeddings(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    let route = Route { path: "/v1/embeddings", surface: Surface::Other, name: "embeddings" };
-    serve(gateway, request, route).await
+    serve(gateway, request, EMBEDDINGS).await
+}
+
+pub(crate) async fn messages(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, MESSAGES).await
+}
+
+pub(crate) async fn responses(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, RESPONSES).await
+}
+
+/// How many tokens a messages request would have; nothing is generated.
+pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let counted = async {
+        gateway.access.identify(request.headers())?;
+        let bytes = read(&gateway, request).await?;
+        let chat = RawBody::parse(count_request(&parse(&bytes)?)?)?;
+        gateway.wait_for_fleet().await?;
+        let seen = prompt::of_chat(&gateway, &chat).await?;
+        if !seen.is_exact {
+            let message = "This gateway has no tokenizer of this model, or the request is not only text.";
+            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented"));
+        }
+        Ok(count_answer(seen.tokens.len()))
+    };
+    counted.await.unwrap_or_else(|error| Tongue::error(true, &error))
 }
 
 async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Response {
     let head = Head::new(request.headers());
     let mut response = match answer(&gateway, request, route, &head).await {
         Ok(response) => response,
-        Err(error) => error_response(&error),
+        Err(error) => Tongue::error(route.name == MESSAGES.name, &error),
     };
     gateway.metrics.count(route.name, response.status());
     if let Ok(value) = HeaderValue::from_str(&head.request_id) {
@@ -102,10 +132,12 @@ async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Respons
 
 async fn read(gateway: &Gateway, request: Request) -> Result<Bytes, ApiError> {
     let limit = gateway.config.body_bytes_max;
-    let error = |status, message, code| ApiError { status, message, param: None, code: Some(code) };
-    let too_large =
-        || error(StatusCode::PAYLOAD_TOO_LARGE, format!("The body is larger than {limit} bytes."), "body_too_large");
-    let told = request.headers().get("content-length").and_then(|told| told.to_str().ok()?.parse::<usize>().ok());
+    let too_large = || {
+        let message = format!("The body is larger than {limit} bytes.");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message, "body_too_large")
+    };
+    let told =
+        request.headers().get("content-length").and_then(|told| told.to_str().ok()?.parse::<usize>().ok());
     if told.is_some_and(|told| told > limit) {
         return Err(too_large());
     }
@@ -116,7 +148,7 @@ async fn read(gateway: &Gateway, request: Request) -> Result<Bytes, ApiError> {
         Ok(Err(_)) => Err(too_large()),
         Err(_) => {
             let message = format!("The body did not arrive within {} s.", BODY_WITHIN.as_secs());
-            Err(error(StatusCode::REQUEST_TIMEOUT, message, "body_too_slow"))
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message, "body_too_slow"))
         }
     }
 }
@@ -127,22 +159,56 @@ async fn answer(
     route: Route,
     head: &Head,
 ) -> Result<Response, ApiError> {
-    let inside = Inside::enter(gateway)?;
-    let body = read(gateway, request).await?;
+    let entered = Stay::enter(gateway, request.headers(), route.name, &head.request_id);
+    let stay = match entered {
+        Ok(stay) => stay,
+        Err((mut stay, error)) => {
+            stay.answered(error.status, error.code);
+            return Err(error);
+        }
+    };
+    let bytes = read(gateway, request).await?;
     gateway.wait_for_fleet().await?;
-    if makes_text(gateway, &body, route.surface) {
-        return match route.surface {
-            Surface::Chat => generate(gateway, &body, head, Kind::Chat, inside).await,
-            Surface::Completion => generate(gateway, &body, head, Kind::Completion, inside).await,
-            Surface::Other => Err(ApiError {
-                status: StatusCode::NOT_IMPLEMENTED,
-                message: "The engines behind this gateway do not do this.".to_owned(),
-                param: None,
-                code: Some("not_implemented"),
-            }),
-        };
+    let tongue = match route.name {
+        "messages" => Some(Tongue::of_messages(&parse(&bytes)?)?),
+        "responses" => Some(Tongue::of_responses(&parse(&bytes)?)?),
+        _ => None,
+    };
+    match tongue {
+        None => answer_bytes(gateway, bytes, route, head, stay).await,
+        Some((chat, tongue)) => {
+            let answered = answer_bytes(gateway, chat, route, head, stay).await?;
+            Ok(tongue.answer(answered).await)
+        }
     }
-    relay(gateway, relayed(gateway, body, route, head).await?, inside).await
+}
+
+async fn answer_bytes(
+    gateway: &Arc<Gateway>,
+    body: Bytes,
+    route: Route,
+    head: &Head,
+    mut stay: Stay,
+) -> Result<Response, ApiError> {
+    let answered = if makes_text(gateway, &body, route.surface) {
+        match route.surface {
+            Surface::Chat => generate(gateway, &body, head, Kind::Chat, stay).await,
+            Surface::Completion => generate(gateway, &body, head, Kind::Completion, stay).await,
+            Surface::Other => {
+                let message = "The engines behind this gateway do not do this.";
+                Err((stay, ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented")))
+            }
+        }
+    } else {
+        match relayed(gateway, body, route, head, &mut stay).await {
+            Ok(request) => relay(gateway, request, stay).await,
+            Err(error) => Err((stay, error)),
+        }
+    };
+    answered.map_err(|(mut stay, error)| {
+        stay.answered(error.status, error.code);
+        error
+    })
 }
 
 /// Whether the gateway makes the text of this answer.
@@ -161,9 +227,12 @@ fn is_only_text(body: &Bytes) -> Option<bool> {
     let body = RawBody::parse(body.clone()).ok()?;
     let is_plain = |name: &str, plain: &[&str]| match body.value(name) {
         None => true,
-        Some(value) => value.as_str().or_else(|| value["type"].as_str()).is_some_and(|is| plain.contains(&is)),
+        Some(value) => {
+            value.as_str().or_else(|| value["type"].as_str()).is_some_and(|is| plain.contains(&is))
+        }
     };
-    let guides = ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "audio"];
+    let guides =
+        ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "audio"];
     let has_media = ["\"image_url\"", "\"input_audio\"", "\"video_url\""]
         .iter()
         .any(|part| body.get("messages").is_some_and(|messages| messages.contains(part)));
@@ -180,11 +249,11 @@ async fn relayed(
     bytes: Bytes,
     route: Route,
     head: &Head,
+    stay: &mut Stay,
 ) -> Result<RelayRequest, ApiError> {
     let mut body = RawBody::parse(bytes)?;
-    for name in STEERING {
-        body.remove(name);
-    }
+    stay.allow(body.text("model")?.as_deref())?;
+    gateway.access.clean(&mut body, &stay.grant);
     let adapter = gateway.adapter(body.text("model")?.as_deref())?;
     let stream = body.flag("stream")?.unwrap_or(false) && route.surface != Surface::Other;
     let seen = match route.surface {
@@ -199,6 +268,11 @@ async fn relayed(
         options["include_usage"] = true.into();
         body.set("stream_options", options.to_string());
     }
+    let answer_max =
+        ["max_completion_tokens", "max_tokens"].iter().find_map(|name| body.value(name)?.as_u64());
+    let choices = body.value("n").and_then(|n| n.as_u64()).unwrap_or(1);
+    let answer_max = answer_max.filter(|_| route.surface != Surface::Other).map(|most| most as usize);
+    stay.admit(seen.tokens.len(), answer_max, choices as usize).await?;
     let is_one = |name: &str| body.get(name).is_none_or(|count| count == "1");
     let several = route.surface == Surface::Completion && body.get("prompt").is_some_and(has_several);
     Ok(RelayRequest {

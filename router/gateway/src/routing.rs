@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use kvstore_block::{PromptExtras, block_hashes};
+use router_engines::dialect::Role;
 use router_policy::{
     Candidate, Choice, CostModel, FEATURES, Policy, PredictedTime, Request, features, is_worth_disaggregating,
 };
-use router_engines::dialect::Role;
 use router_radix::{Index, Overlaps, Reader};
 
 use crate::GatewayConfig;
@@ -178,8 +178,11 @@ impl Chooser {
             decode: decode.clone(),
             prefill: prefill.map(|(picked, _, _)| picked.clone()),
         };
-        let booking =
-            Booking::new(&route, seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens, wanted);
+        let booking = Booking::new(
+            &route,
+            seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens,
+            wanted,
+        );
         route.decided_in = started.elapsed();
         Some((route, booking))
     }
@@ -273,7 +276,8 @@ impl Booking {
             started: Instant::now(),
             is_prefilling: true,
             // With two legs each reports its own, and what moved between them is nobody's hit.
-            audit: (wanted.audited && route.prefill.is_none()).then_some((route.prompt_tokens, cached_tokens)),
+            audit: (wanted.audited && route.prefill.is_none())
+                .then_some((route.prompt_tokens, cached_tokens)),
         };
         let decode = &this.decode.live.load.own;
         decode.requests.fetch_add(1, Ordering::Relaxed);

@@ -117,9 +117,7 @@ impl Said {
             message.insert("reasoning_content".to_owned(), reasoning.into());
         }
         if !calls.is_empty() {
-            let call = |(id, name, arguments): &(String, String, String)| {
-                json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
-            };
+            let call = |(id, name, arguments): &(String, String, String)| json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } });
             message.insert("tool_calls".to_owned(), calls.iter().map(call).collect());
         }
         Value::Object(message)

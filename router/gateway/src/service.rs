@@ -7,7 +7,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use router_engines::openai::ApiError;
@@ -15,11 +15,12 @@ use router_tokens::ModelText;
 use serde_json::{Value, json};
 
 use crate::GatewayConfig;
+use crate::access::{Access, keep};
 use crate::breaker::RetryBudget;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
-use crate::relay::{RelayRequest, Usage};
-use crate::requests::{chat, completions, embeddings};
+use crate::relay::Usage;
+use crate::requests::{chat, completions, embeddings, messages, messages_count, responses};
 use crate::routing::{Booking, Chooser, Route, Wanted};
 use crate::worker::{Live, Worker};
 
@@ -31,15 +32,16 @@ pub struct Gateway {
     pub(crate) metrics: Metrics,
     pub(crate) retries: RetryBudget,
     chooser: Chooser,
-    inside: AtomicUsize,
+    pub(crate) inside: AtomicUsize,
+    pub(crate) access: Access,
     started: u64,
 }
 
 impl Gateway {
-    /// A gateway over a fleet.
-    #[must_use]
-    pub fn new(config: GatewayConfig, text: ModelText, fleet: Arc<Fleet>) -> Arc<Self> {
-        Arc::new(Self {
+    /// A gateway over a fleet; an error says what of its files cannot be used.
+    pub fn new(config: GatewayConfig, text: ModelText, fleet: Arc<Fleet>) -> Result<Arc<Self>, String> {
+        let access = Access::new(&config.access, config.requests_max)?;
+        let gateway = Arc::new(Self {
             config,
             text,
             fleet,
@@ -47,14 +49,23 @@ impl Gateway {
             retries: RetryBudget::default(),
             chooser: Chooser::default(),
             inside: AtomicUsize::new(0),
+            access,
             started: unix_time(),
-        })
+        });
+        gateway.fleet.adopt([tokio::spawn(keep(Arc::downgrade(&gateway)))]);
+        Ok(gateway)
     }
 
     /// Requests inside now.
     #[must_use]
     pub fn requests_inside(&self) -> usize {
         self.inside.load(Ordering::Relaxed)
+    }
+
+    /// Requests booked on workers now, by this gateway.
+    #[must_use]
+    pub fn booked(&self) -> u32 {
+        self.fleet.roster.load().iter().map(|picked| picked.live.load.own.get()[0]).sum()
     }
 
     pub(crate) fn route(&self, wanted: &Wanted<'_>) -> Option<(Route, Booking)> {
@@ -131,32 +142,10 @@ impl Gateway {
     }
 
     /// Counts what an engine says that it did.
-    pub(crate) fn account(&self, _request: &RelayRequest, usage: &Usage) {
+    pub(crate) fn account(&self, usage: &Usage) {
         self.metrics.prompt_tokens.inc_by(usage.prompt_tokens as u64);
         self.metrics.generated_tokens.inc_by(usage.completion_tokens as u64);
         self.metrics.cached_tokens.inc_by(usage.cached_tokens().unwrap_or(0) as u64);
-    }
-}
-
-/// Counts a request as inside until it is dropped.
-pub(crate) struct Inside(Arc<Gateway>);
-
-impl Inside {
-    pub(crate) fn enter(gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
-        let before = gateway.inside.fetch_add(1, Ordering::Relaxed);
-        let this = Self(Arc::clone(gateway));
-        gateway.metrics.active.inc();
-        if before >= gateway.config.requests_max {
-            return Err(ApiError::unavailable("Too many requests are being served."));
-        }
-        Ok(this)
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::Relaxed);
-        self.0.metrics.active.dec();
     }
 }
 
@@ -166,6 +155,10 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/embeddings", post(embeddings))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(messages_count))
+        .route("/v1/responses", post(responses))
+        .route("/openapi.json", get(openapi))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))
@@ -174,14 +167,17 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/kvasir/snapshot", get(snapshot))
         .route("/kvasir/loads", post(loads))
         .fallback(|| async {
-            error_response(&ApiError {
-                status: StatusCode::NOT_FOUND,
-                message: "There is no such path.".to_owned(),
-                param: None,
-                code: Some("not_found"),
-            })
+            error_response(&ApiError::new(StatusCode::NOT_FOUND, "There is no such path.", "not_found"))
+        })
+        .method_not_allowed_fallback(|| async {
+            let message = "This path does not take this method.";
+            error_response(&ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message, "method_not_allowed"))
         })
         .with_state(gateway)
+}
+
+async fn openapi() -> Response {
+    json_response(StatusCode::OK, include_str!("openapi.json").to_owned())
 }
 
 fn described(gateway: &Gateway, name: &str) -> Value {
@@ -232,7 +228,10 @@ async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
 }
 
 /// The index as bytes, for a gateway that starts.
-async fn snapshot(State(gateway): State<Arc<Gateway>>) -> Response {
+async fn snapshot(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+    if let Err(error) = gateway.access.administrator(&headers) {
+        return error_response(&error);
+    }
     match tokio::task::spawn_blocking(move || crate::warm::save(&gateway.fleet)).await {
         Ok(bytes) => ([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -240,11 +239,12 @@ async fn snapshot(State(gateway): State<Arc<Gateway>>) -> Response {
 }
 
 /// What another gateway has sent where.
-async fn loads(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
-    let refused = |message: String| {
-        let status = StatusCode::BAD_REQUEST;
-        error_response(&ApiError { status, message, param: None, code: Some("bad_loads") })
-    };
+async fn loads(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
+    if let Err(error) = gateway.access.administrator(&headers) {
+        return error_response(&error);
+    }
+    let refused =
+        |message: String| error_response(&ApiError::new(StatusCode::BAD_REQUEST, message, "bad_loads"));
     if gateway.config.peers.is_empty() {
         return refused("This gateway has no peers: set `gateway.peers`.".to_owned());
     }
@@ -254,7 +254,10 @@ async fn loads(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
     }
 }
 
-async fn status(State(gateway): State<Arc<Gateway>>) -> Response {
+async fn status(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+    if let Err(error) = gateway.access.administrator(&headers) {
+        return error_response(&error);
+    }
     let workers: Vec<Value> = gateway.fleet.workers.iter().flat_map(worker_status).collect();
     let body = json!({
         "active": gateway.requests_inside(),
@@ -309,11 +312,20 @@ pub(crate) fn json_response(status: StatusCode, body: String) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
+/// With the time after which to try again.
+pub(crate) fn retry_after(mut error: ApiError, seconds: Option<u64>) -> ApiError {
+    error.retry_after_seconds = seconds;
+    error
+}
+
 pub(crate) fn error_response(error: &ApiError) -> Response {
     let mut response = json_response(error.status, error.to_json());
-    if error.status == StatusCode::SERVICE_UNAVAILABLE {
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    let busy = error.status == StatusCode::SERVICE_UNAVAILABLE;
+    if let Some(seconds) = error.retry_after_seconds.or(busy.then_some(1)) {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    if error.status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }
-

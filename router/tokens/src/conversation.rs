@@ -56,12 +56,14 @@ pub(crate) fn prepare(messages: &mut Value, habits: Habits) -> bool {
 
 fn content(message: &mut Map<String, Value>, takes_parts: bool) -> bool {
     let is_text_part = |part: &Value| part.is_string() || part["text"].is_string();
-    let text_of = |part: &Value| part.as_str().or_else(|| part["text"].as_str()).unwrap_or_default().to_owned();
+    let text_of =
+        |part: &Value| part.as_str().or_else(|| part["text"].as_str()).unwrap_or_default().to_owned();
     match message.get_mut("content") {
         Some(Value::Array(parts)) => {
             let is_text = parts.iter().all(is_text_part);
             if !takes_parts {
-                let texts: Vec<String> = parts.iter().filter(|part| is_text_part(part)).map(text_of).collect();
+                let texts: Vec<String> =
+                    parts.iter().filter(|part| is_text_part(part)).map(text_of).collect();
                 message.insert("content".to_owned(), texts.join("\n").into());
             }
             is_text
@@ -113,8 +115,12 @@ fn one_system(messages: &mut Vec<Value>) {
     if places.iter().all(|&at| at == 0) {
         return;
     }
-    let texts: Vec<String> =
-        messages.iter().filter(|message| is_system(message)).map(text).filter(|text| !text.is_empty()).collect();
+    let texts: Vec<String> = messages
+        .iter()
+        .filter(|message| is_system(message))
+        .map(text)
+        .filter(|text| !text.is_empty())
+        .collect();
     messages.retain(|message| !is_system(message));
     messages.insert(0, serde_json::json!({ "role": "system", "content": texts.join("\n\n") }));
 }
@@ -153,7 +159,8 @@ mod tests {
         assert_eq!(messages[1]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
         assert_eq!(messages[1]["tool_calls"][1]["function"]["arguments"], json!({}));
         assert!(messages[2].get("tool_calls").is_none());
-        let mut image = json!([{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "x"}]}]);
+        let mut image =
+            json!([{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "x"}]}]);
         assert!(!prepare(&mut image, PLAIN));
         assert_eq!(image[0]["content"], "x");
     }

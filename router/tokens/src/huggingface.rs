@@ -85,7 +85,12 @@ impl HuggingFace {
         }
     }
 
-    fn encode_into(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), TokensError> {
+    fn encode_into(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokensError> {
         let options = EncodeOptions {
             add_special_tokens,
             // A special token spelled out in a prompt becomes that token, as engines do it.

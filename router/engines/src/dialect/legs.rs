@@ -5,7 +5,7 @@
 //! number that the gateway draws (SGLang's bootstrap room, vLLM's MooncakeConnector, the native hand-off).
 //!
 //! The prefill leg is the same request for one token, not streamed. Fields with which a client could steer a transfer
-//! are taken out of its body before ([`STEERING`]). Sources: vLLM `docs/features/nixl_connector_usage.md`,
+//! have been taken out of its body before. Sources: vLLM `docs/features/nixl_connector_usage.md`,
 //! `MooncakeConnector.get_num_new_matched_tokens`; SGLang `docs/advanced_features/pd_disaggregation.md`; TensorRT-LLM
 //! `docs/source/features/disagg-serving.md`.
 
@@ -15,22 +15,6 @@ use serde_json::{Value, json};
 use super::Description;
 use crate::body::RawBody;
 use crate::handoff::Handoff;
-
-/// Fields that belong to the gateway: a client's own are not passed on.
-pub const STEERING: [&str; 12] = [
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "bootstrap_pair_key",
-    "disaggregated_params",
-    "disagg_prefill_dp_rank",
-    "disagg_request_id",
-    "data_parallel_rank",
-    "routed_dp_rank",
-    "conversation_params",
-];
 
 /// Prefill/decode protocols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -279,8 +263,10 @@ mod tests {
             r#"{"do_remote_prefill":true,"remote_block_ids":[1,2],"remote_engine_id":"e"}"#,
             r#"{"do_remote_prefill":true,"remote_block_ids":[[1,2],[3]],"tp_size":1,"future":[1.50]}"#,
         ] {
-            let answer = format!("{{\"choices\":[{{\"finish_reason\":\"length\"}}],\"usage\":{{\"prompt_tokens\":5,\
-                \"prompt_tokens_details\":{{\"cached_tokens\":2}}}},\"kv_transfer_params\":{params}}}");
+            let answer = format!(
+                "{{\"choices\":[{{\"finish_reason\":\"length\"}}],\"usage\":{{\"prompt_tokens\":5,\
+                \"prompt_tokens_details\":{{\"cached_tokens\":2}}}},\"kv_transfer_params\":{params}}}"
+            );
             let answer = PrefillAnswer::parse(answer.into()).expect("an answer");
             assert_eq!((answer.prompt_tokens, answer.cached_tokens), (Some(5), Some(2)));
             assert!(!answer.is_complete());
@@ -318,14 +304,20 @@ mod tests {
             let decode = json_of(&decode_leg(protocol, &body(), &pairing, None).expect("a leg"));
             let (prefill, decode) = (&prefill["kv_transfer_params"], &decode["kv_transfer_params"]);
             assert_eq!(prefill[name], decode[name]);
-            assert_eq!((&prefill["do_remote_decode"], &decode["do_remote_prefill"]), (&json!(true), &json!(true)));
+            assert_eq!(
+                (&prefill["do_remote_decode"], &decode["do_remote_prefill"]),
+                (&json!(true), &json!(true))
+            );
             if protocol == Protocol::Mooncake {
                 assert_eq!(prefill[name], "xfer-000000000000001f");
                 assert_eq!(decode["remote_engine_id"], "engine-1");
             }
         }
         let without = Pairing { mooncake: None, ..pairing };
-        assert_eq!(decode_leg(Protocol::Mooncake, &body(), &without, None).expect_err("none"), LegError::NoBootstrap);
+        assert_eq!(
+            decode_leg(Protocol::Mooncake, &body(), &without, None).expect_err("none"),
+            LegError::NoBootstrap
+        );
     }
 
     #[test]

@@ -227,9 +227,11 @@ pub(crate) fn host_of(base: &str) -> &str {
 /// An endpoint as an engine writes it, from where the gateway stands: a wildcard is the worker's host, and an
 /// endpoint that names another host is one that the engine connects to.
 pub(crate) fn feed(base: &str, events: &str, replay: Option<&str>) -> Feed {
-    let is_wild = |endpoint: &str| ["*", "0.0.0.0", "[::]", "::"].iter().any(|wild| {
-        endpoint.strip_prefix("tcp://").is_some_and(|rest| rest.starts_with(&format!("{wild}:")))
-    });
+    let is_wild = |endpoint: &str| {
+        ["*", "0.0.0.0", "[::]", "::"].iter().any(|wild| {
+            endpoint.strip_prefix("tcp://").is_some_and(|rest| rest.starts_with(&format!("{wild}:")))
+        })
+    };
     let here = |endpoint: &str| {
         if !is_wild(endpoint) {
             return endpoint.to_owned();

@@ -18,7 +18,11 @@ pub(super) struct TensorRtLlm;
 
 async fn metrics(client: &EngineClient) -> String {
     // Without iteration statistics there is no such path.
-    client.get("/prometheus/metrics").await.map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
+    client
+        .get("/prometheus/metrics")
+        .await
+        .map(|text| String::from_utf8_lossy(&text).into_owned())
+        .unwrap_or_default()
 }
 
 impl Dialect for TensorRtLlm {

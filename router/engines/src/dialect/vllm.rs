@@ -68,7 +68,8 @@ impl Dialect for Vllm {
             let metrics = client.get("/metrics").await?;
             let metrics = String::from_utf8_lossy(&metrics);
             let cache = samples(&metrics, "vllm:cache_config_info").next();
-            let label = |name: &str| -> Option<usize> { cache.and_then(|cache| cache.label(name)?.parse().ok()) };
+            let label =
+                |name: &str| -> Option<usize> { cache.and_then(|cache| cache.label(name)?.parse().ok()) };
             // Releases before 0.31 have no such path.
             let sources = json(client, "/kv_event_sources").await.unwrap_or_default();
             let mut feeds = feeds(client.base(), &sources);
@@ -139,7 +140,8 @@ mod tests {
 
     #[test]
     fn the_model_comes_before_its_adapters() {
-        let models = json!({"data": [{"id": "lora", "parent": "m"}, {"id": "m", "parent": null}, {"id": "alias"}]});
+        let models =
+            json!({"data": [{"id": "lora", "parent": "m"}, {"id": "m", "parent": null}, {"id": "alias"}]});
         assert_eq!(model_names(&models), ["m", "alias", "lora"]);
     }
 }

@@ -13,9 +13,17 @@ pub struct ApiError {
     pub param: Option<String>,
     /// A short code for programs.
     pub code: Option<&'static str>,
+    /// Seconds after which it may be tried again, if that is known.
+    pub retry_after_seconds: Option<u64>,
 }
 
 impl ApiError {
+    /// Any status.
+    #[must_use]
+    pub fn new(status: StatusCode, message: impl Into<String>, code: &'static str) -> Self {
+        Self { status, message: message.into(), param: None, code: Some(code), retry_after_seconds: None }
+    }
+
     /// 400: a parameter has a bad value.
     #[must_use]
     pub fn invalid(param: &str, message: impl Into<String>) -> Self {
@@ -24,6 +32,7 @@ impl ApiError {
             message: message.into(),
             param: Some(param.to_owned()),
             code: Some("invalid_value"),
+            retry_after_seconds: None,
         }
     }
 
@@ -35,6 +44,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             code: Some("malformed_body"),
+            retry_after_seconds: None,
         }
     }
 
@@ -48,6 +58,7 @@ impl ApiError {
             ),
             param: Some(param.to_owned()),
             code: Some("context_length_exceeded"),
+            retry_after_seconds: None,
         }
     }
 
@@ -59,6 +70,7 @@ impl ApiError {
             message: format!("The model `{model}` does not exist."),
             param: Some("model".to_owned()),
             code: Some("model_not_found"),
+            retry_after_seconds: None,
         }
     }
 
@@ -70,6 +82,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             code: Some("unavailable"),
+            retry_after_seconds: None,
         }
     }
 
@@ -81,6 +94,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             code: Some("internal_error"),
+            retry_after_seconds: None,
         }
     }
 
@@ -88,7 +102,10 @@ impl ApiError {
     #[must_use]
     pub fn to_json(&self) -> String {
         let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
             404 => "not_found_error",
+            429 => "rate_limit_error",
             400..=499 => "invalid_request_error",
             503 => "service_unavailable_error",
             _ => "server_error",

@@ -1,9 +1,9 @@
 //! An engine's server-sent events, passed on as they come.
 //!
-//! Only whole events leave, so that a stream can be continued after any of them. An event is looked into when the letters
-//! of a usage or of an error are in it: inside JSON's strings their quotes would be escaped, so a search of the bytes
-//! cannot be misled by what a model writes. Hot path: two searches over each frame and no copy, as long as frames end
-//! where events end.
+//! Only whole events leave, so that a stream can be continued after any of them, and only JSON. An event is looked into
+//! when the letters of a usage are in it: inside JSON's strings their quotes would be escaped, so a search of the bytes
+//! cannot be misled by what a model writes. Hot path: each frame is gone over three times, for its ends, for a usage and
+//! for its form, and not copied as long as frames end where events end.
 
 use bytes::{Buf, Bytes, BytesMut};
 use memchr::memmem;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 /// Largest single event; an engine that sends more is broken.
 const EVENT_BYTES_MAX: usize = 4 << 20;
-const DONE: &[u8] = b"data: [DONE]\n\n";
+const DONE: &[u8] = b"[DONE]";
 
 /// The counts at the end of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -26,6 +26,16 @@ pub(crate) struct Usage {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 struct Details {
     cached_tokens: Option<usize>,
+}
+
+impl From<router_engines::openai::Usage> for Usage {
+    fn from(usage: router_engines::openai::Usage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt,
+            completion_tokens: usage.completion,
+            prompt_tokens_details: Some(Details { cached_tokens: Some(usage.cached) }),
+        }
+    }
 }
 
 impl Usage {
@@ -53,17 +63,11 @@ pub(crate) struct Scanner {
     /// The client has not asked for the usage that the gateway asked for.
     hides_usage: bool,
     usage: memmem::Finder<'static>,
-    error: memmem::Finder<'static>,
 }
 
 impl Scanner {
     pub(crate) fn new(hides_usage: bool) -> Self {
-        Self {
-            partial: BytesMut::new(),
-            hides_usage,
-            usage: memmem::Finder::new(b"\"usage\":"),
-            error: memmem::Finder::new(b"data: {\"error\""),
-        }
+        Self { partial: BytesMut::new(), hides_usage, usage: memmem::Finder::new(b"\"usage\":") }
     }
 
     /// Takes a frame; `None` when an event is too large.
@@ -79,13 +83,7 @@ impl Scanner {
             };
             self.partial.split_to(end).freeze()
         };
-        let mut batch = Batch { is_done: whole.ends_with(DONE), ..Batch::default() };
-        if !self.has_usage(&whole) && self.error.find(&whole).is_none() {
-            batch.out = whole;
-            return Some(batch);
-        }
-        self.look_into(whole, &mut batch);
-        Some(batch)
+        Some(self.look_into(whole))
     }
 
     /// Whether there is a usage that is not null.
@@ -94,25 +92,54 @@ impl Scanner {
         self.usage.find_iter(bytes).any(|at| behind(at).starts_with(b"{"))
     }
 
-    fn look_into(&self, whole: Bytes, batch: &mut Batch) {
-        let mut out = BytesMut::with_capacity(whole.len());
+    fn look_into(&self, whole: Bytes) -> Batch {
+        let mut batch = Batch::default();
+        // Where an event is left out, if one is.
+        let mut kept: Option<BytesMut> = None;
+        let mut at = 0;
         for event in events(&whole) {
-            if self.error.find(event) == Some(0) {
-                batch.failure = Some(String::from_utf8_lossy(data_of(event)).into_owned());
-                batch.is_done = false;
-                break;
-            }
-            let told = if self.has_usage(event) { serde_json::from_slice::<Event>(data_of(event)).ok() } else { None };
-            if let Some(Event { usage: Some(usage), choices }) = told {
-                batch.usage = Some(usage);
-                // A last event that has nothing but the usage.
-                if self.hides_usage && choices.is_empty() {
-                    continue;
+            let data = data_of(event);
+            let before = at;
+            at += event.len();
+            let hides = if data == DONE {
+                batch.is_done = true;
+                false
+            } else {
+                match self.judge(data, &mut batch) {
+                    Ok(hides) => hides,
+                    Err(reason) => {
+                        batch.failure = Some(reason);
+                        batch.out = kept.map_or_else(|| whole.slice(..before), BytesMut::freeze);
+                        return batch;
+                    }
                 }
+            };
+            match (&mut kept, hides) {
+                (None, true) => kept = Some(BytesMut::from(&whole[..before])),
+                (Some(kept), false) => kept.extend_from_slice(event),
+                _ => {}
             }
-            out.extend_from_slice(event);
         }
-        batch.out = out.freeze();
+        batch.out = kept.map_or(whole, BytesMut::freeze);
+        batch
+    }
+
+    /// Whether an event is hidden; an error says why nothing behind it counts.
+    fn judge(&self, data: &[u8], batch: &mut Batch) -> Result<bool, String> {
+        if data.is_empty() || data.starts_with(b":") {
+            return Ok(false);
+        }
+        if data.starts_with(b"{\"error\"") {
+            return Err(String::from_utf8_lossy(data).into_owned());
+        }
+        let bad = |_| "an event that is no JSON".to_owned();
+        if !self.has_usage(data) {
+            return serde_json::from_slice::<serde::de::IgnoredAny>(data).map(|_| false).map_err(bad);
+        }
+        let Event { usage, choices } = serde_json::from_slice(data).map_err(bad)?;
+        batch.usage = usage.or(batch.usage);
+        // A last event that has nothing but the usage.
+        Ok(self.hides_usage && usage.is_some() && choices.is_empty())
     }
 }
 
@@ -189,10 +216,14 @@ mod tests {
 
     #[test]
     fn an_engines_error_ends_it() {
-        let stream = "data: {\"choices\":[{}]}\n\ndata: {\"error\":{\"message\":\"boom\"}}\n\ndata: [DONE]\n\n";
+        let stream =
+            "data: {\"choices\":[{}]}\n\ndata: {\"error\":{\"message\":\"boom\"}}\n\ndata: [DONE]\n\n";
         let (out, _, is_done, failure) = run(true, &[stream.as_bytes()]);
         assert_eq!(out, b"data: {\"choices\":[{}]}\n\n");
         assert!(failure.is_some_and(|words| words.contains("boom")) && !is_done);
+        let garbage = "data: {\"choices\":[{}]}\n\ndata: {\"cho\n\n";
+        let (out, _, _, failure) = run(false, &[garbage.as_bytes()]);
+        assert_eq!((out.len(), failure.is_some()), (garbage.find("\n\n").map_or(0, |at| at + 2), true));
         let quoted = "data: {\"choices\":[{\"delta\":{\"content\":\"data: {\\\"error\\\"\"}}]}\n\n";
         assert_eq!(run(true, &[quoted.as_bytes()]).3, None);
     }

@@ -74,6 +74,10 @@ impl Failure {
         failure
     }
 
+    pub(crate) fn late(route: &Route, limit: Duration) -> Self {
+        Self::protocol(route, format!("no answer within {} ms", limit.as_millis()))
+    }
+
     /// The engine says no. What is wrong with the request stays wrong elsewhere.
     fn refused(picked: &Picked, status: StatusCode, kind: Option<HeaderValue>, body: Bytes) -> Self {
         let busy = matches!(status.as_u16(), 408 | 425 | 429 | 503 | 529);
@@ -122,7 +126,10 @@ impl Promised {
         if let Some(promised) = self.prompt_tokens
             && usage.prompt_tokens != promised
         {
-            return Err(format!("it decoded a prompt of {} tokens, prefill had {promised}", usage.prompt_tokens));
+            return Err(format!(
+                "it decoded a prompt of {} tokens, prefill had {promised}",
+                usage.prompt_tokens
+            ));
         }
         match usage.cached_tokens() {
             Some(cached) if cached > usage.prompt_tokens => {
@@ -182,8 +189,11 @@ pub(crate) async fn ask(
     route: &Route,
 ) -> Result<Asked, Failure> {
     let down = route.decode.worker.down.notified();
+    let limit = if request.stream { gateway.config.stall } else { gateway.config.answer_within };
     tokio::select! {
-        asked = legs(gateway, request, body, route) => asked,
+        asked = tokio::time::timeout(limit, legs(gateway, request, body, route)) => {
+            asked.unwrap_or_else(|_| Err(Failure::late(route, limit)))
+        }
         () = down => Err(Failure::hung(route)),
     }
 }
@@ -284,11 +294,13 @@ async fn bootstrap(gateway: &Gateway, prefill: &Picked) -> Result<(String, Strin
     let address = gateway.config.mooncake_bootstrap.replace('*', host);
     let client = router_engines::client::EngineClient::new(&address);
     let said = client.get("/query").await;
-    let said = said.map_err(|error| Failure::connection(&UpstreamError {
-        worker: address.clone(),
-        reason: error.to_string(),
-        was_sent: false,
-    }))?;
+    let said = said.map_err(|error| {
+        Failure::connection(&UpstreamError {
+            worker: address.clone(),
+            reason: error.to_string(),
+            was_sent: false,
+        })
+    })?;
     let said: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
     let rank = prefill.live.rank.unwrap_or(0).to_string();
     match said[&rank]["engine_id"].as_str() {

@@ -24,11 +24,12 @@ use axum::response::Response;
 use router_engines::body::RawBody;
 use router_engines::openai::ApiError;
 
-pub(crate) use self::events::Usage;
+pub(crate) use self::events::{Usage, data_of, events};
 use self::legs::{Asked, Failure, ask};
 use self::stream::RelayStream;
 use crate::routing::{Booking, Route, Wanted};
-use crate::service::{Gateway, Inside};
+use crate::service::Gateway;
+use crate::stay::Stay;
 
 /// Largest answer that is not streamed.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -164,28 +165,38 @@ impl Attempts {
 pub(crate) async fn relay(
     gateway: &Arc<Gateway>,
     request: RelayRequest,
-    inside: Inside,
-) -> Result<Response, ApiError> {
+    mut stay: Stay,
+) -> Result<Response, (Stay, ApiError)> {
     let request = Arc::new(request);
     let mut attempts = Attempts::default();
     gateway.retries.earn();
     loop {
-        let (route, booking) = attempts.route(gateway, &request).await?;
+        let (route, booking) = match attempts.route(gateway, &request).await {
+            Ok(routed) => routed,
+            Err(error) => return Err((stay, error)),
+        };
+        stay.served_by(&route.decode.live.name);
         let failure = match ask(gateway, &request, &request.body, &route).await {
             Ok(asked) if request.stream => {
                 match RelayStream::begin(gateway, &request, asked, booking, &route).await {
-                    Ok(stream) => return Ok(stream.into_response(attempts, inside, &route)),
+                    Ok(stream) => return Ok(stream.into_response(attempts, stay, &route)),
                     Err(failure) => failure,
                 }
             }
-            Ok(asked) => match whole(gateway, &request, asked, booking, &route).await {
+            Ok(asked) => match whole(gateway, &request, &mut stay, asked, booking, &route).await {
                 Ok(response) => return Ok(response),
                 Err(failure) => failure,
             },
             Err(failure) => failure,
         };
         if let Err(failure) = attempts.failed(gateway, &request, &route, failure).await {
-            return failure.into_response();
+            return match failure.into_response() {
+                Ok(response) => {
+                    stay.answered(response.status(), Some("refused_by_engine"));
+                    Ok(response)
+                }
+                Err(error) => Err((stay, error)),
+            };
         }
     }
 }
@@ -194,6 +205,7 @@ pub(crate) async fn relay(
 async fn whole(
     gateway: &Gateway,
     request: &RelayRequest,
+    stay: &mut Stay,
     asked: Asked,
     mut booking: Booking,
     route: &Route,
@@ -201,12 +213,17 @@ async fn whole(
     let Asked { reply, promised, prefill: _prefill } = asked;
     let (head, body) = reply.into_parts();
     let down = route.decode.worker.down.notified();
+    let limit = gateway.config.answer_within;
     let body = tokio::select! {
-        body = body.whole(ANSWER_BYTES_MAX) => body.map_err(|error| Failure::connection(&error))?,
+        body = tokio::time::timeout(limit, body.whole(ANSWER_BYTES_MAX)) => match body {
+            Ok(body) => body.map_err(|error| Failure::connection(&error))?,
+            Err(_) => return Err(Failure::late(route, limit)),
+        },
         () = down => return Err(Failure::hung(route)),
     };
     let answer = RawBody::parse(body.clone());
-    let answer = answer.map_err(|error| Failure::protocol(route, format!("its answer: {}", error.message)))?;
+    let answer =
+        answer.map_err(|error| Failure::protocol(route, format!("its answer: {}", error.message)))?;
     let usage = answer.get("usage").and_then(|text| serde_json::from_str::<Usage>(text).ok());
     if let Some(usage) = usage {
         if let Some(promised) = &promised {
@@ -215,7 +232,8 @@ async fn whole(
         if let Some(cached) = usage.cached_tokens() {
             booking.cached_tokens(cached);
         }
-        gateway.account(request, &usage);
+        gateway.account(&usage);
+        stay.used(&usage);
     }
     booking.first_token();
     route.decode.worker.breaker.succeeded();
@@ -227,6 +245,8 @@ async fn whole(
         .headers_mut()
         .insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("application/json")));
     explain(&mut response, route);
+    stay.tell_rates(&mut response);
+    stay.answered(StatusCode::OK, None);
     Ok(response)
 }
 

@@ -76,7 +76,8 @@ pub(crate) fn obstacle(surface: Surface, body: &RawBody) -> Option<&'static str>
     if ["echo", "continue_final_message", "return_token_ids", "prompt_logprobs"].into_iter().any(has) {
         return Some("an answer of this form cannot be taken up in the middle");
     }
-    if surface == Surface::Completion && (has("logprobs") || body.value("prompt").is_none_or(|prompt| prompt.is_array()))
+    if surface == Surface::Completion
+        && (has("logprobs") || body.value("prompt").is_none_or(|prompt| prompt.is_array()))
     {
         return Some("an answer of this form cannot be taken up in the middle");
     }
@@ -171,7 +172,9 @@ mod tests {
     }
 
     fn delta(delta: Value, finish: Value) -> String {
-        event(json!({"id": "a", "created": 5, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}))
+        event(
+            json!({"id": "a", "created": 5, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}),
+        )
     }
 
     #[test]
@@ -189,10 +192,17 @@ mod tests {
         let rest: Value = serde_json::from_slice(&rest.to_bytes()).expect("JSON");
         assert_eq!(rest["messages"][1], json!({"role": "assistant", "content": "one two\""}));
         assert_eq!((&rest["max_tokens"], &rest["min_tokens"]), (&json!(7), &json!(0)));
-        assert_eq!((&rest["continue_final_message"], &rest["add_generation_prompt"]), (&json!(true), &json!(false)));
+        assert_eq!(
+            (&rest["continue_final_message"], &rest["add_generation_prompt"]),
+            (&json!(true), &json!(false))
+        );
         let second = [
-            event(json!({"id": "b", "created": 6, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})),
-            event(json!({"id": "b", "created": 6, "choices": [{"index": 0, "delta": {"content": " three"}}]})),
+            event(
+                json!({"id": "b", "created": 6, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}),
+            ),
+            event(
+                json!({"id": "b", "created": 6, "choices": [{"index": 0, "delta": {"content": " three"}}]}),
+            ),
             event(json!({"id": "b", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})),
             "data: [DONE]\n\n".to_owned(),
         ];
@@ -202,7 +212,10 @@ mod tests {
             events(&joined).filter_map(|event| serde_json::from_slice(data_of(event)).ok()).collect();
         assert_eq!(values.len(), 2, "{text}");
         assert_eq!((&values[0]["id"], &values[0]["created"]), (&json!("a"), &json!(5)));
-        assert_eq!(values[1]["usage"], json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}));
+        assert_eq!(
+            values[1]["usage"],
+            json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10})
+        );
         assert!(text.ends_with("data: [DONE]\n\n"));
     }
 

@@ -26,7 +26,8 @@ use super::legs::{Asked, Failure, Owned, Promised, ask};
 use super::resume::{Sent, join, obstacle, read, rest};
 use super::{Attempts, RelayRequest, explain};
 use crate::routing::{Booking, Route};
-use crate::service::{Gateway, Inside};
+use crate::service::Gateway;
+use crate::stay::Stay;
 
 /// A stream of more bytes than this is not continued elsewhere: what the client has could not be remembered.
 const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -77,7 +78,9 @@ pub(crate) struct RelayStream {
     kept: Option<Vec<u8>>,
     /// Set once it goes on elsewhere.
     sent: Option<Arc<Sent>>,
-    inside: Option<Inside>,
+    stay: Option<Stay>,
+    /// What the engine said before there was a stay to tell.
+    used: Option<super::Usage>,
     last_piece: Option<Instant>,
 }
 
@@ -168,17 +171,25 @@ impl RelayStream {
             attempts: Attempts::default(),
             kept: keeps.then(Vec::new),
             sent: None,
-            inside: None,
+            stay: None,
+            used: None,
             last_piece: None,
         };
         this.take(first);
         Ok(this)
     }
 
-    pub(crate) fn into_response(mut self, attempts: Attempts, inside: Inside, route: &Route) -> Response {
+    pub(crate) fn into_response(mut self, attempts: Attempts, mut stay: Stay, route: &Route) -> Response {
         self.attempts = attempts;
-        self.inside = Some(inside);
-        let mut response = Response::new(Body::new(self));
+        stay.answered(axum::http::StatusCode::OK, None);
+        stay.first_token();
+        if let Some(usage) = self.used.take() {
+            stay.used(&usage);
+        }
+        let mut response = Response::new(Body::empty());
+        stay.tell_rates(&mut response);
+        self.stay = Some(stay);
+        *response.body_mut() = Body::new(self);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -211,7 +222,11 @@ impl RelayStream {
             if let Some(cached) = usage.cached_tokens() {
                 leg.booking.cached_tokens(cached);
             }
-            self.gateway.account(&self.request, &usage);
+            self.gateway.account(&usage);
+            match &mut self.stay {
+                Some(stay) => stay.used(&usage),
+                None => self.used = Some(usage),
+            }
         }
         if let Some(reason) = broken {
             // The client has tokens already; what can be done is to say that they are not to be trusted.
@@ -247,6 +262,9 @@ impl RelayStream {
     /// The stream ends with an error.
     fn fail(&mut self, reason: String) {
         self.gateway.metrics.broken_streams.inc();
+        if let Some(stay) = &mut self.stay {
+            stay.answered(axum::http::StatusCode::OK, Some("broken_stream"));
+        }
         let error = ApiError::unavailable(format!("The stream broke: {reason}"));
         self.ready = format!("data: {}\n\n", error.to_json()).into();
         self.state = State::Over;

@@ -59,12 +59,7 @@ pub fn router(state: WorkerState) -> Router {
         .route("/reset_prefix_cache", post(reset_cache))
         .route("/kvasir/worker", get(describe))
         .fallback(|| async {
-            let error = ApiError {
-                status: StatusCode::NOT_FOUND,
-                message: "There is no such path.".to_owned(),
-                param: None,
-                code: Some("not_found"),
-            };
+            let error = ApiError::new(StatusCode::NOT_FOUND, "There is no such path.", "not_found");
             error_response(&error)
         })
         .layer(DefaultBodyLimit::max(limit))

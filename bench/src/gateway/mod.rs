@@ -1,0 +1,313 @@
+//! What a gateway adds: the same chats directly to a mock engine and through gateways in front of it, in turn.
+//!
+//! Without `--side`, mock, gateway and client run in this process, each on threads of its own. With it, they are processes
+//! that somebody has started (`bench/peers/gateways.sh` does), and this is the client alone; of a side with a process id
+//! the processor time is reported too. Everything shares the machine's cores, so a rate is that of all of them together.
+
+mod load;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::body::Body;
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use clap::Args;
+use router_engines::client::WorkerDescription;
+use router_engines::dialect::Hints;
+use router_engines::handoff::DataPlaneAddress;
+use router_gateway::{AccessConfig, Fleet, Formats, Gateway, GatewayConfig, TextBy, WorkerConfig, router};
+use router_policy::Policy;
+use router_tokens::ModelText;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tools_mocker::{Mock, MockConfig};
+
+use self::load::{Requests, closed_loop, open_loop};
+use crate::measure::{Latencies, median};
+
+pub(crate) const MODEL: &str = "mock";
+const TOKENS: usize = 8;
+
+/// Which sides, and what they are asked.
+#[derive(Args, Clone)]
+pub struct GatewayArgs {
+    /// A side: NAME=HOST:PORT or NAME=HOST:PORT@PID; the first is what the others are compared with.
+    #[arg(long = "side", value_name = "NAME=HOST:PORT[@PID]")]
+    sides: Vec<String>,
+    /// Name of the model.
+    #[arg(long, default_value = "tiny")]
+    model: String,
+    /// Size of a request in bytes.
+    #[arg(long, default_value_t = 1200)]
+    bytes: usize,
+    /// Stream the answers.
+    #[arg(long)]
+    stream: bool,
+    /// Connections of the closed loop.
+    #[arg(long, default_value = "64", value_delimiter = ',')]
+    connections: Vec<usize>,
+    /// Requests per second of the open loop.
+    #[arg(long, default_value = "1000", value_delimiter = ',')]
+    rates: Vec<f64>,
+    /// Rounds; the median counts.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of a closed loop.
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Different prompts.
+    #[arg(long, default_value_t = 256)]
+    prompts: usize,
+}
+
+impl GatewayArgs {
+    pub(crate) fn with_defaults() -> Self {
+        Self {
+            sides: Vec::new(),
+            model: "tiny".to_owned(),
+            bytes: 1200,
+            stream: false,
+            connections: vec![64],
+            rates: vec![1000.0],
+            rounds: 5,
+            seconds: 2.0,
+            prompts: 256,
+        }
+    }
+}
+
+struct Side {
+    name: String,
+    address: String,
+    process: Option<u32>,
+}
+
+impl Side {
+    fn parse(text: &str) -> Result<Self> {
+        let (name, rest) = text.split_once('=').with_context(|| format!("--side {text}: no NAME="))?;
+        let (address, process) = match rest.split_once('@') {
+            Some((address, process)) => (
+                address,
+                Some(process.parse().with_context(|| format!("--side {text}: {process:?} is no process"))?),
+            ),
+            None => (rest, None),
+        };
+        Ok(Self { name: name.to_owned(), address: address.trim_start_matches("http://").to_owned(), process })
+    }
+
+    /// Processor seconds of the process and its children so far.
+    fn processor_seconds(&self) -> Option<f64> {
+        let of = |process: u32| -> Option<(f64, u32)> {
+            let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+            let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+            let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok());
+            // utime and stime are the 14th and 15th of `man 5 proc`, in hundredths of a second on Linux.
+            Some(((ticks(11)? + ticks(12)?) / 100.0, fields.get(1)?.parse().ok()?))
+        };
+        let process = self.process?;
+        let mut sum = of(process)?.0;
+        for entry in std::fs::read_dir("/proc").ok()?.flatten() {
+            let id = entry.file_name().to_string_lossy().parse::<u32>().ok();
+            if let Some((seconds, parent)) = id.and_then(of)
+                && parent == process
+            {
+                sum += seconds;
+            }
+        }
+        Some(sum)
+    }
+}
+
+pub(crate) fn run(smoke: bool, args: &GatewayArgs) -> Result<()> {
+    let threads = |name: &str, count: usize| {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(count)
+            .thread_name(name.to_owned())
+            .enable_all()
+            .build()
+    };
+    let client = threads("client", 1)?;
+    if !args.sides.is_empty() {
+        let sides = args.sides.iter().map(|side| Side::parse(side)).collect::<Result<Vec<_>>>()?;
+        return client.block_on(compare(smoke, args, &sides));
+    }
+    let (backend, middle) = (threads("mock", 1)?, threads("gateway", 2)?);
+    let mock = backend.block_on(async {
+        Mock::start(MockConfig::tiny()?, "127.0.0.1:0".parse()?).await.map_err(anyhow::Error::from)
+    })?;
+    let url = mock.url();
+    let gateway = middle.block_on(gateway_over(std::slice::from_ref(&url), "tiny"))?;
+    let side = |name: &str, url: &str| Side {
+        name: name.to_owned(),
+        address: url.trim_start_matches("http://").to_owned(),
+        process: None,
+    };
+    let sides = [side("direct", &url), side("kvasir", &gateway)];
+    client.block_on(compare(smoke, args, &sides))?;
+    for runtime in [middle, backend] {
+        runtime.shutdown_background();
+    }
+    Ok(())
+}
+
+/// What was measured of one side.
+struct Measured {
+    rates: Vec<Vec<f64>>,
+    processor: Vec<f64>,
+    whole: Vec<Latencies>,
+    first: Vec<Latencies>,
+}
+
+async fn compare(smoke: bool, args: &GatewayArgs, sides: &[Side]) -> Result<()> {
+    let kind = if args.stream { "streamed" } else { "whole" };
+    println!(
+        "# gateway: chats of {} bytes, {TOKENS} tokens, {kind} answers, {} prompts",
+        args.bytes, args.prompts
+    );
+    let requests = Arc::new(Requests::chats(&args.model, args.bytes, TOKENS, args.stream, args.prompts));
+    let rounds = if smoke { 1 } else { args.rounds };
+    let period = Duration::from_secs_f64(if smoke { 0.1 } else { args.seconds });
+    let latencies = |count: usize| (0..count).map(|_| Latencies::new()).collect::<Result<Vec<_>>>();
+    let mut all = Vec::new();
+    for side in sides {
+        // Until it answers it is not ready; what is slow at first (connections, caches) is not measured.
+        let warm_up = closed_loop(&side.address, &requests, 4, period / 4).await;
+        warm_up.with_context(|| format!("{}: the first requests", side.name))?;
+        all.push(Measured {
+            rates: vec![Vec::new(); args.connections.len()],
+            processor: Vec::new(),
+            whole: latencies(args.rates.len())?,
+            first: latencies(args.rates.len())?,
+        });
+    }
+    for _ in 0..rounds {
+        for (at, &connections) in args.connections.iter().enumerate() {
+            for (side, measured) in sides.iter().zip(&mut all) {
+                let before = side.processor_seconds();
+                let rate = closed_loop(&side.address, &requests, connections, period).await;
+                let rate = rate.with_context(|| side.name.clone())?;
+                measured.rates[at].push(rate);
+                if let (Some(before), Some(after)) = (before, side.processor_seconds()) {
+                    measured.processor.push((after - before) / (rate * period.as_secs_f64()) * 1e3);
+                }
+            }
+        }
+        for (at, &rate) in args.rates.iter().enumerate() {
+            let count = if smoke { 20 } else { (rate * args.seconds) as u64 };
+            for (side, measured) in sides.iter().zip(&mut all) {
+                let (whole, first) = (&mut measured.whole[at], &mut measured.first[at]);
+                open_loop(&side.address, &requests, rate, count, whole, first)
+                    .await
+                    .with_context(|| side.name.clone())?;
+            }
+        }
+    }
+    report(args, sides, all);
+    Ok(())
+}
+
+fn report(args: &GatewayArgs, sides: &[Side], all: Vec<Measured>) {
+    let baseline: Vec<f64> = all
+        .first()
+        .map_or(Vec::new(), |first| first.whole.iter().map(|latencies| latencies.at(0.5)).collect());
+    for (side, mut measured) in sides.iter().zip(all) {
+        for (connections, rates) in args.connections.iter().zip(std::mem::take(&mut measured.rates)) {
+            println!("{:<14} {connections:>5} connections: {:>8.0} requests/s", side.name, median(rates));
+        }
+        if !measured.processor.is_empty() {
+            let seconds = median(measured.processor);
+            println!("{:<14} processor seconds per 1,000 requests: {seconds:.3}", side.name);
+        }
+        for (at, rate) in args.rates.iter().enumerate() {
+            let (whole, first) = (&measured.whole[at], &measured.first[at]);
+            println!(
+                "{:<14} at {rate:>6}/s: whole {} (added p50 {:.0} us), first byte {}",
+                side.name,
+                whole.render(),
+                (whole.at(0.5) - baseline[at]) / 1e3,
+                first.render(),
+            );
+        }
+    }
+}
+
+pub(crate) async fn listen(routes: Router) -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    let listener = listener.tap_io(|stream| {
+        let _gone = stream.set_nodelay(true);
+    });
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    Ok(url)
+}
+
+/// A worker that answers every completion with the same events at once.
+pub(crate) fn mock_worker() -> Router {
+    let description = WorkerDescription {
+        role: "both".to_owned(),
+        model: MODEL.to_owned(),
+        context_tokens: 1 << 20,
+        block_tokens: 16,
+        blocks: 1 << 20,
+        instance: 1,
+        events: None,
+        replay: None,
+        data_plane: DataPlaneAddress { host: String::new(), shm: None, tcp: None },
+    };
+    let mut events: Vec<String> = (0..TOKENS)
+        .map(|at| json!({"choices": [{"index": 0, "text": "A", "token_ids": [65 + at], "finish_reason": null}]}))
+        .map(|event| format!("data: {event}\n\n"))
+        .collect();
+    let finish = json!({"choices": [{"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}]});
+    events.push(format!("data: {finish}\n\n"));
+    events.push("data: [DONE]\n\n".to_owned());
+    let events = Arc::new(events);
+    let complete = move || {
+        let events: Vec<Result<String, Infallible>> = events.iter().cloned().map(Ok).collect();
+        async move { Body::from_stream(futures_util::stream::iter(events)) }
+    };
+    Router::new()
+        .route("/kvasir/worker", get(move || async move { json!(description).to_string() }))
+        .route("/v1/completions", post(complete))
+}
+
+/// A gateway with everything at its default.
+pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
+    GatewayConfig {
+        model: Some(model.to_owned()),
+        workers: workers.iter().map(|url| WorkerConfig::new(url)).collect(),
+        engine: None,
+        hints: Hints::default(),
+        protocol: None,
+        mooncake_bootstrap: String::new(),
+        has_tokenizer: true,
+        access: AccessConfig::default(),
+        text: TextBy::Auto,
+        formats: Formats::default(),
+        answer_within: Duration::from_secs(600),
+        stall: Duration::from_secs(60),
+        policy: Policy::default(),
+        index_memory_max: 1 << 30,
+        approximate_ttl: Duration::from_secs(120),
+        peers: Vec::new(),
+        snapshot_file: None,
+        snapshot_interval: Duration::from_secs(30),
+        disaggregate_above_tokens: usize::MAX,
+        body_bytes_max: 16 << 20,
+        requests_max: 1 << 20,
+        retries: 0,
+        health_interval: Duration::from_secs(1),
+        worker_wait: Duration::from_secs(5),
+    }
+}
+
+pub(crate) async fn gateway_over(workers: &[String], model: &str) -> Result<String> {
+    let config = config(workers, model);
+    let fleet = Fleet::start(&config);
+    let gateway = Gateway::new(config, ModelText::tiny()?, fleet).map_err(anyhow::Error::msg)?;
+    listen(router(gateway)).await
+}

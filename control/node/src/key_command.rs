@@ -1,0 +1,27 @@
+//! `kvasir key`: keys of clients.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+#[derive(Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Make a key: shown once, and the lines for the keys file, which holds its digest alone.
+    New {
+        /// Name of the key, for logs and limits.
+        name: String,
+        /// Whose it is.
+        #[arg(long, default_value = "default")]
+        tenant: String,
+    },
+}
+
+pub(crate) fn run(command: &KeyCommand) -> Result<ExitCode> {
+    let KeyCommand::New { name, tenant } = command;
+    let key = router_access::new_key(name, tenant)?;
+    eprintln!("The key, shown this once:");
+    println!("{}", key.secret);
+    eprintln!("\nFor the keys file (`access.keys_file`):\n\n{}", key.lines);
+    Ok(ExitCode::SUCCESS)
+}

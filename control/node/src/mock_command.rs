@@ -1,0 +1,118 @@
+//! `kvasir mock`: engines without a model, to try and to measure gateways with.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use router_tokens::ModelText;
+use tools_mocker::{Dialect, Fault, Mock, MockConfig, Role};
+
+#[derive(ValueEnum, Clone, Copy)]
+enum DialectName {
+    Vllm,
+    Sglang,
+}
+
+#[derive(Args)]
+pub(crate) struct MockArgs {
+    /// How many workers.
+    #[arg(long, default_value_t = 1)]
+    workers: u16,
+    /// Where the first listens; the others follow on the next ports (0 lets the system choose them all).
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9000")]
+    listen: SocketAddr,
+    /// Whose surface they speak.
+    #[arg(long, value_enum, default_value = "vllm")]
+    dialect: DialectName,
+    /// What they do.
+    #[arg(long, value_enum, default_value = "both")]
+    role: crate::Role,
+    /// Name of the model.
+    #[arg(long, default_value = "tiny")]
+    model: String,
+    /// Hugging Face folder with a tokenizer and a chat template (default: the built-in ones).
+    #[arg(long, value_name = "FOLDER")]
+    model_folder: Option<PathBuf>,
+    /// Tokens of a KV block.
+    #[arg(long, default_value_t = 16)]
+    block_tokens: usize,
+    /// KV blocks of each worker.
+    #[arg(long, default_value_t = 16_384)]
+    blocks: usize,
+    /// Longest sequence in tokens.
+    #[arg(long, default_value_t = 131_072)]
+    context_tokens: usize,
+    /// Publish KV events.
+    #[arg(long)]
+    events: bool,
+    /// Prompt tokens computed in a second; 0 is without end, and with `--step-ms 0` answers come at once.
+    #[arg(long, default_value_t = 0.0)]
+    prefill_rate: f64,
+    /// Milliseconds of a step.
+    #[arg(long, default_value_t = 0.0)]
+    step_ms: f64,
+    /// A fault from the start, as `POST /mock/faults` takes it; may be given several times.
+    #[arg(long = "fault", value_name = "JSON")]
+    faults: Vec<String>,
+    /// Seed of the draws.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+fn config(args: &MockArgs, number: u16) -> Result<MockConfig> {
+    let tokenizer = match &args.model_folder {
+        Some(folder) => ModelText::from_folder(folder).context("--model-folder")?,
+        None => ModelText::tiny()?,
+    };
+    let context_tokens = args.context_tokens.min(args.blocks.saturating_sub(1) * args.block_tokens);
+    Ok(MockConfig {
+        dialect: match args.dialect {
+            DialectName::Vllm => Dialect::Vllm,
+            DialectName::Sglang => Dialect::Sglang,
+        },
+        model: args.model.clone(),
+        block_tokens: args.block_tokens,
+        blocks: args.blocks,
+        context_tokens,
+        prefill_seconds_per_token: if args.prefill_rate > 0.0 { 1.0 / args.prefill_rate } else { 0.0 },
+        decode_seconds_per_step: args.step_ms / 1e3,
+        events: args.events,
+        role: match args.role {
+            crate::Role::Prefill => Role::Prefill,
+            crate::Role::Decode => Role::Decode,
+            crate::Role::Both => Role::Both,
+        },
+        seed: args.seed + u64::from(number),
+        tokenizer,
+        body_bytes_max: 256 << 20,
+        ..MockConfig::tiny()?
+    })
+}
+
+pub(crate) fn run(args: &MockArgs) -> Result<ExitCode> {
+    let faults = args.faults.iter().map(|fault| serde_json::from_str(fault).context("--fault"));
+    let faults = faults.collect::<Result<Vec<Fault>>>()?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        let mut mocks = Vec::new();
+        for number in 0..args.workers {
+            let mut listen = args.listen;
+            if listen.port() > 0 {
+                let port = listen.port().checked_add(number).context("there are not so many ports")?;
+                listen.set_port(port);
+            }
+            let mock = Mock::start(config(args, number)?, listen).await?;
+            faults.iter().try_for_each(|fault| mock.fault(fault.clone()))?;
+            println!("{}", mock.url());
+            mocks.push(mock);
+        }
+        tokio::signal::ctrl_c().await?;
+        for mock in mocks {
+            tokio::time::timeout(Duration::from_secs(1), mock.stop()).await.ok();
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}

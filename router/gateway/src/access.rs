@@ -1,0 +1,321 @@
+//! Who may do what: keys and tokens, limits, the gate before the workers, salts, and the audit log, as configured.
+//!
+//! Without a keys file and without tokens the gateway is open: everybody is one tenant without limits, and a client's own
+//! salt and priority count. The gate is always there.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderMap, StatusCode};
+use router_access::{
+    Algorithm, AuditLog, BODY_FIELDS, BodyPolicy, ClaimNames, Credential, Decision, Gate, GateConfig, Grant,
+    Jwks, JwtConfig, JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, Models, Refused,
+    Salter, Scope, TableFull, TokenProblem, Verdict,
+};
+use router_engines::body::RawBody;
+use router_engines::openai::ApiError;
+
+use crate::service::unix_time;
+
+/// How often files are looked at for changes.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Bearer tokens of an identity provider.
+#[derive(Debug, Clone, Default)]
+pub struct TokenConfig {
+    /// File with the provider's keys (JWKS); read again when it changes.
+    pub jwks_file: PathBuf,
+    /// Who must have issued a token.
+    pub issuer: String,
+    /// Whom it must be meant for.
+    pub audience: String,
+    /// Tenant of tokens that name none; without it they are refused.
+    pub default_tenant: Option<String>,
+}
+
+/// Settings of access.
+#[derive(Debug, Clone, Default)]
+pub struct AccessConfig {
+    /// Keys of clients; read again when it changes.
+    pub keys_file: Option<PathBuf>,
+    /// Bearer tokens.
+    pub tokens: Option<TokenConfig>,
+    /// Makes tenants' salts; without it caches are kept apart by a secret of this run.
+    pub salt_secret: Option<String>,
+    /// A client may keep its cache apart further by a salt of its own.
+    pub own_salts: bool,
+    /// Fields that steer engines and are passed on all the same.
+    pub allowed_fields: Vec<String>,
+    /// Where requests are logged, one line each.
+    pub audit_file: Option<PathBuf>,
+    /// Requests that wait for a place.
+    pub waiting_max: usize,
+    /// Of those, of one tenant.
+    pub tenant_waiting_max: usize,
+    /// Longest wait that a request is let into the queue for.
+    pub wait_max: Duration,
+}
+
+/// Everything that is asked before a request reaches a worker.
+pub(crate) struct Access {
+    pub(crate) keys: Option<KeyStore>,
+    tokens: Option<JwtVerifier>,
+    limits: LimitTable,
+    pub(crate) gate: Arc<Gate>,
+    salter: Option<Salter>,
+    policy: BodyPolicy,
+    pub(crate) audit: Option<AuditLog>,
+    pub(crate) nobody: Arc<Grant>,
+    start: Instant,
+    config: AccessConfig,
+}
+
+fn read(file: &std::path::Path) -> Result<String, String> {
+    std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn verifier(config: &TokenConfig) -> Result<JwtVerifier, String> {
+    let verifier = JwtVerifier::new(JwtConfig {
+        issuers: vec![config.issuer.clone()],
+        audiences: vec![config.audience.clone()],
+        algorithms: vec![
+            Algorithm::Rs256,
+            Algorithm::Rs384,
+            Algorithm::Rs512,
+            Algorithm::Ps256,
+            Algorithm::Es256,
+            Algorithm::Es384,
+            Algorithm::EdDsa,
+        ],
+        leeway: Duration::from_secs(30),
+        prefix: String::new(),
+        claims: ClaimNames::default(),
+        default_tenant: config.default_tenant.as_deref().map(Arc::from),
+        default_models: Models::All,
+        default_priority: 0,
+        priorities: (-100, 100),
+        weight: 1,
+        limits: LimitConfig::default(),
+        tenant_limits: LimitConfig::default(),
+    });
+    let verifier = verifier.map_err(|error| error.to_string())?;
+    verifier.set_keys(jwks(&config.jwks_file)?);
+    Ok(verifier)
+}
+
+fn jwks(file: &std::path::Path) -> Result<Jwks, String> {
+    let text = read(file)?;
+    Jwks::parse(text.as_bytes()).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn refused(status: StatusCode, message: impl Into<String>, code: &'static str) -> ApiError {
+    ApiError::new(status, message, code)
+}
+
+impl Access {
+    pub(crate) fn new(config: &AccessConfig, running_max: usize) -> Result<Self, String> {
+        let keys = match &config.keys_file {
+            None => None,
+            Some(file) => {
+                let keys = KeySet::parse(&read(file)?);
+                Some(KeyStore::new(keys.map_err(|error| format!("{}:\n{error}", file.display()))?))
+            }
+        };
+        let tokens = config.tokens.as_ref().map(verifier).transpose()?;
+        let is_closed = keys.is_some() || tokens.is_some();
+        let salter = match &config.salt_secret {
+            Some(secret) => Some(Salter::new(secret.as_bytes(), config.own_salts)),
+            // Nobody could guess it; engines' caches start anew with each run of the gateway.
+            None if is_closed => {
+                let secret: String =
+                    (0..4).map(|_| format!("{:016x}", crate::service::fresh_number())).collect();
+                Some(Salter::new(secret.as_bytes(), config.own_salts))
+            }
+            None => None,
+        };
+        let gate = Gate::new(GateConfig {
+            running_max: u32::try_from(running_max).unwrap_or(u32::MAX),
+            waiting_max: config.waiting_max,
+            tenant_waiting_max: config.tenant_waiting_max,
+            wait_max: config.wait_max,
+        });
+        let audit = config
+            .audit_file
+            .as_ref()
+            .map(|file| AuditLog::open(file).map_err(|error| format!("{}: {error}", file.display())));
+        let nobody = Grant {
+            name: "anonymous".into(),
+            scope: Scope::Key,
+            tenant: "anonymous".into(),
+            is_admin: !is_closed,
+            models: Models::All,
+            limits: LimitConfig::default(),
+            tenant_limits: LimitConfig::default(),
+            priority: 0,
+            weight: 1,
+            expires: None,
+        };
+        Ok(Self {
+            keys,
+            tokens,
+            limits: LimitTable::default(),
+            gate: gate.map_err(|error| error.to_string())?,
+            salter: salter.transpose().map_err(|error| error.to_string())?,
+            policy: BodyPolicy { allowed: config.allowed_fields.clone() },
+            audit: audit.transpose()?,
+            nobody: Arc::new(nobody),
+            start: Instant::now(),
+            config: config.clone(),
+        })
+    }
+
+    /// Nanoseconds of this run.
+    pub(crate) fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Whether clients must say who they are.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.keys.is_some() || self.tokens.is_some()
+    }
+
+    /// Who asks.
+    pub(crate) fn identify(&self, headers: &HeaderMap) -> Result<Arc<Grant>, ApiError> {
+        if !self.is_closed() {
+            return Ok(Arc::clone(&self.nobody));
+        }
+        let unauthorized = |message: &str| refused(StatusCode::UNAUTHORIZED, message, "invalid_api_key");
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        match Credential::from_headers(text("authorization"), text("x-api-key")) {
+            Credential::Key(key) => {
+                let known = self.keys.as_ref().and_then(|keys| keys.load().find(key, unix_time()).cloned());
+                known.ok_or_else(|| unauthorized("The API key is not valid."))
+            }
+            Credential::Token(token) => {
+                let Some(tokens) = &self.tokens else {
+                    return Err(unauthorized("The API key is not valid."));
+                };
+                match tokens.verify(token, unix_time()) {
+                    Verdict::Valid(grant) => Ok(Arc::new(grant)),
+                    Verdict::UnknownKey => {
+                        Err(unauthorized("The token is signed with a key that is not known."))
+                    }
+                    Verdict::Refused(problem) => Err(unauthorized(&says(&problem))),
+                }
+            }
+            Credential::Missing => Err(unauthorized("An API key is needed: `Authorization: Bearer KEY`.")),
+            _ => Err(unauthorized("The `Authorization` header is not understood.")),
+        }
+    }
+
+    /// Whoever asks about the gateway itself must be an administrator.
+    pub(crate) fn administrator(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let grant = self.identify(headers)?;
+        match grant.is_admin {
+            true => Ok(()),
+            false => Err(refused(StatusCode::FORBIDDEN, "This needs an administrator's key.", "forbidden")),
+        }
+    }
+
+    /// The limits that a grant is counted against: its own and its tenant's.
+    pub(crate) fn limiters(&self, grant: &Grant) -> Result<[Option<Arc<Limiter>>; 2], ApiError> {
+        let now = self.now();
+        let full = |_: TableFull| ApiError::unavailable("Too many clients are active.");
+        let own = self.limits.get(grant.scope, &grant.name, grant.limits, now).map_err(full)?;
+        let tenant = self.limits.get(Scope::Tenant, &grant.tenant, grant.tenant_limits, now).map_err(full)?;
+        Ok([own, tenant])
+    }
+
+    /// Takes out of a body what would steer engines, and puts in what is the gateway's to say.
+    pub(crate) fn clean(&self, body: &mut RawBody, grant: &Grant) {
+        for (name, ..) in BODY_FIELDS {
+            match self.policy.field(name) {
+                Decision::Strip => drop(body.remove(name)),
+                Decision::Replace if self.is_closed() || matches!(name, "request_id" | "rid") => {
+                    self.replace(body, name, grant);
+                }
+                _ => {}
+            }
+        }
+        let own = body.text("cache_salt").ok().flatten().map(std::borrow::Cow::into_owned);
+        if let Some(salt) = self.tenants_salt(grant, own.as_deref()) {
+            // Its letters need no escape.
+            body.set("cache_salt", format!("\"{salt}\""));
+        }
+    }
+
+    /// The salt that keeps a tenant's cache apart; `None` when everybody is one tenant.
+    pub(crate) fn tenants_salt(&self, grant: &Grant, own: Option<&str>) -> Option<String> {
+        let salter = self.salter.as_ref().filter(|_| self.is_closed())?;
+        Some(salter.salt(&grant.tenant, own).as_str().to_owned())
+    }
+
+    fn replace(&self, body: &mut RawBody, name: &str, grant: &Grant) {
+        match name {
+            "priority" if grant.priority != 0 => body.set("priority", grant.priority.to_string()),
+            // The salt is made of it.
+            "cache_salt" => {}
+            _ => drop(body.remove(name)),
+        }
+    }
+
+    /// Reads files that have changed; what is bad is told, and what was in force stays.
+    fn reload(&self) {
+        if let (Some(keys), Some(file)) = (&self.keys, &self.config.keys_file) {
+            match read(file).and_then(|text| keys.reload(&text).map_err(|error| error.to_string())) {
+                Ok(count) => tracing::info!(file = %file.display(), count, "keys read again"),
+                Err(error) => {
+                    tracing::warn!(file = %file.display(), error, "the keys are bad; the old ones stay")
+                }
+            }
+        }
+        if let (Some(tokens), Some(config)) = (&self.tokens, &self.config.tokens) {
+            match jwks(&config.jwks_file) {
+                Ok(keys) => drop(tokens.set_keys(keys)),
+                Err(error) => tracing::warn!(error, "the token keys are bad; the old ones stay"),
+            }
+        }
+    }
+
+    /// When the files were changed last.
+    fn stamps(&self) -> Vec<Option<std::time::SystemTime>> {
+        let jwks = self.config.tokens.as_ref().map(|tokens| &tokens.jwks_file);
+        let files = [self.config.keys_file.as_ref(), jwks];
+        files.iter().map(|file| std::fs::metadata(file.as_ref()?).ok()?.modified().ok()).collect()
+    }
+}
+
+/// Looks after time and files until the gateway is gone.
+pub(crate) async fn keep(gateway: std::sync::Weak<crate::Gateway>) {
+    let mut stamps = None;
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let Some(gateway) = gateway.upgrade() else { return };
+        let access = &gateway.access;
+        access.gate.expire(access.now());
+        let now = access.stamps();
+        if stamps.replace(now.clone()).is_some_and(|before| before != now) {
+            access.reload();
+        }
+    }
+}
+
+fn says(problem: &TokenProblem) -> String {
+    format!("The token is not valid: {problem}.")
+}
+
+/// As an answer: 429 with what was exceeded.
+pub(crate) fn limited(refusal: &Refused) -> ApiError {
+    let whose = if refusal.scope == Scope::Tenant { "your organisation's" } else { "your key's" };
+    let message = format!("This is more than {whose} limit of {} allows.", limit_name(refusal));
+    refused(StatusCode::TOO_MANY_REQUESTS, message, "rate_limit_exceeded")
+}
+
+fn limit_name(refusal: &Refused) -> &'static str {
+    match refusal.kind {
+        router_access::LimitKind::Requests => "requests per minute",
+        router_access::LimitKind::Tokens => "tokens per minute",
+        _ => "requests at a time",
+    }
+}

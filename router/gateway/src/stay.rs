@@ -1,0 +1,227 @@
+//! One request's stay in the gateway: its place, its charge, and what is written down when it is over.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::response::Response;
+use router_access::{
+    Ask, AuditRecord, Charge, Entry, Estimate, Grant, Permit, RateState, WaitOutcome, admit,
+    retry_after_seconds,
+};
+use router_engines::openai::ApiError;
+
+use crate::access::limited;
+use crate::relay::Usage;
+use crate::service::{Gateway, retry_after};
+
+/// Tokens that an answer without a limit is taken to have, until it is known.
+const ANSWER_TOKENS_ASSUMED: u64 = 256;
+
+/// What the audit log says of a request.
+#[derive(Debug, Default)]
+struct Noted {
+    request_id: String,
+    surface: &'static str,
+    model: Option<String>,
+    worker: Option<String>,
+    status: u16,
+    reason: Option<&'static str>,
+    usage: Usage,
+    queued: Duration,
+    first_token: Option<Duration>,
+    arrived_unix_ns: u64,
+}
+
+/// A request inside. Dropping it gives everything back.
+pub(crate) struct Stay {
+    gateway: Arc<Gateway>,
+    pub(crate) grant: Arc<Grant>,
+    permit: Option<Permit>,
+    charge: Option<Charge>,
+    rates: RateState,
+    started: Instant,
+    noted: Noted,
+}
+
+impl Stay {
+    /// The stay of a request of which nothing is known yet.
+    pub(crate) fn nobodys(gateway: &Arc<Gateway>) -> Self {
+        gateway.inside.fetch_add(1, Ordering::Relaxed);
+        gateway.metrics.active.inc();
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Self {
+            gateway: Arc::clone(gateway),
+            grant: Arc::clone(&gateway.access.nobody),
+            permit: None,
+            charge: None,
+            rates: RateState::of(None, None, 0),
+            started: Instant::now(),
+            noted: Noted { arrived_unix_ns: now.as_nanos() as u64, ..Noted::default() },
+        }
+    }
+
+    /// Counts a request as inside; refused when too many are.
+    pub(crate) fn enter(
+        gateway: &Arc<Gateway>,
+        headers: &HeaderMap,
+        surface: &'static str,
+        request_id: &str,
+    ) -> Result<Self, (Self, ApiError)> {
+        let before = gateway.inside.load(Ordering::Relaxed);
+        let mut stay = Self::nobodys(gateway);
+        stay.noted.request_id = request_id.to_owned();
+        stay.noted.surface = surface;
+        // Who waits for a place has a body in memory already.
+        let most = gateway.config.requests_max + gateway.config.access.waiting_max;
+        if before >= most {
+            return Err((stay, ApiError::unavailable("Too many requests are being served.")));
+        }
+        match gateway.access.identify(headers) {
+            Ok(grant) => stay.grant = grant,
+            Err(error) => return Err((stay, error)),
+        }
+        Ok(stay)
+    }
+
+    /// Whether the model may be asked for.
+    pub(crate) fn allow(&mut self, model: Option<&str>) -> Result<(), ApiError> {
+        let model = model.unwrap_or(self.gateway.model());
+        self.noted.model = Some(model.to_owned());
+        if self.grant.models.allows(model) {
+            return Ok(());
+        }
+        let message = format!("Your key does not allow the model `{model}`.");
+        Err(ApiError::new(StatusCode::FORBIDDEN, message, "model_not_allowed"))
+    }
+
+    /// Charges limits and waits for a place, when the size of the request is known.
+    pub(crate) async fn admit(
+        &mut self,
+        prompt_tokens: usize,
+        answer_max: Option<usize>,
+        choices: usize,
+    ) -> Result<(), ApiError> {
+        let access = &self.gateway.access;
+        let tokens = Estimate::PromptAndAnswer.tokens(
+            prompt_tokens as u64,
+            answer_max.map(|most| most as u64),
+            ANSWER_TOKENS_ASSUMED,
+            choices as u64,
+        );
+        let [own, tenant] = access.limiters(&self.grant)?;
+        let now = access.now();
+        let charged = admit(own.as_ref(), tenant.as_ref(), tokens, now);
+        self.rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
+        match charged {
+            Ok(charge) => self.charge = Some(charge),
+            Err(refusal) => {
+                let after = refusal.retry_after.map(retry_after_seconds);
+                return Err(retry_after(limited(&refusal), after));
+            }
+        }
+        let ask = Ask {
+            tenant: &self.grant.tenant,
+            priority: self.grant.priority,
+            weight: self.grant.weight,
+            cost: tokens,
+            deadline: now.saturating_add(self.gateway.config.access.wait_max.as_nanos() as u64),
+        };
+        let entry = access.gate.enter(&ask, now);
+        let outcome = match entry {
+            Entry::Admitted(permit) => WaitOutcome::Admitted(permit),
+            Entry::Waiting(wait) => {
+                let waited = tokio::time::timeout(self.gateway.config.access.wait_max, wait).await;
+                waited.unwrap_or(WaitOutcome::Expired)
+            }
+            Entry::Full(refusal) => {
+                if let Some(charge) = self.charge.take() {
+                    charge.cancel();
+                }
+                self.gateway.metrics.shed.inc();
+                let seconds = retry_after_seconds(refusal.retry_after);
+                let message = "Too many requests are waiting; try again later.";
+                return Err(retry_after(ApiError::unavailable(message), Some(seconds)));
+            }
+        };
+        self.noted.queued = Duration::from_nanos(access.now().saturating_sub(now));
+        match outcome {
+            WaitOutcome::Admitted(permit) => {
+                self.permit = Some(permit);
+                Ok(())
+            }
+            WaitOutcome::Expired => {
+                if let Some(charge) = self.charge.take() {
+                    charge.cancel();
+                }
+                self.gateway.metrics.shed.inc();
+                Err(ApiError::unavailable("No place became free in time."))
+            }
+        }
+    }
+
+    /// What an engine says that it did.
+    pub(crate) fn used(&mut self, usage: &Usage) {
+        self.noted.usage = *usage;
+        let now = self.gateway.access.now();
+        if let Some(charge) = &mut self.charge {
+            charge.settle((usage.prompt_tokens + usage.completion_tokens) as u64, now);
+        }
+    }
+
+    pub(crate) fn served_by(&mut self, worker: &str) {
+        self.noted.worker = Some(worker.to_owned());
+    }
+
+    pub(crate) fn first_token(&mut self) {
+        self.noted.first_token.get_or_insert(self.started.elapsed());
+    }
+
+    /// How it was answered.
+    pub(crate) fn answered(&mut self, status: StatusCode, reason: Option<&'static str>) {
+        self.noted.status = status.as_u16();
+        self.noted.reason = reason;
+    }
+
+    /// Tells the client how much of its limits is left.
+    pub(crate) fn tell_rates(&self, response: &mut Response) {
+        for (name, value) in self.rates.headers() {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                response.headers_mut().insert(HeaderName::from_static(name), value);
+            }
+        }
+    }
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        let gateway = &self.gateway;
+        gateway.inside.fetch_sub(1, Ordering::Relaxed);
+        gateway.metrics.active.dec();
+        if let Some(permit) = self.permit.take() {
+            permit.release(gateway.access.now());
+        }
+        let Some(audit) = &gateway.access.audit else { return };
+        let noted = &self.noted;
+        // A full queue counts what it drops.
+        let _dropped = audit.log(&AuditRecord {
+            time_unix_ns: noted.arrived_unix_ns,
+            request_id: &noted.request_id,
+            key: Some(&self.grant.name),
+            tenant: Some(&self.grant.tenant),
+            client: None,
+            model: noted.model.as_deref(),
+            surface: noted.surface,
+            status: noted.status,
+            reason: noted.reason,
+            prompt_tokens: noted.usage.prompt_tokens as u64,
+            cached_tokens: noted.usage.cached_tokens().unwrap_or(0) as u64,
+            answer_tokens: noted.usage.completion_tokens as u64,
+            worker: noted.worker.as_deref(),
+            queued: noted.queued,
+            first_token: noted.first_token,
+            total: self.started.elapsed(),
+        });
+    }
+}

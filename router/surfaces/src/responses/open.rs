@@ -1,0 +1,99 @@
+//! The item of a streamed response that is still growing.
+
+use serde_json::{Value, json};
+
+use super::items;
+
+/// What an item is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    Reasoning,
+    Message,
+    Call {
+        /// Its index among the chat's tool calls.
+        index: u64,
+        call_id: String,
+        name: String,
+    },
+}
+
+impl Kind {
+    /// The events that tell of its text, without `.delta` and `.done`.
+    pub(super) fn event(&self) -> &'static str {
+        match self {
+            Self::Reasoning => "response.reasoning_text",
+            Self::Message => "response.output_text",
+            Self::Call { .. } => "response.function_call_arguments",
+        }
+    }
+
+    /// The field that holds the whole text in the event at its end.
+    pub(super) fn text_field(&self) -> &'static str {
+        if matches!(self, Self::Call { .. }) { "arguments" } else { "text" }
+    }
+
+    fn prefix(&self) -> &'static str {
+        match self {
+            Self::Reasoning => "rs",
+            Self::Message => "msg",
+            Self::Call { .. } => "fc",
+        }
+    }
+}
+
+/// An item and what was said of it so far.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) kind: Kind,
+    pub(super) text: String,
+    pub(super) logprobs: Vec<Value>,
+    /// The beginning of the JSON of its deltas, the same in each.
+    pub(super) delta_head: String,
+    id: String,
+    place: usize,
+}
+
+impl Open {
+    /// An empty item at this place of the output.
+    pub(super) fn new(kind: Kind, chat: &Value, place: usize) -> Self {
+        let id = items::id(kind.prefix(), chat, place);
+        let mut open =
+            Self { kind, text: String::new(), logprobs: Vec::new(), delta_head: String::new(), id, place };
+        let mut head = open.place();
+        head["type"] = format!("{}.delta", open.kind.event()).into();
+        let head = head.to_string();
+        open.delta_head = format!("{},", head.strip_suffix('}').unwrap_or(&head));
+        open
+    }
+
+    /// Whether it is the call with this index.
+    pub(super) fn is_call(&self, wanted: u64) -> bool {
+        matches!(self.kind, Kind::Call { index, .. } if index == wanted)
+    }
+
+    /// The fields that say where the item's text is.
+    pub(super) fn place(&self) -> Value {
+        match self.kind {
+            Kind::Call { .. } => json!({ "item_id": self.id, "output_index": self.place }),
+            _ => json!({ "item_id": self.id, "output_index": self.place, "content_index": 0 }),
+        }
+    }
+
+    /// The one content part with this text; a call has none.
+    pub(super) fn part(&self, text: &str, logprobs: &[Value]) -> Option<Value> {
+        match self.kind {
+            Kind::Reasoning => Some(items::reasoning_part(text)),
+            Kind::Message => Some(items::text_part(text, logprobs)),
+            Kind::Call { .. } => None,
+        }
+    }
+
+    /// The item with this content.
+    pub(super) fn item(&self, content: &[Value], status: items::Status) -> Value {
+        match &self.kind {
+            Kind::Reasoning => items::reasoning(&self.id, content, status),
+            Kind::Message => items::message(&self.id, content, status),
+            Kind::Call { call_id, name, .. } => items::call(&self.id, call_id, name, &self.text, status),
+        }
+    }
+}
