@@ -4,10 +4,34 @@
 //! number of blocks; the least recently used go first, the end of a chain before its beginning.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
 use kvstore_block::chained_hash;
 use router_radix::{EngineHash, IndexWriter, Member, Tier};
+
+/// A prompt that comes again within this share of its blocks' life changes nothing that matters.
+const FRESH_SHARE: u32 = 8;
+
+/// Keys are hashes already.
+#[derive(Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}
 
 /// What one worker is believed to hold.
 #[derive(Debug)]
@@ -15,8 +39,8 @@ pub struct Approximate {
     member: Member,
     ttl: Duration,
     blocks_max: usize,
-    /// Last use of each block: a number that grows with each request.
-    used: HashMap<EngineHash, u64>,
+    /// Last use of each block: a number that grows with each request, and the time.
+    used: HashMap<EngineHash, (u64, Instant), BuildHasherDefault<AsItIs>>,
     /// In order of use; entries whose block was used again since are stale.
     order: VecDeque<(EngineHash, u64, Instant)>,
     turn: u64,
@@ -26,7 +50,7 @@ impl Approximate {
     /// Nothing is believed yet.
     #[must_use]
     pub fn new(member: Member, ttl: Duration, blocks_max: usize) -> Self {
-        Self { member, ttl, blocks_max, used: HashMap::new(), order: VecDeque::new(), turn: 0 }
+        Self { member, ttl, blocks_max, used: HashMap::default(), order: VecDeque::new(), turn: 0 }
     }
 
     /// Blocks that the worker is believed to hold.
@@ -54,10 +78,15 @@ impl Approximate {
                 key
             })
             .collect();
+        let fresh = self.ttl / FRESH_SHARE;
+        let last = keys.last().and_then(|key| self.used.get(key));
+        if last.is_some_and(|(_, at)| now.saturating_duration_since(*at) < fresh) {
+            return;
+        }
         let known = keys.iter().take_while(|key| self.used.contains_key(key)).count();
         // The end first: it is the first to go.
         for &key in keys.iter().rev() {
-            self.used.insert(key, self.turn);
+            self.used.insert(key, (self.turn, now));
             self.order.push_back((key, self.turn, now));
         }
         let before = known.checked_sub(1).map(|last| keys[last]);
@@ -70,7 +99,7 @@ impl Approximate {
     pub fn expire(&mut self, index: &mut IndexWriter<'_>, now: Instant) {
         let mut gone = Vec::new();
         while let Some(&(key, turn, at)) = self.order.front() {
-            let is_stale = self.used.get(&key) != Some(&turn);
+            let is_stale = self.used.get(&key).is_none_or(|(used, _)| *used != turn);
             if !is_stale && now.saturating_duration_since(at) < self.ttl && self.used.len() <= self.blocks_max
             {
                 break;
@@ -85,7 +114,7 @@ impl Approximate {
             index.removed(self.member, Tier::Device, &gone);
         }
         if self.order.len() > 4 * self.used.len() + 1024 {
-            self.order.retain(|(key, turn, _)| self.used.get(key) == Some(turn));
+            self.order.retain(|(key, turn, _)| self.used.get(key).is_some_and(|(used, _)| used == turn));
         }
     }
 }

@@ -76,7 +76,16 @@ impl Gateway {
 
     /// A worker may be restarting: waits a moment before giving up.
     pub(crate) async fn wait_for_route(&self, wanted: &Wanted<'_>) -> Result<(Route, Booking), ApiError> {
-        let deadline = tokio::time::Instant::now() + self.config.worker_wait;
+        self.wait_until(Instant::now() + self.config.worker_wait, wanted).await
+    }
+
+    /// The same, until a given time: a request that starts over has waited already.
+    pub(crate) async fn wait_until(
+        &self,
+        deadline: Instant,
+        wanted: &Wanted<'_>,
+    ) -> Result<(Route, Booking), ApiError> {
+        let deadline = tokio::time::Instant::from_std(deadline);
         loop {
             let changed = self.fleet.changed.notified();
             if let Some(routed) = self.route(wanted) {

@@ -14,6 +14,8 @@ use crate::worker::Worker;
 const MISSES_MAX: u32 = 2;
 /// Questions in a row that may fail before its make is asked again: another engine may have taken its place.
 const SAME_ENGINE_FOR: u32 = 20;
+/// A busy engine needs a while to tell its metrics.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// A worker that is down is asked this often.
 const QUICK: Duration = Duration::from_millis(100);
 
@@ -96,7 +98,7 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Optio
 /// Watches a worker until the fleet is gone.
 pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: GatewayConfig) {
     let interval = config.health_interval;
-    let patience = interval.max(Duration::from_secs(1));
+    let patience = interval.max(PATIENCE);
     let mut asked = Asked::default();
     let (mut misses, mut failures) = (0, 0);
     let mut complained = String::new();

@@ -206,6 +206,23 @@ pub fn open(address: &str, path: &str, body: &Value) -> std::io::Result<TcpStrea
     exchange(address, &head, &body)
 }
 
+/// A request with a key: the status, the head and the body of its answer. Without a body it is a `GET`.
+pub fn client(address: &str, key: Option<&str>, path: &str, body: Option<&Value>) -> (u16, String, String) {
+    let authorization = key.map_or(String::new(), |key| format!("authorization: Bearer {key}\r\n"));
+    let method = if body.is_some() { "POST" } else { "GET" };
+    let body = body.map_or(String::new(), Value::to_string);
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{authorization}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut text = String::new();
+    let mut stream = exchange(address, &head, &body).expect("a connection");
+    stream.read_to_string(&mut text).expect("an answer");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+    (status, head.to_owned(), body.to_owned())
+}
+
 fn exchange(address: &str, head: &str, body: &str) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;

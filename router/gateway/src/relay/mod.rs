@@ -99,6 +99,8 @@ pub(crate) struct Attempts {
     avoid: Vec<String>,
     /// The prefill leg has failed.
     without_prefill: bool,
+    /// After a failure all further attempts together wait no longer for a worker than one would.
+    deadline: Option<Instant>,
 }
 
 impl Attempts {
@@ -117,7 +119,13 @@ impl Attempts {
             audited: request.prompt_tokens.is_some(),
             avoid: &self.avoid,
         };
-        gateway.wait_for_route(&wanted).await
+        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + gateway.config.worker_wait);
+        gateway.wait_until(deadline, &wanted).await
+    }
+
+    /// An answer is coming: the next failure is a new one.
+    pub(crate) fn goes_well(&mut self) {
+        self.deadline = None;
     }
 
     /// Notes a failure; an error when there is no further attempt.
@@ -129,6 +137,7 @@ impl Attempts {
         failure: Failure,
     ) -> Result<(), Failure> {
         self.made += 1;
+        self.deadline.get_or_insert_with(|| Instant::now() + gateway.config.worker_wait);
         let at_fault = match (failure.blames_prefill, &route.prefill) {
             (true, Some(prefill)) => prefill,
             _ => &route.decode,

@@ -151,6 +151,20 @@ impl Leg {
     }
 }
 
+/// Whether events say nothing but who speaks.
+fn is_only_role(events: &[u8]) -> bool {
+    super::events(events).all(|event| {
+        let Ok(value) = serde_json::from_slice::<serde_json::Value>(super::data_of(event)) else {
+            return false;
+        };
+        let choice = &value["choices"][0];
+        choice["delta"]["role"].is_string()
+            && choice["delta"]["content"].as_str().is_none_or(str::is_empty)
+            && choice["delta"].as_object().is_some_and(|delta| delta.len() <= 2)
+            && choice["finish_reason"].is_null()
+    })
+}
+
 impl RelayStream {
     /// Waits for the first event, so that a failure before it is a proper error, or nobody's business.
     pub(crate) async fn begin(
@@ -161,7 +175,12 @@ impl RelayStream {
         route: &Route,
     ) -> Result<Self, Failure> {
         let mut leg = Leg::new(gateway, request, asked, booking, route.clone());
-        let first = leg.first_batch(gateway.config.stall).await?;
+        let mut first = leg.first_batch(gateway.config.stall).await?;
+        // Some engines open an answer before they know whether they can give one.
+        while is_only_role(&first.out) && !first.is_done {
+            let next = leg.first_batch(gateway.config.stall).await?;
+            first = Batch { out: [first.out, next.out].concat().into(), ..next };
+        }
         let keeps = obstacle(request.surface, &request.body).is_none();
         let mut this = Self {
             gateway: Arc::clone(gateway),
@@ -381,6 +400,7 @@ impl HttpBody for RelayStream {
                     Poll::Ready(Ok(resumed)) => {
                         let Resumed { leg, attempts, first } = *resumed;
                         this.attempts = attempts;
+                        this.attempts.goes_well();
                         this.state = State::Live(Box::new(leg));
                         this.take(first);
                     }

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Kvasir in front of real engines (vLLM on the CPU): run.sh [routing|disaggregation|all] [--direct]
+# Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
+# started. With --direct the gateway is left out: what do the engines and the check itself do?
+# LAB is the folder for vLLM (7 GB) and the logs. Succeeds with `SKIPPED: reason` where vLLM cannot be had.
+set -euo pipefail
+here=$(dirname "$(readlink -f "$0")")
+root=$here/../..
+export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
+what=${1:-all} direct=${2:-}
+case "$what $direct" in
+"routing "* | "disaggregation "* | "all "*) ;;
+*) echo "run.sh [routing|disaggregation|all] [--direct]" >&2 && exit 2 ;;
+esac
+first=8101 second=8102 gateway=127.0.0.1:8200
+
+"$here/install.sh"
+[ -e "$LAB/installed" ] || exit 0
+python=$LAB/venv/bin/python
+# One core for each engine, of those that this process may use.
+cores='import os; cores = sorted(os.sched_getaffinity(0)); print(cores[0], cores[1 % len(cores)])'
+read -r core1 core2 < <("$python" -c "$cores")
+kvasir=${KVASIR:-$root/target/release/kvasir}
+[ -n "$direct" ] || [ -n "${KVASIR:-}" ] || (cd "$root" && cargo build --release -p control-node)
+
+# Each engine is a process group of its own, and so is one that a check has started again.
+finish() {
+    local name pid
+    for name in "$first" "$second" gateway; do
+        pid=$(cat "$LAB/$name.pid" 2>/dev/null) || continue
+        kill -KILL -- "-$pid" 2>/dev/null || true
+        rm -f "$LAB/$name.pid"
+    done
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+up() { # what it is, its health URL, its log
+    local seconds=0
+    until curl -sf -m 5 -o /dev/null "$2"; do
+        if [ $seconds -ge 300 ]; then
+            echo "$1 is not up after $seconds s; the end of $3:" >&2
+            tail -20 "$3" >&2
+            exit 1
+        fi
+        [ $((seconds % 20)) -ne 10 ] || echo "  waiting for $1, $seconds s"
+        sleep 1
+        seconds=$((seconds + 1))
+    done
+    echo "$1 is up"
+}
+
+engines() { # part of the first, part of the second
+    finish
+    setsid "$here/serve.sh" "$first" "$core1" "$1" >"$LAB/$first.log" 2>&1 </dev/null &
+    setsid "$here/serve.sh" "$second" "$core2" "$2" >"$LAB/$second.log" 2>&1 </dev/null &
+    disown -a
+    up "vLLM ($1)" "http://127.0.0.1:$first/health" "$LAB/$first.log"
+    up "vLLM ($2)" "http://127.0.0.1:$second/health" "$LAB/$second.log"
+}
+
+gateway() { # more of the configuration, then the options that name the workers
+    local more=$1
+    shift
+    printf '[gateway]\nmodel_folder = "%s"\nmodel = "tiny"\n%b' "$LAB/tinymodel" "$more" >"$LAB/kvasir.toml"
+    setsid "$kvasir" gateway --config "$LAB/kvasir.toml" --listen "$gateway" "$@" >"$LAB/gateway.log" 2>&1 </dev/null &
+    echo $! >"$LAB/gateway.pid"
+    disown -a
+    up "the gateway" "http://$gateway/health" "$LAB/gateway.log"
+}
+
+rc=0
+check() { # its name, then the command
+    local name=$1
+    shift
+    echo "=== $name ($(date +%T))"
+    if "$@"; then echo "=== $name: ok"; else
+        rc=1
+        echo "=== $name: FAILED; logs in $LAB"
+    fi
+}
+
+if [ "$what" != disaggregation ]; then
+    engines alone alone
+    if [ -n "$direct" ]; then
+        check routing "$python" "$here/routing.py" --direct "http://127.0.0.1:$first" "http://127.0.0.1:$second"
+    else
+        gateway '' --worker "http://127.0.0.1:$first" --worker "http://127.0.0.1:$second"
+        check routing "$python" "$here/routing.py" "http://$gateway"
+    fi
+fi
+if [ "$what" != routing ]; then
+    engines prefill decode
+    if [ -n "$direct" ]; then
+        check disaggregation "$python" "$here/disaggregation.py" --cores "$core1,$core2" --direct
+    else
+        gateway '[router]\ndisaggregate_above_tokens = 64\n' \
+            --prefill-worker "http://127.0.0.1:$first" --decode-worker "http://127.0.0.1:$second"
+        check disaggregation "$python" "$here/disaggregation.py" --cores "$core1,$core2" "http://$gateway"
+    fi
+fi
+exit $rc

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Becomes one real vLLM server on the tiny model; ready after half a minute or, on a busy machine, two.
+#   serve.sh PORT CORE [alone|prefill|decode] [vLLM options]
+# KV events on PORT+1000 with replay on PORT+2000; the NIXL side channel on PORT+3000. Its process id is in
+# $LAB/PORT.pid; started with setsid, that is also the group to end, with all of its children.
+# CORE is the one core that it may use: two servers on one core take seconds for what takes milliseconds.
+set -euo pipefail
+LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
+port=$1 core=$2 part=${3:-alone}
+shift 2
+[ $# -eq 0 ] || shift
+cd "$LAB"
+export VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=$core VLLM_NO_USAGE_STATS=1 \
+    DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 VLLM_HOST_IP=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 \
+    VLLM_NIXL_SIDE_CHANNEL_PORT=$((port + 3000)) UCX_TLS=tcp,shm,self
+nixl='"kv_connector":"NixlConnector","kv_buffer_device":"cpu"'
+case $part in
+alone) transfer=() ;;
+prefill) transfer=(--kv-transfer-config "{$nixl,\"kv_role\":\"kv_producer\"}") ;;
+decode) transfer=(--kv-transfer-config "{$nixl,\"kv_role\":\"kv_consumer\"}") ;;
+*) echo "serve.sh: $part is none of alone, prefill, decode" >&2 && exit 2 ;;
+esac
+events="{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$((port + 1000))\",\
+\"replay_endpoint\":\"tcp://*:$((port + 2000))\",\"topic\":\"kv@127.0.0.1:$port@tiny\"}"
+echo $$ >"$port.pid"
+# Every server has the same weights, so that answers can be compared from one to another. The command `vllm serve`
+# asks for a package of the name vllm and this one is called vllm-cpu; the module does not ask.
+exec nice -n 5 venv/bin/python -m vllm.entrypoints.openai.api_server --model ./tinymodel --served-model-name tiny \
+    --seed 7 --host 127.0.0.1 --port "$port" --dtype bfloat16 --max-model-len 4096 --enforce-eager \
+    --block-size 32 --num-gpu-blocks-override 512 --enable-prompt-tokens-details --kv-events-config "$events" \
+    "${transfer[@]}" "$@"

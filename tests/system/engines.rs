@@ -1,0 +1,370 @@
+//! The gateway in front of engines that know nothing of it: mock engines that speak as vLLM and SGLang do.
+
+mod support;
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use support::{Events, Process, Scratch, get, open, post, wait_for};
+use tools_mocker::{Dialect, Fault, FaultKind, Mock, MockConfig, Role};
+
+fn model_folder() -> String {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/golden/llama");
+    folder.display().to_string()
+}
+
+/// Mock engines and a gateway over them.
+struct Site {
+    runtime: tokio::runtime::Runtime,
+    mocks: Vec<Mock>,
+    gateway: Process,
+    _scratch: Scratch,
+}
+
+fn mock(dialect: Dialect, role: Role, events: bool) -> MockConfig {
+    let tokenizer = router_tokens::ModelText::from_folder(std::path::Path::new(&model_folder()));
+    MockConfig {
+        dialect,
+        role,
+        events,
+        eos_one_in: 0,
+        tokenizer: tokenizer.expect("the fixture's tokenizer"),
+        ..MockConfig::tiny().expect("a configuration")
+    }
+}
+
+impl Site {
+    fn start(name: &str, mocks: Vec<MockConfig>, flags: &[&str], config: &str) -> Self {
+        let scratch = Scratch::new(name);
+        let is_tiny = mocks.iter().all(|mock| mock.tokenizer.eos_ids == [257]);
+        let folder = if is_tiny { String::new() } else { model_folder() };
+        let folder = format!("[gateway]\nhealth_interval = \"100ms\"\nmodel_folder = {folder:?}\n");
+        let config = match config.contains("[gateway]") {
+            true => config.replace("[gateway]\n", &folder),
+            false => format!("{folder}{config}"),
+        };
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let mocks: Vec<Mock> = mocks
+            .into_iter()
+            .map(|config| {
+                let listen = "127.0.0.1:0".parse().expect("an address");
+                runtime.block_on(Mock::start(config, listen)).expect("a mock engine")
+            })
+            .collect();
+        let urls: Vec<String> = mocks.iter().map(Mock::url).collect();
+        let path = scratch.config("kvasir.toml", &config.replace("FIRST", &urls[0]));
+        let mut arguments = vec!["gateway", "--config", &path];
+        for (url, flag) in urls.iter().zip(flags) {
+            arguments.extend([*flag, url.as_str()]);
+        }
+        let gateway = Process::start(&arguments);
+        let site = Self { runtime, mocks, gateway, _scratch: scratch };
+        wait_for("the engines to be ready", || site.ready() == urls.len());
+        site
+    }
+
+    fn ready(&self) -> usize {
+        // An open gateway tells everybody; a closed one is asked by its own test.
+        match get(&self.gateway.address, "/kvasir/status") {
+            Ok((200, body)) => {
+                let status: Value = serde_json::from_str(&body).unwrap_or_default();
+                let workers = status["workers"].as_array().cloned().unwrap_or_default();
+                workers.iter().filter(|worker| worker["ready"] == true).count()
+            }
+            Ok((401 | 403, _))
+                if get(&self.gateway.address, "/health").is_ok_and(|(status, _)| status == 200) =>
+            {
+                self.mocks.len()
+            }
+            _ => 0,
+        }
+    }
+
+    fn chat(&self, body: &Value) -> (u16, Value) {
+        ask(&self.gateway.address, body)
+    }
+
+    fn direct(&self, which: usize, body: &Value) -> Value {
+        let url = self.mocks[which].url();
+        let (status, answer) = ask(url.trim_start_matches("http://"), body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+}
+
+fn ask(address: &str, body: &Value) -> (u16, Value) {
+    let (status, text) = post(address, "/v1/chat/completions", body).expect("an answer");
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+fn chat(words: usize, seed: usize, max_tokens: usize) -> Value {
+    let text: Vec<String> = (0..words).map(|at| format!("word{}", (at * 7 + seed * 13) % 97)).collect();
+    json!({"model": "tiny", "messages": [{"role": "user", "content": text.join(" ")}],
+        "max_tokens": max_tokens, "temperature": 0})
+}
+
+/// The text of a streamed chat, or the error that it ended with.
+fn streamed(address: &str, body: &Value) -> Result<(String, String), String> {
+    let mut body = body.clone();
+    body["stream"] = true.into();
+    let mut events = Events::new(open(address, "/v1/chat/completions", &body).expect("a connection"));
+    let head = events.head();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let (mut text, mut id, mut is_done, mut roles) = (String::new(), String::new(), false, 0);
+    while let Some(data) = events.next_data() {
+        if data == "[DONE]" {
+            is_done = true;
+            continue;
+        }
+        let event: Value = serde_json::from_str(&data).expect("an event is JSON");
+        if event["error"].is_object() {
+            return Err(event["error"]["message"].as_str().unwrap_or_default().to_owned());
+        }
+        if id.is_empty() {
+            id = event["id"].as_str().unwrap_or_default().to_owned();
+        }
+        assert_eq!(event["id"], id.as_str(), "one answer has one id");
+        assert!(event.get("usage").is_none_or(Value::is_null), "nobody asked for a usage: {event}");
+        roles += usize::from(event["choices"][0]["delta"]["role"].is_string());
+        text.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    assert!(is_done && roles == 1, "done: {is_done}, roles: {roles}");
+    Ok((text, id))
+}
+
+#[test]
+fn vllm_engines_are_routed_by_their_events() {
+    let mocks = vec![mock(Dialect::Vllm, Role::Both, true), mock(Dialect::Vllm, Role::Both, true)];
+    let site = Site::start(
+        "vllm-events",
+        mocks,
+        &["--worker", "--worker"],
+        "[router]\nstrategy = \"round-robin\"\n",
+    );
+    let mut conversations: Vec<Vec<Value>> = (0..8)
+        .map(|number| chat(60 + number * 11, number, 1)["messages"].as_array().cloned().unwrap_or_default())
+        .collect();
+    for turn in 0..48 {
+        let conversation = &mut conversations[turn % 8];
+        let body = json!({"model": "tiny", "messages": conversation, "max_tokens": 6});
+        let (status, answer) = site.chat(&body);
+        assert_eq!(status, 200, "{answer}");
+        conversation.push(answer["choices"][0]["message"].clone());
+        conversation.push(json!({"role": "user", "content": format!("and turn {turn}?")}));
+        // What a turn leaves behind is known before the next one of the same conversation.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let (_, metrics) = get(&site.gateway.address, "/metrics").expect("metrics");
+    let sum = |name: &str| -> f64 {
+        let of = metrics.lines().filter(|line| line.split('{').next() == Some(name));
+        of.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    };
+    println!(
+        "audit: {} of {} requests exactly as predicted, {} tokens cached",
+        sum("kvasir_gateway_audit_exact"),
+        sum("kvasir_gateway_audit_requests"),
+        sum("kvasir_gateway_audit_reported_tokens"),
+    );
+    assert_eq!(sum("kvasir_gateway_audit_requests"), 48.0);
+    assert_eq!(sum("kvasir_gateway_audit_exact"), 48.0);
+    assert!(sum("kvasir_gateway_audit_reported_tokens") > 2000.0);
+}
+
+#[test]
+fn prefill_and_decode_meet_in_each_makes_way() {
+    for (name, dialect, handoff, flags) in [
+        ("nixl", Dialect::Vllm, "auto", ["--prefill-worker", "--decode-worker"]),
+        ("mooncake", Dialect::Vllm, "mooncake", ["--prefill-worker", "--decode-worker"]),
+        ("sglang", Dialect::Sglang, "auto", ["--worker", "--worker"]),
+    ] {
+        let mocks = vec![mock(dialect, Role::Prefill, false), mock(dialect, Role::Decode, false)];
+        // A mock's bootstrap server is the mock itself.
+        let config = format!(
+            "[gateway]\nhandoff = \"{handoff}\"\nmooncake_bootstrap = \"FIRST\"\n[router]\ndisaggregate_above_tokens = 16\n"
+        );
+        let site = Site::start(name, mocks, &flags, &config);
+        for number in 0..10 {
+            let body = chat(20 + number * 9, number, 8);
+            let (status, answer) = site.chat(&body);
+            assert_eq!(status, 200, "{name}: {answer}");
+            let expected = site.direct(1, &body);
+            let text =
+                |answer: &Value| answer["choices"][0]["message"]["content"].as_str().map(str::to_owned);
+            assert_eq!(text(&answer), text(&expected), "{name}");
+            // Another one, since the decode worker has this prompt now.
+            let body = chat(20 + number * 9, number + 50, 8);
+            let (whole, _) = streamed(&site.gateway.address, &body).expect("a stream");
+            let expected = site.direct(1, &body);
+            assert_eq!(Some(whole), text(&expected), "{name}");
+        }
+        assert_eq!(site.gateway.metric("kvasir_gateway_disaggregated_total"), 20.0, "{name}");
+        wait_for("no block to be held for nobody", || {
+            site.mocks.iter().all(|mock| mock.stats().leased_blocks == 0)
+        });
+        // Without the prefill worker the decode worker does everything.
+        let dead = Fault { kind: FaultKind::Error, probability: 1.0, count: None, millis: 0, tokens: 1 };
+        site.mocks[0].fault(dead).expect("a fault");
+        let body = chat(50, 99, 8);
+        let (status, answer) = site.chat(&body);
+        assert_eq!(status, 200, "{name}: {answer}");
+        assert_eq!(answer["choices"][0]["message"], site.direct(1, &body)["choices"][0]["message"], "{name}");
+    }
+}
+
+#[test]
+fn a_stream_goes_on_with_another_engine() {
+    // With a token for each byte, an engine that is given the text so far has the very tokens that were generated.
+    let tiny = MockConfig { eos_one_in: 0, ..MockConfig::tiny().expect("a configuration") };
+    let mocks = vec![tiny.clone(), tiny];
+    let config = "[gateway]\nstall = \"300ms\"\n[router]\nstrategy = \"round-robin\"\n";
+    let site = Site::start("going-on", mocks, &["--worker", "--worker"], config);
+    for kind in [FaultKind::DieMidStream, FaultKind::Stall, FaultKind::Corrupt, FaultKind::Error] {
+        for number in 0..4 {
+            let body = chat(30, number, 12);
+            let expected = site.direct(1, &body)["choices"][0]["message"]["content"].clone();
+            let fault = Fault { kind, probability: 1.0, count: Some(1), millis: 0, tokens: 5 };
+            site.mocks[0].fault(fault.clone()).expect("a fault");
+            site.mocks[1].fault(fault).expect("a fault");
+            let (text, _) = streamed(&site.gateway.address, &body).expect("a whole stream");
+            assert_eq!(expected, text.as_str(), "{kind:?}");
+            site.mocks.iter().for_each(Mock::heal);
+        }
+    }
+    assert!(site.gateway.metric("kvasir_gateway_migrations_total") >= 16.0);
+    // What cannot be continued says so, in the stream.
+    let die = Fault { kind: FaultKind::DieMidStream, probability: 1.0, count: None, millis: 0, tokens: 1 };
+    site.mocks.iter().for_each(|mock| mock.fault(die.clone()).expect("a fault"));
+    let mut body = chat(30, 7, 12);
+    body["response_format"] = json!({"type": "json_object"});
+    let error = streamed(&site.gateway.address, &body).expect_err("an error in the stream");
+    assert!(error.contains("guided decoding"), "{error}");
+}
+
+#[test]
+fn refusals_are_the_engines_and_busy_engines_are_avoided() {
+    let mocks = vec![mock(Dialect::Vllm, Role::Both, false), mock(Dialect::Vllm, Role::Both, false)];
+    let site = Site::start("refusals", mocks, &["--worker", "--worker"], "");
+    let (status, answer) = site.chat(&json!({"model": "tiny", "messages": [], "max_tokens": -3}));
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer["error"]["message"].is_string(), "{answer}");
+    let (status, answer) =
+        site.chat(&json!({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}));
+    assert_eq!((status, &answer["error"]["code"]), (404, &json!("model_not_found")));
+    let (status, _) = post(&site.gateway.address, "/v1/chat/completions", &json!([1])).expect("an answer");
+    assert_eq!(status, 400);
+    let busy = Fault { kind: FaultKind::Overloaded, probability: 1.0, count: None, millis: 0, tokens: 1 };
+    site.mocks[0].fault(busy.clone()).expect("a fault");
+    for number in 0..6 {
+        assert_eq!(site.chat(&chat(10, number, 4)).0, 200);
+    }
+    site.mocks[1].fault(busy).expect("a fault");
+    let (status, answer) = site.chat(&chat(10, 1, 4));
+    assert_eq!(status, 503, "{answer}");
+    // A field that nobody here knows reaches the engine; one that steers transfers does not.
+    site.mocks.iter().for_each(Mock::heal);
+    let mut body = chat(40, 3, 4);
+    body["kv_transfer_params"] =
+        json!({"do_remote_prefill": true, "remote_engine_id": "x", "remote_request_id": "y"});
+    body["future_field"] = json!({"a": [1.50]});
+    assert_eq!(site.chat(&body).0, 200, "the engine never saw the transfer");
+}
+
+#[test]
+fn keys_limits_and_salts() {
+    let scratch = Scratch::new("keys");
+    let made = |name: &str, tenant: &str| router_access::new_key(name, tenant).expect("a key");
+    let (alice, bob, boss) = (made("alice", "acme"), made("bob", "globex"), made("boss", "acme"));
+    let limited = alice.lines.replace("models = [\"*\"]", "models = [\"tiny\"]\nrequests_per_minute = 6");
+    let admin = boss.lines.replace("[[key]]\n", "[[key]]\nadmin = true\n");
+    let keys = scratch.0.join("keys.toml");
+    std::fs::write(&keys, format!("{limited}\n{}\n{admin}\n", bob.lines)).expect("the keys");
+    let audit = scratch.0.join("audit.jsonl");
+    let config = format!(
+        "[access]\nkeys_file = {:?}\naudit_file = {:?}\n",
+        keys.display().to_string(),
+        audit.display().to_string()
+    );
+    let site = Site::start("access", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], &config);
+    let address = site.gateway.address.clone();
+    let ask = |key: Option<&str>, path: &str, body: Option<&Value>| -> (u16, String, Value) {
+        let client = support::client(&address, key, path, body);
+        let value = serde_json::from_str(&client.2).unwrap_or_default();
+        (client.0, client.1, value)
+    };
+    let path = "/v1/chat/completions";
+    let body = chat(60, 1, 4);
+    assert_eq!(ask(None, path, Some(&body)).0, 401);
+    assert_eq!(ask(Some("kvasir-nonsense"), path, Some(&body)).0, 401);
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    let (status, head, first) = ask(Some(&alice.secret), path, Some(&body));
+    assert_eq!(status, 200, "{first}");
+    assert!(head.contains("x-ratelimit-remaining-requests: 5"), "{head}");
+    let again = ask(Some(&alice.secret), path, Some(&body)).2;
+    assert!(cached(&again) > Some(0), "a tenant has its own cache: {again}");
+    let other = ask(Some(&bob.secret), path, Some(&body)).2;
+    assert_eq!(cached(&other), Some(0), "nobody else's: {other}");
+    let mut forged = body.clone();
+    forged["cache_salt"] = "guess".into();
+    assert_eq!(
+        cached(&ask(Some(&bob.secret), path, Some(&forged)).2),
+        cached(&again),
+        "a client's salt is not its own to choose"
+    );
+    let mut last = (0, String::new(), Value::Null);
+    for _ in 0..6 {
+        last = ask(Some(&alice.secret), path, Some(&body));
+    }
+    assert_eq!((last.0, &last.2["error"]["code"]), (429, &json!("rate_limit_exceeded")));
+    assert!(last.1.to_ascii_lowercase().contains("retry-after: "), "{}", last.1);
+    assert_eq!(ask(Some(&bob.secret), "/kvasir/status", None).0, 403);
+    assert_eq!(ask(Some(&boss.secret), "/kvasir/status", None).0, 200);
+    assert_eq!(ask(None, "/health", None).0, 200);
+    // A key that is taken out of the file is void a moment later; a bad file changes nothing.
+    std::fs::write(&keys, "[[key]]\nnonsense = 1\n").expect("the keys");
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    assert_eq!(ask(Some(&bob.secret), path, Some(&body)).0, 200);
+    std::fs::write(&keys, admin).expect("the keys");
+    wait_for("the key to be void", || ask(Some(&bob.secret), path, Some(&body)).0 == 401);
+    let log = std::fs::read_to_string(&audit).expect("the audit log");
+    assert!(log.lines().count() >= 10 && !log.contains("word"), "no prompt in it");
+    assert!(log.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+    assert!(log.contains("\"tenant\":\"acme\"") && log.contains("\"status\":429"), "{log}");
+    drop(site.runtime);
+}
+
+#[test]
+fn messages_and_responses_over_chats() {
+    let site = Site::start("surfaces", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
+    let chat_body = chat(12, 4, 8);
+    let expected = site.direct(0, &chat_body)["choices"][0]["message"]["content"].clone();
+    let content = chat_body["messages"][0]["content"].clone();
+    let message =
+        json!({"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": content}]});
+    let (status, text) = post(&site.gateway.address, "/v1/messages", &message).expect("an answer");
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((status, &answer["type"]), (200, &json!("message")), "{answer}");
+    assert_eq!(answer["content"][0]["text"], expected);
+    let (status, text) =
+        post(&site.gateway.address, "/v1/messages", &json!({"model": "tiny"})).expect("an answer");
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((status, &answer["type"]), (400, &json!("error")), "{answer}");
+    let (status, text) =
+        post(&site.gateway.address, "/v1/messages/count_tokens", &message).expect("an answer");
+    let counted: Value = serde_json::from_str(&text).expect("JSON");
+    let usage = site.direct(0, &chat_body)["usage"]["prompt_tokens"].clone();
+    assert_eq!((status, &counted["input_tokens"]), (200, &usage), "{counted}");
+    let response = json!({"model": "tiny", "max_output_tokens": 8, "input": content, "stream": true});
+    let mut events =
+        Events::new(open(&site.gateway.address, "/v1/responses", &response).expect("a connection"));
+    assert!(events.head().starts_with("HTTP/1.1 200"));
+    let mut text = String::new();
+    let mut last = Value::Null;
+    while let Some(data) = events.next_data() {
+        last = serde_json::from_str(&data).expect("JSON");
+        if last["type"] == "response.output_text.delta" {
+            text.push_str(last["delta"].as_str().unwrap_or_default());
+        }
+    }
+    assert_eq!(expected, text.as_str());
+    assert!(last["type"].as_str().is_some_and(|kind| kind.starts_with("response.")), "{last}");
+}
