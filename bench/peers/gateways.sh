@@ -33,7 +33,8 @@ start() { # NAME PORT COMMAND...: waits until it answers
     return 1
 }
 folder=tests/fixtures/golden/llama
-start mock 9400 "$kvasir" mock --workers 2 --listen 127.0.0.1:9400 --model-folder "$folder"
+start mock 9400 "$kvasir" mock --workers 2 --listen 127.0.0.1:9400 --model-folder "$folder" \
+    --context-tokens 1000000 --blocks 100000
 workers="http://127.0.0.1:9400 http://127.0.0.1:9401"
 sides=(--side "direct=127.0.0.1:9400")
 printf '[gateway]\nmodel_folder = "%s"\n' "$folder" >"$scratch/tokens.toml"

@@ -184,7 +184,7 @@ class Run:
             print("  not exact: conversation {conversation} turn {turn} on {worker}: {prompt} prompt tokens, "
                   "predicted {predicted}, reported {cached}; {reason}".format(**row))
         exact = len(rows) - len(wrong)
-        share = exact / len(rows)
+        share = exact / self.options.requests
         print(f"predicted exactly: {exact} of {len(rows)} ({share:.1%})")
         firsts = sorted(row["first"] for row in rows if row["first"])
         wholes = sorted(row["seconds"] for row in rows if row["first"] is None)

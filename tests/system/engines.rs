@@ -366,5 +366,28 @@ fn messages_and_responses_over_chats() {
         }
     }
     assert_eq!(expected, text.as_str());
-    assert!(last["type"].as_str().is_some_and(|kind| kind.starts_with("response.")), "{last}");
+    assert_eq!(last["type"], "response.incomplete", "{last}");
+}
+
+#[test]
+fn the_official_clients_are_content() {
+    let has = |package: &str| {
+        let asked = std::process::Command::new("python3").args(["-c", &format!("import {package}")]).output();
+        asked.is_ok_and(|output| output.status.success())
+    };
+    if !has("openai") || !has("anthropic") {
+        eprintln!(
+            "SKIPPED the clients' test: `python3 -c 'import openai, anthropic'` fails here (pip install openai anthropic)"
+        );
+        return;
+    }
+    let tiny = || MockConfig { eos_one_in: 0, ..MockConfig::tiny().expect("a configuration") };
+    let site = Site::start("clients", vec![tiny(), tiny()], &["--worker", "--worker"], "");
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/client/engines_client.py");
+    let mut command = std::process::Command::new("python3");
+    let output = command.arg(script).args([&site.gateway.url(), "tiny"]).output().expect("python3 runs");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}");
+    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(printed.matches("ok: ").count() >= 18, "{printed}");
 }

@@ -1,7 +1,8 @@
 //! A client that costs little: requests made beforehand, plain sockets, answers read only as far as their end.
 //!
 //! Open loop: each request has a moment at which it is due, whatever became of the earlier ones, and is timed from that
-//! moment, so that a stall counts for everybody behind it. Closed loop: each connection sends as soon as it has its answer.
+//! moment, so that a stall counts for everybody behind it; only when the client itself is late by less than its timer's
+//! two milliseconds, from when it was sent. Closed loop: each connection sends as soon as it has its answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

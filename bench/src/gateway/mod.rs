@@ -184,9 +184,12 @@ async fn compare(smoke: bool, args: &GatewayArgs, sides: &[Side]) -> Result<()> 
             first: latencies(args.rates.len())?,
         });
     }
-    for _ in 0..rounds {
+    for round in 0..rounds {
+        // Each side is the first once in a while.
+        let order: Vec<usize> = (0..sides.len()).map(|turn| (round + turn) % sides.len()).collect();
         for (at, &connections) in args.connections.iter().enumerate() {
-            for (side, measured) in sides.iter().zip(&mut all) {
+            for &which in &order {
+                let (side, measured) = (&sides[which], &mut all[which]);
                 let before = side.processor_seconds();
                 let rate = closed_loop(&side.address, &requests, connections, period).await;
                 let rate = rate.with_context(|| side.name.clone())?;
@@ -198,7 +201,8 @@ async fn compare(smoke: bool, args: &GatewayArgs, sides: &[Side]) -> Result<()> 
         }
         for (at, &rate) in args.rates.iter().enumerate() {
             let count = if smoke { 20 } else { (rate * args.seconds) as u64 };
-            for (side, measured) in sides.iter().zip(&mut all) {
+            for &which in &order {
+                let (side, measured) = (&sides[which], &mut all[which]);
                 let (whole, first) = (&mut measured.whole[at], &mut measured.first[at]);
                 open_loop(&side.address, &requests, rate, count, whole, first)
                     .await
@@ -275,7 +279,7 @@ pub(crate) fn mock_worker() -> Router {
         .route("/v1/completions", post(complete))
 }
 
-/// A gateway with everything at its default.
+/// A gateway for measurements: no limits of its own, no retries.
 pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
     GatewayConfig {
         model: Some(model.to_owned()),

@@ -132,6 +132,9 @@ pub(crate) fn gateway_text(settings: &Settings) -> Result<(ModelText, bool)> {
 /// Environment variable with the secret that tenants' cache salts are made of.
 const SALT_SECRET: &str = "KVASIR_SALT_SECRET";
 
+/// Environment variable with what gateways of one fleet show each other.
+const PEER_KEY: &str = "KVASIR_PEER_KEY";
+
 fn access(settings: &Settings) -> AccessConfig {
     let access = &settings.access;
     AccessConfig {
@@ -143,6 +146,7 @@ fn access(settings: &Settings) -> AccessConfig {
             default_tenant: some(&access.token_default_tenant),
         }),
         salt_secret: std::env::var(SALT_SECRET).ok().filter(|secret| !secret.is_empty()),
+        peer_key: std::env::var(PEER_KEY).ok().filter(|key| !key.is_empty()),
         own_salts: access.own_salts,
         allowed_fields: access.allowed_fields.clone(),
         audit_file: some(&access.audit_file).map(PathBuf::from),

@@ -41,6 +41,8 @@ pub struct RawBody {
 
 struct Fields<'a> {
     start: usize,
+    /// Members so far, repeated names included: each is looked for among those before it.
+    seen: usize,
     into: &'a mut Vec<Field>,
     has_repeats: bool,
 }
@@ -55,15 +57,17 @@ impl<'de> Visitor<'de> for &mut Fields<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key::<Box<str>>()? {
             let value: &'de RawValue = map.next_value()?;
+            self.seen += 1;
+            if self.seen > FIELDS_MAX {
+                return Err(serde::de::Error::custom(format!("more than {FIELDS_MAX} fields")));
+            }
             let at = value.get().as_ptr() as usize - self.start;
             let raw = Raw::Original(at..at + value.get().len());
             if let Some(before) = self.into.iter_mut().find(|field| field.name == name) {
                 before.raw = raw;
                 self.has_repeats = true;
-            } else if self.into.len() < FIELDS_MAX {
-                self.into.push(Field { name, raw });
             } else {
-                return Err(serde::de::Error::custom(format!("more than {FIELDS_MAX} fields")));
+                self.into.push(Field { name, raw });
             }
         }
         Ok(())
@@ -74,7 +78,8 @@ impl RawBody {
     /// Finds the fields. The whole body is checked to be one JSON object.
     pub fn parse(bytes: Bytes) -> Result<Self, ApiError> {
         let mut fields = Vec::with_capacity(16);
-        let mut visitor = Fields { start: bytes.as_ptr() as usize, into: &mut fields, has_repeats: false };
+        let mut visitor =
+            Fields { start: bytes.as_ptr() as usize, seen: 0, into: &mut fields, has_repeats: false };
         let mut json = serde_json::Deserializer::from_slice(&bytes);
         let parsed = json.deserialize_map(&mut visitor).and_then(|()| json.end());
         let is_changed = visitor.has_repeats;

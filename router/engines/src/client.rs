@@ -108,6 +108,8 @@ pub struct CompletionPiece {
 #[derive(Debug, Clone)]
 pub struct EngineClient {
     base: String,
+    /// Shown to other gateways.
+    peer_key: Option<http::HeaderValue>,
     http: Client<HttpConnector, Full<Bytes>>,
 }
 
@@ -123,7 +125,14 @@ impl EngineClient {
             .pool_idle_timeout(IDLE_FOR)
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
             .build(connector);
-        Self { base: base.trim_end_matches('/').to_owned(), http }
+        Self { base: base.trim_end_matches('/').to_owned(), peer_key: None, http }
+    }
+
+    /// Shows this key to another gateway.
+    #[must_use]
+    pub fn with_peer_key(mut self, key: Option<&str>) -> Self {
+        self.peer_key = key.and_then(|key| http::HeaderValue::from_str(key).ok());
+        self
     }
 
     /// The worker's URL.
@@ -152,6 +161,9 @@ impl EngineClient {
             Request::builder().method(method).uri(uri).header(http::header::CONTENT_TYPE, "application/json");
         if let Some(id) = request_id {
             request = request.header("x-request-id", id);
+        }
+        if let Some(key) = &self.peer_key {
+            request = request.header("x-kvasir-peer", key);
         }
         let request = request.body(Full::new(body)).map_err(|error| self.protocol(error))?;
         self.http.request(request).await.map_err(|error| self.connection(chain(&error)))

@@ -29,6 +29,10 @@ use tokio::net::TcpStream;
 const IDLE_MAX: usize = 2048;
 /// Below uvicorn's keep-alive of 5 s, with time to get there.
 const IDLE_FOR: Duration = Duration::from_secs(4);
+/// Connections past their time that one request closes at most.
+const EXPIRED_EACH_MAX: usize = 4;
+/// A connection that was closed while it was idle fails within this time; later it is the engine that failed.
+const CLOSED_WITHIN: Duration = Duration::from_millis(100);
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
 /// What became of a request that got no whole answer.
@@ -146,7 +150,9 @@ impl Upstream {
 
     /// An idle connection that is still open as far as can be seen.
     fn take(&self) -> Option<Link> {
-        while let Some(Idle { mut link, since }) = self.idle.pop() {
+        // Closing takes a while: what many requests have left behind is not cleared away by one of them.
+        for _ in 0..EXPIRED_EACH_MAX {
+            let Idle { mut link, since } = self.idle.pop()?;
             if since.elapsed() > IDLE_FOR {
                 continue;
             }
@@ -157,6 +163,18 @@ impl Upstream {
             }
         }
         None
+    }
+
+    /// Closes connections that have been idle for too long; to be called now and then.
+    pub fn sweep(&self) {
+        for _ in 0..self.idle.len() {
+            let Some(idle) = self.idle.pop() else { return };
+            if idle.since.elapsed() <= IDLE_FOR {
+                // The oldest come first, but for those that are being used meanwhile.
+                let _closed = self.idle.push(idle);
+                return;
+            }
+        }
     }
 
     async fn connect(&self) -> Result<Link, UpstreamError> {
@@ -177,9 +195,10 @@ impl Upstream {
     /// Sends a request; the answer's head is here when this returns, its body comes as it comes.
     pub async fn send(self: &Arc<Self>, call: &Call) -> Result<Response<ReplyBody>, UpstreamError> {
         if let Some(link) = self.take() {
+            let started = Instant::now();
             match self.exchange(link, call).await {
-                // Closed under us while it was idle: that says nothing of the engine.
-                Err(_) if !call.once => {}
+                // Closed under us while it was idle: that shows at once and says nothing of the engine.
+                Err(_) if !call.once && started.elapsed() < CLOSED_WITHIN => {}
                 answer => return answer,
             }
         }

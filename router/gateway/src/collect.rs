@@ -289,6 +289,9 @@ impl Collector {
             }
         }
         self.usage.completion += piece.tokens.len();
+        if let Some(stay) = &mut self.stay {
+            stay.progress(piece.tokens.len());
+        }
         self.usage.cached = self.usage.cached.max(piece.cached_tokens);
     }
 

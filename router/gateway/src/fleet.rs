@@ -121,16 +121,20 @@ impl Fleet {
 
     /// Whether every worker takes and gives token ids, and does prompt and answer itself.
     pub(crate) fn speaks_ids(&self) -> bool {
-        self.roster.load().iter().all(|picked| {
-            let engine = picked.live.description.engine;
-            engine.dialect().returns_token_ids()
-                && (engine == Engine::Native || picked.live.role == Role::Both)
-        })
+        let roster = self.roster.load();
+        !roster.is_empty()
+            && roster.iter().all(|picked| {
+                let engine = picked.live.description.engine;
+                engine.dialect().returns_token_ids()
+                    && (engine == Engine::Native || picked.live.role == Role::Both)
+            })
     }
 
     /// Whether all of them are the reference engine, whose text is made here.
     pub(crate) fn is_native(&self) -> bool {
-        self.roster.load().iter().all(|picked| picked.live.description.engine == Engine::Native)
+        let roster = self.roster.load();
+        // Nobody is there while the only worker begins another run: what it is must not be guessed.
+        !roster.is_empty() && roster.iter().all(|picked| picked.live.description.engine == Engine::Native)
     }
 
     /// Sum over all trackers.
@@ -272,7 +276,8 @@ impl Fleet {
 
 /// Takes over what is known, then watches the workers and tells the peers.
 async fn begin(fleet: std::sync::Weak<Fleet>, config: GatewayConfig) {
-    let known = warm::load(&config.peers, config.snapshot_file.as_deref()).await;
+    let known =
+        warm::load(&config.peers, config.access.peer_key.as_deref(), config.snapshot_file.as_deref()).await;
     let Some(fleet) = fleet.upgrade() else { return };
     *fleet.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
     let weak = || Arc::downgrade(&fleet);
@@ -283,11 +288,9 @@ async fn begin(fleet: std::sync::Weak<Fleet>, config: GatewayConfig) {
     if let Some(changed) = &fleet.loads_changed {
         // One bell rings for one listener: each peer has its own, rung in turn.
         let bells: Vec<Arc<Notify>> = config.peers.iter().map(|_| Arc::default()).collect();
-        let tellers = config
-            .peers
-            .iter()
-            .zip(&bells)
-            .map(|(peer, bell)| tell(weak(), peer.clone(), gateway, Arc::clone(bell)));
+        let tellers = config.peers.iter().zip(&bells).map(|(peer, bell)| {
+            tell(weak(), peer.clone(), config.access.peer_key.clone(), gateway, Arc::clone(bell))
+        });
         fleet.adopt(tellers.map(tokio::spawn));
         let changed = Arc::clone(changed);
         fleet.adopt([tokio::spawn(async move {

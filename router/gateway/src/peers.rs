@@ -92,8 +92,14 @@ fn add_up(fleet: &Fleet, told: &HashMap<u64, Told>) {
 }
 
 /// Tells one peer what this gateway does, until the fleet is gone.
-pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, gateway: u64, changed: Arc<tokio::sync::Notify>) {
-    let client = EngineClient::new(&peer);
+pub(crate) async fn tell(
+    fleet: Weak<Fleet>,
+    peer: String,
+    key: Option<String>,
+    gateway: u64,
+    changed: Arc<tokio::sync::Notify>,
+) {
+    let client = EngineClient::new(&peer).with_peer_key(key.as_deref());
     let mut sequence = 0;
     let mut complained = false;
     loop {

@@ -26,6 +26,8 @@ pub(crate) struct Seen {
     pub(crate) tokens: Vec<u32>,
     /// They are the engine's own, as far as the gateway can tell.
     pub(crate) is_exact: bool,
+    /// How many prompts the request has, about as long as this one.
+    pub(crate) prompts: u64,
 }
 
 /// Without the model's tokenizer four bytes of the request stand for a token: prefixes stay prefixes.
@@ -35,7 +37,7 @@ fn stand_in(text: &str) -> Seen {
         word[..bytes.len()].copy_from_slice(bytes);
         u32::from_le_bytes(word)
     };
-    Seen { tokens: text.as_bytes().chunks(4).map(word).collect(), is_exact: false }
+    Seen { tokens: text.as_bytes().chunks(4).map(word).collect(), is_exact: false, prompts: 1 }
 }
 
 /// Fields of a chat that are variables of the template.
@@ -65,7 +67,7 @@ pub(crate) async fn of_chat(gateway: &Gateway, body: &RawBody) -> Result<Seen, A
     let text = gateway.text.clone();
     let work = move || text.encode_conversation(messages, generate, continues, &extras);
     match off_thread(raw.len(), work).await? {
-        Ok(encoded) => Ok(Seen { tokens: encoded.ids, is_exact: encoded.is_exact }),
+        Ok(encoded) => Ok(Seen { tokens: encoded.ids, is_exact: encoded.is_exact, prompts: 1 }),
         Err(error) => {
             tracing::debug!(%error, "routed without its prompt");
             Ok(Seen::default())
@@ -73,29 +75,44 @@ pub(crate) async fn of_chat(gateway: &Gateway, body: &RawBody) -> Result<Seen, A
     }
 }
 
-/// The prompt of a completion: a text, ids, or the first of several.
+/// The prompt of a completion: a text, ids, or the longest of several.
 pub(crate) async fn of_completion(gateway: &Gateway, body: &RawBody) -> Result<Seen, ApiError> {
     let Some(raw) = body.get("prompt").or_else(|| body.get("input")) else { return Ok(Seen::default()) };
     if raw.starts_with('[') {
         if let Ok(tokens) = serde_json::from_str::<Vec<u32>>(raw) {
-            return Ok(Seen { tokens, is_exact: gateway.config.has_tokenizer });
+            return Ok(Seen { tokens, is_exact: gateway.config.has_tokenizer, prompts: 1 });
         }
+        let mut prompts = 1;
         let first = match serde_json::from_str::<Vec<Vec<u32>>>(raw) {
-            Ok(several) => several.into_iter().next().unwrap_or_default(),
+            Ok(several) => {
+                prompts = several.len() as u64;
+                several.into_iter().max_by_key(Vec::len).unwrap_or_default()
+            }
             Err(_) => match serde_json::from_str::<Vec<String>>(raw) {
-                Ok(texts) => return Ok(stand_in(texts.first().map_or("", String::as_str))),
+                Ok(texts) => {
+                    let longest = texts.iter().max_by_key(|text| text.len()).map_or("", String::as_str);
+                    return Ok(Seen { prompts: texts.len() as u64, ..stand_in(longest) });
+                }
                 Err(_) => Vec::new(),
             },
         };
-        return Ok(Seen { tokens: first, is_exact: false });
+        return Ok(Seen { tokens: first, is_exact: false, prompts });
     }
     if !gateway.config.has_tokenizer {
         return Ok(stand_in(raw));
     }
     let Ok(text) = serde_json::from_str::<String>(raw) else { return Ok(Seen::default()) };
+    of_text(gateway, text).await
+}
+
+/// The prompt that a text is.
+pub(crate) async fn of_text(gateway: &Gateway, text: String) -> Result<Seen, ApiError> {
+    if !gateway.config.has_tokenizer {
+        return Ok(stand_in(&text));
+    }
     let tokenizer = gateway.text.tokenizer.clone();
     match off_thread(text.len(), move || tokenizer.encode(&text, true)).await? {
-        Ok(tokens) => Ok(Seen { tokens, is_exact: true }),
+        Ok(tokens) => Ok(Seen { tokens, is_exact: true, prompts: 1 }),
         Err(_) => Ok(Seen::default()),
     }
 }

@@ -8,6 +8,7 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
+use router_access::{Decision, HeaderPolicy};
 use router_engines::body::RawBody;
 use router_engines::openai::{ApiError, Kind};
 
@@ -48,11 +49,10 @@ impl Head {
     }
 }
 
-/// The client's own id, if it is a sane header value, else a fresh one. Engines that read addresses out of an id (vLLM's
-/// P2pNccl) never see a client's.
+/// The client's own id, if it is plain, else a fresh one: some engines read addresses out of an id (vLLM's P2pNccl).
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
-    match given.filter(|id| !id.is_empty() && id.len() <= 128 && !id.contains("___")) {
+    match given.filter(|id| HeaderPolicy::default().request_id(id) == Decision::Pass) {
         Some(id) => id.to_owned(),
         None => format!("{:016x}{:016x}", fresh_number(), fresh_number()),
     }
@@ -103,15 +103,18 @@ pub(crate) async fn responses(State(gateway): State<Arc<Gateway>>, request: Requ
 /// How many tokens a messages request would have; nothing is generated.
 pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let counted = async {
-        gateway.access.identify(request.headers())?;
+        let entered = Stay::enter(&gateway, request.headers(), "count_tokens", "");
+        let mut stay = entered.map_err(|(_, error)| error)?;
         let bytes = read(&gateway, request).await?;
         let chat = RawBody::parse(count_request(&parse(&bytes)?)?)?;
+        stay.allow(chat.text("model")?.as_deref())?;
         gateway.wait_for_fleet().await?;
         let seen = prompt::of_chat(&gateway, &chat).await?;
         if !seen.is_exact {
             let message = "This gateway has no tokenizer of this model, or the request is not only text.";
-            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented"));
+            return Err(ApiError::new(StatusCode::NOT_FOUND, message, "not_available"));
         }
+        stay.answered(StatusCode::OK, None);
         Ok(count_answer(seen.tokens.len()))
     };
     counted.await.unwrap_or_else(|error| Tongue::error(true, &error))
@@ -125,6 +128,9 @@ async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Respons
     };
     gateway.metrics.count(route.name, response.status());
     if let Ok(value) = HeaderValue::from_str(&head.request_id) {
+        if route.name == MESSAGES.name {
+            response.headers_mut().insert("request-id", value.clone());
+        }
         response.headers_mut().insert("x-request-id", value);
     }
     response
@@ -160,19 +166,30 @@ async fn answer(
     head: &Head,
 ) -> Result<Response, ApiError> {
     let entered = Stay::enter(gateway, request.headers(), route.name, &head.request_id);
-    let stay = match entered {
+    let mut stay = match entered {
         Ok(stay) => stay,
         Err((mut stay, error)) => {
             stay.answered(error.status, error.code);
             return Err(error);
         }
     };
-    let bytes = read(gateway, request).await?;
-    gateway.wait_for_fleet().await?;
-    let tongue = match route.name {
-        "messages" => Some(Tongue::of_messages(&parse(&bytes)?)?),
-        "responses" => Some(Tongue::of_responses(&parse(&bytes)?)?),
-        _ => None,
+    let taken = async {
+        let bytes = read(gateway, request).await?;
+        let tongue = match route.name {
+            "messages" => Some(Tongue::of_messages(&parse(&bytes)?)?),
+            "responses" => Some(Tongue::of_responses(&parse(&bytes)?)?),
+            _ => None,
+        };
+        gateway.wait_for_fleet().await?;
+        Ok((bytes, tongue))
+    };
+    let (bytes, tongue) = match taken.await {
+        Ok(taken) => taken,
+        Err(error) => {
+            let error: ApiError = error;
+            stay.answered(error.status, error.code);
+            return Err(error);
+        }
     };
     match tongue {
         None => answer_bytes(gateway, bytes, route, head, stay).await,
@@ -268,11 +285,21 @@ async fn relayed(
         options["include_usage"] = true.into();
         body.set("stream_options", options.to_string());
     }
-    let answer_max =
-        ["max_completion_tokens", "max_tokens"].iter().find_map(|name| body.value(name)?.as_u64());
-    let choices = body.value("n").and_then(|n| n.as_u64()).unwrap_or(1);
-    let answer_max = answer_max.filter(|_| route.surface != Surface::Other).map(|most| most as usize);
-    stay.admit(seen.tokens.len(), answer_max, choices as usize).await?;
+    // Engines read whole numbers that are written as floats.
+    let number = |name: &str| {
+        let number = body.value(name)?.as_f64()?;
+        (number >= 0.0).then_some(number as u64)
+    };
+    let limits: &[&str] = match route.surface {
+        Surface::Completion => &["max_tokens"],
+        _ => &["max_completion_tokens", "max_tokens"],
+    };
+    let answer_max = limits.iter().find_map(|name| number(name)).filter(|_| route.surface != Surface::Other);
+    let answer_max = answer_max.map(|most| most as usize);
+    let choices = number("n").unwrap_or(1).max(number("best_of").unwrap_or(1)).max(1);
+    let choices = choices.saturating_mul(seen.prompts.max(1));
+    let all_tokens = seen.tokens.len().saturating_mul(seen.prompts.max(1) as usize);
+    stay.admit(all_tokens, answer_max, choices as usize).await?;
     let is_one = |name: &str| body.get(name).is_none_or(|count| count == "1");
     let several = route.surface == Surface::Completion && body.get("prompt").is_some_and(has_several);
     Ok(RelayRequest {
@@ -286,7 +313,11 @@ async fn relayed(
         salt: body.text("cache_salt")?.map(std::borrow::Cow::into_owned),
         adapter,
         stream,
-        can_split: route.surface != Surface::Other && is_one("n") && is_one("best_of") && !several,
+        can_split: route.surface != Surface::Other
+            && body.get("use_beam_search").is_none()
+            && is_one("n")
+            && is_one("best_of")
+            && !several,
         hides_usage,
         body,
         started: head.started,

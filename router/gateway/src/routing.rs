@@ -13,6 +13,7 @@ use router_policy::{
     Candidate, Choice, CostModel, FEATURES, Policy, PredictedTime, Request, features, is_worth_disaggregating,
 };
 use router_radix::{Index, Overlaps, Reader};
+use serde_json::{Value, json};
 
 use crate::GatewayConfig;
 use crate::fleet::Fleet;
@@ -185,6 +186,49 @@ impl Chooser {
         );
         route.decided_in = started.elapsed();
         Some((route, booking))
+    }
+
+    /// What a decision would be made of, without making it: every worker with what it holds and what it would cost.
+    pub(crate) fn explain(&self, fleet: &Fleet, config: &GatewayConfig, wanted: &Wanted<'_>) -> Value {
+        let roster = fleet.roster.load();
+        let first = roster.iter().find(|picked| picked.is_ready());
+        let (Some(first), Some(mut buffers)) = (first, self.buffers(&fleet.index)) else {
+            return json!({ "workers": [], "chosen": null });
+        };
+        let block_tokens = first.live.description.block_tokens;
+        let extras =
+            PromptExtras { cache_salt: wanted.salt, lora: wanted.adapter, ..PromptExtras::default() };
+        buffers.hashes.clear();
+        block_hashes(wanted.tokens, block_tokens, &extras, &mut buffers.hashes);
+        let Buffers { reader, hashes, candidates, places } = &mut buffers;
+        let overlaps = reader.overlaps(hashes);
+        let request = Request {
+            tokens: wanted.tokens.len() as u32,
+            block_tokens: block_tokens as u32,
+            session: wanted.session,
+        };
+        gather(&roster, overlaps, wanted, &|role| role != Role::Prefill, 0.0, candidates, places);
+        let chosen = config.policy.choose(&request, candidates, 0, 0);
+        let shown = |(candidate, &place): (&Candidate, &u32)| {
+            let live = &roster[place as usize].live;
+            let cost = PredictedTime.cost(&request, candidate);
+            json!({
+                "worker": live.name, "role": live.role.name(), "overlap_blocks": overlaps.any(live.member),
+                "overlap_blocks_by_tier": candidate.leading, "uncached_tokens": candidate.uncached_tokens(&request),
+                "requests": candidate.requests, "queued_tokens": candidate.queued_tokens,
+                "decoding_blocks": candidate.decoding_blocks, "is_cold": candidate.is_cold,
+                "predicted_ms": cost.total * 1e3,
+            })
+        };
+        let workers: Vec<Value> = candidates.iter().zip(places.iter()).map(shown).collect();
+        let chosen = chosen.map(|choice| roster[places[choice.index] as usize].live.name.clone());
+        let answer = json!({
+            "prompt_tokens": wanted.tokens.len(), "block_tokens": block_tokens, "blocks": request.blocks(),
+            "strategy": config.policy.strategy.name(), "workers": workers, "chosen": chosen,
+        });
+        // A full pool drops it.
+        let _dropped = self.buffers.push(buffers);
+        answer
     }
 
     fn pick<'a>(

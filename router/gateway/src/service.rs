@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -167,6 +167,7 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(messages_count))
         .route("/v1/responses", post(responses))
+        .route("/debug/route", get(debug_route))
         .route("/openapi.json", get(openapi))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
@@ -185,6 +186,38 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .with_state(gateway)
 }
 
+/// Why a prompt would go where it would go.
+async fn debug_route(
+    State(gateway): State<Arc<Gateway>>,
+    headers: HeaderMap,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Response {
+    let get = |name: &str| query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+    let explained = async {
+        gateway.access.administrator(&headers)?;
+        let prompt = get("prompt").filter(|prompt| !prompt.is_empty());
+        let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is required."))?;
+        let adapter = gateway.adapter(get("model"))?;
+        let seen = crate::prompt::of_text(&gateway, prompt.to_owned()).await?;
+        // On a closed gateway a tenant's blocks are found under its salt alone.
+        let salt = get("tenant").and_then(|tenant| gateway.access.salt_of(tenant, get("cache_salt")));
+        let wanted = Wanted {
+            tokens: &seen.tokens,
+            salt: salt.as_deref().or(get("cache_salt")),
+            session: None,
+            adapter: adapter.as_deref(),
+            without_prefill: false,
+            audited: false,
+            avoid: &[],
+        };
+        Ok::<_, ApiError>(gateway.chooser.explain(&gateway.fleet, &gateway.config, &wanted))
+    };
+    match explained.await {
+        Ok(explained) => json_response(StatusCode::OK, explained.to_string()),
+        Err(error) => error_response(&error),
+    }
+}
+
 async fn openapi() -> Response {
     json_response(StatusCode::OK, include_str!("openapi.json").to_owned())
 }
@@ -197,13 +230,27 @@ fn described(gateway: &Gateway, name: &str) -> Value {
     })
 }
 
-async fn models(State(gateway): State<Arc<Gateway>>) -> Response {
-    let models: Vec<Value> = gateway.models().iter().map(|name| described(&gateway, name)).collect();
+async fn models(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+    let grant = match gateway.access.identify(&headers) {
+        Ok(grant) => grant,
+        Err(error) => return error_response(&error),
+    };
+    let models = gateway.models();
+    let allowed = models.iter().filter(|name| grant.models.allows(name));
+    let models: Vec<Value> = allowed.map(|name| described(&gateway, name)).collect();
     json_response(StatusCode::OK, json!({ "object": "list", "data": models }).to_string())
 }
 
-async fn model(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
-    if !gateway.models().contains(&name) {
+async fn model(
+    State(gateway): State<Arc<Gateway>>,
+    headers: HeaderMap,
+    Path(name): Path<String>,
+) -> Response {
+    let grant = match gateway.access.identify(&headers) {
+        Ok(grant) => grant,
+        Err(error) => return error_response(&error),
+    };
+    if !gateway.models().contains(&name) || !grant.models.allows(&name) {
         return error_response(&ApiError::no_such_model(&name));
     }
     json_response(StatusCode::OK, described(&gateway, &name).to_string())
@@ -213,7 +260,10 @@ async fn health(State(gateway): State<Arc<Gateway>>) -> StatusCode {
     if gateway.fleet.can_serve() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+async fn metrics(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+    if let Err(error) = gateway.access.administrator(&headers) {
+        return error_response(&error);
+    }
     let metrics = &gateway.metrics;
     let usage = gateway.fleet.index.write().usage();
     metrics.index_blocks.set(usage.entries as i64);

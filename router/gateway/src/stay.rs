@@ -40,6 +40,12 @@ pub(crate) struct Stay {
     pub(crate) grant: Arc<Grant>,
     permit: Option<Permit>,
     charge: Option<Charge>,
+    /// Tokens of the prompt, as the gateway counted them.
+    prompt_tokens: u64,
+    /// Pieces of the answer that have gone to the client; about as many tokens.
+    pieces: u64,
+    /// An engine has said what it did.
+    is_settled: bool,
     rates: RateState,
     started: Instant,
     noted: Noted,
@@ -56,6 +62,9 @@ impl Stay {
             grant: Arc::clone(&gateway.access.nobody),
             permit: None,
             charge: None,
+            prompt_tokens: 0,
+            pieces: 0,
+            is_settled: false,
             rates: RateState::of(None, None, 0),
             started: Instant::now(),
             noted: Noted { arrived_unix_ns: now.as_nanos() as u64, ..Noted::default() },
@@ -82,7 +91,29 @@ impl Stay {
             Ok(grant) => stay.grant = grant,
             Err(error) => return Err((stay, error)),
         }
-        Ok(stay)
+        // The request and its place among those of its key count from here on: a body that never comes holds both.
+        match stay.charge_request() {
+            Ok(()) => Ok(stay),
+            Err(error) => Err((stay, error)),
+        }
+    }
+
+    fn charge_request(&mut self) -> Result<(), ApiError> {
+        let access = &self.gateway.access;
+        let [own, tenant] = access.limiters(&self.grant)?;
+        let now = access.now();
+        let charged = admit(own.as_ref(), tenant.as_ref(), 0, now);
+        self.rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
+        match charged {
+            Ok(charge) => {
+                self.charge = Some(charge);
+                Ok(())
+            }
+            Err(refusal) => {
+                let after = refusal.retry_after.map(retry_after_seconds);
+                Err(retry_after(limited(&refusal), after))
+            }
+        }
     }
 
     /// Whether the model may be asked for.
@@ -112,15 +143,17 @@ impl Stay {
         );
         let [own, tenant] = access.limiters(&self.grant)?;
         let now = access.now();
-        let charged = admit(own.as_ref(), tenant.as_ref(), tokens, now);
-        self.rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
-        match charged {
-            Ok(charge) => self.charge = Some(charge),
-            Err(refusal) => {
-                let after = refusal.retry_after.map(retry_after_seconds);
-                return Err(retry_after(limited(&refusal), after));
-            }
+        self.prompt_tokens = prompt_tokens as u64;
+        let rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
+        if let Some(left) = rates.tokens.filter(|left| left.remaining < tokens.min(left.limit)) {
+            let message = "This is more than the limit of tokens per minute allows.";
+            let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message, "rate_limit_exceeded");
+            return Err(retry_after(error, Some(retry_after_seconds(left.reset))));
         }
+        if let Some(charge) = &mut self.charge {
+            charge.settle(tokens, now);
+        }
+        self.rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
         let ask = Ask {
             tenant: &self.grant.tenant,
             priority: self.grant.priority,
@@ -136,9 +169,6 @@ impl Stay {
                 waited.unwrap_or(WaitOutcome::Expired)
             }
             Entry::Full(refusal) => {
-                if let Some(charge) = self.charge.take() {
-                    charge.cancel();
-                }
                 self.gateway.metrics.shed.inc();
                 let seconds = retry_after_seconds(refusal.retry_after);
                 let message = "Too many requests are waiting; try again later.";
@@ -152,9 +182,6 @@ impl Stay {
                 Ok(())
             }
             WaitOutcome::Expired => {
-                if let Some(charge) = self.charge.take() {
-                    charge.cancel();
-                }
                 self.gateway.metrics.shed.inc();
                 Err(ApiError::unavailable("No place became free in time."))
             }
@@ -164,10 +191,16 @@ impl Stay {
     /// What an engine says that it did.
     pub(crate) fn used(&mut self, usage: &Usage) {
         self.noted.usage = *usage;
+        self.is_settled = true;
         let now = self.gateway.access.now();
         if let Some(charge) = &mut self.charge {
             charge.settle((usage.prompt_tokens + usage.completion_tokens) as u64, now);
         }
+    }
+
+    /// So many pieces have gone to the client.
+    pub(crate) fn progress(&mut self, pieces: usize) {
+        self.pieces += pieces as u64;
     }
 
     pub(crate) fn served_by(&mut self, worker: &str) {
@@ -199,8 +232,23 @@ impl Drop for Stay {
         let gateway = &self.gateway;
         gateway.inside.fetch_sub(1, Ordering::Relaxed);
         gateway.metrics.active.dec();
-        if let Some(permit) = self.permit.take() {
-            permit.release(gateway.access.now());
+        let now = gateway.access.now();
+        let is_served = (200..300).contains(&self.noted.status) && (self.is_settled || self.pieces > 0);
+        // How fast requests go is learned from those that went through.
+        match self.permit.take() {
+            Some(permit) if is_served && self.is_settled => permit.release(now),
+            permit => drop(permit),
+        }
+        match self.charge.take() {
+            // The client has gone before the end: what it got is what it is charged, and its prompt.
+            Some(mut charge) if is_served && !self.is_settled => {
+                charge.settle(self.prompt_tokens + self.pieces, now);
+                self.noted.usage = Usage::of(self.prompt_tokens as usize, self.pieces as usize);
+                self.noted.reason.get_or_insert("client_gone");
+            }
+            // Nothing was served, or everything is accounted for; the request itself stays counted.
+            Some(mut charge) if !is_served => charge.settle(0, now),
+            _ => {}
         }
         let Some(audit) = &gateway.access.audit else { return };
         let noted = &self.noted;

@@ -126,8 +126,11 @@ struct Translated {
 impl Translated {
     fn take(&mut self, bytes: &[u8], out: &mut String) {
         self.partial.extend_from_slice(bytes);
-        let Some(end) = memchr::memmem::rfind(&self.partial, b"\n\n") else { return };
-        let whole = self.partial.split_to(end + 2);
+        let end = memchr::memmem::rfind(&self.partial, b"\n\n").map(|at| at + 2);
+        let Some(end) = end.max(memchr::memmem::rfind(&self.partial, b"\r\n\r\n").map(|at| at + 4)) else {
+            return;
+        };
+        let whole = self.partial.split_to(end);
         for event in events(&whole) {
             let data = data_of(event);
             if data == b"[DONE]" {

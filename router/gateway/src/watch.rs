@@ -105,6 +105,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: Gatew
     loop {
         let answered = tokio::time::timeout(patience, asked.ask(&worker, &config)).await;
         let Some(fleet) = fleet.upgrade() else { return };
+        worker.upstream.sweep();
         let complaint = match answered {
             Err(_) => {
                 misses += 1;

@@ -46,8 +46,9 @@ pub(crate) fn prepare(messages: &mut Value, habits: Habits) -> bool {
     }
     let is_developer = |message: &Value| message["role"] == "developer";
     if !habits.knows_developer && messages.iter().any(is_developer) {
-        for message in messages.iter_mut().filter(|message| message["role"] == "developer") {
-            message["role"] = "system".into();
+        let developers = messages.iter_mut().filter(|message| is_developer(message));
+        for message in developers.filter_map(Value::as_object_mut) {
+            message.insert("role".to_owned(), "system".into());
         }
         one_system(messages);
     }
@@ -88,13 +89,14 @@ fn tool_calls(message: &mut Map<String, Value>) {
     match message.get_mut("tool_calls") {
         Some(Value::Array(calls)) if calls.is_empty() => drop(message.remove("tool_calls")),
         Some(Value::Array(calls)) => {
-            for function in calls.iter_mut().filter_map(|call| call.get_mut("function")) {
-                let arguments = match &function["arguments"] {
-                    Value::String(text) => serde_json::from_str(text).unwrap_or_default(),
-                    other => other.clone(),
+            // Whatever a client sends, nothing here may fail: what is no function is the engine's to refuse.
+            for function in calls.iter_mut().filter_map(|call| call.get_mut("function")?.as_object_mut()) {
+                let arguments = match function.get("arguments") {
+                    Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
+                    other => other.cloned().unwrap_or_default(),
                 };
                 let arguments = if arguments.is_object() { arguments } else { Value::Object(Map::new()) };
-                function["arguments"] = arguments;
+                function.insert("arguments".to_owned(), arguments);
             }
         }
         _ => {}
@@ -163,6 +165,35 @@ mod tests {
             json!([{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "x"}]}]);
         assert!(!prepare(&mut image, PLAIN));
         assert_eq!(image[0]["content"], "x");
+    }
+
+    #[test]
+    fn nothing_that_a_client_sends_is_too_odd() {
+        let odd = [
+            json!(null),
+            json!(5),
+            json!("x"),
+            json!([]),
+            json!([[]]),
+            json!({}),
+            json!([{"function": "x"}]),
+        ];
+        for value in &odd {
+            for field in ["role", "content", "tool_calls"] {
+                let mut message = json!({"role": "assistant", "content": "a"});
+                message[field] = value.clone();
+                let mut developer = json!({"role": "developer", "content": value});
+                developer["tool_calls"] = value.clone();
+                for habits in [PLAIN, Habits { takes_parts: true, ..PLAIN }] {
+                    prepare(&mut json!([message, value, developer]), habits);
+                    prepare(&mut value.clone(), habits);
+                    prepare(
+                        &mut json!([{"role": "assistant", "tool_calls": [{"function": value}, value]}]),
+                        habits,
+                    );
+                }
+            }
+        }
     }
 
     #[test]

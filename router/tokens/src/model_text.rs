@@ -128,7 +128,10 @@ impl ModelText {
                     fields.insert(name.to_owned(), Json::from(token.as_str()));
                 }
             }
-            fields.extend(extras.iter().map(|(name, value)| (name.clone(), value.clone())));
+            // A client's variables do not take the place of what is being rendered.
+            let taken = ["messages", "add_generation_prompt"];
+            let extras = extras.iter().filter(|(name, _)| !taken.contains(&name.as_str()));
+            fields.extend(extras.map(|(name, value)| (name.clone(), value.clone())));
         }
         template.render(&context)
     }

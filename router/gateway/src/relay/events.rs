@@ -39,6 +39,10 @@ impl From<router_engines::openai::Usage> for Usage {
 }
 
 impl Usage {
+    pub(crate) fn of(prompt_tokens: usize, completion_tokens: usize) -> Self {
+        Self { prompt_tokens, completion_tokens, prompt_tokens_details: None }
+    }
+
     /// Tokens of the prompt that needed no computation, if the engine says so.
     pub(crate) fn cached_tokens(&self) -> Option<usize> {
         self.prompt_tokens_details?.cached_tokens
@@ -132,6 +136,9 @@ impl Scanner {
         if data.starts_with(b"{\"error\"") {
             return Err(String::from_utf8_lossy(data).into_owned());
         }
+        if !data.starts_with(b"{") {
+            return Err("an event that is no JSON object".to_owned());
+        }
         let bad = |_| "an event that is no JSON".to_owned();
         if !self.has_usage(data) {
             return serde_json::from_slice::<serde::de::IgnoredAny>(data).map(|_| false).map_err(bad);
@@ -156,9 +163,9 @@ pub(crate) fn events(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
         if bytes.is_empty() {
             return None;
         }
-        let end = memmem::find(bytes, b"\n\n").map(|at| at + 2);
-        let crlf = memmem::find(bytes, b"\r\n\r\n").map(|at| at + 4);
-        let end = [end, crlf].into_iter().flatten().min().unwrap_or(bytes.len());
+        let end = memmem::find(bytes, b"\n\n").map_or(bytes.len(), |at| at + 2);
+        // Only as far as that, or a long text would be searched to its end for each of its events.
+        let end = memmem::find(&bytes[..end], b"\r\n\r\n").map_or(end, |at| at + 4);
         let event = &bytes[..end];
         bytes.advance(end);
         Some(event)

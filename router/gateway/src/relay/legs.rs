@@ -4,7 +4,9 @@
 //! whose blocks have been reused meanwhile answers 200 with the wrong text (seen with vLLM 0.32). So an attempt that
 //! failed starts again with a fresh prefill, and the decode leg is never sent twice.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -144,6 +146,13 @@ impl Promised {
 #[derive(Debug)]
 pub(crate) struct Owned<T>(JoinHandle<T>);
 
+impl<T> Owned<T> {
+    /// What it ended with, once it has; `None` when it was torn down.
+    pub(crate) fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
+        Pin::new(&mut self.0).poll(context).map(Result::ok)
+    }
+}
+
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
         self.0.abort();
@@ -189,12 +198,20 @@ pub(crate) async fn ask(
     route: &Route,
 ) -> Result<Asked, Failure> {
     let down = route.decode.worker.down.notified();
+    // An engine may wait for blocks of a prefill worker that has frozen for as long as it likes.
+    let prefill_down = async {
+        match &route.prefill {
+            Some(prefill) => prefill.worker.down.notified().await,
+            None => std::future::pending().await,
+        }
+    };
     let limit = if request.stream { gateway.config.stall } else { gateway.config.answer_within };
     tokio::select! {
         asked = tokio::time::timeout(limit, legs(gateway, request, body, route)) => {
             asked.unwrap_or_else(|_| Err(Failure::late(route, limit)))
         }
         () = down => Err(Failure::hung(route)),
+        () = prefill_down => Err(Failure::hung(route).of_prefill()),
     }
 }
 
@@ -225,7 +242,7 @@ async fn legs(
         mooncake: mooncake.as_ref().map(|(address, engine)| (address.as_str(), engine.as_str())),
     };
     let unmade = |error| Failure::protocol(route, error).of_prefill();
-    let prefill_call = call(request, &prefill_leg(protocol, body, &pairing).map_err(unmade)?, prefill);
+    let mut prefill_call = call(request, &prefill_leg(protocol, body, &pairing).map_err(unmade)?, prefill);
     if protocol.is_sequential() {
         let answer = first_leg(prefill, &prefill_call).await.map_err(Failure::of_prefill)?;
         let answer = PrefillAnswer::parse(answer).map_err(unmade)?;
@@ -243,6 +260,8 @@ async fn legs(
     let decode = decode_leg(protocol, body, &pairing, None).map_err(unmade)?;
     let mut decode_call = call(request, &decode, &route.decode);
     decode_call.once = true;
+    // One that meets the other by a number must not come twice.
+    prefill_call.once = true;
     let leg = prefill.clone();
     let mut task = Owned(tokio::spawn(async move {
         // Its answer is read to the end, and not needed.
@@ -274,7 +293,12 @@ async fn first_leg(prefill: &Picked, call: &Call) -> Result<Bytes, Failure> {
         reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))
     };
     tokio::select! {
-        answer = asked => answer,
+        answer = asked => {
+            if answer.is_ok() {
+                prefill.worker.breaker.succeeded();
+            }
+            answer
+        }
         () = down => Err(Failure {
             reason: format!("{}: it does not answer", prefill.live.name),
             blames_prefill: true,

@@ -27,7 +27,7 @@ pub(crate) struct Sent {
 }
 
 /// Reads what was sent; an error says why no engine can go on from there.
-pub(crate) fn read(sent: &[u8]) -> Result<Sent, &'static str> {
+pub(crate) fn read(surface: Surface, sent: &[u8]) -> Result<Sent, &'static str> {
     let mut all = Sent::default();
     for event in events(sent) {
         let Ok(value) = serde_json::from_slice::<Value>(data_of(event)) else { continue };
@@ -52,6 +52,11 @@ pub(crate) fn read(sent: &[u8]) -> Result<Sent, &'static str> {
         all.text.push_str(piece);
         all.is_finished |= choice["finish_reason"].is_string();
     }
+    // Templates trim the last message, and take thoughts out of it: what is continued would not be what was sent.
+    let is_changed = || all.text.trim() != all.text || all.text.contains("<think");
+    if surface == Surface::Chat && !all.is_finished && is_changed() {
+        return Err("a template would change what has been sent");
+    }
     Ok(all)
 }
 
@@ -73,7 +78,11 @@ pub(crate) fn obstacle(surface: Surface, body: &RawBody) -> Option<&'static str>
     if forces {
         return Some("a forced tool call cannot be taken up in the middle");
     }
-    if ["echo", "continue_final_message", "return_token_ids", "prompt_logprobs"].into_iter().any(has) {
+    // What an engine counts or cuts over the whole of a prompt would differ for its second half.
+    let whole = ["truncate_prompt_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"];
+    let forms =
+        ["echo", "continue_final_message", "add_generation_prompt", "return_token_ids", "prompt_logprobs"];
+    if whole.into_iter().chain(forms).chain(["use_beam_search"]).any(has) {
         return Some("an answer of this form cannot be taken up in the middle");
     }
     if surface == Surface::Completion
@@ -131,6 +140,9 @@ pub(crate) fn join(batch: &[u8], sent: &Sent, request: &RelayRequest) -> BytesMu
             out.extend_from_slice(event);
             continue;
         };
+        if !value.is_object() {
+            continue;
+        }
         let choice = &value["choices"][0];
         let begins = choice["delta"]["role"].is_string()
             && choice["delta"]["content"].as_str().is_none_or(str::is_empty)
@@ -142,8 +154,7 @@ pub(crate) fn join(batch: &[u8], sent: &Sent, request: &RelayRequest) -> BytesMu
             value["id"] = sent.id.clone();
             value["created"] = sent.created.clone();
         }
-        if value["usage"].is_object() {
-            let usage = &mut value["usage"];
+        if let Some(usage) = value.get_mut("usage").filter(|usage| usage.is_object()) {
             let count = |value: &Value| value.as_u64().unwrap_or(0);
             let prompt = request.prompt_tokens.map_or(count(&usage["prompt_tokens"]), |tokens| tokens as u64);
             let completion = count(&usage["completion_tokens"]) + sent.pieces as u64;
@@ -184,7 +195,7 @@ mod tests {
             delta(json!({"content": "one "}), Value::Null),
             delta(json!({"content": "two\""}), Value::Null),
         ];
-        let sent = read(first.concat().as_bytes()).expect("can go on");
+        let sent = read(Surface::Chat, first.concat().as_bytes()).expect("can go on");
         assert_eq!((sent.text.as_str(), sent.pieces, sent.is_finished), ("one two\"", 2, false));
         let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "min_tokens": 1});
         let request = request(Surface::Chat, body);
@@ -222,7 +233,7 @@ mod tests {
     #[test]
     fn a_completion_goes_on_behind_its_text() {
         let sent = event(json!({"id": "c", "choices": [{"index": 0, "text": " b"}]}));
-        let sent = read(sent.as_bytes()).expect("can go on");
+        let sent = read(Surface::Completion, sent.as_bytes()).expect("can go on");
         let request = request(Surface::Completion, json!({"prompt": "a", "max_tokens": 2}));
         let rest = rest(&request, &sent).expect("something is left");
         assert_eq!(rest.value("prompt"), Some(json!("a b")));
@@ -235,10 +246,12 @@ mod tests {
             delta(json!({"tool_calls": [{"index": 0}]}), Value::Null),
             delta(json!({"reasoning_content": "hm"}), Value::Null),
             event(json!({"choices": [{"index": 1, "delta": {"content": "x"}}]})),
+            delta(json!({"content": "def f():\n    "}), Value::Null),
+            delta(json!({"content": "<think>\nFirst I"}), Value::Null),
         ] {
-            assert!(read(sent.as_bytes()).is_err(), "{sent}");
+            assert!(read(Surface::Chat, sent.as_bytes()).is_err(), "{sent}");
         }
-        assert!(read(delta(json!({}), json!("stop")).as_bytes()).expect("reads").is_finished);
+        assert!(read(Surface::Chat, delta(json!({}), json!("stop")).as_bytes()).expect("reads").is_finished);
         for (surface, body) in [
             (Surface::Chat, json!({"n": 2})),
             (Surface::Chat, json!({"response_format": {"type": "json_object"}})),

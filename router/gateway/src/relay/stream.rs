@@ -41,7 +41,7 @@ struct Leg {
     route: Route,
     booking: Booking,
     promised: Option<Promised>,
-    _prefill: Option<Owned<Result<(), Failure>>>,
+    prefill: Option<Owned<Result<(), Failure>>>,
     scanner: Scanner,
     /// Rings when the worker is given up although its connection is open.
     down: BoxFuture<'static, ()>,
@@ -81,6 +81,9 @@ pub(crate) struct RelayStream {
     stay: Option<Stay>,
     /// What the engine said before there was a stay to tell.
     used: Option<super::Usage>,
+    pieces: usize,
+    /// What the present worker said last.
+    told: Option<super::Usage>,
     last_piece: Option<Instant>,
 }
 
@@ -91,7 +94,7 @@ impl Leg {
             reply: asked.reply.into_body(),
             booking,
             promised: asked.promised,
-            _prefill: asked.prefill,
+            prefill: asked.prefill,
             scanner: Scanner::new(request.hides_usage),
             down: async move { worker.down.notified().await }.boxed(),
             stalled: Box::pin(tokio::time::sleep(gateway.config.stall)),
@@ -123,6 +126,16 @@ impl Leg {
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(Failure::connection(&error)))),
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Pending => break,
+            }
+        }
+        // Until something has come, the decode worker may be waiting for a prefill worker that has failed.
+        if !self.has_begun
+            && let Some(prefill) = &mut self.prefill
+            && let Poll::Ready(ended) = prefill.poll_end(context)
+        {
+            self.prefill = None;
+            if let Some(Err(failure)) = ended {
+                return Poll::Ready(Some(Err(failure)));
             }
         }
         if self.down.as_mut().poll(context).is_ready() {
@@ -179,7 +192,8 @@ impl RelayStream {
         // Some engines open an answer before they know whether they can give one.
         while is_only_role(&first.out) && !first.is_done {
             let next = leg.first_batch(gateway.config.stall).await?;
-            first = Batch { out: [first.out, next.out].concat().into(), ..next };
+            let usage = next.usage.or(first.usage);
+            first = Batch { out: [first.out, next.out].concat().into(), usage, ..next };
         }
         let keeps = obstacle(request.surface, &request.body).is_none();
         let mut this = Self {
@@ -192,6 +206,8 @@ impl RelayStream {
             sent: None,
             stay: None,
             used: None,
+            pieces: 0,
+            told: None,
             last_piece: None,
         };
         this.take(first);
@@ -200,8 +216,10 @@ impl RelayStream {
 
     pub(crate) fn into_response(mut self, attempts: Attempts, mut stay: Stay, route: &Route) -> Response {
         self.attempts = attempts;
+        self.attempts.goes_well();
         stay.answered(axum::http::StatusCode::OK, None);
         stay.first_token();
+        stay.progress(self.pieces);
         if let Some(usage) = self.used.take() {
             stay.used(&usage);
         }
@@ -235,13 +253,19 @@ impl RelayStream {
                 Some(last) => metrics.inter_token.observe(now.duration_since(last).as_secs_f64()),
             }
         }
+        let pieces = memchr::memmem::find_iter(&batch.out, b"\n\n").count();
+        match &mut self.stay {
+            Some(stay) => stay.progress(pieces),
+            None => self.pieces += pieces,
+        }
         let mut broken = None;
         if let Some(usage) = batch.usage {
             broken = leg.promised.as_ref().and_then(|promised| promised.check(&usage).err());
             if let Some(cached) = usage.cached_tokens() {
                 leg.booking.cached_tokens(cached);
             }
-            self.gateway.account(&usage);
+            // Some tell it with each piece; the last one counts.
+            self.told = Some(usage);
             match &mut self.stay {
                 Some(stay) => stay.used(&usage),
                 None => self.used = Some(usage),
@@ -267,6 +291,9 @@ impl RelayStream {
                 let joined = join(&batch.out, sent, &self.request);
                 if let Some(kept) = &mut self.kept {
                     kept.extend_from_slice(&joined);
+                    if kept.len() > KEPT_BYTES_MAX {
+                        self.kept = None;
+                    }
                 }
                 self.ready = joined.freeze();
             }
@@ -299,7 +326,7 @@ impl RelayStream {
             let why = why.unwrap_or("more was sent than can be remembered");
             return self.fail(format!("{}; {why}", failure.reason));
         };
-        let sent = match read(kept) {
+        let sent = match read(self.request.surface, kept) {
             Ok(sent) => Arc::new(sent),
             Err(why) => return self.fail(format!("{}; {why}", failure.reason)),
         };
@@ -347,6 +374,14 @@ async fn resume(
         match leg.first_batch(gateway.config.stall).await {
             Ok(first) => return Ok(Box::new(Resumed { leg, attempts, first })),
             Err(next) => failure = next,
+        }
+    }
+}
+
+impl Drop for RelayStream {
+    fn drop(&mut self) {
+        if let Some(usage) = &self.told {
+            self.gateway.account(usage);
         }
     }
 }

@@ -23,7 +23,8 @@ impl Facts {
         Self {
             model: request["model"].as_str().unwrap_or_default().to_owned(),
             prompt_tokens: 0,
-            shows_thinking: thinking["type"] != "disabled" && thinking["display"] != "omitted",
+            shows_thinking: thinking["type"].as_str().is_some_and(|kind| kind != "disabled")
+                && thinking["display"] != "omitted",
         }
     }
 }
@@ -131,7 +132,7 @@ mod tests {
         let answer = json!({ "id": "chatcmpl-7", "choices": [choice], "usage": {
             "prompt_tokens": 20, "completion_tokens": 3,
             "prompt_tokens_details": { "cached_tokens": 8, "created_cache_tokens": 2 } } });
-        from_chat(&answer, &Facts::of(&json!({ "model": "m" })))
+        from_chat(&answer, &Facts::of(&json!({ "model": "m", "thinking": { "type": "adaptive" } })))
     }
 
     #[test]

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 
 fn stream() -> Stream {
-    Stream::new(Facts::of(&json!({ "model": "m" })))
+    Stream::new(Facts::of(&json!({ "model": "m", "thinking": { "type": "enabled" } })))
 }
 
 fn chunk(delta: Value, finish: Value) -> Value {
