@@ -50,8 +50,8 @@ pub(crate) async fn generate(
     body: &Bytes,
     head: &Head,
     kind: Kind,
-    mut stay: Stay,
-) -> Result<Response, (Stay, ApiError)> {
+    mut stay: Box<Stay>,
+) -> Result<Response, (Box<Stay>, ApiError)> {
     let prepared = match prepare(gateway, body, kind, &mut stay).await {
         Ok(normal) => choose(gateway, normal, head, kind).await,
         Err(error) => Err(error),
@@ -277,7 +277,7 @@ struct Collector {
     normal: Normal,
     events: mpsc::Receiver<ChoiceEvent>,
     started: Instant,
-    stay: Option<Stay>,
+    stay: Option<Box<Stay>>,
 }
 
 impl Collector {
@@ -307,7 +307,7 @@ impl Collector {
         self.normal.echo.get((index / self.normal.sampling.n) as usize).map_or("", String::as_str)
     }
 
-    async fn whole(mut self) -> Result<Response, (Stay, ApiError)> {
+    async fn whole(mut self) -> Result<Response, (Box<Stay>, ApiError)> {
         match self.put_together().await {
             Ok(response) => Ok(response),
             Err(error) => Err(self.give_up(error)),
@@ -315,7 +315,7 @@ impl Collector {
     }
 
     /// Nothing has been sent: the error is the answer.
-    fn give_up(mut self, error: ApiError) -> (Stay, ApiError) {
+    fn give_up(mut self, error: ApiError) -> (Box<Stay>, ApiError) {
         let stay = self.stay.take();
         (stay.unwrap_or_else(|| Stay::nobodys(&self.gateway)), error)
     }
@@ -366,7 +366,7 @@ impl Collector {
     }
 
     /// Waits for the first event, so that a failure before any token is a proper error.
-    async fn streamed(mut self) -> Result<Response, (Stay, ApiError)> {
+    async fn streamed(mut self) -> Result<Response, (Box<Stay>, ApiError)> {
         let first = match self.events.recv().await {
             Some(ChoiceEvent::Failed(error)) => return Err(self.give_up(error)),
             first => first,

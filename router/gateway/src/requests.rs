@@ -205,7 +205,7 @@ async fn answer_bytes(
     body: Bytes,
     route: Route,
     head: &Head,
-    mut stay: Stay,
+    mut stay: Box<Stay>,
 ) -> Result<Response, ApiError> {
     let answered = if makes_text(gateway, &body, route.surface) {
         match route.surface {

@@ -53,11 +53,11 @@ pub(crate) struct Stay {
 
 impl Stay {
     /// The stay of a request of which nothing is known yet.
-    pub(crate) fn nobodys(gateway: &Arc<Gateway>) -> Self {
+    pub(crate) fn nobodys(gateway: &Arc<Gateway>) -> Box<Self> {
         gateway.inside.fetch_add(1, Ordering::Relaxed);
         gateway.metrics.active.inc();
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Self {
+        Box::new(Self {
             gateway: Arc::clone(gateway),
             grant: Arc::clone(&gateway.access.nobody),
             permit: None,
@@ -68,7 +68,7 @@ impl Stay {
             rates: RateState::of(None, None, 0),
             started: Instant::now(),
             noted: Noted { arrived_unix_ns: now.as_nanos() as u64, ..Noted::default() },
-        }
+        })
     }
 
     /// Counts a request as inside; refused when too many are.
@@ -77,7 +77,7 @@ impl Stay {
         headers: &HeaderMap,
         surface: &'static str,
         request_id: &str,
-    ) -> Result<Self, (Self, ApiError)> {
+    ) -> Result<Box<Self>, (Box<Self>, ApiError)> {
         let before = gateway.inside.load(Ordering::Relaxed);
         let mut stay = Self::nobodys(gateway);
         stay.noted.request_id = request_id.to_owned();

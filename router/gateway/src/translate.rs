@@ -27,8 +27,8 @@ pub(crate) enum Tongue {
 }
 
 enum Stream {
-    Anthropic(anthropic::Stream),
-    Responses(responses::Stream),
+    Anthropic(Box<anthropic::Stream>),
+    Responses(Box<responses::Stream>),
 }
 
 fn invalid(problem: Problem) -> ApiError {
@@ -57,8 +57,8 @@ impl Tongue {
 
     fn stream(self) -> Stream {
         match self {
-            Self::Anthropic(facts) => Stream::Anthropic(anthropic::Stream::new(facts)),
-            Self::Responses(facts) => Stream::Responses(responses::Stream::new(facts)),
+            Self::Anthropic(facts) => Stream::Anthropic(Box::new(anthropic::Stream::new(facts))),
+            Self::Responses(facts) => Stream::Responses(Box::new(responses::Stream::new(facts))),
         }
     }
 

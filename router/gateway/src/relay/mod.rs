@@ -174,8 +174,8 @@ impl Attempts {
 pub(crate) async fn relay(
     gateway: &Arc<Gateway>,
     request: RelayRequest,
-    mut stay: Stay,
-) -> Result<Response, (Stay, ApiError)> {
+    mut stay: Box<Stay>,
+) -> Result<Response, (Box<Stay>, ApiError)> {
     let request = Arc::new(request);
     let mut attempts = Attempts::default();
     gateway.retries.earn();

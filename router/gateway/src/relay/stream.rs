@@ -78,7 +78,7 @@ pub(crate) struct RelayStream {
     kept: Option<Vec<u8>>,
     /// Set once it goes on elsewhere.
     sent: Option<Arc<Sent>>,
-    stay: Option<Stay>,
+    stay: Option<Box<Stay>>,
     /// What the engine said before there was a stay to tell.
     used: Option<super::Usage>,
     pieces: usize,
@@ -214,7 +214,12 @@ impl RelayStream {
         Ok(this)
     }
 
-    pub(crate) fn into_response(mut self, attempts: Attempts, mut stay: Stay, route: &Route) -> Response {
+    pub(crate) fn into_response(
+        mut self,
+        attempts: Attempts,
+        mut stay: Box<Stay>,
+        route: &Route,
+    ) -> Response {
         self.attempts = attempts;
         self.attempts.goes_well();
         stay.answered(axum::http::StatusCode::OK, None);

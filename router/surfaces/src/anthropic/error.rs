@@ -47,7 +47,7 @@ mod tests {
             (529, "overloaded_error"),
         ];
         for (status, wanted) in cases {
-            let body = error_body(StatusCode::from_u16(status).unwrap(), "m");
+            let body = error_body(StatusCode::from_u16(status).expect("a status"), "m");
             assert_eq!(body, json!({ "type": "error", "error": { "type": wanted, "message": "m" } }));
         }
     }
