@@ -37,12 +37,24 @@ struct Common {
     /// What to log: error, warn, info, debug, or per module as in `info,router_events=debug`.
     #[arg(long, default_value = "warn", value_name = "LEVEL")]
     log: String,
+    /// How to log: as text, or one JSON object a line.
+    #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
+    log_format: LogFormat,
     /// Stop when the parent process is gone (set by `serve` for its children).
     #[arg(long, hide = true)]
     supervised: bool,
     /// Run on these cores only, as in `0-3,8`.
     #[arg(long, value_name = "CORES")]
     cores: Option<String>,
+}
+
+/// How log lines look.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
 }
 
 #[derive(Subcommand)]

@@ -5,12 +5,16 @@ use control_config::Settings;
 use rustix::thread::CpuSet;
 use tracing_subscriber::EnvFilter;
 
-use crate::Common;
+use crate::{Common, LogFormat};
 
 /// Sets the process up and reads its settings.
 pub(crate) fn start(common: &Common) -> Result<Settings> {
     let filter = EnvFilter::try_new(&common.log).with_context(|| format!("--log {:?}", common.log))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match common.log_format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
     if common.supervised {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
             .context("prctl(PR_SET_PDEATHSIG)")?;

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{Common, Role, compose, memory_plan, process};
+use crate::{Common, LogFormat, Role, compose, memory_plan, process};
 
 /// A child that lived this long starts again without a long pause.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
@@ -138,6 +138,9 @@ fn cores_of(settings: &Settings, index: usize, count: usize) -> Option<(String, 
 
 fn services(common: &Common, settings: &Settings, listen: SocketAddr) -> Result<Vec<Service>> {
     let mut inherited: Vec<String> = vec!["--supervised".to_owned(), "--log".to_owned(), common.log.clone()];
+    if common.log_format == LogFormat::Json {
+        inherited.extend(["--log-format".to_owned(), "json".to_owned()]);
+    }
     if let Some(config) = &common.config {
         let config = config.canonicalize().unwrap_or_else(|_| config.clone());
         inherited.extend(["--config".to_owned(), config.display().to_string()]);

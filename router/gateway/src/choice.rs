@@ -276,9 +276,16 @@ impl Runner {
             }
         };
         let mut is_first = true;
+        let config = &self.gateway.config;
+        let (stall, answer_within) = (config.stall, config.answer_within);
+        // A long prompt takes a while; between two tokens nothing does.
+        let patience = |is_first| if is_first { answer_within } else { stall };
         loop {
             let piece = tokio::select! {
-                piece = stream.next() => piece,
+                piece = tokio::time::timeout(patience(is_first), stream.next()) => match piece {
+                    Ok(piece) => piece,
+                    Err(_) => return hung(),
+                },
                 result = &mut prefill, if !prefill_over => {
                     prefill_over = true;
                     match result {

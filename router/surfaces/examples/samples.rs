@@ -52,7 +52,7 @@ fn request() -> Value {
     json!({
         "model": "tiny", "max_tokens": 64, "messages": [{ "role": "user", "content": "Hi" }], "input": "Hi",
         "tools": [{ "type": "function", "name": "weather", "parameters": { "type": "object" } }],
-        "metadata": { "a": "b" }, "temperature": 0.5, "max_output_tokens": 64, "instructions": "Be brief.",
+        "thinking": { "type": "adaptive" }, "metadata": { "a": "b" }, "temperature": 0.5, "max_output_tokens": 64, "instructions": "Be brief.",
     })
 }
 
