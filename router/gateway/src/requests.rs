@@ -102,22 +102,37 @@ pub(crate) async fn responses(State(gateway): State<Arc<Gateway>>, request: Requ
 
 /// How many tokens a messages request would have; nothing is generated.
 pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    let counted = async {
-        let entered = Stay::enter(&gateway, request.headers(), "count_tokens", "");
-        let mut stay = entered.map_err(|(_, error)| error)?;
-        let bytes = read(&gateway, request).await?;
-        let chat = RawBody::parse(count_request(&parse(&bytes)?)?)?;
-        stay.allow(chat.text("model")?.as_deref())?;
-        gateway.wait_for_fleet().await?;
-        let seen = prompt::of_chat(&gateway, &chat).await?;
-        if !seen.is_exact {
-            let message = "This gateway has no tokenizer of this model, or the request is not only text.";
-            return Err(ApiError::new(StatusCode::NOT_FOUND, message, "not_available"));
+    let entered = Stay::enter(&gateway, request.headers(), "count_tokens", "");
+    let (mut stay, counted) = match entered {
+        Ok(mut stay) => {
+            let counted = count(&gateway, request, &mut stay).await;
+            (stay, counted)
         }
-        stay.answered(StatusCode::OK, None);
-        Ok(count_answer(seen.tokens.len()))
+        Err((stay, error)) => (stay, Err(error)),
     };
-    counted.await.unwrap_or_else(|error| Tongue::error(true, &error))
+    match counted {
+        Ok(tokens) => {
+            stay.answered(StatusCode::OK, None);
+            count_answer(tokens)
+        }
+        Err(error) => {
+            stay.answered(error.status, error.code);
+            Tongue::error(true, &error)
+        }
+    }
+}
+
+async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Result<usize, ApiError> {
+    let bytes = read(gateway, request).await?;
+    let chat = RawBody::parse(count_request(&parse(&bytes)?)?)?;
+    stay.allow(chat.text("model")?.as_deref())?;
+    gateway.wait_for_fleet().await?;
+    let seen = prompt::of_chat(gateway, &chat).await?;
+    if seen.is_exact {
+        return Ok(seen.tokens.len());
+    }
+    let message = "This gateway has no tokenizer of this model, or the request is not only text.";
+    Err(ApiError::new(StatusCode::NOT_FOUND, message, "not_available"))
 }
 
 async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Response {
