@@ -11,7 +11,6 @@
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -43,8 +42,6 @@ pub struct UpstreamError {
     pub worker: String,
     /// What happened.
     pub reason: String,
-    /// Whether the engine may have seen the request.
-    pub was_sent: bool,
 }
 
 /// What is sent.
@@ -97,22 +94,11 @@ pub struct Upstream {
     authority: String,
     host: HeaderValue,
     idle: ArrayQueue<Idle>,
-    opened: AtomicU64,
-    open: AtomicUsize,
 }
 
 impl std::fmt::Debug for Upstream {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Upstream({})", self.base)
-    }
-}
-
-/// Counts a connection as open until it is dropped.
-struct Open(Arc<Upstream>);
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -133,19 +119,11 @@ impl Upstream {
             host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
             authority: format!("{authority}{with_port}"),
             idle: ArrayQueue::new(IDLE_MAX),
-            opened: AtomicU64::new(0),
-            open: AtomicUsize::new(0),
         })
     }
 
-    /// Connections opened so far, and those that are in use by requests now.
-    #[must_use]
-    pub fn connections(&self) -> (u64, usize) {
-        (self.opened.load(Ordering::Relaxed), self.open.load(Ordering::Relaxed))
-    }
-
-    fn error(&self, reason: impl ToString, was_sent: bool) -> UpstreamError {
-        UpstreamError { worker: self.base.clone(), reason: reason.to_string(), was_sent }
+    fn error(&self, reason: impl ToString) -> UpstreamError {
+        UpstreamError { worker: self.base.clone(), reason: reason.to_string() }
     }
 
     /// An idle connection that is still open as far as can be seen.
@@ -181,14 +159,13 @@ impl Upstream {
         let connecting = tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(&self.authority));
         let stream = match connecting.await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Err(self.error(error, false)),
-            Err(_) => return Err(self.error("no connection in time", false)),
+            Ok(Err(error)) => return Err(self.error(error)),
+            Err(_) => return Err(self.error("no connection in time")),
         };
         // A connection that is gone already will say so soon.
         let _gone = stream.set_nodelay(true);
         let handshake = http1::handshake(TokioIo::new(stream)).await;
-        let (sender, driver) = handshake.map_err(|error| self.error(error, false))?;
-        self.opened.fetch_add(1, Ordering::Relaxed);
+        let (sender, driver) = handshake.map_err(|error| self.error(error))?;
         Ok(Link { sender, driver })
     }
 
@@ -217,8 +194,6 @@ impl Upstream {
         request.headers_mut().reserve(call.headers.len() + 2);
         request.headers_mut().insert(http::header::HOST, self.host.clone());
         request.headers_mut().extend(call.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
-        self.open.fetch_add(1, Ordering::Relaxed);
-        let open = Open(Arc::clone(self));
         let mut answer = pin!(link.sender.send_request(request));
         let mut is_over = false;
         let driver = &mut link.driver;
@@ -231,9 +206,9 @@ impl Upstream {
             }
             answer.as_mut().poll(context).map_err(|error| chain(&error))
         });
-        let response = answered.await.map_err(|reason| self.error(reason, true))?;
+        let response = answered.await.map_err(|reason| self.error(reason))?;
         let (head, incoming) = response.into_parts();
-        let body = ReplyBody { incoming, link: Some(link), is_over, open };
+        let body = ReplyBody { incoming, link: Some(link), is_over, home: Arc::clone(self) };
         Ok(Response::from_parts(head, body))
     }
 }
@@ -257,7 +232,7 @@ pub struct ReplyBody {
     link: Option<Link>,
     /// The connection has ended, with or without the body.
     is_over: bool,
-    open: Open,
+    home: Arc<Upstream>,
 }
 
 impl std::fmt::Debug for ReplyBody {
@@ -282,15 +257,15 @@ impl ReplyBody {
         let Some(mut link) = self.link.take() else { return };
         if !self.is_over && matches!(link.sender.poll_ready(context), Poll::Ready(Ok(()))) {
             // When there are enough of them, it is closed.
-            let _closed = self.open.0.idle.push(Idle { link, since: Instant::now() });
+            let _closed = self.home.idle.push(Idle { link, since: Instant::now() });
         }
     }
 
     /// The whole body, if it has at most `bytes_max`.
     pub async fn whole(self, bytes_max: usize) -> Result<Bytes, UpstreamError> {
-        let home = Arc::clone(&self.open.0);
+        let home = Arc::clone(&self.home);
         let body = Limited::new(self, bytes_max).collect().await;
-        body.map(http_body_util::Collected::to_bytes).map_err(|error| home.error(error, true))
+        body.map(http_body_util::Collected::to_bytes).map_err(|error| home.error(error))
     }
 }
 
@@ -314,7 +289,7 @@ impl Body for ReplyBody {
                 self.give_back(context);
                 Poll::Ready(None)
             }
-            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(self.open.0.error(chain(&error), true)))),
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(self.home.error(chain(&error))))),
             Poll::Pending => Poll::Pending,
         }
     }

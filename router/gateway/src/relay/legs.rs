@@ -319,11 +319,7 @@ async fn bootstrap(gateway: &Gateway, prefill: &Picked) -> Result<(String, Strin
     let client = router_engines::client::EngineClient::new(&address);
     let said = client.get("/query").await;
     let said = said.map_err(|error| {
-        Failure::connection(&UpstreamError {
-            worker: address.clone(),
-            reason: error.to_string(),
-            was_sent: false,
-        })
+        Failure::connection(&UpstreamError { worker: address.clone(), reason: error.to_string() })
     })?;
     let said: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
     let rank = prefill.live.rank.unwrap_or(0).to_string();
