@@ -267,6 +267,12 @@ impl IndexWriter<'_> {
         self.0.entries_of(member)
     }
 
+    /// Blocks that a member holds, by tier. A block with several names or copies counts once in each tier.
+    #[must_use]
+    pub fn blocks_of(&self, member: Member) -> [u32; 4] {
+        self.0.blocks_of(member)
+    }
+
     /// Everything that a member holds, parents before children. Blocks whose prefix the member does not hold
     /// are left out: nothing can name their parent.
     #[must_use]

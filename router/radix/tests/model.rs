@@ -245,6 +245,19 @@ impl Rig {
             expected.sort_unstable();
             found.sort_unstable();
             assert_eq!(found, expected, "seed {}, worker {worker}", self.seed);
+            let writer = self.index.write();
+            let (counted, is_parked) = (writer.blocks_of(self.members[worker]), writer.usage().parked > 0);
+            for tier in 0..4 {
+                let count = |copies: &[u32; 4]| u32::from(copies[tier] > 0);
+                let most = model.values().map(count).sum::<u32>();
+                // Blocks that wait for their parents are nowhere yet.
+                let least = if is_parked { found.iter().map(|(_, copies)| count(copies)).sum() } else { most };
+                assert!(
+                    (least..=most).contains(&counted[tier]),
+                    "seed {}, worker {worker}, tier {tier}: {counted:?}, {least} to {most}",
+                    self.seed
+                );
+            }
             let mut seen = std::collections::HashSet::new();
             for held in held {
                 assert!(held.parent.is_none_or(|parent| seen.contains(&parent)), "parents come first");
@@ -268,6 +281,9 @@ impl Rig {
             }
         }
         while self.index.write().sweep() {}
+        for &member in &self.members {
+            assert_eq!(self.index.write().blocks_of(member), [0; 4], "seed {}", self.seed);
+        }
     }
 }
 

@@ -49,12 +49,13 @@ impl Writer {
 
     /// A number now holds these slots too.
     pub(super) fn set_bits(&mut self, id: NodeId, member: u16, tier: Tier, new: u32) {
-        let node = self.node(id);
-        let all = node.shape().mask();
         let held = self.mask(id, member, tier);
         if held & new == new {
             return;
         }
+        self.blocks_held[usize::from(member)][tier as usize] += (new & !held).count_ones();
+        let node = self.node(id);
+        let all = node.shape().mask();
         let list = List(node.list.load(Ordering::Relaxed));
         let is_list = node.ext.load(Ordering::Relaxed).is_null();
         if is_list && tier == Tier::Device && new == all && list.len() < LIST_MAX {
@@ -101,9 +102,11 @@ impl Writer {
 
     /// A number no longer holds these slots.
     pub(super) fn clear_bits(&mut self, id: NodeId, member: u16, tier: Tier, gone: u32) {
+        let held = self.mask(id, member, tier);
+        self.blocks_held[usize::from(member)][tier as usize] -= (held & gone).count_ones();
+        let left = held & !gone;
         let node = self.node(id);
         let shape = node.shape();
-        let left = self.mask(id, member, tier) & !gone;
         let list = List(node.list.load(Ordering::Relaxed));
         if node.ext.load(Ordering::Relaxed).is_null() {
             let is_beginning = left == bits(shape.base(), shape.base() + left.count_ones() as usize);

@@ -106,6 +106,8 @@ pub(crate) struct Writer {
     ext_bytes: usize,
     pool: Pool,
     members_bytes: usize,
+    /// Blocks that each number holds, by tier.
+    blocks_held: Vec<[u32; 4]>,
     /// Children in the table, and its pieces.
     table_live: usize,
     table_pieces: usize,
@@ -131,6 +133,7 @@ impl Writer {
             ext_bytes: 0,
             pool: Pool::default(),
             members_bytes: 0,
+            blocks_held: vec![[0; 4]; IDS_MAX],
             table_live: 0,
             table_pieces: 1,
             shrink_below: usize::MAX,

@@ -15,6 +15,10 @@ impl Writer {
         self.member(member).map_or(0, |state| state.keys.len())
     }
 
+    pub(crate) fn blocks_of(&self, member: Member) -> [u32; 4] {
+        self.member(member).map_or([0; 4], |state| self.blocks_held[usize::from(state.id)])
+    }
+
     pub(crate) fn held(&self, member: Member) -> Vec<Held> {
         let Some(state) = self.member(member) else { return Vec::new() };
         let by_place: HashMap<(NodeId, usize), EngineHash> = state

@@ -96,6 +96,7 @@ impl Writer {
         }
         // From here on the member holds them: it is on the list of those that hold everything.
         node.publish(shape.with_len(shape.len() + count));
+        self.blocks_held[usize::from(member)][tier as usize] += count as u32;
         Some((shape.end(), count))
     }
 
@@ -120,6 +121,7 @@ impl Writer {
         node.publish(shape);
         if tier == Tier::Device {
             node.list.store(List::of([id].into_iter()).0, Ordering::Relaxed);
+            self.blocks_held[usize::from(id)][tier as usize] += count as u32;
         } else {
             self.set_bits(child, id, tier, shape.mask());
         }
