@@ -294,6 +294,8 @@ pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
         formats: Formats::default(),
         answer_within: Duration::from_secs(600),
         stall: Duration::from_secs(60),
+        hedge_after: Duration::ZERO,
+        request_time_max: Duration::ZERO,
         policy: Policy::default(),
         index_memory_max: 1 << 30,
         approximate_ttl: Duration::from_secs(120),

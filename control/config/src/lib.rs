@@ -19,6 +19,6 @@ pub use load::{ConfigError, Problem, load, parse};
 pub use reference::{example, explain, json_schema, markdown};
 pub use settings::{
     AccessSettings, EngineSettings, FaultSettings, GatewaySettings, HostTierSettings, RouterSettings,
-    ServeSettings, Settings, TransferSettings, WorkerSettings,
+    ServeSettings, Settings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 pub use value::{Bytes, Kind, Range, Setting};

@@ -145,8 +145,19 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn settings(&mut self, root: &DeTable<'_>) -> Settings {
-        let known =
-            ["serve", "gateway", "access", "router", "engine", "worker", "transfer", "host_tier", "faults"];
+        let known = [
+            "serve",
+            "gateway",
+            "access",
+            "tls",
+            "trace",
+            "router",
+            "engine",
+            "worker",
+            "transfer",
+            "host_tier",
+            "faults",
+        ];
         for (key, _) in root.iter() {
             self.check_known(key, "table", &known);
         }
@@ -154,6 +165,8 @@ impl Reader<'_> {
             serve: self.section(root),
             gateway: self.section(root),
             access: self.section(root),
+            tls: self.section(root),
+            trace: self.section(root),
             router: self.section(root),
             engine: self.section(root),
             worker: self.section(root),

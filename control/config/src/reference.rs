@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::load::{Key, Section};
 use crate::settings::{
     AccessSettings, EngineSettings, FaultSettings, GatewaySettings, HostTierSettings, RouterSettings,
-    ServeSettings, TransferSettings, WorkerSettings,
+    ServeSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -36,11 +36,13 @@ fn describe<S: Section>() -> Described {
     Described { path: S::PATH, doc: S::doc(), keys: S::keys().into_iter().map(plain).collect() }
 }
 
-fn sections() -> [Described; 9] {
+fn sections() -> [Described; 11] {
     [
         describe::<ServeSettings>(),
         describe::<GatewaySettings>(),
         describe::<AccessSettings>(),
+        describe::<TlsSettings>(),
+        describe::<TraceSettings>(),
         describe::<RouterSettings>(),
         describe::<EngineSettings>(),
         describe::<WorkerSettings>(),

@@ -66,6 +66,14 @@ section! {
         answer_within: Duration = Duration::from_secs(600), in Duration::from_millis(10) => Duration::from_secs(86_400);
         /// A stream that says nothing for so long goes on with another worker.
         stall: Duration = Duration::from_secs(60), in Duration::from_millis(10) => Duration::from_secs(3600);
+        /// A request that an engine has not begun to answer after this is sent to a second one as well, and the first answer
+        /// counts; 0 is never. Such attempts come out of the same budget as retries, and hand-offs are not doubled.
+        hedge_after: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(3600);
+        /// Time that a request may take in all, also when it is streamed; 0 is any. A client may want less (header
+        /// `x-request-timeout-ms`).
+        request_time_max: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(86_400);
+        /// Where the KServe v2 gRPC service (Open Inference Protocol) listens, as `0.0.0.0:8001`; empty is nowhere.
+        grpc_listen: String = String::new();
         /// Largest request body; a larger one is answered with 413.
         body_max: Bytes = Bytes(16 << 20), in Bytes(1 << 10) => Bytes(1 << 30);
         /// Requests inside at a time; more are answered with 503.
@@ -94,6 +102,9 @@ section! {
         keys_file: String = String::new();
         /// File with the signing keys of an identity provider (JWKS), for bearer tokens; read again when it changes.
         jwks_file: String = String::new();
+        /// URL of those keys, instead of a file; asked for again every ten minutes and when a token names another key. With
+        /// neither, `token_issuer` is asked for it (OpenID Connect Discovery).
+        jwks_url: String = String::new();
         /// Who must have issued a bearer token.
         token_issuer: String = String::new();
         /// Whom a bearer token must be meant for.
@@ -113,6 +124,42 @@ section! {
         /// Longest wait that a request is let into the queue for; if more is expected, it is sent away at once with the time
         /// after which to try again.
         wait_max: Duration = Duration::from_secs(30), in Duration::from_millis(1) => Duration::from_secs(3600);
+    }
+}
+
+section! {
+    /// Encryption of the gateway's connections. Files are read again when they change; connections that are open go on.
+    TlsSettings, "tls" {
+        /// Certificate chain of the gateway (PEM); without it, clients come over plain HTTP.
+        certificate_file: String = String::new();
+        /// Its private key (PEM).
+        key_file: String = String::new();
+        /// Certificate authorities of clients (PEM).
+        client_ca_file: String = String::new();
+        /// Whether clients show a certificate.
+        client_certificate: String = "off".to_owned(), one_of &["off", "optional", "required"];
+        /// Certificate authorities of engines, other gateways, the identity provider and the trace collector, beside those of
+        /// the system (PEM).
+        upstream_ca_file: String = String::new();
+        /// Certificate that the gateway shows them (PEM).
+        upstream_certificate_file: String = String::new();
+        /// Its private key (PEM).
+        upstream_key_file: String = String::new();
+    }
+}
+
+section! {
+    /// Traces of requests for an OpenTelemetry collector. Headers for it, if it wants a secret, are in the environment
+    /// variable `KVASIR_TRACE_HEADERS` (`name=value,name=value`).
+    TraceSettings, "trace" {
+        /// Where the collector listens for OTLP over gRPC, as `http://collector:4317`; empty is no traces.
+        endpoint: String = String::new();
+        /// Name of the service in traces.
+        service_name: String = "kvasir".to_owned();
+        /// Share of requests that are traced, of those whose client has not decided.
+        sample_ratio: f64 = 0.01, in 0.0 => 1.0;
+        /// Requests that may wait for the exporter; the traces of more are dropped and counted.
+        queue_max: u64 = 2048, in 16 => 1_000_000;
     }
 }
 
@@ -233,6 +280,10 @@ pub struct Settings {
     pub gateway: GatewaySettings,
     /// `[access]`
     pub access: AccessSettings,
+    /// `[tls]`
+    pub tls: TlsSettings,
+    /// `[trace]`
+    pub trace: TraceSettings,
     /// `[router]`
     pub router: RouterSettings,
     /// `[engine]`

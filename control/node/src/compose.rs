@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use control_config::Settings;
 use dataplane_memory::PageSize;
 use dataplane_transfer::{Limits, PieceLayout};
 use kvstore_block::BlockLayout;
 use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints};
-use router_gateway::{AccessConfig, Formats, GatewayConfig, TextBy, TokenConfig, WorkerConfig};
+use router_gateway::{AccessConfig, Formats, GatewayConfig, JwksFrom, TextBy, TokenConfig, WorkerConfig};
 use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
 use tools_engine::EngineConfig;
@@ -133,30 +133,53 @@ pub(crate) fn gateway_text(settings: &Settings) -> Result<(ModelText, bool)> {
 const SALT_SECRET: &str = "KVASIR_SALT_SECRET";
 
 /// Environment variable with what gateways of one fleet show each other.
-const PEER_KEY: &str = "KVASIR_PEER_KEY";
+pub(crate) const PEER_KEY: &str = "KVASIR_PEER_KEY";
 
-fn access(settings: &Settings) -> AccessConfig {
+pub(crate) fn peer_key() -> Option<String> {
+    std::env::var(PEER_KEY).ok().filter(|key| !key.is_empty())
+}
+
+/// Bearer tokens are taken when something is said of their keys or their issuer.
+fn tokens(settings: &Settings) -> Result<Option<TokenConfig>> {
     let access = &settings.access;
-    AccessConfig {
+    let jwks = match (some(&access.jwks_file), some(&access.jwks_url)) {
+        (Some(_), Some(_)) => {
+            bail!("`access.jwks_file` and `access.jwks_url` are both set: the keys are in one place")
+        }
+        (Some(file), None) => JwksFrom::File(file.into()),
+        (None, Some(url)) => JwksFrom::Url(url),
+        (None, None) if access.token_issuer.is_empty() => return Ok(None),
+        (None, None) => JwksFrom::Issuer,
+    };
+    Ok(Some(TokenConfig {
+        jwks,
+        issuer: access.token_issuer.clone(),
+        audience: access.token_audience.clone(),
+        default_tenant: some(&access.token_default_tenant),
+    }))
+}
+
+fn access(settings: &Settings, workers: &[WorkerConfig]) -> Result<AccessConfig> {
+    let access = &settings.access;
+    let mut urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
+    urls.extend(settings.gateway.peers.iter().map(String::as_str));
+    urls.extend([access.jwks_url.as_str(), &access.token_issuer, &settings.trace.endpoint]);
+    Ok(AccessConfig {
         keys_file: some(&access.keys_file).map(PathBuf::from),
-        tokens: some(&access.jwks_file).map(|file| TokenConfig {
-            jwks_file: file.into(),
-            issuer: access.token_issuer.clone(),
-            audience: access.token_audience.clone(),
-            default_tenant: some(&access.token_default_tenant),
-        }),
+        tokens: tokens(settings)?,
+        tls: crate::tls::upstream(settings, &urls)?,
         salt_secret: std::env::var(SALT_SECRET).ok().filter(|secret| !secret.is_empty()),
-        peer_key: std::env::var(PEER_KEY).ok().filter(|key| !key.is_empty()),
+        peer_key: peer_key(),
         own_salts: access.own_salts,
         allowed_fields: access.allowed_fields.clone(),
         audit_file: some(&access.audit_file).map(PathBuf::from),
         waiting_max: access.waiting_max as usize,
         tenant_waiting_max: access.tenant_waiting_max as usize,
         wait_max: access.wait_max,
-    }
+    })
 }
 
-fn some(text: &str) -> Option<String> {
+pub(crate) fn some(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
@@ -165,9 +188,10 @@ pub(crate) fn gateway(
     workers: Vec<WorkerConfig>,
     text: &ModelText,
     has_tokenizer: bool,
-) -> GatewayConfig {
+) -> Result<GatewayConfig> {
     let (gateway, router) = (&settings.gateway, &settings.router);
-    GatewayConfig {
+    let access = access(settings, &workers)?;
+    Ok(GatewayConfig {
         model: some(&gateway.model).or_else(|| some(&settings.engine.model_name)),
         workers,
         engine: Engine::from_name(&gateway.engine),
@@ -182,7 +206,9 @@ pub(crate) fn gateway(
         },
         mooncake_bootstrap: gateway.mooncake_bootstrap.clone(),
         has_tokenizer,
-        access: access(settings),
+        access,
+        hedge_after: gateway.hedge_after,
+        request_time_max: gateway.request_time_max,
         text: match gateway.text.as_str() {
             "engine" => TextBy::Engine,
             "gateway" => TextBy::Gateway,
@@ -217,5 +243,5 @@ pub(crate) fn gateway(
         retries: gateway.retries as u32,
         health_interval: gateway.health_interval,
         worker_wait: gateway.worker_wait,
-    }
+    })
 }

@@ -3,14 +3,20 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use control_config::Settings;
 use router_engines::dialect::Role;
 use router_gateway::{Fleet, Gateway, WorkerConfig, router};
+use router_tls::{Alpn, ClientTls, PlainListener, ServerTls, TlsListener};
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{Common, compose, http, process};
+use crate::{Common, compose, http, process, tls};
+
+/// How often certificates are looked at for changes.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Workers as the command line names them.
 #[derive(Args, Clone, Default)]
@@ -37,9 +43,9 @@ fn workers(settings: &Settings, given: &Workers) -> Result<Vec<WorkerConfig>> {
     let mut all: Vec<WorkerConfig> = Vec::new();
     for (urls, role) in from.into_iter().zip([None, Some(Role::Prefill), Some(Role::Decode)]) {
         for url in urls {
-            let is_http = url.strip_prefix("http://").is_some_and(|rest| !rest.is_empty());
-            if !is_http {
-                bail!("{url:?} is no URL of a worker: it must be http://HOST:PORT");
+            let rest = url.strip_prefix("http://").or(url.strip_prefix("https://"));
+            if rest.is_none_or(str::is_empty) {
+                bail!("{url:?} is no URL of a worker: it must be http://HOST:PORT or https://HOST:PORT");
             }
             if all.iter().any(|other| other.url == *url) {
                 bail!("{url} is named twice");
@@ -53,18 +59,40 @@ fn workers(settings: &Settings, given: &Workers) -> Result<Vec<WorkerConfig>> {
     Ok(all)
 }
 
-pub(crate) fn run(common: &Common, listen: Option<SocketAddr>, given: &Workers) -> Result<ExitCode> {
+pub(crate) fn run(
+    common: &Common,
+    listen: Option<SocketAddr>,
+    aside: Option<SocketAddr>,
+    given: &Workers,
+) -> Result<ExitCode> {
     let settings = process::start(common)?;
     let workers = workers(&settings, given)?;
     let (text, has_tokenizer) = compose::gateway_text(&settings)?;
-    let config = compose::gateway(&settings, workers, &text, has_tokenizer);
+    let config = compose::gateway(&settings, workers, &text, has_tokenizer)?;
+    let server_tls = tls::server(&settings, Alpn::Http1)?;
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let listener = http::bind(listen.unwrap_or(settings.gateway.listen)).await?;
         let snapshot = config.snapshot_file.clone();
+        let upstream_tls = config.access.tls.clone();
         let fleet = Fleet::start(&config);
         let gateway = Gateway::new(config, text, Arc::clone(&fleet)).map_err(anyhow::Error::msg)?;
-        http::serve(listener, router(gateway), settings.serve.drain).await?;
+        let drain = settings.serve.drain;
+        tokio::spawn(hang_ups(Arc::clone(&gateway), server_tls.clone(), upstream_tls.clone())?);
+        if let Some(tls) = upstream_tls {
+            tokio::spawn(tls.watch(LOOK_EVERY));
+        }
+        if let Some(address) = aside {
+            let aside = PlainListener::new(http::bind(address).await?);
+            tokio::spawn(http::serve(aside, router(Arc::clone(&gateway)), Duration::ZERO));
+        }
+        match server_tls {
+            None => http::serve(PlainListener::new(listener), router(gateway), drain).await?,
+            Some(tls) => {
+                tokio::spawn(Arc::clone(&tls).watch(LOOK_EVERY));
+                http::serve(TlsListener::new(listener, tls), router(gateway), drain).await?;
+            }
+        }
         if let Some(file) = snapshot {
             fleet.write_snapshot(&file).with_context(|| format!("{}: the snapshot", file.display()))?;
         }
@@ -73,4 +101,28 @@ pub(crate) fn run(common: &Common, listen: Option<SocketAddr>, given: &Workers) 
     // Watchers of workers may be asleep: nobody waits for them.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
+}
+
+/// On SIGHUP files are read again and the audit log is opened anew, as log rotation wants it.
+fn hang_ups(
+    gateway: Arc<Gateway>,
+    server_tls: Option<Arc<ServerTls>>,
+    upstream_tls: Option<Arc<ClientTls>>,
+) -> Result<impl Future<Output = ()>> {
+    let mut hang_up = signal(SignalKind::hangup())?;
+    Ok(async move {
+        while hang_up.recv().await.is_some() {
+            tracing::info!("SIGHUP: reading files again");
+            gateway.hang_up();
+            let (server, upstream) = (server_tls.clone(), upstream_tls.clone());
+            let read = move || {
+                let server = server.map_or(Ok(()), |tls| tls.reload());
+                server.and(upstream.map_or(Ok(()), |tls| tls.reload()))
+            };
+            match tokio::task::spawn_blocking(read).await {
+                Ok(Err(error)) => tracing::warn!(%error, "certificates cannot be read; the old ones stay"),
+                _ => tracing::debug!("certificates read again"),
+            }
+        }
+    })
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
-use axum::serve::ListenerExt;
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
+use router_tls::PeerAddr;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -15,7 +17,12 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Serves until SIGTERM or SIGINT, then finishes what is in flight, for at most `drain`.
-pub(crate) async fn serve(listener: TcpListener, router: Router, drain: Duration) -> Result<()> {
+pub(crate) async fn serve<L>(listener: L, router: Router, drain: Duration) -> Result<()>
+where
+    L: Listener,
+    L::Addr: std::fmt::Debug,
+    PeerAddr: for<'a> Connected<IncomingStream<'a, L>>,
+{
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (stopping, mut stopped) = tokio::sync::watch::channel(false);
@@ -27,13 +34,10 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, drain: Duration
         // The receiver lives in this function.
         let _alive = stopping.send(true);
     };
-    let listener = listener.tap_io(|stream| {
-        // A connection that is gone already needs no option.
-        let _gone = stream.set_nodelay(true);
-    });
-    let server = axum::serve(listener, router).with_graceful_shutdown(shutdown);
+    let service = router.into_make_service_with_connect_info::<PeerAddr>();
+    let server = axum::serve(listener, service).with_graceful_shutdown(shutdown);
     let deadline = async move {
-        let _sender_kept = stopped.wait_for(|&stopping| stopping).await;
+        drop(stopped.wait_for(|&stopping| stopping).await);
         tokio::time::sleep(drain).await;
     };
     tokio::select! {

@@ -13,6 +13,7 @@ mod mock_command;
 mod process;
 mod replay_command;
 mod serve;
+mod tls;
 mod worker_role;
 
 use std::net::SocketAddr;
@@ -74,6 +75,9 @@ enum Command {
         /// Where it listens.
         #[arg(long, value_name = "IP:PORT")]
         listen: Option<SocketAddr>,
+        /// A second listener without encryption (set by `serve`, which asks it how the gateway is).
+        #[arg(long, hide = true, value_name = "IP:PORT")]
+        aside: Option<SocketAddr>,
         #[command(flatten)]
         workers: gateway_role::Workers,
     },
@@ -171,7 +175,9 @@ impl Role {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve { common, listen } => serve::run(&common, listen),
-        Command::Gateway { common, listen, workers } => gateway_role::run(&common, listen, &workers),
+        Command::Gateway { common, listen, aside, workers } => {
+            gateway_role::run(&common, listen, aside, &workers)
+        }
         Command::Worker { common, role, listen, threads } => worker_role::run(&common, role, listen, threads),
         Command::Key { command } => key_command::run(&command),
         Command::Mock(args) => mock_command::run(&args),

@@ -42,6 +42,8 @@ pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCod
 struct Service {
     name: String,
     arguments: Vec<String>,
+    /// What it shows to the gateway's closed routes, and the gateway to other gateways.
+    peer_key: String,
     child: Option<Child>,
     started: Instant,
     pause: Duration,
@@ -49,11 +51,12 @@ struct Service {
 }
 
 impl Service {
-    fn new(name: String, arguments: Vec<String>, settings: &Settings) -> Self {
+    fn new(name: String, arguments: Vec<String>, peer_key: &str, settings: &Settings) -> Self {
         let now = Instant::now();
         Self {
             name,
             arguments,
+            peer_key: peer_key.to_owned(),
             child: None,
             started: now,
             pause: settings.serve.restart_pause,
@@ -65,6 +68,7 @@ impl Service {
         let program = std::env::current_exe().context("the path of this program")?;
         let child = Command::new(program)
             .args(&self.arguments)
+            .env(compose::PEER_KEY, &self.peer_key)
             .stdin(Stdio::null())
             .process_group(0)
             .kill_on_drop(true)
@@ -126,6 +130,12 @@ fn free_address() -> Result<SocketAddr> {
     Ok(probe.local_addr()?)
 }
 
+/// A key that nobody can guess, for this run.
+fn fresh_key() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    (0..4).map(|number| format!("{:016x}", RandomState::new().hash_one(number))).collect()
+}
+
 /// Cores for process `index` of `count`, when there are enough.
 fn cores_of(settings: &Settings, index: usize, count: usize) -> Option<(String, usize)> {
     let cores = process::available_cores();
@@ -136,7 +146,13 @@ fn cores_of(settings: &Settings, index: usize, count: usize) -> Option<(String, 
     Some((format!("{first}-{}", after - 1), after - first))
 }
 
-fn services(common: &Common, settings: &Settings, listen: SocketAddr) -> Result<Vec<Service>> {
+fn services(
+    common: &Common,
+    settings: &Settings,
+    listen: SocketAddr,
+    aside: Option<SocketAddr>,
+    peer_key: &str,
+) -> Result<Vec<Service>> {
     let mut inherited: Vec<String> = vec!["--supervised".to_owned(), "--log".to_owned(), common.log.clone()];
     if common.log_format == LogFormat::Json {
         inherited.extend(["--log-format".to_owned(), "json".to_owned()]);
@@ -155,6 +171,7 @@ fn services(common: &Common, settings: &Settings, listen: SocketAddr) -> Result<
     let shared_threads = (process::available_cores() / roles.len()).max(1);
     let mut all = Vec::new();
     let mut gateway = vec!["gateway".to_owned(), "--listen".to_owned(), listen.to_string()];
+    gateway.extend(aside.into_iter().flat_map(|aside| ["--aside".to_owned(), aside.to_string()]));
     for (index, (role, number)) in roles.into_iter().enumerate() {
         let address = free_address()?;
         let pinned = cores_of(settings, index + 1, count);
@@ -167,21 +184,27 @@ fn services(common: &Common, settings: &Settings, listen: SocketAddr) -> Result<
         arguments.extend(pinned.into_iter().flat_map(|(cores, _)| ["--cores".to_owned(), cores]));
         arguments.extend(inherited.iter().cloned());
         gateway.extend(["--worker".to_owned(), format!("http://{address}")]);
-        all.push(Service::new(format!("{} worker {number}", role.name()), arguments, settings));
+        all.push(Service::new(format!("{} worker {number}", role.name()), arguments, peer_key, settings));
     }
     gateway.extend(
         cores_of(settings, 0, count).into_iter().flat_map(|(cores, _)| ["--cores".to_owned(), cores]),
     );
     gateway.extend(inherited);
-    all.insert(0, Service::new("gateway".to_owned(), gateway, settings));
+    all.insert(0, Service::new("gateway".to_owned(), gateway, peer_key, settings));
     Ok(all)
 }
 
 async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> Result<ExitCode> {
     // Before any child is started, so that the reason is a clear one.
     drop(TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?);
-    let mut services = services(common, settings, listen)?;
-    let client = EngineClient::new(&format!("http://{listen}"));
+    // Over TLS, or with keys, this process would be a stranger to its own gateway: it asks over a listener of its own,
+    // and shows what gateways of a fleet show each other.
+    let is_tls = !settings.tls.certificate_file.is_empty();
+    let aside = if is_tls { Some(free_address()?) } else { None };
+    let peer_key = compose::peer_key().unwrap_or_else(fresh_key);
+    let mut services = services(common, settings, listen, aside, &peer_key)?;
+    let asked = aside.unwrap_or(listen);
+    let client = EngineClient::new(&format!("http://{asked}"), None).with_peer_key(Some(&peer_key));
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut watch = tokio::time::interval(WATCH_PERIOD);
@@ -229,12 +252,19 @@ async fn drain(services: &mut [Service], settings: &Settings) {
 
 fn announce(settings: &Settings, listen: SocketAddr, services: &[Service]) {
     let names: Vec<&str> = services.iter().map(|service| service.name.as_str()).collect();
+    let model = compose::model_name(settings);
+    let tls = !settings.tls.certificate_file.is_empty();
+    let base = format!("{}://{listen}", if tls { "https" } else { "http" });
     println!("\nRunning: {}", names.join(", "));
-    println!("OpenAI API at http://{listen}/v1 (model {}). Try:\n", compose::model_name(settings));
     println!(
-        "curl -N http://{listen}/v1/chat/completions -H 'content-type: application/json' -d \
-         '{{\"model\":\"{}\",\"stream\":true,\"seed\":3,\"max_tokens\":48,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n",
-        compose::model_name(settings)
+        "OpenAI API at {base}/v1 (model {model}); what it does: {base}/kvasir/, or `kvasir top`. Try:\n"
+    );
+    let authority = if tls { format!(" --cacert {}", settings.tls.certificate_file) } else { String::new() };
+    let key =
+        if settings.access.keys_file.is_empty() { "" } else { " -H \"authorization: Bearer $KVASIR_KEY\"" };
+    println!(
+        "curl -N{authority} {base}/v1/chat/completions{key} -H 'content-type: application/json' -d \
+         '{{\"model\":\"{model}\",\"stream\":true,\"seed\":3,\"max_tokens\":48,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n",
     );
     // Whoever reads a pipe wants to see this now.
     let _closed = std::io::stdout().flush();

@@ -16,6 +16,7 @@ use dataplane_transfer::{TransferCounters, TransferNode, TransferService};
 use kvstore_store::{HostStore, StoreCounters};
 use router_engines::client::WorkerDescription;
 use router_engines::handoff::DataPlaneAddress;
+use router_tls::PlainListener;
 use tools_engine::server::{WorkerState, router};
 use tools_engine::{Engine, EventPublisher, KvPool, Services};
 
@@ -83,7 +84,7 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
         transports: compose::transports(settings),
         more_metrics: Box::new(move |out| more_metrics(out, &counters, host.as_deref())),
     };
-    http::serve(listener, router(state), settings.serve.drain).await?;
+    http::serve(PlainListener::new(listener), router(state), settings.serve.drain).await?;
     handle.stop();
     Ok(())
 }

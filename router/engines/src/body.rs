@@ -112,6 +112,12 @@ impl RawBody {
         Some(self.text_of(field)).filter(|text| *text != "null")
     }
 
+    /// Names of the fields that are there and not null.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let is_there = |field: &&Field| self.text_of(field) != "null";
+        self.fields.iter().filter(is_there).map(|field| &*field.name)
+    }
+
     fn text_of<'a>(&'a self, field: &'a Field) -> &'a str {
         match &field.raw {
             // The parser has checked that it is UTF-8.

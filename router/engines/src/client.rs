@@ -5,25 +5,20 @@
 //! cancellation. Nagle's algorithm is off; a chunk is handed on as soon as its event is whole.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{Method, Request, Response, StatusCode, Uri};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use futures_util::FutureExt;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, header};
+use http_body_util::BodyExt;
+use router_tls::ClientTls;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::handoff::DataPlaneAddress;
 use crate::openai::{ApiError, Finish};
+use crate::upstream::{Call, ReplyBody, Upstream};
 
-/// Idle connections kept for reuse, per worker.
-const IDLE_CONNECTIONS_MAX: usize = 512;
-const IDLE_FOR: Duration = Duration::from_secs(60);
-const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// Largest single event of a stream; a worker that sends more is broken.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 /// Largest answer to [`EngineClient::get_large`].
@@ -107,46 +102,43 @@ pub struct CompletionPiece {
 /// A client for one worker. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct EngineClient {
-    base: String,
+    upstream: Arc<Upstream>,
     /// Shown to other gateways.
-    peer_key: Option<http::HeaderValue>,
-    http: Client<HttpConnector, Full<Bytes>>,
+    peer_key: Option<HeaderValue>,
 }
 
 impl EngineClient {
-    /// A client for the worker at `base` (`http://host:port`).
+    /// A client for the worker at `base` (`http://host:port`, or `https://` with `tls`).
     #[must_use]
-    pub fn new(base: &str) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_WITHIN));
-        let http = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_FOR)
-            .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
-            .build(connector);
-        Self { base: base.trim_end_matches('/').to_owned(), peer_key: None, http }
+    pub fn new(base: &str, tls: Option<&Arc<ClientTls>>) -> Self {
+        Self::over(&Upstream::new(base, tls))
+    }
+
+    /// A client that shares connections.
+    #[must_use]
+    pub fn over(upstream: &Arc<Upstream>) -> Self {
+        Self { upstream: Arc::clone(upstream), peer_key: None }
     }
 
     /// Shows this key to another gateway.
     #[must_use]
     pub fn with_peer_key(mut self, key: Option<&str>) -> Self {
-        self.peer_key = key.and_then(|key| http::HeaderValue::from_str(key).ok());
+        self.peer_key = key.and_then(|key| HeaderValue::from_str(key).ok());
         self
     }
 
     /// The worker's URL.
     #[must_use]
     pub fn base(&self) -> &str {
-        &self.base
+        self.upstream.base()
     }
 
     fn connection(&self, reason: impl ToString) -> EngineError {
-        EngineError::Connection { worker: self.base.clone(), reason: reason.to_string() }
+        EngineError::Connection { worker: self.base().to_owned(), reason: reason.to_string() }
     }
 
     pub(crate) fn protocol(&self, reason: impl ToString) -> EngineError {
-        EngineError::Protocol { worker: self.base.clone(), reason: reason.to_string() }
+        EngineError::Protocol { worker: self.base().to_owned(), reason: reason.to_string() }
     }
 
     async fn send(
@@ -155,18 +147,18 @@ impl EngineClient {
         path: &str,
         request_id: Option<&str>,
         body: Bytes,
-    ) -> Result<Response<Incoming>, EngineError> {
-        let uri: Uri = format!("{}{path}", self.base).parse().map_err(|error| self.protocol(error))?;
-        let mut request =
-            Request::builder().method(method).uri(uri).header(http::header::CONTENT_TYPE, "application/json");
-        if let Some(id) = request_id {
-            request = request.header("x-request-id", id);
-        }
+    ) -> Result<Response<ReplyBody>, EngineError> {
+        let path: Uri = path.parse().map_err(|error| self.protocol(error))?;
+        let mut headers = HeaderMap::with_capacity(8);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(key) = &self.peer_key {
-            request = request.header("x-kvasir-peer", key);
+            headers.insert(HeaderName::from_static("x-kvasir-peer"), key.clone());
         }
-        let request = request.body(Full::new(body)).map_err(|error| self.protocol(error))?;
-        self.http.request(request).await.map_err(|error| self.connection(chain(&error)))
+        let mut call = Call { method, path, headers, body, once: false };
+        if let Some(id) = request_id {
+            call = call.with(HeaderName::from_static("x-request-id"), id);
+        }
+        self.upstream.send(&call).await.map_err(|error| self.connection(error.reason))
     }
 
     /// A small `GET`; the body of a 200.
@@ -197,8 +189,8 @@ impl EngineClient {
     pub async fn get_large(&self, path: &str) -> Result<Bytes, EngineError> {
         let response = self.send(Method::GET, path, None, Bytes::new()).await?;
         let status = response.status();
-        let body = http_body_util::Limited::new(response.into_body(), LARGE_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| self.connection(error))?.to_bytes();
+        let body = response.into_body().whole(LARGE_BYTES_MAX).await;
+        let body = body.map_err(|error| self.connection(error.reason))?;
         if status == StatusCode::OK {
             Ok(body)
         } else {
@@ -206,12 +198,9 @@ impl EngineClient {
         }
     }
 
-    async fn whole_body(&self, response: Response<Incoming>) -> Result<Bytes, EngineError> {
-        http_body_util::Limited::new(response.into_body(), ANSWER_BYTES_MAX)
-            .collect()
-            .await
-            .map(http_body_util::Collected::to_bytes)
-            .map_err(|error| self.connection(error))
+    async fn whole_body(&self, response: Response<ReplyBody>) -> Result<Bytes, EngineError> {
+        let body = response.into_body().whole(ANSWER_BYTES_MAX).await;
+        body.map_err(|error| self.connection(error.reason))
     }
 
     /// Asks the worker who it is.
@@ -245,24 +234,12 @@ impl EngineClient {
             return Err(EngineError::Refused(refusal(status, &body)));
         }
         Ok(CompletionStream {
-            worker: self.base.clone(),
+            worker: self.base().to_owned(),
             body: response.into_body(),
             buffer: BytesMut::with_capacity(4096),
             ended: false,
         })
     }
-}
-
-/// An HTTP client's errors hide their cause one level down.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        source = inner.source();
-    }
-    text
 }
 
 /// The engine's own error, in our shape.
@@ -285,7 +262,7 @@ fn refusal(status: StatusCode, body: &[u8]) -> ApiError {
 #[derive(Debug)]
 pub struct CompletionStream {
     worker: String,
-    body: Incoming,
+    body: ReplyBody,
     buffer: BytesMut,
     ended: bool,
 }
@@ -297,6 +274,8 @@ impl CompletionStream {
             while let Some(event) = take_event(&mut self.buffer) {
                 if event == "[DONE]" {
                     self.ended = true;
+                    // The end of the body is usually here already: the connection can be used again.
+                    let _end = self.body.frame().now_or_never();
                     return Ok(None);
                 }
                 if !event.is_empty() {
@@ -315,7 +294,7 @@ impl CompletionStream {
                         self.buffer.extend_from_slice(data);
                     }
                 }
-                Some(Err(error)) => return Err(self.connection(chain(&error))),
+                Some(Err(error)) => return Err(self.connection(error.reason)),
                 None => return Err(self.connection("the stream ended too early".to_owned())),
             }
         }

@@ -22,6 +22,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use router_tls::{ClientStream, ClientTls};
 use tokio::net::TcpStream;
 
 /// Idle connections kept for each engine; more are closed.
@@ -80,7 +81,7 @@ impl Call {
 
 struct Link {
     sender: http1::SendRequest<Full<Bytes>>,
-    driver: http1::Connection<TokioIo<TcpStream>, Full<Bytes>>,
+    driver: http1::Connection<TokioIo<ClientStream>, Full<Bytes>>,
 }
 
 struct Idle {
@@ -93,6 +94,7 @@ pub struct Upstream {
     base: String,
     authority: String,
     host: HeaderValue,
+    tls: Option<Arc<ClientTls>>,
     idle: ArrayQueue<Idle>,
 }
 
@@ -103,23 +105,32 @@ impl std::fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    /// Connections to the engine at `base` (`http://host:port`).
+    /// Connections to the engine at `base`: `http://host:port`, or `https://` over `tls`.
     #[must_use]
-    pub fn new(base: &str) -> Arc<Self> {
+    pub fn new(base: &str, tls: Option<&Arc<ClientTls>>) -> Arc<Self> {
         let base = base.trim_end_matches('/');
-        let authority = base.strip_prefix("http://").unwrap_or(base);
+        let is_tls = base.starts_with("https://");
+        let authority = base.strip_prefix("https://").or(base.strip_prefix("http://")).unwrap_or(base);
         let authority = authority.split('/').next().unwrap_or(authority);
-        let with_port = if authority.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok()) {
-            ""
-        } else {
-            ":80"
+        let has_port = authority.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok());
+        let port = match (has_port, is_tls) {
+            (true, _) => "",
+            (false, true) => ":443",
+            (false, false) => ":80",
         };
         Arc::new(Self {
             base: base.to_owned(),
             host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
-            authority: format!("{authority}{with_port}"),
+            authority: format!("{authority}{port}"),
+            tls: tls.filter(|_| is_tls).cloned(),
             idle: ArrayQueue::new(IDLE_MAX),
         })
+    }
+
+    /// The engine's URL.
+    #[must_use]
+    pub fn base(&self) -> &str {
+        &self.base
     }
 
     fn error(&self, reason: impl ToString) -> UpstreamError {
@@ -164,6 +175,16 @@ impl Upstream {
         };
         // A connection that is gone already will say so soon.
         let _gone = stream.set_nodelay(true);
+        let stream = match &self.tls {
+            None if self.base.starts_with("https://") => {
+                return Err(self.error("there are no settings for https"));
+            }
+            None => ClientStream::Plain(stream),
+            Some(tls) => {
+                let host = self.authority.rsplit_once(':').map_or(self.authority.as_str(), |(host, _)| host);
+                tls.connect(host, stream).await.map_err(|error| self.error(error))?
+            }
+        };
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (sender, driver) = handshake.map_err(|error| self.error(error))?;
         Ok(Link { sender, driver })

@@ -10,28 +10,57 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderMap, StatusCode};
 use router_access::{
     Algorithm, AuditLog, BODY_FIELDS, BodyPolicy, ClaimNames, Credential, Decision, Gate, GateConfig, Grant,
-    Jwks, JwtConfig, JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, Models, Refused,
-    Salter, Scope, TableFull, TokenProblem, Verdict,
+    Jwks, JwtConfig, JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, Models, Refresh,
+    Refused, Salter, Scope, TableFull, TokenProblem, Verdict,
 };
 use router_engines::body::RawBody;
+use router_engines::client::EngineClient;
 use router_engines::openai::ApiError;
+use router_tls::ClientTls;
+use tokio::sync::Notify;
 
 use crate::service::unix_time;
 
+/// An identity provider gets no more than this time for an answer.
+const FETCH_WITHIN: Duration = Duration::from_secs(10);
+/// How often it is asked at most, whatever clients send.
+const FETCH_EVERY_MIN: Duration = Duration::from_secs(5);
+/// Keys older than this are fetched again.
+const KEYS_AGE_MAX: Duration = Duration::from_secs(600);
 /// How often files are looked at for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// Where the keys of an identity provider (JWKS) are.
+#[derive(Debug, Clone)]
+pub enum JwksFrom {
+    /// A file; read again when it changes.
+    File(PathBuf),
+    /// A URL; asked again now and then, and when a token names a key that is not known.
+    Url(String),
+    /// The issuer tells the URL (OpenID Connect Discovery 1.0).
+    Issuer,
+}
+
 /// Bearer tokens of an identity provider.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct TokenConfig {
-    /// File with the provider's keys (JWKS); read again when it changes.
-    pub jwks_file: PathBuf,
+    /// Where the provider's keys are.
+    pub jwks: JwksFrom,
     /// Who must have issued a token.
     pub issuer: String,
     /// Whom it must be meant for.
     pub audience: String,
     /// Tenant of tokens that name none; without it they are refused.
     pub default_tenant: Option<String>,
+}
+
+impl TokenConfig {
+    fn file(&self) -> Option<&std::path::Path> {
+        match &self.jwks {
+            JwksFrom::File(file) => Some(file),
+            _ => None,
+        }
+    }
 }
 
 /// Settings of access.
@@ -43,6 +72,8 @@ pub struct AccessConfig {
     pub tokens: Option<TokenConfig>,
     /// What gateways of one fleet show each other.
     pub peer_key: Option<String>,
+    /// How others than clients are reached over https.
+    pub tls: Option<Arc<ClientTls>>,
     /// Makes tenants' salts; without it caches are kept apart by a secret of this run.
     pub salt_secret: Option<String>,
     /// A client may keep its cache apart further by a salt of its own.
@@ -63,6 +94,10 @@ pub struct AccessConfig {
 pub(crate) struct Access {
     pub(crate) keys: Option<KeyStore>,
     tokens: Option<JwtVerifier>,
+    /// When to ask for the tokens' keys again.
+    refresh: Arc<Refresh>,
+    /// Rung when a token names a key that is not known.
+    wants_keys: Notify,
     limits: LimitTable,
     pub(crate) gate: Arc<Gate>,
     salter: Option<Salter>,
@@ -111,8 +146,60 @@ fn verifier(config: &TokenConfig) -> Result<JwtVerifier, String> {
         tenant_limits: LimitConfig::default(),
     });
     let verifier = verifier.map_err(|error| error.to_string())?;
-    verifier.set_keys(jwks(&config.jwks_file)?);
+    match &config.jwks {
+        JwksFrom::File(file) => drop(verifier.set_keys(jwks(file)?)),
+        // They come when the gateway runs: a provider that is away for a moment keeps nothing from starting.
+        JwksFrom::Url(url) => {
+            parts(url).ok_or_else(|| bad_url("access.jwks_url", url))?;
+        }
+        JwksFrom::Issuer => {
+            let name = "access.token_issuer, without `access.jwks_file` and `access.jwks_url`,";
+            parts(&config.issuer).ok_or_else(|| bad_url(name, &config.issuer))?;
+        }
+    }
     Ok(verifier)
+}
+
+fn bad_url(name: &str, url: &str) -> String {
+    format!("{name} must be a URL, http or https: {url:?}")
+}
+
+/// Base and path of a URL.
+fn parts(url: &str) -> Option<(&str, &str)> {
+    let scheme = ["http://", "https://"].into_iter().find(|scheme| url.starts_with(scheme))?;
+    let rest = &url[scheme.len()..];
+    let at = rest.find('/').unwrap_or(rest.len());
+    (at > 0).then_some((&url[..scheme.len() + at], &rest[at..]))
+}
+
+async fn fetch(url: &str, tls: Option<&Arc<ClientTls>>) -> Result<bytes::Bytes, String> {
+    let (base, path) = parts(url).ok_or_else(|| bad_url("it", url))?;
+    let client = EngineClient::new(base, tls);
+    let path = if path.is_empty() { "/" } else { path };
+    match tokio::time::timeout(FETCH_WITHIN, client.get(path)).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("{url}: no answer within {} s", FETCH_WITHIN.as_secs())),
+    }
+}
+
+/// Asks an identity provider for its keys.
+async fn fetch_jwks(config: &TokenConfig, tls: Option<&Arc<ClientTls>>) -> Result<Jwks, String> {
+    let url = match &config.jwks {
+        JwksFrom::Url(url) => url.clone(),
+        _ => {
+            let url = format!("{}/.well-known/openid-configuration", config.issuer.trim_end_matches('/'));
+            let told: serde_json::Value = serde_json::from_slice(&fetch(&url, tls).await?)
+                .map_err(|error| format!("{url}: {error}"))?;
+            // Discovery 1.0, section 4.3: the issuer must be the one that was asked.
+            if told["issuer"].as_str() != Some(config.issuer.as_str()) {
+                return Err(format!("{url}: it speaks for the issuer {}", told["issuer"]));
+            }
+            let told = told["jwks_uri"].as_str();
+            told.ok_or_else(|| format!("{url}: it names no jwks_uri"))?.to_owned()
+        }
+    };
+    let keys = fetch(&url, tls).await?;
+    Jwks::parse(&keys).map_err(|error| format!("{url}: {error}"))
 }
 
 fn jwks(file: &std::path::Path) -> Result<Jwks, String> {
@@ -172,6 +259,8 @@ impl Access {
         Ok(Self {
             keys,
             tokens,
+            refresh: Refresh::new(FETCH_EVERY_MIN, KEYS_AGE_MAX),
+            wants_keys: Notify::new(),
             limits: LimitTable::default(),
             gate: gate.map_err(|error| error.to_string())?,
             salter: salter.transpose().map_err(|error| error.to_string())?,
@@ -179,10 +268,7 @@ impl Access {
             audit: audit.transpose()?,
             nobody: Arc::new(nobody),
             start: Instant::now(),
-            stamps_first: vec![
-                stamps_first,
-                config.tokens.as_ref().and_then(|tokens| stamp(&tokens.jwks_file)),
-            ],
+            stamps_first: vec![stamps_first, config.tokens.as_ref().and_then(|tokens| stamp(tokens.file()?))],
             config: config.clone(),
         })
     }
@@ -222,6 +308,7 @@ impl Access {
                         Ok(Arc::new(grant))
                     }
                     Verdict::UnknownKey => {
+                        self.wants_keys.notify_one();
                         Err(unauthorized("The token is signed with a key that is not known."))
                     }
                     Verdict::Refused(problem) => Err(unauthorized(&says(&problem))),
@@ -293,6 +380,33 @@ impl Access {
         }
     }
 
+    /// Asks the identity provider for its keys, if it is time to.
+    async fn fetch_keys(&self, is_wanted: bool) {
+        let (Some(tokens), Some(config)) = (&self.tokens, &self.config.tokens) else { return };
+        if config.file().is_some() || !(is_wanted || self.refresh.is_due(self.now())) {
+            return;
+        }
+        let Some(ticket) = self.refresh.begin(self.now()) else { return };
+        match fetch_jwks(config, self.config.tls.as_ref()).await {
+            Ok(keys) => {
+                let count = keys.len();
+                if tokens.set_keys(keys) {
+                    tracing::info!(issuer = config.issuer, count, "the token keys are new");
+                }
+                ticket.succeeded(self.now());
+            }
+            Err(error) => tracing::warn!(error, "the token keys cannot be had; the old ones stay"),
+        }
+    }
+
+    /// Reads all files again and opens the audit log anew: what an operator's signal asks for.
+    pub(crate) fn hang_up(&self) {
+        self.reload();
+        if let Some(audit) = &self.audit {
+            audit.reopen();
+        }
+    }
+
     /// Reads files that have changed; what is bad is told, and what was in force stays.
     fn reload(&self) {
         if let (Some(keys), Some(file)) = (&self.keys, &self.config.keys_file) {
@@ -307,8 +421,10 @@ impl Access {
                 }
             }
         }
-        if let (Some(tokens), Some(config)) = (&self.tokens, &self.config.tokens) {
-            match jwks(&config.jwks_file) {
+        if let (Some(tokens), Some(file)) =
+            (&self.tokens, self.config.tokens.as_ref().and_then(TokenConfig::file))
+        {
+            match jwks(file) {
                 Ok(keys) => drop(tokens.set_keys(keys)),
                 Err(error) => tracing::warn!(error, "the token keys are bad; the old ones stay"),
             }
@@ -317,8 +433,8 @@ impl Access {
 
     /// When the files were changed last.
     fn stamps(&self) -> Vec<Option<std::time::SystemTime>> {
-        let jwks = self.config.tokens.as_ref().map(|tokens| &tokens.jwks_file);
-        let files = [self.config.keys_file.as_ref(), jwks];
+        let jwks = self.config.tokens.as_ref().and_then(TokenConfig::file);
+        let files = [self.config.keys_file.as_deref(), jwks];
         files.iter().map(|file| stamp(file.as_ref()?)).collect()
     }
 }
@@ -338,6 +454,17 @@ pub(crate) async fn keep(gateway: std::sync::Weak<crate::Gateway>) {
         if std::mem::replace(&mut stamps, now.clone()) != now {
             access.reload();
         }
+    }
+}
+
+/// Keeps the keys of an identity provider fresh until the gateway is gone.
+pub(crate) async fn keep_keys(gateway: std::sync::Weak<crate::Gateway>) {
+    let mut is_wanted = true;
+    loop {
+        let Some(gateway) = gateway.upgrade() else { return };
+        let access = &gateway.access;
+        access.fetch_keys(is_wanted).await;
+        is_wanted = tokio::time::timeout(LOOK_EVERY, access.wants_keys.notified()).await.is_ok();
     }
 }
 

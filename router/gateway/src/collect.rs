@@ -186,9 +186,10 @@ async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes, stay: &mut Stay) -> R
     let text = gateway.text.clone();
     let (messages, extras, generate) =
         (request.messages, request.template_extras, request.add_generation_prompt);
-    let ids = off_thread(body.len(), move || text.encode_chat(&messages, generate, &extras))
+    let ids = off_thread(body.len(), move || text.encode_conversation(messages, generate, false, &extras))
         .await?
-        .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        .map_err(|error| ApiError::invalid("messages", error.to_string()))?
+        .ids;
     Ok(Normal {
         prompts: vec![Arc::new(ids)],
         echo: Vec::new(),
@@ -283,7 +284,7 @@ struct Collector {
 impl Collector {
     fn count(&mut self, piece: &ChoicePiece) {
         if self.usage.completion == 0 && !piece.tokens.is_empty() {
-            self.gateway.metrics.time_to_first_token.observe(self.started.elapsed().as_secs_f64());
+            self.gateway.metrics.time_to_first_token.observe(self.started.elapsed());
             if let Some(stay) = &mut self.stay {
                 stay.first_token();
             }

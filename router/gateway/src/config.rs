@@ -84,6 +84,10 @@ pub struct GatewayConfig {
     pub requests_max: usize,
     /// How often a request may start over on another worker.
     pub retries: u32,
+    /// A request that an engine has not begun to answer after this is sent to a second one, too; zero is never.
+    pub hedge_after: Duration,
+    /// Time that a request may take in all, unless its client wants it sooner; zero is any.
+    pub request_time_max: Duration,
     /// How often workers are asked how they are.
     pub health_interval: Duration,
     /// How long a request waits for a worker when there is none.

@@ -67,7 +67,11 @@ impl Fleet {
     pub fn start(config: &GatewayConfig) -> Arc<Self> {
         let index = IndexConfig { memory_max: config.index_memory_max, ..IndexConfig::default() };
         let fleet = Arc::new(Self {
-            workers: config.workers.iter().map(Worker::new).collect(),
+            workers: config
+                .workers
+                .iter()
+                .map(|worker| Worker::new(worker, config.access.tls.as_ref()))
+                .collect(),
             follows_events: config.has_tokenizer,
             model: config.model.clone().map_or_else(OnceLock::new, OnceLock::from),
             roster: ArcSwap::default(),
@@ -276,8 +280,7 @@ impl Fleet {
 
 /// Takes over what is known, then watches the workers and tells the peers.
 async fn begin(fleet: std::sync::Weak<Fleet>, config: GatewayConfig) {
-    let known =
-        warm::load(&config.peers, config.access.peer_key.as_deref(), config.snapshot_file.as_deref()).await;
+    let known = warm::load(&config.peers, &config.access, config.snapshot_file.as_deref()).await;
     let Some(fleet) = fleet.upgrade() else { return };
     *fleet.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
     let weak = || Arc::downgrade(&fleet);
@@ -288,9 +291,10 @@ async fn begin(fleet: std::sync::Weak<Fleet>, config: GatewayConfig) {
     if let Some(changed) = &fleet.loads_changed {
         // One bell rings for one listener: each peer has its own, rung in turn.
         let bells: Vec<Arc<Notify>> = config.peers.iter().map(|_| Arc::default()).collect();
-        let tellers = config.peers.iter().zip(&bells).map(|(peer, bell)| {
-            tell(weak(), peer.clone(), config.access.peer_key.clone(), gateway, Arc::clone(bell))
-        });
+        let tellers =
+            config.peers.iter().zip(&bells).map(|(peer, bell)| {
+                tell(weak(), peer.clone(), config.access.clone(), gateway, Arc::clone(bell))
+            });
         fleet.adopt(tellers.map(tokio::spawn));
         let changed = Arc::clone(changed);
         fleet.adopt([tokio::spawn(async move {

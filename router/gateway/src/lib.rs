@@ -7,8 +7,8 @@
 //!
 //! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `load` (what they do), `routing` (who gets
 //! it), `requests` (HTTP), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
-//! `said` (tool calls and reasoning), `service` (state and small routes), `breaker`, `peers` (other gateways), `warm`
-//! (snapshots), `metrics`.
+//! `said` (tool calls and reasoning), `service` (state and small routes), `status` (what is shown of it), `decisions`,
+//! `metrics`, `timing`, `breaker`, `peers` (other gateways), `warm` (snapshots).
 //!
 //! A client that goes away drops its response, which drops the choices, which drop their connections to the
 //! workers: cancellation needs no bookkeeping. Nothing on the way from a token to its byte waits for a timer.
@@ -20,6 +20,8 @@ mod breaker;
 mod choice;
 mod collect;
 mod config;
+mod deadline;
+mod decisions;
 mod fleet;
 mod load;
 mod metrics;
@@ -27,16 +29,19 @@ mod peers;
 mod prompt;
 mod relay;
 mod requests;
+mod requests_by;
 mod routing;
 mod said;
 mod service;
+mod status;
 mod stay;
+mod timing;
 mod translate;
 mod warm;
 mod watch;
 mod worker;
 
-pub use access::{AccessConfig, TokenConfig};
+pub use access::{AccessConfig, JwksFrom, TokenConfig};
 pub use config::{GatewayConfig, TextBy, WorkerConfig};
 pub use fleet::Fleet;
 pub use said::Formats;

@@ -1,4 +1,5 @@
-//! The gateway's metrics, with handles resolved once.
+//! The gateway's metrics, with handles resolved once. Their names are documented in `METRICS.md`, which a test holds
+//! against what is served.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,15 +7,11 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::load::Load;
-
-const SECONDS: [f64; 16] =
-    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-const MICROSECONDS: [f64; 16] =
-    [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 50.0, 100.0, 500.0, 2000.0, 20_000.0];
+use crate::requests_by::RequestsBy;
+use crate::timing::{ANSWERS, DECISIONS, Timing};
 
 /// By worker.
 type ByWorker = Family<Vec<(&'static str, String)>, Gauge>;
@@ -24,18 +21,21 @@ type RatioByWorker = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    pub(crate) requests: Family<Vec<(&'static str, String)>, Counter>,
+    pub(crate) requests: RequestsBy,
     pub(crate) active: Gauge,
+    pub(crate) waiting: Gauge,
     pub(crate) prompt_tokens: Counter,
     pub(crate) cached_tokens: Counter,
     pub(crate) generated_tokens: Counter,
     pub(crate) disaggregated: Counter,
     pub(crate) migrations: Counter,
-    pub(crate) time_to_first_token: Histogram,
-    pub(crate) inter_token: Histogram,
+    pub(crate) hedged: Counter,
+    pub(crate) late: Counter,
+    pub(crate) time_to_first_token: Timing,
+    pub(crate) inter_token: Timing,
     pub(crate) broken_streams: Counter,
     pub(crate) shed: Counter,
-    pub(crate) routing_microseconds: Histogram,
+    pub(crate) routing: Timing,
     pub(crate) index_blocks: Gauge,
     pub(crate) index_bytes: Gauge,
     pub(crate) index_nodes: Gauge,
@@ -44,11 +44,16 @@ pub(crate) struct Metrics {
     pub(crate) event_orphans: Gauge,
     pub(crate) event_resets: Gauge,
     pub(crate) event_broken: Gauge,
+    pub(crate) log_written: Gauge,
+    pub(crate) log_dropped: Gauge,
+    pub(crate) log_lost: Gauge,
     audit_requests: ByWorker,
     audit_exact: ByWorker,
     audit_predicted: ByWorker,
     audit_reported: ByWorker,
     audit_resets: ByWorker,
+    ejections: ByWorker,
+    worker_requests: ByWorker,
     pub(crate) prediction_error: Gauge<f64, AtomicU64>,
     pub(crate) seconds_per_token: Gauge<f64, AtomicU64>,
     slowness: RatioByWorker,
@@ -58,18 +63,21 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let mut this = Self {
             registry: Registry::with_prefix("kvasir_gateway"),
-            requests: Family::default(),
+            requests: RequestsBy::default(),
             active: Gauge::default(),
+            waiting: Gauge::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
             disaggregated: Counter::default(),
             migrations: Counter::default(),
-            time_to_first_token: Histogram::new(SECONDS),
-            inter_token: Histogram::new(SECONDS),
+            hedged: Counter::default(),
+            late: Counter::default(),
+            time_to_first_token: Timing::new(ANSWERS),
+            inter_token: Timing::new(ANSWERS),
             broken_streams: Counter::default(),
             shed: Counter::default(),
-            routing_microseconds: Histogram::new(MICROSECONDS),
+            routing: Timing::new(DECISIONS),
             index_blocks: Gauge::default(),
             index_bytes: Gauge::default(),
             workers_ready: Gauge::default(),
@@ -78,11 +86,16 @@ impl Metrics {
             event_resets: Gauge::default(),
             event_broken: Gauge::default(),
             index_nodes: Gauge::default(),
+            log_written: Gauge::default(),
+            log_dropped: Gauge::default(),
+            log_lost: Gauge::default(),
             audit_requests: ByWorker::default(),
             audit_exact: ByWorker::default(),
             audit_predicted: ByWorker::default(),
             audit_reported: ByWorker::default(),
             audit_resets: ByWorker::default(),
+            ejections: ByWorker::default(),
+            worker_requests: ByWorker::default(),
             prediction_error: Gauge::default(),
             seconds_per_token: Gauge::default(),
             slowness: RatioByWorker::default(),
@@ -90,6 +103,7 @@ impl Metrics {
         let registry = &mut this.registry;
         registry.register("requests", "Requests by surface and status", this.requests.clone());
         registry.register("active_requests", "Requests inside", this.active.clone());
+        registry.register("waiting_requests", "Of those, waiting for a place", this.waiting.clone());
         registry.register("prompt_tokens", "Prompt tokens", this.prompt_tokens.clone());
         registry.register(
             "cached_tokens",
@@ -99,6 +113,8 @@ impl Metrics {
         registry.register("generated_tokens", "Generated tokens", this.generated_tokens.clone());
         registry.register("disaggregated", "Attempts with a prefill worker", this.disaggregated.clone());
         registry.register("migrations", "Attempts that went on elsewhere", this.migrations.clone());
+        registry.register("hedged", "Second attempts beside a slow first one", this.hedged.clone());
+        registry.register("deadline_exceeded", "Requests whose time was over", this.late.clone());
         registry.register(
             "time_to_first_token_seconds",
             "From request to first token",
@@ -111,11 +127,7 @@ impl Metrics {
             "Streams that ended with an error after they had begun",
             this.broken_streams.clone(),
         );
-        registry.register(
-            "routing_microseconds",
-            "Time of one routing decision",
-            this.routing_microseconds.clone(),
-        );
+        registry.register("routing_seconds", "Time of one routing decision", this.routing.clone());
         registry.register("index_blocks", "(worker, block) pairs in the index", this.index_blocks.clone());
         registry.register("index_bytes", "Bytes of the index", this.index_bytes.clone());
         registry.register("index_nodes", "Nodes of the index", this.index_nodes.clone());
@@ -128,7 +140,12 @@ impl Metrics {
             this.event_resets.clone(),
         );
         registry.register("kv_event_broken", "Events that could not be read", this.event_broken.clone());
+        registry.register("audit_log_lines", "Lines of the audit log written", this.log_written.clone());
+        registry.register("audit_log_dropped", "Lines that found its queue full", this.log_dropped.clone());
+        registry.register("audit_log_lost", "Lines that could not be written", this.log_lost.clone());
         let by_worker = [
+            ("ejections", "Times that a worker was taken out for its failures", &this.ejections),
+            ("worker_requests", "Requests booked on a worker by this gateway", &this.worker_requests),
             ("audit_requests", "Requests whose cached tokens were compared", &this.audit_requests),
             ("audit_exact", "Of those, as predicted to the token", &this.audit_exact),
             ("audit_predicted_tokens", "Cached tokens that were predicted", &this.audit_predicted),
@@ -156,15 +173,11 @@ impl Metrics {
         this
     }
 
-    /// Counts a request by surface and status.
-    pub(crate) fn count(&self, surface: &'static str, status: axum::http::StatusCode) {
-        let labels = vec![("surface", surface.to_owned()), ("status", status.as_str().to_owned())];
-        self.requests.get_or_create(&labels).inc();
-    }
-
     /// Takes over what a worker's load says.
-    pub(crate) fn of_worker(&self, name: &str, load: &Load) {
+    pub(crate) fn of_worker(&self, name: &str, load: &Load, ejections: u64) {
         let labels = vec![("worker", name.to_owned())];
+        self.ejections.get_or_create(&labels).set(ejections as i64);
+        self.worker_requests.get_or_create(&labels).set(i64::from(load.own.get()[0]));
         let audit = &load.audit;
         for (family, value) in [
             (&self.audit_requests, &audit.requests),

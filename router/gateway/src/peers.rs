@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use router_engines::client::EngineClient;
 use serde_json::{Value, json};
 
+use crate::AccessConfig;
 use crate::fleet::Fleet;
 
 /// Between two messages at least.
@@ -95,11 +96,11 @@ fn add_up(fleet: &Fleet, told: &HashMap<u64, Told>) {
 pub(crate) async fn tell(
     fleet: Weak<Fleet>,
     peer: String,
-    key: Option<String>,
+    access: AccessConfig,
     gateway: u64,
     changed: Arc<tokio::sync::Notify>,
 ) {
-    let client = EngineClient::new(&peer).with_peer_key(key.as_deref());
+    let client = EngineClient::new(&peer, access.tls.as_ref()).with_peer_key(access.peer_key.as_deref());
     let mut sequence = 0;
     let mut complained = false;
     loop {

@@ -1,19 +1,22 @@
 //! From an HTTP request to whoever serves it: `collect` when the fleet takes token ids and the gateway makes the text,
 //! `relay` when the engines make it themselves.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use axum::extract::{Request, State};
+use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use router_access::{Decision, HeaderPolicy};
 use router_engines::body::RawBody;
-use router_engines::openai::{ApiError, Kind};
+use router_engines::openai::{ApiError, KNOWN_FIELDS, Kind};
+use router_tls::PeerAddr;
 
 use crate::TextBy;
 use crate::collect::generate;
+use crate::deadline::{time_is_over, until};
 use crate::prompt;
 use crate::relay::{RelayRequest, Surface, relay};
 use crate::service::{Gateway, fresh_number};
@@ -22,6 +25,8 @@ use crate::translate::{Tongue, count_answer, count_request, parse};
 
 /// A client that sends its body more slowly gives its place to others.
 const BODY_WITHIN: Duration = Duration::from_secs(60);
+/// With it a client says how long its request may take.
+const TIMEOUT: &str = "x-request-timeout-ms";
 /// Headers of clients that engines get to see.
 const PASSED_ON: [&str; 4] = ["traceparent", "tracestate", "x-session-id", "accept-language"];
 
@@ -31,22 +36,53 @@ pub(crate) struct Head {
     pub(crate) request_id: String,
     pub(crate) session: Option<u64>,
     pub(crate) started: Instant,
+    /// When its time is over.
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) client: Option<IpAddr>,
     headers: HeaderMap,
 }
 
 impl Head {
-    fn new(headers: &HeaderMap) -> Self {
+    fn new(gateway: &Gateway, request: &Request) -> Result<Self, (Self, ApiError)> {
+        let headers = request.headers();
+        let started = Instant::now();
         let passed = PASSED_ON.iter().filter_map(|&name| {
             let value = headers.get(name)?.clone();
             Some((axum::http::HeaderName::from_static(name), value))
         });
-        Self {
+        let mut this = Self {
             request_id: request_id(headers),
             session: session_of(headers),
-            started: Instant::now(),
+            started,
+            deadline: None,
+            client: request.extensions().get::<ConnectInfo<PeerAddr>>().map(|client| client.0.addr.ip()),
             headers: passed.collect(),
+        };
+        match time_of(headers, gateway.config.request_time_max) {
+            Ok(time) => {
+                this.deadline = time.map(|time| started + time);
+                Ok(this)
+            }
+            Err(error) => Err((this, error)),
         }
     }
+}
+
+/// How long a request may take: what its client wants, but no more than the operator allows.
+fn time_of(headers: &HeaderMap, most: Duration) -> Result<Option<Duration>, ApiError> {
+    /// Longer ones are none; so that adding it to a time cannot overflow.
+    const MOST_MS: u64 = 7 * 24 * 3600 * 1000;
+    let most = (!most.is_zero()).then_some(most);
+    let Some(given) = headers.get(TIMEOUT) else { return Ok(most) };
+    let millis = given.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok()).filter(|ms| *ms > 0);
+    let Some(millis) = millis else {
+        return Err(ApiError::invalid(
+            TIMEOUT,
+            format!("The header `{TIMEOUT}` is a number of milliseconds."),
+        ));
+    };
+    let wanted = (millis <= MOST_MS).then(|| Duration::from_millis(millis));
+    Ok(wanted.into_iter().chain(most).min())
 }
 
 /// The client's own id, if it is plain, else a fresh one: some engines read addresses out of an id (vLLM's P2pNccl).
@@ -102,7 +138,11 @@ pub(crate) async fn responses(State(gateway): State<Arc<Gateway>>, request: Requ
 
 /// How many tokens a messages request would have; nothing is generated.
 pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    let entered = Stay::enter(&gateway, request.headers(), "count_tokens", "");
+    let head = match Head::new(&gateway, &request) {
+        Ok(head) => head,
+        Err((_, error)) => return Tongue::error(true, &error),
+    };
+    let entered = Stay::enter(&gateway, request.headers(), "count_tokens", &head);
     let (mut stay, counted) = match entered {
         Ok(mut stay) => {
             let counted = count(&gateway, request, &mut stay).await;
@@ -136,19 +176,45 @@ async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Res
 }
 
 async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Response {
-    let head = Head::new(request.headers());
-    let mut response = match answer(&gateway, request, route, &head).await {
-        Ok(response) => response,
-        Err(error) => Tongue::error(route.name == MESSAGES.name, &error),
+    let is_anthropic = route.name == MESSAGES.name;
+    let (head, answered) = match Head::new(&gateway, &request) {
+        Ok(head) => {
+            let answered = in_time(&gateway, &head, answer(&gateway, request, route, &head)).await;
+            (head, answered)
+        }
+        Err((head, error)) => (head, Err(error)),
     };
-    gateway.metrics.count(route.name, response.status());
+    let mut response = match answered {
+        Ok(response) => match head.deadline {
+            Some(deadline) => until(&gateway, deadline, is_anthropic, response),
+            None => response,
+        },
+        Err(error) => Tongue::error(is_anthropic, &error),
+    };
+    gateway.metrics.requests.count(route.name, response.status());
     if let Ok(value) = HeaderValue::from_str(&head.request_id) {
-        if route.name == MESSAGES.name {
+        if is_anthropic {
             response.headers_mut().insert("request-id", value.clone());
         }
         response.headers_mut().insert("x-request-id", value);
     }
     response
+}
+
+/// An answer, or that its time is over; then everything that was done for it is dropped.
+async fn in_time(
+    gateway: &Gateway,
+    head: &Head,
+    answered: impl Future<Output = Result<Response, ApiError>>,
+) -> Result<Response, ApiError> {
+    let Some(deadline) = head.deadline else { return answered.await };
+    match tokio::time::timeout_at(deadline.into(), answered).await {
+        Ok(answered) => answered,
+        Err(_) => {
+            gateway.metrics.late.inc();
+            Err(time_is_over())
+        }
+    }
 }
 
 async fn read(gateway: &Gateway, request: Request) -> Result<Bytes, ApiError> {
@@ -180,7 +246,7 @@ async fn answer(
     route: Route,
     head: &Head,
 ) -> Result<Response, ApiError> {
-    let entered = Stay::enter(gateway, request.headers(), route.name, &head.request_id);
+    let entered = Stay::enter(gateway, request.headers(), route.name, head);
     let mut stay = match entered {
         Ok(stay) => stay,
         Err((mut stay, error)) => {
@@ -254,7 +320,8 @@ fn makes_text(gateway: &Gateway, body: &Bytes, surface: Surface) -> bool {
     }
 }
 
-/// Whether a request is for text and nothing that only an engine can do.
+/// Whether a request is for text and nothing that only an engine can do: a field that is not known here may mean
+/// something to it.
 fn is_only_text(body: &Bytes) -> Option<bool> {
     let body = RawBody::parse(body.clone()).ok()?;
     let is_plain = |name: &str, plain: &[&str]| match body.value(name) {
@@ -263,15 +330,13 @@ fn is_only_text(body: &Bytes) -> Option<bool> {
             value.as_str().or_else(|| value["type"].as_str()).is_some_and(|is| plain.contains(&is))
         }
     };
-    let guides =
-        ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "audio"];
     let has_media = ["\"image_url\"", "\"input_audio\"", "\"video_url\""]
         .iter()
         .any(|part| body.get("messages").is_some_and(|messages| messages.contains(part)));
     Some(
-        is_plain("response_format", &["text"])
+        body.names().all(|name| KNOWN_FIELDS.contains(&name))
+            && is_plain("response_format", &["text"])
             && is_plain("tool_choice", &["auto", "none"])
-            && !guides.iter().any(|name| body.get(name).is_some())
             && !has_media,
     )
 }

@@ -10,12 +10,13 @@ use crossbeam_queue::ArrayQueue;
 use kvstore_block::{PromptExtras, block_hashes};
 use router_engines::dialect::Role;
 use router_policy::{
-    Candidate, Choice, CostModel, FEATURES, Policy, PredictedTime, Request, features, is_worth_disaggregating,
+    Candidate, CostModel, FEATURES, Policy, PredictedTime, Request, features, is_worth_disaggregating,
 };
 use router_radix::{Index, Overlaps, Reader};
 use serde_json::{Value, json};
 
 use crate::GatewayConfig;
+use crate::decisions::{Decision, Decisions};
 use crate::fleet::Fleet;
 use crate::worker::Picked;
 
@@ -86,6 +87,7 @@ struct Buffers {
 pub(crate) struct Chooser {
     turn: AtomicU64,
     buffers: ArrayQueue<Buffers>,
+    pub(crate) decisions: Decisions,
 }
 
 impl std::fmt::Debug for Buffers {
@@ -96,7 +98,7 @@ impl std::fmt::Debug for Buffers {
 
 impl Default for Chooser {
     fn default() -> Self {
-        Self { turn: AtomicU64::new(0), buffers: ArrayQueue::new(BUFFERS_MAX) }
+        Self { turn: AtomicU64::new(0), buffers: ArrayQueue::new(BUFFERS_MAX), decisions: Decisions::new() }
     }
 }
 
@@ -154,7 +156,8 @@ impl Chooser {
             gather(&roster, overlaps, wanted, fits, transfer_seconds, candidates, places);
             self.pick(&config.policy, &request, &roster, candidates, places)
         };
-        let (decode, decode_choice, decode_seen) = pick(&|role| role != Role::Prefill, 0.0)?;
+        let decoding = pick(&|role| role != Role::Prefill, 0.0)?;
+        let decode = decoding.picked;
         let overlap_blocks = overlaps.any(decode.live.member);
         let held = overlap_blocks as usize * block_tokens;
         let is_worth = !wanted.without_prefill
@@ -164,8 +167,17 @@ impl Chooser {
         let moved_blocks = request.blocks().saturating_sub(overlap_blocks);
         let transfer_seconds = decode.live.load.transfer_per_block() * f64::from(moved_blocks);
         let prefill = if is_worth { pick(&|role| role == Role::Prefill, transfer_seconds) } else { None };
-        let seen = prefill.as_ref().map_or(decode_seen, |(_, _, seen)| *seen);
+        // Who computes the prompt is the decision that counts.
+        let computing = prefill.as_ref().unwrap_or(&decoding);
+        let seen = computing.candidate;
         let cost = PredictedTime.cost(&request, &seen);
+        let is_warm_up = decoding.is_warm_up;
+        let runner_up = computing.runner_up.map(|(runner, candidate)| {
+            let seconds = PredictedTime.cost(&request, &candidate).total;
+            (runner.live.identity, overlaps.any(runner.live.member), seconds as f32 * 1e3)
+        });
+        let holds = overlaps.any(computing.picked.live.member);
+        let considered = computing.among;
         let mut route = Route {
             blocks: request.blocks(),
             overlap_blocks,
@@ -175,16 +187,31 @@ impl Chooser {
             prompt_tokens: tokens.len(),
             features: features(&request, &seen),
             moved_blocks: if prefill.is_some() { moved_blocks } else { 0 },
-            is_warm_up: decode_choice.is_warm_up,
+            is_warm_up,
             decode: decode.clone(),
-            prefill: prefill.map(|(picked, _, _)| picked.clone()),
+            prefill: prefill.map(|chosen| chosen.picked.clone()),
         };
         let booking = Booking::new(
             &route,
             seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens,
             wanted,
         );
-        route.decided_in = started.elapsed();
+        let now = Instant::now();
+        route.decided_in = now.duration_since(started);
+        let decision = Decision {
+            worker: decode.live.identity,
+            prefill: route.prefill.as_ref().map_or(0, |prefill| prefill.live.identity),
+            prompt_tokens: tokens.len() as u32,
+            blocks: route.blocks,
+            overlap_blocks: holds,
+            uncached_tokens: route.uncached_tokens as u32,
+            predicted_ms: cost.total as f32 * 1e3,
+            decided_us: route.decided_in.as_secs_f32() * 1e6,
+            candidates: considered as u32,
+            is_warm_up,
+            runner_up,
+        };
+        self.decisions.note(&decision, now);
         Some((route, booking))
     }
 
@@ -238,11 +265,29 @@ impl Chooser {
         roster: &'a [Picked],
         candidates: &[Candidate],
         places: &[u32],
-    ) -> Option<(&'a Picked, Choice, Candidate)> {
+    ) -> Option<Chosen<'a>> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let choice = policy.choose(request, candidates, turn, turn)?;
-        Some((&roster[places[choice.index] as usize], choice, candidates[choice.index]))
+        let at = |index: usize| (&roster[places[index] as usize], candidates[index]);
+        let (picked, candidate) = at(choice.index);
+        Some(Chosen {
+            picked,
+            candidate,
+            is_warm_up: choice.is_warm_up,
+            runner_up: choice.runner_up.map(at),
+            among: candidates.len(),
+        })
     }
+}
+
+/// Who was picked, for what.
+struct Chosen<'a> {
+    picked: &'a Picked,
+    candidate: Candidate,
+    is_warm_up: bool,
+    runner_up: Option<(&'a Picked, Candidate)>,
+    /// How many could do it.
+    among: usize,
 }
 
 /// Everyone who could do it. Workers to be avoided, and those that fail too much, come in only when there is nobody else:

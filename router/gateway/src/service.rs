@@ -15,14 +15,14 @@ use router_tokens::ModelText;
 use serde_json::{Value, json};
 
 use crate::GatewayConfig;
-use crate::access::{Access, keep};
+use crate::access::{Access, keep, keep_keys};
 use crate::breaker::RetryBudget;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::relay::Usage;
 use crate::requests::{chat, completions, embeddings, messages, messages_count, responses};
 use crate::routing::{Booking, Chooser, Route, Wanted};
-use crate::worker::{Live, Worker};
+use crate::status;
 
 /// Everything that the gateway's routes share.
 pub struct Gateway {
@@ -31,10 +31,10 @@ pub struct Gateway {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) metrics: Metrics,
     pub(crate) retries: RetryBudget,
-    chooser: Chooser,
+    pub(crate) chooser: Chooser,
     pub(crate) inside: AtomicUsize,
     pub(crate) access: Access,
-    started: u64,
+    pub(crate) started: u64,
 }
 
 impl Gateway {
@@ -52,7 +52,8 @@ impl Gateway {
             access,
             started: unix_time(),
         });
-        gateway.fleet.adopt([tokio::spawn(keep(Arc::downgrade(&gateway)))]);
+        let weak = || Arc::downgrade(&gateway);
+        gateway.fleet.adopt([tokio::spawn(keep(weak())), tokio::spawn(keep_keys(weak()))]);
         Ok(gateway)
     }
 
@@ -60,6 +61,11 @@ impl Gateway {
     #[must_use]
     pub fn requests_inside(&self) -> usize {
         self.inside.load(Ordering::Relaxed)
+    }
+
+    /// Reads files again and opens logs anew: what a hang-up signal asks for.
+    pub fn hang_up(&self) {
+        self.access.hang_up();
     }
 
     /// Requests booked on workers now, by this gateway.
@@ -70,7 +76,7 @@ impl Gateway {
 
     pub(crate) fn route(&self, wanted: &Wanted<'_>) -> Option<(Route, Booking)> {
         let (route, booking) = self.chooser.route(&self.fleet, &self.config, wanted)?;
-        self.metrics.routing_microseconds.observe(route.decided_in.as_secs_f64() * 1e6);
+        self.metrics.routing.observe(route.decided_in);
         Some((route, booking))
     }
 
@@ -172,8 +178,9 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))
-        .route("/metrics", get(metrics))
-        .route("/kvasir/status", get(status))
+        .route("/metrics", get(status::metrics))
+        .route("/kvasir/status", get(status::status))
+        .route("/kvasir/decisions", get(status::decisions))
         .route("/kvasir/snapshot", get(snapshot))
         .route("/kvasir/loads", post(loads))
         .fallback(|| async {
@@ -260,32 +267,6 @@ async fn health(State(gateway): State<Arc<Gateway>>) -> StatusCode {
     if gateway.fleet.can_serve() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-async fn metrics(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
-    if let Err(error) = gateway.access.administrator(&headers) {
-        return error_response(&error);
-    }
-    let metrics = &gateway.metrics;
-    let usage = gateway.fleet.index.write().usage();
-    metrics.index_blocks.set(usage.entries as i64);
-    metrics.index_bytes.set(usage.bytes as i64);
-    metrics.index_nodes.set(usage.nodes as i64);
-    metrics.workers_ready.set(gateway.fleet.ready_count() as i64);
-    let events = gateway.fleet.tracker_counters();
-    metrics.event_batches.set(events.batches as i64);
-    metrics.event_orphans.set(events.orphans as i64);
-    metrics.event_resets.set(events.resets as i64);
-    metrics.event_broken.set(events.broken as i64);
-    if let Some(error) = gateway.fleet.speeds.prediction_error() {
-        metrics.prediction_error.set(error);
-    }
-    metrics.seconds_per_token.set(gateway.fleet.speeds.get().per_token);
-    for picked in gateway.fleet.roster.load().iter() {
-        metrics.of_worker(&picked.live.name, &picked.live.load);
-    }
-    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, content_type)], metrics.render()).into_response()
-}
-
 /// The index as bytes, for a gateway that starts.
 async fn snapshot(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
     if let Err(error) = gateway.access.administrator(&headers) {
@@ -313,49 +294,6 @@ async fn loads(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: By
     }
 }
 
-async fn status(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
-    if let Err(error) = gateway.access.administrator(&headers) {
-        return error_response(&error);
-    }
-    let workers: Vec<Value> = gateway.fleet.workers.iter().flat_map(worker_status).collect();
-    let body = json!({
-        "active": gateway.requests_inside(),
-        "generated_tokens": gateway.metrics.generated_tokens.get(),
-        "prompt_tokens": gateway.metrics.prompt_tokens.get(),
-        "cached_tokens": gateway.metrics.cached_tokens.get(),
-        "migrations": gateway.metrics.migrations.get(),
-        "disaggregated": gateway.metrics.disaggregated.get(),
-        "workers": workers,
-    });
-    json_response(StatusCode::OK, body.to_string())
-}
-
-/// A worker as `/kvasir/status` shows it: each rank by itself.
-fn worker_status(worker: &Arc<Worker>) -> Vec<Value> {
-    let lives = worker.lives.load();
-    if !worker.is_ready() {
-        return vec![json!({ "name": worker.name, "ready": false })];
-    }
-    let shown = |live: &Arc<Live>| {
-        let reported = live.reported.get();
-        json!({
-            "name": live.name,
-            "ready": live.is_warm.load(Ordering::Acquire),
-            "engine": live.description.engine.name(),
-            "version": live.description.version,
-            "role": live.role.name(),
-            "events": live.has_feed,
-            "requests": live.load.own.get()[0],
-            "peers_requests": live.load.peers.get()[0],
-            "engine_running": reported.running,
-            "engine_waiting": reported.waiting,
-            "kv_usage": reported.kv_usage,
-            "ejections": worker.breaker.ejections.load(Ordering::Relaxed),
-        })
-    };
-    lives.iter().map(shown).collect()
-}
-
 /// A number that nobody can guess or repeat.
 pub(crate) fn fresh_number() -> u64 {
     use std::hash::{BuildHasher, Hasher};
@@ -365,6 +303,11 @@ pub(crate) fn fresh_number() -> u64 {
 pub(crate) fn unix_time() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
+}
+
+pub(crate) fn unix_millis() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 pub(crate) fn json_response(status: StatusCode, body: String) -> Response {

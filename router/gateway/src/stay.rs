@@ -1,5 +1,6 @@
 //! One request's stay in the gateway: its place, its charge, and what is written down when it is over.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use router_engines::openai::ApiError;
 
 use crate::access::limited;
 use crate::relay::Usage;
+use crate::requests::Head;
 use crate::service::{Gateway, retry_after};
 
 /// Tokens that an answer without a limit is taken to have, until it is known.
@@ -26,6 +28,7 @@ struct Noted {
     surface: &'static str,
     model: Option<String>,
     worker: Option<String>,
+    client: Option<IpAddr>,
     status: u16,
     reason: Option<&'static str>,
     usage: Usage,
@@ -48,6 +51,8 @@ pub(crate) struct Stay {
     is_settled: bool,
     rates: RateState,
     started: Instant,
+    /// When the request's time is over.
+    deadline: Option<Instant>,
     noted: Noted,
 }
 
@@ -67,6 +72,7 @@ impl Stay {
             is_settled: false,
             rates: RateState::of(None, None, 0),
             started: Instant::now(),
+            deadline: None,
             noted: Noted { arrived_unix_ns: now.as_nanos() as u64, ..Noted::default() },
         })
     }
@@ -76,12 +82,14 @@ impl Stay {
         gateway: &Arc<Gateway>,
         headers: &HeaderMap,
         surface: &'static str,
-        request_id: &str,
+        head: &Head,
     ) -> Result<Box<Self>, (Box<Self>, ApiError)> {
         let before = gateway.inside.load(Ordering::Relaxed);
         let mut stay = Self::nobodys(gateway);
-        stay.noted.request_id = request_id.to_owned();
+        stay.noted.request_id = head.request_id.clone();
         stay.noted.surface = surface;
+        stay.noted.client = head.client;
+        stay.deadline = head.deadline;
         // Who waits for a place has a body in memory already.
         let most = gateway.config.requests_max + gateway.config.access.waiting_max;
         if before >= most {
@@ -233,6 +241,13 @@ impl Drop for Stay {
         gateway.inside.fetch_sub(1, Ordering::Relaxed);
         gateway.metrics.active.dec();
         let now = gateway.access.now();
+        let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if self.noted.status == 0 {
+            // Nobody has said how it was answered: it was given up on the way. 499 is what nginx says of such clients.
+            let (status, reason) = if is_late { (504, "deadline_exceeded") } else { (499, "client_gone") };
+            self.noted.status = status;
+            self.noted.reason = Some(reason);
+        }
         let is_served = (200..300).contains(&self.noted.status) && (self.is_settled || self.pieces > 0);
         // How fast requests go is learned from those that went through.
         match self.permit.take() {
@@ -244,7 +259,7 @@ impl Drop for Stay {
             Some(mut charge) if is_served && !self.is_settled => {
                 charge.settle(self.prompt_tokens + self.pieces, now);
                 self.noted.usage = Usage::of(self.prompt_tokens as usize, self.pieces as usize);
-                self.noted.reason.get_or_insert("client_gone");
+                self.noted.reason.get_or_insert(if is_late { "deadline_exceeded" } else { "client_gone" });
             }
             // Nothing was served, or everything is accounted for; the request itself stays counted.
             Some(mut charge) if !is_served => charge.settle(0, now),
@@ -258,7 +273,7 @@ impl Drop for Stay {
             request_id: &noted.request_id,
             key: Some(&self.grant.name),
             tenant: Some(&self.grant.tenant),
-            client: None,
+            client: noted.client,
             model: noted.model.as_deref(),
             surface: noted.surface,
             status: noted.status,

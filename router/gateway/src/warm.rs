@@ -9,6 +9,7 @@ use std::time::Duration;
 use router_engines::client::EngineClient;
 use router_events::snapshot::{self, PublisherState};
 
+use crate::AccessConfig;
 use crate::fleet::Fleet;
 
 const ASK_WITHIN: Duration = Duration::from_secs(5);
@@ -42,10 +43,10 @@ fn merge(into: &mut Known, other: Known) {
 }
 
 /// What peers know, since they know what has happened lately, and what the file says of the rest.
-pub(crate) async fn load(peers: &[String], key: Option<&str>, file: Option<&Path>) -> Known {
+pub(crate) async fn load(peers: &[String], access: &AccessConfig, file: Option<&Path>) -> Known {
     let mut all = Known::new();
     for peer in peers {
-        let client = EngineClient::new(peer).with_peer_key(key);
+        let client = EngineClient::new(peer, access.tls.as_ref()).with_peer_key(access.peer_key.as_deref());
         match tokio::time::timeout(ASK_WITHIN, client.get_large("/kvasir/snapshot")).await {
             Ok(Ok(bytes)) => merge(&mut all, known(&bytes, peer).unwrap_or_default()),
             _ => tracing::info!(peer, "no snapshot from this gateway"),

@@ -14,6 +14,7 @@ use router_engines::dialect::{Description, EngineLoad, Role};
 use router_engines::upstream::Upstream;
 use router_events::follower::Follower;
 use router_radix::Member;
+use router_tls::ClientTls;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
@@ -143,11 +144,12 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(config: &WorkerConfig) -> Arc<Self> {
-        let client = EngineClient::new(&config.url);
-        let name = client.base().trim_start_matches("http://").to_owned();
+    pub(crate) fn new(config: &WorkerConfig, tls: Option<&Arc<ClientTls>>) -> Arc<Self> {
+        let upstream = Upstream::new(&config.url, tls);
+        let client = EngineClient::over(&upstream);
+        let name = client.base().split_once("://").map_or(client.base(), |(_, name)| name).to_owned();
         Arc::new(Self {
-            upstream: Upstream::new(client.base()),
+            upstream,
             client,
             name,
             role: config.role,

@@ -78,6 +78,8 @@ pub struct Choice {
     pub cost: Cost,
     /// It was chosen to get warm.
     pub is_warm_up: bool,
+    /// The next best, for strategies that compare costs.
+    pub runner_up: Option<usize>,
 }
 
 /// How much more than the mean a worker of a session may have to do: bounded loads (Mirrokni et al. 2018).
@@ -97,7 +99,7 @@ impl Policy {
         if candidates.is_empty() {
             return None;
         }
-        let plain = |index| Choice { index, cost: Cost::default(), is_warm_up: false };
+        let plain = |index| Choice { index, cost: Cost::default(), is_warm_up: false, runner_up: None };
         if let Some(index) = self.cold_one(candidates, random) {
             return Some(Choice { is_warm_up: true, ..plain(index) });
         }
@@ -114,7 +116,7 @@ impl Policy {
             Strategy::Session => plain(session(request, candidates, random)),
             Strategy::LeastLoaded => {
                 let load = |candidate: &Candidate| f64::from(candidate.requests);
-                plain(least(candidates.iter().map(load), random))
+                plain(least(candidates.iter().map(load), random).0)
             }
             Strategy::RoundRobin => plain((turn % count) as usize),
             Strategy::Random => plain((scrambled(random) % count) as usize),
@@ -142,12 +144,14 @@ impl Policy {
         random: u64,
     ) -> Choice {
         let total = |candidate: &Candidate| model.cost(request, candidate).total;
-        let index = if self.temperature > 0.0 {
-            draw(candidates.iter().map(total), self.temperature, random)
+        let (best, second) = least(candidates.iter().map(total), random);
+        let (index, runner_up) = if self.temperature > 0.0 {
+            let drawn = draw(candidates.iter().map(total), self.temperature, random);
+            (drawn, if drawn == best { second } else { Some(best) })
         } else {
-            least(candidates.iter().map(total), random)
+            (best, second)
         };
-        Choice { index, cost: model.cost(request, &candidates[index]), is_warm_up: false }
+        Choice { index, cost: model.cost(request, &candidates[index]), is_warm_up: false, runner_up }
     }
 }
 
@@ -163,21 +167,27 @@ fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// The position of the least value; ties by the random number. One pass.
-fn least(values: impl Iterator<Item = f64>, random: u64) -> usize {
+/// The positions of the least value and of the next; ties by the random number. One pass.
+fn least(values: impl Iterator<Item = f64>, random: u64) -> (usize, Option<usize>) {
     let (mut best, mut found, mut ties) = (f64::INFINITY, 0, 0_u64);
+    let (mut next, mut second) = (f64::INFINITY, None);
     for (index, value) in values.enumerate() {
         if value < best {
+            if ties > 0 {
+                (next, second) = (best, Some(found));
+            }
             (best, found, ties) = (value, index, 1);
         } else if value <= best {
             // Each of n equal ones is kept with a chance of 1 in n.
             ties += 1;
-            if scrambled(random ^ ties << 32).is_multiple_of(ties) {
-                found = index;
-            }
+            let is_kept = scrambled(random ^ ties << 32).is_multiple_of(ties);
+            (next, second) =
+                (value, Some(if is_kept { std::mem::replace(&mut found, index) } else { index }));
+        } else if value < next {
+            (next, second) = (value, Some(index));
         }
     }
-    found
+    (found, second)
 }
 
 /// Softmax over costs, scaled to the range between cheapest and dearest.
@@ -208,4 +218,29 @@ fn session(request: &Request, candidates: &[Candidate], random: u64) -> usize {
     let fits = |candidate: &Candidate| f64::from(candidate.requests) < bound;
     let best = candidates.iter().enumerate().max_by_key(|(_, candidate)| (fits(candidate), rank(candidate)));
     best.map_or(0, |(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_and_the_next_are_those_of_a_sort() {
+        for seed in 0..2000_u64 {
+            let count = 1 + (scrambled(seed) % 6) as usize;
+            // Few different values, so that there are ties.
+            let values: Vec<f64> =
+                (0..count as u64).map(|at| (scrambled(seed * 31 + at) % 3) as f64).collect();
+            let (best, second) = least(values.iter().copied(), seed);
+            let mut sorted = values.clone();
+            sorted.sort_by(f64::total_cmp);
+            assert_eq!(values[best], sorted[0], "seed {seed}: {values:?}");
+            assert_eq!(
+                second.map(|second| values[second]),
+                sorted.get(1).copied(),
+                "seed {seed}: {values:?}"
+            );
+            assert_ne!(second, Some(best));
+        }
+    }
 }

@@ -251,7 +251,8 @@ impl Rig {
                 let count = |copies: &[u32; 4]| u32::from(copies[tier] > 0);
                 let most = model.values().map(count).sum::<u32>();
                 // Blocks that wait for their parents are nowhere yet.
-                let least = if is_parked { found.iter().map(|(_, copies)| count(copies)).sum() } else { most };
+                let least =
+                    if is_parked { found.iter().map(|(_, copies)| count(copies)).sum() } else { most };
                 assert!(
                     (least..=most).contains(&counted[tier]),
                     "seed {}, worker {worker}, tier {tier}: {counted:?}, {least} to {most}",

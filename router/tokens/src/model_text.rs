@@ -76,19 +76,9 @@ impl ModelText {
         Ok(Self { tokenizer, template, eos_ids, bos_token, eos_token })
     }
 
-    /// Token ids of a conversation. `extras` are further template variables (`tools`, `enable_thinking`, …).
-    pub fn encode_chat(
-        &self,
-        messages: &Json,
-        add_generation_prompt: bool,
-        extras: &serde_json::Map<String, Json>,
-    ) -> Result<Vec<u32>, TokensError> {
-        let text = self.render_chat(messages, add_generation_prompt, extras)?;
-        self.tokenizer.encode(&text, false)
-    }
-
     /// Token ids of a conversation as a client sent it, made what engines make of it first. With `continues`, the last
-    /// message is not closed: generation goes on behind it.
+    /// message is not closed: generation goes on behind it. `extras` are further template variables (`tools`,
+    /// `enable_thinking`, …).
     pub fn encode_conversation(
         &self,
         mut messages: Json,

@@ -88,7 +88,7 @@ async fn workers_say_the_same_and_continuations_go_on() {
     let rest = post(&two, "/v1/chat/completions", rest).await;
     assert_eq!(text(&whole), format!("{}{}", text(&cut), text(&rest)));
     // Token by token through the gateway's own client.
-    let client = EngineClient::new(&two.url());
+    let client = EngineClient::new(&two.url(), None);
     let fields = json!({ "max_tokens": 9, "stream": true, "return_token_ids": true, "logprobs": 2,
         "return_tokens_as_token_ids": true, "stream_options": { "include_usage": true } });
     let fields = fields.as_object().expect("object");
@@ -317,7 +317,7 @@ async fn an_sglang_room_meets_or_times_out() {
     assert_eq!((text(&two), prefill.stats().pulled), (text(&whole), 1));
     assert_eq!(prefill.stats().held_blocks, 0);
     assert_eq!(exchange(&decode, path, &body).await.0, 500);
-    let client = EngineClient::new(&prefill.url());
+    let client = EngineClient::new(&prefill.url(), None);
     let info: Value = serde_json::from_slice(&client.get("/server_info").await.expect("info")).expect("JSON");
     assert_eq!((&info["disaggregation_mode"], &info["page_size"]), (&json!("prefill"), &json!(16)));
     let metrics = client.get("/metrics").await.expect("metrics");
@@ -390,7 +390,7 @@ async fn the_other_surfaces_answer_in_their_shapes() {
         let is_told = serde_json::from_str::<Value>(&text).is_ok_and(|body| body["error"]["code"] == status);
         assert!(is_told || got == 0, "{text}");
     }
-    let client = EngineClient::new(&mock.url());
+    let client = EngineClient::new(&mock.url(), None);
     let metrics = client.get("/metrics").await.expect("metrics");
     let metrics = String::from_utf8_lossy(&metrics).into_owned();
     assert!(

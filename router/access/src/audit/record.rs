@@ -32,8 +32,8 @@ pub struct AuditRecord<'a> {
     #[serde(serialize_with = "as_optional_text", skip_serializing_if = "Option::is_none")]
     pub tenant: Option<&'a str>,
     /// The client's address.
-    #[serde(serialize_with = "as_optional_text", skip_serializing_if = "Option::is_none")]
-    pub client: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client: Option<std::net::IpAddr>,
     /// The model asked for.
     #[serde(serialize_with = "as_optional_text", skip_serializing_if = "Option::is_none")]
     pub model: Option<&'a str>,
@@ -137,7 +137,7 @@ mod tests {
             request_id: "chatcmpl-1",
             key: Some("app"),
             tenant: Some("acme"),
-            client: Some("10.0.0.1:5000"),
+            client: Some([10, 0, 0, 1].into()),
             model: Some("small"),
             surface: "chat",
             status: 200,
@@ -152,7 +152,7 @@ mod tests {
         };
         let expected = concat!(
             r#"{"time":"2027-01-15T08:00:00.123456Z","request_id":"chatcmpl-1","key":"app","tenant":"acme","#,
-            r#""client":"10.0.0.1:5000","model":"small","surface":"chat","status":200,"prompt_tokens":10,"#,
+            r#""client":"10.0.0.1","model":"small","surface":"chat","status":200,"prompt_tokens":10,"#,
             r#""cached_tokens":8,"answer_tokens":3,"worker":"w0","queued_ms":1.5,"first_token_ms":20.0,"total_ms":70.0}"#,
             "\n"
         );
@@ -201,7 +201,7 @@ mod tests {
             request_id: &text,
             key: Some(&text),
             tenant: Some(&text),
-            client: Some(&text),
+            client: Some(std::net::Ipv6Addr::from([255; 16]).into()),
             model: Some(&text),
             surface: &text,
             reason: Some(&text),

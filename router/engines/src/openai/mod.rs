@@ -4,8 +4,10 @@ mod error;
 mod fields;
 mod render;
 mod request;
+mod sampling;
 
 pub use error::ApiError;
 pub use fields::Fields;
 pub use render::{Answer, Finish, Kind, TokenLogprob, TokenLogprobs, Usage, model_list};
-pub use request::{ChatRequest, CompletionRequest, Prompt, Sampling};
+pub use request::{ChatRequest, CompletionRequest, KNOWN_FIELDS, Prompt};
+pub use sampling::Sampling;

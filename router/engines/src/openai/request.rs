@@ -1,190 +1,14 @@
 //! Requests, parsed and checked.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::fields::{kind, token_ids};
-use super::{ApiError, Fields};
+use super::{ApiError, Fields, Sampling};
 
 /// Most choices of one request.
-const CHOICES_MAX: i64 = 16;
+pub(super) const CHOICES_MAX: i64 = 16;
 /// Most alternatives that log-probabilities are reported for.
 const TOP_LOGPROBS_MAX: i64 = 20;
-/// Most stop strings.
-const STOP_STRINGS_MAX: usize = 16;
-
-/// How tokens are chosen and when to stop.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sampling {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Smallest set of tokens whose probabilities reach this sum.
-    pub top_p: f32,
-    /// The most likely so many; 0 is all.
-    pub top_k: u32,
-    /// At least so likely, relative to the most likely.
-    pub min_p: f32,
-    /// Taken off per earlier occurrence in the output.
-    pub frequency_penalty: f32,
-    /// Taken off when it occurred in the output.
-    pub presence_penalty: f32,
-    /// Divides (multiplies, if negative) the logit of what occurred in prompt or output.
-    pub repetition_penalty: f32,
-    /// Makes sampling repeatable.
-    pub seed: Option<u64>,
-    /// Added to logits.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Tokens to generate at most; `None` is up to the context length.
-    pub max_tokens: Option<usize>,
-    /// No end before so many.
-    pub min_tokens: usize,
-    /// Strings that end the output.
-    pub stop: Vec<String>,
-    /// Tokens that end the output.
-    pub stop_token_ids: Vec<u32>,
-    /// Whether the stop string is part of the output.
-    pub include_stop: bool,
-    /// Whether to go on after an end-of-sequence token.
-    pub ignore_eos: bool,
-    /// Whether special tokens are left out of the text.
-    pub skip_special_tokens: bool,
-    /// How many alternatives to report log-probabilities for; `None` is no log-probabilities.
-    pub logprobs: Option<u32>,
-    /// Number of independent outputs.
-    pub n: u32,
-    /// Last so many prompt tokens are output of an interrupted run of the same request.
-    pub resumed_tokens: usize,
-}
-
-/// Name of the vLLM extra argument that carries [`Sampling::resumed_tokens`].
-const RESUMED_TOKENS: &str = "kvasir_resumed_tokens";
-
-impl Sampling {
-    fn parse(fields: Fields<'_>) -> Result<Self, ApiError> {
-        let xargs = match fields.get("vllm_xargs") {
-            None => None,
-            Some(Value::Object(xargs)) => Some(Fields(xargs)),
-            Some(other) => {
-                return Err(ApiError::invalid(
-                    "vllm_xargs",
-                    format!("`vllm_xargs` must be an object, not {}.", kind(other)),
-                ));
-            }
-        };
-        let resumed = xargs.map(|xargs| xargs.integer(RESUMED_TOKENS, 0, i64::from(u32::MAX))).transpose()?;
-        Ok(Self {
-            temperature: fields.number("temperature", 0.0, 2.0)?.unwrap_or(1.0),
-            top_p: positive(fields, "top_p", 1.0)?.unwrap_or(1.0),
-            top_k: fields.integer("top_k", -1, i64::from(u32::MAX))?.map_or(0, |k| k.max(0) as u32),
-            min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(0.0),
-            frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-            presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-            repetition_penalty: positive(fields, "repetition_penalty", 10.0)?.unwrap_or(1.0),
-            seed: fields.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64),
-            logit_bias: logit_bias(fields)?,
-            max_tokens: None,
-            min_tokens: fields.integer("min_tokens", 0, i64::from(u32::MAX))?.unwrap_or(0) as usize,
-            stop: stop(fields)?,
-            stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
-            include_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
-            ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
-            skip_special_tokens: fields.flag("skip_special_tokens")?.unwrap_or(true),
-            logprobs: None,
-            n: fields.integer("n", 1, CHOICES_MAX)?.unwrap_or(1) as u32,
-            resumed_tokens: resumed.flatten().unwrap_or(0) as usize,
-        })
-    }
-
-    /// These parameters as fields of a completions request to an engine, without `n` and `stop`.
-    #[must_use]
-    pub fn to_engine_fields(&self) -> Map<String, Value> {
-        let mut fields = Map::new();
-        let mut put = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
-        put("temperature", json!(self.temperature));
-        put("top_p", json!(self.top_p));
-        put("top_k", json!(if self.top_k == 0 { -1 } else { i64::from(self.top_k) }));
-        put("min_p", json!(self.min_p));
-        put("frequency_penalty", json!(self.frequency_penalty));
-        put("presence_penalty", json!(self.presence_penalty));
-        put("repetition_penalty", json!(self.repetition_penalty));
-        put("min_tokens", json!(self.min_tokens));
-        put("ignore_eos", json!(self.ignore_eos));
-        put("skip_special_tokens", json!(self.skip_special_tokens));
-        if let Some(seed) = self.seed {
-            put("seed", json!(seed as i64));
-        }
-        if let Some(max_tokens) = self.max_tokens {
-            put("max_tokens", json!(max_tokens));
-        }
-        if let Some(top) = self.logprobs {
-            put("logprobs", json!(top));
-        }
-        if !self.stop_token_ids.is_empty() {
-            put("stop_token_ids", json!(self.stop_token_ids));
-        }
-        if !self.logit_bias.is_empty() {
-            let bias: Map<String, Value> =
-                self.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias))).collect();
-            put("logit_bias", Value::Object(bias));
-        }
-        if self.resumed_tokens > 0 {
-            put("vllm_xargs", json!({ RESUMED_TOKENS: self.resumed_tokens }));
-        }
-        fields
-    }
-}
-
-fn positive(fields: Fields<'_>, name: &str, high: f64) -> Result<Option<f32>, ApiError> {
-    match fields.number(name, 0.0, high)? {
-        Some(number) if number <= 0.0 => {
-            Err(ApiError::invalid(name, format!("`{name}` must be greater than 0.")))
-        }
-        other => Ok(other),
-    }
-}
-
-fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let bad = |message: &str| ApiError::invalid("stop", format!("`stop` {message}"));
-    let stops = match fields.get("stop") {
-        None => Vec::new(),
-        Some(Value::String(one)) => vec![one.clone()],
-        Some(Value::Array(several)) => several
-            .iter()
-            .map(|stop| stop.as_str().map(str::to_owned).ok_or_else(|| bad("must hold strings only.")))
-            .collect::<Result<_, _>>()?,
-        Some(other) => {
-            return Err(bad(&format!("must be a string or an array of strings, not {}.", kind(other))));
-        }
-    };
-    if stops.len() > STOP_STRINGS_MAX {
-        return Err(bad(&format!("has {} strings, more than {STOP_STRINGS_MAX}.", stops.len())));
-    }
-    if stops.iter().any(String::is_empty) {
-        return Err(bad("must not hold an empty string."));
-    }
-    Ok(stops)
-}
-
-fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
-    let bad = |message: String| ApiError::invalid("logit_bias", message);
-    let bias = match fields.get("logit_bias") {
-        None => return Ok(Vec::new()),
-        Some(Value::Object(bias)) => bias,
-        Some(other) => return Err(bad(format!("`logit_bias` must be an object, not {}.", kind(other)))),
-    };
-    bias.iter()
-        .map(|(id, bias)| {
-            let id: u32 = id
-                .parse()
-                .map_err(|_| bad(format!("`logit_bias` has the key {id:?}, which is no token id.")))?;
-            let value = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
-            let value = value.ok_or_else(|| {
-                bad(format!("`logit_bias` of token {id} must be a number from -100 to 100."))
-            })?;
-            Ok((id, value as f32))
-        })
-        .collect()
-}
-
 /// What to continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prompt {
@@ -277,6 +101,55 @@ fn usage_options(fields: Fields<'_>, stream: bool) -> Result<(bool, bool), ApiEr
     let flag = |name| Ok(Fields(options).flag(name)?.unwrap_or(false));
     Ok((flag("include_usage")?, flag("continuous_usage_stats")?))
 }
+
+/// Fields of a request that [`ChatRequest`] or [`CompletionRequest`] takes into account, or that change no answer. What is
+/// in no such list may mean something to an engine.
+pub const KNOWN_FIELDS: [&str; 44] = [
+    "add_generation_prompt",
+    "cache_salt",
+    "chat_template_kwargs",
+    "echo",
+    "frequency_penalty",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "kv_transfer_params",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "metadata",
+    "min_p",
+    "min_tokens",
+    "model",
+    "n",
+    "presence_penalty",
+    "priority",
+    "prompt",
+    "prompt_cache_key",
+    "repetition_penalty",
+    "request_id",
+    "response_format",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "rid",
+    "safety_identifier",
+    "seed",
+    "service_tier",
+    "skip_special_tokens",
+    "stop",
+    "stop_token_ids",
+    "store",
+    "stream",
+    "stream_options",
+    "temperature",
+    "tool_choice",
+    "tools",
+    "top_k",
+    "top_logprobs",
+    "top_p",
+    "user",
+];
 
 /// What would change the answer and is not there yet is refused, not ignored.
 fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
@@ -434,11 +307,14 @@ fn messages(fields: Fields<'_>) -> Result<Value, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` must not be empty."));
     }
-    let plain = messages.iter().enumerate().map(|(index, message)| plain_message(index, message));
-    plain.collect::<Result<Vec<_>, _>>().map(Value::Array)
+    for (index, message) in messages.iter().enumerate() {
+        check_message(index, message)?;
+    }
+    Ok(value.clone())
 }
 
-fn plain_message(index: usize, message: &Value) -> Result<Value, ApiError> {
+/// Whether a message has a role and nothing but text.
+fn check_message(index: usize, message: &Value) -> Result<(), ApiError> {
     let at = |field: &str| format!("messages[{index}]{field}");
     let Value::Object(fields) = message else {
         return Err(ApiError::invalid(
@@ -449,14 +325,12 @@ fn plain_message(index: usize, message: &Value) -> Result<Value, ApiError> {
     if !fields.get("role").is_some_and(Value::is_string) {
         return Err(ApiError::invalid(&at(".role"), format!("`{}` must be a string.", at(".role"))));
     }
-    let mut plain = fields.clone();
     match fields.get("content") {
         None | Some(Value::Null | Value::String(_)) => {}
         Some(Value::Array(parts)) => {
-            let mut text = String::new();
             for part in parts {
                 match (part["type"].as_str(), part["text"].as_str()) {
-                    (Some("text" | "input_text"), Some(piece)) => text.push_str(piece),
+                    (Some("text" | "input_text"), Some(_)) => {}
                     (Some(other), _) => {
                         let message = format!(
                             "`{}` has a part of type {other:?}; only text is supported.",
@@ -472,7 +346,6 @@ fn plain_message(index: usize, message: &Value) -> Result<Value, ApiError> {
                     }
                 }
             }
-            plain.insert("content".to_owned(), Value::String(text));
         }
         Some(other) => {
             let message =
@@ -480,11 +353,13 @@ fn plain_message(index: usize, message: &Value) -> Result<Value, ApiError> {
             return Err(ApiError::invalid(&at(".content"), message));
         }
     }
-    Ok(Value::Object(plain))
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn completion(body: Value) -> Result<CompletionRequest, ApiError> {
@@ -574,11 +449,11 @@ mod tests {
     }
 
     #[test]
-    fn content_parts_become_text() {
+    fn content_parts_are_text_and_left_to_the_template() {
         let parsed = chat(json!({"messages": [{"role": "user", "content": [
             {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "max_completion_tokens": 3}));
         let parsed = parsed.expect("parses");
-        assert_eq!(parsed.messages[0]["content"], "ab");
+        assert_eq!(parsed.messages[0]["content"][1]["text"], "b");
         assert_eq!(parsed.sampling.max_tokens, Some(3));
     }
 }

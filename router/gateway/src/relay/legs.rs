@@ -93,6 +93,14 @@ impl Failure {
         }
     }
 
+    /// Whose failure it is.
+    pub(crate) fn at_fault<'a>(&self, route: &'a Route) -> &'a Picked {
+        match &route.prefill {
+            Some(prefill) if self.blames_prefill => prefill,
+            _ => &route.decode,
+        }
+    }
+
     fn of_prefill(mut self) -> Self {
         self.blames_prefill = true;
         self
@@ -313,10 +321,10 @@ async fn first_leg(prefill: &Picked, call: &Call) -> Result<Bytes, Failure> {
 /// Address of a prefill worker's MooncakeConnector bootstrap server, and the id that its engine has there.
 async fn bootstrap(gateway: &Gateway, prefill: &Picked) -> Result<(String, String), Failure> {
     let base = prefill.worker.client.base();
-    let host = base.trim_start_matches("http://");
+    let host = base.split_once("://").map_or(base, |(_, host)| host);
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
     let address = gateway.config.mooncake_bootstrap.replace('*', host);
-    let client = router_engines::client::EngineClient::new(&address);
+    let client = router_engines::client::EngineClient::new(&address, gateway.config.access.tls.as_ref());
     let said = client.get("/query").await;
     let said = said.map_err(|error| {
         Failure::connection(&UpstreamError { worker: address.clone(), reason: error.to_string() })

@@ -110,17 +110,31 @@ impl Attempts {
         gateway: &Gateway,
         request: &RelayRequest,
     ) -> Result<(Route, Booking), ApiError> {
-        let wanted = Wanted {
+        let wanted = self.wanted(request, &self.avoid);
+        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + gateway.config.worker_wait);
+        gateway.wait_until(deadline, &wanted).await
+    }
+
+    /// Another worker than the chosen one, if there is one and the budget allows a second attempt.
+    fn beside(&self, gateway: &Gateway, request: &RelayRequest, chosen: &str) -> Option<(Route, Booking)> {
+        let avoid: Vec<String> = self.avoid.iter().cloned().chain([chosen.to_owned()]).collect();
+        let wanted = self.wanted(request, &avoid);
+        let routed = gateway.route(&Wanted { without_prefill: true, ..wanted })?;
+        // Those to be avoided come in again when there is nobody else.
+        let is_other = !avoid.contains(&routed.0.decode.live.name);
+        (is_other && gateway.retries.spend()).then_some(routed)
+    }
+
+    fn wanted<'a>(&self, request: &'a RelayRequest, avoid: &'a [String]) -> Wanted<'a> {
+        Wanted {
             tokens: &request.tokens,
             salt: request.salt.as_deref(),
             session: request.session,
             adapter: request.adapter.as_deref(),
             without_prefill: self.without_prefill || !request.can_split,
             audited: request.prompt_tokens.is_some(),
-            avoid: &self.avoid,
-        };
-        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + gateway.config.worker_wait);
-        gateway.wait_until(deadline, &wanted).await
+            avoid,
+        }
     }
 
     /// An answer is coming: the next failure is a new one.
@@ -138,18 +152,8 @@ impl Attempts {
     ) -> Result<(), Failure> {
         self.made += 1;
         self.deadline.get_or_insert_with(|| Instant::now() + gateway.config.worker_wait);
-        let at_fault = match (failure.blames_prefill, &route.prefill) {
-            (true, Some(prefill)) => prefill,
-            _ => &route.decode,
-        };
-        if failure.is_workers {
-            if at_fault.worker.breaker.failed(Instant::now()) {
-                tracing::warn!(worker = at_fault.live.name, "too many failures in a row: out for a while");
-            }
-            if failure.is_connection {
-                at_fault.worker.suspect();
-            }
-        }
+        blame(route, &failure);
+        let at_fault = failure.at_fault(route);
         if !failure.is_retryable || self.made > gateway.config.retries || !gateway.retries.spend() {
             return Err(failure);
         }
@@ -180,23 +184,20 @@ pub(crate) async fn relay(
     let mut attempts = Attempts::default();
     gateway.retries.earn();
     loop {
-        let (route, booking) = match attempts.route(gateway, &request).await {
+        let routed = match attempts.route(gateway, &request).await {
             Ok(routed) => routed,
             Err(error) => return Err((stay, error)),
         };
-        stay.served_by(&route.decode.live.name);
-        let failure = match ask(gateway, &request, &request.body, &route).await {
-            Ok(asked) if request.stream => {
-                match RelayStream::begin(gateway, &request, asked, booking, &route).await {
-                    Ok(stream) => return Ok(stream.into_response(attempts, stay, &route)),
-                    Err(failure) => failure,
-                }
+        stay.served_by(&routed.0.decode.live.name);
+        let (route, failure) = match hedged(gateway, &request, &attempts, routed).await {
+            Ok((begun, route)) => {
+                stay.served_by(&route.decode.live.name);
+                return Ok(match begun {
+                    Begun::Stream(stream) => stream.into_response(attempts, stay, &route),
+                    Begun::Whole(whole) => whole.into_response(gateway, &request, &mut stay, &route),
+                });
             }
-            Ok(asked) => match whole(gateway, &request, &mut stay, asked, booking, &route).await {
-                Ok(response) => return Ok(response),
-                Err(failure) => failure,
-            },
-            Err(failure) => failure,
+            Err(failed) => failed,
         };
         if let Err(failure) = attempts.failed(gateway, &request, &route, failure).await {
             return match failure.into_response() {
@@ -210,15 +211,118 @@ pub(crate) async fn relay(
     }
 }
 
+/// An answer that is there, or has begun to come.
+enum Begun {
+    Stream(Box<RelayStream>),
+    Whole(Whole),
+}
+
+/// An attempt with the workers that made it.
+type Attempted = Result<(Begun, Route), (Route, Failure)>;
+
+async fn attempt(
+    gateway: &Arc<Gateway>,
+    request: &Arc<RelayRequest>,
+    (route, booking): (Route, Booking),
+) -> Attempted {
+    let begun = match ask(gateway, request, &request.body, &route).await {
+        Ok(asked) if request.stream => {
+            let stream = RelayStream::begin(gateway, request, asked, booking, &route).await;
+            stream.map(|stream| Begun::Stream(Box::new(stream)))
+        }
+        Ok(asked) => whole(gateway, asked, booking, &route).await.map(Begun::Whole),
+        Err(failure) => Err(failure),
+    };
+    match begun {
+        Ok(begun) => Ok((begun, route)),
+        Err(failure) => Err((route, failure)),
+    }
+}
+
+/// An attempt, and a second one on another worker beside it when the first takes longer than the operator wants to
+/// wait. Whichever answers first counts; the other is dropped, and so given up by its engine. A hand-off is not doubled.
+async fn hedged(
+    gateway: &Arc<Gateway>,
+    request: &Arc<RelayRequest>,
+    attempts: &Attempts,
+    routed: (Route, Booking),
+) -> Attempted {
+    let after = gateway.config.hedge_after;
+    if after.is_zero() || routed.0.prefill.is_some() {
+        return attempt(gateway, request, routed).await;
+    }
+    let chosen = routed.0.decode.live.name.clone();
+    let mut first = Box::pin(attempt(gateway, request, routed));
+    if let Ok(done) = tokio::time::timeout(after, &mut first).await {
+        return done;
+    }
+    let Some(beside) = attempts.beside(gateway, request, &chosen) else { return first.await };
+    gateway.metrics.hedged.inc();
+    let mut second = Box::pin(attempt(gateway, request, beside));
+    let (failed, other) = tokio::select! {
+        done = &mut first => match done {
+            Err(failed) => (failed, second),
+            done => return done,
+        },
+        done = &mut second => match done {
+            Err(failed) => (failed, first),
+            done => return done,
+        },
+    };
+    blame(&failed.0, &failed.1);
+    other.await
+}
+
+/// A failure speaks against the worker that made it.
+fn blame(route: &Route, failure: &Failure) {
+    let at_fault = failure.at_fault(route);
+    if !failure.is_workers {
+        return;
+    }
+    if at_fault.worker.breaker.failed(Instant::now()) {
+        tracing::warn!(worker = at_fault.live.name, "too many failures in a row: out for a while");
+    }
+    if failure.is_connection {
+        at_fault.worker.suspect();
+    }
+}
+
+/// An answer that is not streamed.
+struct Whole {
+    body: bytes::Bytes,
+    content_type: HeaderValue,
+    usage: Option<Usage>,
+}
+
+impl Whole {
+    fn into_response(
+        self,
+        gateway: &Gateway,
+        request: &RelayRequest,
+        stay: &mut Stay,
+        route: &Route,
+    ) -> Response {
+        if let Some(usage) = self.usage {
+            gateway.account(&usage);
+            stay.used(&usage);
+        }
+        gateway.metrics.time_to_first_token.observe(request.started.elapsed());
+        let mut response = Response::new(Body::from(self.body));
+        response.headers_mut().insert(header::CONTENT_TYPE, self.content_type);
+        explain(&mut response, route);
+        stay.tell_rates(&mut response);
+        stay.answered(StatusCode::OK, None);
+        response
+    }
+}
+
 /// An answer that is not streamed is taken whole, so that one that breaks off can be asked for again.
 async fn whole(
     gateway: &Gateway,
-    request: &RelayRequest,
-    stay: &mut Stay,
     asked: Asked,
     mut booking: Booking,
     route: &Route,
-) -> Result<Response, Failure> {
+) -> Result<Whole, Failure> {
     let Asked { reply, promised, prefill: _prefill } = asked;
     let (head, body) = reply.into_parts();
     let down = route.decode.worker.down.notified();
@@ -241,22 +345,12 @@ async fn whole(
         if let Some(cached) = usage.cached_tokens() {
             booking.cached_tokens(cached);
         }
-        gateway.account(&usage);
-        stay.used(&usage);
     }
     booking.first_token();
     route.decode.worker.breaker.succeeded();
-    gateway.metrics.time_to_first_token.observe(request.started.elapsed().as_secs_f64());
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
-    let mut response = Response::new(Body::from(body));
-    *response.status_mut() = StatusCode::OK;
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("application/json")));
-    explain(&mut response, route);
-    stay.tell_rates(&mut response);
-    stay.answered(StatusCode::OK, None);
-    Ok(response)
+    let content_type = content_type.unwrap_or(HeaderValue::from_static("application/json"));
+    Ok(Whole { body, content_type, usage })
 }
 
 fn explain(response: &mut Response, route: &Route) {

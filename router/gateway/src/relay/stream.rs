@@ -252,10 +252,8 @@ impl RelayStream {
                 leg.route.decode.worker.breaker.succeeded();
             }
             match self.last_piece.replace(now) {
-                None => metrics
-                    .time_to_first_token
-                    .observe(now.duration_since(self.request.started).as_secs_f64()),
-                Some(last) => metrics.inter_token.observe(now.duration_since(last).as_secs_f64()),
+                None => metrics.time_to_first_token.observe(now.duration_since(self.request.started)),
+                Some(last) => metrics.inter_token.observe(now.duration_since(last)),
             }
         }
         let pieces = memchr::memmem::find_iter(&batch.out, b"\n\n").count();

@@ -188,8 +188,9 @@ fn start_chat(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<Job, A
     let ids = state
         .engine
         .text()
-        .encode_chat(&request.messages, request.add_generation_prompt, &request.template_extras)
-        .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        .encode_conversation(request.messages, request.add_generation_prompt, false, &request.template_extras)
+        .map_err(|error| ApiError::invalid("messages", error.to_string()))?
+        .ids;
     check_prompt(state, "messages", &ids)?;
     let answer =
         Answer::new(Kind::Chat, answer_id(headers, "chatcmpl"), now(), &state.description.model, false);

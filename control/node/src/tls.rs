@@ -1,0 +1,62 @@
+//! Settings of TLS into what listeners and clients use.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use control_config::Settings;
+use router_tls::{Alpn, ClientCertificate, ClientTls, ClientTlsConfig, ServerTls, ServerTlsConfig, TlsError};
+
+use crate::compose::some;
+
+/// How others than clients are reached over https; loaded when somebody is, so that no system needs root certificates
+/// for plain HTTP.
+pub(crate) fn upstream(settings: &Settings, urls: &[&str]) -> Result<Option<Arc<ClientTls>>> {
+    let tls = &settings.tls;
+    let is_set = ![&tls.upstream_ca_file, &tls.upstream_certificate_file, &tls.upstream_key_file]
+        .into_iter()
+        .all(String::is_empty);
+    if !is_set && !urls.iter().any(|url| url.starts_with("https://")) {
+        return Ok(None);
+    }
+    let file = |name: &str| some(name).map(PathBuf::from);
+    let config = ClientTlsConfig {
+        ca_file: file(&tls.upstream_ca_file),
+        certificate_file: file(&tls.upstream_certificate_file),
+        key_file: file(&tls.upstream_key_file),
+        ..ClientTlsConfig::default()
+    };
+    // A machine without root certificates can still reach those of the house.
+    let loaded = ClientTls::load(&config).or_else(|error| match error {
+        TlsError::SystemRoots { .. } if config.ca_file.is_some() => {
+            ClientTls::load(&ClientTlsConfig { system_roots: false, ..config.clone() })
+        }
+        error => Err(error),
+    });
+    loaded.map(Some).context("[tls] upstream_…")
+}
+
+/// The gateway's own certificate, if clients come over TLS.
+pub(crate) fn server(settings: &Settings, alpn: Alpn) -> Result<Option<Arc<ServerTls>>> {
+    let tls = &settings.tls;
+    let (Some(certificate), Some(key)) = (some(&tls.certificate_file), some(&tls.key_file)) else {
+        if tls.certificate_file.is_empty() != tls.key_file.is_empty() {
+            bail!("[tls] certificate_file and key_file go together");
+        }
+        if tls.client_certificate != "off" {
+            bail!("[tls] client_certificate needs certificate_file and key_file");
+        }
+        return Ok(None);
+    };
+    let config = ServerTlsConfig {
+        client_ca_file: some(&tls.client_ca_file).map(PathBuf::from),
+        client_certificate: match tls.client_certificate.as_str() {
+            "optional" => ClientCertificate::Optional,
+            "required" => ClientCertificate::Required,
+            _ => ClientCertificate::Off,
+        },
+        alpn: vec![alpn],
+        ..ServerTlsConfig::new(certificate, key)
+    };
+    ServerTls::load(&config).map(Some).context("[tls]")
+}

@@ -1,0 +1,69 @@
+//! How many requests were answered how.
+//!
+//! Hot path: one relaxed addition; the labels are made when somebody asks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::http::StatusCode;
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+/// The surfaces; requests of any other are counted as the last.
+const SURFACES: [&str; 8] =
+    ["chat", "completions", "embeddings", "messages", "responses", "count_tokens", "kserve", "other"];
+/// Statuses from 100 on.
+const STATUSES: usize = 500;
+
+/// Counters by surface and status. Clones share them.
+#[derive(Clone)]
+pub(crate) struct RequestsBy(Arc<[[AtomicU64; STATUSES]; SURFACES.len()]>);
+
+impl Default for RequestsBy {
+    fn default() -> Self {
+        Self(Arc::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0)))))
+    }
+}
+
+impl RequestsBy {
+    pub(crate) fn count(&self, surface: &str, status: StatusCode) {
+        let surface = SURFACES.iter().position(|name| *name == surface).unwrap_or(SURFACES.len() - 1);
+        let status = usize::from(status.as_u16()).saturating_sub(100).min(STATUSES - 1);
+        self.0[surface][status].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn counts(&self) -> impl Iterator<Item = (&'static str, usize, u64)> {
+        SURFACES.iter().zip(self.0.iter()).flat_map(|(surface, statuses)| {
+            let counts = statuses.iter().map(|count| count.load(Ordering::Relaxed)).enumerate();
+            counts.filter(|(_, count)| *count > 0).map(|(status, count)| (*surface, status + 100, count))
+        })
+    }
+
+    /// All, and those that ended with an error of the gateway's or the engines'.
+    pub(crate) fn sums(&self) -> (u64, u64) {
+        self.counts().fold((0, 0), |(all, failed), (_, status, count)| {
+            (all + count, failed + if status >= 500 { count } else { 0 })
+        })
+    }
+}
+
+impl fmt::Debug for RequestsBy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_list().entries(self.counts()).finish()
+    }
+}
+
+impl EncodeMetric for RequestsBy {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        for (surface, status, count) in self.counts() {
+            let labels = [("surface", surface.to_owned()), ("status", status.to_string())];
+            encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
+    }
+}

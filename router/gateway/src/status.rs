@@ -1,0 +1,172 @@
+//! What is shown of the gateway: status and decisions as JSON, metrics for Prometheus.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use router_engines::openai::ApiError;
+use router_radix::Tier;
+use serde_json::{Value, json};
+
+use crate::Gateway;
+use crate::service::{error_response, json_response, unix_millis};
+use crate::worker::{Live, Worker};
+
+/// For administrators only, if there are any.
+fn shown(gateway: &Gateway, headers: &HeaderMap, show: impl FnOnce() -> Result<Value, ApiError>) -> Response {
+    match gateway.access.administrator(headers).and_then(|()| show()) {
+        Ok(value) => json_response(StatusCode::OK, value.to_string()),
+        Err(error) => error_response(&error),
+    }
+}
+
+/// `GET /kvasir/status`.
+pub(crate) async fn status(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+    shown(&gateway, &headers, || Ok(status_of(&gateway)))
+}
+
+fn status_of(gateway: &Gateway) -> Value {
+    let metrics = &gateway.metrics;
+    let (requests, failed) = metrics.requests.sums();
+    let usage = gateway.fleet.index.write().usage();
+    let workers: Vec<Value> =
+        gateway.fleet.workers.iter().flat_map(|worker| worker_status(gateway, worker)).collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "model": gateway.model(),
+        "strategy": gateway.config.policy.strategy.name(),
+        "started_unix": gateway.started,
+        "now_unix_ms": unix_millis(),
+        "active": gateway.requests_inside(),
+        "waiting": gateway.access.gate.stats().waiting,
+        "requests": requests,
+        "failed": failed,
+        "shed": metrics.shed.get(),
+        "migrations": metrics.migrations.get(),
+        "disaggregated": metrics.disaggregated.get(),
+        "hedged": metrics.hedged.get(),
+        "broken_streams": metrics.broken_streams.get(),
+        "prompt_tokens": metrics.prompt_tokens.get(),
+        "cached_tokens": metrics.cached_tokens.get(),
+        "generated_tokens": metrics.generated_tokens.get(),
+        "index": { "blocks": usage.entries, "bytes": usage.bytes, "nodes": usage.nodes },
+        "histograms": {
+            "time_to_first_token": metrics.time_to_first_token.to_json(),
+            "inter_token": metrics.inter_token.to_json(),
+            "routing": metrics.routing.to_json(),
+        },
+        "workers": workers,
+    })
+}
+
+/// A worker: each rank by itself.
+fn worker_status(gateway: &Gateway, worker: &Arc<Worker>) -> Vec<Value> {
+    let lives = worker.lives.load();
+    if !worker.is_ready() {
+        return vec![json!({ "name": worker.name, "ready": false })];
+    }
+    lives.iter().map(|live| live_status(gateway, worker, live)).collect()
+}
+
+fn live_status(gateway: &Gateway, worker: &Worker, live: &Live) -> Value {
+    let reported = live.reported.get();
+    let audit = &live.load.audit;
+    let held = gateway.fleet.index.write().blocks_of(live.member);
+    // Engines say how large their pool on the device is, if anything.
+    let blocks = (live.description.blocks > 0).then_some(live.description.blocks);
+    let pools = Tier::ALL.iter().zip(held).filter(|(tier, held)| **tier == Tier::Device || *held > 0);
+    let pools = pools.map(|(tier, held)| {
+        let size = blocks.filter(|_| *tier == Tier::Device);
+        json!({ "tier": tier_name(*tier), "blocks": size, "indexed": held })
+    });
+    json!({
+        "name": live.name,
+        "ready": live.is_warm.load(Ordering::Acquire),
+        "engine": live.description.engine.name(),
+        "version": live.description.version,
+        "role": live.role.name(),
+        "events": live.has_feed,
+        "is_out": worker.breaker.is_open(Instant::now()),
+        "ejections": worker.breaker.ejections.load(Ordering::Relaxed),
+        "requests": live.load.own.get()[0],
+        "peers_requests": live.load.peers.get()[0],
+        "engine_running": reported.running,
+        "engine_waiting": reported.waiting,
+        "kv_usage": reported.kv_usage,
+        "slowness": live.load.factor(),
+        "pools": pools.collect::<Vec<Value>>(),
+        "audit": {
+            "requests": audit.requests.load(Ordering::Relaxed),
+            "exact": audit.exact.load(Ordering::Relaxed),
+            "predicted_tokens": audit.predicted_tokens.load(Ordering::Relaxed),
+            "reported_tokens": audit.reported_tokens.load(Ordering::Relaxed),
+        },
+    })
+}
+
+fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "device",
+        Tier::Host => "host",
+        Tier::Disk => "disk",
+        Tier::Remote => "remote",
+    }
+}
+
+/// `GET /kvasir/decisions?after=SEQUENCE`.
+pub(crate) async fn decisions(
+    State(gateway): State<Arc<Gateway>>,
+    headers: HeaderMap,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Response {
+    shown(&gateway, &headers, || {
+        let after = query.iter().find(|(key, _)| key == "after").map(|(_, value)| value.parse::<u64>());
+        let after = after.transpose().map_err(|_| ApiError::invalid("after", "`after` is a number."))?;
+        let roster = gateway.fleet.roster.load();
+        let name_of = |identity: u64| {
+            roster
+                .iter()
+                .find(|picked| picked.live.identity == identity)
+                .map(|picked| picked.live.name.clone())
+        };
+        Ok(gateway.chooser.decisions.to_json(after, gateway.config.policy.strategy, name_of))
+    })
+}
+
+/// `GET /metrics`.
+pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+    if let Err(error) = gateway.access.administrator(&headers) {
+        return error_response(&error);
+    }
+    let metrics = &gateway.metrics;
+    let usage = gateway.fleet.index.write().usage();
+    metrics.index_blocks.set(usage.entries as i64);
+    metrics.index_bytes.set(usage.bytes as i64);
+    metrics.index_nodes.set(usage.nodes as i64);
+    metrics.workers_ready.set(gateway.fleet.ready_count() as i64);
+    metrics.waiting.set(gateway.access.gate.stats().waiting.into());
+    let events = gateway.fleet.tracker_counters();
+    metrics.event_batches.set(events.batches as i64);
+    metrics.event_orphans.set(events.orphans as i64);
+    metrics.event_resets.set(events.resets as i64);
+    metrics.event_broken.set(events.broken as i64);
+    if let Some(error) = gateway.fleet.speeds.prediction_error() {
+        metrics.prediction_error.set(error);
+    }
+    if let Some(audit) = &gateway.access.audit {
+        let log = audit.counters();
+        metrics.log_written.set(log.written as i64);
+        metrics.log_dropped.set(log.dropped as i64);
+        metrics.log_lost.set(log.lost as i64);
+    }
+    metrics.seconds_per_token.set(gateway.fleet.speeds.get().per_token);
+    for picked in gateway.fleet.roster.load().iter() {
+        let ejections = picked.worker.breaker.ejections.load(Ordering::Relaxed);
+        metrics.of_worker(&picked.live.name, &picked.live.load, ejections);
+    }
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, content_type)], metrics.render()).into_response()
+}

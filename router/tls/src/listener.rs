@@ -1,0 +1,182 @@
+//! The listener: accepts connections, lets their handshakes run at the same time, and hands over those that succeed.
+//!
+//! Each handshake is a task, so that its signatures use all cores and a client that says nothing delays nobody. The
+//! set of them is bounded; at the limit the oldest gives way when it has had its time, and meanwhile connections wait
+//! in the kernel. Dropping the listener ends the handshakes in flight.
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::serve::Listener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::config::HandshakeLimits;
+use crate::identity::PeerAddr;
+use crate::server::{ServerStream, ServerTls};
+
+/// First wait after the system gave no connection; each further one in a row is twice as long.
+const BACK_OFF_MIN: Duration = Duration::from_millis(10);
+const BACK_OFF_MAX: Duration = Duration::from_secs(1);
+
+/// A TCP listener whose connections speak TLS, for `axum::serve`.
+pub struct TlsListener {
+    tcp: TcpListener,
+    tls: Arc<ServerTls>,
+    limits: HandshakeLimits,
+    handshakes: JoinSet<Option<(ServerStream, PeerAddr)>>,
+    /// When each handshake began, the oldest first; those that are over leave when they come to the front.
+    begun: VecDeque<(Instant, AbortHandle)>,
+    /// Handshakes that had to give way and have not left the set yet.
+    giving_way: usize,
+    /// Failures of the system in a row.
+    failures: u32,
+    /// After such a failure, when to try again.
+    rest_until: Option<Instant>,
+}
+
+impl TlsListener {
+    /// A listener with the default limits.
+    #[must_use]
+    pub fn new(tcp: TcpListener, tls: Arc<ServerTls>) -> Self {
+        Self::with_limits(tcp, tls, HandshakeLimits::default())
+    }
+
+    /// A listener with limits of one's own.
+    #[must_use]
+    pub fn with_limits(tcp: TcpListener, tls: Arc<ServerTls>, limits: HandshakeLimits) -> Self {
+        let limits = HandshakeLimits { in_flight_max: limits.in_flight_max.max(1), ..limits };
+        Self {
+            tcp,
+            tls,
+            limits,
+            handshakes: JoinSet::new(),
+            begun: VecDeque::new(),
+            giving_way: 0,
+            failures: 0,
+            rest_until: None,
+        }
+    }
+
+    fn begin(&mut self, tcp: TcpStream, addr: SocketAddr) {
+        self.failures = 0;
+        let (tls, limit) = (self.tls.clone(), self.limits.timeout);
+        let handshake = self.handshakes.spawn(async move {
+            // A connection that is gone already needs no option.
+            let _gone = tcp.set_nodelay(true);
+            let (counter, reason) = match timeout(limit, tls.handshake(tcp, addr)).await {
+                Ok(Ok(connection)) => {
+                    tls.tally.completed.fetch_add(1, Ordering::Relaxed);
+                    return Some(connection);
+                }
+                Ok(Err(error)) => (&tls.tally.failed, error.to_string()),
+                Err(_) => (&tls.tally.timed_out, "it took too long".to_owned()),
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(client = %addr, reason, "TLS handshake failed");
+            None
+        });
+        if self.begun.len() >= 2 * self.limits.in_flight_max {
+            self.begun.retain(|(_, handshake)| !handshake.is_finished());
+        }
+        self.begun.push_back((Instant::now(), handshake));
+    }
+
+    /// When the oldest handshake in flight has had its time, if the set is full.
+    fn eviction(&mut self) -> Option<Instant> {
+        if self.handshakes.len() - self.giving_way < self.limits.in_flight_max {
+            return None;
+        }
+        while self.begun.front().is_some_and(|(_, handshake)| handshake.is_finished()) {
+            self.begun.pop_front();
+        }
+        self.begun.front().map(|(begun, _)| *begun + self.limits.timeout_when_full)
+    }
+
+    fn evict(&mut self) {
+        if let Some((_, handshake)) = self.begun.pop_front() {
+            handshake.abort();
+            self.giving_way += 1;
+            self.tls.tally.timed_out.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn accept_failed(&mut self, error: &io::Error) {
+        if let Some(rest) = back_off(error, self.failures) {
+            self.failures = self.failures.saturating_add(1);
+            self.rest_until = Some(Instant::now() + rest);
+            self.tls.tally.accept_errors.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(%error, "the system gives no connection");
+        }
+    }
+}
+
+impl Listener for TlsListener {
+    type Io = ServerStream;
+    type Addr = PeerAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            // All that a turn needs to know is in `self`: dropping this future between turns loses nothing.
+            let is_full = self.handshakes.len() >= self.limits.in_flight_max;
+            let (evict_at, rest_until) = (self.eviction(), self.rest_until);
+            tokio::select! {
+                Some(ended) = self.handshakes.join_next() => {
+                    match ended {
+                        Ok(Some(connection)) => return connection,
+                        // It has said why.
+                        Ok(None) => {}
+                        Err(_) => self.giving_way = self.giving_way.saturating_sub(1),
+                    }
+                }
+                () = sleep_until_some(evict_at) => self.evict(),
+                () = sleep_until_some(rest_until) => self.rest_until = None,
+                accepted = self.tcp.accept(), if !is_full && rest_until.is_none() => match accepted {
+                    Ok((tcp, addr)) => self.begin(tcp, addr),
+                    Err(error) => self.accept_failed(&error),
+                },
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Ok(PeerAddr { addr: self.tcp.local_addr()?, certificate: None })
+    }
+}
+
+async fn sleep_until_some(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => pending().await,
+    }
+}
+
+/// How long to leave the system alone; none when only the client is to blame, who left before it was accepted.
+fn back_off(error: &io::Error, failures: u32) -> Option<Duration> {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+        return None;
+    }
+    let doubled = BACK_OFF_MIN.saturating_mul(1 << failures.min(16));
+    Some(doubled.min(BACK_OFF_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_is_left_alone_for_longer_and_longer() {
+        let full = io::Error::other("no file descriptors");
+        let waits: Vec<_> = [0, 1, 2, 6, 7, u32::MAX].map(|failures| back_off(&full, failures)).into();
+        let expected = [10, 20, 40, 640, 1000, 1000].map(|wait| Some(Duration::from_millis(wait)));
+        assert_eq!(waits, expected);
+        assert_eq!(back_off(&io::ErrorKind::ConnectionAborted.into(), 3), None);
+    }
+}
