@@ -290,6 +290,7 @@ pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
         mooncake_bootstrap: String::new(),
         has_tokenizer: true,
         access: AccessConfig::default(),
+        trace: None,
         text: TextBy::Auto,
         formats: Formats::default(),
         answer_within: Duration::from_secs(600),

@@ -12,6 +12,7 @@ use router_engines::dialect::{Engine, Hints};
 use router_gateway::{AccessConfig, Formats, GatewayConfig, JwksFrom, TextBy, TokenConfig, WorkerConfig};
 use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
+use router_trace::TraceConfig;
 use tools_engine::EngineConfig;
 use tools_engine::model::{Model, ModelConfig};
 
@@ -159,6 +160,35 @@ fn tokens(settings: &Settings) -> Result<Option<TokenConfig>> {
     }))
 }
 
+/// Environment variable with headers for the trace collector.
+const TRACE_HEADERS: &str = "KVASIR_TRACE_HEADERS";
+
+fn trace(settings: &Settings) -> Result<Option<TraceConfig>> {
+    let trace = &settings.trace;
+    let Some(endpoint) = some(&trace.endpoint) else { return Ok(None) };
+    let headers = std::env::var(TRACE_HEADERS).unwrap_or_default();
+    let headers = headers.split(',').filter(|header| !header.trim().is_empty()).map(|header| {
+        let (name, value) =
+            header.split_once('=').with_context(|| format!("{TRACE_HEADERS}: not name=value"))?;
+        Ok((name.trim().to_owned(), value.trim().to_owned()))
+    });
+    let read = |file: String| std::fs::read(&file).with_context(|| file);
+    Ok(Some(TraceConfig {
+        endpoint,
+        service_name: trace.service_name.clone(),
+        instance: format!("{}:{}", gethostname(), settings.gateway.listen.port()),
+        sample_ratio: trace.sample_ratio,
+        headers: headers.collect::<Result<_>>()?,
+        authority: some(&settings.tls.upstream_ca_file).map(read).transpose()?,
+        queue_max: trace.queue_max as usize,
+        ..TraceConfig::default()
+    }))
+}
+
+fn gethostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 fn access(settings: &Settings, workers: &[WorkerConfig]) -> Result<AccessConfig> {
     let access = &settings.access;
     let mut urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
@@ -207,6 +237,7 @@ pub(crate) fn gateway(
         mooncake_bootstrap: gateway.mooncake_bootstrap.clone(),
         has_tokenizer,
         access,
+        trace: trace(settings)?,
         hedge_after: gateway.hedge_after,
         request_time_max: gateway.request_time_max,
         text: match gateway.text.as_str() {

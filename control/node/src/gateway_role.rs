@@ -9,9 +9,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use control_config::Settings;
 use router_engines::dialect::Role;
-use router_gateway::{Fleet, Gateway, WorkerConfig, router};
+use router_gateway::{Fleet, Gateway, WorkerConfig, router, serve_grpc};
 use router_tls::{Alpn, ClientTls, PlainListener, ServerTls, TlsListener};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 
 use crate::{Common, compose, http, process, tls};
 
@@ -82,17 +83,23 @@ pub(crate) fn run(
         if let Some(tls) = upstream_tls {
             tokio::spawn(tls.watch(LOOK_EVERY));
         }
+        let grpc = grpc(&settings, &gateway).await?;
         if let Some(address) = aside {
             let aside = PlainListener::new(http::bind(address).await?);
             tokio::spawn(http::serve(aside, router(Arc::clone(&gateway)), Duration::ZERO));
         }
         match server_tls {
-            None => http::serve(PlainListener::new(listener), router(gateway), drain).await?,
+            None => http::serve(PlainListener::new(listener), router(Arc::clone(&gateway)), drain).await?,
             Some(tls) => {
                 tokio::spawn(Arc::clone(&tls).watch(LOOK_EVERY));
-                http::serve(TlsListener::new(listener, tls), router(gateway), drain).await?;
+                http::serve(TlsListener::new(listener, tls), router(Arc::clone(&gateway)), drain).await?;
             }
         }
+        if let Some(serving) = grpc {
+            // The same signal has stopped it.
+            let _late = tokio::time::timeout(drain, serving).await;
+        }
+        gateway.finish_traces().await;
         if let Some(file) = snapshot {
             fleet.write_snapshot(&file).with_context(|| format!("{}: the snapshot", file.display()))?;
         }
@@ -101,6 +108,24 @@ pub(crate) fn run(
     // Watchers of workers may be asleep: nobody waits for them.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts the KServe gRPC service, if it is wanted.
+async fn grpc(settings: &Settings, gateway: &Arc<Gateway>) -> Result<Option<JoinHandle<()>>> {
+    let Some(listen) = compose::some(&settings.gateway.grpc_listen) else { return Ok(None) };
+    let address: SocketAddr =
+        listen.parse().with_context(|| format!("gateway.grpc_listen: {listen:?} is no IP:PORT"))?;
+    let listener = http::bind(address).await?;
+    let stopped = http::told_to_stop()?;
+    let gateway = Arc::clone(gateway);
+    let serving = match tls::server(settings, Alpn::Http2)? {
+        None => tokio::spawn(serve_grpc(PlainListener::new(listener), gateway, stopped)),
+        Some(tls) => {
+            tokio::spawn(Arc::clone(&tls).watch(LOOK_EVERY));
+            tokio::spawn(serve_grpc(TlsListener::new(listener, tls), gateway, stopped))
+        }
+    };
+    Ok(Some(serving))
 }
 
 /// On SIGHUP files are read again and the audit log is opened anew, as log rotation wants it.

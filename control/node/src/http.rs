@@ -16,6 +16,18 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
+/// SIGTERM or SIGINT, from now on.
+pub(crate) fn told_to_stop() -> Result<impl Future<Output = ()> + Send> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
 /// Serves until SIGTERM or SIGINT, then finishes what is in flight, for at most `drain`.
 pub(crate) async fn serve<L>(listener: L, router: Router, drain: Duration) -> Result<()>
 where
@@ -23,14 +35,10 @@ where
     L::Addr: std::fmt::Debug,
     PeerAddr: for<'a> Connected<IncomingStream<'a, L>>,
 {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let told = told_to_stop()?;
     let (stopping, mut stopped) = tokio::sync::watch::channel(false);
     let shutdown = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        told.await;
         // The receiver lives in this function.
         let _alive = stopping.send(true);
     };

@@ -14,14 +14,18 @@ pub(crate) enum KeyCommand {
         /// Whose it is.
         #[arg(long, default_value = "default")]
         tenant: String,
+        /// It may ask about the gateway itself: status, metrics, decisions.
+        #[arg(long)]
+        admin: bool,
     },
 }
 
 pub(crate) fn run(command: &KeyCommand) -> Result<ExitCode> {
-    let KeyCommand::New { name, tenant } = command;
+    let KeyCommand::New { name, tenant, admin } = command;
     let key = router_access::new_key(name, tenant)?;
     eprintln!("The key, shown this once:");
     println!("{}", key.secret);
-    eprintln!("\nFor the keys file (`access.keys_file`):\n\n{}", key.lines);
+    let admin = if *admin { "admin = true\n" } else { "" };
+    eprintln!("\nFor the keys file (`access.keys_file`):\n\n{}{admin}", key.lines);
     Ok(ExitCode::SUCCESS)
 }

@@ -14,6 +14,7 @@ mod process;
 mod replay_command;
 mod serve;
 mod tls;
+mod top_command;
 mod worker_role;
 
 use std::net::SocketAddr;
@@ -97,6 +98,8 @@ enum Command {
     },
     /// Run mock engines: no model, simulated time, the contract of a real engine.
     Mock(mock_command::MockArgs),
+    /// Watch a gateway in the terminal.
+    Top(top_command::TopArgs),
     /// Keys of clients.
     Key {
         #[command(subcommand)]
@@ -180,6 +183,7 @@ fn main() -> ExitCode {
         }
         Command::Worker { common, role, listen, threads } => worker_role::run(&common, role, listen, threads),
         Command::Key { command } => key_command::run(&command),
+        Command::Top(args) => top_command::execute(&args),
         Command::Mock(args) => mock_command::run(&args),
         Command::Config { command } => config_command::run(command),
         Command::Doctor => doctor::run(),

@@ -145,11 +145,20 @@ impl EngineClient {
         &self,
         method: Method,
         path: &str,
+        body: Bytes,
+    ) -> Result<Response<ReplyBody>, EngineError> {
+        self.send_with(method, path, None, HeaderMap::with_capacity(4), body).await
+    }
+
+    async fn send_with(
+        &self,
+        method: Method,
+        path: &str,
         request_id: Option<&str>,
+        mut headers: HeaderMap,
         body: Bytes,
     ) -> Result<Response<ReplyBody>, EngineError> {
         let path: Uri = path.parse().map_err(|error| self.protocol(error))?;
-        let mut headers = HeaderMap::with_capacity(8);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(key) = &self.peer_key {
             headers.insert(HeaderName::from_static("x-kvasir-peer"), key.clone());
@@ -163,7 +172,7 @@ impl EngineClient {
 
     /// A small `GET`; the body of a 200.
     pub async fn get(&self, path: &str) -> Result<Bytes, EngineError> {
-        let response = self.send(Method::GET, path, None, Bytes::new()).await?;
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
         let status = response.status();
         let body = self.whole_body(response).await?;
         if status == StatusCode::OK {
@@ -175,7 +184,7 @@ impl EngineClient {
 
     /// A small `POST`; the body of a 200.
     pub async fn post(&self, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
-        let response = self.send(Method::POST, path, None, body).await?;
+        let response = self.send(Method::POST, path, body).await?;
         let status = response.status();
         let body = self.whole_body(response).await?;
         if status == StatusCode::OK {
@@ -187,7 +196,7 @@ impl EngineClient {
 
     /// A `GET` whose answer may be large; the body of a 200.
     pub async fn get_large(&self, path: &str) -> Result<Bytes, EngineError> {
-        let response = self.send(Method::GET, path, None, Bytes::new()).await?;
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
         let status = response.status();
         let body = response.into_body().whole(LARGE_BYTES_MAX).await;
         let body = body.map_err(|error| self.connection(error.reason))?;
@@ -214,11 +223,12 @@ impl EngineClient {
         self.get("/health").await.is_ok()
     }
 
-    /// Starts a completion of `prompt`; `fields` is the rest of the request body. The prompt is written behind
+    /// Starts a completion of `prompt`; `fields` is the rest of the request body, `headers` go with it. The prompt is written behind
     /// the fields, since a tree of thousands of JSON numbers would cost more than all the rest.
     pub async fn complete(
         &self,
         request_id: &str,
+        headers: HeaderMap,
         fields: &Map<String, Value>,
         prompt: &[u32],
     ) -> Result<CompletionStream, EngineError> {
@@ -227,7 +237,8 @@ impl EngineClient {
         body.extend_from_slice(if fields.is_empty() { b"\"prompt\":" } else { b",\"prompt\":" });
         serde_json::to_writer(&mut body, prompt).map_err(|error| self.protocol(error))?;
         body.push(b'}');
-        let response = self.send(Method::POST, "/v1/completions", Some(request_id), body.into()).await?;
+        let response =
+            self.send_with(Method::POST, "/v1/completions", Some(request_id), headers, body.into()).await?;
         let status = response.status();
         if status != StatusCode::OK {
             let body = self.whole_body(response).await?;

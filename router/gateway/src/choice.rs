@@ -7,17 +7,21 @@
 //! itself, or, if nothing has come yet, the attempt is repeated without a prefill worker.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use axum::http::HeaderMap;
 use router_engines::client::{CompletionPiece, EngineError};
 use router_engines::handoff::Handoff;
 use router_engines::openai::{ApiError, Finish, Sampling, TokenLogprob, TokenLogprobs};
 use router_tokens::{Detokenizer, StopStrings, Tokenizer};
+use router_trace::names;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 use crate::routing::{Booking, Route, Wanted};
 use crate::service::Gateway;
+use crate::traced::{LegSpan, Tracing};
+use crate::worker::Picked;
 
 /// Pause before a request that found no worker looks again; the fleet's bell usually comes first.
 const RECHECK: Duration = Duration::from_millis(50);
@@ -49,6 +53,9 @@ pub(crate) struct ChoiceRequest {
     pub(crate) sampling: Sampling,
     pub(crate) salt: Option<String>,
     pub(crate) session: Option<u64>,
+    pub(crate) traced: Tracing,
+    /// Of the client, for engines.
+    pub(crate) headers: HeaderMap,
 }
 
 /// Why an attempt is over.
@@ -139,6 +146,9 @@ impl Runner {
             }
             without_prefill |= blames_prefill;
             self.gateway.metrics.migrations.inc();
+            if let Some(traced) = &self.request.traced {
+                traced.event(names::event::RETRY);
+            }
         }
     }
 
@@ -175,8 +185,17 @@ impl Runner {
             let salt = self.request.salt.as_deref();
             let session = self.request.session;
             let adapter = None;
-            let wanted =
-                Wanted { tokens: &tokens, salt, session, adapter, audited: true, without_prefill, avoid };
+            let traced = self.request.traced.as_deref();
+            let wanted = Wanted {
+                tokens: &tokens,
+                salt,
+                session,
+                adapter,
+                audited: true,
+                without_prefill,
+                avoid,
+                traced,
+            };
             if let Some(routed) = self.gateway.route(&wanted) {
                 return Some(routed);
             }
@@ -217,9 +236,10 @@ impl Runner {
         let prompt = self.sequence();
         let Some(prefill) = &route.prefill else {
             let fields = self.fields(None);
-            let start = route.decode.worker.client.complete(&id, &fields, &prompt);
+            let (span, headers) = self.leg(names::span::DECODE, &route.decode);
+            let start = route.decode.worker.client.complete(&id, headers, &fields, &prompt);
             let never = std::future::pending();
-            return self.follow(start, never, booking).await;
+            return closed(span, self.follow(start, never, booking, route, None).await);
         };
         self.gateway.metrics.disaggregated.inc();
         let transfer_id = crate::service::fresh_number();
@@ -234,9 +254,22 @@ impl Runner {
         prefill_fields.insert("min_tokens".to_owned(), json!(0));
         prefill_fields.remove("logprobs");
         // Both legs at once. The prefill leg is not waited for, but its failure is heard.
-        let leg = prefill_leg(prefill.worker.client.clone(), &id, prefill_fields, &prompt);
-        let start = route.decode.worker.client.complete(&id, &decode_fields, &prompt);
-        self.follow(start, leg, booking).await
+        let leg = prefill_leg(
+            prefill.worker.client.clone(),
+            self.leg(names::span::PREFILL, prefill),
+            &id,
+            prefill_fields,
+            &prompt,
+        );
+        let (span, headers) = self.leg(names::span::DECODE, &route.decode);
+        let start = route.decode.worker.client.complete(&id, headers, &decode_fields, &prompt);
+        closed(span, self.follow(start, leg, booking, route, Some(Instant::now())).await)
+    }
+
+    /// The span of a leg, and the headers that go with it.
+    fn leg(&self, name: &'static str, picked: &Picked) -> (Option<LegSpan>, HeaderMap) {
+        let mut headers = self.request.headers.clone();
+        (LegSpan::open(&self.request.traced, name, picked, &mut headers), headers)
     }
 
     /// Follows the decode leg, and the prefill leg beside it until that is over.
@@ -245,6 +278,8 @@ impl Runner {
         start: impl Future<Output = Result<router_engines::client::CompletionStream, EngineError>>,
         prefill: impl Future<Output = Result<usize, EngineError>>,
         booking: &mut Booking,
+        route: &Route,
+        mut moving: Option<Instant>,
     ) -> Ended {
         tokio::pin!(prefill);
         tokio::pin!(start);
@@ -303,6 +338,9 @@ impl Runner {
                 Ok(Some(piece)) => {
                     if !piece.token_ids.is_empty() && std::mem::replace(&mut is_first, false) {
                         booking.first_token();
+                        if let (Some(traced), Some(since)) = (&self.request.traced, moving.take()) {
+                            traced.transferred(since, route);
+                        }
                     }
                     if let Some(cached) = piece.cached_tokens {
                         booking.cached_tokens(cached);
@@ -397,16 +435,40 @@ impl Runner {
 /// The prefill leg: its stream has no text, only an end. Returns the tokens that it found in its caches.
 async fn prefill_leg(
     client: router_engines::client::EngineClient,
+    (mut span, headers): (Option<LegSpan>, HeaderMap),
     id: &str,
     fields: Map<String, Value>,
     prompt: &[u32],
 ) -> Result<usize, EngineError> {
-    let mut stream = client.complete(id, &fields, prompt).await?;
-    let mut cached = 0;
-    while let Some(piece) = stream.next().await? {
-        cached = piece.cached_tokens.unwrap_or(cached);
+    let asked = async {
+        let mut stream = client.complete(id, headers, &fields, prompt).await?;
+        let mut cached = 0;
+        while let Some(piece) = stream.next().await? {
+            cached = piece.cached_tokens.unwrap_or(cached);
+        }
+        Ok(cached)
+    };
+    let ended: Result<usize, EngineError> = asked.await;
+    if let (Err(error), Some(span)) = (&ended, &mut span) {
+        span.failed(kind_of(error));
     }
-    Ok(cached)
+    ended
+}
+
+/// The span of a leg ends with what became of it.
+fn closed(span: Option<LegSpan>, ended: Ended) -> Ended {
+    if let (Some(mut span), Ended::Failed { error, .. }) = (span, &ended) {
+        span.failed(kind_of(error));
+    }
+    ended
+}
+
+fn kind_of(error: &EngineError) -> &'static str {
+    match error {
+        EngineError::Connection { .. } => "connection",
+        EngineError::Refused(_) => "refused_by_engine",
+        EngineError::Protocol { .. } => "engine_error",
+    }
 }
 
 fn describe(tokenizer: &Tokenizer, piece: &CompletionPiece, wanted: usize) -> Vec<TokenLogprobs> {

@@ -117,6 +117,7 @@ async fn choose(
                 without_prefill: false,
                 audited: true,
                 avoid: &[],
+                traced: head.traced.as_deref(),
             };
             // Booked before the next choice is routed, so that a burst does not follow one prefix to one worker.
             let (route, booking) = gateway.wait_for_route(&wanted).await?;
@@ -133,6 +134,8 @@ async fn choose(
                 sampling,
                 salt: normal.salt.clone(),
                 session,
+                traced: head.traced.clone(),
+                headers: head.headers.clone(),
             };
             tokio::spawn(run(Arc::clone(gateway), choice, (route, booking), out.clone()));
             index += 1;

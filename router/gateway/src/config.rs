@@ -4,6 +4,7 @@ use std::time::Duration;
 use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints, Role};
 use router_policy::Policy;
+use router_trace::TraceConfig;
 
 use crate::access::AccessConfig;
 use crate::said::Formats;
@@ -56,6 +57,8 @@ pub struct GatewayConfig {
     pub has_tokenizer: bool,
     /// Who may do what.
     pub access: AccessConfig,
+    /// Where traces of requests go, if anywhere.
+    pub trace: Option<TraceConfig>,
     /// Who makes the text of answers.
     pub text: TextBy,
     /// How the model writes tool calls and reasoning, where the gateway makes the text.

@@ -8,7 +8,7 @@
 //! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `load` (what they do), `routing` (who gets
 //! it), `requests` (HTTP), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
 //! `said` (tool calls and reasoning), `service` (state and small routes), `status` (what is shown of it), `decisions`,
-//! `metrics`, `timing`, `breaker`, `peers` (other gateways), `warm` (snapshots).
+//! `page`, `grpc`, `metrics`, `timing`, `traced` (OpenTelemetry), `breaker`, `peers` (other gateways), `warm` (snapshots).
 //!
 //! A client that goes away drops its response, which drops the choices, which drop their connections to the
 //! workers: cancellation needs no bookkeeping. Nothing on the way from a token to its byte waits for a timer.
@@ -23,8 +23,10 @@ mod config;
 mod deadline;
 mod decisions;
 mod fleet;
+mod grpc;
 mod load;
 mod metrics;
+mod page;
 mod peers;
 mod prompt;
 mod relay;
@@ -36,6 +38,7 @@ mod service;
 mod status;
 mod stay;
 mod timing;
+mod traced;
 mod translate;
 mod warm;
 mod watch;
@@ -44,5 +47,6 @@ mod worker;
 pub use access::{AccessConfig, JwksFrom, TokenConfig};
 pub use config::{GatewayConfig, TextBy, WorkerConfig};
 pub use fleet::Fleet;
+pub use grpc::serve_grpc;
 pub use said::Formats;
 pub use service::{Gateway, router};

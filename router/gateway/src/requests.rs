@@ -13,6 +13,7 @@ use router_access::{Decision, HeaderPolicy};
 use router_engines::body::RawBody;
 use router_engines::openai::{ApiError, KNOWN_FIELDS, Kind};
 use router_tls::PeerAddr;
+use router_trace::names;
 
 use crate::TextBy;
 use crate::collect::generate;
@@ -21,6 +22,7 @@ use crate::prompt;
 use crate::relay::{RelayRequest, Surface, relay};
 use crate::service::{Gateway, fresh_number};
 use crate::stay::Stay;
+use crate::traced::{self, Tracing};
 use crate::translate::{Tongue, count_answer, count_request, parse};
 
 /// A client that sends its body more slowly gives its place to others.
@@ -39,7 +41,9 @@ pub(crate) struct Head {
     /// When its time is over.
     pub(crate) deadline: Option<Instant>,
     pub(crate) client: Option<IpAddr>,
-    headers: HeaderMap,
+    pub(crate) traced: Tracing,
+    /// For engines.
+    pub(crate) headers: HeaderMap,
 }
 
 impl Head {
@@ -56,8 +60,12 @@ impl Head {
             started,
             deadline: None,
             client: request.extensions().get::<ConnectInfo<PeerAddr>>().map(|client| client.0.addr.ip()),
+            traced: None,
             headers: passed.collect(),
         };
+        if let Some(tracer) = &gateway.tracer {
+            this.traced = traced::begin(tracer, headers, &mut this.headers, started);
+        }
         match time_of(headers, gateway.config.request_time_max) {
             Ok(time) => {
                 this.deadline = time.map(|time| started + time);
@@ -115,6 +123,7 @@ const COMPLETIONS: Route =
 const EMBEDDINGS: Route = Route { path: "/v1/embeddings", surface: Surface::Other, name: "embeddings" };
 const MESSAGES: Route = Route { name: "messages", ..CHAT };
 const RESPONSES: Route = Route { name: "responses", ..CHAT };
+const KSERVE: Route = Route { name: "kserve", ..COMPLETIONS };
 
 pub(crate) async fn chat(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     serve(gateway, request, CHAT).await
@@ -134,6 +143,10 @@ pub(crate) async fn messages(State(gateway): State<Arc<Gateway>>, request: Reque
 
 pub(crate) async fn responses(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     serve(gateway, request, RESPONSES).await
+}
+
+pub(crate) async fn kserve(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, KSERVE).await
 }
 
 /// How many tokens a messages request would have; nothing is generated.
@@ -353,11 +366,15 @@ async fn relayed(
     gateway.access.clean(&mut body, &stay.grant);
     let adapter = gateway.adapter(body.text("model")?.as_deref())?;
     let stream = body.flag("stream")?.unwrap_or(false) && route.surface != Surface::Other;
+    let tokenised = Instant::now();
     let seen = match route.surface {
         Surface::Chat => prompt::of_chat(gateway, &body).await?,
         Surface::Completion => prompt::of_completion(gateway, &body).await?,
         Surface::Other => prompt::Seen::default(),
     };
+    if let Some(traced) = &head.traced {
+        traced.span(names::span::TOKENISE, tokenised, Vec::new());
+    }
     let hides_usage = stream && !body.inner_flag("stream_options", "include_usage");
     if hides_usage {
         let mut options = body.value("stream_options").filter(serde_json::Value::is_object);
@@ -401,6 +418,7 @@ async fn relayed(
         hides_usage,
         body,
         started: head.started,
+        traced: head.traced.clone(),
     })
 }
 

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::GatewayConfig;
 use crate::decisions::{Decision, Decisions};
 use crate::fleet::Fleet;
+use crate::traced::Traced;
 use crate::worker::Picked;
 
 /// Buffers kept: as many as threads decide at a time.
@@ -38,7 +39,8 @@ pub(crate) struct Route {
     pub(crate) decided_in: Duration,
     prompt_tokens: usize,
     features: [f64; FEATURES],
-    moved_blocks: u32,
+    /// Blocks that have to come from the prefill worker.
+    pub(crate) moved_blocks: u32,
     is_warm_up: bool,
 }
 
@@ -71,6 +73,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) without_prefill: bool,
     /// Names of workers that have just failed this request.
     pub(crate) avoid: &'a [String],
+    /// Told of the decision.
+    pub(crate) traced: Option<&'a Traced>,
 }
 
 /// What a decision works with.

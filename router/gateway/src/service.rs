@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use router_engines::openai::ApiError;
 use router_tokens::ModelText;
+use router_trace::Tracer;
 use serde_json::{Value, json};
 
 use crate::GatewayConfig;
@@ -22,7 +23,10 @@ use crate::metrics::Metrics;
 use crate::relay::Usage;
 use crate::requests::{chat, completions, embeddings, messages, messages_count, responses};
 use crate::routing::{Booking, Chooser, Route, Wanted};
-use crate::status;
+use crate::{page, status};
+
+/// How long the last traces may take.
+const TRACES_WITHIN: Duration = Duration::from_secs(3);
 
 /// Everything that the gateway's routes share.
 pub struct Gateway {
@@ -34,6 +38,7 @@ pub struct Gateway {
     pub(crate) chooser: Chooser,
     pub(crate) inside: AtomicUsize,
     pub(crate) access: Access,
+    pub(crate) tracer: Option<Arc<Tracer>>,
     pub(crate) started: u64,
 }
 
@@ -41,6 +46,7 @@ impl Gateway {
     /// A gateway over a fleet; an error says what of its files cannot be used.
     pub fn new(config: GatewayConfig, text: ModelText, fleet: Arc<Fleet>) -> Result<Arc<Self>, String> {
         let access = Access::new(&config.access, config.requests_max)?;
+        let tracer = config.trace.clone().map(Tracer::new).transpose().map_err(|error| error.to_string())?;
         let gateway = Arc::new(Self {
             config,
             text,
@@ -50,6 +56,7 @@ impl Gateway {
             chooser: Chooser::default(),
             inside: AtomicUsize::new(0),
             access,
+            tracer,
             started: unix_time(),
         });
         let weak = || Arc::downgrade(&gateway);
@@ -68,6 +75,15 @@ impl Gateway {
         self.access.hang_up();
     }
 
+    /// Sends what is left of traces; to be called when the last request is over.
+    pub async fn finish_traces(&self) {
+        if let Some(tracer) = &self.tracer
+            && !tracer.shutdown(TRACES_WITHIN).await
+        {
+            tracing::warn!("not all traces have reached the collector");
+        }
+    }
+
     /// Requests booked on workers now, by this gateway.
     #[must_use]
     pub fn booked(&self) -> u32 {
@@ -75,7 +91,11 @@ impl Gateway {
     }
 
     pub(crate) fn route(&self, wanted: &Wanted<'_>) -> Option<(Route, Booking)> {
+        let started = Instant::now();
         let (route, booking) = self.chooser.route(&self.fleet, &self.config, wanted)?;
+        if let Some(traced) = wanted.traced {
+            traced.routed(started, &route);
+        }
         self.metrics.routing.observe(route.decided_in);
         Some((route, booking))
     }
@@ -181,6 +201,10 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/metrics", get(status::metrics))
         .route("/kvasir/status", get(status::status))
         .route("/kvasir/decisions", get(status::decisions))
+        .route("/kvasir", get(page::to_page))
+        .route("/kvasir/", get(page::page))
+        .route("/kvasir/page.js", get(page::script))
+        .route("/kvasir/page.css", get(page::style))
         .route("/kvasir/snapshot", get(snapshot))
         .route("/kvasir/loads", post(loads))
         .fallback(|| async {
@@ -216,6 +240,7 @@ async fn debug_route(
             without_prefill: false,
             audited: false,
             avoid: &[],
+            traced: None,
         };
         Ok::<_, ApiError>(gateway.chooser.explain(&gateway.fleet, &gateway.config, &wanted))
     };
@@ -237,7 +262,7 @@ fn described(gateway: &Gateway, name: &str) -> Value {
     })
 }
 
-async fn models(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+pub(crate) async fn models(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
     let grant = match gateway.access.identify(&headers) {
         Ok(grant) => grant,
         Err(error) => return error_response(&error),

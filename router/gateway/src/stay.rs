@@ -12,11 +12,13 @@ use router_access::{
     retry_after_seconds,
 };
 use router_engines::openai::ApiError;
+use router_trace::{KeyValue, Status, names};
 
 use crate::access::limited;
 use crate::relay::Usage;
 use crate::requests::Head;
 use crate::service::{Gateway, retry_after};
+use crate::traced::{Traced, Tracing};
 
 /// Tokens that an answer without a limit is taken to have, until it is known.
 const ANSWER_TOKENS_ASSUMED: u64 = 256;
@@ -53,6 +55,7 @@ pub(crate) struct Stay {
     started: Instant,
     /// When the request's time is over.
     deadline: Option<Instant>,
+    traced: Tracing,
     noted: Noted,
 }
 
@@ -73,6 +76,7 @@ impl Stay {
             rates: RateState::of(None, None, 0),
             started: Instant::now(),
             deadline: None,
+            traced: None,
             noted: Noted { arrived_unix_ns: now.as_nanos() as u64, ..Noted::default() },
         })
     }
@@ -90,6 +94,7 @@ impl Stay {
         stay.noted.surface = surface;
         stay.noted.client = head.client;
         stay.deadline = head.deadline;
+        stay.traced.clone_from(&head.traced);
         // Who waits for a place has a body in memory already.
         let most = gateway.config.requests_max + gateway.config.access.waiting_max;
         if before >= most {
@@ -169,6 +174,7 @@ impl Stay {
             cost: tokens,
             deadline: now.saturating_add(self.gateway.config.access.wait_max.as_nanos() as u64),
         };
+        let entered = Instant::now();
         let entry = access.gate.enter(&ask, now);
         let outcome = match entry {
             Entry::Admitted(permit) => WaitOutcome::Admitted(permit),
@@ -184,6 +190,9 @@ impl Stay {
             }
         };
         self.noted.queued = Duration::from_nanos(access.now().saturating_sub(now));
+        if let Some(traced) = &self.traced {
+            traced.span(names::span::QUEUE, entered, Vec::new());
+        }
         match outcome {
             WaitOutcome::Admitted(permit) => {
                 self.permit = Some(permit);
@@ -216,7 +225,12 @@ impl Stay {
     }
 
     pub(crate) fn first_token(&mut self) {
-        self.noted.first_token.get_or_insert(self.started.elapsed());
+        if self.noted.first_token.is_none() {
+            self.noted.first_token = Some(self.started.elapsed());
+            if let Some(traced) = &self.traced {
+                traced.event(names::event::FIRST_TOKEN);
+            }
+        }
     }
 
     /// How it was answered.
@@ -232,6 +246,43 @@ impl Stay {
                 response.headers_mut().insert(HeaderName::from_static(name), value);
             }
         }
+    }
+}
+
+impl Stay {
+    fn finish_trace(&self, traced: &Traced) {
+        let noted = &self.noted;
+        let operation = match noted.surface {
+            "completions" | "kserve" => names::operation::TEXT_COMPLETION,
+            "embeddings" => names::operation::EMBEDDINGS,
+            _ => names::operation::CHAT,
+        };
+        let model = noted.model.as_deref().unwrap_or_default();
+        let tokens = |count: usize| count as i64;
+        let mut attributes = vec![
+            KeyValue::new(names::GEN_AI_OPERATION_NAME, operation),
+            KeyValue::new(names::GEN_AI_REQUEST_MODEL, model.to_owned()),
+            KeyValue::new(names::KVASIR_REQUEST_ID, noted.request_id.clone()),
+            KeyValue::new(names::KVASIR_TENANT, self.grant.tenant.to_string()),
+            KeyValue::new(names::HTTP_RESPONSE_STATUS_CODE, i64::from(noted.status)),
+            KeyValue::new(names::GEN_AI_USAGE_INPUT_TOKENS, tokens(noted.usage.prompt_tokens)),
+            KeyValue::new(names::GEN_AI_USAGE_OUTPUT_TOKENS, tokens(noted.usage.completion_tokens)),
+        ];
+        if let Some(cached) = noted.usage.cached_tokens() {
+            attributes.push(KeyValue::new(names::GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS, tokens(cached)));
+        }
+        if let Some(first) = noted.first_token {
+            attributes.push(KeyValue::new(names::GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, first.as_secs_f64()));
+        }
+        if let Some(worker) = &noted.worker {
+            attributes.push(KeyValue::new(names::KVASIR_DECODE_WORKER, worker.clone()));
+        }
+        let failure = noted.reason.filter(|_| noted.status >= 499 || noted.reason == Some("broken_stream"));
+        if let Some(reason) = failure {
+            attributes.push(KeyValue::new(names::ERROR_TYPE, reason));
+        }
+        let status = failure.map_or(Status::Unset, Status::error);
+        traced.finish(format!("{operation} {model}"), attributes, status);
     }
 }
 
@@ -265,8 +316,11 @@ impl Drop for Stay {
             Some(mut charge) if !is_served => charge.settle(0, now),
             _ => {}
         }
-        let Some(audit) = &gateway.access.audit else { return };
         let noted = &self.noted;
+        if let Some(traced) = self.traced.take() {
+            self.finish_trace(&traced);
+        }
+        let Some(audit) = &gateway.access.audit else { return };
         // A full queue counts what it drops.
         let _dropped = audit.log(&AuditRecord {
             time_unix_ns: noted.arrived_unix_ns,

@@ -42,8 +42,7 @@ pub struct ServerTlsConfig {
     pub key_file: PathBuf,
     /// Roots of clients' certificates, in PEM form. Needed unless `client_certificate` is off.
     pub client_ca_file: Option<PathBuf>,
-    /// Whether clients show a certificate. A session that a client resumes within 12 hours is not verified again,
-    /// but for the end of the certificate's validity; a reload ends all sessions.
+    /// Whether clients show a certificate. Unless this is off, no session is resumed: each connection is verified.
     pub client_certificate: ClientCertificate,
     /// What is offered, the preferred first.
     pub alpn: Vec<Alpn>,

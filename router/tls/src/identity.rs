@@ -7,7 +7,6 @@ use std::sync::Arc;
 use aws_lc_rs::digest;
 use axum::extract::connect_info::Connected;
 use axum::serve::IncomingStream;
-use tokio::net::TcpListener;
 
 use crate::format;
 use crate::listener::TlsListener;
@@ -60,8 +59,8 @@ impl ClientIdentity {
     }
 }
 
-/// Where a connection comes from, and whose it is. Handlers get it as `ConnectInfo<PeerAddr>`, of a plain listener
-/// as well.
+/// Where a connection comes from, and whose it is. Handlers get it as `ConnectInfo<PeerAddr>` from a [`TlsListener`]
+/// and from a [`crate::PlainListener`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerAddr {
     /// The client's address; of a listener, its own.
@@ -79,11 +78,5 @@ impl fmt::Display for PeerAddr {
 impl Connected<IncomingStream<'_, TlsListener>> for PeerAddr {
     fn connect_info(stream: IncomingStream<'_, TlsListener>) -> Self {
         stream.remote_addr().clone()
-    }
-}
-
-impl Connected<IncomingStream<'_, TcpListener>> for PeerAddr {
-    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
-        Self { addr: *stream.remote_addr(), certificate: None }
     }
 }

@@ -4,12 +4,13 @@
 //! * [`ServerTlsConfig`], [`ClientTlsConfig`]: which files, and what is asked of the other side.
 //! * [`ServerTls`]: the files of a listener, loaded, checked, and replaced as a whole by [`ServerTls::reload`] or
 //!   [`ServerTls::watch`].
-//! * [`TlsListener`]: what `axum::serve` accepts from. [`PeerAddr`] and [`ClientIdentity`] tell a handler who is there.
+//! * [`TlsListener`], [`PlainListener`]: what `axum::serve` accepts from. [`PeerAddr`] and [`ClientIdentity`] tell a
+//!   handler who is there.
 //! * [`ClientTls`]: the same for the client side; it makes a [`ClientStream`] of a TCP connection.
 //!
 //! One provider of cryptography, aws-lc-rs, is handed to rustls by name: nothing is installed for the process, so no
-//! order of start-up matters. TLS 1.2 and 1.3; sessions resume by tickets; early data is off, because a request for
-//! tokens must not be replayed; no key log can be turned on.
+//! order of start-up matters. TLS 1.2 and 1.3; sessions resume by tickets where clients show no certificate; early data
+//! is off, because a request for tokens must not be replayed; no key log can be turned on.
 //!
 //! Invariants: a connection keeps the files that it began with; a handshake sees all files of one load or of another,
 //! never a mixture; files that cannot be used change nothing; no client can end the listener or hold up another

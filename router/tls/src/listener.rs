@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use axum::serve::Listener;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::config::HandshakeLimits;
@@ -33,8 +33,8 @@ pub struct TlsListener {
     handshakes: JoinSet<Option<(ServerStream, PeerAddr)>>,
     /// When each handshake began, the oldest first; those that are over leave when they come to the front.
     begun: VecDeque<(Instant, AbortHandle)>,
-    /// Handshakes that had to give way and have not left the set yet.
-    giving_way: usize,
+    /// The handshake that had to give way, until it has left the set.
+    giving_way: Option<Id>,
     /// Failures of the system in a row.
     failures: u32,
     /// After such a failure, when to try again.
@@ -58,7 +58,7 @@ impl TlsListener {
             limits,
             handshakes: JoinSet::new(),
             begun: VecDeque::new(),
-            giving_way: 0,
+            giving_way: None,
             failures: 0,
             rest_until: None,
         }
@@ -82,27 +82,33 @@ impl TlsListener {
             tracing::debug!(client = %addr, reason, "TLS handshake failed");
             None
         });
+        // The memory of a task stays for as long as it is named here.
+        self.forget_ended();
         if self.begun.len() >= 2 * self.limits.in_flight_max {
             self.begun.retain(|(_, handshake)| !handshake.is_finished());
         }
         self.begun.push_back((Instant::now(), handshake));
     }
 
-    /// When the oldest handshake in flight has had its time, if the set is full.
+    /// When the oldest handshake in flight has had its time, if the set is full. One at a time gives way.
     fn eviction(&mut self) -> Option<Instant> {
-        if self.handshakes.len() - self.giving_way < self.limits.in_flight_max {
+        if self.handshakes.len() < self.limits.in_flight_max || self.giving_way.is_some() {
             return None;
         }
+        self.forget_ended();
+        self.begun.front().map(|(begun, _)| *begun + self.limits.timeout_when_full)
+    }
+
+    fn forget_ended(&mut self) {
         while self.begun.front().is_some_and(|(_, handshake)| handshake.is_finished()) {
             self.begun.pop_front();
         }
-        self.begun.front().map(|(begun, _)| *begun + self.limits.timeout_when_full)
     }
 
     fn evict(&mut self) {
         if let Some((_, handshake)) = self.begun.pop_front() {
             handshake.abort();
-            self.giving_way += 1;
+            self.giving_way = Some(handshake.id());
             self.tls.tally.timed_out.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -127,12 +133,14 @@ impl Listener for TlsListener {
             let is_full = self.handshakes.len() >= self.limits.in_flight_max;
             let (evict_at, rest_until) = (self.eviction(), self.rest_until);
             tokio::select! {
-                Some(ended) = self.handshakes.join_next() => {
-                    match ended {
-                        Ok(Some(connection)) => return connection,
-                        // It has said why.
-                        Ok(None) => {}
-                        Err(_) => self.giving_way = self.giving_way.saturating_sub(1),
+                Some(ended) = self.handshakes.join_next_with_id() => {
+                    // An error is one that gave way; one that failed has said why.
+                    let (id, connection) = ended.unwrap_or_else(|error| (error.id(), None));
+                    if self.giving_way == Some(id) {
+                        self.giving_way = None;
+                    }
+                    if let Some(connection) = connection {
+                        return connection;
                     }
                 }
                 () = sleep_until_some(evict_at) => self.evict(),

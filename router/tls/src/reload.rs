@@ -150,7 +150,7 @@ fn warn_of_expiry(side: &'static str, expires_unix: Option<u64>) {
 }
 
 /// Seconds since 1970.
-pub(crate) fn unix_now() -> u64 {
+fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 

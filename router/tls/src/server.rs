@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
@@ -19,7 +19,7 @@ use crate::config::{Alpn, ClientCertificate, ServerTlsConfig};
 use crate::error::TlsError;
 use crate::identity::{ClientIdentity, PeerAddr};
 use crate::material;
-use crate::reload::{Loaded, ReloadCounts, Reloadable, unix_now};
+use crate::reload::{Loaded, ReloadCounts, Reloadable};
 
 /// A connection of a client, after its handshake.
 pub type ServerStream = tokio_rustls::server::TlsStream<TcpStream>;
@@ -118,23 +118,16 @@ impl ServerTls {
         addr: SocketAddr,
     ) -> io::Result<(ServerStream, PeerAddr)> {
         let stream = TlsAcceptor::from(self.files.config()).accept(tcp).await?;
-        // A session that is resumed brings the certificate along that it was begun with.
         let certificate = match stream.get_ref().1.peer_certificates().and_then(<[_]>::first) {
             None => None,
-            Some(certificate) => Some(Arc::new(identity(certificate)?)),
+            Some(certificate) => {
+                let identity = ClientIdentity::read(certificate)
+                    .ok_or_else(|| io::Error::other("the client's certificate cannot be read"))?;
+                Some(Arc::new(identity))
+            }
         };
         Ok((stream, PeerAddr { addr, certificate }))
     }
-}
-
-/// The identity of a certificate that was verified now, or when the session was begun that is being resumed.
-fn identity(certificate: &[u8]) -> io::Result<ClientIdentity> {
-    let identity = ClientIdentity::read(certificate)
-        .ok_or_else(|| io::Error::other("the client's certificate cannot be read"))?;
-    if identity.expires_unix < unix_now() {
-        return Err(io::Error::other("the client's certificate expired since the session began"));
-    }
-    Ok(identity)
 }
 
 fn build(config: &ServerTlsConfig) -> Result<Loaded<ServerConfig>, TlsError> {
@@ -150,9 +143,14 @@ fn build(config: &ServerTlsConfig) -> Result<Loaded<ServerConfig>, TlsError> {
     };
     let mut tls = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));
     tls.alpn_protocols = config.alpn.iter().copied().map(Alpn::to_wire).collect();
-    // Tickets hold the session, so that none is kept here. Their keys live as long as this load: when roots of
-    // clients are taken away, no session from before is resumed.
-    tls.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(TlsError::config)?;
+    if config.client_certificate == ClientCertificate::Off {
+        tls.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(TlsError::config)?;
+    } else {
+        // rustls resumes a session without another look at the client's certificate, for up to 12 hours. One that
+        // ends after an hour, as SPIFFE's do, must not open doors for longer than that.
+        tls.session_storage = Arc::new(NoServerSessionStorage {});
+        tls.send_tls13_tickets = 0;
+    }
     Ok(Loaded { config: Arc::new(tls), expires_unix: Some(expires_unix) })
 }
 

@@ -3,6 +3,8 @@
 #![allow(dead_code)] // Each test binary uses its own part.
 #![allow(unreachable_pub, missing_docs)] // A module of test binaries, not an interface.
 
+pub mod site;
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,19 +22,32 @@ pub struct Process {
     pub child: Child,
     pub address: String,
     arguments: Vec<String>,
+    variables: Vec<(&'static str, String)>,
 }
 
 impl Process {
     pub fn start(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    /// With variables in its environment.
+    pub fn start_with(arguments: &[&str], variables: &[(&'static str, &str)]) -> Self {
         let address = free_address();
         let mut arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
         arguments.extend(["--listen".to_owned(), address.clone()]);
-        let child = spawn(&arguments);
-        Self { child, address, arguments }
+        let variables: Vec<(&'static str, String)> =
+            variables.iter().map(|&(name, value)| (name, value.to_owned())).collect();
+        let child = spawn(&arguments, &variables);
+        Self { child, address, arguments, variables }
     }
 
     pub fn restart(&mut self) {
-        self.child = spawn(&self.arguments);
+        self.child = spawn(&self.arguments, &self.variables);
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([name, &self.child.id().to_string()]).status().expect("kill");
+        assert!(status.success());
     }
 
     pub fn url(&self) -> String {
@@ -67,9 +82,10 @@ impl Drop for Process {
     }
 }
 
-fn spawn(arguments: &[String]) -> Child {
+fn spawn(arguments: &[String], variables: &[(&'static str, String)]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_kvasir"))
         .args(arguments)
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .spawn()
         .expect("kvasir starts")
@@ -221,6 +237,18 @@ pub fn client(address: &str, key: Option<&str>, path: &str, body: Option<&Value>
     let (head, body) = text.split_once("\r\n\r\n").expect("a head");
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
     (status, head.to_owned(), body.to_owned())
+}
+
+/// Sends a request as it is and leaves the answer to be read.
+pub fn raw_open(address: &str, request: &str) -> TcpStream {
+    exchange(address, request, "").expect("a connection")
+}
+
+/// The whole answer to a request as it is.
+pub fn raw(address: &str, request: &str) -> String {
+    let mut text = String::new();
+    raw_open(address, request).read_to_string(&mut text).expect("an answer");
+    text
 }
 
 fn exchange(address: &str, head: &str, body: &str) -> std::io::Result<TcpStream> {

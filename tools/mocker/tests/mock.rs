@@ -92,7 +92,8 @@ async fn workers_say_the_same_and_continuations_go_on() {
     let fields = json!({ "max_tokens": 9, "stream": true, "return_token_ids": true, "logprobs": 2,
         "return_tokens_as_token_ids": true, "stream_options": { "include_usage": true } });
     let fields = fields.as_object().expect("object");
-    let mut stream = client.complete("id-1", fields, &[5, 6, 7]).await.expect("starts");
+    let mut stream =
+        client.complete("id-1", http::HeaderMap::new(), fields, &[5, 6, 7]).await.expect("starts");
     let (mut ids, mut pieces, mut cached) = (Vec::new(), 0, None);
     while let Some(piece) = stream.next().await.expect("piece") {
         assert!(piece.token_ids.is_empty() || piece.logprobs[0].1.len() == 2);

@@ -7,7 +7,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -19,12 +19,14 @@ use router_engines::dialect::Engine;
 use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
 use router_engines::openai::ApiError;
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
+use router_trace::names;
 use tokio::task::JoinHandle;
 
 use super::RelayRequest;
 use super::events::Usage;
 use crate::routing::Route;
 use crate::service::Gateway;
+use crate::traced::LegSpan;
 use crate::worker::Picked;
 
 /// First pause of a request that keeps failing.
@@ -173,9 +175,18 @@ pub(crate) struct Asked {
     pub(crate) promised: Option<Promised>,
     /// A prefill leg that goes on beside it.
     pub(crate) prefill: Option<Owned<Result<(), Failure>>>,
+    /// Since when blocks are on their way to the decode worker, if they are.
+    pub(crate) moving: Option<Instant>,
+    pub(crate) span: Option<LegSpan>,
 }
 
-fn call(request: &RelayRequest, body: &RawBody, picked: &Picked) -> Call {
+/// What to send to a worker, and its span if the request is traced.
+fn call(
+    request: &RelayRequest,
+    body: &RawBody,
+    picked: &Picked,
+    name: &'static str,
+) -> (Call, Option<LegSpan>) {
     let mut call = Call::json(request.path, body.to_bytes());
     call.headers.extend(request.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
     let mut call = call.with(HeaderName::from_static("x-request-id"), &request.request_id);
@@ -183,16 +194,30 @@ fn call(request: &RelayRequest, body: &RawBody, picked: &Picked) -> Call {
     if let (Some(rank), Some(header)) = (picked.live.rank, header) {
         call = call.with(HeaderName::from_static(header), &rank.to_string());
     }
-    call
+    let span = LegSpan::open(&request.traced, name, picked, &mut call.headers);
+    (call, span)
 }
 
 /// Sends to one worker; its answer's head has a status of success.
-async fn send(picked: &Picked, call: &Call) -> Result<HttpResponse<ReplyBody>, Failure> {
-    let reply = picked.worker.upstream.send(call).await.map_err(|error| Failure::connection(&error))?;
+async fn send(
+    picked: &Picked,
+    call: &Call,
+    span: &mut Option<LegSpan>,
+) -> Result<HttpResponse<ReplyBody>, Failure> {
+    let mut failed = |how| {
+        if let Some(span) = span {
+            span.failed(how);
+        }
+    };
+    let reply = picked.worker.upstream.send(call).await.map_err(|error| {
+        failed("connection");
+        Failure::connection(&error)
+    })?;
     let status = reply.status();
     if status.is_success() {
         return Ok(reply);
     }
+    failed(if status.is_server_error() { "engine_error" } else { "refused_by_engine" });
     let kind = reply.headers().get(header::CONTENT_TYPE).cloned();
     let body = reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))?;
     Err(Failure::refused(picked, status, kind, body))
@@ -230,8 +255,9 @@ async fn legs(
     route: &Route,
 ) -> Result<Asked, Failure> {
     let Some(prefill) = &route.prefill else {
-        let reply = send(&route.decode, &call(request, body, &route.decode)).await?;
-        return Ok(Asked { reply, promised: None, prefill: None });
+        let (call, mut span) = call(request, body, &route.decode, names::span::DECODE);
+        let reply = send(&route.decode, &call, &mut span).await?;
+        return Ok(Asked { reply, promised: None, prefill: None, moving: None, span });
     };
     gateway.metrics.disaggregated.inc();
     let protocol = gateway.config.protocol.unwrap_or(match prefill.live.description.engine {
@@ -250,39 +276,42 @@ async fn legs(
         mooncake: mooncake.as_ref().map(|(address, engine)| (address.as_str(), engine.as_str())),
     };
     let unmade = |error| Failure::protocol(route, error).of_prefill();
-    let mut prefill_call = call(request, &prefill_leg(protocol, body, &pairing).map_err(unmade)?, prefill);
+    let prefill_body = prefill_leg(protocol, body, &pairing).map_err(unmade)?;
+    let (mut prefill_call, prefill_span) = call(request, &prefill_body, prefill, names::span::PREFILL);
     if protocol.is_sequential() {
-        let answer = first_leg(prefill, &prefill_call).await.map_err(Failure::of_prefill)?;
+        let answer = first_leg(prefill, &prefill_call, prefill_span).await.map_err(Failure::of_prefill)?;
+        let moving = Some(Instant::now());
         let answer = PrefillAnswer::parse(answer).map_err(unmade)?;
         // One that ended with its first token left no blocks behind: the decode worker computes that token itself.
         let decode = match decode_leg(protocol, body, &pairing, Some(&answer)) {
             Err(_) if answer.is_complete() => body.clone(),
             leg => leg.map_err(unmade)?,
         };
-        let mut decode_call = call(request, &decode, &route.decode);
+        let (mut decode_call, mut span) = call(request, &decode, &route.decode, names::span::DECODE);
         decode_call.once = true;
-        let reply = send(&route.decode, &decode_call).await?;
+        let reply = send(&route.decode, &decode_call, &mut span).await?;
         let promised = Promised { prompt_tokens: answer.prompt_tokens };
-        return Ok(Asked { reply, promised: Some(promised), prefill: None });
+        return Ok(Asked { reply, promised: Some(promised), prefill: None, moving, span });
     }
     let decode = decode_leg(protocol, body, &pairing, None).map_err(unmade)?;
-    let mut decode_call = call(request, &decode, &route.decode);
+    let (mut decode_call, mut span) = call(request, &decode, &route.decode, names::span::DECODE);
     decode_call.once = true;
     // One that meets the other by a number must not come twice.
     prefill_call.once = true;
     let leg = prefill.clone();
     let mut task = Owned(tokio::spawn(async move {
         // Its answer is read to the end, and not needed.
-        first_leg(&leg, &prefill_call).await.map(drop).map_err(Failure::of_prefill)
+        first_leg(&leg, &prefill_call, prefill_span).await.map(drop).map_err(Failure::of_prefill)
     }));
+    let moving = Some(Instant::now());
     let mut is_over = false;
-    let start = send(&route.decode, &decode_call);
-    tokio::pin!(start);
+    let mut start = Box::pin(send(&route.decode, &decode_call, &mut span));
     loop {
         tokio::select! {
             reply = &mut start => {
+                drop(start);
                 let prefill = (!is_over).then_some(task);
-                return Ok(Asked { reply: reply?, promised: None, prefill });
+                return Ok(Asked { reply: reply?, promised: None, prefill, moving, span });
             }
             // The decode leg is given up with it, here, by dropping it.
             ended = &mut task.0, if !is_over => match ended {
@@ -294,10 +323,10 @@ async fn legs(
 }
 
 /// A prefill leg from its request to the end of its answer.
-async fn first_leg(prefill: &Picked, call: &Call) -> Result<Bytes, Failure> {
+async fn first_leg(prefill: &Picked, call: &Call, mut span: Option<LegSpan>) -> Result<Bytes, Failure> {
     let down = prefill.worker.down.notified();
     let asked = async {
-        let reply = send(prefill, call).await?;
+        let reply = send(prefill, call, &mut span).await?;
         reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))
     };
     tokio::select! {

@@ -23,6 +23,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use router_engines::body::RawBody;
 use router_engines::openai::ApiError;
+use router_trace::names;
 
 pub(crate) use self::events::{Usage, data_of, events};
 use self::legs::{Asked, Failure, ask};
@@ -30,6 +31,7 @@ use self::stream::RelayStream;
 use crate::routing::{Booking, Route, Wanted};
 use crate::service::Gateway;
 use crate::stay::Stay;
+use crate::traced::Tracing;
 
 /// Largest answer that is not streamed.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -67,6 +69,7 @@ pub(crate) struct RelayRequest {
     /// The usage at the end of the stream is the gateway's wish, not the client's.
     pub(crate) hides_usage: bool,
     pub(crate) started: Instant,
+    pub(crate) traced: Tracing,
 }
 
 impl RelayRequest {
@@ -87,6 +90,7 @@ impl RelayRequest {
             can_split: false,
             hides_usage: false,
             started: Instant::now(),
+            traced: None,
         }
     }
 }
@@ -134,6 +138,7 @@ impl Attempts {
             without_prefill: self.without_prefill || !request.can_split,
             audited: request.prompt_tokens.is_some(),
             avoid,
+            traced: request.traced.as_deref(),
         }
     }
 
@@ -164,6 +169,9 @@ impl Attempts {
             "going on elsewhere"
         );
         gateway.metrics.migrations.inc();
+        if let Some(traced) = &request.traced {
+            traced.event(names::event::RETRY);
+        }
         self.avoid.push(at_fault.live.name.clone());
         self.without_prefill |= failure.blames_prefill;
         // The next worker is not at fault; only a request that keeps failing waits, a little longer each time.
@@ -323,7 +331,7 @@ async fn whole(
     mut booking: Booking,
     route: &Route,
 ) -> Result<Whole, Failure> {
-    let Asked { reply, promised, prefill: _prefill } = asked;
+    let Asked { reply, promised, prefill: _prefill, span: _span, .. } = asked;
     let (head, body) = reply.into_parts();
     let down = route.decode.worker.down.notified();
     let limit = gateway.config.answer_within;

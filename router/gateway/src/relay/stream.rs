@@ -28,6 +28,7 @@ use super::{Attempts, RelayRequest, explain};
 use crate::routing::{Booking, Route};
 use crate::service::Gateway;
 use crate::stay::Stay;
+use crate::traced::LegSpan;
 
 /// A stream of more bytes than this is not continued elsewhere: what the client has could not be remembered.
 const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -49,6 +50,9 @@ struct Leg {
     last: Instant,
     /// It has sent something.
     has_begun: bool,
+    /// Since when blocks are on their way to it, until its first token.
+    moving: Option<Instant>,
+    span: Option<LegSpan>,
 }
 
 enum State {
@@ -100,6 +104,8 @@ impl Leg {
             stalled: Box::pin(tokio::time::sleep(gateway.config.stall)),
             last: Instant::now(),
             has_begun: false,
+            moving: asked.moving,
+            span: asked.span,
             route,
         }
     }
@@ -250,6 +256,9 @@ impl RelayStream {
             if !std::mem::replace(&mut leg.has_begun, true) {
                 leg.booking.first_token();
                 leg.route.decode.worker.breaker.succeeded();
+                if let (Some(traced), Some(since)) = (&self.request.traced, leg.moving.take()) {
+                    traced.transferred(since, &leg.route);
+                }
             }
             match self.last_piece.replace(now) {
                 None => metrics.time_to_first_token.observe(now.duration_since(self.request.started)),
@@ -321,8 +330,11 @@ impl RelayStream {
 
     /// The present worker failed: another one goes on, if it can.
     fn go_on(&mut self, failure: Failure) {
-        let State::Live(leg) = std::mem::replace(&mut self.state, State::Over) else { return };
+        let State::Live(mut leg) = std::mem::replace(&mut self.state, State::Over) else { return };
         let route = leg.route.clone();
+        if let Some(span) = &mut leg.span {
+            span.failed("broken_stream");
+        }
         drop(leg);
         let Some(kept) = &self.kept else {
             let why = obstacle(self.request.surface, &self.request.body);

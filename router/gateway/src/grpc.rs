@@ -1,0 +1,41 @@
+//! The KServe v2 gRPC service: its completions are those of the gateway, with the same keys, limits and metrics.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::serve::Listener;
+use router_kserve::{Answer, Backend, Call, Config};
+
+use crate::requests::kserve;
+use crate::service::{Gateway, models};
+
+struct Surface(Arc<Gateway>);
+
+impl Backend for Surface {
+    fn is_live(&self) -> bool {
+        true
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0.fleet.can_serve()
+    }
+
+    async fn models(&self, headers: HeaderMap) -> Answer {
+        models(State(Arc::clone(&self.0)), headers).await
+    }
+
+    async fn completions(&self, call: Call) -> Answer {
+        kserve(State(Arc::clone(&self.0)), call.into_request()).await
+    }
+}
+
+/// Serves gRPC until `shutdown` is done; calls under way end as they would.
+pub async fn serve_grpc<L: Listener>(
+    listener: L,
+    gateway: Arc<Gateway>,
+    shutdown: impl Future<Output = ()> + Send,
+) {
+    let config = Config { request_bytes_max: gateway.config.body_bytes_max, ..Config::default() };
+    router_kserve::serve(listener, Arc::new(Surface(gateway)), config, shutdown).await;
+}

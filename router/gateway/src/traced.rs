@@ -1,0 +1,147 @@
+//! The trace of a request, for those that have one: everything else costs a look at an empty option.
+//!
+//! A request's parts note what they did: some in its own task, some in tasks beside it, so there is a lock, which only
+//! traced requests take and nobody holds for longer than a push. What engines are asked carries the context on, so that
+//! their own traces hang below the leg that caused them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use axum::http::{HeaderMap, HeaderValue};
+use router_trace::{Context, KeyValue, SpanIndex, SpanKind, Status, Trace, Tracer, names};
+
+use crate::routing::Route;
+use crate::worker::Picked;
+
+const TRACEPARENT: &str = "traceparent";
+const TRACESTATE: &str = "tracestate";
+
+/// A request's trace.
+#[derive(Debug)]
+pub(crate) struct Traced(Mutex<Option<Box<Trace>>>);
+
+/// The trace of a request, if it has one.
+pub(crate) type Tracing = Option<Arc<Traced>>;
+
+/// Decides whether a request is traced, and sets what its engines are told when it is not.
+pub(crate) fn begin(tracer: &Tracer, headers: &HeaderMap, passed: &mut HeaderMap, start: Instant) -> Tracing {
+    passed.remove(TRACEPARENT);
+    passed.remove(TRACESTATE);
+    let mut parents = headers.get_all(TRACEPARENT).iter();
+    // Of several callers nobody can say which it was.
+    let parent = match (parents.next(), parents.next()) {
+        (Some(one), None) => one.to_str().ok(),
+        _ => None,
+    };
+    let states: Vec<&str> =
+        headers.get_all(TRACESTATE).iter().filter_map(|state| state.to_str().ok()).collect();
+    let states = states.join(",");
+    let state = (!states.is_empty()).then_some(states.as_str());
+    if let Some(trace) = tracer.begin(parent, state, start) {
+        return Some(Arc::new(Traced(Mutex::new(Some(trace)))));
+    }
+    match Context::from_headers(parent, state) {
+        Some(context) => tell(passed, context.traceparent().as_str(), context.tracestate()),
+        // Engines are not to begin traces of their own for it.
+        None => tell(passed, Context::unsampled().traceparent().as_str(), None),
+    }
+    None
+}
+
+fn tell(headers: &mut HeaderMap, parent: &str, state: Option<&str>) {
+    for (name, value) in [(TRACEPARENT, Some(parent)), (TRACESTATE, state)] {
+        if let Some(value) = value.and_then(|value| HeaderValue::from_str(value).ok()) {
+            headers.insert(name, value);
+        }
+    }
+}
+
+impl Traced {
+    fn with<T>(&self, note: impl FnOnce(&mut Trace) -> T) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_deref_mut().map(note)
+    }
+
+    /// Something that the gateway did until now.
+    pub(crate) fn span(&self, name: &'static str, start: Instant, attributes: Vec<KeyValue>) {
+        self.with(|trace| trace.span(Trace::ROOT, name, start, Instant::now(), attributes));
+    }
+
+    /// Something that happened now.
+    pub(crate) fn event(&self, name: &'static str) {
+        self.with(|trace| trace.event(Trace::ROOT, name, Instant::now()));
+    }
+
+    /// The choice of workers.
+    pub(crate) fn routed(&self, start: Instant, route: &Route) {
+        let mut attributes = vec![
+            KeyValue::new(names::KVASIR_DECODE_WORKER, route.decode.live.name.clone()),
+            KeyValue::new(names::KVASIR_BLOCKS, i64::from(route.blocks)),
+            KeyValue::new(names::KVASIR_OVERLAP_BLOCKS, i64::from(route.overlap_blocks)),
+            KeyValue::new(names::KVASIR_PREDICTED_MS, route.predicted.as_secs_f64() * 1e3),
+        ];
+        if let Some(prefill) = &route.prefill {
+            attributes.push(KeyValue::new(names::KVASIR_PREFILL_WORKER, prefill.live.name.clone()));
+        }
+        self.span(names::span::ROUTE, start, attributes);
+    }
+
+    /// Blocks on their way to the decode worker, until now.
+    pub(crate) fn transferred(&self, start: Instant, route: &Route) {
+        let blocks = KeyValue::new(names::KVASIR_TRANSFER_BLOCKS, i64::from(route.moved_blocks));
+        self.span(names::span::TRANSFER, start, vec![blocks]);
+    }
+
+    /// The end of the request.
+    pub(crate) fn finish(&self, name: String, attributes: Vec<KeyValue>, status: Status) {
+        if let Some(mut trace) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            trace.rename(name);
+            trace.finish(Instant::now(), attributes, status);
+        }
+    }
+}
+
+/// A call of a worker, open until this is dropped.
+#[derive(Debug)]
+pub(crate) struct LegSpan {
+    traced: Arc<Traced>,
+    span: SpanIndex,
+    failure: Option<&'static str>,
+}
+
+impl LegSpan {
+    /// Begins a call of a worker and lets it know.
+    pub(crate) fn open(
+        tracing: &Tracing,
+        name: &'static str,
+        picked: &Picked,
+        headers: &mut HeaderMap,
+    ) -> Option<Self> {
+        let traced = tracing.as_ref()?;
+        let (host, port) = picked.worker.name.rsplit_once(':').unwrap_or((&picked.worker.name, ""));
+        let mut attributes = vec![
+            KeyValue::new(names::SERVER_ADDRESS, host.to_owned()),
+            KeyValue::new(names::GEN_AI_PROVIDER_NAME, picked.live.description.engine.name()),
+        ];
+        attributes.extend(port.parse::<i64>().ok().map(|port| KeyValue::new(names::SERVER_PORT, port)));
+        let span = traced.with(|trace| {
+            let span = trace.open(Trace::ROOT, name, SpanKind::Client, Instant::now());
+            trace.add(span, attributes);
+            tell(headers, trace.traceparent(span).as_str(), trace.tracestate());
+            span
+        })?;
+        Some(Self { traced: Arc::clone(traced), span, failure: None })
+    }
+
+    /// The call failed.
+    pub(crate) fn failed(&mut self, how: &'static str) {
+        self.failure = Some(how);
+    }
+}
+
+impl Drop for LegSpan {
+    fn drop(&mut self) {
+        let status = self.failure.map_or(Status::Unset, Status::error);
+        let attributes = self.failure.map(|how| KeyValue::new(names::ERROR_TYPE, how));
+        self.traced.with(|trace| trace.close(self.span, Instant::now(), attributes, status));
+    }
+}

@@ -1,0 +1,65 @@
+//! The standard health service: serving means live and ready.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{BoxStream, StreamExt, unfold};
+use tonic::{Request, Response, Status};
+
+use crate::backend::Backend;
+use crate::proto::health::health_check_response::ServingStatus;
+use crate::proto::health::health_server::Health;
+use crate::proto::health::{HealthCheckRequest, HealthCheckResponse};
+
+/// How often a watched backend is asked.
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The services that can be asked for; the empty name is the server.
+const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
+
+pub(crate) struct HealthService<B> {
+    pub(crate) backend: Arc<B>,
+}
+
+fn status_of<B: Backend>(backend: &B) -> ServingStatus {
+    if backend.is_live() && backend.is_ready() { ServingStatus::Serving } else { ServingStatus::NotServing }
+}
+
+fn response(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
+}
+
+#[tonic::async_trait]
+impl<B: Backend> Health for HealthService<B> {
+    type WatchStream = BoxStream<'static, Result<HealthCheckResponse, Status>>;
+
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let service = request.into_inner().service;
+        if !SERVICES.contains(&service.as_str()) {
+            return Err(Status::not_found(format!("there is no service `{service}`")));
+        }
+        Ok(Response::new(response(status_of(&*self.backend))))
+    }
+
+    /// The status now, and again whenever it has changed.
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let is_known = SERVICES.contains(&request.into_inner().service.as_str());
+        let watched = (Arc::clone(&self.backend), None);
+        let stream = unfold(watched, move |(backend, last)| async move {
+            loop {
+                let status = if is_known { status_of(&*backend) } else { ServingStatus::ServiceUnknown };
+                if last != Some(status) {
+                    return Some((Ok(response(status)), (backend, Some(status))));
+                }
+                tokio::time::sleep(WATCH_INTERVAL).await;
+            }
+        });
+        Ok(Response::new(stream.boxed()))
+    }
+}

@@ -1,0 +1,268 @@
+//! One request, one answer, over a real socket.
+
+mod support;
+
+use std::time::Duration;
+
+use router_kserve::Config;
+use router_kserve::proto::inference::InferTensorContents;
+use router_kserve::proto::inference::infer_parameter::ParameterChoice::{
+    BoolParam, DoubleParam, Int64Param, StringParam, Uint64Param,
+};
+use serde_json::json;
+use support::{Asking, lengthed, rig, rig_with, typed_texts};
+use tonic::{Code, Request};
+
+#[tokio::test]
+async fn typed_in_typed_out() {
+    let mut rig = rig().await;
+    let response = rig.client.model_infer(Asking::of("tiny").0).await.expect("an answer").into_inner();
+    assert_eq!((response.id.as_str(), response.model_name.as_str()), ("id-1", "tiny"));
+    assert_eq!(response.model_version, "1");
+    assert!(response.raw_output_contents.is_empty());
+    assert_eq!(response.outputs.len(), 2);
+    assert_eq!(
+        (response.outputs[0].datatype.as_str(), response.outputs[0].shape.as_slice()),
+        ("BYTES", &[1][..])
+    );
+    assert_eq!(typed_texts(&response, "text_output"), ["HELLO"]);
+    assert_eq!(typed_texts(&response, "finish_reason"), ["stop"]);
+    assert_eq!(rig.fake.last().1, json!({ "model": "tiny", "prompt": "hello", "stream": false }));
+}
+
+#[tokio::test]
+async fn raw_in_raw_out() {
+    let mut rig = rig().await;
+    let asking =
+        Asking::empty("tiny").raw_text("text_input", &[1, 1], &["grüß"]).raw("stream", "BOOL", &[1], &[0]);
+    let response = rig.client.model_infer(asking.0).await.expect("an answer").into_inner();
+    assert!(response.outputs.iter().all(|output| output.contents.is_none() && output.shape == [1, 1]));
+    assert_eq!(response.raw_output_contents, [lengthed(&["GRÜSS"]), lengthed(&["stop"])]);
+}
+
+#[tokio::test]
+async fn several_prompts_in_order() {
+    let mut rig = rig().await;
+    for shape in [&[3][..], &[3, 1]] {
+        let asking = Asking::empty("tiny").typed_text("text_input", shape, &["a", "b", "c"]);
+        let response = rig.client.model_infer(asking.0).await.expect("an answer").into_inner();
+        assert_eq!(typed_texts(&response, "text_output"), ["A", "B", "C"]);
+        assert_eq!(response.outputs[0].shape, shape);
+        assert_eq!(rig.fake.last().1["prompt"], json!(["a", "b", "c"]));
+    }
+}
+
+#[tokio::test]
+async fn sampling_parameters_from_all_places() {
+    let mut rig = rig().await;
+    let sampling = r#"{"temperature": "0.1", "top_p": 0.5, "seed": 1, "guided_regex": "a+", "n": 1}"#;
+    let asking = Asking::of("tiny")
+        .typed_text("sampling_parameters", &[1], &[sampling])
+        .with("top_p", DoubleParam(0.75))
+        .with("stop", StringParam("[\"x\", \"y\"]".to_owned()))
+        .with("min_p", StringParam("0.05".to_owned()))
+        .with("ignore_eos", BoolParam(true))
+        .with("min_tokens", Uint64Param(2))
+        .with("custom", Int64Param(-4))
+        .with("sequence_id", Int64Param(9))
+        .with("priority", Uint64Param(1))
+        .with("triton_future", BoolParam(true))
+        .typed(
+            "random_seed",
+            "UINT64",
+            &[1],
+            InferTensorContents { uint64_contents: vec![77], ..Default::default() },
+        )
+        .typed(
+            "temperature",
+            "FP32",
+            &[1],
+            InferTensorContents { fp32_contents: vec![0.7], ..Default::default() },
+        )
+        .typed(
+            "max_tokens",
+            "INT32",
+            &[1, 1],
+            InferTensorContents { int_contents: vec![9], ..Default::default() },
+        );
+    rig.client.model_infer(asking.0).await.expect("an answer");
+    let wanted = json!({
+        "model": "tiny", "prompt": "hello", "stream": false, "temperature": 0.7, "top_p": 0.75, "seed": 77,
+        "guided_regex": "a+", "stop": ["x", "y"], "min_p": 0.05, "ignore_eos": true, "min_tokens": 2, "custom": -4,
+        "max_tokens": 9,
+    });
+    assert_eq!(rig.fake.last().1, wanted);
+}
+
+#[tokio::test]
+async fn outputs_that_are_asked_for() {
+    let mut rig = rig().await;
+    let asking = Asking::of("tiny")
+        .typed_flag("return_num_input_tokens", true)
+        .typed_flag("return_num_output_tokens", true)
+        .typed_flag("return_logprobs", true)
+        .typed_flag("exclude_input_in_output", false);
+    let response = rig.client.model_infer(asking.0).await.expect("an answer").into_inner();
+    assert_eq!(typed_texts(&response, "text_output"), ["helloHELLO"]);
+    assert_eq!(typed_texts(&response, "logprobs"), [r#"{"tokens":["x"]}"#]);
+    assert_eq!(rig.fake.last().1["logprobs"], 1);
+    let counts: Vec<u32> = response.outputs[3..]
+        .iter()
+        .flat_map(|output| output.contents.clone().expect("typed").uint_contents)
+        .collect();
+    assert_eq!(counts, [5, 3]);
+
+    let asking = Asking::of("tiny").output("finish_reason");
+    let response = rig.client.model_infer(asking.0).await.expect("an answer").into_inner();
+    assert_eq!(
+        response.outputs.iter().map(|output| output.name.as_str()).collect::<Vec<_>>(),
+        ["finish_reason"]
+    );
+}
+
+#[tokio::test]
+async fn metadata_both_ways() {
+    let mut rig = rig().await;
+    let mut request = Request::new(Asking::of("tiny").0);
+    for name in router_kserve::PASSED_ON {
+        request.metadata_mut().insert(name, format!("value of {name}").parse().expect("a value"));
+    }
+    request.metadata_mut().insert("x-forwarded-for", "1.2.3.4".parse().expect("a value"));
+    let response = rig.client.model_infer(request).await.expect("an answer");
+    assert_eq!(response.metadata().get("x-request-id").expect("it is returned"), "seen-1");
+    assert!(response.metadata().get("x-secret").is_none());
+    let (headers, _) = rig.fake.last();
+    assert_eq!(headers.len(), router_kserve::PASSED_ON.len());
+    for name in router_kserve::PASSED_ON {
+        assert_eq!(headers[name], format!("value of {name}"));
+    }
+}
+
+#[tokio::test]
+async fn refusals_become_codes() {
+    let mut rig = rig().await;
+    let cases = [
+        (400, Code::InvalidArgument),
+        (401, Code::Unauthenticated),
+        (403, Code::PermissionDenied),
+        (404, Code::NotFound),
+        (408, Code::DeadlineExceeded),
+        (413, Code::ResourceExhausted),
+        (422, Code::InvalidArgument),
+        (429, Code::ResourceExhausted),
+        (500, Code::Internal),
+        (502, Code::Internal),
+        (503, Code::Unavailable),
+        (504, Code::DeadlineExceeded),
+    ];
+    for (status, code) in cases {
+        let asking = Asking::of(&format!("status-{status}"));
+        let refused = rig.client.model_infer(asking.0).await.expect_err("a refusal");
+        assert_eq!(refused.code(), code, "{status}");
+        assert_eq!(refused.message(), format!("refused with {status}"));
+        assert_eq!(refused.metadata().get("retry-after").expect("it is returned"), "7");
+        assert_eq!(refused.metadata().get("x-request-id").expect("it is returned"), "seen-1");
+        assert!(refused.metadata().get("x-secret").is_none());
+    }
+    let unreadable = rig.client.model_infer(Asking::of("text").0).await.expect_err("no JSON");
+    assert_eq!(unreadable.code(), Code::Internal);
+}
+
+#[tokio::test]
+async fn what_is_malformed_is_named() {
+    let mut rig = rig().await;
+    let ints = |value| InferTensorContents { int_contents: vec![value], ..Default::default() };
+    let bytes =
+        |text: &'static [u8]| InferTensorContents { bytes_contents: vec![text.into()], ..Default::default() };
+    let cases = [
+        ("text_input", Asking::empty("tiny")),
+        ("text_input", Asking::empty("tiny").typed("text_input", "INT32", &[1], ints(1))),
+        ("text_input", Asking::empty("tiny").typed_text("text_input", &[2], &["a"])),
+        ("text_input", Asking::empty("tiny").typed_text("text_input", &[1, 2], &["a", "b"])),
+        ("text_input", Asking::empty("tiny").typed_text("text_input", &[0], &[])),
+        ("text_input", Asking::empty("tiny").typed("text_input", "BYTES", &[1], bytes(b"\xff"))),
+        ("text_input", Asking::empty("tiny").raw("text_input", "BYTES", &[1], &[9, 0, 0, 0, b'a'])),
+        ("text_input", Asking::of("tiny").typed_text("text_input", &[1], &["again"])),
+        ("stream", Asking::of("tiny").typed_flag("stream", true)),
+        ("stream", Asking::of("tiny").typed("stream", "INT32", &[1], ints(3))),
+        ("temperature", Asking::of("tiny").typed_text("temperature", &[1], &["warm"])),
+        ("max_tokens", Asking::of("tiny").typed("max_tokens", "FP16", &[1], ints(3))),
+        ("image", Asking::of("tiny").typed_text("image", &[1], &["png"])),
+        ("sampling_parameters", Asking::of("tiny").typed_text("sampling_parameters", &[1], &["[1]"])),
+        ("sampling_parameters", Asking::of("tiny").typed_text("sampling_parameters", &[1], &["{"])),
+        ("n", Asking::of("tiny").with("n", Int64Param(2))),
+        ("model", Asking::of("tiny").with("model", StringParam("other".to_owned()))),
+        ("temperature", Asking::of("tiny").with("temperature", DoubleParam(f64::NAN))),
+        ("timeout", Asking::of("tiny").with("timeout", Int64Param(-1))),
+        ("token_ids", Asking::of("tiny").output("token_ids")),
+        ("return_cumulative_logprob", Asking::of("tiny").typed_flag("return_cumulative_logprob", true)),
+    ];
+    for (name, asking) in cases {
+        let refused = rig.client.model_infer(asking.0).await.expect_err(name);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+        assert!(refused.message().starts_with(&format!("`{name}`: ")), "{}", refused.message());
+    }
+    let unnamed = rig.client.model_infer(Asking::of("").0).await.expect_err("no model");
+    assert_eq!(unnamed.code(), Code::InvalidArgument);
+    let mut versioned = Asking::of("tiny").0;
+    versioned.model_version = "2".to_owned();
+    assert_eq!(rig.client.model_infer(versioned).await.expect_err("no version").code(), Code::NotFound);
+    assert!(
+        rig.fake.calls.lock().expect("no panic holds it").is_empty(),
+        "nothing of this may reach the backend"
+    );
+}
+
+#[tokio::test]
+async fn a_deadline_drops_the_request() {
+    let mut rig = rig().await;
+    let mut request = Request::new(Asking::of("silent").0);
+    request.metadata_mut().insert("grpc-timeout", "80m".parse().expect("a value"));
+    let late = rig.clockless().model_infer(request).await.expect_err("too late");
+    assert_eq!((late.code(), late.message()), (Code::DeadlineExceeded, "the deadline passed"), "{late:?}");
+    rig.fake.until_inside(0).await;
+    assert_eq!(rig.fake.calls.lock().expect("no panic holds it").len(), 1);
+
+    let asking = Asking::of("silent").with("timeout", Int64Param(50_000));
+    let late = rig.client.model_infer(asking.0).await.expect_err("too late");
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late:?}");
+    rig.fake.until_inside(0).await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_drops_the_request() {
+    let rig = rig().await;
+    let mut client = rig.client.clone();
+    let asking = tokio::spawn(async move { client.model_infer(Asking::of("silent").0).await });
+    rig.fake.until_inside(1).await;
+    asking.abort();
+    rig.fake.until_inside(0).await;
+}
+
+#[tokio::test]
+async fn large_messages_and_answers_are_refused() {
+    let config = Config { request_bytes_max: 4096, answer_bytes_max: 512, ..Config::default() };
+    let mut rig = rig_with(config).await;
+    let long = "x".repeat(5000);
+    let asking = Asking::empty("tiny").typed_text("text_input", &[1], &[&long]);
+    let refused = rig.client.model_infer(asking.0).await.expect_err("too large");
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused:?}");
+    let asking = Asking::empty("tiny").typed_text("text_input", &[1], &[&long[..600]]);
+    let refused = rig.client.model_infer(asking.0).await.expect_err("its answer is too large");
+    assert_eq!(refused.code(), Code::Internal, "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_shutdown_lets_calls_end() {
+    let mut rig = rig().await;
+    let mut client = rig.client.clone();
+    let asking = tokio::spawn(async move { client.model_infer(Asking::of("gated").0).await });
+    rig.fake.until_inside(1).await;
+    rig.shutdown.take().expect("not shut down yet").send(()).expect("it listens");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!rig.serving.is_finished());
+    rig.fake.gate.notify_one();
+    let response = asking.await.expect("no panic").expect("an answer").into_inner();
+    assert_eq!(typed_texts(&response, "text_output"), ["HELLO"]);
+    tokio::time::timeout(Duration::from_secs(5), rig.serving).await.expect("it ends").expect("no panic");
+}

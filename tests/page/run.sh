@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# The gateway's own page in headless Chromium: first before a made-up gateway that behaves badly, then before a real one
+# with mock engines, open and closed.
+#   tests/page/run.sh [screenshot.png]
+# Needs Chromium with chromedriver, and selenium for python3 (on the path or in VENV).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=${VENV:+$VENV/bin/}python3
+screenshot=${1:+--screenshot $1}
+cargo build --quiet -p control-node
+kvasir=${CARGO_TARGET_DIR:-target}/debug/kvasir
+scratch=$(mktemp -d)
+started=()
+trap 'kill "${started[@]}" 2>/dev/null; wait 2>/dev/null; rm -rf "$scratch"' EXIT
+
+if [ -z "${SKIP_STUB:-}" ]; then "$python" tests/page/page_test.py --stub --page router/gateway/src/page; fi
+
+"$kvasir" mock --listen 127.0.0.1:9490 --workers 3 --step-ms 4 --model-folder tests/fixtures/golden/llama >"$scratch/mock.log" &
+started+=($!)
+key=$("$kvasir" key new boss --admin 2>"$scratch/key.txt")
+sed -n '/^\[\[key\]\]/,$p' "$scratch/key.txt" >"$scratch/keys.toml"
+for kind in open closed; do
+    {
+        printf '[gateway]\nmodel_folder = "tests/fixtures/golden/llama"\n'
+        if [ "$kind" = closed ]; then printf '[access]\nkeys_file = "%s"\n' "$scratch/keys.toml"; fi
+    } >"$scratch/$kind.toml"
+    "$kvasir" gateway --listen 127.0.0.1:9494 --config "$scratch/$kind.toml" \
+        --worker http://127.0.0.1:9490 --worker http://127.0.0.1:9491 --worker http://127.0.0.1:9492 &
+    gateway=$!
+    started+=("$gateway")
+    until curl -sf -o /dev/null http://127.0.0.1:9494/health; do sleep 0.1; done
+    if [ "$kind" = closed ]; then flags=(--key "$key"); else flags=(); fi
+    # shellcheck disable=SC2086
+    "$python" tests/page/page_test.py http://127.0.0.1:9494 "${flags[@]}" $screenshot
+    kill "$gateway"
+    wait "$gateway" 2>/dev/null || true
+done

@@ -1,0 +1,155 @@
+//! How long a request may take: deadlines of clients and operators, and second attempts beside slow first ones.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::get;
+use support::site::{Site, chat, mock};
+use tools_mocker::{Dialect, Fault, FaultKind, Mock, Role};
+
+fn forever(kind: FaultKind, millis: u64) -> Fault {
+    Fault { kind, probability: 1.0, count: None, millis, tokens: 3 }
+}
+
+/// A request with a header of its own: the whole answer as it came.
+fn asked(address: &str, header: &str, body: &Value) -> String {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    write!(
+        stream,
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+fn a_request_ends_with_its_time() {
+    let site = Site::start("deadline", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
+    let address = &site.gateway.address;
+    let body = chat(20, 1, 8);
+    // Enough time changes nothing.
+    let answer = asked(address, "x-request-timeout-ms: 30000\r\n", &body);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    for bad in ["soon", "0", "-5", "1.5"] {
+        let answer = asked(address, &format!("x-request-timeout-ms: {bad}\r\n"), &body);
+        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("x-request-timeout-ms"), "{answer}");
+    }
+    // Before the first byte: a clear error, in time.
+    site.mocks[0].fault(forever(FaultKind::Hang, 0)).expect("a fault");
+    let started = Instant::now();
+    let answer = asked(address, "x-request-timeout-ms: 300\r\n", &body);
+    let took = started.elapsed();
+    assert!(answer.starts_with("HTTP/1.1 504") && answer.contains("deadline_exceeded"), "{answer}");
+    assert!((Duration::from_millis(290)..Duration::from_secs(3)).contains(&took), "{took:?}");
+    // In the middle of a stream: its last event says so.
+    site.mocks[0].heal();
+    site.mocks[0].fault(forever(FaultKind::Stall, 0)).expect("a fault");
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let answer = asked(address, "x-request-timeout-ms: 400\r\n", &streamed);
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"content\""), "{answer}");
+    assert!(answer.contains("deadline_exceeded") && !answer.contains("[DONE]"), "{answer}");
+    assert_eq!(site.gateway.metric("kvasir_gateway_deadline_exceeded_total"), 2.0);
+    support::wait_for("everything to be given back", || {
+        get(address, "/kvasir/status").is_ok_and(|(_, text)| text.contains("\"active\":0"))
+            && site.mocks.iter().all(|mock| mock.stats().running == 0)
+    });
+}
+
+#[test]
+fn an_operator_may_bound_all_requests() {
+    let config = "[gateway]\nrequest_time_max = \"300ms\"\n";
+    let site = Site::start("time-max", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], config);
+    site.mocks[0].fault(forever(FaultKind::Hang, 0)).expect("a fault");
+    let answer = asked(&site.gateway.address, "x-request-timeout-ms: 60000\r\n", &chat(20, 1, 8));
+    assert!(answer.starts_with("HTTP/1.1 504"), "{answer}");
+}
+
+#[test]
+fn a_slow_worker_is_hedged_when_that_is_wanted() {
+    let mocks = || vec![mock(Dialect::Vllm, Role::Both, false), mock(Dialect::Vllm, Role::Both, false)];
+    let config = "[gateway]\nhedge_after = \"150ms\"\n[router]\nstrategy = \"round-robin\"\n";
+    let site = Site::start("hedge", mocks(), &["--worker", "--worker"], config);
+    site.mocks[0].fault(forever(FaultKind::Hang, 0)).expect("a fault");
+    for number in 0..8 {
+        let mut body = chat(20, number, 6);
+        let expected = site.direct(1, &body)["choices"][0]["message"]["content"].clone();
+        let started = Instant::now();
+        let (status, answer) = site.chat(&body);
+        assert_eq!((status, &answer["choices"][0]["message"]["content"]), (200, &expected));
+        body["stream"] = true.into();
+        let answer = asked(&site.gateway.address, "", &body);
+        assert!(answer.contains("[DONE]"), "{answer}");
+        assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    }
+    // A second attempt takes a turn, too, so more than every other request may begin at the hanging worker.
+    let hedged = site.gateway.metric("kvasir_gateway_hedged_total");
+    assert!((8.0..=16.0).contains(&hedged), "{hedged}");
+    support::wait_for("the losers to be given up", || {
+        site.mocks.iter().all(|mock: &Mock| mock.stats().running == 0)
+    });
+    // It fails there, too: the first attempt's answer still counts, and both failing is an error.
+    site.mocks[1].fault(forever(FaultKind::Error, 0)).expect("a fault");
+    site.mocks[0].heal();
+    for number in 0..4 {
+        assert_eq!(site.chat(&chat(20, 40 + number, 6)).0, 200);
+    }
+
+    // Off by default.
+    let site = Site::start("no-hedge", mocks(), &["--worker", "--worker"], "");
+    let slow = forever(FaultKind::Slow, 60);
+    site.mocks.iter().for_each(|mock| mock.fault(slow.clone()).expect("a fault"));
+    assert_eq!(site.chat(&chat(20, 1, 6)).0, 200);
+    assert_eq!(site.gateway.metric("kvasir_gateway_hedged_total"), 0.0);
+}
+
+#[test]
+fn decisions_are_told_with_their_reasons() {
+    let mocks = vec![mock(Dialect::Vllm, Role::Both, true), mock(Dialect::Vllm, Role::Both, true)];
+    let site = Site::start("decisions", mocks, &["--worker", "--worker"], "");
+    let body = chat(80, 1, 4);
+    assert_eq!(site.chat(&body).0, 200);
+    let told = |after: &str| -> Value {
+        let (status, text) =
+            get(&site.gateway.address, &format!("/kvasir/decisions{after}")).expect("an answer");
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    support::wait_for("the second to find the blocks", || {
+        assert_eq!(site.chat(&body).0, 200);
+        let all = told("");
+        let last = all["decisions"].as_array().and_then(|all| all.last().cloned()).expect("a decision");
+        last["overlap_blocks"].as_u64() > Some(2)
+    });
+    let all = told("");
+    let last = all["decisions"].as_array().and_then(|all| all.last()).expect("a decision");
+    assert_eq!(last["sequence"], all["last"]);
+    assert_eq!(last["candidates"], 2);
+    let reason = last["reason"].as_str().expect("a reason");
+    assert!(reason.contains("blocks are here; the next best has 0"), "{reason}");
+    assert_ne!(last["runner_up"]["worker"], last["worker"]);
+    let none = told(&format!("?after={}", all["last"]));
+    assert_eq!(none["decisions"], json!([]));
+    assert_eq!(get(&site.gateway.address, "/kvasir/decisions?after=x").expect("an answer").0, 400);
+    // The pools are those of the workers, and the histograms count what was served.
+    let status: Value =
+        serde_json::from_str(&get(&site.gateway.address, "/kvasir/status").expect("a status").1)
+            .expect("JSON");
+    let served = all["last"].as_u64().expect("a number") + 1;
+    assert_eq!(status["histograms"]["time_to_first_token"]["count"], served);
+    assert_eq!(status["histograms"]["routing"]["count"], served);
+    assert_eq!((&status["requests"], &status["failed"]), (&json!(served), &json!(0)));
+    let pools = |worker: &Value| worker["pools"][0]["indexed"].as_u64().unwrap_or(0);
+    let workers = status["workers"].as_array().expect("workers");
+    assert!(workers.iter().map(pools).sum::<u64>() >= 5, "{status}");
+    assert!(workers.iter().all(|worker| worker["pools"][0]["blocks"].as_u64() > Some(16)), "{status}");
+}

@@ -1,0 +1,372 @@
+//! Encryption and identity: certificates of the gateway, of clients and of engines, keys of an identity provider by URL,
+//! gateways that show each other a key, and what a hang-up signal does.
+
+mod support;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use router_engines::client::EngineClient;
+use router_tls::{ClientTls, ClientTlsConfig, ServerTls, ServerTlsConfig, TlsListener};
+use serde_json::{Value, json};
+use support::site::{Site, chat, mock};
+use support::{Process, Scratch, client, free_address, get, open, wait_for};
+use tools_mocker::{Dialect, Role};
+
+/// An authority and its files in a folder.
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    folder: PathBuf,
+}
+
+impl Authority {
+    fn new(folder: &std::path::Path, name: &str) -> Self {
+        let mut parameters = CertificateParams::new(Vec::<String>::new()).expect("parameters");
+        parameters.distinguished_name.push(DnType::CommonName, name);
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        let issuer = CertifiedIssuer::self_signed(parameters, key).expect("an authority");
+        std::fs::write(folder.join(format!("{name}.pem")), issuer.pem()).expect("written");
+        Self { issuer, folder: folder.to_owned() }
+    }
+
+    /// Writes `NAME.pem` and `NAME.key` for this machine.
+    fn issue(&self, name: &str) {
+        let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let mut parameters = CertificateParams::new(names).expect("names");
+        parameters.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().expect("a key");
+        let certificate = parameters.signed_by(&key, &self.issuer).expect("a certificate");
+        // The key first: a pair that does not fit changes nothing.
+        std::fs::write(self.folder.join(format!("{name}.key")), key.serialize_pem()).expect("written");
+        std::fs::write(self.folder.join(format!("{name}.pem")), certificate.pem()).expect("written");
+    }
+}
+
+fn file(folder: &std::path::Path, name: &str) -> String {
+    folder.join(name).display().to_string()
+}
+
+/// A client that trusts one authority, with a certificate of its own or without.
+fn over(base: &str, folder: &std::path::Path, authority: &str, own: Option<&str>) -> EngineClient {
+    let path = |name: String| folder.join(name);
+    let config = ClientTlsConfig {
+        ca_file: Some(path(format!("{authority}.pem"))),
+        system_roots: false,
+        certificate_file: own.map(|own| path(format!("{own}.pem"))),
+        key_file: own.map(|own| path(format!("{own}.key"))),
+        ..ClientTlsConfig::default()
+    };
+    EngineClient::new(base, Some(&ClientTls::load(&config).expect("files")))
+}
+
+async fn talks(client: &EngineClient, words: usize) -> Result<Value, String> {
+    let body = chat(words, 1, 4).to_string();
+    let answer = client.post("/v1/chat/completions", body.into()).await.map_err(|error| error.to_string())?;
+    serde_json::from_slice(&answer).map_err(|error| error.to_string())
+}
+
+/// Speaks TLS for an engine that does not.
+async fn wrap(folder: &std::path::Path, name: &str, engine: String) -> String {
+    use axum::serve::Listener;
+    let config =
+        ServerTlsConfig::new(file(folder, &format!("{name}.pem")), file(folder, &format!("{name}.key")));
+    let tls = ServerTls::load(&config).expect("files");
+    let tcp = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = tcp.local_addr().expect("bound");
+    let mut listener = TlsListener::new(tcp, tls);
+    tokio::spawn(async move {
+        loop {
+            let (mut outside, _) = listener.accept().await;
+            let engine = engine.clone();
+            tokio::spawn(async move {
+                let mut inside = tokio::net::TcpStream::connect(engine).await.expect("the engine");
+                let _ended = tokio::io::copy_bidirectional(&mut outside, &mut inside).await;
+            });
+        }
+    });
+    format!("https://{address}")
+}
+
+#[test]
+fn clients_and_engines_over_tls() {
+    let scratch = Scratch::new("tls");
+    let folder = &scratch.0;
+    let house = Authority::new(folder, "house");
+    let _other = Authority::new(folder, "other");
+    ["gateway", "client", "engine"].iter().for_each(|name| house.issue(name));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let listen = "127.0.0.1:0".parse().expect("an address");
+    let config = mock(Dialect::Vllm, Role::Both, false);
+    let mock = runtime.block_on(tools_mocker::Mock::start(config, listen)).expect("a mock engine");
+    let plain = mock.url().trim_start_matches("http://").to_owned();
+    let engine = runtime.block_on(wrap(folder, "engine", plain));
+    let gateway = |name: &str, clients: Option<&str>, ca: &str| {
+        let clients = clients.map_or(String::new(), |authority| {
+            format!("client_ca_file = {:?}\nclient_certificate = \"required\"\n", file(folder, authority))
+        });
+        let text = format!(
+            "[gateway]\nhealth_interval = \"100ms\"\n[tls]\ncertificate_file = {:?}\nkey_file = {:?}\n{clients}upstream_ca_file = {:?}\n",
+            file(folder, "gateway.pem"),
+            file(folder, "gateway.key"),
+            file(folder, ca),
+        );
+        let path = scratch.config(name, &text);
+        Process::start(&["gateway", "--config", &path, "--worker", &engine])
+    };
+    runtime.block_on(async {
+        let server = gateway("required.toml", Some("house.pem"), "house.pem");
+        let base = format!("https://{}", server.address);
+        let known = over(&base, folder, "house", Some("client"));
+        let mut ready = false;
+        for _ in 0..300 {
+            ready = known.is_healthy().await;
+            if ready {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(ready, "the gateway is ready, and has reached its engine over TLS");
+        let answer = talks(&known, 20).await.expect("an answer");
+        assert!(answer["choices"][0]["message"]["content"].is_string(), "{answer}");
+        let error = talks(&over(&base, folder, "house", None), 20).await.expect_err("no certificate");
+        println!("without a certificate: {error}");
+        let error = talks(&over(&base, folder, "other", Some("client")), 20).await.expect_err("not trusted");
+        assert!(error.contains("certificate"), "{error}");
+        assert!(get(&server.address, "/health").is_err(), "plain HTTP is not answered");
+
+        // A new certificate of another authority is in force a moment later; connections go on meanwhile.
+        let next = Authority::new(folder, "next");
+        next.issue("gateway");
+        let renewed = over(&base, folder, "next", Some("client"));
+        let mut took_over = false;
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            took_over = talks(&renewed, 20).await.is_ok();
+            if took_over {
+                break;
+            }
+        }
+        assert!(took_over, "the new certificate is shown");
+        assert!(talks(&known, 20).await.is_ok(), "the old connection still serves");
+
+        // Nobody to trust: the engine is not used, and the gateway says why.
+        let server = gateway("distrusts.toml", None, "other.pem");
+        let anybody = over(&format!("https://{}", server.address), folder, "next", None);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let error = talks(&anybody, 20).await;
+        assert!(error.as_ref().is_err_and(|error| error.contains("503")), "{error:?}");
+    });
+}
+
+#[test]
+fn bad_certificates_stop_the_start_with_their_names() {
+    let scratch = Scratch::new("bad-tls");
+    let house = Authority::new(&scratch.0, "house");
+    house.issue("one");
+    house.issue("two");
+    let cases = [
+        ("certificate_file = \"/nowhere/a.pem\"\nkey_file = \"/nowhere/a.key\"", "/nowhere/a.pem"),
+        ("certificate_file = \"ONE.pem\"", "go together"),
+        ("certificate_file = \"ONE.pem\"\nkey_file = \"TWO.key\"", "does not match"),
+        ("client_certificate = \"required\"", "needs certificate_file"),
+        ("certificate_file = \"ONE.pem\"\nkey_file = \"ONE.key\"\nclient_certificate = \"required\"", "root"),
+    ];
+    for (number, (text, expected)) in cases.into_iter().enumerate() {
+        let text = text.replace("ONE", &file(&scratch.0, "one")).replace("TWO", &file(&scratch.0, "two"));
+        let path = scratch.config(&format!("{number}.toml"), &format!("[tls]\n{text}\n"));
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .args([
+                "gateway",
+                "--config",
+                &path,
+                "--listen",
+                &free_address(),
+                "--worker",
+                "http://127.0.0.1:1",
+            ])
+            .output()
+            .expect("kvasir runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(expected), "{expected}: {said}");
+    }
+}
+
+/// An identity provider: discovery, keys, and how often they were asked for.
+struct Provider {
+    issuer: String,
+    keys: Arc<std::sync::Mutex<Vec<Value>>>,
+    asked: Arc<std::sync::atomic::AtomicU32>,
+}
+
+impl Provider {
+    fn start(runtime: &tokio::runtime::Runtime) -> Self {
+        use axum::routing::get;
+        let keys = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let asked = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let tcp = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("a port");
+        let issuer = format!("http://{}", tcp.local_addr().expect("bound"));
+        let told = json!({ "issuer": issuer, "jwks_uri": format!("{issuer}/keys") }).to_string();
+        let (shown, count) = (Arc::clone(&keys), Arc::clone(&asked));
+        let routes = axum::Router::new()
+            .route("/.well-known/openid-configuration", get(move || async move { told }))
+            .route(
+                "/keys",
+                get(move || async move {
+                    count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    json!({ "keys": *shown.lock().expect("not poisoned") }).to_string()
+                }),
+            );
+        runtime.spawn(async move { axum::serve(tcp, routes).await });
+        Self { issuer, keys, asked }
+    }
+
+    /// A signing key that the provider publishes.
+    fn key(&self, id: &str) -> EncodingKey {
+        let pair = aws_lc_rs::signature::Ed25519KeyPair::generate().expect("a key");
+        let key = EncodingKey::from_ed_der(pair.to_pkcs8v1().expect("pkcs8").as_ref());
+        let mut jwk = Jwk::from_encoding_key(&key, Algorithm::EdDSA).expect("a jwk");
+        jwk.common.key_id = Some(id.to_owned());
+        let jwk = serde_json::to_value(jwk).expect("JSON");
+        self.keys.lock().expect("not poisoned").push(jwk);
+        key
+    }
+
+    fn token(&self, key: &EncodingKey, id: &str) -> String {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+        let mut header = Header::new(Algorithm::EdDSA);
+        header.kid = Some(id.to_owned());
+        let claims = json!({ "iss": self.issuer, "aud": "kvasir", "sub": "alice", "tenant": "acme", "exp": now + 600 });
+        encode(&header, &claims, key).expect("signed")
+    }
+}
+
+#[test]
+fn an_identity_providers_keys_come_by_url() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let provider = Provider::start(&runtime);
+    let first = provider.key("first");
+    // Only the issuer is named: it tells where its keys are.
+    let config = format!("[access]\ntoken_issuer = {:?}\ntoken_audience = \"kvasir\"\n", provider.issuer);
+    let site = Site::start("jwks", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], &config);
+    let address = &site.gateway.address;
+    let ask = |token: &str| client(address, Some(token), "/v1/chat/completions", Some(&chat(10, 1, 4))).0;
+    wait_for("the first key", || ask(&provider.token(&first, "first")) == 200);
+    // A key that the provider has just begun to use is asked for, but not by everybody and always.
+    let second = provider.key("second");
+    let before = provider.asked.load(std::sync::atomic::Ordering::Relaxed);
+    wait_for("the second key", || ask(&provider.token(&second, "second")) == 200);
+    let stranger = aws_lc_rs::signature::Ed25519KeyPair::generate().expect("a key");
+    let stranger = EncodingKey::from_ed_der(stranger.to_pkcs8v1().expect("pkcs8").as_ref());
+    for _ in 0..40 {
+        assert_eq!(ask(&provider.token(&stranger, "made-up")), 401);
+    }
+    let asked = provider.asked.load(std::sync::atomic::Ordering::Relaxed) - before;
+    assert!((1..=3).contains(&asked), "asked {asked} times");
+    assert_eq!(ask(&provider.token(&first, "first")), 200);
+    assert_eq!(ask(&provider.token(&stranger, "first")), 401, "another's signature");
+}
+
+#[test]
+fn closed_gateways_of_a_fleet_know_each_other() {
+    let scratch = Scratch::new("closed-peers");
+    let key = router_access::new_key("alice", "acme").expect("a key");
+    let keys = scratch.config("keys.toml", &key.lines);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let listen = "127.0.0.1:0".parse().expect("an address");
+    let mock = runtime.block_on(tools_mocker::Mock::start(mock(Dialect::Vllm, Role::Both, false), listen));
+    let mock = mock.expect("a mock engine");
+    let start = |name: &str, peer: &str, secret: &str| {
+        let text = format!(
+            "[gateway]\nhealth_interval = \"100ms\"\npeers = [{peer:?}]\n[access]\nkeys_file = {keys:?}\n"
+        );
+        let path = scratch.config(name, &text);
+        Process::start_with(
+            &["gateway", "--config", &path, "--worker", &mock.url()],
+            &[("KVASIR_PEER_KEY", secret)],
+        )
+    };
+    let mut a = start("a.toml", "http://127.0.0.1:1", "fleet-secret");
+    let b = start("b.toml", &a.url(), "fleet-secret");
+    a.kill();
+    let text = format!(
+        "[gateway]\nhealth_interval = \"100ms\"\npeers = [{:?}]\n[access]\nkeys_file = {keys:?}\n",
+        b.url()
+    );
+    scratch.config("a.toml", &text);
+    a.restart();
+    a.wait_healthy();
+    b.wait_healthy();
+    let peers_requests = |gateway: &Process, secret: &str| {
+        let head = format!(
+            "GET /kvasir/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-kvasir-peer: {secret}\r\n\r\n"
+        );
+        let text = support::raw(&gateway.address, &head);
+        let status: Value =
+            serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap_or_default()).unwrap_or_default();
+        status["workers"][0]["peers_requests"].as_u64()
+    };
+    let hang = tools_mocker::Fault {
+        kind: tools_mocker::FaultKind::Hang,
+        probability: 1.0,
+        count: None,
+        millis: 0,
+        tokens: 1,
+    };
+    mock.fault(hang).expect("a fault");
+    let body = chat(10, 1, 4).to_string();
+    let held = support::raw_open(
+        &a.address,
+        &format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n{body}",
+            key.secret,
+            body.len()
+        ),
+    );
+    wait_for("b to hear of a's request", || peers_requests(&b, "fleet-secret") == Some(1));
+    assert_eq!(peers_requests(&b, "guess"), None, "another key is none");
+    assert_eq!(client(&b.address, Some(&key.secret), "/kvasir/status", None).0, 403);
+    assert_eq!(client(&b.address, None, "/kvasir/loads", Some(&json!({}))).0, 401);
+    drop(held);
+    wait_for("b to hear of its end", || peers_requests(&b, "fleet-secret") == Some(0));
+}
+
+#[test]
+fn a_hang_up_opens_the_audit_log_anew() {
+    let scratch = Scratch::new("hang-up");
+    let log = scratch.0.join("audit.jsonl");
+    let config = format!("[access]\naudit_file = {:?}\n", log.display().to_string());
+    let site =
+        Site::start("hang-up-site", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], &config);
+    let lines = |path: &std::path::Path| std::fs::read_to_string(path).map_or(0, |text| text.lines().count());
+    assert_eq!(site.chat(&chat(10, 1, 4)).0, 200);
+    wait_for("the first line", || lines(&log) == 1);
+    let old = scratch.0.join("audit.old");
+    std::fs::rename(&log, &old).expect("renamed");
+    site.gateway.signal("-HUP");
+    wait_for("the new file", || log.exists());
+    assert_eq!(site.chat(&chat(10, 2, 4)).0, 200);
+    wait_for("a line in it", || lines(&log) == 1);
+    assert_eq!(lines(&old), 1);
+    let line: Value = serde_json::from_str(&std::fs::read_to_string(&log).expect("the log")).expect("JSON");
+    assert_eq!((&line["client"], &line["status"]), (&json!("127.0.0.1"), &json!(200)), "{line}");
+    assert_eq!(site.gateway.metric("kvasir_gateway_audit_log_lines"), 2.0);
+    // A client that leaves is written down as one.
+    site.mocks[0].heal();
+    let hang = tools_mocker::FaultKind::Hang;
+    let hang = tools_mocker::Fault { kind: hang, probability: 1.0, count: None, millis: 0, tokens: 1 };
+    site.mocks[0].fault(hang).expect("a fault");
+    let left = open(&site.gateway.address, "/v1/chat/completions", &chat(10, 3, 4)).expect("sent");
+    wait_for("it to be inside", || {
+        get(&site.gateway.address, "/kvasir/status").is_ok_and(|(_, text)| text.contains("\"active\":1"))
+    });
+    drop(left);
+    wait_for("its line", || lines(&log) == 2);
+    let text = std::fs::read_to_string(&log).expect("the log");
+    let line: Value = serde_json::from_str(text.lines().last().expect("a line")).expect("JSON");
+    assert_eq!((&line["status"], &line["reason"]), (&json!(499), &json!("client_gone")), "{line}");
+}

@@ -1,0 +1,132 @@
+//! Mock engines and a gateway over them.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use tools_mocker::{Dialect, Mock, MockConfig, Role};
+
+use super::{Events, Process, Scratch, get, open, post, wait_for};
+
+pub fn model_folder() -> String {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/golden/llama");
+    folder.display().to_string()
+}
+
+/// Mock engines and a gateway over them.
+pub struct Site {
+    pub runtime: tokio::runtime::Runtime,
+    pub mocks: Vec<Mock>,
+    pub gateway: Process,
+    pub scratch: Scratch,
+}
+
+pub fn mock(dialect: Dialect, role: Role, events: bool) -> MockConfig {
+    let tokenizer = router_tokens::ModelText::from_folder(std::path::Path::new(&model_folder()));
+    MockConfig {
+        dialect,
+        role,
+        events,
+        eos_one_in: 0,
+        tokenizer: tokenizer.expect("the fixture's tokenizer"),
+        ..MockConfig::tiny().expect("a configuration")
+    }
+}
+
+impl Site {
+    pub fn start(name: &str, mocks: Vec<MockConfig>, flags: &[&str], config: &str) -> Self {
+        let scratch = Scratch::new(name);
+        let is_tiny = mocks.iter().all(|mock| mock.tokenizer.eos_ids == [257]);
+        let folder = if is_tiny { String::new() } else { model_folder() };
+        let folder = format!("[gateway]\nhealth_interval = \"100ms\"\nmodel_folder = {folder:?}\n");
+        let config = match config.contains("[gateway]") {
+            true => config.replace("[gateway]\n", &folder),
+            false => format!("{folder}{config}"),
+        };
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let mocks: Vec<Mock> = mocks
+            .into_iter()
+            .map(|config| {
+                let listen = "127.0.0.1:0".parse().expect("an address");
+                runtime.block_on(Mock::start(config, listen)).expect("a mock engine")
+            })
+            .collect();
+        let urls: Vec<String> = mocks.iter().map(Mock::url).collect();
+        let path = scratch.config("kvasir.toml", &config.replace("FIRST", &urls[0]));
+        let mut arguments = vec!["gateway", "--config", &path];
+        for (url, flag) in urls.iter().zip(flags) {
+            arguments.extend([*flag, url.as_str()]);
+        }
+        let gateway = Process::start(&arguments);
+        let site = Self { runtime, mocks, gateway, scratch };
+        wait_for("the engines to be ready", || site.ready() == urls.len());
+        site
+    }
+
+    pub fn ready(&self) -> usize {
+        // An open gateway tells everybody; a closed one is asked by its own test.
+        match get(&self.gateway.address, "/kvasir/status") {
+            Ok((200, body)) => {
+                let status: Value = serde_json::from_str(&body).unwrap_or_default();
+                let workers = status["workers"].as_array().cloned().unwrap_or_default();
+                workers.iter().filter(|worker| worker["ready"] == true).count()
+            }
+            Ok((401 | 403, _))
+                if get(&self.gateway.address, "/health").is_ok_and(|(status, _)| status == 200) =>
+            {
+                self.mocks.len()
+            }
+            _ => 0,
+        }
+    }
+
+    pub fn chat(&self, body: &Value) -> (u16, Value) {
+        ask(&self.gateway.address, body)
+    }
+
+    pub fn direct(&self, which: usize, body: &Value) -> Value {
+        let url = self.mocks[which].url();
+        let (status, answer) = ask(url.trim_start_matches("http://"), body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+}
+
+pub fn ask(address: &str, body: &Value) -> (u16, Value) {
+    let (status, text) = post(address, "/v1/chat/completions", body).expect("an answer");
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+pub fn chat(words: usize, seed: usize, max_tokens: usize) -> Value {
+    let text: Vec<String> = (0..words).map(|at| format!("word{}", (at * 7 + seed * 13) % 97)).collect();
+    json!({"model": "tiny", "messages": [{"role": "user", "content": text.join(" ")}],
+        "max_tokens": max_tokens, "temperature": 0})
+}
+
+/// The text of a streamed chat, or the error that it ended with.
+pub fn streamed(address: &str, body: &Value) -> Result<(String, String), String> {
+    let mut body = body.clone();
+    body["stream"] = true.into();
+    let mut events = Events::new(open(address, "/v1/chat/completions", &body).expect("a connection"));
+    let head = events.head();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let (mut text, mut id, mut is_done, mut roles) = (String::new(), String::new(), false, 0);
+    while let Some(data) = events.next_data() {
+        if data == "[DONE]" {
+            is_done = true;
+            continue;
+        }
+        let event: Value = serde_json::from_str(&data).expect("an event is JSON");
+        if event["error"].is_object() {
+            return Err(event["error"]["message"].as_str().unwrap_or_default().to_owned());
+        }
+        if id.is_empty() {
+            id = event["id"].as_str().unwrap_or_default().to_owned();
+        }
+        assert_eq!(event["id"], id.as_str(), "one answer has one id");
+        assert!(event.get("usage").is_none_or(Value::is_null), "nobody asked for a usage: {event}");
+        roles += usize::from(event["choices"][0]["delta"]["role"].is_string());
+        text.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    assert!(is_done && roles == 1, "done: {is_done}, roles: {roles}");
+    Ok((text, id))
+}

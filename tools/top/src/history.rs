@@ -1,0 +1,281 @@
+//! The arithmetic over polls: rates by difference, quantiles out of buckets, and the course of the last minutes.
+//!
+//! Time arrives as a [`Duration`] since an origin of the caller's. A gateway that was started anew counts from
+//! zero again: then everything that was remembered for differences is dropped, so that no rate is ever negative.
+//! The course keeps its points, since they were true when they were taken.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::wire::{Counters, Histogram, Histograms, Status};
+
+/// What "the last minute" is.
+pub(crate) const WINDOW: Duration = Duration::from_secs(60);
+/// Longest course that is kept.
+pub(crate) const COURSE: Duration = Duration::from_secs(300);
+/// Most points and marks that are kept: [`COURSE`] at the shortest interval, and one.
+const KEPT_MAX: usize = 3001;
+
+/// What was counted at a time.
+#[derive(Debug, Clone)]
+struct Mark {
+    at: Duration,
+    counters: Counters,
+    histograms: Histograms,
+}
+
+/// Rates between two polls, per second.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Rates {
+    pub(crate) requests: f64,
+    pub(crate) failed: f64,
+    pub(crate) prompt_tokens: f64,
+    pub(crate) generated_tokens: f64,
+    /// Cached of prompt tokens, 0 to 1; `None` when there were no prompts.
+    pub(crate) hit_rate: Option<f64>,
+}
+
+/// One poll of the course; `None` where the gateway said nothing or nothing could be computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Point {
+    pub(crate) at: Duration,
+    pub(crate) requests: Option<f64>,
+    pub(crate) tokens: Option<f64>,
+    pub(crate) active: Option<f64>,
+    pub(crate) waiting: Option<f64>,
+    pub(crate) hit_rate: Option<f64>,
+}
+
+/// What is remembered of earlier polls.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    started_unix: u64,
+    /// Oldest first; the last is the latest poll. At most one is older than [`WINDOW`].
+    marks: VecDeque<Mark>,
+    points: VecDeque<Point>,
+}
+
+impl History {
+    /// Takes in an answer.
+    pub(crate) fn record(&mut self, at: Duration, status: &Status) {
+        let mark = Mark { at, counters: status.counters, histograms: status.histograms.clone() };
+        let is_new_run = status.started_unix != self.started_unix;
+        if is_new_run || self.marks.back().is_some_and(|last| !is_later(last, &mark)) {
+            self.marks.clear();
+        }
+        self.started_unix = status.started_unix;
+        self.marks.push_back(mark);
+        // The newest mark that is a whole window old stays: it is what the last one is compared with.
+        while self.marks.len() > KEPT_MAX || self.marks.get(1).is_some_and(|second| at - second.at >= WINDOW)
+        {
+            self.marks.pop_front();
+        }
+        let rates = self.rates();
+        self.push(Point {
+            at,
+            requests: rates.map(|rates| rates.requests),
+            tokens: rates.map(|rates| rates.generated_tokens),
+            active: status.active.map(|count| count as f64),
+            waiting: status.waiting.map(|count| count as f64),
+            hit_rate: rates.and_then(|rates| rates.hit_rate),
+        });
+    }
+
+    /// The gateway gave no answer: a gap in the course.
+    pub(crate) fn record_gap(&mut self, at: Duration) {
+        self.push(Point { at, ..Point::default() });
+    }
+
+    fn push(&mut self, point: Point) {
+        self.points.push_back(point);
+        while self.points.len() > KEPT_MAX
+            || self.points.front().is_some_and(|first| point.at.saturating_sub(first.at) > COURSE)
+        {
+            self.points.pop_front();
+        }
+    }
+
+    /// Between the last two polls; `None` before there are two of one run of the gateway.
+    pub(crate) fn rates(&self) -> Option<Rates> {
+        let earlier = self.marks.len().checked_sub(2)?;
+        rates_between(&self.marks[earlier], self.marks.back()?)
+    }
+
+    /// Over the last minute, or as much of it as was seen.
+    pub(crate) fn window_rates(&self) -> Option<Rates> {
+        rates_between(self.marks.front()?, self.marks.back()?)
+    }
+
+    /// How much of the last minute was seen: a poll at its far end makes it whole.
+    pub(crate) fn window(&self) -> Duration {
+        match (self.marks.front(), self.marks.back()) {
+            (Some(first), Some(last)) => last.at - first.at,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// What came into a histogram within [`Self::window`].
+    pub(crate) fn windowed(&self, of: impl Fn(&Histograms) -> &Histogram) -> Histogram {
+        match (self.marks.front(), self.marks.back()) {
+            (Some(first), Some(last)) => {
+                of(&last.histograms).since(of(&first.histograms)).unwrap_or_default()
+            }
+            _ => Histogram::default(),
+        }
+    }
+
+    /// The shortest of one, two and five minutes that holds the whole course.
+    pub(crate) fn course_span(&self) -> Duration {
+        let known = match (self.points.front(), self.points.back()) {
+            (Some(first), Some(last)) => last.at - first.at,
+            _ => Duration::ZERO,
+        };
+        let spans = [Duration::from_secs(60), Duration::from_secs(120)];
+        spans.into_iter().find(|span| known <= *span).unwrap_or(COURSE)
+    }
+
+    /// The course in `columns` equal pieces of time, newest last: the mean of each piece's known values. Pieces
+    /// begin at multiples of their length, so that what is past does not change when a point comes in.
+    pub(crate) fn course(&self, columns: usize, of: impl Fn(&Point) -> Option<f64>) -> Vec<Option<f64>> {
+        let mut pieces = vec![(0.0, 0_u32); columns];
+        let Some(last) = self.points.back().filter(|_| columns > 0) else {
+            return vec![None; columns];
+        };
+        let piece = self.course_span().as_secs_f64() / columns as f64;
+        let piece_of = |at: Duration| (at.as_secs_f64() / piece) as usize;
+        for point in &self.points {
+            let age = piece_of(last.at) - piece_of(point.at);
+            if let (Some(value), Some(index)) = (of(point), (columns - 1).checked_sub(age)) {
+                pieces[index].0 += value;
+                pieces[index].1 += 1;
+            }
+        }
+        pieces.into_iter().map(|(sum, count)| (count > 0).then(|| sum / f64::from(count))).collect()
+    }
+}
+
+/// Whether both can be of one run of the gateway, in this order.
+fn is_later(earlier: &Mark, later: &Mark) -> bool {
+    let (a, b) = (&earlier.counters, &later.counters);
+    let rises = [
+        (a.requests, b.requests),
+        (a.failed, b.failed),
+        (a.prompt_tokens, b.prompt_tokens),
+        (a.cached_tokens, b.cached_tokens),
+        (a.generated_tokens, b.generated_tokens),
+    ];
+    let (x, y) = (&earlier.histograms, &later.histograms);
+    let histograms = [
+        (&x.time_to_first_token, &y.time_to_first_token),
+        (&x.inter_token, &y.inter_token),
+        (&x.routing, &y.routing),
+    ];
+    earlier.at <= later.at
+        && rises.iter().all(|(before, after)| before <= after)
+        && histograms.iter().all(|(before, after)| after.since(before).is_some())
+}
+
+fn rates_between(earlier: &Mark, later: &Mark) -> Option<Rates> {
+    let seconds = later.at.checked_sub(earlier.at).filter(|span| !span.is_zero())?.as_secs_f64();
+    let (a, b) = (&earlier.counters, &later.counters);
+    let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
+    Some(Rates {
+        requests: rate(a.requests, b.requests),
+        failed: rate(a.failed, b.failed),
+        prompt_tokens: rate(a.prompt_tokens, b.prompt_tokens),
+        generated_tokens: rate(a.generated_tokens, b.generated_tokens),
+        hit_rate: share(
+            b.cached_tokens.saturating_sub(a.cached_tokens),
+            b.prompt_tokens.saturating_sub(a.prompt_tokens),
+        ),
+    })
+}
+
+/// `part` of `whole`, 0 to 1; `None` of nothing.
+pub(crate) fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| (part as f64 / whole as f64).min(1.0))
+}
+
+/// A quantile out of buckets.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Quantile {
+    /// Nothing was counted.
+    Unknown,
+    /// Seconds; within the bucket in which the true value lies.
+    About(f64),
+    /// It lies beyond the last bound, which is this.
+    Above(f64),
+}
+
+impl Histogram {
+    /// Everything that was counted.
+    pub(crate) fn total(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    /// Mean in seconds.
+    pub(crate) fn mean(&self) -> Option<f64> {
+        let total = self.total();
+        (total > 0).then(|| self.sum / total as f64)
+    }
+
+    /// What was counted since `earlier`; `None` when that is not an earlier state of the same histogram.
+    pub(crate) fn since(&self, earlier: &Self) -> Option<Self> {
+        if earlier.counts.is_empty() {
+            return Some(self.clone());
+        }
+        if self.le != earlier.le {
+            return None;
+        }
+        let pairs = self.counts.iter().zip(&earlier.counts);
+        let counts = pairs.map(|(after, before)| after.checked_sub(*before)).collect::<Option<Vec<u64>>>()?;
+        Some(Self { le: self.le.clone(), counts, sum: (self.sum - earlier.sum).max(0.0) })
+    }
+
+    /// The quantile `share` (0 to 1), interpolated evenly within its bucket; the first bucket begins at zero.
+    pub(crate) fn quantile(&self, share: f64) -> Quantile {
+        let (total, Some(last)) = (self.total(), self.le.last()) else {
+            return Quantile::Unknown;
+        };
+        if total == 0 {
+            return Quantile::Unknown;
+        }
+        let rank = share.clamp(0.0, 1.0) * total as f64;
+        let mut below = 0.0;
+        let mut lower = 0.0;
+        for (upper, count) in self.le.iter().zip(&self.counts) {
+            let count = *count as f64;
+            if count > 0.0 && below + count >= rank {
+                return Quantile::About(lower + (upper - lower) * ((rank - below) / count).clamp(0.0, 1.0));
+            }
+            below += count;
+            lower = *upper;
+        }
+        Quantile::Above(*last)
+    }
+
+    /// The buckets from the first to the last that is not empty, neighbours merged until there are at most
+    /// `rows`: upper bound (`None` for the last, which has none) and count.
+    pub(crate) fn rows(&self, rows: usize) -> Vec<(Option<f64>, u64)> {
+        let filled = |count: &u64| *count > 0;
+        let (Some(first), Some(last)) =
+            (self.counts.iter().position(filled), self.counts.iter().rposition(filled))
+        else {
+            return Vec::new();
+        };
+        if rows == 0 {
+            return Vec::new();
+        }
+        let merged = (last - first + 1).div_ceil(rows);
+        let indices: Vec<usize> = (first..=last).collect();
+        let row = |chunk: &[usize]| {
+            let count = chunk.iter().fold(0_u64, |sum, index| sum.saturating_add(self.counts[*index]));
+            (chunk.last().and_then(|index| self.le.get(*index).copied()), count)
+        };
+        indices.chunks(merged).map(row).collect()
+    }
+}
+
+#[cfg(test)]
+#[path = "history_tests.rs"]
+mod tests;

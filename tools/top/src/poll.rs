@@ -1,0 +1,266 @@
+//! Asks the gateway, on a thread of its own, over one connection that is kept open.
+//!
+//! Each answer and each failure becomes one [`Message`]. The channel is bounded: while the terminal does not take
+//! messages, nothing is asked. Dropping the receiver or the sender of [`Orders`] ends the thread.
+
+use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use router_tls::ClientStream;
+use serde::de::DeserializeOwned;
+use tokio::net::TcpStream;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::config::Target;
+use crate::error::TopError;
+use crate::wire::{Decisions, Status, clean};
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Largest answer; a status has about 700 bytes a worker.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+/// Messages that wait to be shown.
+const MESSAGES_MAX: usize = 4;
+
+const STATUS: &str = "/kvasir/status";
+const DECISIONS: &str = "/kvasir/decisions";
+
+/// What the other thread learns.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// The gateway answered.
+    Answer(Box<Answer>),
+    /// It did not, or not properly.
+    Failed(TopError),
+    /// The process was told to end.
+    Stop,
+}
+
+/// One poll.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: Status,
+    /// Those after the ones of earlier answers; their failure does not make the status worthless.
+    pub(crate) decisions: Result<Decisions, TopError>,
+    /// The gateway was started anew: decisions of earlier answers are of an earlier run.
+    pub(crate) is_new_run: bool,
+}
+
+/// Whether to ask. Dropping the sender ends the thread.
+pub(crate) type Orders = watch::Sender<IsPaused>;
+pub(crate) type IsPaused = bool;
+
+/// Starts the thread. With `has_signals`, SIGTERM, SIGHUP and SIGINT become [`Message::Stop`] from here on; they then
+/// no longer end the process by themselves.
+pub(crate) fn start(target: Target, has_signals: bool) -> Result<(Receiver<Message>, Orders), TopError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(TopError::Poller)?;
+    let guard = runtime.enter();
+    let signals = has_signals.then(Signals::listen).transpose().map_err(TopError::Poller)?;
+    drop(guard);
+    let (sender, receiver) = sync_channel(MESSAGES_MAX);
+    let (orders, ordered) = watch::channel(false);
+    let work = async move {
+        let Some(mut signals) = signals else { return poll(target, &sender, ordered).await };
+        tokio::select! {
+            () = poll(target, &sender, ordered) => {}
+            () = signals.heard() => {
+                let _ = sender.send(Message::Stop);
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("top-poll".to_owned());
+    thread.spawn(move || runtime.block_on(work)).map_err(TopError::Poller)?;
+    Ok((receiver, orders))
+}
+
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        let kinds = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()];
+        let [terminate, hang_up, interrupt] = kinds.map(signal);
+        Ok(Self([terminate?, hang_up?, interrupt?]))
+    }
+
+    async fn heard(&mut self) {
+        let [terminate, hang_up, interrupt] = &mut self.0;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+}
+
+async fn poll(target: Target, sender: &SyncSender<Message>, mut ordered: watch::Receiver<IsPaused>) {
+    let interval = target.interval;
+    let mut gateway = Gateway { target, connection: None, started_unix: 0, last_decision: None };
+    loop {
+        if ordered.wait_for(|is_paused| !is_paused).await.is_err() {
+            return;
+        }
+        let begun = Instant::now();
+        let message = match gateway.poll().await {
+            Ok(answer) => Message::Answer(Box::new(answer)),
+            Err(error) => Message::Failed(error),
+        };
+        if !deliver(sender, message).await {
+            return;
+        }
+        let next = sleep_until((begun + interval).max(Instant::now() + interval / 10));
+        tokio::pin!(next);
+        loop {
+            tokio::select! {
+                () = &mut next => break,
+                changed = ordered.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+}
+
+/// Waits for room; the runtime goes on meanwhile, so that a signal is heard. False: nobody listens any more.
+async fn deliver(sender: &SyncSender<Message>, mut message: Message) -> bool {
+    use std::sync::mpsc::TrySendError;
+    loop {
+        match sender.try_send(message) {
+            Ok(()) => return true,
+            Err(TrySendError::Disconnected(_)) => return false,
+            Err(TrySendError::Full(back)) => message = back,
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+struct Gateway {
+    target: Target,
+    connection: Option<SendRequest<Empty<Bytes>>>,
+    started_unix: u64,
+    /// Sequence of the newest decision that was seen.
+    last_decision: Option<u64>,
+}
+
+impl Gateway {
+    async fn poll(&mut self) -> Result<Answer, TopError> {
+        let status: Status = self.ask(STATUS, "").await?;
+        let mut is_new_run = status.started_unix != self.started_unix;
+        if is_new_run {
+            self.started_unix = status.started_unix;
+            self.last_decision = None;
+        }
+        let query = self.last_decision.map(|last| format!("?after={last}")).unwrap_or_default();
+        let decisions = self.ask::<Decisions>(DECISIONS, &query).await;
+        match decisions.as_ref().map(|decisions| decisions.last) {
+            // It counts from the beginning again: the next poll asks for all.
+            Ok(last) if last.is_some() && last < self.last_decision => {
+                is_new_run = true;
+                self.last_decision = None;
+            }
+            Ok(last) => self.last_decision = last.or(self.last_decision),
+            Err(_) => {}
+        }
+        Ok(Answer { status, decisions, is_new_run })
+    }
+
+    async fn ask<T: DeserializeOwned>(&mut self, path: &'static str, query: &str) -> Result<T, TopError> {
+        let body = self.get(path, query).await?;
+        serde_json::from_slice(&body)
+            .map_err(|error| TopError::NotUnderstood { path, reason: clean(&error.to_string()) })
+    }
+
+    /// The body of a 200. A kept connection may have been closed by the other side meanwhile: then once more.
+    async fn get(&mut self, path: &'static str, query: &str) -> Result<Bytes, TopError> {
+        let was_kept = self.connection.is_some();
+        let answer = match self.get_within(path, query).await {
+            Err(TopError::Connection { .. }) if was_kept => self.get_within(path, query).await,
+            answer => answer,
+        };
+        let (status, body) = answer?;
+        match status {
+            StatusCode::OK => Ok(body),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(TopError::Refused { status, had_key: self.target.authorization.is_some() })
+            }
+            status => Err(TopError::Status { path, status, message: message_of(&body) }),
+        }
+    }
+
+    async fn get_within(&mut self, path: &'static str, query: &str) -> Result<(StatusCode, Bytes), TopError> {
+        let connection = match self.connection.take().filter(|kept| !kept.is_closed()) {
+            Some(kept) => kept,
+            None => connect(&self.target).await?,
+        };
+        match timeout(ANSWER_WITHIN, exchange(connection, &self.target, path, query)).await {
+            Ok(Ok((connection, status, body))) => {
+                self.connection = Some(connection);
+                Ok((status, body))
+            }
+            Ok(Err(reason)) => Err(broken(&self.target, reason)),
+            Err(_) => Err(broken(&self.target, format!("no answer within {ANSWER_WITHIN:?}"))),
+        }
+    }
+}
+
+fn broken(target: &Target, reason: impl ToString) -> TopError {
+    TopError::Connection { gateway: target.authority.clone(), reason: clean(&reason.to_string()) }
+}
+
+/// A connection to the gateway. TLS would come in here, between the socket and the handshake.
+async fn connect(target: &Target) -> Result<SendRequest<Empty<Bytes>>, TopError> {
+    let socket = timeout(CONNECT_WITHIN, TcpStream::connect((target.host.as_str(), target.port))).await;
+    let socket = socket
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection within two seconds"))
+        .flatten()
+        .map_err(|error| broken(target, error))?;
+    socket.set_nodelay(true).map_err(|error| broken(target, error))?;
+    let stream = match &target.tls {
+        None => ClientStream::Plain(socket),
+        Some(tls) => {
+            let connected = tls.connect(&target.host, socket).await;
+            connected.map_err(|error| broken(target, io::Error::other(error)))?
+        }
+    };
+    let (sender, connection) =
+        handshake(TokioIo::new(stream)).await.map_err(|error| broken(target, error))?;
+    // It ends with its sender; what goes wrong on it is seen by the request that it goes wrong for.
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    Ok(sender)
+}
+
+type Exchanged = (SendRequest<Empty<Bytes>>, StatusCode, Bytes);
+
+async fn exchange(
+    mut connection: SendRequest<Empty<Bytes>>,
+    target: &Target,
+    path: &str,
+    query: &str,
+) -> Result<Exchanged, String> {
+    connection.ready().await.map_err(|error| error.to_string())?;
+    let mut request = Request::get(format!("{}{path}{query}", target.prefix))
+        .header(header::HOST, &target.authority)
+        .header(header::ACCEPT, "application/json");
+    if let Some(authorization) = &target.authorization {
+        request = request.header(header::AUTHORIZATION, authorization);
+    }
+    let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
+    let response = connection.send_request(request).await.map_err(|error| error.to_string())?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+    Ok((connection, status, body.map_err(|error| error.to_string())?.to_bytes()))
+}
+
+/// What a refusal says about itself.
+fn message_of(body: &[u8]) -> String {
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    clean(body["error"]["message"].as_str().unwrap_or_default())
+}

@@ -1,0 +1,147 @@
+//! The thread that owns the terminal, and the frame that needs none.
+
+use std::io::{self, IsTerminal};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use ratatui::Terminal;
+use ratatui::backend::{CrosstermBackend, TestBackend};
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{self, Event};
+use ratatui::text::Span;
+
+use crate::config::{FRAME_CELLS_MAX, TopConfig};
+use crate::display::Display;
+use crate::error::TopError;
+use crate::keys::action;
+use crate::poll::{self, Message, Orders};
+use crate::screen::Screen;
+use crate::state::State;
+use crate::view;
+
+/// Longest wait for a key before messages are looked at.
+const KEY_WAIT: Duration = Duration::from_millis(50);
+/// Longest time between two frames: ages are shown in seconds.
+const FRAME_AFTER: Duration = Duration::from_millis(500);
+/// How long [`once`] waits for each of its two answers; a poll gives up long before.
+const ONCE_WITHIN: Duration = Duration::from_secs(60);
+
+/// Shows the gateway until the user quits or the process gets SIGTERM, SIGHUP or SIGINT; blocks meanwhile. The
+/// terminal is then as it was before. A gateway that cannot be reached is shown as such and tried again.
+/// After the return those signals no longer end the process by themselves: leave it then.
+///
+/// # Errors
+///
+/// A configuration that cannot be used, or no terminal at standard output, or one that fails.
+pub fn run(config: TopConfig) -> Result<(), TopError> {
+    let target = config.target()?;
+    if !io::stdout().is_terminal() {
+        return Err(TopError::NoTerminal);
+    }
+    let state = State::new(target.authority.clone());
+    let (messages, orders) = poll::start(target, true)?;
+    let screen = Screen::enter().map_err(TopError::Terminal)?;
+    show(&screen, state, &messages, &orders)
+}
+
+fn show(
+    screen: &Screen,
+    mut state: State,
+    messages: &Receiver<Message>,
+    orders: &Orders,
+) -> Result<(), TopError> {
+    let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout())).map_err(TopError::Terminal)?;
+    terminal.clear().map_err(TopError::Terminal)?;
+    let origin = Instant::now();
+    let mut display = Display::default();
+    let mut drawn_at: Option<Instant> = None;
+    loop {
+        let mut is_changed = drawn_at.is_none_or(|at| at.elapsed() >= FRAME_AFTER);
+        loop {
+            match messages.try_recv() {
+                Ok(Message::Answer(answer)) => state.answer(*answer, origin.elapsed()),
+                Ok(Message::Failed(error)) => state.failed(error.to_string(), origin.elapsed()),
+                Ok(Message::Stop) => return Ok(()),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Err(poller_is_gone()),
+            }
+            is_changed = true;
+        }
+        if is_changed {
+            let now = origin.elapsed();
+            let draw = || terminal.draw(|frame| view::draw(frame, &state, &mut display, now)).map(|_| ());
+            screen.draw(draw).map_err(TopError::Terminal)?;
+            drawn_at = Some(Instant::now());
+        }
+        if event::poll(KEY_WAIT).map_err(TopError::Terminal)? {
+            drawn_at = None;
+            let happened = event::read().map_err(TopError::Terminal)?;
+            let Event::Key(key) = happened else { continue };
+            if action(key).is_some_and(|action| display.apply(action)) {
+                return Ok(());
+            }
+            // Nobody listens once the poller is gone, and then the next round says so.
+            let _ = orders.send(display.is_paused);
+        }
+    }
+}
+
+fn poller_is_gone() -> TopError {
+    TopError::Poller(io::Error::other("its thread is gone"))
+}
+
+/// Polls twice, [`TopConfig::interval`] apart, and returns one frame of `width` × `height` as plain text: `height`
+/// lines without trailing blanks, each ended by a newline. No terminal is touched.
+///
+/// # Errors
+///
+/// A configuration or a size that cannot be used (at least 1 × 1, at most [`FRAME_CELLS_MAX`] cells), or the first
+/// failure of the gateway.
+pub fn once(config: TopConfig, width: u16, height: u16) -> Result<String, TopError> {
+    let target = config.target()?;
+    let cells = usize::from(width) * usize::from(height);
+    if !(1..=FRAME_CELLS_MAX).contains(&cells) {
+        let reason = format!("{width} × {height} is not from 1 to {FRAME_CELLS_MAX} cells");
+        return Err(TopError::Config { what: "size of the frame", reason });
+    }
+    let mut state = State::new(target.authority.clone());
+    let wait = ONCE_WITHIN + target.interval;
+    let (messages, orders) = poll::start(target, false)?;
+    let origin = Instant::now();
+    for _ in 0..2 {
+        match messages.recv_timeout(wait) {
+            Ok(Message::Answer(answer)) => state.answer(*answer, origin.elapsed()),
+            Ok(Message::Failed(error)) => return Err(error),
+            Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected | RecvTimeoutError::Timeout) => {
+                return Err(poller_is_gone());
+            }
+        }
+    }
+    drop(orders);
+    Ok(frame(&state, &mut Display::default(), origin.elapsed(), width, height))
+}
+
+/// One frame as plain text.
+pub(crate) fn frame(state: &State, display: &mut Display, now: Duration, width: u16, height: u16) -> String {
+    // Memory does not fail.
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
+    let Ok(_) = terminal.draw(|frame| view::draw(frame, state, display, now));
+    text_of(terminal.backend().buffer())
+}
+
+/// The cell behind a wide character belongs to it and is left out.
+fn text_of(buffer: &Buffer) -> String {
+    let mut text = String::new();
+    for y in buffer.area.top()..buffer.area.bottom() {
+        let mut line = String::new();
+        let mut x = buffer.area.left();
+        while x < buffer.area.right() {
+            let symbol = buffer.cell((x, y)).map_or(" ", |cell| cell.symbol());
+            line.push_str(symbol);
+            x += u16::try_from(Span::raw(symbol).width()).unwrap_or(1).max(1);
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
