@@ -198,6 +198,7 @@ fn access(settings: &Settings, workers: &[WorkerConfig]) -> Result<AccessConfig>
         keys_file: some(&access.keys_file).map(PathBuf::from),
         tokens: tokens(settings)?,
         tls: crate::tls::upstream(settings, &urls)?,
+        server_tls: None,
         salt_secret: std::env::var(SALT_SECRET).ok().filter(|secret| !secret.is_empty()),
         peer_key: peer_key(),
         own_salts: access.own_salts,

@@ -10,7 +10,7 @@ use clap::Args;
 use control_config::Settings;
 use router_engines::dialect::Role;
 use router_gateway::{Fleet, Gateway, WorkerConfig, router, serve_grpc};
-use router_tls::{Alpn, ClientTls, PlainListener, ServerTls, TlsListener};
+use router_tls::{Alpn, PlainListener, TlsListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
@@ -69,8 +69,9 @@ pub(crate) fn run(
     let settings = process::start(common)?;
     let workers = workers(&settings, given)?;
     let (text, has_tokenizer) = compose::gateway_text(&settings)?;
-    let config = compose::gateway(&settings, workers, &text, has_tokenizer)?;
+    let mut config = compose::gateway(&settings, workers, &text, has_tokenizer)?;
     let server_tls = tls::server(&settings, Alpn::Http1)?;
+    config.access.server_tls.clone_from(&server_tls);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let listener = http::bind(listen.unwrap_or(settings.gateway.listen)).await?;
@@ -79,7 +80,7 @@ pub(crate) fn run(
         let fleet = Fleet::start(&config);
         let gateway = Gateway::new(config, text, Arc::clone(&fleet)).map_err(anyhow::Error::msg)?;
         let drain = settings.serve.drain;
-        tokio::spawn(hang_ups(Arc::clone(&gateway), server_tls.clone(), upstream_tls.clone())?);
+        tokio::spawn(hang_ups(Arc::clone(&gateway))?);
         if let Some(tls) = upstream_tls {
             tokio::spawn(tls.watch(LOOK_EVERY));
         }
@@ -129,25 +130,14 @@ async fn grpc(settings: &Settings, gateway: &Arc<Gateway>) -> Result<Option<Join
 }
 
 /// On SIGHUP files are read again and the audit log is opened anew, as log rotation wants it.
-fn hang_ups(
-    gateway: Arc<Gateway>,
-    server_tls: Option<Arc<ServerTls>>,
-    upstream_tls: Option<Arc<ClientTls>>,
-) -> Result<impl Future<Output = ()>> {
+fn hang_ups(gateway: Arc<Gateway>) -> Result<impl Future<Output = ()>> {
     let mut hang_up = signal(SignalKind::hangup())?;
     Ok(async move {
         while hang_up.recv().await.is_some() {
             tracing::info!("SIGHUP: reading files again");
-            gateway.hang_up();
-            let (server, upstream) = (server_tls.clone(), upstream_tls.clone());
-            let read = move || {
-                let server = server.map_or(Ok(()), |tls| tls.reload());
-                server.and(upstream.map_or(Ok(()), |tls| tls.reload()))
-            };
-            match tokio::task::spawn_blocking(read).await {
-                Ok(Err(error)) => tracing::warn!(%error, "certificates cannot be read; the old ones stay"),
-                _ => tracing::debug!("certificates read again"),
-            }
+            let gateway = Arc::clone(&gateway);
+            // A panic in there has been told.
+            let _read = tokio::task::spawn_blocking(move || gateway.hang_up()).await;
         }
     })
 }

@@ -16,7 +16,7 @@ use router_access::{
 use router_engines::body::RawBody;
 use router_engines::client::EngineClient;
 use router_engines::openai::ApiError;
-use router_tls::ClientTls;
+use router_tls::{ClientTls, ServerTls};
 use tokio::sync::Notify;
 
 use crate::service::unix_time;
@@ -74,6 +74,8 @@ pub struct AccessConfig {
     pub peer_key: Option<String>,
     /// How others than clients are reached over https.
     pub tls: Option<Arc<ClientTls>>,
+    /// What the gateway shows to clients over TLS.
+    pub server_tls: Option<Arc<ServerTls>>,
     /// Makes tenants' salts; without it caches are kept apart by a secret of this run.
     pub salt_secret: Option<String>,
     /// A client may keep its cache apart further by a salt of its own.
@@ -399,9 +401,14 @@ impl Access {
         }
     }
 
-    /// Reads all files again and opens the audit log anew: what an operator's signal asks for.
+    /// Reads all files again and opens the audit log anew: what an operator's signal asks for. Blocking.
     pub(crate) fn hang_up(&self) {
         self.reload();
+        let server = self.config.server_tls.as_ref().map_or(Ok(()), |tls| tls.reload());
+        let upstream = self.config.tls.as_ref().map_or(Ok(()), |tls| tls.reload());
+        if let Err(error) = server.and(upstream) {
+            tracing::warn!(%error, "certificates cannot be read; the old ones stay");
+        }
         if let Some(audit) = &self.audit {
             audit.reopen();
         }

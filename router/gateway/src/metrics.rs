@@ -47,6 +47,12 @@ pub(crate) struct Metrics {
     pub(crate) log_written: Gauge,
     pub(crate) log_dropped: Gauge,
     pub(crate) log_lost: Gauge,
+    pub(crate) spans_exported: Gauge,
+    pub(crate) spans_dropped: Gauge,
+    pub(crate) spans_failed: Gauge,
+    pub(crate) certificate_expires: Gauge,
+    pub(crate) handshakes: Gauge,
+    pub(crate) handshakes_failed: Gauge,
     audit_requests: ByWorker,
     audit_exact: ByWorker,
     audit_predicted: ByWorker,
@@ -89,6 +95,12 @@ impl Metrics {
             log_written: Gauge::default(),
             log_dropped: Gauge::default(),
             log_lost: Gauge::default(),
+            spans_exported: Gauge::default(),
+            spans_dropped: Gauge::default(),
+            spans_failed: Gauge::default(),
+            certificate_expires: Gauge::default(),
+            handshakes: Gauge::default(),
+            handshakes_failed: Gauge::default(),
             audit_requests: ByWorker::default(),
             audit_exact: ByWorker::default(),
             audit_predicted: ByWorker::default(),
@@ -143,6 +155,20 @@ impl Metrics {
         registry.register("audit_log_lines", "Lines of the audit log written", this.log_written.clone());
         registry.register("audit_log_dropped", "Lines that found its queue full", this.log_dropped.clone());
         registry.register("audit_log_lost", "Lines that could not be written", this.log_lost.clone());
+        for (name, help, gauge) in [
+            ("trace_spans_exported", "Spans that the collector has taken", &this.spans_exported),
+            ("trace_spans_dropped", "Spans that found the queue full", &this.spans_dropped),
+            ("trace_spans_failed", "Spans that the collector has not taken", &this.spans_failed),
+            (
+                "tls_certificate_expires",
+                "End of the certificate's validity, Unix time",
+                &this.certificate_expires,
+            ),
+            ("tls_handshakes", "TLS handshakes that became a connection", &this.handshakes),
+            ("tls_handshakes_failed", "TLS handshakes that failed or took too long", &this.handshakes_failed),
+        ] {
+            registry.register(name, help, gauge.clone());
+        }
         let by_worker = [
             ("ejections", "Times that a worker was taken out for its failures", &this.ejections),
             ("worker_requests", "Requests booked on a worker by this gateway", &this.worker_requests),

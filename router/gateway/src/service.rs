@@ -70,7 +70,7 @@ impl Gateway {
         self.inside.load(Ordering::Relaxed)
     }
 
-    /// Reads files again and opens logs anew: what a hang-up signal asks for.
+    /// Reads files again and opens logs anew: what a hang-up signal asks for. Blocking.
     pub fn hang_up(&self) {
         self.access.hang_up();
     }

@@ -162,6 +162,18 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: Header
         metrics.log_dropped.set(log.dropped as i64);
         metrics.log_lost.set(log.lost as i64);
     }
+    if let Some(tracer) = &gateway.tracer {
+        let spans = tracer.counters();
+        metrics.spans_exported.set(spans.exported as i64);
+        metrics.spans_dropped.set(spans.dropped as i64);
+        metrics.spans_failed.set(spans.failed as i64);
+    }
+    if let Some(tls) = &gateway.config.access.server_tls {
+        let handshakes = tls.counts();
+        metrics.certificate_expires.set(tls.expires_unix() as i64);
+        metrics.handshakes.set(handshakes.completed as i64);
+        metrics.handshakes_failed.set((handshakes.failed + handshakes.timed_out) as i64);
+    }
     metrics.seconds_per_token.set(gateway.fleet.speeds.get().per_token);
     for picked in gateway.fleet.roster.load().iter() {
         let ejections = picked.worker.breaker.ejections.load(Ordering::Relaxed);

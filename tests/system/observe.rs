@@ -1,0 +1,373 @@
+//! What an operator sees of requests: traces in a collector, the terminal view, and the KServe clients' own look.
+
+#[path = "../../router/trace/tests/collector/mod.rs"]
+mod collector;
+mod support;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use collector::{Collector, Manner, find, text};
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Told;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use serde_json::{Value, json};
+use support::site::{Site, chat, mock};
+use support::{Cluster, free_address, get, post, prompt, request, wait_for};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tools_mocker::{Dialect, Mock, Role};
+
+fn trace_config(endpoint: &str) -> String {
+    format!("[trace]\nendpoint = {endpoint:?}\nsample_ratio = 1.0\n")
+}
+
+/// The spans of the next trace with this root, after so many spans of others.
+fn spans_of(collector: &Collector, after: usize, root: &str) -> Vec<Span> {
+    let mut found = Vec::new();
+    wait_for("the trace", || {
+        let all = collector.spans().split_off(after);
+        let Some(last) = all.iter().rfind(|span| span.name == root) else { return false };
+        found = all.iter().filter(|span| span.trace_id == last.trace_id).cloned().collect();
+        true
+    });
+    found
+}
+
+fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
+    let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
+    spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no {name} among {names:?}"))
+}
+
+fn number(span: &Span, key: &str) -> Option<i64> {
+    match find(&span.attributes, key) {
+        Some(Told::IntValue(number)) => Some(*number),
+        _ => None,
+    }
+}
+
+/// Every span lies within its parent, and all but the root have one.
+fn is_a_tree(spans: &[Span]) {
+    for span in spans {
+        assert!(span.start_time_unix_nano <= span.end_time_unix_nano, "{}", span.name);
+        let parent = spans.iter().find(|parent| parent.span_id == span.parent_span_id);
+        match parent {
+            None => assert_eq!(span.kind, 2, "{} is the server's", span.name),
+            Some(parent) => assert!(
+                parent.start_time_unix_nano <= span.start_time_unix_nano
+                    && span.end_time_unix_nano <= parent.end_time_unix_nano,
+                "{} within {}",
+                span.name,
+                parent.name
+            ),
+        }
+    }
+}
+
+#[test]
+fn a_hand_off_is_one_trace_with_its_transfer() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let collector = runtime.block_on(Collector::start("127.0.0.1:0", Manner::Takes));
+    let config = format!("[router]\ndisaggregate_above_tokens = 64\n{}", trace_config(&collector.endpoint()));
+    let cluster = Cluster::start("traced", &["prefill", "decode"], &config);
+    cluster.complete(&request(&prompt(1, 400), 8));
+    let root = format!("text_completion {}", support::MODEL);
+    let spans = spans_of(&collector, 0, &root);
+    is_a_tree(&spans);
+    let (prefill, decode, moved) =
+        (named(&spans, "prefill"), named(&spans, "decode"), named(&spans, "kv_transfer"));
+    assert_eq!((prefill.kind, decode.kind), (3, 3), "calls of others");
+    assert_eq!(number(moved, "kvasir.transfer.blocks"), Some(25));
+    assert!(moved.end_time_unix_nano > prefill.start_time_unix_nano);
+    let top = named(&spans, &root);
+    assert_eq!(number(top, "gen_ai.usage.input_tokens"), Some(400));
+    assert_eq!(number(top, "gen_ai.usage.output_tokens"), Some(8));
+    assert_eq!(number(top, "http.response.status_code"), Some(200));
+    assert_eq!(top.events.iter().filter(|event| event.name == "first_token").count(), 1);
+    let route = named(&spans, "route");
+    assert_eq!(number(route, "kvasir.blocks"), Some(25));
+    assert!(find(&route.attributes, "kvasir.prefill_worker").is_some());
+}
+
+/// Passes bytes on to an engine and keeps what it was asked.
+async fn overhear(engine: String) -> (String, Arc<Mutex<String>>) {
+    let heard = Arc::new(Mutex::new(String::new()));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let keeping = Arc::clone(&heard);
+    tokio::spawn(async move {
+        loop {
+            let (outside, _) = listener.accept().await.expect("a client");
+            let inside = tokio::net::TcpStream::connect(&engine).await.expect("the engine");
+            let (mut from, mut back) = outside.into_split();
+            let (mut answers, mut to) = inside.into_split();
+            let keeping = Arc::clone(&keeping);
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 64 << 10];
+                while let Ok(count @ 1..) = from.read(&mut buffer).await {
+                    keeping.lock().expect("lock").push_str(&String::from_utf8_lossy(&buffer[..count]));
+                    if to.write_all(&buffer[..count]).await.is_err() {
+                        break;
+                    }
+                }
+            });
+            tokio::spawn(async move { tokio::io::copy(&mut answers, &mut back).await });
+        }
+    });
+    (format!("http://{address}"), heard)
+}
+
+#[test]
+fn callers_and_engines_are_of_one_trace() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let collector = runtime.block_on(Collector::start("127.0.0.1:0", Manner::Takes));
+    let listen = "127.0.0.1:0".parse().expect("an address");
+    let engine =
+        runtime.block_on(Mock::start(mock(Dialect::Vllm, Role::Both, false), listen)).expect("a mock");
+    let plain = engine.url().trim_start_matches("http://").to_owned();
+    let (url, heard) = runtime.block_on(overhear(plain));
+    let scratch = support::Scratch::new("callers");
+    let config = format!("[gateway]\nhealth_interval = \"100ms\"\n{}", trace_config(&collector.endpoint()));
+    let path = scratch.config("kvasir.toml", &config);
+    let gateway = support::Process::start(&["gateway", "--config", &path, "--worker", &url]);
+    gateway.wait_healthy();
+    let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let ask = |headers: &str| {
+        let body = chat(20, 1, 4).to_string();
+        heard.lock().expect("lock").clear();
+        let answer = support::raw(
+            &gateway.address,
+            &format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+                body.len()
+            ),
+        );
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let heard = heard.lock().expect("lock").to_ascii_lowercase();
+        let asked = heard.split("post /v1/chat/completions").nth(1).expect("the request").to_owned();
+        let of = |name: &str| {
+            let line = asked.lines().find_map(|line| line.strip_prefix(name));
+            line.map(|value| value.trim_start_matches(':').trim().to_owned())
+        };
+        (of("traceparent"), of("tracestate"))
+    };
+    let (parent, state) = ask(&format!("traceparent: 00-{trace}-00f067aa0ba902b7-01\r\ntracestate: a=1\r\n"));
+    let parent = parent.expect("the engine is told");
+    let spans = spans_of(&collector, 0, "chat tiny");
+    is_a_tree(&spans);
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let decode = named(&spans, "decode");
+    assert_eq!(parent, format!("00-{trace}-{}-01", hex(&decode.span_id)), "below the leg");
+    assert_eq!(state.as_deref(), Some("a=1"));
+    let root = named(&spans, "chat tiny");
+    assert_eq!(
+        (hex(&root.trace_id), hex(&root.parent_span_id)),
+        (trace.to_owned(), "00f067aa0ba902b7".to_owned())
+    );
+    for name in ["tokenise", "queue", "route"] {
+        named(&spans, name);
+    }
+    assert_eq!(find(&root.attributes, "gen_ai.request.model"), Some(&text("tiny")));
+    let said = format!("{spans:?}");
+    assert!(!said.contains("word1"), "nothing of the prompt");
+
+    // A caller that does not trace is not traced, nor is its engine.
+    let count = collector.spans().len();
+    let (parent, _) = ask(&format!("traceparent: 00-{trace}-00f067aa0ba902b7-00\r\n"));
+    assert_eq!(parent, Some(format!("00-{trace}-00f067aa0ba902b7-00")));
+    // A failure is one.
+    let fault = tools_mocker::Fault {
+        kind: tools_mocker::FaultKind::Error,
+        probability: 1.0,
+        count: None,
+        millis: 0,
+        tokens: 0,
+    };
+    engine.fault(fault).expect("a fault");
+    let (status, _) = post(&gateway.address, "/v1/chat/completions", &chat(20, 2, 4)).expect("an answer");
+    assert_eq!(status, 500);
+    let spans = spans_of(&collector, count, "chat tiny");
+    let failed = named(&spans, "decode");
+    assert_eq!(failed.status.as_ref().map(|status| status.code), Some(2));
+    assert_eq!(find(&failed.attributes, "error.type"), Some(&text("engine_error")));
+    assert!(named(&spans, "chat tiny").events.iter().any(|event| event.name == "retry"));
+    runtime.shutdown_background();
+}
+
+#[test]
+fn top_shows_a_gateway() {
+    let mocks = vec![mock(Dialect::Vllm, Role::Both, true), mock(Dialect::Vllm, Role::Both, false)];
+    let site = Site::start("top", mocks, &["--worker", "--worker"], "");
+    for number in 0..4 {
+        assert_eq!(site.chat(&chat(60, number, 4)).0, 200);
+    }
+    let top = |arguments: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_kvasir")).arg("top").args(arguments).output().expect("runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let (is_good, frame, errors) = top(&[&site.gateway.address, "--interval", "200"]);
+    assert!(is_good, "{errors}");
+    for engine in &site.mocks {
+        let name = engine.url().trim_start_matches("http://").to_owned();
+        assert!(frame.contains(&name), "{name}\n{frame}");
+    }
+    assert!(frame.contains("tiny") && frame.contains("blocks are here"), "{frame}");
+    let (is_good, _, errors) = top(&[&free_address()]);
+    assert!(!is_good && errors.contains("refused"), "{errors}");
+}
+
+#[test]
+fn kserve_clients_are_content() {
+    let asked = Command::new("python3").args(["-c", "import tritonclient.grpc"]).output();
+    if !asked.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED the KServe clients' test: no tritonclient (pip install 'tritonclient[grpc]')");
+        return;
+    }
+    let grpc = free_address();
+    let config = format!("[gateway]\ngrpc_listen = {grpc:?}\n");
+    let cluster = Cluster::start("kserve", &["both", "both"], &config);
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/client/kserve_client.py");
+    let output =
+        Command::new("python3").arg(script).args([&grpc, support::MODEL]).output().expect("python3 runs");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}");
+    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(printed.matches("ok: ").count() >= 12, "{printed}");
+    let (_, metrics) = get(&cluster.gateway.address, "/metrics").expect("metrics");
+    let lines = metrics.lines().filter(|line| line.contains("surface=\"kserve\""));
+    let counted: f64 = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+    assert!(counted >= 50.0, "{counted}");
+}
+
+#[test]
+fn every_metric_is_documented_and_moves() {
+    // Steps take a moment, so that a stream comes in pieces.
+    let mock = || tools_mocker::MockConfig {
+        decode_seconds_per_step: 0.004,
+        ..mock(Dialect::Vllm, Role::Both, true)
+    };
+    let mocks = vec![mock(), mock()];
+    let scratch = support::Scratch::new("metrics");
+    let log = scratch.0.join("audit.jsonl").display().to_string();
+    let config = format!(
+        "[gateway]\nhedge_after = \"200ms\"\nstall = \"500ms\"\nrequests_max = 2\n[access]\nwaiting_max = 1\nwait_max = \"300ms\"\n\
+         audit_file = {log:?}\n[router]\nstrategy = \"round-robin\"\n"
+    );
+    let site = Site::start("metrics-site", mocks, &["--worker", "--worker"], &config);
+    let scrape = || get(&site.gateway.address, "/metrics").expect("metrics").1;
+    let values = |text: &str| -> std::collections::BTreeMap<String, f64> {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        let mut sums = std::collections::BTreeMap::new();
+        for line in lines {
+            let Some((name, value)) = line.rsplit_once(' ') else { continue };
+            let name = name.split('{').next().unwrap_or(name).to_owned();
+            *sums.entry(name).or_insert(0.0) += value.parse::<f64>().unwrap_or(0.0);
+        }
+        sums
+    };
+    let first = values(&scrape());
+    let mut highest = first.clone();
+    let mut note = |text: &str| {
+        for (name, value) in values(text) {
+            let seen = highest.entry(name).or_insert(value);
+            *seen = seen.max(value);
+        }
+    };
+    let fault = |which: usize, kind: tools_mocker::FaultKind, tokens: u64| {
+        let fault =
+            tools_mocker::Fault { kind, probability: 1.0, count: None, millis: 0, tokens: tokens as _ };
+        site.mocks[which].fault(fault).expect("a fault");
+    };
+    use tools_mocker::FaultKind;
+    // Plain requests, streamed and not, twice, so that there are hits.
+    for number in 0..12 {
+        let mut body = chat(80, number % 3, 12);
+        body["stream"] = (number % 2 == 0).into();
+        assert_eq!(post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer").0, 200);
+        note(&scrape());
+    }
+    // A stream that goes on elsewhere; one that cannot.
+    fault(0, FaultKind::DieMidStream, 3);
+    let mut body = chat(40, 50, 12);
+    body["stream"] = true.into();
+    for _ in 0..2 {
+        assert_eq!(post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer").0, 200);
+    }
+    fault(1, FaultKind::DieMidStream, 3);
+    body["response_format"] = json!({"type": "json_object"});
+    assert_eq!(post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer").0, 200);
+    // Engines that report something else than their caches hold lose the index's trust.
+    site.mocks.iter().for_each(Mock::heal);
+    site.mocks.iter().enumerate().for_each(|(which, _)| fault(which, FaultKind::WrongCached, 0));
+    for number in 0..90 {
+        let mut body = chat(80, number % 3, 2);
+        body["stream"] = false.into();
+        assert_eq!(post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer").0, 200);
+    }
+    note(&scrape());
+    // A worker that only fails is taken out; a slow one is hedged; time runs out; places run out.
+    site.mocks.iter().for_each(Mock::heal);
+    fault(0, FaultKind::Error, 0);
+    for number in 0..14 {
+        let _whatever = post(&site.gateway.address, "/v1/chat/completions", &chat(10, number, 2));
+    }
+    site.mocks.iter().for_each(Mock::heal);
+    site.mocks.iter().enumerate().for_each(|(which, _)| fault(which, FaultKind::Hang, 0));
+    let late = |body: &Value| {
+        let body = body.to_string();
+        support::raw_open(
+            &site.gateway.address,
+            &format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-timeout-ms: 1500\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            ),
+        )
+    };
+    let held: Vec<_> = (0..4).map(|number| late(&chat(20, 60 + number, 2))).collect();
+    for _ in 0..40 {
+        note(&scrape());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    drop(held);
+    site.mocks.iter().for_each(Mock::heal);
+    // Events that cannot be placed, and a feed that begins anew, are the events' own tests; here they stay 0.
+    wait_for("everything to settle", || {
+        let text = scrape();
+        note(&text);
+        values(&text).get("kvasir_gateway_active_requests") == Some(&0.0)
+    });
+    let document = std::fs::read_to_string(
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../router/gateway/METRICS.md"),
+    )
+    .expect("METRICS.md");
+    let mut documented: Vec<(String, bool)> = Vec::new();
+    for line in document.lines().filter(|line| line.starts_with("| `")) {
+        let name = line.split('`').nth(1).expect("a name").to_owned();
+        documented.push((name, line.contains("(still")));
+    }
+    let served: std::collections::BTreeSet<String> = scrape()
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .filter_map(|line| Some(line.split(' ').next()?.to_owned()))
+        .collect();
+    let names: std::collections::BTreeSet<String> = documented.iter().map(|(name, _)| name.clone()).collect();
+    assert_eq!(names, served, "METRICS.md and /metrics");
+    for (name, is_still) in documented.iter().filter(|(_, is_still)| !is_still) {
+        let of = |values: &std::collections::BTreeMap<String, f64>| {
+            [name.clone(), format!("{name}_total"), format!("{name}_count")]
+                .iter()
+                .filter_map(|name| values.get(name))
+                .sum::<f64>()
+        };
+        assert!(of(&highest) > of(&first) || is_level(name, of(&highest)), "{name} never moved ({is_still})");
+    }
+}
+
+/// Gauges that are there from the beginning.
+fn is_level(name: &str, value: f64) -> bool {
+    ["workers_ready", "index_bytes", "learned_slowness_ratio", "learned_seconds_per_token"]
+        .iter()
+        .any(|level| name.ends_with(level))
+        && value > 0.0
+}
