@@ -72,6 +72,8 @@ section! {
         /// Time that a request may take in all, also when it is streamed; 0 is any. A client may want less (header
         /// `x-request-timeout-ms`).
         request_time_max: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(86_400);
+        /// Threads that serve requests, each with connections of its own; 0 is one for each core.
+        threads: u64 = 0, in 0 => 1024;
         /// Where the KServe v2 gRPC service (Open Inference Protocol) listens, as `0.0.0.0:8001`; empty is nowhere.
         grpc_listen: String = String::new();
         /// Largest request body; a larger one is answered with 413.

@@ -14,7 +14,7 @@ use router_tls::{Alpn, PlainListener, TlsListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
-use crate::{Common, compose, http, process, tls};
+use crate::{Common, compose, http, process, shard, tls};
 
 /// How often certificates are looked at for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -74,27 +74,31 @@ pub(crate) fn run(
     config.access.server_tls.clone_from(&server_tls);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        let listener = http::bind(listen.unwrap_or(settings.gateway.listen)).await?;
+        let threads = threads(&settings);
+        let listeners = http::bind_shared(listen.unwrap_or(settings.gateway.listen), threads).await?;
         let snapshot = config.snapshot_file.clone();
         let upstream_tls = config.access.tls.clone();
         let fleet = Fleet::start(&config);
         let gateway = Gateway::new(config, text, Arc::clone(&fleet)).map_err(anyhow::Error::msg)?;
         let drain = settings.serve.drain;
         tokio::spawn(hang_ups(Arc::clone(&gateway))?);
-        if let Some(tls) = upstream_tls {
+        for tls in upstream_tls.into_iter() {
             tokio::spawn(tls.watch(LOOK_EVERY));
+        }
+        if let Some(tls) = &server_tls {
+            tokio::spawn(Arc::clone(tls).watch(LOOK_EVERY));
         }
         let grpc = grpc(&settings, &gateway).await?;
         if let Some(address) = aside {
             let aside = PlainListener::new(http::bind(address).await?);
             tokio::spawn(http::serve(aside, router(Arc::clone(&gateway)), Duration::ZERO));
         }
-        match server_tls {
-            None => http::serve(PlainListener::new(listener), router(Arc::clone(&gateway)), drain).await?,
-            Some(tls) => {
-                tokio::spawn(Arc::clone(&tls).watch(LOOK_EVERY));
-                http::serve(TlsListener::new(listener, tls), router(Arc::clone(&gateway)), drain).await?;
-            }
+        let shards: Vec<_> = listeners
+            .into_iter()
+            .map(|listener| shard::start(listener, server_tls.clone(), Arc::clone(&gateway), drain))
+            .collect::<Result<_>>()?;
+        for shard in shards {
+            shard.ended().await?;
         }
         if let Some(serving) = grpc {
             // The same signal has stopped it.
@@ -109,6 +113,14 @@ pub(crate) fn run(
     // Watchers of workers may be asleep: nobody waits for them.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Threads that serve requests.
+fn threads(settings: &Settings) -> usize {
+    match settings.gateway.threads {
+        0 => process::available_cores(),
+        threads => threads as usize,
+    }
 }
 
 /// Starts the KServe gRPC service, if it is wanted.

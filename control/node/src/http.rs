@@ -8,12 +8,36 @@ use axum::Router;
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use router_tls::PeerAddr;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
+
+/// Connections that wait to be accepted, per listener; the kernel may allow fewer.
+const BACKLOG: u32 = 4096;
 
 /// Binds the address; the error names it.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+/// Binds an address once for each of several threads: the kernel spreads connections over the listeners. Nobody else may
+/// have it, not even somebody who would share it.
+pub(crate) async fn bind_shared(address: SocketAddr, listeners: usize) -> Result<Vec<std::net::TcpListener>> {
+    let alone = bind(address).await?;
+    // With port 0 the first decides.
+    let address = alone.local_addr()?;
+    drop(alone);
+    let bind = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        socket.set_reuseaddr(true)?;
+        socket.set_reuseport(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)?.into_std()
+    };
+    let bound: std::io::Result<Vec<_>> = (0..listeners).map(|_| bind()).collect();
+    bound.with_context(|| format!("cannot listen on {address}"))
 }
 
 /// SIGTERM or SIGINT, from now on.

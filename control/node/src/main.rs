@@ -13,6 +13,7 @@ mod mock_command;
 mod process;
 mod replay_command;
 mod serve;
+mod shard;
 mod tls;
 mod top_command;
 mod worker_role;

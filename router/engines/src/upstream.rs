@@ -9,8 +9,10 @@
 //! Dropping a [`ReplyBody`] before its end closes the connection, which is how an engine learns of a cancellation.
 //! Nagle's algorithm is off. Taking a connection out and putting it back is lock-free.
 
+use std::cell::Cell;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -85,7 +87,7 @@ struct Link {
 }
 
 struct Idle {
-    link: Link,
+    link: Box<Link>,
     since: Instant,
 }
 
@@ -95,7 +97,28 @@ pub struct Upstream {
     authority: String,
     host: HeaderValue,
     tls: Option<Arc<ClientTls>>,
-    idle: ArrayQueue<Idle>,
+    /// By the thread that they belong to, as [`place`] numbers them.
+    idle: Box<[OnceLock<ArrayQueue<Idle>>]>,
+}
+
+/// Threads with connections of their own, beside those that share them; more of them share, too.
+const OWNERS_MAX: usize = 64;
+
+thread_local! {
+    static PLACE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// From now on this thread uses no other thread's connections, and no other uses its own: a connection wakes the reactor
+/// that it was made on, so a thread that runs a reactor alone would be woken by others for theirs.
+pub fn own_connections() {
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    let place = NEXT.fetch_add(1, Ordering::Relaxed);
+    PLACE.set(if place < OWNERS_MAX { place } else { 0 });
+}
+
+/// Whose connections this thread uses.
+fn place() -> usize {
+    PLACE.get()
 }
 
 impl std::fmt::Debug for Upstream {
@@ -123,7 +146,7 @@ impl Upstream {
             host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
             authority: format!("{authority}{port}"),
             tls: tls.filter(|_| is_tls).cloned(),
-            idle: ArrayQueue::new(IDLE_MAX),
+            idle: (0..OWNERS_MAX).map(|_| OnceLock::new()).collect(),
         })
     }
 
@@ -133,15 +156,20 @@ impl Upstream {
         &self.base
     }
 
+    /// The idle connections of this thread.
+    fn idle(&self) -> &ArrayQueue<Idle> {
+        self.idle[place()].get_or_init(|| ArrayQueue::new(IDLE_MAX))
+    }
+
     fn error(&self, reason: impl ToString) -> UpstreamError {
         UpstreamError { worker: self.base.clone(), reason: reason.to_string() }
     }
 
     /// An idle connection that is still open as far as can be seen.
-    fn take(&self) -> Option<Link> {
+    fn take(&self) -> Option<Box<Link>> {
         // Closing takes a while: what many requests have left behind is not cleared away by one of them.
         for _ in 0..EXPIRED_EACH_MAX {
-            let Idle { mut link, since } = self.idle.pop()?;
+            let Idle { mut link, since } = self.idle().pop()?;
             if since.elapsed() > IDLE_FOR {
                 continue;
             }
@@ -156,17 +184,19 @@ impl Upstream {
 
     /// Closes connections that have been idle for too long; to be called now and then.
     pub fn sweep(&self) {
-        for _ in 0..self.idle.len() {
-            let Some(idle) = self.idle.pop() else { return };
-            if idle.since.elapsed() <= IDLE_FOR {
-                // The oldest come first, but for those that are being used meanwhile.
-                let _closed = self.idle.push(idle);
-                return;
+        for idle in self.idle.iter().filter_map(OnceLock::get) {
+            for _ in 0..idle.len() {
+                let Some(oldest) = idle.pop() else { break };
+                if oldest.since.elapsed() <= IDLE_FOR {
+                    // The oldest come first, but for those that are being used meanwhile.
+                    let _closed = idle.push(oldest);
+                    break;
+                }
             }
         }
     }
 
-    async fn connect(&self) -> Result<Link, UpstreamError> {
+    async fn connect(&self) -> Result<Box<Link>, UpstreamError> {
         let connecting = tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(&self.authority));
         let stream = match connecting.await {
             Ok(Ok(stream)) => stream,
@@ -187,7 +217,7 @@ impl Upstream {
         };
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (sender, driver) = handshake.map_err(|error| self.error(error))?;
-        Ok(Link { sender, driver })
+        Ok(Box::new(Link { sender, driver }))
     }
 
     /// Sends a request; the answer's head is here when this returns, its body comes as it comes.
@@ -206,7 +236,7 @@ impl Upstream {
 
     async fn exchange(
         self: &Arc<Self>,
-        mut link: Link,
+        mut link: Box<Link>,
         call: &Call,
     ) -> Result<Response<ReplyBody>, UpstreamError> {
         let mut request = Request::new(Full::new(call.body.clone()));
@@ -250,7 +280,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 pub struct ReplyBody {
     incoming: Incoming,
     /// Gone once it is back among the idle ones.
-    link: Option<Link>,
+    link: Option<Box<Link>>,
     /// The connection has ended, with or without the body.
     is_over: bool,
     home: Arc<Upstream>,
@@ -278,7 +308,7 @@ impl ReplyBody {
         let Some(mut link) = self.link.take() else { return };
         if !self.is_over && matches!(link.sender.poll_ready(context), Poll::Ready(Ok(()))) {
             // When there are enough of them, it is closed.
-            let _closed = self.home.idle.push(Idle { link, since: Instant::now() });
+            let _closed = self.home.idle().push(Idle { link, since: Instant::now() });
         }
     }
 

@@ -33,90 +33,160 @@ impl Hasher for AsItIs {
     }
 }
 
+/// Blocks that are remembered, and forgotten, together: what a long prompt costs here is a hash table's work for each run of
+/// it, not for each block. The end of a prompt that makes no whole run is remembered block by block, since prompts part there.
+const RUN: usize = 16;
+
+/// A run, under the key of its last block.
+#[derive(Debug)]
+struct Run {
+    /// Last use: a number that grows with each request.
+    turn: u64,
+    at: Instant,
+    /// Keys of the blocks before the last one; none for a single block.
+    before: Option<Box<[EngineHash; RUN - 1]>>,
+}
+
+impl Run {
+    fn len(&self) -> usize {
+        if self.before.is_some() { RUN } else { 1 }
+    }
+}
+
 /// What one worker is believed to hold.
 #[derive(Debug)]
 pub struct Approximate {
     member: Member,
     ttl: Duration,
     blocks_max: usize,
-    /// Last use of each block: a number that grows with each request, and the time.
-    used: HashMap<EngineHash, (u64, Instant), BuildHasherDefault<AsItIs>>,
-    /// In order of use; entries whose block was used again since are stale.
+    runs: HashMap<EngineHash, Run, BuildHasherDefault<AsItIs>>,
+    /// Blocks of all runs. One at the end of a prompt that became a run of a longer one counts twice for a while.
+    blocks: usize,
+    /// In order of use; entries whose run was used again since are stale.
     order: VecDeque<(EngineHash, u64, Instant)>,
     turn: u64,
+    /// Kept for the next request.
+    keys: Vec<EngineHash>,
 }
 
 impl Approximate {
     /// Nothing is believed yet.
     #[must_use]
     pub fn new(member: Member, ttl: Duration, blocks_max: usize) -> Self {
-        Self { member, ttl, blocks_max, used: HashMap::default(), order: VecDeque::new(), turn: 0 }
+        Self {
+            member,
+            ttl,
+            blocks_max,
+            runs: HashMap::default(),
+            blocks: 0,
+            order: VecDeque::new(),
+            turn: 0,
+            keys: Vec::new(),
+        }
     }
 
     /// Blocks that the worker is believed to hold.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.used.len()
+        self.blocks
     }
 
     /// Whether none is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.used.is_empty()
+        self.blocks == 0
     }
 
     /// A prompt with these block hashes was routed to the worker.
     pub fn routed(&mut self, index: &mut IndexWriter<'_>, block_hashes: &[u64], now: Instant) {
         self.turn += 1;
-        let mut parent = None;
-        let keys: Vec<EngineHash> = block_hashes
-            .iter()
-            .take(self.blocks_max)
-            .map(|&block| {
-                let key = chained_hash(parent, block);
-                parent = Some(key);
-                key
-            })
-            .collect();
+        let mut keys = std::mem::take(&mut self.keys);
+        keys.clear();
+        keys.extend(block_hashes.iter().take(self.blocks_max).scan(None, |parent, &block| {
+            let key = chained_hash(*parent, block);
+            *parent = Some(key);
+            Some(key)
+        }));
         let fresh = self.ttl / FRESH_SHARE;
-        let last = keys.last().and_then(|key| self.used.get(key));
-        if last.is_some_and(|(_, at)| now.saturating_duration_since(*at) < fresh) {
-            return;
+        let last = keys.last().and_then(|key| self.runs.get(key));
+        if last.is_none_or(|run| now.saturating_duration_since(run.at) >= fresh) {
+            self.store(index, &keys, block_hashes);
+            self.touch(&keys, now);
+            self.expire(index, now);
         }
-        let known = keys.iter().take_while(|key| self.used.contains_key(key)).count();
-        // The end first: it is the first to go.
-        for &key in keys.iter().rev() {
-            self.used.insert(key, (self.turn, now));
-            self.order.push_back((key, self.turn, now));
+        self.keys = keys;
+    }
+
+    /// Stores what is not known yet, neighbours together.
+    fn store(&mut self, index: &mut IndexWriter<'_>, keys: &[EngineHash], block_hashes: &[u64]) {
+        let mut put = |from: usize, until: usize| {
+            if from < until {
+                let parent = from.checked_sub(1).map(|before| keys[before]);
+                index.stored(
+                    self.member,
+                    Tier::Device,
+                    parent,
+                    &keys[from..until],
+                    &block_hashes[from..until],
+                );
+            }
+        };
+        let mut from = 0;
+        for end in ends(keys.len()).filter(|end| self.runs.contains_key(&keys[end - 1])) {
+            put(from, start_of(end, keys.len()));
+            from = end;
         }
-        let before = known.checked_sub(1).map(|last| keys[last]);
-        // Counted once each: what is known is not stored again.
-        index.stored(self.member, Tier::Device, before, &keys[known..], &block_hashes[known..keys.len()]);
-        self.expire(index, now);
+        put(from, keys.len());
+    }
+
+    /// Every run of a prompt has been used now. The end first: it is the first to go.
+    fn touch(&mut self, keys: &[EngineHash], now: Instant) {
+        let turn = self.turn;
+        for end in ends(keys.len()).rev() {
+            let key = keys[end - 1];
+            let start = start_of(end, keys.len());
+            self.runs.entry(key).and_modify(|run| (run.turn, run.at) = (turn, now)).or_insert_with(|| {
+                self.blocks += end - start;
+                let before = <[EngineHash; RUN - 1]>::try_from(&keys[start..end - 1]);
+                Run { turn, at: now, before: before.ok().map(Box::new) }
+            });
+            self.order.push_back((key, turn, now));
+        }
     }
 
     /// Forgets what is too old or too much, and keeps the order short.
     pub fn expire(&mut self, index: &mut IndexWriter<'_>, now: Instant) {
         let mut gone = Vec::new();
         while let Some(&(key, turn, at)) = self.order.front() {
-            let is_stale = self.used.get(&key).is_none_or(|(used, _)| *used != turn);
-            if !is_stale && now.saturating_duration_since(at) < self.ttl && self.used.len() <= self.blocks_max
-            {
+            let is_stale = self.runs.get(&key).is_none_or(|run| run.turn != turn);
+            if !is_stale && now.saturating_duration_since(at) < self.ttl && self.blocks <= self.blocks_max {
                 break;
             }
             self.order.pop_front();
-            if !is_stale {
-                self.used.remove(&key);
+            if !is_stale && let Some(run) = self.runs.remove(&key) {
+                self.blocks -= run.len();
                 gone.push(key);
+                gone.extend(run.before.iter().flat_map(|before| before.iter().rev()));
             }
         }
         if !gone.is_empty() {
             index.removed(self.member, Tier::Device, &gone);
         }
-        if self.order.len() > 4 * self.used.len() + 1024 {
-            self.order.retain(|(key, turn, _)| self.used.get(key).is_some_and(|(used, _)| used == turn));
+        if self.order.len() > 4 * self.runs.len() + 1024 {
+            self.order.retain(|(key, turn, _)| self.runs.get(key).is_some_and(|run| run.turn == *turn));
         }
     }
+}
+
+/// Where the runs of a prompt of so many blocks end: whole runs, then block by block.
+fn ends(blocks: usize) -> impl DoubleEndedIterator<Item = usize> + Clone {
+    let whole = blocks / RUN;
+    (1..=whole).map(|run| run * RUN).chain(whole * RUN + 1..=blocks)
+}
+
+/// Where the run that ends there begins.
+fn start_of(end: usize, blocks: usize) -> usize {
+    if end <= blocks / RUN * RUN { end.saturating_sub(RUN) } else { end - 1 }
 }
 
 #[cfg(test)]
@@ -147,6 +217,46 @@ mod tests {
         assert!(approximate.is_empty());
         while index.write().sweep() {}
         assert_eq!(index.write().usage().entries, 0);
+    }
+
+    /// Whatever is routed, what the index holds is what is remembered, and the prompt routed last is held.
+    #[test]
+    fn the_index_holds_what_is_remembered() {
+        for seed in 0..20_u64 {
+            let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+            let mut below = |bound: u64| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 8) % bound
+            };
+            let index = Index::new(IndexConfig::default());
+            let member = index.write().join().expect("room");
+            let mut reader = index.reader().expect("a reader");
+            let mut approximate = Approximate::new(member, Duration::from_secs(40), 300);
+            let start = Instant::now();
+            for step in 0..400 {
+                // Conversations that share beginnings and part anywhere.
+                let (len, branch) = (1 + below(120), below(120));
+                let conversation = below(4);
+                let prompt: Vec<u64> = (0..len)
+                    .map(|at| if at < branch { at + 1 } else { at + 1000 * (1 + conversation) })
+                    .collect();
+                let now = start + Duration::from_secs(step);
+                approximate.routed(&mut index.write(), &prompt, now);
+                assert!(approximate.len() <= 300, "seed {seed}");
+                assert_eq!(
+                    u64::from(reader.overlaps(&prompt).device(member)),
+                    len,
+                    "seed {seed}, step {step}"
+                );
+                let counted = index.write().blocks_of(member)[0] as usize;
+                assert!(counted <= approximate.len() && counted * 2 >= approximate.len(), "seed {seed}");
+            }
+            approximate.expire(&mut index.write(), start + Duration::from_secs(4000));
+            assert!(approximate.is_empty());
+            assert_eq!(index.write().blocks_of(member), [0; 4], "seed {seed}: every copy was taken back");
+        }
     }
 
     #[test]

@@ -16,12 +16,13 @@ use router_events::snapshot::restore;
 use router_events::subscribe::{Feed, Followed, follow};
 use router_events::tracker::{Tracker, TrackerCounters};
 use router_radix::{Index, IndexConfig, Member};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::GatewayConfig;
 use crate::load::{Load, Speeds};
 use crate::peers::{Peers, tell};
+use crate::routed::{Routed, keep};
 use crate::warm::{self, Known};
 use crate::watch::watch;
 use crate::worker::{Live, Picked, Reported, Worker, identity};
@@ -34,8 +35,6 @@ const WARM_UP_MAX: Duration = Duration::from_secs(2);
 const REPLAY_MAX: Duration = Duration::from_secs(7);
 /// How often what forgotten workers left in the index is swept.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
-/// Prompts that may wait to be noted for a worker without events; more are not noted.
-const ROUTED_MAX: usize = 1024;
 
 /// All workers and the index over what they hold.
 #[derive(Debug)]
@@ -232,8 +231,9 @@ impl Fleet {
                 // An engine that does not say how many blocks it has is taken to have some.
                 let blocks = if description.blocks > 0 { description.blocks } else { BLOCKS_ASSUMED };
                 let approximate = Approximate::new(member, self.approximate_ttl, blocks);
-                let (routed, prompts) = mpsc::channel(ROUTED_MAX);
-                (tokio::spawn(note_routed(approximate, Arc::clone(&self.index), prompts)), Some(routed))
+                let routed = Routed::new();
+                let keeping = keep(Arc::clone(&routed), approximate, Arc::clone(&self.index));
+                (tokio::spawn(keeping), Some(routed))
             }
         };
         Live {
@@ -318,17 +318,6 @@ async fn sweep(fleet: std::sync::Weak<Fleet>) {
             tokio::task::yield_now().await;
         }
         fleet.peers.expire(&fleet, Instant::now());
-    }
-}
-
-/// Notes what is routed to a worker without events.
-async fn note_routed(mut approximate: Approximate, index: Arc<Index>, mut prompts: mpsc::Receiver<Vec<u64>>) {
-    loop {
-        match tokio::time::timeout(Duration::from_secs(1), prompts.recv()).await {
-            Ok(Some(hashes)) => approximate.routed(&mut index.write(), &hashes, Instant::now()),
-            Ok(None) => return,
-            Err(_) => approximate.expire(&mut index.write(), Instant::now()),
-        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! made here; that is how the reference engine is served.
 //!
 //! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `load` (what they do), `routing` (who gets
-//! it), `requests` (HTTP), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
+//! it), `routed` (what goes where no events come from), `requests` (HTTP), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
 //! `said` (tool calls and reasoning), `service` (state and small routes), `status` (what is shown of it), `decisions`,
 //! `page`, `grpc`, `metrics`, `timing`, `traced` (OpenTelemetry), `breaker`, `peers` (other gateways), `warm` (snapshots).
 //!
@@ -32,6 +32,7 @@ mod prompt;
 mod relay;
 mod requests;
 mod requests_by;
+mod routed;
 mod routing;
 mod said;
 mod service;

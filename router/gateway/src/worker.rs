@@ -15,12 +15,13 @@ use router_engines::upstream::Upstream;
 use router_events::follower::Follower;
 use router_radix::Member;
 use router_tls::ClientTls;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::breaker::Breaker;
 use crate::config::WorkerConfig;
 use crate::load::{Load, Speeds};
+use crate::routed::Routed;
 
 /// One rank of one run of a worker's process.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ pub(crate) struct Live {
     /// Rung when what this gateway has sent somewhere changes; nobody listens unless there are peers.
     pub(crate) loads_changed: Option<Arc<Notify>>,
     /// Without events: what is routed there is noted.
-    pub(crate) routed: Option<mpsc::Sender<Vec<u64>>>,
+    pub(crate) routed: Option<Arc<Routed>>,
     /// Writes to the index; ended before the place in the index is given out again.
     pub(crate) writing: Mutex<Option<JoinHandle<()>>>,
 }
@@ -57,8 +58,7 @@ impl Live {
     /// A prompt with these block hashes goes there.
     pub(crate) fn routed(&self, block_hashes: &[u64]) {
         if let Some(routed) = &self.routed {
-            // When it is full, a hit or two will be missed.
-            let _not_noted = routed.try_send(block_hashes.to_vec());
+            routed.note(block_hashes);
         }
     }
 
