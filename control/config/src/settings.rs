@@ -44,6 +44,7 @@ section! {
         /// Hand-off `mooncake`: URL of the bootstrap server on a prefill worker; `*` stands for the worker's host.
         mooncake_bootstrap: String = "http://*:8998".to_owned();
         /// KV event endpoint of a worker's first rank, for engines that do not tell it; `*` stands for the worker's host.
+        /// `poll` asks a TensorRT-LLM worker for its events: it tells each only once, so no second gateway may do the same.
         kv_events: String = String::new();
         /// Where a worker's missed KV events can be had again, for engines that do not tell it.
         kv_replay: String = String::new();

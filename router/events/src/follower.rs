@@ -13,7 +13,8 @@ use router_radix::IndexWriter;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::tracker::{Applied, Tracker};
-use crate::wire;
+use crate::trtllm::{Decoder, PolledError};
+use crate::wire::{self, EventBatch};
 
 /// Messages whose payload is remembered. More than a replay can overlap with what is on its way.
 const RECENT_MAX: usize = 4096;
@@ -114,6 +115,40 @@ impl Follower {
         if sequence == self.expected() {
             self.apply(index, sequence, payload);
         }
+    }
+
+    /// An answer of an engine that is asked for its events (TensorRT-LLM), and forgets what it has told: what is missing is
+    /// lost for good. Returns how many events it had.
+    ///
+    /// # Errors
+    /// When it is no list of events; then nothing has changed.
+    pub fn polled(
+        &mut self,
+        index: &mut IndexWriter<'_>,
+        decoder: &mut Decoder,
+        answer: &[u8],
+    ) -> Result<usize, PolledError> {
+        let events = decoder.decode(answer)?;
+        let count = events.len();
+        for event in events {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) => {
+                    // It may have been a removal.
+                    tracing::warn!(%error, "KV events: starting over");
+                    self.tracker.counters.broken += 1;
+                    self.start_over(index);
+                    continue;
+                }
+            };
+            if self.next.is_some_and(|next| next != event.id) {
+                tracing::info!(id = event.id, expected = self.expected(), "KV events: starting over");
+                self.start_over(index);
+            }
+            self.next = Some(event.id + 1);
+            self.tracker.apply(index, &EventBatch { events: event.events, ..EventBatch::default() });
+        }
+        Ok(count)
     }
 
     /// Something is wrong with what is known: forgets it, and asks for everything with the next message.

@@ -129,17 +129,24 @@ impl Runner {
                 let _told = self.finish().await;
                 return;
             }
-            if !error.is_retryable() || attempts > self.gateway.config.retries {
+            let at_fault = if blames_prefill { chosen.prefill.as_ref() } else { Some(&chosen.decode) };
+            let is_refused = matches!(error, EngineError::Refused(_));
+            if let Some(picked) = at_fault.filter(|_| !is_refused || error.is_retryable())
+                && picked.worker.breaker.failed(Instant::now())
+            {
+                tracing::warn!(worker = picked.live.name, "too many failures in a row: out for a while");
+            }
+            let may_retry = error.is_retryable() && attempts <= self.gateway.config.retries;
+            if !may_retry || !self.gateway.retries.spend() {
                 let error = match error {
                     EngineError::Refused(refusal) => refusal,
                     other => ApiError::unavailable(format!("The workers failed: {other}")),
                 };
                 return self.fail(error).await;
             }
-            let at_fault = if blames_prefill { chosen.prefill.as_ref() } else { Some(&chosen.decode) };
             if let Some(picked) = at_fault {
                 tracing::warn!(request = self.request.request_id, %error, tokens = self.generated.len(), "going on elsewhere");
-                if !matches!(error, EngineError::Refused(_)) {
+                if !is_refused {
                     picked.worker.suspect();
                 }
                 avoid.push(picked.live.name.clone());
@@ -338,6 +345,7 @@ impl Runner {
                 Ok(Some(piece)) => {
                     if !piece.token_ids.is_empty() && std::mem::replace(&mut is_first, false) {
                         booking.first_token();
+                        route.decode.worker.breaker.succeeded();
                         if let (Some(traced), Some(since)) = (&self.request.traced, moving.take()) {
                             traced.transferred(since, route);
                         }

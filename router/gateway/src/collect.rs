@@ -103,6 +103,7 @@ async fn choose(
     head: &Head,
     kind: Kind,
 ) -> Result<(Collector, Option<String>), ApiError> {
+    gateway.retries.earn();
     let (started, request_id, session) = (head.started, &head.request_id, head.session);
     let (out, events) = mpsc::channel(EVENTS_MAX);
     let mut explained = None;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use router_engines::dialect::{Description, Engine, Role};
+use router_engines::dialect::{Description, Engine, POLLED, Role};
 use router_events::approximate::Approximate;
 use router_events::follower::Follower;
 use router_events::snapshot::restore;
@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use crate::GatewayConfig;
 use crate::load::{Load, Speeds};
 use crate::peers::{Peers, tell};
+use crate::poll::poll;
 use crate::routed::{Routed, keep};
 use crate::warm::{self, Known};
 use crate::watch::watch;
@@ -57,6 +58,8 @@ pub struct Fleet {
     pub(crate) known: Mutex<Known>,
     /// Held while a snapshot is being made.
     pub(crate) saving: Mutex<()>,
+    /// Held while a worker that has come is looked at.
+    pub(crate) joining: tokio::sync::Mutex<()>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -82,6 +85,7 @@ impl Fleet {
             changed: Notify::new(),
             known: Mutex::default(),
             saving: Mutex::new(()),
+            joining: tokio::sync::Mutex::new(()),
             tasks: Mutex::new(Vec::new()),
         });
         let begin = begin(Arc::downgrade(&fleet), config.clone());
@@ -225,7 +229,7 @@ impl Fleet {
                     index: Arc::clone(&self.index),
                     distrust: Arc::clone(&distrust),
                 };
-                (self.follow(feed, followed, &is_warm), None)
+                (self.follow(feed, followed, &is_warm, worker), None)
             }
             None => {
                 // An engine that does not say how many blocks it has is taken to have some.
@@ -256,7 +260,13 @@ impl Fleet {
         }
     }
 
-    fn follow(self: &Arc<Self>, feed: Feed, followed: Followed, is_warm: &Arc<AtomicBool>) -> JoinHandle<()> {
+    fn follow(
+        self: &Arc<Self>,
+        feed: Feed,
+        followed: Followed,
+        is_warm: &Arc<AtomicBool>,
+        worker: &Worker,
+    ) -> JoinHandle<()> {
         let fleet = Arc::downgrade(self);
         let flag = Arc::clone(is_warm);
         let warm = move || {
@@ -266,6 +276,17 @@ impl Fleet {
             }
         };
         let late = warm.clone();
+        if feed.events == POLLED {
+            let client = worker.client.clone();
+            return tokio::spawn(async move {
+                let polling = poll(client, followed, warm);
+                tokio::pin!(polling);
+                if tokio::time::timeout(WARM_UP_MAX, &mut polling).await.is_err() {
+                    late();
+                    polling.await;
+                }
+            });
+        }
         let most = if feed.replay.is_some() { REPLAY_MAX } else { WARM_UP_MAX };
         tokio::spawn(async move {
             let followed = follow(feed, followed, warm);

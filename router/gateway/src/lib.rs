@@ -28,6 +28,7 @@ mod load;
 mod metrics;
 mod page;
 mod peers;
+mod poll;
 mod prompt;
 mod relay;
 mod requests;

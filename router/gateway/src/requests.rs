@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
@@ -419,6 +420,7 @@ async fn relayed(
         body,
         started: head.started,
         traced: head.traced.clone(),
+        attempts: AtomicU32::new(0),
     })
 }
 

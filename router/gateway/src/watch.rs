@@ -26,7 +26,6 @@ fn unusable(fleet: &Fleet, worker: &Worker, description: &Description) -> Option
     if !description.models.contains(model) {
         return Some(format!("it serves {:?}, not {model:?}", description.models));
     }
-    // Ready or not: two that come at the same time must not both be the first.
     let roster = fleet.roster.load();
     let other = roster.iter().find(|other| other.worker.name != worker.name && other.worker.is_up());
     let expected = other.map_or(description.block_tokens, |other| other.live.description.block_tokens);
@@ -85,13 +84,16 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Optio
             }
             None
         }
-        Answer::New(description) => match unusable(fleet, worker, &description) {
-            Some(reason) => Some(reason),
-            None => {
+        Answer::New(description) => {
+            // One after the other: of two that come at the same instant the second must see the first.
+            let _turn = fleet.joining.lock().await;
+            let reason = unusable(fleet, worker, &description);
+            if reason.is_none() {
                 fleet.begin(*description, worker).await;
-                None
+                worker.set_up(true);
             }
-        },
+            reason
+        }
     }
 }
 

@@ -98,10 +98,13 @@ impl Role {
     }
 }
 
+/// Place of events that an engine has to be asked for.
+pub const POLLED: &str = "poll";
+
 /// Where one data-parallel rank publishes its KV events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Feed {
-    /// The PUB socket.
+    /// The PUB socket, or [`POLLED`].
     pub events: String,
     /// The replay socket.
     pub replay: Option<String>,

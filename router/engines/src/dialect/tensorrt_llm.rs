@@ -7,11 +7,17 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::prometheus::{first, loads};
-use super::{Description, Dialect, Engine, Hints, Pulse, hinted, json};
+use super::{Description, Dialect, Engine, Feed, Hints, POLLED, Pulse, hinted, json};
 use crate::client::{EngineClient, EngineError};
 
 /// TensorRT-LLM's own default of `tokens_per_block`.
 const BLOCK_TOKENS: usize = 32;
+
+/// It is asked for its events, at `POST /kv_cache_events`, and forgets what it has told: one gateway alone can follow it,
+/// so an operator has to say so.
+fn polled() -> Option<Feed> {
+    Some(Feed { events: POLLED.to_owned(), replay: None, bind: false })
+}
 
 #[derive(Debug)]
 pub(super) struct TensorRtLlm;
@@ -55,7 +61,11 @@ impl Dialect for TensorRtLlm {
                     .unwrap_or(BLOCK_TOKENS),
                 blocks: count("trtllm_kv_cache_max_blocks").unwrap_or(0),
                 instance: None,
-                feeds: vec![hinted(client.base(), hints)],
+                feeds: vec![if hints.events.as_deref() == Some(POLLED) {
+                    polled()
+                } else {
+                    hinted(client.base(), hints)
+                }],
                 data_plane: None,
                 bootstrap: None,
             })

@@ -6,6 +6,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -189,7 +190,13 @@ fn call(
 ) -> (Call, Option<LegSpan>) {
     let mut call = Call::json(request.path, body.to_bytes());
     call.headers.extend(request.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
-    let mut call = call.with(HeaderName::from_static("x-request-id"), &request.request_id);
+    let name_of_call = HeaderName::from_static("x-request-id");
+    // Both legs of an attempt have one name. An engine may still be busy with giving up the attempt before, and some
+    // refuse a second call of its name.
+    let mut call = match request.attempts.load(Ordering::Relaxed) {
+        ..=1 => call.with(name_of_call, &request.request_id),
+        more => call.with(name_of_call, &format!("{}-{more}", request.request_id)),
+    };
     let header = picked.live.description.engine.dialect().rank_header();
     if let (Some(rank), Some(header)) = (picked.live.rank, header) {
         call = call.with(HeaderName::from_static(header), &rank.to_string());
@@ -230,6 +237,7 @@ pub(crate) async fn ask(
     body: &RawBody,
     route: &Route,
 ) -> Result<Asked, Failure> {
+    request.attempts.fetch_add(1, Ordering::Relaxed);
     let down = route.decode.worker.down.notified();
     // An engine may wait for blocks of a prefill worker that has frozen for as long as it likes.
     let prefill_down = async {
@@ -238,10 +246,19 @@ pub(crate) async fn ask(
             None => std::future::pending().await,
         }
     };
+    // Whose fault it is when time runs out.
+    let is_prefilling = AtomicBool::new(false);
     let limit = if request.stream { gateway.config.stall } else { gateway.config.answer_within };
     tokio::select! {
-        asked = tokio::time::timeout(limit, legs(gateway, request, body, route)) => {
-            asked.unwrap_or_else(|_| Err(Failure::late(route, limit)))
+        asked = tokio::time::timeout(limit, legs(gateway, request, body, route, &is_prefilling)) => {
+            asked.unwrap_or_else(|_| {
+                let mut late = Failure::late(route, limit);
+                if let (true, Some(prefill)) = (is_prefilling.load(Ordering::Relaxed), &route.prefill) {
+                    late.reason = format!("{}: no answer within {} ms", prefill.live.name, limit.as_millis());
+                    late = late.of_prefill();
+                }
+                Err(late)
+            })
         }
         () = down => Err(Failure::hung(route)),
         () = prefill_down => Err(Failure::hung(route).of_prefill()),
@@ -253,6 +270,7 @@ async fn legs(
     request: &Arc<RelayRequest>,
     body: &RawBody,
     route: &Route,
+    is_prefilling: &AtomicBool,
 ) -> Result<Asked, Failure> {
     let Some(prefill) = &route.prefill else {
         let (call, mut span) = call(request, body, &route.decode, names::span::DECODE);
@@ -279,7 +297,9 @@ async fn legs(
     let prefill_body = prefill_leg(protocol, body, &pairing).map_err(unmade)?;
     let (mut prefill_call, prefill_span) = call(request, &prefill_body, prefill, names::span::PREFILL);
     if protocol.is_sequential() {
+        is_prefilling.store(true, Ordering::Relaxed);
         let answer = first_leg(prefill, &prefill_call, prefill_span).await.map_err(Failure::of_prefill)?;
+        is_prefilling.store(false, Ordering::Relaxed);
         let moving = Some(Instant::now());
         let answer = PrefillAnswer::parse(answer).map_err(unmade)?;
         // One that ended with its first token left no blocks behind: the decode worker computes that token itself.

@@ -16,6 +16,7 @@ mod resume;
 mod stream;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
 use axum::body::Body;
@@ -70,6 +71,8 @@ pub(crate) struct RelayRequest {
     pub(crate) hides_usage: bool,
     pub(crate) started: Instant,
     pub(crate) traced: Tracing,
+    /// Attempts so far, hedges included.
+    pub(crate) attempts: AtomicU32,
 }
 
 impl RelayRequest {
@@ -91,6 +94,7 @@ impl RelayRequest {
             hides_usage: false,
             started: Instant::now(),
             traced: None,
+            attempts: AtomicU32::new(0),
         }
     }
 }
