@@ -24,6 +24,9 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// A data-plane appliance for LLM inference clusters.
 #[derive(Parser)]
 #[command(version, about)]
