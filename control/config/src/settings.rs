@@ -75,6 +75,9 @@ section! {
         request_time_max: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(86_400);
         /// Threads that serve requests, each with connections of its own; 0 is one for each core.
         threads: u64 = 0, in 0 => 1024;
+        /// Threads that serve never sleep: they save a wake-up at each hop, and take a core each whatever there is to do. For
+        /// machines with cores to spare.
+        busy_poll: bool = false;
         /// Where the KServe v2 gRPC service (Open Inference Protocol) listens, as `0.0.0.0:8001`; empty is nowhere.
         grpc_listen: String = String::new();
         /// Largest request body; a larger one is answered with 413.

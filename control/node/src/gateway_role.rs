@@ -95,7 +95,10 @@ pub(crate) fn run(
         }
         let shards: Vec<_> = listeners
             .into_iter()
-            .map(|listener| shard::start(listener, server_tls.clone(), Arc::clone(&gateway), drain))
+            .map(|listener| {
+                let busy = settings.gateway.busy_poll;
+                shard::start(listener, server_tls.clone(), Arc::clone(&gateway), drain, busy)
+            })
             .collect::<Result<_>>()?;
         for shard in shards {
             shard.ended().await?;

@@ -15,6 +15,9 @@ use tokio::sync::oneshot;
 
 use crate::http;
 
+/// Steps between two looks at the sockets of a thread that never sleeps.
+const BUSY_STEPS: u32 = 8;
+
 /// A thread that serves.
 pub(crate) struct Shard(oneshot::Receiver<Result<()>>);
 
@@ -31,8 +34,14 @@ pub(crate) fn start(
     tls: Option<Arc<ServerTls>>,
     gateway: Arc<Gateway>,
     drain: Duration,
+    busy_poll: bool,
 ) -> Result<Shard> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    if busy_poll {
+        // Whatever else is ready, sockets are looked at after so many steps.
+        runtime.event_interval(BUSY_STEPS);
+    }
+    let runtime = runtime.enable_all().build()?;
     let (over, ended) = oneshot::channel();
     let serve = async move {
         let listener = TcpListener::from_std(listener)?;
@@ -43,6 +52,14 @@ pub(crate) fn start(
     };
     let work = move || {
         router_engines::upstream::own_connections();
+        if busy_poll {
+            // A task that is always ready keeps the thread from sleeping: it asks for events without waiting for them.
+            runtime.spawn(async {
+                loop {
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
         let served = runtime.block_on(serve);
         // Nobody waits any more when the process is on its way out.
         let _nobody = over.send(served);
