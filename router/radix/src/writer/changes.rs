@@ -204,7 +204,8 @@ impl Writer {
             if let Some(&ahead) = keys.get(at + AHEAD) {
                 state.keys.prefetch(&self.pool, ahead);
             }
-            let is_plain = tier == Tier::Device && state.extra_copies.is_empty() && state.aliases.is_empty();
+            let is_single = state.extra_copies.is_empty() || !state.extra_copies.contains_key(&(key, tier));
+            let is_plain = tier == Tier::Device && is_single && state.aliases.is_empty();
             let found = state.keys.locate(&self.pool, key).filter(|_| is_plain);
             let place = found.and_then(|found| self.resolved(found.place));
             let (node, slot) = place.unwrap_or((ROOT, 0));

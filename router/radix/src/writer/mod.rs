@@ -11,6 +11,7 @@ mod questions;
 mod tree;
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, PoisonError};
 
 use crate::aliases::Aliases;
@@ -32,12 +33,42 @@ const COLLECT_AT: usize = if cfg!(loom) { 1 } else { 256 };
 /// Keys looked ahead for.
 const AHEAD: usize = 16;
 
+/// Copies beyond the first, by block and tier.
+type Copies = HashMap<(EngineHash, Tier), u32, BuildHasherDefault<Mixed>>;
+
+/// For keys that are hashes already: what an engine's numbers lack in spread, a multiplication adds (Knuth, 6.4).
+#[derive(Debug, Default)]
+struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+
+    fn write_isize(&mut self, value: isize) {
+        self.write_u64(value as u64);
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(u64::from(value));
+    }
+}
+
 #[derive(Debug)]
 struct MemberState {
     id: u16,
     keys: Keys,
     /// Copies beyond the first.
-    extra_copies: HashMap<(EngineHash, Tier), u32>,
+    extra_copies: Copies,
     /// Blocks that the engine has more than one name for.
     aliases: Aliases,
     parked: Parked,
@@ -57,7 +88,7 @@ impl MemberState {
     /// Gives back what empty maps keep.
     fn shrink(&mut self) {
         if self.extra_copies.is_empty() {
-            self.extra_copies = HashMap::new();
+            self.extra_copies = Copies::default();
         }
         if self.parked.len() == 0 {
             self.parked = Parked::default();
@@ -164,7 +195,7 @@ impl Writer {
         let state = MemberState {
             id,
             keys: Keys::new(self.seed),
-            extra_copies: HashMap::new(),
+            extra_copies: Copies::default(),
             aliases: Aliases::default(),
             parked: Parked::default(),
             awaited: Vec::new(),
@@ -201,7 +232,7 @@ impl Writer {
     pub(crate) fn clear(&mut self, member: Member) {
         let Some(Some(state)) = self.members.get_mut(member.index()) else { return };
         self.members_bytes -= state.bytes();
-        state.extra_copies = HashMap::new();
+        state.extra_copies = Copies::default();
         state.aliases = Aliases::default();
         state.parked = Parked::default();
         if state.keys.len() == 0 {
