@@ -10,13 +10,28 @@ screenshot=${1:+--screenshot $1}
 cargo build --quiet -p control-node
 kvasir=${CARGO_TARGET_DIR:-target}/debug/kvasir
 scratch=$(mktemp -d)
+# A left-over gateway on one of the ports would be tested in place of this one.
+port() { "${python:-python3}" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+healthy() { # PID PORT: waits until the gateway answers, for as long as it lives
+    for _ in $(seq 300); do
+        if curl -sf -o /dev/null "http://127.0.0.1:$2/health"; then return 0; fi
+        kill -0 "$1" || return 1
+        sleep 0.1
+    done
+    echo "the gateway does not answer"; return 1
+}
 started=()
 trap 'kill "${started[@]}" 2>/dev/null; wait 2>/dev/null; rm -rf "$scratch"' EXIT
 
 if [ -z "${SKIP_STUB:-}" ]; then "$python" tests/page/page_test.py --stub --page router/gateway/src/page; fi
 
-"$kvasir" mock --listen 127.0.0.1:9490 --workers 3 --step-ms 4 --model-folder tests/fixtures/golden/llama >"$scratch/mock.log" &
-started+=($!)
+workers=()
+for _ in 1 2 3; do
+    port=$(port)
+    workers+=(--worker "http://127.0.0.1:$port")
+    "$kvasir" mock --listen "127.0.0.1:$port" --step-ms 4 --model-folder tests/fixtures/golden/llama >>"$scratch/mock.log" &
+    started+=($!)
+done
 key=$("$kvasir" key new boss --admin 2>"$scratch/key.txt")
 sed -n '/^\[\[key\]\]/,$p' "$scratch/key.txt" >"$scratch/keys.toml"
 for kind in open closed; do
@@ -24,14 +39,14 @@ for kind in open closed; do
         printf '[gateway]\nmodel_folder = "tests/fixtures/golden/llama"\n'
         if [ "$kind" = closed ]; then printf '[access]\nkeys_file = "%s"\n' "$scratch/keys.toml"; fi
     } >"$scratch/$kind.toml"
-    "$kvasir" gateway --listen 127.0.0.1:9494 --config "$scratch/$kind.toml" \
-        --worker http://127.0.0.1:9490 --worker http://127.0.0.1:9491 --worker http://127.0.0.1:9492 &
+    port=$(port)
+    "$kvasir" gateway --listen "127.0.0.1:$port" --config "$scratch/$kind.toml" "${workers[@]}" &
     gateway=$!
     started+=("$gateway")
-    until curl -sf -o /dev/null http://127.0.0.1:9494/health; do sleep 0.1; done
+    healthy "$gateway" "$port"
     if [ "$kind" = closed ]; then flags=(--key "$key"); else flags=(); fi
     # shellcheck disable=SC2086
-    "$python" tests/page/page_test.py http://127.0.0.1:9494 "${flags[@]}" $screenshot
+    "$python" tests/page/page_test.py "http://127.0.0.1:$port" "${flags[@]}" $screenshot
     kill "$gateway"
     wait "$gateway" 2>/dev/null || true
 done

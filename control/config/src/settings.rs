@@ -68,7 +68,8 @@ section! {
         /// A stream that says nothing for so long goes on with another worker.
         stall: Duration = Duration::from_secs(60), in Duration::from_millis(10) => Duration::from_secs(3600);
         /// A request that an engine has not begun to answer after this is sent to a second one as well, and the first answer
-        /// counts; 0 is never. Such attempts come out of the same budget as retries, and hand-offs are not doubled.
+        /// counts; 0 is never. Such attempts come out of the same budget as retries. Hand-offs are not doubled, nor is what the
+        /// gateway makes the text of.
         hedge_after: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(3600);
         /// Time that a request may take in all, also when it is streamed; 0 is any. A client may want less (header
         /// `x-request-timeout-ms`).

@@ -1,5 +1,6 @@
 //! Settings into configurations: the one conversion path.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -163,7 +164,7 @@ fn tokens(settings: &Settings) -> Result<Option<TokenConfig>> {
 /// Environment variable with headers for the trace collector.
 const TRACE_HEADERS: &str = "KVASIR_TRACE_HEADERS";
 
-fn trace(settings: &Settings) -> Result<Option<TraceConfig>> {
+fn trace(settings: &Settings, listen: SocketAddr) -> Result<Option<TraceConfig>> {
     let trace = &settings.trace;
     let Some(endpoint) = some(&trace.endpoint) else { return Ok(None) };
     let headers = std::env::var(TRACE_HEADERS).unwrap_or_default();
@@ -176,7 +177,7 @@ fn trace(settings: &Settings) -> Result<Option<TraceConfig>> {
     Ok(Some(TraceConfig {
         endpoint,
         service_name: trace.service_name.clone(),
-        instance: format!("{}:{}", gethostname(), settings.gateway.listen.port()),
+        instance: format!("{}:{}", host_name(), listen.port()),
         sample_ratio: trace.sample_ratio,
         headers: headers.collect::<Result<_>>()?,
         authority: some(&settings.tls.upstream_ca_file).map(read).transpose()?,
@@ -185,7 +186,7 @@ fn trace(settings: &Settings) -> Result<Option<TraceConfig>> {
     }))
 }
 
-fn gethostname() -> String {
+fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
@@ -193,10 +194,14 @@ fn access(settings: &Settings, workers: &[WorkerConfig]) -> Result<AccessConfig>
     let access = &settings.access;
     let mut urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
     urls.extend(settings.gateway.peers.iter().map(String::as_str));
-    urls.extend([access.jwks_url.as_str(), &access.token_issuer, &settings.trace.endpoint]);
+    urls.push(&access.jwks_url);
+    let tokens = tokens(settings)?;
+    if tokens.as_ref().is_some_and(|tokens| matches!(tokens.jwks, JwksFrom::Issuer)) {
+        urls.push(&access.token_issuer);
+    }
     Ok(AccessConfig {
         keys_file: some(&access.keys_file).map(PathBuf::from),
-        tokens: tokens(settings)?,
+        tokens,
         tls: crate::tls::upstream(settings, &urls)?,
         server_tls: None,
         salt_secret: std::env::var(SALT_SECRET).ok().filter(|secret| !secret.is_empty()),
@@ -219,6 +224,7 @@ pub(crate) fn gateway(
     workers: Vec<WorkerConfig>,
     text: &ModelText,
     has_tokenizer: bool,
+    listen: SocketAddr,
 ) -> Result<GatewayConfig> {
     let (gateway, router) = (&settings.gateway, &settings.router);
     let access = access(settings, &workers)?;
@@ -238,7 +244,7 @@ pub(crate) fn gateway(
         mooncake_bootstrap: gateway.mooncake_bootstrap.clone(),
         has_tokenizer,
         access,
-        trace: trace(settings)?,
+        trace: trace(settings, listen)?,
         hedge_after: gateway.hedge_after,
         request_time_max: gateway.request_time_max,
         text: match gateway.text.as_str() {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use control_config::Settings;
 use router_engines::dialect::Role;
-use router_gateway::{Fleet, Gateway, WorkerConfig, router, serve_grpc};
+use router_gateway::{Fleet, Gateway, WorkerConfig, serve_grpc, status_router};
 use router_tls::{Alpn, PlainListener, TlsListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -45,7 +45,7 @@ fn workers(settings: &Settings, given: &Workers) -> Result<Vec<WorkerConfig>> {
     for (urls, role) in from.into_iter().zip([None, Some(Role::Prefill), Some(Role::Decode)]) {
         for url in urls {
             let rest = url.strip_prefix("http://").or(url.strip_prefix("https://"));
-            if rest.is_none_or(str::is_empty) {
+            if rest.is_none_or(|rest| rest.is_empty() || rest.trim_end_matches('/').contains('/')) {
                 bail!("{url:?} is no URL of a worker: it must be http://HOST:PORT or https://HOST:PORT");
             }
             if all.iter().any(|other| other.url == *url) {
@@ -69,48 +69,48 @@ pub(crate) fn run(
     let settings = process::start(common)?;
     let workers = workers(&settings, given)?;
     let (text, has_tokenizer) = compose::gateway_text(&settings)?;
-    let mut config = compose::gateway(&settings, workers, &text, has_tokenizer)?;
+    let listen = listen.unwrap_or(settings.gateway.listen);
+    let mut config = compose::gateway(&settings, workers, &text, has_tokenizer, listen)?;
     let server_tls = tls::server(&settings, Alpn::Http1)?;
     config.access.server_tls.clone_from(&server_tls);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        let threads = threads(&settings);
-        let listeners = http::bind_shared(listen.unwrap_or(settings.gateway.listen), threads).await?;
+        let stop = http::stop_signals(settings.serve.drain)?;
+        let listeners = http::bind_shared(listen, threads(&settings))?;
         let snapshot = config.snapshot_file.clone();
         let upstream_tls = config.access.tls.clone();
         let fleet = Fleet::start(&config);
         let gateway = Gateway::new(config, text, Arc::clone(&fleet)).map_err(anyhow::Error::msg)?;
-        let drain = settings.serve.drain;
         tokio::spawn(hang_ups(Arc::clone(&gateway))?);
-        for tls in upstream_tls.into_iter() {
+        if let Some(tls) = upstream_tls {
             tokio::spawn(tls.watch(LOOK_EVERY));
         }
         if let Some(tls) = &server_tls {
             tokio::spawn(Arc::clone(tls).watch(LOOK_EVERY));
         }
-        let grpc = grpc(&settings, &gateway).await?;
+        let grpc = grpc(&settings, &gateway, &stop).await?;
         if let Some(address) = aside {
             let aside = PlainListener::new(http::bind(address).await?);
-            tokio::spawn(http::serve(aside, router(Arc::clone(&gateway)), Duration::ZERO));
+            tokio::spawn(http::serve(aside, status_router(Arc::clone(&gateway)), stop.clone()));
         }
-        let shards: Vec<_> = listeners
-            .into_iter()
-            .map(|listener| {
-                let busy = settings.gateway.busy_poll;
-                shard::start(listener, server_tls.clone(), Arc::clone(&gateway), drain, busy)
-            })
-            .collect::<Result<_>>()?;
+        let busy_poll = settings.gateway.busy_poll;
+        let start = |listener| {
+            shard::start(listener, server_tls.clone(), Arc::clone(&gateway), stop.clone(), busy_poll)
+        };
+        let shards: Vec<_> = listeners.into_iter().map(start).collect::<Result<_>>()?;
         for shard in shards {
             shard.ended().await?;
         }
         if let Some(serving) = grpc {
-            // The same signal has stopped it.
-            let _late = tokio::time::timeout(drain, serving).await;
+            tokio::select! {
+                _ended = serving => {}
+                () = http::deadline(stop) => {}
+            }
         }
-        gateway.finish_traces().await;
         if let Some(file) = snapshot {
             fleet.write_snapshot(&file).with_context(|| format!("{}: the snapshot", file.display()))?;
         }
+        gateway.finish_traces().await;
         anyhow::Ok(())
     })?;
     // Watchers of workers may be asleep: nobody waits for them.
@@ -127,12 +127,17 @@ fn threads(settings: &Settings) -> usize {
 }
 
 /// Starts the KServe gRPC service, if it is wanted.
-async fn grpc(settings: &Settings, gateway: &Arc<Gateway>) -> Result<Option<JoinHandle<()>>> {
+async fn grpc(
+    settings: &Settings,
+    gateway: &Arc<Gateway>,
+    stop: &http::Stop,
+) -> Result<Option<JoinHandle<()>>> {
     let Some(listen) = compose::some(&settings.gateway.grpc_listen) else { return Ok(None) };
     let address: SocketAddr =
         listen.parse().with_context(|| format!("gateway.grpc_listen: {listen:?} is no IP:PORT"))?;
     let listener = http::bind(address).await?;
-    let stopped = http::told_to_stop()?;
+    let mut stop = stop.clone();
+    let stopped = async move { drop(stop.wait_for(Option::is_some).await) };
     let gateway = Arc::clone(gateway);
     let serving = match tls::server(settings, Alpn::Http2)? {
         None => tokio::spawn(serve_grpc(PlainListener::new(listener), gateway, stopped)),

@@ -25,6 +25,8 @@ const WATCH_PERIOD: Duration = Duration::from_millis(20);
 /// A gateway that hangs must not keep this process from its signals.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 const READY_WITHIN: Duration = Duration::from_secs(120);
+/// After the drain a gateway writes its snapshot and sends its last traces.
+const GATEWAY_ENDS_WITHIN: Duration = Duration::from_secs(6);
 /// Workers have nothing to drain once the gateway is gone.
 const WORKERS_STOP_WITHIN: Duration = Duration::from_secs(5);
 /// Cores for each process below which none are pinned.
@@ -196,7 +198,10 @@ fn services(
 
 async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> Result<ExitCode> {
     // Before any child is started, so that the reason is a clear one.
-    drop(TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?);
+    let probe = TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
+    // With port 0 it has decided.
+    let listen = probe.local_addr()?;
+    drop(probe);
     // Over TLS, or with keys, this process would be a stranger to its own gateway: it asks over a listener of its own,
     // and shows what gateways of a fleet show each other.
     let is_tls = !settings.tls.certificate_file.is_empty();
@@ -207,6 +212,7 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
     let client = EngineClient::new(&format!("http://{asked}"), None).with_peer_key(Some(&peer_key));
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
     let mut watch = tokio::time::interval(WATCH_PERIOD);
     let mut status = Status::new(client);
     let started = Instant::now();
@@ -215,6 +221,8 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
         tokio::select! {
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
+            // Files and logs are the gateway's, which comes first.
+            _ = hang_up.recv() => services[0].signal(rustix::process::Signal::HUP),
             _ = watch.tick() => {}
         }
         for service in &mut services {
@@ -230,8 +238,14 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
         }
     }
     eprintln!("\nDraining (Ctrl-C again stops at once) …");
+    let again = async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    };
     tokio::select! {
-        _ = interrupt.recv() => {
+        () = again => {
             services.iter().for_each(|service| service.signal(rustix::process::Signal::KILL));
             Ok(ExitCode::from(130))
         }
@@ -243,7 +257,7 @@ async fn drain(services: &mut [Service], settings: &Settings) {
     for (index, service) in services.iter_mut().enumerate() {
         // The gateway comes first and waits for its requests; it has a moment more than it grants them.
         let within =
-            if index == 0 { settings.serve.drain + Duration::from_secs(1) } else { WORKERS_STOP_WITHIN };
+            if index == 0 { settings.serve.drain + GATEWAY_ENDS_WITHIN } else { WORKERS_STOP_WITHIN };
         if !service.stop(within).await {
             eprintln!("{} did not stop in time and was killed", service.name);
         }
@@ -254,16 +268,27 @@ fn announce(settings: &Settings, listen: SocketAddr, services: &[Service]) {
     let names: Vec<&str> = services.iter().map(|service| service.name.as_str()).collect();
     let model = compose::model_name(settings);
     let tls = !settings.tls.certificate_file.is_empty();
-    let base = format!("{}://{listen}", if tls { "https" } else { "http" });
+    // Nobody can be asked at "any address".
+    let host = if listen.ip().is_unspecified() { "localhost".to_owned() } else { listen.ip().to_string() };
+    let host = if listen.is_ipv6() && host.contains(':') { format!("[{host}]") } else { host };
+    let base = format!("{}://{host}:{}", if tls { "https" } else { "http" }, listen.port());
     println!("\nRunning: {}", names.join(", "));
     println!(
-        "OpenAI API at {base}/v1 (model {model}); what it does: {base}/kvasir/, or `kvasir top`. Try:\n"
+        "OpenAI API at {base}/v1 (model {model}); watch it at {base}/kvasir/ or with `kvasir top {base}`. Try:\n"
     );
     let authority = if tls { format!(" --cacert {}", settings.tls.certificate_file) } else { String::new() };
-    let key =
-        if settings.access.keys_file.is_empty() { "" } else { " -H \"authorization: Bearer $KVASIR_KEY\"" };
+    let own = if settings.tls.client_certificate == "required" {
+        " --cert CLIENT.pem --key CLIENT.key"
+    } else {
+        ""
+    };
+    let access = &settings.access;
+    let is_closed = ![&access.keys_file, &access.jwks_file, &access.jwks_url, &access.token_issuer]
+        .into_iter()
+        .all(String::is_empty);
+    let key = if is_closed { " -H \"authorization: Bearer $KVASIR_KEY\"" } else { "" };
     println!(
-        "curl -N{authority} {base}/v1/chat/completions{key} -H 'content-type: application/json' -d \
+        "curl -N{authority}{own} {base}/v1/chat/completions{key} -H 'content-type: application/json' -d \
          '{{\"model\":\"{model}\",\"stream\":true,\"seed\":3,\"max_tokens\":48,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n",
     );
     // Whoever reads a pipe wants to see this now.

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use router_gateway::{Gateway, router};
@@ -13,10 +12,13 @@ use router_tls::{PlainListener, ServerTls, TlsListener};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-use crate::http;
+use crate::http::{self, Stop};
 
 /// Steps between two looks at the sockets of a thread that never sleeps.
 const BUSY_STEPS: u32 = 8;
+
+/// Threads for long prompts, beside this one: they compute, so more than a few only take turns.
+const BLOCKING_MAX: usize = 4;
 
 /// A thread that serves.
 pub(crate) struct Shard(oneshot::Receiver<Result<()>>);
@@ -28,12 +30,12 @@ impl Shard {
     }
 }
 
-/// Starts a thread that serves until SIGTERM or SIGINT.
+/// Starts a thread that serves until it is told to stop.
 pub(crate) fn start(
     listener: std::net::TcpListener,
     tls: Option<Arc<ServerTls>>,
     gateway: Arc<Gateway>,
-    drain: Duration,
+    stop: Stop,
     busy_poll: bool,
 ) -> Result<Shard> {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -41,14 +43,15 @@ pub(crate) fn start(
         // Whatever else is ready, sockets are looked at after so many steps.
         runtime.event_interval(BUSY_STEPS);
     }
-    let runtime = runtime.enable_all().build()?;
+    let runtime = runtime.max_blocking_threads(BLOCKING_MAX).enable_all().build()?;
     let (over, ended) = oneshot::channel();
     let serve = async move {
         let listener = TcpListener::from_std(listener)?;
         match tls {
-            None => http::serve(PlainListener::new(listener), router(gateway), drain).await,
-            Some(tls) => http::serve(TlsListener::new(listener, tls), router(gateway), drain).await,
+            None => http::serve(PlainListener::new(listener), router(gateway), stop).await,
+            Some(tls) => http::serve(TlsListener::new(listener, tls), router(gateway), stop).await,
         }
+        Ok(())
     };
     let work = move || {
         router_engines::upstream::own_connections();
@@ -61,9 +64,10 @@ pub(crate) fn start(
             });
         }
         let served = runtime.block_on(serve);
+        // What was cut off is written down before the end is told.
+        runtime.shutdown_background();
         // Nobody waits any more when the process is on its way out.
         let _nobody = over.send(served);
-        runtime.shutdown_background();
     };
     thread::Builder::new().name("kvasir-serve".to_owned()).spawn(work).context("a thread to serve with")?;
     Ok(Shard(ended))

@@ -22,7 +22,7 @@ pub(crate) struct TopArgs {
     /// File with an administrator's key, for a gateway with keys; else the variable KVASIR_KEY.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Certificate authority of the gateway (PEM), beside those of the system.
+    /// Certificate authority of the gateway (PEM), in place of those of the system.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Certificate to show to the gateway (PEM), when it wants one.
@@ -40,7 +40,9 @@ pub(crate) struct TopArgs {
 }
 
 fn key(arguments: &TopArgs) -> Result<Option<String>> {
-    let Some(file) = &arguments.key_file else { return Ok(std::env::var("KVASIR_KEY").ok()) };
+    let Some(file) = &arguments.key_file else {
+        return Ok(std::env::var("KVASIR_KEY").ok().filter(|key| !key.is_empty()));
+    };
     let key = std::fs::read_to_string(file).with_context(|| format!("{}: the key", file.display()))?;
     Ok(Some(key.trim().to_owned()))
 }

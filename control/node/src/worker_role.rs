@@ -84,7 +84,8 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
         transports: compose::transports(settings),
         more_metrics: Box::new(move |out| more_metrics(out, &counters, host.as_deref())),
     };
-    http::serve(PlainListener::new(listener), router(state), settings.serve.drain).await?;
+    let stop = http::stop_signals(settings.serve.drain)?;
+    http::serve(PlainListener::new(listener), router(state), stop).await;
     handle.stop();
     Ok(())
 }

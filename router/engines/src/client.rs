@@ -196,14 +196,23 @@ impl EngineClient {
 
     /// A `GET` whose answer may be large; the body of a 200.
     pub async fn get_large(&self, path: &str) -> Result<Bytes, EngineError> {
-        let response = self.send(Method::GET, path, Bytes::new()).await?;
+        self.large(Method::GET, path, Bytes::new()).await
+    }
+
+    /// A `POST` whose answer may be large; the body of a 200.
+    pub async fn post_large(&self, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
+        self.large(Method::POST, path, body).await
+    }
+
+    async fn large(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
+        let response = self.send(method.clone(), path, body).await?;
         let status = response.status();
         let body = response.into_body().whole(LARGE_BYTES_MAX).await;
         let body = body.map_err(|error| self.connection(error.reason))?;
         if status == StatusCode::OK {
             Ok(body)
         } else {
-            Err(self.protocol(format!("GET {path} answered {status}")))
+            Err(self.protocol(format!("{method} {path} answered {status}")))
         }
     }
 

@@ -27,8 +27,10 @@ use hyper_util::rt::TokioIo;
 use router_tls::{ClientStream, ClientTls};
 use tokio::net::TcpStream;
 
-/// Idle connections kept for each engine; more are closed.
+/// Idle connections kept for each engine by threads that share them; more are closed.
 const IDLE_MAX: usize = 2048;
+/// The same for each thread that has its own.
+const IDLE_OWN_MAX: usize = 256;
 /// Below uvicorn's keep-alive of 5 s, with time to get there.
 const IDLE_FOR: Duration = Duration::from_secs(4);
 /// Connections past their time that one request closes at most.
@@ -158,7 +160,8 @@ impl Upstream {
 
     /// The idle connections of this thread.
     fn idle(&self) -> &ArrayQueue<Idle> {
-        self.idle[place()].get_or_init(|| ArrayQueue::new(IDLE_MAX))
+        let place = place();
+        self.idle[place].get_or_init(|| ArrayQueue::new(if place == 0 { IDLE_MAX } else { IDLE_OWN_MAX }))
     }
 
     fn error(&self, reason: impl ToString) -> UpstreamError {

@@ -7,13 +7,13 @@
 //! number unseen; so a replay begins with the last message that is known, and only if that is still the same does
 //! the rest belong to it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use router_radix::IndexWriter;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::tracker::{Applied, Tracker};
-use crate::trtllm::{Decoder, PolledError};
+use crate::trtllm::{Polled, PolledError};
 use crate::wire::{self, EventBatch};
 
 /// Messages whose payload is remembered. More than a replay can overlap with what is on its way.
@@ -38,13 +38,15 @@ pub struct Follower {
     tracker: Tracker,
     next: Option<u64>,
     recent: VecDeque<(u64, u64)>,
+    /// By rank, of an engine that is asked.
+    polled_next: HashMap<u32, u64>,
 }
 
 impl Follower {
     /// A publisher about which nothing is known.
     #[must_use]
     pub fn new(tracker: Tracker) -> Self {
-        Self { tracker, next: None, recent: VecDeque::new() }
+        Self { tracker, next: None, recent: VecDeque::new(), polled_next: HashMap::new() }
     }
 
     /// The publisher's blocks.
@@ -118,18 +120,8 @@ impl Follower {
     }
 
     /// An answer of an engine that is asked for its events (TensorRT-LLM), and forgets what it has told: what is missing is
-    /// lost for good. Returns how many events it had.
-    ///
-    /// # Errors
-    /// When it is no list of events; then nothing has changed.
-    pub fn polled(
-        &mut self,
-        index: &mut IndexWriter<'_>,
-        decoder: &mut Decoder,
-        answer: &[u8],
-    ) -> Result<usize, PolledError> {
-        let events = decoder.decode(answer)?;
-        let count = events.len();
+    /// lost for good. Each of its ranks counts for itself; the index takes them for one.
+    pub fn polled(&mut self, index: &mut IndexWriter<'_>, events: Vec<Result<Polled, PolledError>>) {
         for event in events {
             let event = match event {
                 Ok(event) => event,
@@ -141,14 +133,15 @@ impl Follower {
                     continue;
                 }
             };
-            if self.next.is_some_and(|next| next != event.id) {
-                tracing::info!(id = event.id, expected = self.expected(), "KV events: starting over");
+            let rank = event.rank.unwrap_or(0);
+            let expected = self.polled_next.get(&rank).copied();
+            if let Some(expected) = expected.filter(|expected| *expected != event.id) {
+                tracing::info!(rank, id = event.id, expected, "KV events: starting over");
                 self.start_over(index);
             }
-            self.next = Some(event.id + 1);
+            self.polled_next.insert(rank, event.id + 1);
             self.tracker.apply(index, &EventBatch { events: event.events, ..EventBatch::default() });
         }
-        Ok(count)
     }
 
     /// Something is wrong with what is known: forgets it, and asks for everything with the next message.
@@ -156,6 +149,7 @@ impl Follower {
         self.tracker.forget(index);
         self.next = None;
         self.recent.clear();
+        self.polled_next.clear();
     }
 
     /// Goes on from a saved state: the next number, and the last message's hash.

@@ -122,7 +122,7 @@ fn read(file: &std::path::Path) -> Result<String, String> {
 
 fn verifier(config: &TokenConfig) -> Result<JwtVerifier, String> {
     if config.issuer.is_empty() || config.audience.is_empty() {
-        return Err("`access.jwks_file` needs `access.token_issuer` and `access.token_audience`".to_owned());
+        return Err("bearer tokens need `access.token_issuer` and `access.token_audience`".to_owned());
     }
     let verifier = JwtVerifier::new(JwtConfig {
         issuers: vec![config.issuer.clone()],
@@ -196,8 +196,12 @@ async fn fetch_jwks(config: &TokenConfig, tls: Option<&Arc<ClientTls>>) -> Resul
             if told["issuer"].as_str() != Some(config.issuer.as_str()) {
                 return Err(format!("{url}: it speaks for the issuer {}", told["issuer"]));
             }
-            let told = told["jwks_uri"].as_str();
-            told.ok_or_else(|| format!("{url}: it names no jwks_uri"))?.to_owned()
+            let told = told["jwks_uri"].as_str().ok_or_else(|| format!("{url}: it names no jwks_uri"))?;
+            // Whoever sits on a plain connection could put keys of their own there.
+            if url.starts_with("https://") && !told.starts_with("https://") {
+                return Err(format!("{url}: its jwks_uri {told} is not https"));
+            }
+            told.to_owned()
         }
     };
     let keys = fetch(&url, tls).await?;

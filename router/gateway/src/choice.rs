@@ -18,6 +18,7 @@ use router_trace::names;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
+use crate::relay::is_busy;
 use crate::routing::{Booking, Route, Wanted};
 use crate::service::Gateway;
 use crate::traced::{LegSpan, Tracing};
@@ -131,7 +132,12 @@ impl Runner {
             }
             let at_fault = if blames_prefill { chosen.prefill.as_ref() } else { Some(&chosen.decode) };
             let is_refused = matches!(error, EngineError::Refused(_));
-            if let Some(picked) = at_fault.filter(|_| !is_refused || error.is_retryable())
+            // An engine that is busy, or that says what is wrong with the request, does not fail.
+            let is_fault = match &error {
+                EngineError::Refused(refusal) => refusal.status.is_server_error() && !is_busy(refusal.status),
+                _ => true,
+            };
+            if let Some(picked) = at_fault.filter(|_| is_fault)
                 && picked.worker.breaker.failed(Instant::now())
             {
                 tracing::warn!(worker = picked.live.name, "too many failures in a row: out for a while");
@@ -310,7 +316,11 @@ impl Runner {
                     Err(error) => return Ended::Failed { error, blames_prefill: false },
                 },
                 result = &mut prefill, if !prefill_over => match result {
-                    Ok(cached) => { prefill_over = true; self.cached_tokens = self.cached_tokens.max(cached); }
+                    Ok(cached) => {
+                        prefill_over = true;
+                        prefilled(route);
+                        self.cached_tokens = self.cached_tokens.max(cached);
+                    }
                     Err(error) => return Ended::Failed { error, blames_prefill: true },
                 },
                 () = &mut down => return hung(),
@@ -331,7 +341,10 @@ impl Runner {
                 result = &mut prefill, if !prefill_over => {
                     prefill_over = true;
                     match result {
-                        Ok(cached) => self.cached_tokens = self.cached_tokens.max(cached),
+                        Ok(cached) => {
+                            prefilled(route);
+                            self.cached_tokens = self.cached_tokens.max(cached);
+                        }
                         Err(error) if is_first => return Ended::Failed { error, blames_prefill: true },
                         // The decode worker has what it needs or computes the rest.
                         Err(error) => tracing::debug!(%error, "the prefill leg failed after the first token"),
@@ -457,16 +470,30 @@ async fn prefill_leg(
         Ok(cached)
     };
     let ended: Result<usize, EngineError> = asked.await;
-    if let (Err(error), Some(span)) = (&ended, &mut span) {
-        span.failed(kind_of(error));
+    if let Some(span) = &mut span {
+        match &ended {
+            Ok(_) => span.succeeded(),
+            Err(error) => span.failed(kind_of(error)),
+        }
     }
     ended
 }
 
+/// A prefill worker has done its part.
+fn prefilled(route: &Route) {
+    if let Some(prefill) = &route.prefill {
+        prefill.worker.breaker.succeeded();
+    }
+}
+
 /// The span of a leg ends with what became of it.
 fn closed(span: Option<LegSpan>, ended: Ended) -> Ended {
-    if let (Some(mut span), Ended::Failed { error, .. }) = (span, &ended) {
-        span.failed(kind_of(error));
+    if let Some(mut span) = span {
+        match &ended {
+            Ended::Failed { error, .. } => span.failed(kind_of(error)),
+            Ended::Finished => span.succeeded(),
+            Ended::Abandoned => {}
+        }
     }
     ended
 }

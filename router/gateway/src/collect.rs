@@ -60,7 +60,6 @@ pub(crate) async fn generate(
         Ok(prepared) => prepared,
         Err(error) => return Err((stay, error)),
     };
-    stay.answered(StatusCode::OK, None);
     let mut rates = Response::new(Body::empty());
     stay.tell_rates(&mut rates);
     collector.stay = Some(stay);
@@ -314,8 +313,18 @@ impl Collector {
 
     async fn whole(mut self) -> Result<Response, (Box<Stay>, ApiError)> {
         match self.put_together().await {
-            Ok(response) => Ok(response),
+            Ok(response) => {
+                self.answered(None);
+                Ok(response)
+            }
             Err(error) => Err(self.give_up(error)),
+        }
+    }
+
+    /// The client gets an answer, whole or as far as it came.
+    fn answered(&mut self, reason: Option<&'static str>) {
+        if let Some(stay) = &mut self.stay {
+            stay.answered(StatusCode::OK, reason);
         }
     }
 
@@ -376,6 +385,7 @@ impl Collector {
             Some(ChoiceEvent::Failed(error)) => return Err(self.give_up(error)),
             first => first,
         };
+        self.answered(None);
         let mut head = String::new();
         for index in 0..self.choices {
             if self.kind == Kind::Chat {
@@ -464,6 +474,8 @@ impl futures_util::Stream for Stream {
                 Poll::Ready(Some(ChoiceEvent::Piece(piece))) => self.piece(&piece),
                 Poll::Ready(Some(ChoiceEvent::Failed(error))) => {
                     self.is_over = true;
+                    self.collector.answered(Some("broken_stream"));
+                    self.collector.gateway.metrics.broken_streams.inc();
                     let event = format!("data: {}\n\n", error.to_json());
                     self.next.get_or_insert_default().push_str(&event);
                 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::serve::Listener;
 use router_kserve::{Answer, Backend, Call, Config};
 
@@ -19,6 +19,11 @@ impl Backend for Surface {
 
     fn is_ready(&self) -> bool {
         self.0.fleet.can_serve()
+    }
+
+    fn admits(&self, headers: &HeaderMap) -> Result<(), (StatusCode, String)> {
+        let identified = self.0.access.identify(headers);
+        identified.map(drop).map_err(|error| (error.status, error.message))
     }
 
     async fn models(&self, headers: HeaderMap) -> Answer {

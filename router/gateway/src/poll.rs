@@ -22,7 +22,7 @@ pub(crate) async fn poll(client: EngineClient, followed: Followed, begun: impl F
     let mut complained = false;
     let Followed { follower, index, distrust } = followed;
     loop {
-        let asked = tokio::time::timeout(ANSWER_WITHIN, client.post(PATH, bytes::Bytes::new()));
+        let asked = tokio::time::timeout(ANSWER_WITHIN, client.post_large(PATH, bytes::Bytes::new()));
         let answer = tokio::select! {
             answer = asked => answer.map_err(|_| "no answer in time".to_owned()),
             () = distrust.notified() => {
@@ -30,13 +30,13 @@ pub(crate) async fn poll(client: EngineClient, followed: Followed, begun: impl F
                 continue;
             }
         };
-        let told = answer.and_then(|answer| answer.map_err(|error| error.to_string())).and_then(|answer| {
-            let mut follower = follower.lock().unwrap_or_else(PoisonError::into_inner);
-            let told = follower.polled(&mut index.write(), &mut decoder, &answer);
-            told.map_err(|error| error.to_string())
-        });
-        match told {
-            Ok(count) => {
+        let told = answer.and_then(|answer| answer.map_err(|error| error.to_string()));
+        // Read before anybody has to wait for it.
+        let events = told.and_then(|answer| decoder.decode(&answer).map_err(|error| error.to_string()));
+        match events {
+            Ok(events) => {
+                let count = events.len();
+                follower.lock().unwrap_or_else(PoisonError::into_inner).polled(&mut index.write(), events);
                 complained = false;
                 if std::mem::replace(&mut is_first, false) {
                     begun();

@@ -64,16 +64,14 @@ impl Head {
             traced: None,
             headers: passed.collect(),
         };
+        match time_of(headers, gateway.config.request_time_max) {
+            Ok(time) => this.deadline = time.map(|time| started + time),
+            Err(error) => return Err((this, error)),
+        }
         if let Some(tracer) = &gateway.tracer {
             this.traced = traced::begin(tracer, headers, &mut this.headers, started);
         }
-        match time_of(headers, gateway.config.request_time_max) {
-            Ok(time) => {
-                this.deadline = time.map(|time| started + time);
-                Ok(this)
-            }
-            Err(error) => Err((this, error)),
-        }
+        Ok(this)
     }
 }
 
@@ -124,6 +122,8 @@ const COMPLETIONS: Route =
 const EMBEDDINGS: Route = Route { path: "/v1/embeddings", surface: Surface::Other, name: "embeddings" };
 const MESSAGES: Route = Route { name: "messages", ..CHAT };
 const RESPONSES: Route = Route { name: "responses", ..CHAT };
+/// Counting tokens, in logs and metrics.
+const COUNT: &str = "count_tokens";
 const KSERVE: Route = Route { name: "kserve", ..COMPLETIONS };
 
 pub(crate) async fn chat(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
@@ -152,28 +152,26 @@ pub(crate) async fn kserve(State(gateway): State<Arc<Gateway>>, request: Request
 
 /// How many tokens a messages request would have; nothing is generated.
 pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    let head = match Head::new(&gateway, &request) {
-        Ok(head) => head,
-        Err((_, error)) => return Tongue::error(true, &error),
-    };
-    let entered = Stay::enter(&gateway, request.headers(), "count_tokens", &head);
-    let (mut stay, counted) = match entered {
-        Ok(mut stay) => {
+    let counted = async {
+        let head = Head::new(&gateway, &request).map_err(|(_, error)| error)?;
+        let counted = async {
+            let entered = Stay::enter(&gateway, request.headers(), COUNT, &head);
+            let mut stay = entered.map_err(|(mut stay, error)| {
+                stay.answered(error.status, error.code);
+                error
+            })?;
             let counted = count(&gateway, request, &mut stay).await;
-            (stay, counted)
-        }
-        Err((stay, error)) => (stay, Err(error)),
+            match &counted {
+                Ok(_) => stay.answered(StatusCode::OK, None),
+                Err(error) => stay.answered(error.status, error.code),
+            }
+            counted.map(count_answer)
+        };
+        in_time(&gateway, head.deadline, counted).await
     };
-    match counted {
-        Ok(tokens) => {
-            stay.answered(StatusCode::OK, None);
-            count_answer(tokens)
-        }
-        Err(error) => {
-            stay.answered(error.status, error.code);
-            Tongue::error(true, &error)
-        }
-    }
+    let response = counted.await.unwrap_or_else(|error| Tongue::error(true, &error));
+    gateway.metrics.requests.count(COUNT, response.status());
+    response
 }
 
 async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Result<usize, ApiError> {
@@ -193,16 +191,13 @@ async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Respons
     let is_anthropic = route.name == MESSAGES.name;
     let (head, answered) = match Head::new(&gateway, &request) {
         Ok(head) => {
-            let answered = in_time(&gateway, &head, answer(&gateway, request, route, &head)).await;
+            let answered = in_time(&gateway, head.deadline, answer(&gateway, request, route, &head)).await;
             (head, answered)
         }
         Err((head, error)) => (head, Err(error)),
     };
     let mut response = match answered {
-        Ok(response) => match head.deadline {
-            Some(deadline) => until(&gateway, deadline, is_anthropic, response),
-            None => response,
-        },
+        Ok(response) => response,
         Err(error) => Tongue::error(is_anthropic, &error),
     };
     gateway.metrics.requests.count(route.name, response.status());
@@ -218,10 +213,10 @@ async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Respons
 /// An answer, or that its time is over; then everything that was done for it is dropped.
 async fn in_time(
     gateway: &Gateway,
-    head: &Head,
+    deadline: Option<Instant>,
     answered: impl Future<Output = Result<Response, ApiError>>,
 ) -> Result<Response, ApiError> {
-    let Some(deadline) = head.deadline else { return answered.await };
+    let Some(deadline) = deadline else { return answered.await };
     match tokio::time::timeout_at(deadline.into(), answered).await {
         Ok(answered) => answered,
         Err(_) => {
@@ -287,10 +282,13 @@ async fn answer(
         }
     };
     match tongue {
-        None => answer_bytes(gateway, bytes, route, head, stay).await,
+        None => {
+            let answered = answer_bytes(gateway, bytes, route, head, stay).await?;
+            Ok(until(gateway, head.deadline, answered))
+        }
         Some((chat, tongue)) => {
             let answered = answer_bytes(gateway, chat, route, head, stay).await?;
-            Ok(tongue.answer(answered).await)
+            Ok(tongue.answer(until(gateway, head.deadline, answered)).await)
         }
     }
 }

@@ -217,6 +217,11 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .with_state(gateway)
 }
 
+/// The status alone, for whoever started the gateway.
+pub fn status_router(gateway: Arc<Gateway>) -> Router {
+    Router::new().route("/kvasir/status", get(status::status)).with_state(gateway)
+}
+
 /// Why a prompt would go where it would go.
 async fn debug_route(
     State(gateway): State<Arc<Gateway>>,

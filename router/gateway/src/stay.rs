@@ -277,7 +277,8 @@ impl Stay {
         if let Some(worker) = &noted.worker {
             attributes.push(KeyValue::new(names::KVASIR_DECODE_WORKER, worker.clone()));
         }
-        let failure = noted.reason.filter(|_| noted.status >= 499 || noted.reason == Some("broken_stream"));
+        let is_cut = matches!(noted.reason, Some("broken_stream" | "deadline_exceeded" | "client_gone"));
+        let failure = noted.reason.filter(|_| noted.status >= 499 || is_cut);
         if let Some(reason) = failure {
             attributes.push(KeyValue::new(names::ERROR_TYPE, reason));
         }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use axum::http::{HeaderMap, HeaderValue};
+use router_engines::dialect::host_of;
 use router_trace::{Context, KeyValue, SpanIndex, SpanKind, Status, Trace, Tracer, names};
 
 use crate::routing::Route;
@@ -117,7 +118,9 @@ impl LegSpan {
         headers: &mut HeaderMap,
     ) -> Option<Self> {
         let traced = tracing.as_ref()?;
-        let (host, port) = picked.worker.name.rsplit_once(':').unwrap_or((&picked.worker.name, ""));
+        let base = picked.worker.client.base();
+        let host = host_of(base);
+        let port = picked.worker.name.rsplit_once(':').map_or("", |(_, port)| port);
         let mut attributes = vec![
             KeyValue::new(names::SERVER_ADDRESS, host.to_owned()),
             KeyValue::new(names::GEN_AI_PROVIDER_NAME, picked.live.description.engine.name()),
@@ -129,7 +132,12 @@ impl LegSpan {
             tell(headers, trace.traceparent(span).as_str(), trace.tracestate());
             span
         })?;
-        Some(Self { traced: Arc::clone(traced), span, failure: None })
+        Some(Self { traced: Arc::clone(traced), span, failure: Some(names::ABANDONED) })
+    }
+
+    /// The call did what it was for. One of which nothing is said was given up on the way.
+    pub(crate) fn succeeded(&mut self) {
+        self.failure = None;
     }
 
     /// The call failed.

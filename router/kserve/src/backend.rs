@@ -41,6 +41,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Whether the server can answer completions now.
     fn is_ready(&self) -> bool;
 
+    /// Whether a client with these headers may send anything at all; asked before its message is read. The error is
+    /// OpenAI's, with its HTTP status.
+    fn admits(&self, headers: &HeaderMap) -> Result<(), (http::StatusCode, String)>;
+
     /// The answer of `GET /v1/models`, for a client with these headers.
     fn models(&self, headers: HeaderMap) -> impl Future<Output = Answer> + Send;
 

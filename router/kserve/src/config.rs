@@ -15,7 +15,7 @@ pub struct Config {
     /// How many requests of one bidirectional stream are in flight at once; further ones wait on the wire.
     /// Default: 16.
     pub pipelined_max: usize,
-    /// How many calls one connection may have open at once. Default: 256.
+    /// How many calls one connection may have open at once. Default: 64.
     pub calls_per_connection_max: u32,
     /// How many connections are open at once; further ones wait to be accepted. Default: 1024.
     pub connections_max: usize,
@@ -29,7 +29,7 @@ impl Default for Config {
             request_bytes_max: 16 << 20,
             answer_bytes_max: 16 << 20,
             pipelined_max: 16,
-            calls_per_connection_max: 256,
+            calls_per_connection_max: 64,
             connections_max: 1024,
         }
     }

@@ -9,6 +9,9 @@ use tonic::{Code, Status};
 /// More of an error's body is not read.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
+/// More of an error's words is not passed on.
+const MESSAGE_BYTES_MAX: usize = 2 << 10;
+
 /// Headers of an answer that become metadata of the call.
 const RETURNED: [&str; 2] = ["retry-after", "x-request-id"];
 
@@ -52,6 +55,11 @@ impl Error {
         Self::Field { name: name.into(), reason: reason.into() }
     }
 
+    /// A refusal before anything was asked.
+    pub(crate) fn of(status: StatusCode, message: String) -> Self {
+        Self::Refused { status, message, metadata: Box::default() }
+    }
+
     /// Reads a refusal of the backend.
     pub(crate) async fn refused(answer: Response<Body>) -> Self {
         let (head, body) = answer.into_parts();
@@ -59,7 +67,9 @@ impl Error {
             Ok(collected) => collected.to_bytes(),
             Err(_) => bytes::Bytes::new(),
         };
-        let message = message_of(&text).unwrap_or_else(|| format!("the server answered {}", head.status));
+        let mut message = message_of(&text).unwrap_or_else(|| format!("the server answered {}", head.status));
+        // It travels in a header, and clients have limits for those.
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
         Self::Refused { status: head.status, message, metadata: Box::new(returned(&head.headers)) }
     }
 

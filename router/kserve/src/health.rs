@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, StreamExt, unfold};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use crate::backend::Backend;
@@ -19,6 +20,7 @@ const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
 pub(crate) struct HealthService<B> {
     pub(crate) backend: Arc<B>,
+    pub(crate) stopping: watch::Receiver<bool>,
 }
 
 fn status_of<B: Backend>(backend: &B) -> ServingStatus {
@@ -50,14 +52,24 @@ impl<B: Backend> Health for HealthService<B> {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let is_known = SERVICES.contains(&request.into_inner().service.as_str());
-        let watched = (Arc::clone(&self.backend), None);
-        let stream = unfold(watched, move |(backend, last)| async move {
+        let watched = (Arc::clone(&self.backend), self.stopping.clone(), None);
+        let stream = unfold(watched, move |(backend, mut stopping, last)| async move {
             loop {
-                let status = if is_known { status_of(&*backend) } else { ServingStatus::ServiceUnknown };
+                let is_stopping = *stopping.borrow();
+                let status = match is_known {
+                    false => ServingStatus::ServiceUnknown,
+                    true if is_stopping => ServingStatus::NotServing,
+                    true => status_of(&*backend),
+                };
                 if last != Some(status) {
-                    return Some((Ok(response(status)), (backend, Some(status))));
+                    return Some((Ok(response(status)), (backend, stopping, Some(status))));
                 }
-                tokio::time::sleep(WATCH_INTERVAL).await;
+                if is_stopping {
+                    return None;
+                }
+                // It ends when the server stops; whoever serves for ever never says so.
+                let told = stopping.wait_for(|stopping| *stopping);
+                let _looks_again = tokio::time::timeout(WATCH_INTERVAL, told).await;
             }
         });
         Ok(Response::new(stream.boxed()))

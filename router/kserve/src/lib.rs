@@ -45,4 +45,3 @@ pub use backend::{Answer, Backend, Call};
 pub use config::Config;
 pub use headers::PASSED_ON;
 pub use serve::serve;
-pub use service::service;

@@ -4,24 +4,32 @@
 //! DEADLINE_EXCEEDED, and it would race with the deadline that the methods keep.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::serve::Listener;
+use http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http2;
+use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::backend::Backend;
 use crate::config::Config;
+use crate::error::Error;
 use crate::service::service;
 
 /// A connection that says nothing for so long is asked whether it is there, and has as long again to answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+/// A connection that has made no call after this time is closed.
+const FIRST_CALL_WITHIN: Duration = Duration::from_secs(30);
 
 /// Flow control: what may be on its way to the server on one call.
 const CALL_WINDOW_BYTES: u32 = 1 << 20;
@@ -46,7 +54,8 @@ pub async fn serve<B: Backend, L: Listener>(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE);
-    let router = service(backend, config);
+    let (stop, stopping) = watch::channel(false);
+    let router = service(Arc::clone(&backend), config, stopping.clone());
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
@@ -62,15 +71,63 @@ pub async fn serve<B: Backend, L: Listener>(
             () = &mut shutdown => break,
         };
         let (socket, _) = accepted;
-        let answering = TowerToHyperService::new(router.clone());
+        let has_called = Arc::new(AtomicBool::new(false));
+        let answering = Guarded {
+            router: TowerToHyperService::new(router.clone()),
+            backend: Arc::clone(&backend),
+            has_called: Arc::clone(&has_called),
+        };
         let connection = graceful.watch(http2.serve_connection(TokioIo::new(socket), answering));
+        let silent = silent(has_called, stopping.clone());
         connections.spawn(async move {
             // A connection that breaks drops its calls; nobody is left to be told.
-            let _ = connection.await;
+            tokio::select! {
+                _broken = connection => {}
+                () = silent => {}
+            }
             drop(place);
         });
     }
     drop(listener);
+    // Watchers of health may be gone already.
+    let _nobody = stop.send(true);
     graceful.shutdown().await;
     while connections.join_next().await.is_some() {}
+}
+
+/// Returns when a connection has made no call in its time, or when the server stops and it has made none.
+async fn silent(has_called: Arc<AtomicBool>, mut stopping: watch::Receiver<bool>) {
+    // hyper waits for the beginning of HTTP/2 for as long as it takes.
+    tokio::select! {
+        () = tokio::time::sleep(FIRST_CALL_WITHIN) => {}
+        _ = stopping.wait_for(|stopping| *stopping) => {}
+    }
+    if has_called.load(Ordering::Relaxed) {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// The router, behind a look at who calls: nobody's message is read who may not send one.
+struct Guarded<B> {
+    router: TowerToHyperService<axum::Router>,
+    backend: Arc<B>,
+    has_called: Arc<AtomicBool>,
+}
+
+impl<B: Backend> Service<Request<Incoming>> for Guarded<B> {
+    type Response = axum::response::Response;
+    type Error = std::convert::Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        self.has_called.store(true, Ordering::Relaxed);
+        // Whether the server lives and is ready is for everybody.
+        let is_open =
+            !request.uri().path().contains("/Model") && !request.uri().path().contains("/Repository");
+        if !is_open && let Err((status, message)) = self.backend.admits(request.headers()) {
+            let status: tonic::Status = Error::of(status, message).into();
+            return Box::pin(std::future::ready(Ok(status.into_http())));
+        }
+        Box::pin(self.router.call(request))
+    }
 }

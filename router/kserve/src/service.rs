@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use http::HeaderMap;
+use tokio::sync::watch;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
@@ -29,10 +30,15 @@ use crate::{infer, models};
 /// Extensions of the protocol that are there, by Triton's names.
 const EXTENSIONS: [&str; 3] = ["parameters", "model_configuration", "model_repository(index)"];
 
-/// The services of this crate over a backend, as a router for HTTP/2.
-pub fn service<B: Backend>(backend: Arc<B>, config: Config) -> axum::Router {
+/// The services of this crate over a backend, as a router for HTTP/2. Watchers of its health are told when `stopping`
+/// becomes true, and let go.
+pub(crate) fn service<B: Backend>(
+    backend: Arc<B>,
+    config: Config,
+    stopping: watch::Receiver<bool>,
+) -> axum::Router {
     let bytes_max = config.request_bytes_max;
-    let health = HealthServer::new(HealthService { backend: Arc::clone(&backend) });
+    let health = HealthServer::new(HealthService { backend: Arc::clone(&backend), stopping });
     let inference = Inference { backend, config: Arc::new(config) };
     // What goes out was bounded when the backend's answer was read.
     let inference = GrpcInferenceServiceServer::new(inference)

@@ -121,3 +121,34 @@ async fn what_is_left_out_is_unimplemented() {
         client.unary(Request::new(ServerLiveRequest {}), path, codec).await.expect_err("no such method");
     assert_eq!(refused.code(), Code::Unimplemented);
 }
+
+#[tokio::test]
+async fn a_stop_lets_watchers_and_silent_connections_go() {
+    let mut rig = rig().await;
+    let mut client = HealthClient::new(rig.channel.clone());
+    let mut watched =
+        client.watch(HealthCheckRequest { service: String::new() }).await.expect("a stream").into_inner();
+    let first = watched.next().await.expect("not over").expect("a status");
+    assert_eq!(first.status(), ServingStatus::Serving);
+    // Somebody who connects and says nothing.
+    let silent = tokio::net::TcpStream::connect(rig.address).await.expect("a connection");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    rig.shutdown.take().expect("it runs").send(()).expect("it listens");
+    let last = watched.next().await.expect("not over").expect("a status");
+    assert_eq!(last.status(), ServingStatus::NotServing);
+    assert!(watched.next().await.is_none());
+    tokio::time::timeout(Duration::from_secs(5), &mut rig.serving).await.expect("it ends").expect("well");
+    drop(silent);
+}
+
+#[tokio::test]
+async fn a_strangers_message_is_not_read() {
+    let mut rig = rig().await;
+    let mut asked = Request::new(support::Asking::of("tiny").0);
+    asked.metadata_mut().insert("authorization", "Bearer stranger".parse().expect("a value"));
+    let refused = rig.client.model_infer(asked).await.expect_err("refused");
+    assert_eq!((refused.code(), refused.message()), (Code::Unauthenticated, "nobody knows this key"));
+    let mut asked = Request::new(ServerReadyRequest {});
+    asked.metadata_mut().insert("authorization", "Bearer stranger".parse().expect("a value"));
+    assert!(rig.client.server_ready(asked).await.is_ok(), "everybody may ask whether it is ready");
+}

@@ -177,7 +177,7 @@ fn least(values: impl Iterator<Item = f64>, random: u64) -> (usize, Option<usize
                 (next, second) = (best, Some(found));
             }
             (best, found, ties) = (value, index, 1);
-        } else if value <= best {
+        } else if value <= best && ties > 0 {
             // Each of n equal ones is kept with a chance of 1 in n.
             ties += 1;
             let is_kept = scrambled(random ^ ties << 32).is_multiple_of(ties);

@@ -1,7 +1,6 @@
 //! The listener without TLS, so that a service sees the same of its clients either way.
 
 use std::io;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::extract::connect_info::Connected;
@@ -35,15 +34,15 @@ fn is_clients(error: &io::Error) -> bool {
 
 impl Listener for PlainListener {
     type Io = TcpStream;
-    type Addr = SocketAddr;
+    type Addr = PeerAddr;
 
-    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
+    async fn accept(&mut self) -> (TcpStream, PeerAddr) {
         loop {
             match self.0.accept().await {
                 Ok((stream, addr)) => {
                     // A connection that is gone already needs no option.
                     let _gone = stream.set_nodelay(true);
-                    return (stream, addr);
+                    return (stream, PeerAddr { addr, certificate: None });
                 }
                 Err(error) if is_clients(&error) => {}
                 Err(error) => {
@@ -54,13 +53,13 @@ impl Listener for PlainListener {
         }
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.0.local_addr()
+    fn local_addr(&self) -> io::Result<PeerAddr> {
+        self.0.local_addr().map(|addr| PeerAddr { addr, certificate: None })
     }
 }
 
 impl Connected<IncomingStream<'_, PlainListener>> for PeerAddr {
     fn connect_info(stream: IncomingStream<'_, PlainListener>) -> Self {
-        Self { addr: *stream.remote_addr(), certificate: None }
+        stream.remote_addr().clone()
     }
 }

@@ -218,7 +218,8 @@ pub(crate) async fn json(client: &EngineClient, path: &str) -> Result<Value, Eng
 }
 
 /// Host of a worker's URL, without port.
-pub(crate) fn host_of(base: &str) -> &str {
+#[must_use]
+pub fn host_of(base: &str) -> &str {
     let authority = base.split("://").nth(1).unwrap_or(base);
     let authority = authority.split('/').next().unwrap_or(authority);
     match authority.rsplit_once(':') {
@@ -261,7 +262,15 @@ pub(crate) fn of_rank(feed: &Feed, rank: u16) -> Feed {
 
 /// The operator's hints as a feed, if there are any.
 pub(crate) fn hinted(base: &str, hints: &Hints) -> Option<Feed> {
-    let mut feed = feed(base, hints.events.as_deref()?, hints.replay.as_deref());
+    let events = hints.events.as_deref()?;
+    if events == POLLED {
+        tracing::warn!(
+            worker = base,
+            "this engine publishes its events and is not asked for them; they are not followed"
+        );
+        return None;
+    }
+    let mut feed = feed(base, events, hints.replay.as_deref());
     // Who writes it down for a gateway means where to connect to.
     feed.bind = false;
     Some(feed)

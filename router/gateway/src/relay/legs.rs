@@ -16,8 +16,8 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::Response as HttpResponse;
 use router_engines::body::RawBody;
-use router_engines::dialect::Engine;
 use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
+use router_engines::dialect::{Engine, host_of};
 use router_engines::openai::ApiError;
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
 use router_trace::names;
@@ -34,6 +34,11 @@ use crate::worker::Picked;
 pub(crate) const BACKOFF: Duration = Duration::from_millis(5);
 /// Largest answer of a prefill leg, and largest error that is passed on.
 const LEG_BYTES_MAX: usize = 64 << 20;
+
+/// Whether an engine says that it has too much to do, rather than that something is wrong.
+pub(crate) fn is_busy(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 408 | 425 | 429 | 503 | 529)
+}
 
 /// Why an attempt is over.
 #[derive(Debug)]
@@ -85,7 +90,7 @@ impl Failure {
 
     /// The engine says no. What is wrong with the request stays wrong elsewhere.
     fn refused(picked: &Picked, status: StatusCode, kind: Option<HeaderValue>, body: Bytes) -> Self {
-        let busy = matches!(status.as_u16(), 408 | 425 | 429 | 503 | 529);
+        let busy = is_busy(status);
         Self {
             reason: format!("{} answered {status}", picked.live.name),
             blames_prefill: false,
@@ -347,7 +352,12 @@ async fn first_leg(prefill: &Picked, call: &Call, mut span: Option<LegSpan>) -> 
     let down = prefill.worker.down.notified();
     let asked = async {
         let reply = send(prefill, call, &mut span).await?;
-        reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))
+        let answer =
+            reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))?;
+        if let Some(span) = &mut span {
+            span.succeeded();
+        }
+        Ok(answer)
     };
     tokio::select! {
         answer = asked => {
@@ -370,8 +380,7 @@ async fn first_leg(prefill: &Picked, call: &Call, mut span: Option<LegSpan>) -> 
 /// Address of a prefill worker's MooncakeConnector bootstrap server, and the id that its engine has there.
 async fn bootstrap(gateway: &Gateway, prefill: &Picked) -> Result<(String, String), Failure> {
     let base = prefill.worker.client.base();
-    let host = base.split_once("://").map_or(base, |(_, host)| host);
-    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    let host = host_of(base);
     let address = gateway.config.mooncake_bootstrap.replace('*', host);
     let client = router_engines::client::EngineClient::new(&address, gateway.config.access.tls.as_ref());
     let said = client.get("/query").await;

@@ -23,16 +23,19 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use router_engines::body::RawBody;
+use router_engines::dialect::Role;
 use router_engines::openai::ApiError;
 use router_trace::names;
 
 pub(crate) use self::events::{Usage, data_of, events};
+pub(crate) use self::legs::is_busy;
 use self::legs::{Asked, Failure, ask};
 use self::stream::RelayStream;
 use crate::routing::{Booking, Route, Wanted};
 use crate::service::Gateway;
 use crate::stay::Stay;
-use crate::traced::Tracing;
+use crate::traced::{LegSpan, Tracing};
+use crate::worker::Picked;
 
 /// Largest answer that is not streamed.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -126,11 +129,17 @@ impl Attempts {
     /// Another worker than the chosen one, if there is one and the budget allows a second attempt.
     fn beside(&self, gateway: &Gateway, request: &RelayRequest, chosen: &str) -> Option<(Route, Booking)> {
         let avoid: Vec<String> = self.avoid.iter().cloned().chain([chosen.to_owned()]).collect();
+        let is_other = |picked: &Picked| {
+            picked.live.role != Role::Prefill && picked.is_ready() && !avoid.contains(&picked.live.name)
+        };
+        // Nothing is decided for an attempt that will not be made.
+        if !gateway.fleet.roster.load().iter().any(is_other) || !gateway.retries.spend() {
+            return None;
+        }
         let wanted = self.wanted(request, &avoid);
         let routed = gateway.route(&Wanted { without_prefill: true, ..wanted })?;
         // Those to be avoided come in again when there is nobody else.
-        let is_other = !avoid.contains(&routed.0.decode.live.name);
-        (is_other && gateway.retries.spend()).then_some(routed)
+        (!avoid.contains(&routed.0.decode.live.name)).then_some(routed)
     }
 
     fn wanted<'a>(&self, request: &'a RelayRequest, avoid: &'a [String]) -> Wanted<'a> {
@@ -273,11 +282,11 @@ async fn hedged(
     let mut second = Box::pin(attempt(gateway, request, beside));
     let (failed, other) = tokio::select! {
         done = &mut first => match done {
-            Err(failed) => (failed, second),
+            Err(failed) if failed.1.is_retryable => (failed, second),
             done => return done,
         },
         done = &mut second => match done {
-            Err(failed) => (failed, first),
+            Err(failed) if failed.1.is_retryable => (failed, first),
             done => return done,
         },
     };
@@ -335,7 +344,7 @@ async fn whole(
     mut booking: Booking,
     route: &Route,
 ) -> Result<Whole, Failure> {
-    let Asked { reply, promised, prefill: _prefill, span: _span, .. } = asked;
+    let Asked { reply, promised, prefill: _prefill, mut span, .. } = asked;
     let (head, body) = reply.into_parts();
     let down = route.decode.worker.down.notified();
     let limit = gateway.config.answer_within;
@@ -360,6 +369,9 @@ async fn whole(
     }
     booking.first_token();
     route.decode.worker.breaker.succeeded();
+    if let Some(span) = &mut span {
+        LegSpan::succeeded(span);
+    }
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
     let content_type = content_type.unwrap_or(HeaderValue::from_static("application/json"));
     Ok(Whole { body, content_type, usage })

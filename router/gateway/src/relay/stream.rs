@@ -311,8 +311,11 @@ impl RelayStream {
             }
         }
         if batch.is_done
-            && let State::Live(leg) = std::mem::replace(&mut self.state, State::Over)
+            && let State::Live(mut leg) = std::mem::replace(&mut self.state, State::Over)
         {
+            if let Some(mut span) = leg.span.take() {
+                span.succeeded();
+            }
             self.state = State::Ending(leg);
         }
     }

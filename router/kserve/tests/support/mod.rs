@@ -121,6 +121,13 @@ fn whole(body: &Value) -> Value {
 }
 
 impl Backend for FakeHandle {
+    fn admits(&self, headers: &HeaderMap) -> Result<(), (http::StatusCode, String)> {
+        match headers.get("authorization").is_some_and(|key| key == "Bearer stranger") {
+            true => Err((http::StatusCode::UNAUTHORIZED, "nobody knows this key".to_owned())),
+            false => Ok(()),
+        }
+    }
+
     fn is_live(&self) -> bool {
         true
     }
