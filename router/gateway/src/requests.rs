@@ -48,30 +48,31 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    fn new(gateway: &Gateway, request: &Request) -> Result<Self, (Self, ApiError)> {
+    fn new(request: &Request) -> Self {
         let headers = request.headers();
-        let started = Instant::now();
         let passed = PASSED_ON.iter().filter_map(|&name| {
             let value = headers.get(name)?.clone();
             Some((axum::http::HeaderName::from_static(name), value))
         });
-        let mut this = Self {
+        Self {
             request_id: request_id(headers),
             session: session_of(headers),
-            started,
+            started: Instant::now(),
             deadline: None,
             client: request.extensions().get::<ConnectInfo<PeerAddr>>().map(|client| client.0.addr.ip()),
             traced: None,
             headers: passed.collect(),
-        };
-        match time_of(headers, gateway.config.request_time_max) {
-            Ok(time) => this.deadline = time.map(|time| started + time),
-            Err(error) => return Err((this, error)),
         }
+    }
+
+    /// Begins the request's time and its trace.
+    fn begin(&mut self, gateway: &Gateway, headers: &HeaderMap) -> Result<(), ApiError> {
+        let time = time_of(headers, gateway.config.request_time_max)?;
+        self.deadline = time.map(|time| self.started + time);
         if let Some(tracer) = &gateway.tracer {
-            this.traced = traced::begin(tracer, headers, &mut this.headers, started);
+            self.traced = traced::begin(tracer, headers, &mut self.headers, self.started);
         }
-        Ok(this)
+        Ok(())
     }
 }
 
@@ -153,7 +154,8 @@ pub(crate) async fn kserve(State(gateway): State<Arc<Gateway>>, request: Request
 /// How many tokens a messages request would have; nothing is generated.
 pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let counted = async {
-        let head = Head::new(&gateway, &request).map_err(|(_, error)| error)?;
+        let mut head = Head::new(&request);
+        head.begin(&gateway, request.headers())?;
         let counted = async {
             let entered = Stay::enter(&gateway, request.headers(), COUNT, &head);
             let mut stay = entered.map_err(|(mut stay, error)| {
@@ -189,12 +191,10 @@ async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Res
 
 async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Response {
     let is_anthropic = route.name == MESSAGES.name;
-    let (head, answered) = match Head::new(&gateway, &request) {
-        Ok(head) => {
-            let answered = in_time(&gateway, head.deadline, answer(&gateway, request, route, &head)).await;
-            (head, answered)
-        }
-        Err((head, error)) => (head, Err(error)),
+    let mut head = Head::new(&request);
+    let answered = match head.begin(&gateway, request.headers()) {
+        Ok(()) => in_time(&gateway, head.deadline, answer(&gateway, request, route, &head)).await,
+        Err(error) => Err(error),
     };
     let mut response = match answered {
         Ok(response) => response,
