@@ -170,6 +170,50 @@ fn clients_and_engines_over_tls() {
 }
 
 #[test]
+fn one_command_serves_with_keys_and_tls() {
+    use std::io::{BufRead, BufReader};
+    let scratch = Scratch::new("serve-tls");
+    let folder = &scratch.0;
+    let house = Authority::new(folder, "house");
+    house.issue("gateway");
+    let key = router_access::new_key("alice", "acme").expect("a key");
+    let keys = scratch.config("keys.toml", &key.lines);
+    let text = format!(
+        "[serve]\nprefill_workers = 0\n[access]\nkeys_file = {keys:?}\n[tls]\ncertificate_file = {:?}\nkey_file = {:?}\n\
+         [transfer]\nsocket_folder = {:?}\n",
+        file(folder, "gateway.pem"),
+        file(folder, "gateway.key"),
+        folder.display().to_string(),
+    );
+    let path = scratch.config("kvasir.toml", &text);
+    let address = free_address();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"))
+        .args(["serve", "--config", &path, "--listen", &address])
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("kvasir starts");
+    // Until it is ready it prints its memory plan; then the line to paste.
+    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let curl = lines.map_while(Result::ok).find(|line| line.starts_with("curl")).expect("it becomes ready");
+    assert!(curl.contains("https://") && curl.contains("--cacert") && curl.contains("$KVASIR_KEY"), "{curl}");
+    // The certificate is the house's, so the house is whom to trust.
+    let command = curl.replace(&file(folder, "gateway.pem"), &file(folder, "house.pem"));
+    let pasted =
+        std::process::Command::new("sh").args(["-c", &command]).env("KVASIR_KEY", &key.secret).output();
+    let ended = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(ended.expect("kill").success());
+    assert_eq!(child.wait().expect("its end").code(), Some(0));
+    match pasted {
+        Ok(pasted) if pasted.status.code() != Some(127) => {
+            let answer = String::from_utf8_lossy(&pasted.stdout).into_owned();
+            assert!(answer.contains("[DONE]"), "{answer} {}", String::from_utf8_lossy(&pasted.stderr));
+        }
+        _ => eprintln!("SKIPPED the pasted line: no curl"),
+    }
+}
+
+#[test]
 fn bad_certificates_stop_the_start_with_their_names() {
     let scratch = Scratch::new("bad-tls");
     let house = Authority::new(&scratch.0, "house");

@@ -108,6 +108,9 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: Gatew
         let answered = tokio::time::timeout(patience, asked.ask(&worker, &config)).await;
         let Some(fleet) = fleet.upgrade() else { return };
         worker.upstream.sweep();
+        if matches!(answered, Ok(Err(EngineError::Connection { .. }))) {
+            worker.gone.notify_waiters();
+        }
         let complaint = match answered {
             Err(_) => {
                 misses += 1;

@@ -141,6 +141,8 @@ pub(crate) struct Worker {
     pub(crate) suspected: Notify,
     /// Rung when the worker is given up although its connections are open.
     pub(crate) down: Notify,
+    /// Rung when nothing answers at its address any more.
+    pub(crate) gone: Notify,
 }
 
 impl Worker {
@@ -158,6 +160,7 @@ impl Worker {
             breaker: Breaker::new(Instant::now()),
             suspected: Notify::new(),
             down: Notify::new(),
+            gone: Notify::new(),
         })
     }
 

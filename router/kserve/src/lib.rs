@@ -4,7 +4,7 @@
 //! A request's tensors and parameters become the JSON body of `POST /v1/completions`; the answer, whole or as
 //! server-sent events, becomes tensors again. In the order in which a request meets them:
 //!
-//! * [`serve`] accepts HTTP/2 connections, and [`service`] is the router behind it.
+//! * [`serve`] accepts HTTP/2 connections, over the router of its methods.
 //! * `wire` reads and writes tensors, raw or typed; `fields` and `flags` know the names that clients of Triton's vLLM
 //!   and TensorRT-LLM backends and of Dynamo use; `request` makes the body of them.
 //! * A [`Backend`] answers: the gateway, or whatever speaks OpenAI. This crate knows nothing of it.

@@ -109,6 +109,18 @@ impl Failure {
         }
     }
 
+    /// The prefill worker died while its blocks were being fetched.
+    pub(crate) fn gone(prefill: &Picked) -> Self {
+        Self {
+            reason: format!("{}: it is gone, and blocks were to come from it", prefill.live.name),
+            blames_prefill: true,
+            is_workers: true,
+            is_connection: true,
+            is_retryable: true,
+            answer: None,
+        }
+    }
+
     fn of_prefill(mut self) -> Self {
         self.blames_prefill = true;
         self

@@ -170,6 +170,20 @@ impl Leg {
     }
 }
 
+impl Leg {
+    /// The first events that say something.
+    async fn first_words(&mut self, stall: Duration) -> Result<Batch, Failure> {
+        let mut first = self.first_batch(stall).await?;
+        // Some engines open an answer before they know whether they can give one.
+        while is_only_role(&first.out) && !first.is_done {
+            let next = self.first_batch(stall).await?;
+            let usage = next.usage.or(first.usage);
+            first = Batch { out: [first.out, next.out].concat().into(), usage, ..next };
+        }
+        Ok(first)
+    }
+}
+
 /// Whether events say nothing but who speaks.
 fn is_only_role(events: &[u8]) -> bool {
     super::events(events).all(|event| {
@@ -193,14 +207,19 @@ impl RelayStream {
         booking: Booking,
         route: &Route,
     ) -> Result<Self, Failure> {
+        // An engine that fetches blocks from a worker that died meanwhile may say nothing for as long as it likes.
+        let moving_from = route.prefill.as_ref().filter(|_| asked.moving.is_some());
         let mut leg = Leg::new(gateway, request, asked, booking, route.clone());
-        let mut first = leg.first_batch(gateway.config.stall).await?;
-        // Some engines open an answer before they know whether they can give one.
-        while is_only_role(&first.out) && !first.is_done {
-            let next = leg.first_batch(gateway.config.stall).await?;
-            let usage = next.usage.or(first.usage);
-            first = Batch { out: [first.out, next.out].concat().into(), usage, ..next };
-        }
+        let first = match moving_from {
+            None => leg.first_words(gateway.config.stall).await?,
+            Some(prefill) => {
+                let gone = prefill.worker.gone.notified();
+                tokio::select! {
+                    first = leg.first_words(gateway.config.stall) => first?,
+                    () = gone => return Err(Failure::gone(prefill)),
+                }
+            }
+        };
         let keeps = obstacle(request.surface, &request.body).is_none();
         let mut this = Self {
             gateway: Arc::clone(gateway),
