@@ -365,14 +365,15 @@ async fn relayed(
     gateway.access.clean(&mut body, &stay.grant);
     let adapter = gateway.adapter(body.text("model")?.as_deref())?;
     let stream = body.flag("stream")?.unwrap_or(false) && route.surface != Surface::Other;
-    let tokenised = Instant::now();
+    // Nobody else needs the clock.
+    let traced = head.traced.as_ref().map(|traced| (traced, Instant::now()));
     let seen = match route.surface {
         Surface::Chat => prompt::of_chat(gateway, &body).await?,
         Surface::Completion => prompt::of_completion(gateway, &body).await?,
         Surface::Other => prompt::Seen::default(),
     };
-    if let Some(traced) = &head.traced {
-        traced.span(names::span::TOKENISE, tokenised, Vec::new());
+    if let Some((traced, since)) = traced {
+        traced.span(names::span::TOKENISE, since, Vec::new());
     }
     let hides_usage = stream && !body.inner_flag("stream_options", "include_usage");
     if hides_usage {

@@ -91,10 +91,9 @@ impl Gateway {
     }
 
     pub(crate) fn route(&self, wanted: &Wanted<'_>) -> Option<(Route, Booking)> {
-        let started = Instant::now();
         let (route, booking) = self.chooser.route(&self.fleet, &self.config, wanted)?;
         if let Some(traced) = wanted.traced {
-            traced.routed(started, &route);
+            traced.routed(&route);
         }
         self.metrics.routing.observe(route.decided_in);
         Some((route, booking))

@@ -174,7 +174,6 @@ impl Stay {
             cost: tokens,
             deadline: now.saturating_add(self.gateway.config.access.wait_max.as_nanos() as u64),
         };
-        let entered = Instant::now();
         let entry = access.gate.enter(&ask, now);
         let outcome = match entry {
             Entry::Admitted(permit) => WaitOutcome::Admitted(permit),
@@ -191,7 +190,7 @@ impl Stay {
         };
         self.noted.queued = Duration::from_nanos(access.now().saturating_sub(now));
         if let Some(traced) = &self.traced {
-            traced.span(names::span::QUEUE, entered, Vec::new());
+            traced.lasted(names::span::QUEUE, self.noted.queued, Vec::new());
         }
         match outcome {
             WaitOutcome::Admitted(permit) => {

@@ -5,7 +5,7 @@
 //! their own traces hang below the leg that caused them.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderValue};
 use router_engines::dialect::host_of;
@@ -67,13 +67,19 @@ impl Traced {
         self.with(|trace| trace.span(Trace::ROOT, name, start, Instant::now(), attributes));
     }
 
+    /// The same, by how long it took.
+    pub(crate) fn lasted(&self, name: &'static str, took: Duration, attributes: Vec<KeyValue>) {
+        let now = Instant::now();
+        self.span(name, now.checked_sub(took).unwrap_or(now), attributes);
+    }
+
     /// Something that happened now.
     pub(crate) fn event(&self, name: &'static str) {
         self.with(|trace| trace.event(Trace::ROOT, name, Instant::now()));
     }
 
     /// The choice of workers.
-    pub(crate) fn routed(&self, start: Instant, route: &Route) {
+    pub(crate) fn routed(&self, route: &Route) {
         let mut attributes = vec![
             KeyValue::new(names::KVASIR_DECODE_WORKER, route.decode.live.name.clone()),
             KeyValue::new(names::KVASIR_BLOCKS, i64::from(route.blocks)),
@@ -83,7 +89,7 @@ impl Traced {
         if let Some(prefill) = &route.prefill {
             attributes.push(KeyValue::new(names::KVASIR_PREFILL_WORKER, prefill.live.name.clone()));
         }
-        self.span(names::span::ROUTE, start, attributes);
+        self.lasted(names::span::ROUTE, route.decided_in, attributes);
     }
 
     /// Blocks on their way to the decode worker, until now.

@@ -1,7 +1,6 @@
 //! The listener: accepts connections, lets their handshakes run at the same time, and hands over those that succeed.
 //!
-//! Each handshake is a task, so that its signatures use all cores and a client that says nothing delays nobody. The
-//! set of them is bounded; at the limit the oldest gives way when it has had its time, and meanwhile connections wait
+//! Each handshake is a task of the runtime that accepts, so that a client that says nothing delays nobody. The set of them is bounded; at the limit the oldest gives way when it has had its time, and meanwhile connections wait
 //! in the kernel. Dropping the listener ends the handshakes in flight.
 
 use std::collections::VecDeque;

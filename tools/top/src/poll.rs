@@ -213,7 +213,7 @@ fn broken(target: &Target, reason: impl ToString) -> TopError {
     TopError::Connection { gateway: target.authority.clone(), reason: clean(&reason.to_string()) }
 }
 
-/// A connection to the gateway. TLS would come in here, between the socket and the handshake.
+/// A connection to the gateway, over TLS if it is so reached.
 async fn connect(target: &Target) -> Result<SendRequest<Empty<Bytes>>, TopError> {
     let socket = timeout(CONNECT_WITHIN, TcpStream::connect((target.host.as_str(), target.port))).await;
     let socket = socket

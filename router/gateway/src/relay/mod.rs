@@ -34,7 +34,7 @@ use self::stream::RelayStream;
 use crate::routing::{Booking, Route, Wanted};
 use crate::service::Gateway;
 use crate::stay::Stay;
-use crate::traced::{LegSpan, Tracing};
+use crate::traced::Tracing;
 use crate::worker::Picked;
 
 /// Largest answer that is not streamed.
@@ -370,7 +370,7 @@ async fn whole(
     booking.first_token();
     route.decode.worker.breaker.succeeded();
     if let Some(span) = &mut span {
-        LegSpan::succeeded(span);
+        span.succeeded();
     }
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
     let content_type = content_type.unwrap_or(HeaderValue::from_static("application/json"));
