@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
-# Every interleaving of a reader and the writer of the prefix index, and three broken protocols that must be noticed.
+# Every interleaving of the lock-free protocols: the prefix index, the in-flight table and the doorbell of shared memory;
+# beside each, broken versions that must be noticed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=$(RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=${LOOM_TARGET_DIR:-$PWD/target/loom} \
-    cargo test --quiet --release -p router-radix --test loom -- --nocapture 2>&1) || { printf '%s\n' "$out"; exit 1; }
-grep -E '^loom:|test result' <<<"$out"
-grep -q 'test result: ok. 2 passed' <<<"$out"
+for crate in router-radix:2 dataplane-transfer:4 dataplane-shm:2; do
+    name=${crate%:*} tests=${crate#*:}
+    out=$(RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=${LOOM_TARGET_DIR:-$PWD/target/loom} \
+        cargo test --quiet --release -p "$name" --test loom -- --nocapture 2>&1) || { printf '%s\n' "$out"; exit 1; }
+    grep -E '^loom:' <<<"$out" || true
+    grep -q "test result: ok. $tests passed" <<<"$out" || { printf '%s\n' "$out"; exit 1; }
+    echo "loom: $name: $tests models, as expected"
+done

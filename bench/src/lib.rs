@@ -8,13 +8,17 @@ mod events;
 mod gateway;
 mod index;
 mod measure;
+mod rails;
 mod route;
 mod soak;
-mod transfer;
+pub mod transfer;
+mod transfer_soak;
 
 pub use gateway::GatewayArgs;
+use transfer::TransferArgs;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use clap::{Args, Subcommand};
@@ -34,8 +38,8 @@ pub struct BenchArgs {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Block writes over shared memory and TCP, beside memcpy.
-    Transfer,
+    /// Latency, bandwidth and rate of transfers over shared memory, TCP and RDMA, beside memcpy or perftest.
+    Transfer(Box<TransferArgs>),
     /// The prefix index: stores, look-ups, removals, with readers beside a writer.
     Index {
         /// Work of your own as text, one operation a line, in file order: `S worker parent|- block:sequence …`, `R worker
@@ -68,6 +72,31 @@ enum Bench {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Random transfers between processes, with cancellations, short deadlines and killed peers; every byte is compared.
+    TransferSoak {
+        /// How long.
+        #[arg(long, default_value_t = 1800)]
+        seconds: u64,
+        /// Seed of the draws.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// The transports of each peer: `shm`, `tcp`, `rdma:DEVICE`; several are bonded.
+        #[arg(long, default_value = transfer_soak::PEERS)]
+        peers: String,
+        /// About how many seconds a peer lives before it is killed.
+        #[arg(long, default_value_t = 6.0)]
+        life: f64,
+    },
+    /// A peer of that soak.
+    #[command(hide = true)]
+    TransferNode {
+        /// Its transports.
+        #[arg(long)]
+        transports: String,
+        /// Its socket.
+        #[arg(long)]
+        socket: PathBuf,
+    },
     /// All of them.
     All,
 }
@@ -76,7 +105,7 @@ enum Bench {
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let smoke = args.smoke;
     match args.command {
-        Bench::Transfer => transfer::run(smoke),
+        Bench::Transfer(args) => run_transfer(&args, smoke),
         Bench::Index { workload: Some(file), .. } => index::run_file(&file),
         Bench::Index { grow: Some(pairs), .. } => index::grow(pairs),
         Bench::Index { workload: None, trace, .. } => index::run(smoke, trace.as_deref()),
@@ -85,9 +114,14 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         Bench::Catalog => catalog::run(smoke),
         Bench::Engine => engine::run(smoke),
         Bench::Soak { requests, seed } => soak::run(if smoke { 2000 } else { requests }, seed),
+        Bench::TransferSoak { seconds, seed, peers, life } => {
+            let life = std::time::Duration::from_secs_f64(life.clamp(0.1, 3600.0));
+            transfer_soak::run(if smoke { 5 } else { seconds }, seed, &peers, life)
+        }
+        Bench::TransferNode { transports, socket } => transfer_soak::run_node(&transports, &socket),
         Bench::Gateway(args) => gateway::run(smoke, &args),
         Bench::All => {
-            transfer::run(smoke)?;
+            run_transfer(&TransferArgs::with_defaults(), smoke)?;
             index::run(smoke, None)?;
             route::run(smoke)?;
             events::run(smoke)?;
@@ -95,6 +129,27 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             engine::run(smoke)?;
             gateway::run(smoke, &GatewayArgs::with_defaults())?;
             soak::run(if smoke { 2000 } else { 1_000_000 }, 1)
+        }
+    }
+}
+
+fn run_transfer(args: &TransferArgs, smoke: bool) -> anyhow::Result<()> {
+    let rails = rails::MachineRails::new(&args.devices, args.gid_index)?;
+    transfer::run(args, &rails, smoke, ALLOCATIONS.get().copied()).map(drop)
+}
+
+/// How a program ends after a benchmark: what needs something that is not here is neither a success nor a failure.
+#[must_use]
+pub fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<transfer::Unavailable>() => {
+            eprintln!("{error}");
+            ExitCode::from(transfer::EXIT_UNAVAILABLE)
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
         }
     }
 }

@@ -37,8 +37,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> std::process::ExitCode {
     // Set once, here.
     let _first = ALLOCATIONS.set(|| COUNT.with(Cell::get));
-    bench::run(Cli::parse().args)
+    bench::exit_code(bench::run(Cli::parse().args))
 }

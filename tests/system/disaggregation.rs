@@ -8,8 +8,12 @@ use support::{Cluster, prompt, request};
 const PROMPTS: u64 = 50;
 const TOKENS: usize = 6;
 
-/// Lengths from 1 to 1,500, with the block borders among them.
+/// Lengths from 1 to 1,500, with the block borders among them; `KVASIR_TEST_LENGTHS=17,300` names others, for machines
+/// that are slow.
 fn lengths() -> Vec<usize> {
+    if let Ok(named) = std::env::var("KVASIR_TEST_LENGTHS") {
+        return named.split(',').map(|len| len.parse().expect("a number of tokens")).collect();
+    }
     let fixed = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 255, 256, 257, 511, 512, 513, 1499, 1500];
     let spread =
         (0..PROMPTS as usize - fixed.len()).map(|n| 20 + n * 1480 / (PROMPTS as usize - fixed.len()));
@@ -25,6 +29,12 @@ fn outputs(cluster: &Cluster) -> Vec<Value> {
         choice
     });
     outputs.collect()
+}
+
+/// Both that every machine has; `KVASIR_TEST_TRANSPORTS=rdma` names others.
+fn transports() -> Vec<String> {
+    let named = std::env::var("KVASIR_TEST_TRANSPORTS").unwrap_or_else(|_| "shm,tcp".to_owned());
+    named.split(',').map(str::to_owned).collect()
 }
 
 /// Everything above `threshold` uncached tokens goes through the prefill worker.
@@ -47,28 +57,33 @@ fn output_does_not_depend_on_where_the_prompt_was_computed() {
         let aggregated = Cluster::start("aggregated", &["both"], "");
         outputs(&aggregated)
     };
-    for transport in ["shm", "tcp"] {
-        let cluster = disaggregated(transport, transport, "");
-        assert_equal(&expected, &outputs(&cluster), transport);
+    for transport in transports() {
+        let cluster = disaggregated(&transport, &transport, "");
+        assert_equal(&expected, &outputs(&cluster), &transport);
         let (prefill, decode) = (&cluster.workers[0], &cluster.workers[1]);
         let blocks = decode.metric("kvasir:transfer_blocks_received");
         let transfers = decode.metric("kvasir:transfer_completed");
         let bytes = prefill.metric("kvasir:transfer_bytes_sent");
         println!("{transport}: {transfers} transfers, {blocks} blocks, {bytes} bytes moved; output equal");
-        assert!(transfers >= 40.0, "{transport}: only {transfers} transfers");
-        assert!(blocks > 1500.0 && bytes >= blocks * 16384.0, "{transport}: {blocks} blocks, {bytes} bytes");
+        let sent = lengths().into_iter().filter(|&len| len > 16);
+        let (prompts, tokens) = (sent.clone().count() as f64, sent.sum::<usize>() as f64);
+        assert!(transfers >= prompts * 0.9, "{transport}: only {transfers} transfers of {prompts} prompts");
+        // Prompts begin alike: what is cached already is not sent again.
+        assert!(blocks >= tokens / 16.0 * 0.6, "{transport}: {blocks} blocks of {tokens} tokens");
+        assert!(bytes >= blocks * 16384.0, "{transport}: {blocks} blocks, {bytes} bytes");
         assert_eq!(decode.metric("kvasir:transfer_checksum_failures"), 0.0);
         assert_eq!(decode.metric("kvasir:recomputed_blocks_total"), 0.0);
     }
-    for transport in ["shm", "tcp"] {
+    for transport in transports() {
         let name = format!("corrupt-{transport}");
-        let cluster = disaggregated(&name, transport, "[faults]\ncorrupt_one_in = 40\nseed = 5\n");
+        let cluster = disaggregated(&name, &transport, "[faults]\ncorrupt_one_in = 40\nseed = 5\n");
         assert_equal(&expected, &outputs(&cluster), &name);
         let decode = &cluster.workers[1];
         let failures = decode.metric("kvasir:transfer_checksum_failures");
         let recomputed = decode.metric("kvasir:recomputed_blocks_total");
         println!("{name}: {failures} pieces found corrupted, {recomputed} blocks recomputed; output equal");
-        assert!(failures > 10.0, "{name}: the faults must bite ({failures})");
-        assert!(recomputed >= 10.0, "{name}: {recomputed} recomputed");
+        let scale = lengths().into_iter().sum::<usize>() as f64 / 35_000.0;
+        assert!(failures > 10.0 * scale, "{name}: the faults must bite ({failures})");
+        assert!(recomputed >= 10.0 * scale, "{name}: {recomputed} recomputed");
     }
 }

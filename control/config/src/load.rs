@@ -155,6 +155,8 @@ impl Reader<'_> {
             "engine",
             "worker",
             "transfer",
+            "rdma",
+            "ebpf",
             "host_tier",
             "faults",
         ];
@@ -171,6 +173,8 @@ impl Reader<'_> {
             engine: self.section(root),
             worker: self.section(root),
             transfer: self.section(root),
+            rdma: self.section(root),
+            ebpf: self.section(root),
             host_tier: self.section(root),
             faults: self.section(root),
         };

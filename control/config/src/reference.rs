@@ -6,8 +6,9 @@ use serde_json::{Map, Value, json};
 
 use crate::load::{Key, Section};
 use crate::settings::{
-    AccessSettings, EngineSettings, FaultSettings, GatewaySettings, HostTierSettings, RouterSettings,
-    ServeSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
+    AccessSettings, EbpfSettings, EngineSettings, FaultSettings, GatewaySettings, HostTierSettings,
+    RdmaSettings, RouterSettings, ServeSettings, TlsSettings, TraceSettings, TransferSettings,
+    WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -36,7 +37,7 @@ fn describe<S: Section>() -> Described {
     Described { path: S::PATH, doc: S::doc(), keys: S::keys().into_iter().map(plain).collect() }
 }
 
-fn sections() -> [Described; 11] {
+fn sections() -> [Described; 13] {
     [
         describe::<ServeSettings>(),
         describe::<GatewaySettings>(),
@@ -47,6 +48,8 @@ fn sections() -> [Described; 11] {
         describe::<EngineSettings>(),
         describe::<WorkerSettings>(),
         describe::<TransferSettings>(),
+        describe::<RdmaSettings>(),
+        describe::<EbpfSettings>(),
         describe::<HostTierSettings>(),
         describe::<FaultSettings>(),
     ]

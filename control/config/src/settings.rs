@@ -244,7 +244,7 @@ section! {
     /// How KV blocks move between workers.
     TransferSettings, "transfer" {
         /// Which transport: the best that both ends have, or only the given one.
-        transport: String = "auto".to_owned(), one_of &["auto", "shm", "tcp"];
+        transport: String = "auto".to_owned(), one_of &["auto", "shm", "rdma", "tcp"];
         /// Where the TCP transport listens; port 0 lets the system choose.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
         /// Folder for the shared-memory transport's sockets; empty is the system's folder for temporary files.
@@ -257,6 +257,99 @@ section! {
         transfers_max: u64 = 4096, in 1 => 60_000;
         /// Use 2 MiB pages for KV memory when the system has enough of them reserved.
         huge_pages: bool = true;
+        /// TCP connections to one peer for each of the two lanes (urgent, background).
+        connections_per_peer: u64 = 1, in 1 => 8;
+        /// TCP payloads of at least so many bytes are sent without a copy while the kernel can do that; `"0 B"` is
+        /// never.
+        zero_copy_from: Bytes = Bytes(64 << 10), in Bytes(0) => Bytes(1 << 30);
+        /// A peer that is silent, or leaves bytes unacknowledged, for so long is dead (TCP; for RDMA the connection
+        /// that made the queue pairs).
+        peer_dead_after: Duration = Duration::from_secs(10), in Duration::from_secs(1) => Duration::from_secs(600);
+        /// Shared memory: how long a wait watches the doorbell before it sleeps in the kernel; `"0s"` never watches.
+        spin: Duration = Duration::from_micros(20), in Duration::ZERO => Duration::from_millis(1);
+        /// Shared memory: refuse processes of another user.
+        same_user_only: bool = true;
+        /// Moves of many bytes are posted in slices of at most so many, so that nothing urgent waits long behind one.
+        slice: Bytes = Bytes(1 << 20), in Bytes(4 << 10) => Bytes(64 << 20);
+        /// Bytes of urgent moves in flight to one peer.
+        urgent_window: Bytes = Bytes(64 << 20), in Bytes(64 << 10) => Bytes(4 << 30);
+        /// Bytes of background moves in flight to one peer, while nothing urgent is.
+        background_window: Bytes = Bytes(8 << 20), in Bytes(64 << 10) => Bytes(4 << 30);
+        /// The longest wait before a peer that could not be reached is tried again.
+        reconnect_max: Duration = Duration::from_secs(2), in Duration::from_millis(20) => Duration::from_secs(60);
+    }
+}
+
+section! {
+    /// RDMA: the rails of this node and how their queue pairs behave. Used when a device and libibverbs are there.
+    RdmaSettings, "rdma" {
+        /// Devices to use, by name (`mlx5_0`); empty: every one with an active port.
+        devices: Vec<String> = Vec::new();
+        /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one. An
+        /// address other than loopback is needed for other hosts.
+        listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
+        /// Row of the port's GID table, or `auto`: RoCE v2 with an IPv4 address, else IPv6; row 0 on InfiniBand.
+        gid: String = "auto".to_owned();
+        /// Most bytes of a packet: 256, 512, 1024, 2048 or 4096. The smallest of both ends' and their ports' counts.
+        path_mtu: u64 = 4096, in 256 => 4096;
+        /// Service level of what a request waits for (on Ethernet the priority, 0 to 7).
+        service_level_urgent: u64 = 0, in 0 => 15;
+        /// Service level of offload and replication.
+        service_level_background: u64 = 0, in 0 => 15;
+        /// Traffic class of RoCE packets: the DSCP times four.
+        traffic_class: u64 = 0, in 0 => 255;
+        /// Routers that a packet may pass.
+        hop_limit: u64 = 64, in 1 => 255;
+        /// Acknowledgement timeout as an exponent: 4.096 us times two to it (14 is 67 ms).
+        timeout: u64 = 14, in 1 => 31;
+        /// Retries after that timeout before the rail has failed.
+        retry_count: u64 = 7, in 0 => 7;
+        /// Retries while the peer has no receive posted; 7 is without end.
+        receiver_not_ready_retry: u64 = 7, in 0 => 7;
+        /// Code of the wait between those (12 is 0.64 ms).
+        receiver_not_ready_timer: u64 = 12, in 0 => 31;
+        /// Reads in flight for each lane of a peer.
+        reads_in_flight: u64 = 16, in 1 => 128;
+        /// Work requests of one lane of a peer in the send queue.
+        send_queue_depth: u64 = 512, in 16 => 32_768;
+        /// Every so many work requests one asks for a completion.
+        signal_every: u64 = 32, in 1 => 1024;
+        /// Receives posted for all peers together.
+        receive_buffers: u64 = 4096, in 16 => 32_768;
+        /// Connections at a time.
+        connections_max: u64 = 512, in 1 => 4096;
+        /// How long the making of a connection may take.
+        handshake_timeout: Duration = Duration::from_secs(5), in Duration::from_millis(10) => Duration::from_secs(300);
+        /// Let the device reorder its writes to memory (PCIe relaxed ordering).
+        relaxed_ordering: bool = true;
+    }
+}
+
+section! {
+    /// Programs in the kernel. Each is off unless asked for, needs CAP_BPF and CAP_NET_ADMIN, and goes with the process.
+    EbpfSettings, "ebpf" {
+        /// Short-circuit TCP between the gateway and workers on this host.
+        redirect: bool = false;
+        /// The cgroup v2 folder whose processes take part; empty: the gateway's own.
+        cgroup: String = String::new();
+        /// Longer messages take the TCP stream.
+        redirect_message_max: Bytes = Bytes(16 << 10), in Bytes(1) => Bytes(512 << 10);
+        /// Network interfaces on which new connections to this process's ports are judged before the kernel sees them.
+        admission_interfaces: Vec<String> = Vec::new();
+        /// Further ports to judge there, of other processes.
+        admission_ports: Vec<String> = Vec::new();
+        /// Prefixes that may connect (`10.0.0.0/8`); empty: everybody.
+        admission_allow: Vec<String> = Vec::new();
+        /// New connections per second of one source; 0 is no limit.
+        syn_rate_per_source: u64 = 0, in 0 => 1_000_000;
+        /// New connections that a source may open at once.
+        syn_burst_per_source: u64 = 64, in 1 => 1_000_000;
+        /// New connections per second of all sources together; 0 is no limit.
+        syn_rate: u64 = 0, in 0 => 1_000_000;
+        /// New connections that all may open at once.
+        syn_burst: u64 = 1024, in 1 => 1_000_000;
+        /// Measure connect times, lifetimes and block requests of this process in the kernel, for `/metrics`.
+        latency: bool = false;
     }
 }
 
@@ -299,6 +392,10 @@ pub struct Settings {
     pub worker: WorkerSettings,
     /// `[transfer]`
     pub transfer: TransferSettings,
+    /// `[rdma]`
+    pub rdma: RdmaSettings,
+    /// `[ebpf]`
+    pub ebpf: EbpfSettings,
     /// `[host_tier]`
     pub host_tier: HostTierSettings,
     /// `[faults]`

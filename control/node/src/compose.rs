@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use control_config::Settings;
 use dataplane_memory::PageSize;
-use dataplane_transfer::{Limits, PieceLayout};
+use dataplane_transfer::{HeadRange, Limits, PieceLayout};
 use kvstore_block::BlockLayout;
 use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints};
@@ -14,7 +14,7 @@ use router_gateway::{AccessConfig, Formats, GatewayConfig, JwksFrom, TextBy, Tok
 use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
 use router_trace::TraceConfig;
-use tools_engine::EngineConfig;
+use tools_engine::{EngineConfig, KvPool};
 use tools_engine::model::{Model, ModelConfig};
 
 /// Name of the built-in model.
@@ -88,10 +88,20 @@ pub(crate) fn host_blocks(settings: &Settings, layout: &BlockLayout) -> usize {
     settings.host_tier.capacity.0 as usize / layout.block_bytes()
 }
 
+/// Bytes of a worker's KV pool, which is what a NIC registers; `None` when the model cannot be read.
+pub(crate) fn slab_bytes(settings: &Settings) -> Option<u64> {
+    let model = model(settings).ok()?;
+    let layout = KvPool::layout_of(model.config(), settings.engine.block_tokens as usize).ok()?;
+    Some(layout.block_bytes() as u64 * settings.engine.blocks)
+}
+
 pub(crate) fn pieces(layout: &BlockLayout, model_fingerprint: u64) -> PieceLayout {
     PieceLayout {
         layers: layout.layers,
-        layer_bytes: layout.layer_bytes() as u32,
+        // The heads of a token lie side by side.
+        rows: u32::from(layout.parts) * layout.tokens,
+        heads: HeadRange { first: 0, count: layout.kv_heads as u16 },
+        head_bytes: layout.head_dim * layout.element.bytes() as u32,
         fingerprint: layout.fingerprint() ^ model_fingerprint,
     }
 }
@@ -100,6 +110,11 @@ pub(crate) fn limits(settings: &Settings) -> Limits {
     Limits {
         transfers_max: settings.transfer.transfers_max as usize,
         lease: settings.transfer.lease,
+        slice_bytes: settings.transfer.slice.0 as u32,
+        urgent_window_bytes: settings.transfer.urgent_window.0,
+        background_window_bytes: settings.transfer.background_window.0,
+        reconnect_max: settings.transfer.reconnect_max,
+        seed: u64::from(std::process::id()),
         ..Limits::default()
     }
 }
@@ -109,7 +124,8 @@ pub(crate) fn transports(settings: &Settings) -> Vec<&'static str> {
     match settings.transfer.transport.as_str() {
         "shm" => vec!["shm"],
         "tcp" => vec!["tcp"],
-        _ => vec!["shm", "tcp"],
+        "rdma" => vec!["rdma"],
+        _ => vec!["shm", "rdma", "tcp"],
     }
 }
 

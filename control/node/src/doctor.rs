@@ -1,10 +1,15 @@
 //! `kvasir doctor`: what this machine offers, what Kvasir will use of it, and why.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use clap::Args;
+use dataplane_topology::{Transports, render};
+use dataplane_verbs::{Device, Library};
+
+use crate::path_command;
 
 struct Finding {
     what: &'static str,
@@ -12,22 +17,44 @@ struct Finding {
     consequence: String,
 }
 
-/// Prints one line of finding and one of consequence for each item. Looks only; changes nothing.
-pub(crate) fn run() -> Result<ExitCode> {
+/// What to look for.
+#[derive(Args)]
+pub(crate) struct DoctorArgs {
+    /// The configuration; without one, the defaults.
+    #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print what other nodes need to know of this one, for `kvasir explain-path --node`.
+    #[arg(long)]
+    describe: bool,
+    /// Draw the machine: sockets, switches, GPUs and NICs.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Prints one line of finding and one of consequence for each item, then the links and memory with what is wrong with
+/// them. Looks only; changes nothing.
+pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    let settings = path_command::settings(args.config.as_deref())?;
+    if args.describe {
+        print!("{}", path_command::describe(&settings));
+        return Ok(ExitCode::SUCCESS);
+    }
     println!("kvasir {} on {}\n", env!("CARGO_PKG_VERSION"), kernel());
-    for finding in [
-        cores(),
-        memory(),
-        huge_pages(),
-        memlock(),
-        io_uring(),
-        shared_memory(),
-        rdma(),
-        gpu(),
-        ebpf(),
-        clock(),
-    ] {
+    for finding in [cores(), memory(), io_uring(), shared_memory(), rdma(), gpu(), clock()] {
         println!("{:<14} {}\n{:<14} → {}", finding.what, finding.found, "", finding.consequence);
+    }
+    println!("\nlinks and memory");
+    let topology = path_command::topology();
+    print!("{}", render::doctor(&topology, &path_command::needs(&settings)));
+    println!("\nprograms in the kernel");
+    for line in dataplane_ebpf::probe() {
+        println!("{line}");
+    }
+    if let Some(file) = &args.svg {
+        let (here, needs) = ("host".parse()?, path_command::needs(&settings));
+        let drawn = render::explain(&topology, &[], &here, &here, Transports::default(), needs)?;
+        std::fs::write(file, drawn.svg).with_context(|| format!("{}", file.display()))?;
+        println!("\ndrawn in {}", file.display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -75,27 +102,6 @@ fn memory() -> Finding {
     }
 }
 
-fn huge_pages() -> Finding {
-    let free = field("/proc/meminfo", "HugePages_Free").unwrap_or(0);
-    let size = field("/proc/meminfo", "Hugepagesize").unwrap_or(0) / 1024;
-    let consequence = if free > 0 && size == 2 {
-        "KV slabs that fit use them".to_owned()
-    } else {
-        "KV slabs use 4 KiB pages; for 2 MiB ones: sysctl vm.nr_hugepages=N".to_owned()
-    };
-    Finding { what: "huge pages", found: format!("{free} free, {size} MiB each"), consequence }
-}
-
-fn memlock() -> Finding {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
-    let found = limit.current.map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} KiB", bytes / 1024));
-    let consequence = match limit.current {
-        None => "enough to register any slab with a NIC",
-        Some(_) => "registering slabs with a NIC may need more (ulimit -l unlimited); nothing needs it yet",
-    };
-    Finding { what: "memlock", found, consequence: consequence.to_owned() }
-}
-
 fn io_uring() -> Finding {
     let (found, consequence) = match io_uring::IoUring::new(8) {
         Ok(ring) => {
@@ -127,22 +133,16 @@ fn shared_memory() -> Finding {
 }
 
 fn rdma() -> Finding {
-    let devices: Vec<String> = fs::read_dir("/sys/class/infiniband")
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok().map(|entry| entry.file_name().to_string_lossy().into_owned()))
-        .collect();
-    let library = has_library("libibverbs.so.1");
-    let found = match (devices.is_empty(), library) {
-        (true, false) => "no device, no libibverbs".to_owned(),
-        (true, true) => "libibverbs, but no device".to_owned(),
-        (false, _) => format!("{} (libibverbs: {})", devices.join(", "), if library { "yes" } else { "no" }),
+    let devices = Library::load().and_then(|library| Device::names(&library));
+    let (found, consequence) = match devices {
+        Ok(names) if !names.is_empty() => (
+            format!("libibverbs with {}", names.join(", ")),
+            "workers on other hosts get their blocks over it",
+        ),
+        Ok(_) => ("libibverbs, but no device".to_owned(), "blocks move by shared memory and TCP"),
+        Err(error) => (error.to_string(), "blocks move by shared memory and TCP"),
     };
-    Finding {
-        what: "RDMA",
-        found,
-        consequence: "not used: this version has no RDMA transport yet".to_owned(),
-    }
+    Finding { what: "RDMA", found, consequence: consequence.to_owned() }
 }
 
 fn gpu() -> Finding {
@@ -162,27 +162,6 @@ fn has_library(name: &str) -> bool {
     // SAFETY: the initialisers of libibverbs and libcuda only set up their own state and may run in any process.
     let library = unsafe { libloading::Library::new(name) };
     library.is_ok()
-}
-
-fn ebpf() -> Finding {
-    const CAP_NET_ADMIN: u64 = 12;
-    const CAP_BPF: u64 = 39;
-    let btf = Path::new("/sys/kernel/btf/vmlinux").exists();
-    let status = read("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
-    let has = |capability: u64| effective >> capability & 1 == 1;
-    let found = format!(
-        "kernel types: {}, CAP_BPF: {}, CAP_NET_ADMIN: {}",
-        yes(btf),
-        yes(has(CAP_BPF)),
-        yes(has(CAP_NET_ADMIN))
-    );
-    Finding { what: "eBPF", found, consequence: "not used: this version has no eBPF programs yet".to_owned() }
-}
-
-fn yes(value: bool) -> &'static str {
-    if value { "yes" } else { "no" }
 }
 
 fn clock() -> Finding {

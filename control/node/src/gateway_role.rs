@@ -14,6 +14,7 @@ use router_tls::{Alpn, PlainListener, TlsListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
+use crate::kernel::KernelPrograms;
 use crate::{Common, compose, http, process, shard, tls};
 
 /// How often certificates are looked at for changes.
@@ -71,6 +72,8 @@ pub(crate) fn run(
     let (text, has_tokenizer) = compose::gateway_text(&settings)?;
     let listen = listen.unwrap_or(settings.gateway.listen);
     let mut config = compose::gateway(&settings, workers, &text, has_tokenizer, listen)?;
+    let requests_max = config.requests_max;
+    let programs = KernelPrograms::attach(&settings, listen.port(), local_ports(&config.workers))?;
     let server_tls = tls::server(&settings, Alpn::Http1)?;
     config.access.server_tls.clone_from(&server_tls);
     let runtime = tokio::runtime::Runtime::new()?;
@@ -81,6 +84,7 @@ pub(crate) fn run(
         let upstream_tls = config.access.tls.clone();
         let fleet = Fleet::start(&config);
         let gateway = Gateway::new(config, text, Arc::clone(&fleet)).map_err(anyhow::Error::msg)?;
+        programs.serve(&gateway, requests_max);
         tokio::spawn(hang_ups(Arc::clone(&gateway))?);
         if let Some(tls) = upstream_tls {
             tokio::spawn(tls.watch(LOOK_EVERY));
@@ -116,6 +120,16 @@ pub(crate) fn run(
     // Watchers of workers may be asleep: nobody waits for them.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ports of the workers that are on this host.
+fn local_ports(workers: &[WorkerConfig]) -> Vec<u16> {
+    let address = |worker: &WorkerConfig| {
+        let (_, rest) = worker.url.split_once("://")?;
+        rest.trim_end_matches('/').parse::<SocketAddr>().ok()
+    };
+    let local = workers.iter().filter_map(address).filter(|address| address.ip().is_loopback());
+    local.map(|address| address.port()).collect()
 }
 
 /// Threads that serve requests.

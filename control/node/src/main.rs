@@ -7,10 +7,13 @@ mod doctor;
 mod gateway_role;
 mod http;
 mod inspect_command;
+mod kernel;
 mod key_command;
 mod memory_plan;
 mod mock_command;
+mod path_command;
 mod process;
+mod rails;
 mod replay_command;
 mod serve;
 mod shard;
@@ -115,7 +118,9 @@ enum Command {
         command: ConfigCommand,
     },
     /// Show what this machine offers and what Kvasir will use of it.
-    Doctor,
+    Doctor(doctor::DoctorArgs),
+    /// Show which way bytes take between two places, and why: `kvasir explain-path gpu0 node2:gpu0`.
+    ExplainPath(path_command::PathArgs),
     /// Microbenchmarks.
     Bench(bench::BenchArgs),
     /// Look into captures of engines.
@@ -190,8 +195,9 @@ fn main() -> ExitCode {
         Command::Top(args) => top_command::execute(&args),
         Command::Mock(args) => mock_command::run(&args),
         Command::Config { command } => config_command::run(command),
-        Command::Doctor => doctor::run(),
-        Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::ExplainPath(args) => path_command::run(&args),
+        Command::Bench(args) => Ok(bench::exit_code(bench::run(args))),
         Command::Inspect { command } => inspect_command::run(command),
         Command::Replay(args) => replay_command::run(&args),
     };

@@ -29,9 +29,12 @@ pub(crate) fn start(common: &Common) -> Result<Settings> {
     };
     if common.supervised {
         // One file for several workers of one machine: each takes ports of its own.
-        for address in
-            [&mut settings.worker.events, &mut settings.worker.replay, &mut settings.transfer.listen]
-        {
+        for address in [
+            &mut settings.worker.events,
+            &mut settings.worker.replay,
+            &mut settings.transfer.listen,
+            &mut settings.rdma.listen,
+        ] {
             address.set_port(0);
         }
     }

@@ -1,25 +1,20 @@
 //! `kvasir worker`: engine, data plane and host tier of one process.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use control_config::Settings;
-use dataplane_fabric::faults::CorruptingFabric;
-use dataplane_fabric::{Fabric, FabricSet};
 use dataplane_memory::{Slab, SlabLayout};
-use dataplane_shm::ShmFabric;
-use dataplane_tcp::TcpFabric;
 use dataplane_transfer::{TransferCounters, TransferNode, TransferService};
 use kvstore_store::{HostStore, StoreCounters};
 use router_engines::client::WorkerDescription;
-use router_engines::handoff::DataPlaneAddress;
 use router_tls::PlainListener;
 use tools_engine::server::{WorkerState, router};
 use tools_engine::{Engine, EventPublisher, KvPool, Services};
 
+use crate::rails::{self, RailCounters, Rails};
 use crate::{Common, Role, compose, http, process};
 
 pub(crate) fn run(
@@ -49,9 +44,11 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
 
     let inbox = engine.inbox();
     let counters = Arc::new(TransferCounters::default());
-    let (fabrics, data_plane) = fabrics(settings, kv.slots().slab())?;
+    let Rails { bond, address: data_plane, names, counters: rail_counters } =
+        rails::open(settings, kv.slots().slab())?;
+    tracing::info!("blocks move over {}", names.join(", "));
     let pieces = compose::pieces(&layout, model.fingerprint());
-    let node = TransferNode::new(fabrics, pieces, compose::limits(settings), Arc::clone(&counters));
+    let node = TransferNode::new(bond, pieces, compose::limits(settings), Arc::clone(&counters));
     let notices = inbox.clone();
     let transfer = TransferService::start(node, move |notice| notices.transfer_notice(notice))?;
 
@@ -82,7 +79,10 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
         started: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs(),
         body_bytes_max: settings.gateway.body_max.0 as usize,
         transports: compose::transports(settings),
-        more_metrics: Box::new(move |out| more_metrics(out, &counters, host.as_deref())),
+        more_metrics: Box::new(move |out| {
+            more_metrics(out, &counters, host.as_deref());
+            rail_metrics(out, &rail_counters);
+        }),
     };
     let stop = http::stop_signals(settings.serve.drain)?;
     http::serve(PlainListener::new(listener), router(state), stop).await;
@@ -93,47 +93,6 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
 fn start_nanos() -> u32 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.subsec_nanos())
-}
-
-/// The transports of this node, best first, and how peers reach them.
-fn fabrics(settings: &Settings, slab: &Arc<Slab>) -> Result<(FabricSet, DataPlaneAddress)> {
-    let mut rails: Vec<Box<dyn Fabric + Send>> = Vec::new();
-    let mut address = DataPlaneAddress { host: host_identity(), shm: None, tcp: None };
-    for transport in compose::transports(settings) {
-        if transport == "shm" {
-            let path = shm_socket(settings);
-            rails.push(damaged(settings, ShmFabric::new(Arc::clone(slab), Some(&path))?));
-            address.shm = Some(path.display().to_string());
-        } else {
-            match TcpFabric::new(Arc::clone(slab), Some(settings.transfer.listen)) {
-                Ok(fabric) => {
-                    address.tcp = fabric.listening_on().map(|bound| bound.to_string());
-                    rails.push(damaged(settings, fabric));
-                }
-                // With shared memory at hand, a kernel without io_uring only narrows the choice.
-                Err(error) if !rails.is_empty() => tracing::warn!(%error, "the TCP transport is off"),
-                Err(error) => return Err(error).context("the only transport cannot be used"),
-            }
-        }
-    }
-    Ok((FabricSet::new(rails), address))
-}
-
-fn damaged(settings: &Settings, fabric: impl Fabric + Send + 'static) -> Box<dyn Fabric + Send> {
-    match settings.faults.corrupt_one_in {
-        0 => Box::new(fabric),
-        one_in => Box::new(CorruptingFabric::new(fabric, one_in, settings.faults.seed)),
-    }
-}
-
-fn shm_socket(settings: &Settings) -> PathBuf {
-    compose::socket_folder(settings).join(format!("kvasir-{}.sock", std::process::id()))
-}
-
-/// Equal for processes that can share memory: this boot of this machine.
-fn host_identity() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    boot.map_or_else(|_| format!("unknown-{}", std::process::id()), |id| id.trim().to_owned())
 }
 
 fn host_tier(
@@ -149,6 +108,18 @@ fn host_tier(
     let slab = Slab::create("kvasir-host-tier", slots, compose::pages(settings))?;
     let store = HostStore::start(Arc::new(slab), move |moved| inbox.host_moved(moved))?;
     Ok(Some(Arc::new(store)))
+}
+
+/// One series for each counter of each rail.
+fn rail_metrics(out: &mut String, rails: &[RailCounters]) {
+    use std::fmt::Write;
+    for rail in rails {
+        for (name, help, value) in (rail.read)() {
+            let series = format!("kvasir:rail_{name}");
+            let _infallible =
+                writeln!(out, "# HELP {series} {help}\n{series}{{rail=\"{}\"}} {value}", rail.name);
+        }
+    }
 }
 
 fn more_metrics(out: &mut String, transfer: &TransferCounters, host: Option<&HostStore>) {

@@ -5,9 +5,12 @@
 //! Used by the fault lanes of the tests (`[faults]` in the configuration); off, it is not constructed.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
 
 use crate::{
-    ConnectError, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest,
+    ConnectError, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Sleeper, Source, Target,
+    WorkRequest,
 };
 
 /// See the module's documentation.
@@ -32,27 +35,30 @@ impl<F: Fabric> CorruptingFabric<F> {
 
     /// Posts the write without its immediate, then the wrong byte with it.
     fn post_corrupted(&mut self, request: WorkRequest) -> Result<(), Full> {
-        let WorkRequest { id, peer, operation } = request;
-        let Operation::Write { source: Source::Slot { slot, offset, len }, target, immediate } = operation
+        let WorkRequest { id, peer, priority, operation } = request;
+        let Operation::Write { source: Source::Slot { slot, offset, len }, target, rows, immediate } =
+            operation
         else {
-            return self.inner.post(WorkRequest { id, peer, operation });
+            return self.inner.post(WorkRequest { id, peer, priority, operation });
         };
-        let middle = len / 2;
+        // A byte of the first row, when there are rows: it lies at the same distance from the start on both sides.
+        let middle = rows.map_or(len, |rows| rows.bytes) / 2;
         let mut wrong = [0_u8; INLINE_BYTES_MAX];
         slot.slab().read(slot.slot(), (offset + middle) as usize, &mut wrong[..1]);
         wrong[0] ^= 0x40;
         let source = Source::Slot { slot, offset, len };
-        let whole = Operation::Write { source, target, immediate: None };
-        if let Err(Full(refused)) = self.inner.post(WorkRequest { id: 0, peer, operation: whole }) {
+        let whole = Operation::Write { source, target, rows, immediate: None };
+        if let Err(Full(refused)) = self.inner.post(WorkRequest { id: 0, peer, priority, operation: whole }) {
             let Operation::Write { source, target, .. } = refused.operation else {
                 return Err(Full(refused));
             };
-            let operation = Operation::Write { source, target, immediate };
-            return Err(Full(WorkRequest { id, peer, operation }));
+            let operation = Operation::Write { source, target, rows, immediate };
+            return Err(Full(WorkRequest { id, peer, priority, operation }));
         }
         let target = Target { offset: target.offset + middle, ..target };
         let source = Source::Inline { bytes: wrong, len: 1 };
-        self.inner.post(WorkRequest { id, peer, operation: Operation::Write { source, target, immediate } })
+        let operation = Operation::Write { source, target, rows: None, immediate };
+        self.inner.post(WorkRequest { id, peer, priority, operation })
     }
 }
 
@@ -89,5 +95,21 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
 
     fn prepare_wait(&mut self) -> bool {
         self.inner.prepare_wait()
+    }
+
+    fn checks_generations(&self) -> bool {
+        self.inner.checks_generations()
+    }
+
+    fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {
+        self.inner.sleeper()
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        self.inner.message_bytes_max()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
     }
 }

@@ -6,33 +6,56 @@
 //! fast one must not imitate a slower one.
 //!
 //! Contract of every implementation:
-//! 1. Requests posted to one peer take effect there in the order of posting: a message or an immediate is
-//!    delivered only when all earlier writes have landed. (The simulated fabric can be told to break this.)
+//! 1. Messages and immediates posted to one peer with one [`Priority`] are delivered in the order of posting,
+//!    each only when all writes posted before it have landed. Nothing else is ordered: a write may land before a
+//!    message posted earlier, a read sees the peer's memory at some moment between its posting and its
+//!    completion. (The simulated fabric can be told to break even this.)
 //! 2. `post` never blocks. "Full" hands the request back.
 //! 3. Each accepted request with a nonzero id yields exactly one `Completed`, at the latest when its peer
-//!    goes down. Until then the fabric holds the request's slot reference.
-//! 4. A write that names a stale generation, or bytes outside the registered slab, changes nothing at the
-//!    target and takes the connection down.
+//!    goes down. Until then the fabric holds the request's slot reference. `Done` says of a write that its bytes
+//!    have landed, of a read that they are here, of a message that the peer's fabric has it.
+//! 4. A write or read that names a stale generation, or bytes outside the registered slab, changes nothing and
+//!    takes the connection down. A NIC does not know generations: a fabric for which
+//!    [`Fabric::checks_generations`] is false checks the range only, and its users keep every slot that a peer
+//!    was told of until the peer has acknowledged or its connection has ended.
 //! 5. One thread drives a fabric; `poll` takes a budget and returns at once.
 
 pub mod faults;
 mod request;
-pub mod set;
 pub mod sim;
 pub mod testing;
 
 pub use request::{
-    Completion, ConnectError, Event, Full, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, PeerId, Source,
-    Target, WorkRequest,
+    Completion, ConnectError, Event, Full, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, PeerId, Priority,
+    Rows, SlotRange, Source, Target, WorkRequest,
 };
-pub use set::FabricSet;
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A sleep that another thread, or another process through shared memory, can end without a file descriptor.
+pub trait Sleeper: Send + Sync {
+    /// Sleeps until woken or until the moment given. May return early.
+    fn sleep(&self, until: Option<Instant>);
+    /// Ends the sleep, or the next one when nobody sleeps.
+    fn wake(&self);
+}
 
 /// One transport, driven by one thread.
 pub trait Fabric {
-    /// Short name for logs and metrics: `shm`, `tcp`, `sim`.
+    /// Short name for logs and metrics: `shm`, `tcp`, `rdma`, `sim`.
     fn name(&self) -> &'static str;
+
+    /// Whether the target refuses names of slots that were reused since (clause 4).
+    fn checks_generations(&self) -> bool {
+        true
+    }
+
+    /// The largest message that it takes, in bytes.
+    fn message_bytes_max(&self) -> usize {
+        MESSAGE_BYTES_MAX
+    }
 
     /// Starts a connection to `address` (the transport's own notation). Returns at once; a
     /// [`Event::Connected`] or [`Event::PeerDown`] with this id follows.
@@ -58,5 +81,65 @@ pub trait Fabric {
     /// Called before the thread sleeps on the descriptors. Returns false when there is already work.
     fn prepare_wait(&mut self) -> bool {
         true
+    }
+
+    /// A faster way to sleep than on the descriptors, when this fabric has one. Used after `prepare_wait`.
+    fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {
+        None
+    }
+
+    /// When it wants to be polled at the latest, although nothing becomes readable: a retry, a timeout.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+}
+
+impl<F: Fabric + ?Sized> Fabric for Box<F> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn checks_generations(&self) -> bool {
+        (**self).checks_generations()
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        (**self).message_bytes_max()
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
+        (**self).connect(address)
+    }
+
+    fn post(&mut self, request: WorkRequest) -> Result<(), Full> {
+        (**self).post(request)
+    }
+
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+
+    fn poll(&mut self, budget: usize, events: &mut Vec<Event>) -> usize {
+        (**self).poll(budget, events)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        (**self).disconnect(peer);
+    }
+
+    fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
+        (**self).wait_descriptors(descriptors);
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        (**self).prepare_wait()
+    }
+
+    fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {
+        (**self).sleeper()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        (**self).next_deadline()
     }
 }

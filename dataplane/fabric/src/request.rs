@@ -49,6 +49,79 @@ impl Source {
     }
 }
 
+/// A range of a local slot that a read fills. The reference keeps the slot in place until completion.
+#[derive(Debug, Clone)]
+pub struct SlotRange {
+    /// The slot, kept alive.
+    pub slot: SlotRef,
+    /// First byte within the slot.
+    pub offset: u32,
+    /// Number of bytes, gaps between rows not counted.
+    pub len: u32,
+}
+
+/// Bytes that lie in rows: `len / bytes` of them, each `bytes` long, their starts a stride apart on either
+/// side. The head range that two differently sharded workers share is such a thing: one descriptor for a block,
+/// not one for each token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// Bytes of one row; divides the length of the whole.
+    pub bytes: u32,
+    /// From the start of one row to the start of the next, at this node.
+    pub local_stride: u32,
+    /// The same at the peer.
+    pub remote_stride: u32,
+}
+
+impl Rows {
+    /// How many rows `len` bytes are.
+    #[must_use]
+    pub fn count(&self, len: u32) -> u32 {
+        len.checked_div(self.bytes).unwrap_or(0)
+    }
+
+    /// From the first byte of the first row to the last byte of the last, with starts `stride` apart; `None`
+    /// when that does not fit into 32 bits.
+    #[must_use]
+    pub fn span(&self, len: u32, stride: u32) -> Option<u32> {
+        match self.count(len) {
+            0 => Some(0),
+            count => (count - 1).checked_mul(stride)?.checked_add(self.bytes),
+        }
+    }
+
+    /// Whether this cuts `len` bytes into whole rows that do not overlap on either side.
+    #[must_use]
+    pub fn is_valid(&self, len: u32) -> bool {
+        self.bytes > 0
+            && len.is_multiple_of(self.bytes)
+            && self.local_stride >= self.bytes
+            && self.remote_stride >= self.bytes
+    }
+}
+
+/// Which of two lanes to a peer carries a request. Requests of one lane keep their order; between lanes there
+/// is none, so that what a decode step waits for never queues behind an offload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Priority {
+    /// Somebody waits for it.
+    #[default]
+    Urgent,
+    /// Nobody waits: offload, prefetch, replication.
+    Background,
+}
+
+impl Priority {
+    /// All of them, most urgent first.
+    pub const ALL: [Self; 2] = [Self::Urgent, Self::Background];
+
+    /// Position in a table with one entry per lane.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
 /// Where at the peer: a slot of the slab that it registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
@@ -69,8 +142,19 @@ pub enum Operation {
         source: Source,
         /// Where to.
         target: Target,
+        /// How the bytes lie; `None`: one after the other on both sides. Only for slot sources.
+        rows: Option<Rows>,
         /// 32 bits for the peer, delivered after the bytes.
         immediate: Option<u32>,
+    },
+    /// One-sided read of the peer's slots into one of ours. Its completion says that the bytes are here.
+    Read {
+        /// Where to, here.
+        into: SlotRange,
+        /// Where from, at the peer.
+        from: Target,
+        /// How the bytes lie; `None`: one after the other on both sides.
+        rows: Option<Rows>,
     },
     /// A message of at most [`MESSAGE_BYTES_MAX`] bytes.
     Send {
@@ -86,8 +170,18 @@ pub struct WorkRequest {
     pub id: u64,
     /// The connection to use.
     pub peer: PeerId,
+    /// The lane.
+    pub priority: Priority,
     /// What to do.
     pub operation: Operation,
+}
+
+impl WorkRequest {
+    /// An unsignalled message on the urgent lane.
+    #[must_use]
+    pub fn message(peer: PeerId, message: Box<[u8]>) -> Self {
+        Self { id: 0, peer, priority: Priority::Urgent, operation: Operation::Send { message } }
+    }
 }
 
 /// The queue to that peer is full, or the peer is gone; the request comes back.

@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 use dataplane_memory::Slab;
 
-use crate::{Completion, ConnectError, Event, Fabric, Full, Operation, PeerId, Source, WorkRequest};
+use crate::{
+    Completion, ConnectError, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest,
+};
 
 /// What may go wrong, and how often.
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +52,7 @@ struct Link {
     remote: (usize, PeerId),
     in_flight: HashSet<u64>,
     posted: usize,
-    last_delivery: u64,
+    last_delivery: [u64; Priority::ALL.len()],
 }
 
 #[derive(Debug)]
@@ -68,6 +70,8 @@ struct State {
     faults: Faults,
     nodes: Vec<SimNode>,
     packets: BTreeMap<(u64, u64), (usize, PeerId, Packet)>,
+    /// Connections that one end has given up while what it sent is still on its way: that end to the other.
+    ghosts: HashMap<(usize, PeerId), (usize, PeerId)>,
     sequence: u64,
     next_peer: u64,
 }
@@ -81,6 +85,7 @@ pub struct SimNetwork(Rc<RefCell<State>>);
 pub struct SimFabric {
     state: Rc<RefCell<State>>,
     node: usize,
+    name: &'static str,
 }
 
 impl SimNetwork {
@@ -94,6 +99,7 @@ impl SimNetwork {
             faults,
             nodes: Vec::new(),
             packets: BTreeMap::new(),
+            ghosts: HashMap::new(),
             sequence: 0,
             next_peer: 1,
         })))
@@ -101,9 +107,14 @@ impl SimNetwork {
 
     /// Adds a node that lets its peers write into `slab`. Its address is its number: `0`, `1`, …
     pub fn add_node(&self, slab: Arc<Slab>) -> SimFabric {
+        self.add_node_named(slab, "sim")
+    }
+
+    /// The same for a fabric of another name: a node with several rails tells them apart by that.
+    pub fn add_node_named(&self, slab: Arc<Slab>, name: &'static str) -> SimFabric {
         let mut state = self.0.borrow_mut();
         state.nodes.push(SimNode { slab, alive: true, events: VecDeque::new(), links: HashMap::new() });
-        SimFabric { state: Rc::clone(&self.0), node: state.nodes.len() - 1 }
+        SimFabric { state: Rc::clone(&self.0), node: state.nodes.len() - 1, name }
     }
 
     /// Changes what may go wrong from now on.
@@ -124,17 +135,49 @@ impl SimNetwork {
 
     /// Kills a node: it answers nothing any more and its peers learn of it after a delay.
     pub fn kill(&self, node: usize) {
+        self.0.borrow_mut().kill(node);
+    }
+
+    /// Cuts the link between two nodes as a pulled cable would: both learn of it after a delay, and can connect
+    /// anew unless one is dead.
+    pub fn cut(&self, node: usize) {
         let mut state = self.0.borrow_mut();
-        state.nodes[node].alive = false;
-        state.nodes[node].events.clear();
         let peers: Vec<PeerId> = state.nodes[node].links.keys().copied().collect();
         for peer in peers {
-            state.send(node, peer, Packet::Down("the peer died"));
+            let Some(remote) = state.nodes[node].links.get(&peer).map(|link| link.remote) else { continue };
+            state.end_link((node, peer), "the cable was pulled");
+            state.end_link(remote, "the cable was pulled");
         }
+    }
+
+    /// Ends the connections of `node` at its end alone. What it has sent is still delivered, until the other end
+    /// disconnects: a queue pair whose retries ran out while its packets sit in a switch.
+    pub fn cut_one_end(&self, node: usize) {
+        let mut state = self.0.borrow_mut();
+        let peers: Vec<PeerId> = state.nodes[node].links.keys().copied().collect();
+        for peer in peers {
+            let Some(link) = state.nodes[node].links.remove(&peer) else { continue };
+            state.ghosts.insert((node, peer), link.remote);
+            state.tell_end((node, peer), link, "retries exceeded");
+        }
+    }
+
+    /// Lets a dead node be reached again, empty-handed.
+    pub fn revive(&self, node: usize) {
+        self.0.borrow_mut().nodes[node].alive = true;
     }
 }
 
 impl State {
+    fn kill(&mut self, node: usize) {
+        self.nodes[node].alive = false;
+        self.nodes[node].events.clear();
+        let peers: Vec<PeerId> = self.nodes[node].links.keys().copied().collect();
+        for peer in peers {
+            self.send(node, peer, Packet::Down("the peer died"));
+        }
+    }
+
     fn draw(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -152,15 +195,25 @@ impl State {
         let mut due = self.now + delay;
         let now_sequence = self.sequence;
         self.sequence += 1;
+        let lane = match &packet {
+            Packet::Request(request) => Some(request.priority.index()),
+            Packet::Connect | Packet::Down(_) => None,
+        };
         if let Some(link) = self.nodes[from].links.get_mut(&peer).filter(|_| !reorder) {
-            due = due.max(link.last_delivery);
-            link.last_delivery = due;
+            // The end of a connection overtakes nothing of either lane.
+            let last = lane.map_or(link.last_delivery.iter().max(), |lane| link.last_delivery.get(lane));
+            due = due.max(last.copied().unwrap_or(0));
+            match lane {
+                Some(lane) => link.last_delivery[lane] = due,
+                None => link.last_delivery = [due; Priority::ALL.len()],
+            }
         }
         self.packets.insert((due, now_sequence), (from, peer, packet));
     }
 
     fn deliver(&mut self, from: usize, peer: PeerId, packet: Packet) {
-        let Some(remote) = self.nodes[from].links.get(&peer).map(|link| link.remote) else { return };
+        let link = self.nodes[from].links.get(&peer).map(|link| link.remote);
+        let Some(remote) = link.or_else(|| self.ghosts.get(&(from, peer)).copied()) else { return };
         match packet {
             Packet::Connect => self.deliver_connect(from, peer, remote.0),
             Packet::Down(reason) => {
@@ -179,7 +232,7 @@ impl State {
         let accepted = PeerId(self.next_peer);
         self.next_peer += 1;
         let link =
-            Link { remote: (from, peer), in_flight: HashSet::new(), posted: 0, last_delivery: self.now };
+            Link { remote: (from, peer), in_flight: HashSet::new(), posted: 0, last_delivery: [self.now; 2] };
         self.nodes[to].links.insert(accepted, link);
         if let Some(link) = self.nodes[from].links.get_mut(&peer) {
             link.remote = (to, accepted);
@@ -198,17 +251,33 @@ impl State {
         }
         let event = match request.operation {
             Operation::Send { message } => Some(Event::Message { peer: at, message }),
-            Operation::Write { source, target, immediate } => {
+            Operation::Read { into, from: target, rows } => {
+                let slab = Arc::clone(&self.nodes[to].slab);
+                let Some(bytes) = gather_checked(
+                    &slab,
+                    target,
+                    into.len,
+                    rows.map(|rows| (rows.bytes, rows.remote_stride)),
+                ) else {
+                    self.end_link((from, peer), "remote access error");
+                    self.end_link(remote, "a peer named memory that it may not read");
+                    return;
+                };
+                let rows = rows.map(|rows| (rows.bytes, rows.local_stride));
+                scatter(into.slot.slab(), into.slot.slot(), into.offset, &bytes, rows);
+                None
+            }
+            Operation::Write { source, target, rows, immediate } => {
                 let mut bytes = match &source {
                     Source::Inline { bytes, len } => bytes[..usize::from(*len)].to_vec(),
                     Source::Slot { slot, offset, len } => {
-                        let mut bytes = vec![0; *len as usize];
-                        slot.slab().read(slot.slot(), *offset as usize, &mut bytes);
-                        bytes
+                        let rows = rows.map(|rows| (rows.bytes, rows.local_stride));
+                        gather(slot.slab(), slot.slot(), *offset, *len, rows)
                     }
                 };
                 let slab = Arc::clone(&self.nodes[to].slab);
-                let fits = slab.contains(target.slot, target.offset as usize, bytes.len());
+                let span = span_of(bytes.len() as u32, rows.map(|rows| (rows.bytes, rows.remote_stride)));
+                let fits = slab.contains(target.slot, target.offset as usize, span);
                 if !fits || slab.generation(target.slot) != target.generation {
                     self.end_link((from, peer), "remote access error");
                     self.end_link(remote, "a peer named memory that it may not write");
@@ -218,7 +287,8 @@ impl State {
                     let at = self.draw() as usize % bytes.len();
                     bytes[at] ^= 0x10;
                 }
-                slab.write(target.slot, target.offset as usize, &bytes);
+                let rows = rows.map(|rows| (rows.bytes, rows.remote_stride));
+                scatter(&slab, target.slot, target.offset, &bytes, rows);
                 immediate.map(|value| Event::Immediate { peer: at, value })
             }
         };
@@ -234,9 +304,15 @@ impl State {
     /// Forgets a connection; its requests complete as down and the node is told.
     fn end_link(&mut self, (node, peer): (usize, PeerId), reason: &str) {
         let Some(link) = self.nodes[node].links.remove(&peer) else { return };
-        self.packets.retain(|_, (from, at, packet)| {
-            (*from, *at) != (node, peer) || matches!(packet, Packet::Down(_))
-        });
+        let ghosts: Vec<_> = self.ghosts.extract_if(|_, remote| *remote == (node, peer)).collect();
+        let is_of =
+            |end: (usize, PeerId)| end == (node, peer) || ghosts.iter().any(|(ghost, _)| *ghost == end);
+        self.packets
+            .retain(|_, (from, at, packet)| !is_of((*from, *at)) || matches!(packet, Packet::Down(_)));
+        self.tell_end((node, peer), link, reason);
+    }
+
+    fn tell_end(&mut self, (node, peer): (usize, PeerId), link: Link, reason: &str) {
         let mut ids: Vec<u64> = link.in_flight.into_iter().collect();
         ids.sort_unstable();
         let events = &mut self.nodes[node].events;
@@ -245,9 +321,39 @@ impl State {
     }
 }
 
+/// Bytes from the first to the last that `len` bytes in rows of (bytes, stride) touch.
+fn span_of(len: u32, rows: Option<(u32, u32)>) -> usize {
+    match rows {
+        Some((bytes, stride)) if len > 0 => ((len / bytes - 1) * stride + bytes) as usize,
+        _ => len as usize,
+    }
+}
+
+fn gather(slab: &Slab, slot: u32, offset: u32, len: u32, rows: Option<(u32, u32)>) -> Vec<u8> {
+    let (row, stride) = rows.unwrap_or((len.max(1), len));
+    let mut bytes = vec![0; len as usize];
+    for (number, chunk) in bytes.chunks_mut(row as usize).enumerate() {
+        slab.read(slot, offset as usize + number * stride as usize, chunk);
+    }
+    bytes
+}
+
+fn gather_checked(slab: &Slab, from: Target, len: u32, rows: Option<(u32, u32)>) -> Option<Vec<u8>> {
+    let fits = slab.contains(from.slot, from.offset as usize, span_of(len, rows));
+    (fits && slab.generation(from.slot) == from.generation)
+        .then(|| gather(slab, from.slot, from.offset, len, rows))
+}
+
+fn scatter(slab: &Slab, slot: u32, offset: u32, bytes: &[u8], rows: Option<(u32, u32)>) {
+    let (row, stride) = rows.unwrap_or((bytes.len().max(1) as u32, bytes.len() as u32));
+    for (number, chunk) in bytes.chunks(row as usize).enumerate() {
+        slab.write(slot, offset as usize + number * stride as usize, chunk);
+    }
+}
+
 impl Fabric for SimFabric {
     fn name(&self) -> &'static str {
-        "sim"
+        self.name
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
@@ -260,7 +366,8 @@ impl Fabric for SimFabric {
         let mut state = self.state.borrow_mut();
         let peer = PeerId(state.next_peer);
         state.next_peer += 1;
-        let link = Link { remote: (to, PeerId(0)), in_flight: HashSet::new(), posted: 0, last_delivery: 0 };
+        let link =
+            Link { remote: (to, PeerId(0)), in_flight: HashSet::new(), posted: 0, last_delivery: [0; 2] };
         state.nodes[self.node].links.insert(peer, link);
         state.send(self.node, peer, Packet::Connect);
         Ok(peer)
@@ -307,6 +414,12 @@ impl Fabric for SimFabric {
     fn wait_descriptors<'a>(&'a self, _descriptors: &mut Vec<BorrowedFd<'a>>) {}
 }
 
+impl Drop for SimFabric {
+    fn drop(&mut self) {
+        self.state.borrow_mut().kill(self.node);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -344,8 +457,9 @@ mod tests {
             network.advance(20);
             for id in 1..40_u8 {
                 let message = vec![id].into_boxed_slice();
-                a.post(WorkRequest { id: id.into(), peer, operation: Operation::Send { message } })
-                    .expect("room");
+                let operation = Operation::Send { message };
+                let request = WorkRequest { id: id.into(), peer, priority: Priority::Urgent, operation };
+                a.post(request).expect("room");
             }
             network.advance(40);
             let mut events = Vec::new();

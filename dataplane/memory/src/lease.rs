@@ -71,6 +71,12 @@ impl<Id: Hash + Eq + Copy, Owner: PartialEq, Held> LeaseTable<Id, Owner, Held> {
         self.leases.extract_if(|_, lease| lease.owner == *owner).collect()
     }
 
+    /// Number of leases of one owner.
+    #[must_use]
+    pub fn count_owned(&self, owner: &Owner) -> usize {
+        self.leases.values().filter(|lease| lease.owner == *owner).count()
+    }
+
     /// Number of leases out.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -10,6 +10,7 @@
 //! a generation only grows; everything here has a fixed capacity. Acquiring and releasing a slot is
 //! lock-free and allocates nothing. This crate knows nothing of tokens, hashes, models or transports.
 
+mod copy;
 mod error;
 mod lease;
 mod pool;

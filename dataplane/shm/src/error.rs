@@ -1,22 +1,44 @@
 use dataplane_memory::MemoryError;
+use rustix::io::Errno;
 
 /// What can go wrong while a node or a connection is set up.
 #[derive(Debug, thiserror::Error)]
 pub enum ShmError {
     /// A system call failed.
-    #[error("shared-memory fabric: {operation} at '{path}': {error}")]
+    #[error("shared-memory fabric: {operation} at '{address}': {errno}")]
     System {
         /// The call.
         operation: &'static str,
-        /// The socket's path.
-        path: String,
+        /// The socket's address, if the call has to do with one.
+        address: String,
         /// The system's reason.
-        error: std::io::Error,
+        errno: Errno,
     },
+    /// The address is neither a path nor `@` and a name, or too long for a socket.
+    #[error("shared-memory fabric: '{0}' is not a socket path or @name")]
+    Address(String),
+    /// A value is out of its range.
+    #[error("shared-memory fabric: {0}")]
+    Config(&'static str),
     /// The peer's first message is not what this version sends.
     #[error("shared-memory handshake: {0}")]
     Handshake(&'static str),
+    /// The peer belongs to another user.
+    #[error("shared-memory handshake: process {pid} is of user {uid}, and only our own user may connect")]
+    OtherUser {
+        /// Its process id, 0 when it is not visible from here.
+        pid: i32,
+        /// Its effective user id.
+        uid: u32,
+    },
     /// The peer's slab or ring cannot be attached.
     #[error("shared-memory handshake: {0}")]
     Memory(#[from] MemoryError),
+}
+
+impl ShmError {
+    /// For calls that have to do with no address.
+    pub(crate) fn system(operation: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |errno| Self::System { operation, address: String::new(), errno }
+    }
 }

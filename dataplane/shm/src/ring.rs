@@ -1,41 +1,34 @@
-//! A single-producer, single-consumer ring of records in shared memory.
+//! Single-producer, single-consumer rings of records in shared memory, one for each priority.
 //!
-//! The producer is another process, which may be buggy: the consumer checks every length before it believes
-//! it and reports nonsense instead of reading past the ring. Positions are 64-bit byte counts that never
-//! wrap in practice; the difference of the two is what is filled.
+//! The producer is another process, which may be buggy or hostile: the consumer reads each position and each
+//! header once, into its own memory, checks the copy and then uses only the copy, so that a change in between
+//! changes nothing. Positions are 64-bit byte counts that never wrap in practice; the difference of the two
+//! is what is filled.
 //!
-//! Sleeping protocol: the consumer sets `sleeping`, then looks at the ring once more; the producer moves the
-//! tail, then looks at `sleeping`. Both sides put a `SeqCst` fence between their two steps, so at least one
-//! of them sees the other (the store-buffer litmus test), and no wake-up is lost.
+//! Layout: a cache line of heads (written by the consumer), a cache line of tails (written by the producer), then
+//! the data of either ring. Both tails share a line so that a look at an idle connection touches one.
+//! A record is a header word (kind in the upper half; in the lower the length, or the value of an immediate) and
+//! the bytes of a message, padded to 8.
+//!
+//! Hot path; no system call, one allocation for each message received.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use dataplane_fabric::{MESSAGE_BYTES_MAX, Priority};
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 use crate::ShmError;
+use crate::config::{RING_BYTES_MAX, RING_BYTES_MIN};
 
-/// Data bytes of a ring: a power of two, several times the largest message.
-pub(crate) const RING_BYTES: usize = 512 << 10;
-const RECORD_HEADER_BYTES: usize = 8;
+const LANES: usize = Priority::ALL.len();
+const HEADER_BYTES: usize = 8;
 const KIND_MESSAGE: u32 = 1;
 const KIND_IMMEDIATE: u32 = 2;
 
-/// Slot 0 of the ring's slab: the control words, each on its own cache line.
-const CONTROL_BYTES: usize = 256;
-const HEAD_AT: usize = 0;
-const TAIL_AT: usize = 64;
-const SLEEPING_AT: usize = 128;
-
-/// One end of a ring. Which end is decided by which methods are called.
-#[derive(Debug)]
-pub(crate) struct Ring {
-    memory: Slab,
-    /// Our own position (head for the consumer, tail for the producer).
-    own: u64,
-    /// The producer's tail before the last `publish`.
-    published: u64,
-}
+const HEADS_AT: usize = 0;
+const TAILS_AT: usize = 64;
+const CONTROL_BYTES: usize = 128;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Record {
@@ -43,212 +36,334 @@ pub(crate) enum Record {
     Immediate(u32),
 }
 
-impl Ring {
-    /// A new ring; the creator is its consumer.
-    pub(crate) fn create() -> Result<Self, ShmError> {
-        let layout = SlabLayout { slot_bytes: CONTROL_BYTES + RING_BYTES, slot_count: 1 };
-        Ok(Self { memory: Slab::create("kvasir-ring", layout, PageSize::Standard)?, own: 0, published: 0 })
+fn record_bytes(len: usize) -> usize {
+    (HEADER_BYTES + len).next_multiple_of(8)
+}
+
+/// The mapping of the rings of one direction.
+#[derive(Debug)]
+struct Memory {
+    slab: Slab,
+    /// Data bytes of one ring; a power of two.
+    ring_bytes: usize,
+}
+
+impl Memory {
+    #[inline]
+    fn cell(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(8), "the cell at {at}");
+        let cell = self.slab.address(0, at, 8).cast::<AtomicU64>();
+        // SAFETY: the address is inside the mapping, 8-byte aligned (slot start plus a multiple of 8), lives as
+        // long as `self`, and both processes access control words and headers atomically only.
+        unsafe { cell.as_ref() }
     }
 
-    /// Attaches a peer's ring, as its producer.
-    pub(crate) fn attach(memory: OwnedFd) -> Result<Self, ShmError> {
-        let memory = Slab::attach(memory)?;
-        if memory.layout().slot_bytes != CONTROL_BYTES + RING_BYTES {
-            return Err(ShmError::Handshake("its ring has another size"));
+    #[inline]
+    fn head(&self, lane: usize) -> &AtomicU64 {
+        self.cell(HEADS_AT + lane * 8)
+    }
+
+    #[inline]
+    fn tail(&self, lane: usize) -> &AtomicU64 {
+        self.cell(TAILS_AT + lane * 8)
+    }
+
+    /// Where a position lies in the slot. Positions are multiples of 8 on either side by construction.
+    #[inline]
+    fn at(&self, lane: usize, position: u64) -> usize {
+        CONTROL_BYTES + lane * self.ring_bytes + (position as usize & (self.ring_bytes - 1))
+    }
+
+    fn copy_in(&self, lane: usize, position: u64, bytes: &[u8]) {
+        let at = self.at(lane, position);
+        let first = bytes.len().min(self.at(lane, 0) + self.ring_bytes - at);
+        self.slab.write(0, at, &bytes[..first]);
+        if first < bytes.len() {
+            self.slab.write(0, self.at(lane, 0), &bytes[first..]);
         }
-        Ok(Self { memory, own: 0, published: 0 })
+    }
+
+    fn copy_out(&self, lane: usize, position: u64, bytes: &mut [u8]) {
+        let at = self.at(lane, position);
+        let first = bytes.len().min(self.at(lane, 0) + self.ring_bytes - at);
+        let (head, rest) = bytes.split_at_mut(first);
+        self.slab.read(0, at, head);
+        if !rest.is_empty() {
+            self.slab.read(0, self.at(lane, 0), rest);
+        }
+    }
+}
+
+/// The consumer's end; it makes the rings.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    memory: Memory,
+    own: [u64; LANES],
+    /// The heads that the producer was last told.
+    released: [u64; LANES],
+    /// What the producer had published when its socket closed: nothing beyond is read.
+    end: Option<[u64; LANES]>,
+}
+
+impl Inbound {
+    pub(crate) fn create(ring_bytes: usize) -> Result<Self, ShmError> {
+        let layout = SlabLayout { slot_bytes: CONTROL_BYTES + LANES * ring_bytes, slot_count: 1 };
+        let slab = Slab::create("kvasir-ring", layout, PageSize::Standard)?;
+        Ok(Self { memory: Memory { slab, ring_bytes }, own: [0; LANES], released: [0; LANES], end: None })
     }
 
     pub(crate) fn memory(&self) -> BorrowedFd<'_> {
-        self.memory.memory()
+        self.memory.slab.memory()
     }
 
-    fn position(&self, at: usize) -> &AtomicU64 {
-        let cell = self.memory.address(0, at, 8).cast::<AtomicU64>();
-        // SAFETY: the address is inside the mapping, 64-byte aligned (slot start plus a multiple of 64), lives
-        // as long as `self`, and both processes access it atomically only.
-        unsafe { cell.as_ref() }
+    #[inline]
+    fn filled(&self, lane: usize) -> u64 {
+        let tail = match self.end {
+            Some(end) => end[lane],
+            // Acquire: pairs with the release in `publish`.
+            None => self.memory.tail(lane).load(Ordering::Acquire),
+        };
+        tail.wrapping_sub(self.own[lane])
     }
 
-    fn sleeping(&self) -> &AtomicU32 {
-        let cell = self.memory.address(0, SLEEPING_AT, 4).cast::<AtomicU32>();
-        // SAFETY: as in `position`.
-        unsafe { cell.as_ref() }
+    /// Whether neither ring holds a record.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        (0..LANES).all(|lane| self.filled(lane) == 0)
     }
 
-    // --- producer ---
-
-    fn room(&self) -> usize {
-        // Acquire: pairs with the consumer's release of `head`, so that its reads are over before we overwrite.
-        let head = self.position(HEAD_AT).load(Ordering::Acquire);
-        RING_BYTES.saturating_sub(self.own.wrapping_sub(head) as usize)
-    }
-
-    /// Whether a message of `len` bytes fits now.
-    pub(crate) fn has_room(&self, len: usize) -> bool {
-        self.room() >= record_bytes(len)
-    }
-
-    pub(crate) fn push_message(&mut self, message: &[u8]) -> bool {
-        self.push(KIND_MESSAGE, message)
-    }
-
-    pub(crate) fn push_immediate(&mut self, value: u32) -> bool {
-        self.push(KIND_IMMEDIATE, &value.to_le_bytes())
-    }
-
-    fn push(&mut self, kind: u32, payload: &[u8]) -> bool {
-        if !self.has_room(payload.len()) {
-            return false;
+    /// The producer is gone: what it published until now is all that there is.
+    pub(crate) fn close(&mut self) {
+        if self.end.is_none() {
+            self.end = Some(std::array::from_fn(|lane| self.memory.tail(lane).load(Ordering::Acquire)));
         }
-        let mut header = [0; RECORD_HEADER_BYTES];
-        header[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
-        header[4..].copy_from_slice(&kind.to_le_bytes());
-        self.copy_in(self.own, &header);
-        self.copy_in(self.own + RECORD_HEADER_BYTES as u64, payload);
-        self.own += record_bytes(payload.len()) as u64;
-        true
     }
 
-    fn copy_in(&self, position: u64, bytes: &[u8]) {
-        let at = position as usize % RING_BYTES;
-        let first = bytes.len().min(RING_BYTES - at);
-        self.memory.write(0, CONTROL_BYTES + at, &bytes[..first]);
-        self.memory.write(0, CONTROL_BYTES, &bytes[first..]);
+    /// Nothing more is read, whatever the producer claims.
+    pub(crate) fn discard(&mut self) {
+        self.end = Some(self.own);
     }
 
-    /// Shows what was pushed to the consumer; true when it sleeps and must be woken.
-    pub(crate) fn publish(&mut self) -> bool {
-        if self.published == self.own {
-            return false;
+    /// The next record of a lane; an error when the producer wrote nonsense. Call [`Self::release`] after the
+    /// last one of a batch.
+    #[inline]
+    pub(crate) fn pop(&mut self, lane: usize) -> Result<Option<Record>, &'static str> {
+        match self.filled(lane) {
+            0 => Ok(None),
+            filled => self.pop_filled(lane, filled).map(Some),
         }
-        self.published = self.own;
-        // Release: pairs with the consumer's acquire of `tail`; records and earlier slot writes come first.
-        self.position(TAIL_AT).store(self.own, Ordering::Release);
-        fence(Ordering::SeqCst);
-        self.sleeping().load(Ordering::Relaxed) == 1 && self.sleeping().swap(0, Ordering::Relaxed) == 1
     }
 
-    // --- consumer ---
-
-    fn filled(&self) -> u64 {
-        // Acquire: pairs with the release in `publish`.
-        self.position(TAIL_AT).load(Ordering::Acquire).wrapping_sub(self.own)
-    }
-
-    /// The next record; an error when the producer wrote nonsense.
-    pub(crate) fn pop(&mut self) -> Result<Option<Record>, &'static str> {
-        let filled = self.filled();
-        if filled == 0 {
-            return Ok(None);
-        }
-        if filled > RING_BYTES as u64 || filled < RECORD_HEADER_BYTES as u64 {
+    fn pop_filled(&mut self, lane: usize, filled: u64) -> Result<Record, &'static str> {
+        if filled > self.memory.ring_bytes as u64 || !filled.is_multiple_of(8) {
             return Err("its ring positions make no sense");
         }
-        let mut header = [0; RECORD_HEADER_BYTES];
-        self.copy_out(self.own, &mut header);
-        let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
-        let kind = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
-        if len > dataplane_fabric::MESSAGE_BYTES_MAX || record_bytes(len) as u64 > filled {
-            return Err("a record is longer than what is in its ring");
-        }
-        let mut payload = vec![0; len].into_boxed_slice();
-        self.copy_out(self.own + RECORD_HEADER_BYTES as u64, &mut payload);
-        self.own += record_bytes(len) as u64;
-        // Release: pairs with the producer's acquire of `head` in `room`.
-        self.position(HEAD_AT).store(self.own, Ordering::Release);
+        let position = self.own[lane];
+        // Relaxed: ordered by the acquire of the tail. From here on only this copy counts.
+        let header = self.memory.cell(self.memory.at(lane, position)).load(Ordering::Relaxed);
+        let (kind, low) = ((header >> 32) as u32, header as u32);
         match kind {
-            KIND_MESSAGE => Ok(Some(Record::Message(payload))),
-            KIND_IMMEDIATE => match <[u8; 4]>::try_from(&*payload) {
-                Ok(value) => Ok(Some(Record::Immediate(u32::from_le_bytes(value)))),
-                Err(_) => Err("an immediate that is not 4 bytes"),
-            },
+            KIND_IMMEDIATE => {
+                self.own[lane] += HEADER_BYTES as u64;
+                Ok(Record::Immediate(low))
+            }
+            KIND_MESSAGE => {
+                let len = low as usize;
+                if len > MESSAGE_BYTES_MAX || record_bytes(len) as u64 > filled {
+                    return Err("a record is longer than what is in its ring");
+                }
+                let mut message = vec![0; len].into_boxed_slice();
+                self.memory.copy_out(lane, position + HEADER_BYTES as u64, &mut message);
+                self.own[lane] += record_bytes(len) as u64;
+                // A quarter of the ring may be read before its producer hears of it: long batches free space too.
+                if self.own[lane] - self.released[lane] > self.memory.ring_bytes as u64 / 4 {
+                    self.release(lane);
+                }
+                Ok(Record::Message(message))
+            }
             _ => Err("an unknown record kind"),
         }
     }
 
-    fn copy_out(&self, position: u64, bytes: &mut [u8]) {
-        let at = position as usize % RING_BYTES;
-        let first = bytes.len().min(RING_BYTES - at);
-        let (head, rest) = bytes.split_at_mut(first);
-        self.memory.read(0, CONTROL_BYTES + at, head);
-        self.memory.read(0, CONTROL_BYTES, rest);
-    }
-
-    /// Announces that the consumer is about to sleep; false when there is something to read after all.
-    pub(crate) fn prepare_sleep(&self) -> bool {
-        self.sleeping().store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        if self.filled() == 0 {
-            return true;
-        }
-        self.sleeping().store(0, Ordering::Relaxed);
-        false
+    /// Gives the space of popped records back.
+    #[inline]
+    pub(crate) fn release(&mut self, lane: usize) {
+        self.released[lane] = self.own[lane];
+        // Release: pairs with the producer's acquire of the head in `has_room`.
+        self.memory.head(lane).store(self.own[lane], Ordering::Release);
     }
 }
 
-fn record_bytes(len: usize) -> usize {
-    (RECORD_HEADER_BYTES + len).next_multiple_of(8)
+/// The producer's end.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    memory: Memory,
+    own: [u64; LANES],
+    published: [u64; LANES],
+    /// The consumer's heads when last looked at.
+    heads: [u64; LANES],
+}
+
+impl Outbound {
+    /// Attaches a peer's rings; their size is the peer's choice within the limits.
+    pub(crate) fn attach(memory: OwnedFd) -> Result<Self, ShmError> {
+        let slab = Slab::attach(memory)?;
+        let ring_bytes = slab.layout().slot_bytes.saturating_sub(CONTROL_BYTES) / LANES;
+        let fits = CONTROL_BYTES + LANES * ring_bytes == slab.layout().slot_bytes;
+        if !fits || !ring_bytes.is_power_of_two() || !(RING_BYTES_MIN..=RING_BYTES_MAX).contains(&ring_bytes)
+        {
+            return Err(ShmError::Handshake("its rings have an impossible size"));
+        }
+        let memory = Memory { slab, ring_bytes };
+        Ok(Self { memory, own: [0; LANES], published: [0; LANES], heads: [0; LANES] })
+    }
+
+    /// Whether a record with `len` bytes fits now. A head that makes no sense reads as a full ring.
+    #[inline]
+    pub(crate) fn has_room(&mut self, lane: usize, len: usize) -> bool {
+        let room =
+            |head: u64| (self.memory.ring_bytes as u64).saturating_sub(self.own[lane].wrapping_sub(head));
+        let needed = record_bytes(len) as u64;
+        if room(self.heads[lane]) >= needed {
+            return true;
+        }
+        // Acquire: pairs with the consumer's release of the head, so that its reads are over before we overwrite.
+        let head = self.memory.head(lane).load(Ordering::Acquire);
+        let fits = room(head) >= needed;
+        self.heads[lane] = head;
+        fits
+    }
+
+    /// The header; the caller has asked `has_room`.
+    #[inline]
+    fn push_header(&mut self, lane: usize, kind: u32, low: u32) {
+        let header = u64::from(kind) << 32 | u64::from(low);
+        // Relaxed: published by the release of the tail.
+        self.memory.cell(self.memory.at(lane, self.own[lane])).store(header, Ordering::Relaxed);
+    }
+
+    pub(crate) fn push_message(&mut self, lane: usize, message: &[u8]) -> bool {
+        if !self.has_room(lane, message.len()) {
+            return false;
+        }
+        self.push_header(lane, KIND_MESSAGE, message.len() as u32);
+        self.memory.copy_in(lane, self.own[lane] + HEADER_BYTES as u64, message);
+        self.own[lane] += record_bytes(message.len()) as u64;
+        true
+    }
+
+    #[inline]
+    pub(crate) fn push_immediate(&mut self, lane: usize, value: u32) -> bool {
+        if !self.has_room(lane, 0) {
+            return false;
+        }
+        self.push_header(lane, KIND_IMMEDIATE, value);
+        self.own[lane] += HEADER_BYTES as u64;
+        true
+    }
+
+    /// Shows what was pushed to the consumer; true when there was something, and its doorbell must be rung.
+    pub(crate) fn publish(&mut self) -> bool {
+        let mut any = false;
+        for lane in 0..LANES {
+            if self.published[lane] != self.own[lane] {
+                // Release: pairs with the consumer's acquire of the tail; records and slot writes come first.
+                self.memory.tail(lane).store(self.own[lane], Ordering::Release);
+                self.published[lane] = self.own[lane];
+                any = true;
+            }
+        }
+        any
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn ends() -> (Ring, Ring) {
-        let consumer = Ring::create().expect("ring");
+    fn ends() -> (Outbound, Inbound) {
+        let consumer = Inbound::create(RING_BYTES_MIN).expect("ring");
         let fd = rustix::io::dup(consumer.memory()).expect("dup");
-        (Ring::attach(fd).expect("attach"), consumer)
+        (Outbound::attach(fd).expect("attach"), consumer)
+    }
+
+    fn message(len: usize, fill: u8) -> Record {
+        Record::Message(vec![fill; len].into_boxed_slice())
     }
 
     #[test]
-    fn records_survive_the_wrap() {
+    fn records_survive_the_wrap_on_both_lanes() {
         let (mut producer, mut consumer) = ends();
-        for round in 0..2_000_u32 {
-            let len = round as usize * 37 % 3000;
-            assert!(producer.push_message(&vec![round as u8; len]));
-            assert!(producer.push_immediate(round));
-            producer.publish();
-            assert_eq!(consumer.pop(), Ok(Some(Record::Message(vec![round as u8; len].into_boxed_slice()))));
-            assert_eq!(consumer.pop(), Ok(Some(Record::Immediate(round))));
-            assert_eq!(consumer.pop(), Ok(None));
+        for round in 0..4_000_u32 {
+            let (lane, len) = (round as usize % 2, round as usize * 37 % 3000);
+            assert!(producer.push_message(lane, &vec![round as u8; len]));
+            assert!(producer.push_immediate(1 - lane, round));
+            assert!(producer.publish() && !producer.publish());
+            assert_eq!(consumer.pop(lane), Ok(Some(message(len, round as u8))));
+            assert_eq!(consumer.pop(1 - lane), Ok(Some(Record::Immediate(round))));
+            assert_eq!((consumer.pop(0), consumer.pop(1)), (Ok(None), Ok(None)));
+            consumer.release(0);
+            consumer.release(1);
         }
     }
 
     #[test]
-    fn a_full_ring_refuses_and_recovers() {
+    fn a_full_lane_refuses_and_recovers_and_leaves_the_other_alone() {
         let (mut producer, mut consumer) = ends();
         let mut pushed = 0;
-        while producer.push_message(&[7; 1000]) {
+        while producer.push_message(1, &[7; 1000]) {
             pushed += 1;
         }
-        assert_eq!(pushed, RING_BYTES / record_bytes(1000));
+        assert_eq!(pushed, RING_BYTES_MIN / record_bytes(1000));
+        assert!(producer.push_immediate(0, 5), "the urgent lane is not full");
         producer.publish();
-        assert!(matches!(consumer.pop(), Ok(Some(Record::Message(_)))));
-        assert!(producer.push_message(&[7; 1000]), "room for one again");
+        assert_eq!(consumer.pop(1), Ok(Some(message(1000, 7))));
+        consumer.release(1);
+        assert!(producer.push_message(1, &[7; 1000]), "room for one again");
+        assert!(!producer.push_message(1, &[7; 1000]));
     }
 
     #[test]
-    fn a_sleeping_consumer_is_woken_exactly_once() {
+    fn what_is_published_after_the_end_is_not_read() {
         let (mut producer, mut consumer) = ends();
-        assert!(consumer.prepare_sleep());
-        producer.push_immediate(1);
-        assert!(producer.publish(), "must wake");
-        producer.push_immediate(2);
-        assert!(!producer.publish(), "already awake");
-        assert!(!consumer.prepare_sleep(), "there is something to read");
-        assert_eq!(consumer.pop(), Ok(Some(Record::Immediate(1))));
+        producer.push_immediate(0, 1);
+        producer.publish();
+        consumer.close();
+        producer.push_immediate(0, 2);
+        producer.publish();
+        consumer.close();
+        assert_eq!(consumer.pop(0), Ok(Some(Record::Immediate(1))));
+        assert!(consumer.is_empty());
     }
 
     #[test]
     fn nonsense_from_the_producer_is_reported() {
-        let (mut producer, mut consumer) = ends();
-        producer.copy_in(0, &u32::MAX.to_le_bytes());
-        producer.own = 64;
-        producer.publish();
-        assert!(consumer.pop().is_err());
-        producer.own = u64::MAX / 2;
-        producer.publish();
-        assert!(consumer.pop().is_err());
+        let header = |kind: u32, low: u32| u64::from(kind) << 32 | u64::from(low);
+        let cases = [
+            (header(KIND_MESSAGE, u32::MAX), 64),
+            (header(KIND_MESSAGE, 57), 64),
+            (header(KIND_MESSAGE, MESSAGE_BYTES_MAX as u32 + 1), RING_BYTES_MIN as u64),
+            (header(9, 0), 64),
+            (header(KIND_IMMEDIATE, 0), u64::MAX / 2),
+            (header(KIND_IMMEDIATE, 0), RING_BYTES_MIN as u64 + 8),
+            (header(KIND_IMMEDIATE, 0), 3),
+        ];
+        for (word, tail) in cases {
+            let (mut producer, mut consumer) = ends();
+            producer.memory.cell(producer.memory.at(0, 0)).store(word, Ordering::Relaxed);
+            producer.own[0] = tail;
+            producer.publish();
+            assert!(consumer.pop(0).is_err(), "{word:#x} {tail}");
+        }
+    }
+
+    #[test]
+    fn nonsense_from_the_consumer_is_a_full_ring() {
+        let (mut producer, consumer) = ends();
+        while producer.push_message(0, &[1; 60_000]) {}
+        for head in [u64::MAX, u64::MAX / 2, 1 << 40] {
+            consumer.memory.head(0).store(head, Ordering::Release);
+            assert!(!producer.push_message(0, &[1; 60_000]), "{head:#x}");
+        }
     }
 }

@@ -9,4 +9,10 @@ pub enum TcpError {
         /// The system's reason.
         error: std::io::Error,
     },
+    /// Values of the configuration are out of their ranges.
+    #[error("TCP fabric: {}", problems.join("; "))]
+    Config {
+        /// One sentence for each.
+        problems: Vec<String>,
+    },
 }

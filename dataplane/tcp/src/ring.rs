@@ -1,96 +1,270 @@
-//! The io_uring of one node: queueing operations and reaping completions.
+//! The io_uring of one node: queueing operations, entering the kernel, reaping completions.
+//!
+//! The ring is made disabled and enabled by the thread that first enters it, because with
+//! `IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN` (io_uring_setup(2)) only that thread may submit
+//! and the kernel finishes work only while it is inside. `IORING_SETUP_TASKRUN_FLAG` shows from outside
+//! whether there is such work, so an idle poll makes no system call. Such a ring's own descriptor does not
+//! become readable for deferred work (seen on Linux 6.18); an eventfd does, and is switched on only for a sleep.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
-use io_uring::{IoUring, squeue};
+use dataplane_memory::Slab;
+use io_uring::{IoUring, cqueue, squeue};
+use rustix::event::EventfdFlags;
 
-use crate::TcpError;
+use crate::{TcpCounters, TcpError};
 
-/// Entries of the submission queue. Each connection has at most three operations in flight.
-const ENTRIES: u32 = 256;
+/// Entries of the submission queue; a full one is submitted early.
+const ENTRIES: u32 = 1024;
+/// Entries of the completion queue; more completions wait in the kernel (IORING_FEAT_NODROP).
+const COMPLETIONS: u32 = 8192;
+/// `IORING_ENTER_GETEVENTS` of io_uring.h: run deferred work and flush overflown completions.
+const ENTER_GETEVENTS: u32 = 1;
+/// Most bytes of one registered buffer (io_sqe_buffer_register in io_uring/rsrc.c).
+const REGISTERED_BYTES_MAX: usize = 1 << 30;
+/// Most registered buffers (`IORING_MAX_REG_BUFFERS`).
+const REGISTERED_BUFFERS_MAX: usize = 1 << 14;
+/// Most registered descriptors: no more than the usual limit of open files, which bounds them too.
+const REGISTERED_FILES_MAX: usize = 1024;
 
-pub(crate) struct Ring(IoUring);
+pub(crate) struct Ring {
+    ring: IoUring,
+    counters: Arc<TcpCounters>,
+    is_enabled: bool,
+    /// Counts up when there is something to do, while `is_sleeping`.
+    wake: OwnedFd,
+    is_sleeping: bool,
+    /// Connections below this position may use a registered descriptor.
+    files: usize,
+    /// Where the registered slab starts, and its bytes; no bytes when it is not registered.
+    registered: (usize, usize),
+}
 
 /// What a completion belongs to, packed into its user data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token {
-    pub(crate) connection: u64,
     pub(crate) kind: OperationKind,
+    pub(crate) connection: u32,
+    /// Of a zero-copy send: which one of its connection.
+    pub(crate) sequence: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OperationKind {
     Accept,
+    Timer,
     Connect,
+    HelloSend,
+    HelloReceive,
     Receive,
     Send,
+    Cancel,
 }
 
 impl Token {
+    pub(crate) fn of(kind: OperationKind, connection: u32) -> Self {
+        Self { kind, connection, sequence: 0 }
+    }
+
     fn pack(self) -> u64 {
-        self.connection << 2 | self.kind as u64
+        u64::from(self.sequence) << 32 | u64::from(self.connection) << 4 | self.kind as u64
     }
 
     fn unpack(word: u64) -> Self {
-        let kind = match word & 3 {
+        let kind = match word & 15 {
             0 => OperationKind::Accept,
-            1 => OperationKind::Connect,
-            2 => OperationKind::Receive,
-            _ => OperationKind::Send,
+            1 => OperationKind::Timer,
+            2 => OperationKind::Connect,
+            3 => OperationKind::HelloSend,
+            4 => OperationKind::HelloReceive,
+            5 => OperationKind::Receive,
+            6 => OperationKind::Send,
+            _ => OperationKind::Cancel,
         };
-        Self { connection: word >> 2, kind }
+        Self { kind, connection: (word as u32) >> 4, sequence: (word >> 32) as u32 }
     }
 }
 
+/// One completion.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reaped {
+    pub(crate) token: Token,
+    pub(crate) result: i32,
+    /// A zero-copy send will report once more, when its bytes are no longer needed.
+    pub(crate) has_more: bool,
+    /// This is that report.
+    pub(crate) is_notification: bool,
+}
+
 impl Ring {
-    pub(crate) fn new() -> Result<Self, TcpError> {
-        let ring = IoUring::builder()
+    pub(crate) fn new(counters: Arc<TcpCounters>) -> Result<Self, TcpError> {
+        let deferred = IoUring::builder()
             .setup_clamp()
-            .setup_cqsize(ENTRIES * 8)
-            .build(ENTRIES)
-            .map_err(|error| TcpError::System { operation: "io_uring_setup".to_owned(), error })?;
-        Ok(Self(ring))
+            .setup_cqsize(COMPLETIONS)
+            .setup_r_disabled()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .build(ENTRIES);
+        // Before Linux 6.1.
+        let plain =
+            || IoUring::builder().setup_clamp().setup_cqsize(COMPLETIONS).setup_r_disabled().build(ENTRIES);
+        let failed = |operation: &str| {
+            let operation = operation.to_owned();
+            |error| TcpError::System { operation, error }
+        };
+        let mut ring = deferred.or_else(|_| plain()).map_err(failed("io_uring_setup"))?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = wake.map_err(|errno| failed("eventfd")(errno.into()))?;
+        ring.submitter().register_eventfd(wake.as_raw_fd()).map_err(failed("io_uring_register eventfd"))?;
+        ring.completion().disable_eventfd();
+        let (is_enabled, is_sleeping) = (false, false);
+        Ok(Self { ring, counters, is_enabled, wake, is_sleeping, files: 0, registered: (0, 0) })
     }
 
-    /// Readable when there are completions to reap.
+    /// Registers room for descriptors and, when wanted, the slab. What the kernel refuses is counted and done
+    /// without.
+    pub(crate) fn register(&mut self, slab: Option<&Slab>, connections_max: usize) {
+        let files = connections_max.min(REGISTERED_FILES_MAX);
+        match self.ring.submitter().register_files_sparse(files as u32) {
+            Ok(()) => self.files = files,
+            Err(_) => self.counters.failed_registrations.add(1),
+        }
+        let Some(slab) = slab else { return };
+        let (start, bytes) = (slab.base().as_ptr(), slab.mapped_bytes());
+        let chunks = (0..bytes).step_by(REGISTERED_BYTES_MAX).map(|at| libc::iovec {
+            iov_base: start.wrapping_add(at).cast(),
+            iov_len: (bytes - at).min(REGISTERED_BYTES_MAX),
+        });
+        let chunks: Vec<libc::iovec> = chunks.collect();
+        // SAFETY: the chunks are the mapping of a slab that the fabric keeps alive longer than this ring.
+        let registered = unsafe { self.ring.submitter().register_buffers(&chunks) };
+        match registered {
+            Ok(()) if chunks.len() <= REGISTERED_BUFFERS_MAX => self.registered = (start as usize, bytes),
+            _ => self.counters.failed_registrations.add(1),
+        }
+    }
+
+    /// The registered buffer in which the bytes lie, when they lie in one.
+    pub(crate) fn registered_buffer(&self, start: *const u8, len: usize) -> Option<u16> {
+        let offset = (start as usize).checked_sub(self.registered.0)?;
+        let end = offset.checked_add(len)?;
+        let buffer = offset / REGISTERED_BYTES_MAX;
+        let is_one = end <= self.registered.1 && end.saturating_sub(1) / REGISTERED_BYTES_MAX == buffer;
+        is_one.then_some(buffer as u16)
+    }
+
+    /// Puts a connection's descriptor at its registered position; false when it has none.
+    pub(crate) fn register_file(&mut self, connection: u32, descriptor: RawFd) -> bool {
+        (connection as usize) < self.files
+            && self.ring.submitter().register_files_update(connection, &[descriptor]).is_ok()
+    }
+
+    pub(crate) fn unregister_file(&mut self, position: u32) {
+        // A descriptor that stays there costs an open file until the position is used again.
+        let _kept = self.ring.submitter().register_files_update(position, &[-1]);
+    }
+
+    /// Readable when there is something to reap.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the ring, which the result borrows.
-        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
+        self.wake.as_fd()
+    }
+
+    /// From now on the descriptor tells of what comes. False when there is something already.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.is_sleeping = true;
+        self.ring.completion().enable_eventfd();
+        // The kernel marks work and then looks at the switch; here it is the other way round.
+        fence(Ordering::SeqCst);
+        !self.has_work() && !self.has_completions()
+    }
+
+    /// The descriptor need not tell of anything for now.
+    fn wake_up(&mut self) {
+        if self.is_sleeping {
+            self.is_sleeping = false;
+            self.ring.completion().disable_eventfd();
+            // Takes the count back to zero; it may be there already.
+            let _empty = rustix::io::read(&self.wake, &mut [0_u8; 8]);
+        }
     }
 
     /// Queues one operation.
     ///
     /// # Safety
-    /// Every buffer and descriptor that `entry` names stays valid until its completion has been reaped.
+    /// Every buffer and descriptor that `entry` names stays valid until its last completion has been reaped.
     pub(crate) unsafe fn push(&mut self, entry: squeue::Entry, token: Token) {
         let entry = entry.user_data(token.pack());
         loop {
             // SAFETY: the caller upholds that what the entry names outlives the operation.
-            if unsafe { self.0.submission().push(&entry) }.is_ok() {
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
             }
-            self.submit();
+            assert!(self.enter(), "the thread that first drove this fabric must drive it always");
         }
     }
 
-    /// Hands queued operations to the kernel.
-    pub(crate) fn submit(&mut self) {
-        // EBUSY and EINTR leave the entries queued; the next submit takes them.
-        let _later = self.0.submit();
+    /// Hands queued operations to the kernel and lets it finish what it can. False: this is the wrong thread.
+    pub(crate) fn enter(&mut self) -> bool {
+        if !self.is_enabled {
+            self.is_enabled = self.ring.submitter().register_enable_rings().is_ok();
+            // Saves the look-up of the ring's descriptor in each call; an old kernel does without.
+            let _optional = self.ring.submitter().register_ring_fd();
+        }
+        let queued = self.ring.submission().len() as u32;
+        self.counters.system_calls.add(1);
+        // SAFETY: no argument is passed; the queued entries were pushed under the contract of `push`.
+        let entered = unsafe { self.ring.submitter().enter::<()>(queued, 0, ENTER_GETEVENTS, None) };
+        // EBUSY, EAGAIN and EINTR leave the entries queued; the next call takes them.
+        !entered.is_err_and(|error| error.raw_os_error() == Some(libc::EEXIST))
     }
 
-    /// Number of queued operations that the kernel has not seen.
-    pub(crate) fn has_queued(&mut self) -> bool {
-        !self.0.submission().is_empty()
-    }
-
-    /// The next completion: its token and result.
-    pub(crate) fn reap(&mut self) -> Option<(Token, i32)> {
-        let entry = self.0.completion().next()?;
-        Some((Token::unpack(entry.user_data()), entry.result()))
+    /// Whether entering the kernel would do something.
+    pub(crate) fn has_work(&mut self) -> bool {
+        let queue = self.ring.submission();
+        !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
     }
 
     pub(crate) fn has_completions(&mut self) -> bool {
-        !self.0.completion().is_empty()
+        !self.ring.completion().is_empty()
+    }
+
+    pub(crate) fn reap(&mut self) -> Option<Reaped> {
+        self.wake_up();
+        let entry = self.ring.completion().next()?;
+        let (flags, token) = (entry.flags(), Token::unpack(entry.user_data()));
+        let (has_more, is_notification) = (cqueue::more(flags), cqueue::notif(flags));
+        Some(Reaped { token, result: entry.result(), has_more, is_notification })
+    }
+}
+
+/// Byte of `buf_index` in `struct io_uring_sqe` (io_uring.h).
+const BUFFER_INDEX_AT: usize = 40;
+
+/// Names the registered buffer of a vectored zero-copy send, which the `io-uring` crate cannot.
+pub(crate) fn set_registered_buffer(entry: &mut squeue::Entry, buffer: u16) {
+    const { assert!(size_of::<squeue::Entry>() == 64) };
+    let field = (&raw mut *entry).wrapping_byte_add(BUFFER_INDEX_AT).cast::<u16>();
+    // SAFETY: an entry is the 64 bytes of the kernel's struct, in which this aligned field is 16 bits of plain
+    // data; the pointer comes from a unique reference to all of it.
+    unsafe { field.write(buffer) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_back() {
+        for (kind, connection, sequence) in [
+            (OperationKind::Accept, 0, 0),
+            (OperationKind::Send, (1 << 20) - 1, u32::MAX),
+            (OperationKind::Cancel, 7, 1),
+        ] {
+            let token = Token { kind, connection, sequence };
+            assert_eq!(Token::unpack(token.pack()), token);
+        }
     }
 }

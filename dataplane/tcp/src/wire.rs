@@ -1,78 +1,218 @@
-//! Frames: a header of 32 bytes, little-endian, then the payload.
+//! What travels. A connection begins with one hello of 32 bytes each way. Then come batches: one to
+//! [`BATCH_FRAMES_MAX`] headers of 32 bytes, then the payloads of those headers in the same order. Because the
+//! headers come first, the receiver knows the place of every payload byte of a batch before the first arrives.
 //!
-//! | bytes | field |
-//! | --- | --- |
-//! | 0 | kind: 1 hello, 2 message, 3 write, 4 write with immediate |
-//! | 1–3 | zero |
-//! | 4–7 | payload length |
-//! | 8–11 | target slot |
-//! | 12–15 | target generation |
-//! | 16–19 | offset in the slot |
-//! | 20–23 | immediate |
-//! | 24–31 | magic in a hello, else zero |
+//! | byte | header | hello |
+//! | --- | --- | --- |
+//! | 0 | kind | magic (8 bytes) |
+//! | 1 | in the first header of a batch: how many follow it; else zero | |
+//! | 2–3 | flags | |
+//! | 4–7 | payload length | |
+//! | 8–11 | slot | version (2), lane (1), index (1) |
+//! | 12–15 | generation | connections per lane (1), zero (3) |
+//! | 16–19 | offset | reads served at once per lane |
+//! | 20–23 | immediate, or number of the read | zero |
+//! | 24–27 | bytes of a row at the target, zero without rows | session (8 bytes) |
+//! | 28–31 | stride of the rows | |
+//!
+//! A signalled frame is answered, on its connection, by a count of the frames that have landed. A fence carries
+//! seven counts in bytes 4–31. All numbers are little-endian.
 
 use dataplane_fabric::{MESSAGE_BYTES_MAX, Target};
 
 pub(crate) const HEADER_BYTES: usize = 32;
-const MAGIC: u64 = u64::from_le_bytes(*b"KVSRTCP1");
+/// Frames gathered into one batch, and so into one `sendmsg` unless their bytes exceed a send's limit.
+pub const BATCH_FRAMES_MAX: usize = 64;
+/// Connections of one lane beside connection 0.
+pub(crate) const SIBLINGS_MAX: usize = 7;
 
-const KIND_HELLO: u8 = 1;
+const MAGIC: [u8; 8] = *b"KVSRTCP\0";
+const VERSION: u16 = 2;
+
 const KIND_MESSAGE: u8 = 2;
 const KIND_WRITE: u8 = 3;
-const KIND_WRITE_WITH_IMMEDIATE: u8 = 4;
+const KIND_IMMEDIATE: u8 = 4;
+const KIND_READ: u8 = 5;
+const KIND_RESPONSE: u8 = 6;
+const KIND_VERIFIED: u8 = 7;
+const KIND_FENCE: u8 = 8;
+const KIND_LANDED: u8 = 9;
+
+/// On a write: bytes 20–23 are an immediate. On a response: its bytes were checked after they were gathered.
+const FLAG: u8 = 1;
+/// The sender wants to know when this frame has landed.
+const SIGNALLED: u8 = 2;
+
+/// How bytes lie in rows at one side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowShape {
+    pub(crate) bytes: u32,
+    pub(crate) stride: u32,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Header {
-    /// The first frame of each side.
-    Hello,
     /// `len` bytes of message follow.
     Message { len: u32 },
     /// `len` bytes for a slot follow.
-    Write { len: u32, target: Target, immediate: Option<u32> },
+    Write { len: u32, target: Target, rows: Option<RowShape>, immediate: Option<u32> },
+    /// The immediate of a write that travelled on several connections.
+    Immediate { value: u32 },
+    /// Asks for bytes. `number` comes back with them.
+    Read { number: u32, len: u32, from: Target, rows: Option<RowShape> },
+    /// `len` bytes of what was asked for, from byte `at` of it.
+    Response { number: u32, at: u32, len: u32, is_verified: bool },
+    /// `len` more bytes of the responses were gathered while their slot kept its generation.
+    Verified { number: u32, len: u32 },
+    /// So many more signalled frames of this connection have landed.
+    Landed { count: u32 },
+    /// What follows waits until so many writes have landed on each sibling since the session began.
+    Fence { counts: [u32; SIBLINGS_MAX] },
+}
+
+/// A header as it arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Decoded {
+    pub(crate) header: Header,
+    /// How many others follow it in its batch.
+    pub(crate) followers: u8,
+    pub(crate) is_signalled: bool,
 }
 
 impl Header {
-    pub(crate) fn encode(self) -> [u8; HEADER_BYTES] {
+    pub(crate) fn encode(self, followers: u8, is_signalled: bool) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let mut put = |at: usize, value: u32| bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        let kind = match self {
-            Self::Hello => {
-                put(24, MAGIC as u32);
-                put(28, (MAGIC >> 32) as u32);
-                KIND_HELLO
-            }
+        let (kind, flags) = match self {
             Self::Message { len } => {
                 put(4, len);
-                KIND_MESSAGE
+                (KIND_MESSAGE, 0)
             }
-            Self::Write { len, target, immediate } => {
-                put(4, len);
-                put(8, target.slot);
-                put(12, target.generation);
-                put(16, target.offset);
+            Self::Write { len, target, rows, immediate } => {
+                put_range(&mut put, len, target, rows);
                 put(20, immediate.unwrap_or(0));
-                if immediate.is_some() { KIND_WRITE_WITH_IMMEDIATE } else { KIND_WRITE }
+                (KIND_WRITE, if immediate.is_some() { FLAG } else { 0 })
+            }
+            Self::Immediate { value } => {
+                put(20, value);
+                (KIND_IMMEDIATE, 0)
+            }
+            Self::Read { number, len, from, rows } => {
+                put_range(&mut put, len, from, rows);
+                put(20, number);
+                (KIND_READ, 0)
+            }
+            Self::Response { number, at, len, is_verified } => {
+                put(4, len);
+                put(16, at);
+                put(20, number);
+                (KIND_RESPONSE, if is_verified { FLAG } else { 0 })
+            }
+            Self::Verified { number, len } => {
+                put(4, len);
+                put(20, number);
+                (KIND_VERIFIED, 0)
+            }
+            Self::Landed { count } => {
+                put(4, count);
+                (KIND_LANDED, 0)
+            }
+            Self::Fence { counts } => {
+                counts.into_iter().enumerate().for_each(|(sibling, count)| put(4 + 4 * sibling, count));
+                (KIND_FENCE, 0)
             }
         };
         bytes[0] = kind;
+        bytes[1] = followers;
+        bytes[2] = if is_signalled { flags | SIGNALLED } else { flags };
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Decoded, &'static str> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let followers = bytes[1];
+        if usize::from(followers) >= BATCH_FRAMES_MAX {
+            return Err("a batch of too many frames");
+        }
+        if bytes[2] & !(FLAG | SIGNALLED) != 0 || bytes[3] != 0 {
+            return Err("unknown flags");
+        }
+        let is_flagged = bytes[2] & FLAG != 0;
+        let (len, number) = (word(4), word(20));
+        let target = Target { slot: word(8), generation: word(12), offset: word(16) };
+        let rows = (word(24) > 0).then(|| RowShape { bytes: word(24), stride: word(28) });
+        let header = match bytes[0] {
+            KIND_MESSAGE if len as usize > MESSAGE_BYTES_MAX => {
+                return Err("a message beyond the size limit");
+            }
+            KIND_MESSAGE => Self::Message { len },
+            KIND_WRITE => Self::Write { len, target, rows, immediate: is_flagged.then_some(number) },
+            KIND_IMMEDIATE => Self::Immediate { value: number },
+            KIND_READ => Self::Read { number, len, from: target, rows },
+            KIND_RESPONSE => Self::Response { number, at: word(16), len, is_verified: is_flagged },
+            KIND_VERIFIED => Self::Verified { number, len },
+            KIND_LANDED => Self::Landed { count: len },
+            KIND_FENCE => Self::Fence { counts: std::array::from_fn(|sibling| word(4 + 4 * sibling)) },
+            _ => return Err("an unknown kind of frame"),
+        };
+        Ok(Decoded { header, followers, is_signalled: bytes[2] & SIGNALLED != 0 })
+    }
+}
+
+fn put_range(put: &mut impl FnMut(usize, u32), len: u32, target: Target, rows: Option<RowShape>) {
+    put(4, len);
+    put(8, target.slot);
+    put(12, target.generation);
+    put(16, target.offset);
+    if let Some(rows) = rows {
+        put(24, rows.bytes);
+        put(28, rows.stride);
+    }
+}
+
+/// The first 32 bytes of each side. The acceptor answers with the same session, lane and index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// Drawn by the side that connects; the same on all connections of a peer.
+    pub(crate) session: u64,
+    pub(crate) lane: u8,
+    /// Which of the lane's connections.
+    pub(crate) index: u8,
+    /// How many the lane has.
+    pub(crate) connections: u8,
+    /// Reads of one lane that the sender of this hello serves at a time.
+    pub(crate) reads_max: u32,
+}
+
+impl Hello {
+    pub(crate) fn encode(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[10] = self.lane;
+        bytes[11] = self.index;
+        bytes[12] = self.connections;
+        bytes[16..20].copy_from_slice(&self.reads_max.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.session.to_le_bytes());
         bytes
     }
 
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, &'static str> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let len = word(4);
-        match bytes[0] {
-            KIND_HELLO if word(24) == MAGIC as u32 && word(28) == (MAGIC >> 32) as u32 => Ok(Self::Hello),
-            KIND_HELLO => Err("not a peer of this version"),
-            KIND_MESSAGE if len as usize > MESSAGE_BYTES_MAX => Err("a message beyond the size limit"),
-            KIND_MESSAGE => Ok(Self::Message { len }),
-            kind @ (KIND_WRITE | KIND_WRITE_WITH_IMMEDIATE) => {
-                let target = Target { slot: word(8), generation: word(12), offset: word(16) };
-                let immediate = (kind == KIND_WRITE_WITH_IMMEDIATE).then(|| word(20));
-                Ok(Self::Write { len, target, immediate })
-            }
-            _ => Err("an unknown kind of frame"),
+        let [.., v0, v1, lane, index] = *bytes.first_chunk::<12>().ok_or("a short hello")?;
+        if bytes[..8] != MAGIC {
+            return Err("not a peer of ours");
         }
+        if u16::from_le_bytes([v0, v1]) != VERSION {
+            return Err("a peer of another version");
+        }
+        let connections = bytes[12];
+        let is_place = lane <= 1 && index < connections && usize::from(connections) <= SIBLINGS_MAX + 1;
+        if !is_place || bytes[13..16] != [0; 3] || word(20) != 0 {
+            return Err("a malformed hello");
+        }
+        let session = u64::from(word(24)) | u64::from(word(28)) << 32;
+        Ok(Self { session, lane, index, connections, reads_max: word(16) })
     }
 }
 
@@ -83,19 +223,42 @@ mod tests {
     #[test]
     fn headers_come_back_as_they_went() {
         let target = Target { slot: 3, generation: u32::MAX, offset: 77 };
-        for header in [
-            Header::Hello,
-            Header::Message { len: MESSAGE_BYTES_MAX as u32 },
-            Header::Write { len: 5, target, immediate: None },
-            Header::Write { len: u32::MAX, target, immediate: Some(0) },
+        let rows = Some(RowShape { bytes: 8, stride: 24 });
+        for (header, followers) in [
+            (Header::Message { len: MESSAGE_BYTES_MAX as u32 }, 0),
+            (Header::Write { len: 5, target, rows: None, immediate: None }, 63),
+            (Header::Write { len: u32::MAX, target, rows, immediate: Some(0) }, 1),
+            (Header::Immediate { value: 9 }, 0),
+            (Header::Read { number: 1 << 31, len: 24, from: target, rows }, 2),
+            (Header::Response { number: 7, at: 1, len: 2, is_verified: true }, 0),
+            (Header::Response { number: 7, at: 1, len: 2, is_verified: false }, 0),
+            (Header::Verified { number: 7, len: 1 }, 0),
+            (Header::Landed { count: 3 }, 0),
+            (Header::Fence { counts: [1, 2, 3, 4, 5, 6, u32::MAX] }, 0),
         ] {
-            assert_eq!(Header::decode(&header.encode()), Ok(header));
+            for is_signalled in [false, true] {
+                let decoded = Decoded { header, followers, is_signalled };
+                assert_eq!(Header::decode(&header.encode(followers, is_signalled)), Ok(decoded));
+            }
+        }
+    }
+
+    #[test]
+    fn hellos_are_checked() {
+        let hello = Hello { session: u64::MAX - 4, lane: 1, index: 7, connections: 8, reads_max: 256 };
+        let good = hello.encode();
+        assert_eq!(Hello::decode(&good), Ok(hello));
+        for (at, value) in [(0, b'X'), (8, 1), (10, 2), (11, 8), (12, 0), (12, 9), (13, 1), (20, 1)] {
+            let mut bad = good;
+            bad[at] = value;
+            assert!(Hello::decode(&bad).is_err(), "byte {at} = {value}");
         }
     }
 
     #[test]
     fn nonsense_is_an_error_and_never_a_panic() {
         let mut random = 1_u64;
+        let mut decoded = 0;
         for _ in 0..100_000 {
             let mut bytes = [0; HEADER_BYTES];
             for byte in &mut bytes {
@@ -104,11 +267,10 @@ mod tests {
                 random ^= random << 17;
                 *byte = random as u8;
             }
-            bytes[0] %= 6;
-            if let Ok(header) = Header::decode(&bytes) {
-                assert_ne!(header, Header::Hello, "the magic does not come by chance");
-            }
+            assert!(Hello::decode(&bytes).is_err(), "the magic does not come by chance");
+            (bytes[0], bytes[1], bytes[2], bytes[3]) = (bytes[0] % 11, bytes[1] % 65, bytes[2] % 5, 0);
+            decoded += u32::from(Header::decode(&bytes).is_ok());
         }
-        assert!(Header::decode(&[0; HEADER_BYTES]).is_err());
+        assert!(decoded > 1000 && decoded < 99_000, "{decoded} of the headers made sense");
     }
 }

@@ -1,24 +1,5 @@
 use std::time::Duration;
 
-/// How a slot is cut: `layers` pieces of `layer_bytes` each, one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PieceLayout {
-    /// Pieces of a slot.
-    pub layers: u16,
-    /// Bytes of one.
-    pub layer_bytes: u32,
-    /// Both ends must hold the same: whatever else decides whether bytes mean the same there.
-    pub fingerprint: u64,
-}
-
-impl PieceLayout {
-    /// Bytes of a whole slot.
-    #[must_use]
-    pub fn slot_bytes(&self) -> usize {
-        usize::from(self.layers) * self.layer_bytes as usize
-    }
-}
-
 /// Bounds of a node's tables.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -28,11 +9,37 @@ pub struct Limits {
     pub lease: Duration,
     /// Events handled in one poll.
     pub poll_budget: usize,
+    /// Batches of moves under way or waiting, over all peers.
+    pub moves_max: usize,
+    /// Bytes of urgent moves that may be in flight to one peer.
+    pub urgent_window_bytes: u64,
+    /// Bytes of background moves that may be in flight to one peer while nothing urgent is.
+    pub background_window_bytes: u64,
+    /// A move is posted in pieces of at most so many bytes, so that nothing urgent waits long behind one.
+    pub slice_bytes: u32,
+    /// After a connection could not be made, the next try waits so long, doubled with each failure up to
+    /// [`Limits::reconnect_max`] and shortened by up to a half at random.
+    pub reconnect_first: Duration,
+    /// The longest such wait.
+    pub reconnect_max: Duration,
+    /// Seeds that randomness: equal seed, equal run.
+    pub seed: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { transfers_max: 4096, lease: Duration::from_secs(30), poll_budget: 256 }
+        Self {
+            transfers_max: 4096,
+            lease: Duration::from_secs(30),
+            poll_budget: 256,
+            moves_max: 1024,
+            urgent_window_bytes: 64 << 20,
+            background_window_bytes: 8 << 20,
+            slice_bytes: 1 << 20,
+            reconnect_first: Duration::from_millis(20),
+            reconnect_max: Duration::from_secs(2),
+            seed: 1,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use dataplane_fabric::PeerId;
 use dataplane_memory::SlotRef;
 
 use crate::checksum;
-use crate::config::PieceLayout;
+use crate::shard::Cut;
 use crate::wire::SlotName;
 
 #[derive(Debug)]
@@ -32,6 +32,9 @@ pub(crate) struct Inbound {
     pub(crate) corrupted: bool,
     /// Per block: how many leading layers are verified.
     layers_verified: Vec<u16>,
+    layers: u16,
+    /// What the sender has in common with us, once it has told what it holds.
+    cut: Option<Cut>,
     announced: HashMap<u16, Announcement>,
     /// Immediates whose announcement has not come (possible only on a fabric that reorders).
     landed_early: Vec<u16>,
@@ -47,6 +50,7 @@ impl Inbound {
         content: [u8; 16],
         first_block: u32,
         slots: Vec<SlotRef>,
+        layers: u16,
         deadline: Instant,
     ) -> Self {
         let layers_verified = vec![0; slots.len()];
@@ -60,9 +64,17 @@ impl Inbound {
             reserved: false,
             corrupted: false,
             layers_verified,
+            layers,
+            cut: None,
             announced: HashMap::new(),
             landed_early: Vec::new(),
         }
+    }
+
+    /// The sender has said what it holds: its slots can be asked for.
+    pub(crate) fn reserve(&mut self, cut: Cut) {
+        self.cut = Some(cut);
+        self.reserved = true;
     }
 
     pub(crate) fn slot_names(&self) -> Vec<SlotName> {
@@ -73,7 +85,6 @@ impl Inbound {
     /// Takes an announcement; false when it makes no sense.
     pub(crate) fn announce(
         &mut self,
-        layout: &PieceLayout,
         sequence: u16,
         layers: (u16, u16),
         first_block: u32,
@@ -83,23 +94,22 @@ impl Inbound {
         let blocks_fit = first_block
             .checked_sub(self.first_block)
             .is_some_and(|first| first as usize + sums.len() <= self.slots.len());
-        let layers_fit =
-            layers > 0 && first_layer.checked_add(layers).is_some_and(|end| end <= layout.layers);
+        let layers_fit = layers > 0 && first_layer.checked_add(layers).is_some_and(|end| end <= self.layers);
         if !blocks_fit || !layers_fit || self.announced.len() >= UNMATCHED_MAX {
             return false;
         }
         self.announced.insert(sequence, Announcement { first_layer, layers, first_block, sums });
         if let Some(at) = self.landed_early.iter().position(|&early| early == sequence) {
             self.landed_early.swap_remove(at);
-            self.verify(layout, sequence);
+            self.verify(sequence);
         }
         true
     }
 
     /// Takes an immediate. Returns the number of pieces that failed verification.
-    pub(crate) fn landed(&mut self, layout: &PieceLayout, sequence: u16) -> u64 {
+    pub(crate) fn landed(&mut self, sequence: u16) -> u64 {
         if self.announced.contains_key(&sequence) {
-            return self.verify(layout, sequence);
+            return self.verify(sequence);
         }
         if self.landed_early.len() < UNMATCHED_MAX {
             self.landed_early.push(sequence);
@@ -107,18 +117,19 @@ impl Inbound {
         0
     }
 
-    fn verify(&mut self, layout: &PieceLayout, sequence: u16) -> u64 {
-        let Some(announcement) = self.announced.remove(&sequence) else { return 0 };
+    fn verify(&mut self, sequence: u16) -> u64 {
+        let (Some(announcement), Some(cut)) = (self.announced.remove(&sequence), self.cut) else { return 0 };
         let first = (announcement.first_block - self.first_block) as usize;
-        let offset = usize::from(announcement.first_layer) * layout.layer_bytes as usize;
-        let len = usize::from(announcement.layers) * layout.layer_bytes as usize;
+        let layers = announcement.first_layer..announcement.first_layer + announcement.layers;
+        let (offset, len) = (cut.offset_here(layers.start) as usize, cut.len(&layers) as usize);
         let mut failures = 0;
         for (index, expected) in announcement.sums.into_iter().enumerate() {
             let block = first + index;
             let slot = &self.slots[block];
             let verified = &mut self.layers_verified[block];
             let in_order = *verified == announcement.first_layer;
-            if in_order && checksum::of_range(slot.slab(), slot.slot(), offset, len) == expected {
+            let sum = || checksum::of_rows(slot.slab(), slot.slot(), offset, len, cut.row_here());
+            if in_order && sum() == expected {
                 *verified += announcement.layers;
             } else {
                 failures += 1;
@@ -129,11 +140,11 @@ impl Inbound {
     }
 
     /// Leading blocks of which every byte is verified.
-    pub(crate) fn verified_prefix(&self, layout: &PieceLayout) -> usize {
-        self.layers_verified.iter().take_while(|&&layers| layers == layout.layers).count()
+    pub(crate) fn verified_prefix(&self) -> usize {
+        self.layers_verified.iter().take_while(|&&layers| layers == self.layers).count()
     }
 
-    pub(crate) fn is_complete(&self, layout: &PieceLayout) -> bool {
-        self.verified_prefix(layout) == self.slots.len()
+    pub(crate) fn is_complete(&self) -> bool {
+        self.verified_prefix() == self.slots.len()
     }
 }

@@ -15,6 +15,8 @@
 //!    │ ◀── CancelAck ────────────── │   after it, no write of this transfer is under way
 //! ```
 //!
+//! Beside the hand-off there are plain moves ([`Batch`]): one-sided writes and reads whose slots the caller names.
+//!
 //! Invariants: a slot that a peer was told of is reused only after `Finished`, `CancelAck` or the end of the
 //! connection; a block counts as arrived only when every byte of it was verified; every table and queue is
 //! bounded ([`Limits`]); time arrives as an argument ([`TransferNode`]), the thread that brings it is
@@ -22,16 +24,34 @@
 
 #![forbid(unsafe_code)]
 
+mod bond;
 mod checksum;
 mod config;
+pub mod flight;
 mod inbound;
 mod metrics;
+mod moves;
 mod node;
 mod outbound;
+mod pieces;
 mod service;
+mod shard;
 mod wire;
 
-pub use config::{Limits, PieceLayout};
+pub use bond::{Bond, BondConfig, BondCounters, Rail};
+pub use config::Limits;
+pub use flight::{MoveOutcome, Ticket};
 pub use metrics::TransferCounters;
+pub use moves::{Batch, Direction, Piece};
 pub use node::{Command, Notice, Outcome, TransferId, TransferNode};
-pub use service::{ServiceError, TransferService};
+pub use service::{MoveHandle, ServiceError, TransferService};
+pub use shard::{Cut, HeadRange, PieceLayout, senders_of};
+
+/// For fuzzing: bytes of a peer, as the hand-off and the bond read them. What decodes must encode to the same bytes.
+#[doc(hidden)]
+pub fn fuzz_wire(bytes: &[u8]) {
+    if let Some(message) = wire::Message::decode(bytes) {
+        assert_eq!(&*message.encode(), bytes, "{message:?}");
+    }
+    bond::fuzz_frame(bytes);
+}

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use dataplane_fabric::{Fabric, Operation, PeerId, Source, Target, WorkRequest};
+use dataplane_fabric::{Fabric, Operation, PeerId, Priority, Source, Target, WorkRequest};
 use dataplane_memory::SlotRef;
 
 use crate::checksum;
-use crate::config::{ANNOUNCED_BLOCKS_MAX, PieceLayout};
+use crate::config::ANNOUNCED_BLOCKS_MAX;
+use crate::shard::Cut;
 use crate::wire::{Message, SlotName};
 
 /// Where the receiver wants the blocks.
@@ -18,6 +19,8 @@ pub(crate) struct Reservation {
     pub(crate) content: [u8; 16],
     pub(crate) first_block: u32,
     pub(crate) slots: Vec<SlotName>,
+    /// What the receiver has in common with us.
+    pub(crate) cut: Cut,
 }
 
 /// Layers `layers` of blocks `first_block..`, computed and waiting.
@@ -82,13 +85,7 @@ impl Outbound {
     }
 
     /// Posts as much as the fabric takes. `finish_id` is the completion id for `Finished`.
-    pub(crate) fn pump<F: Fabric>(
-        &mut self,
-        transfer: u64,
-        layout: &PieceLayout,
-        fabric: &mut F,
-        finish_id: u64,
-    ) -> Progress {
+    pub(crate) fn pump<F: Fabric>(&mut self, transfer: u64, fabric: &mut F, finish_id: u64) -> Progress {
         let Some(reservation) = &self.reservation else { return Progress::Idle };
         if self.content.is_some_and(|content| content != reservation.content) {
             // The two legs are of different requests: not one byte may be mistaken for the other's.
@@ -99,17 +96,16 @@ impl Outbound {
             ready.skip_unwanted(reservation);
             if ready.posted < ready.slots.len() {
                 if !ready.announced {
-                    let announce = ready.announcement(transfer, self.sequence, layout);
-                    let operation = Operation::Send { message: announce.encode() };
-                    if fabric.post(WorkRequest { id: 0, peer: reservation.peer, operation }).is_err() {
+                    let announce = ready.announcement(transfer, self.sequence, &reservation.cut);
+                    if fabric.post(WorkRequest::message(reservation.peer, announce.encode())).is_err() {
                         return Progress::Full;
                     }
                     ready.announced = true;
                 }
                 while ready.posted < ready.slots.len() {
-                    let operation = ready.next_write(reservation, self.sequence, layout);
-                    let bytes = u64::from(layout.layer_bytes) * ready.layers.len() as u64;
-                    if fabric.post(WorkRequest { id: 0, peer: reservation.peer, operation }).is_err() {
+                    let operation = ready.next_write(reservation, self.sequence);
+                    let bytes = u64::from(reservation.cut.len(&ready.layers));
+                    if fabric.post(urgent(0, reservation.peer, operation)).is_err() {
                         return Progress::Full;
                     }
                     ready.posted += 1;
@@ -121,13 +117,18 @@ impl Outbound {
         }
         if self.ended && !self.finish_posted {
             let operation = Operation::Send { message: Message::Finished { transfer }.encode() };
-            if fabric.post(WorkRequest { id: finish_id, peer: reservation.peer, operation }).is_err() {
+            if fabric.post(urgent(finish_id, reservation.peer, operation)).is_err() {
                 return Progress::Full;
             }
             self.finish_posted = true;
         }
         Progress::Idle
     }
+}
+
+/// A decode step waits for whatever a hand-off brings.
+fn urgent(id: u64, peer: PeerId, operation: Operation) -> WorkRequest {
+    WorkRequest { id, peer, priority: Priority::Urgent, operation }
 }
 
 impl Ready {
@@ -144,15 +145,9 @@ impl Ready {
         self.slots.truncate(wanted_end.saturating_sub(self.first_block as usize));
     }
 
-    fn piece(&self, layout: &PieceLayout) -> (u32, u32) {
-        let offset = u32::from(self.layers.start) * layout.layer_bytes;
-        (offset, self.layers.len() as u32 * layout.layer_bytes)
-    }
-
-    fn announcement(&self, transfer: u64, sequence: u16, layout: &PieceLayout) -> Message {
-        let (offset, len) = self.piece(layout);
-        let sum =
-            |slot: &SlotRef| checksum::of_range(slot.slab(), slot.slot(), offset as usize, len as usize);
+    fn announcement(&self, transfer: u64, sequence: u16, cut: &Cut) -> Message {
+        let (offset, len) = (cut.offset_here(self.layers.start) as usize, cut.len(&self.layers) as usize);
+        let sum = |slot: &SlotRef| checksum::of_rows(slot.slab(), slot.slot(), offset, len, cut.row_here());
         Message::Announce {
             transfer,
             sequence,
@@ -163,14 +158,17 @@ impl Ready {
         }
     }
 
-    fn next_write(&self, reservation: &Reservation, sequence: u16, layout: &PieceLayout) -> Operation {
-        let (offset, len) = self.piece(layout);
+    fn next_write(&self, reservation: &Reservation, sequence: u16) -> Operation {
+        let cut = &reservation.cut;
+        let (offset, len) = (cut.offset_here(self.layers.start), cut.len(&self.layers));
+        let there = cut.offset_there(self.layers.start);
         let block = self.first_block as usize + self.posted;
         let name = reservation.slots[block - reservation.first_block as usize];
         let last = self.posted + 1 == self.slots.len();
         Operation::Write {
             source: Source::Slot { slot: self.slots[self.posted].clone(), offset, len },
-            target: Target { slot: name.slot, generation: name.generation, offset },
+            target: Target { slot: name.slot, generation: name.generation, offset: there },
+            rows: cut.rows(),
             immediate: last.then_some(u32::from(reservation.tag) << 16 | u32::from(sequence)),
         }
     }

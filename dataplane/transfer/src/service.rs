@@ -9,9 +9,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
-use dataplane_fabric::Fabric;
+use dataplane_fabric::{Fabric, Sleeper};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
+use crate::flight::{FlightTable, MoveOutcome, Ticket};
+use crate::moves::Batch;
 use crate::node::{Command, Notice, TransferNode};
 
 /// Commands that may wait for the thread.
@@ -36,6 +38,8 @@ pub enum ServiceError {
 struct Mailbox {
     commands: ArrayQueue<Command>,
     bell: OwnedFd,
+    /// Set when the fabric has a faster sleep than on descriptors.
+    sleeper: Option<Arc<dyn Sleeper>>,
     sleeping: AtomicBool,
     stop: AtomicBool,
 }
@@ -44,15 +48,52 @@ impl Mailbox {
     fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleeping.swap(false, Ordering::Relaxed) {
-            // Fails only when the counter is at its maximum, and then the thread is being woken anyway.
-            let _full = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+            match &self.sleeper {
+                Some(sleeper) => sleeper.wake(),
+                // Fails only when the counter is at its maximum, and then the thread is being woken anyway.
+                None => drop(rustix::io::write(&self.bell, &1_u64.to_ne_bytes())),
+            }
         }
+    }
+}
+
+/// A batch under way. Dropping the handle does not stop it.
+pub struct MoveHandle {
+    flights: Arc<FlightTable>,
+    mailbox: Arc<Mailbox>,
+    ticket: Ticket,
+}
+
+impl MoveHandle {
+    /// How it ended, or `None` while it goes on. Who sees [`MoveOutcome::Done`] also sees the bytes.
+    #[must_use]
+    pub fn outcome(&self) -> Option<MoveOutcome> {
+        self.flights.outcome(self.ticket)
+    }
+
+    /// Its name, as in [`Notice::Moved`].
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// Asks it to stop. It is over when [`MoveHandle::outcome`] says so: until then its slots are in use.
+    pub fn cancel(&self) {
+        self.flights.cancel(self.ticket);
+        self.mailbox.ring();
+    }
+}
+
+impl Drop for MoveHandle {
+    fn drop(&mut self) {
+        self.flights.abandon(self.ticket);
     }
 }
 
 /// Handle to the thread. Dropping it stops the thread and closes its connections.
 pub struct TransferService {
     mailbox: Arc<Mailbox>,
+    flights: Arc<FlightTable>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -67,15 +108,17 @@ impl TransferService {
         let mailbox = Arc::new(Mailbox {
             commands: ArrayQueue::new(COMMANDS_MAX),
             bell,
+            sleeper: node.fabric().sleeper(),
             sleeping: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
         let inbox = Arc::clone(&mailbox);
+        let flights = Arc::clone(node.flights());
         let thread = std::thread::Builder::new()
             .name("kvasir-transfer".to_owned())
             .spawn(move || run(&mut node, &inbox, &mut notify))
             .map_err(ServiceError::Thread)?;
-        Ok(Self { mailbox, thread: Some(thread) })
+        Ok(Self { mailbox, flights, thread: Some(thread) })
     }
 
     /// Whether the thread has ended, which it does by a panic only.
@@ -89,6 +132,32 @@ impl TransferService {
         self.mailbox.commands.push(command)?;
         self.mailbox.ring();
         Ok(())
+    }
+
+    /// Starts a batch; it comes back when as many as allowed are under way. Any thread may call this. The outcome
+    /// is asked of the handle, of many handles in turn (nothing is locked), or comes as [`Notice::Moved`].
+    pub fn start_move(&self, batch: Batch) -> Result<MoveHandle, Batch> {
+        let Some(ticket) = self.flights.open() else { return Err(batch) };
+        match self.submit(Command::Move { ticket, batch }) {
+            Ok(()) => {
+                let (flights, mailbox) = (Arc::clone(&self.flights), Arc::clone(&self.mailbox));
+                Ok(MoveHandle { flights, mailbox, ticket })
+            }
+            Err(command) => {
+                self.flights.end(ticket, MoveOutcome::Refused);
+                self.flights.abandon(ticket);
+                match command {
+                    Command::Move { batch, .. } => Err(batch),
+                    _ => unreachable!("the command that was just made"),
+                }
+            }
+        }
+    }
+
+    /// Batches under way, or over and still looked at through a handle.
+    #[must_use]
+    pub fn open_moves(&self) -> usize {
+        self.flights.open_count()
     }
 }
 
@@ -136,11 +205,17 @@ fn sleep<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox) {
     fence(Ordering::SeqCst);
     let idle = mailbox.commands.is_empty() && !mailbox.stop.load(Ordering::Relaxed);
     if idle && node.fabric_mut().prepare_wait() {
-        let mut descriptors = vec![mailbox.bell.as_fd()];
-        node.fabric().wait_descriptors(&mut descriptors);
         // The other end of a full queue does not ring: look again soon.
         let retry = node.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);
-        wait(&descriptors, node.next_deadline().into_iter().chain(retry).min());
+        let until = node.next_deadline().into_iter().chain(retry).min();
+        match &mailbox.sleeper {
+            Some(sleeper) => sleeper.sleep(until),
+            None => {
+                let mut descriptors = vec![mailbox.bell.as_fd()];
+                node.fabric().wait_descriptors(&mut descriptors);
+                wait(&descriptors, until);
+            }
+        }
     }
     mailbox.sleeping.store(false, Ordering::Relaxed);
     // An empty bell reads as EAGAIN.

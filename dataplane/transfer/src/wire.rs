@@ -1,10 +1,11 @@
 //! The messages between nodes: a kind byte, then little-endian fields. A length that does not fit, an unknown
 //! kind or left-over bytes make the whole message invalid; the connection is then closed.
 
-use crate::config::{BLOCKS_MAX, PieceLayout};
+use crate::config::BLOCKS_MAX;
+use crate::shard::{HeadRange, PieceLayout};
 
 /// Raised when a message changes its meaning.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// A slot as its owner names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +46,10 @@ impl Message {
                 out.push(HELLO);
                 out.extend(version.to_le_bytes());
                 out.extend(layout.layers.to_le_bytes());
-                out.extend(layout.layer_bytes.to_le_bytes());
+                out.extend(layout.rows.to_le_bytes());
+                out.extend(layout.heads.first.to_le_bytes());
+                out.extend(layout.heads.count.to_le_bytes());
+                out.extend(layout.head_bytes.to_le_bytes());
                 out.extend(layout.fingerprint.to_le_bytes());
             }
             Self::Reserve { transfer, tag, content, first_block, slots } => {
@@ -85,7 +89,9 @@ impl Message {
                 version: rest.u32()?,
                 layout: PieceLayout {
                     layers: rest.u16()?,
-                    layer_bytes: rest.u32()?,
+                    rows: rest.u32()?,
+                    heads: HeadRange { first: rest.u16()?, count: rest.u16()? },
+                    head_bytes: rest.u32()?,
                     fingerprint: rest.u64()?,
                 },
             },
@@ -160,7 +166,8 @@ mod tests {
     use super::*;
 
     fn samples() -> Vec<Message> {
-        let layout = PieceLayout { layers: 80, layer_bytes: 65_536, fingerprint: u64::MAX };
+        let heads = HeadRange { first: 8, count: 4 };
+        let layout = PieceLayout { layers: 80, rows: 32, heads, head_bytes: 256, fingerprint: u64::MAX };
         vec![
             Message::Hello { version: VERSION, layout },
             Message::Reserve {

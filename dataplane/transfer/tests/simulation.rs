@@ -11,7 +11,7 @@ use dataplane_transfer::{
     Command, Limits, Notice, Outcome, PieceLayout, TransferCounters, TransferId, TransferNode,
 };
 
-const LAYOUT: PieceLayout = PieceLayout { layers: 4, layer_bytes: 256, fingerprint: 1 };
+const LAYOUT: PieceLayout = PieceLayout::whole(4, 256, 1);
 const TICK: Duration = Duration::from_millis(1);
 
 struct Random(u64);

@@ -17,6 +17,9 @@ pub struct DataPlaneAddress {
     /// `ip:port` of the TCP transport, if it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcp: Option<String>,
+    /// `ip:port` at which each RDMA rail is connected to, best first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rdma: Vec<String>,
 }
 
 /// One leg of a hand-off.
@@ -63,7 +66,12 @@ mod tests {
 
     #[test]
     fn legs_survive_json_and_other_dialects_are_not_ours() {
-        let from = DataPlaneAddress { host: "h".into(), shm: Some("/x".into()), tcp: None };
+        let from = DataPlaneAddress {
+            host: "h".into(),
+            shm: Some("/x".into()),
+            tcp: None,
+            rdma: vec!["1.2.3.4:5".into()],
+        };
         for leg in [Handoff::Prefill { transfer_id: u64::MAX }, Handoff::Decode { transfer_id: 1, from }] {
             assert_eq!(Handoff::from_json(&leg.to_json()), Some(leg.clone()));
         }

@@ -51,4 +51,4 @@ pub use config::{GatewayConfig, TextBy, WorkerConfig};
 pub use fleet::Fleet;
 pub use grpc::serve_grpc;
 pub use said::Formats;
-pub use service::{Gateway, router, status_router};
+pub use service::{Gateway, MoreMetrics, router, status_router};

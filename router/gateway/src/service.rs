@@ -1,7 +1,7 @@
 //! HTTP: requests in, answers out.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -40,7 +40,11 @@ pub struct Gateway {
     pub(crate) access: Access,
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(crate) started: u64,
+    more_metrics: OnceLock<MoreMetrics>,
 }
+
+/// Appends series in the OpenMetrics text format.
+pub type MoreMetrics = Box<dyn Fn(&mut String) + Send + Sync>;
 
 impl Gateway {
     /// A gateway over a fleet; an error says what of its files cannot be used.
@@ -58,10 +62,22 @@ impl Gateway {
             access,
             tracer,
             started: unix_time(),
+            more_metrics: OnceLock::new(),
         });
         let weak = || Arc::downgrade(&gateway);
         gateway.fleet.adopt([tokio::spawn(keep(weak())), tokio::spawn(keep_keys(weak()))]);
         Ok(gateway)
+    }
+
+    /// Lets `/metrics` show what the process around this gateway measures as well. The first call counts.
+    pub fn show_also(&self, metrics: MoreMetrics) {
+        let _taken = self.more_metrics.set(metrics);
+    }
+
+    pub(crate) fn append_metrics(&self, out: &mut String) {
+        if let Some(more) = self.more_metrics.get() {
+            more(out);
+        }
     }
 
     /// Requests inside now.

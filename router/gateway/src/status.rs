@@ -180,5 +180,11 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: Header
         metrics.of_worker(&picked.live.name, &picked.live.load, ejections);
     }
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, content_type)], metrics.render()).into_response()
+    let mut text = metrics.render();
+    // The end marker stays last.
+    let end = text.strip_suffix("# EOF\n").map_or(text.len(), str::len);
+    let marker = text.split_off(end);
+    gateway.append_metrics(&mut text);
+    text.push_str(&marker);
+    ([(header::CONTENT_TYPE, content_type)], text).into_response()
 }

@@ -232,7 +232,12 @@ mod tests {
             blocks: 1,
             instance: None,
             feeds: Vec::new(),
-            data_plane: Some(DataPlaneAddress { host: "h".into(), shm: None, tcp: Some("1.2.3.4:5".into()) }),
+            data_plane: Some(DataPlaneAddress {
+                host: "h".into(),
+                shm: None,
+                tcp: Some("1.2.3.4:5".into()),
+                rdma: Vec::new(),
+            }),
             bootstrap: Some(("10.0.0.1".into(), 8998)),
         }
     }

@@ -296,15 +296,24 @@ fn submit(
     Ok(generations)
 }
 
-/// The best transport that both ends have: shared memory on the same host, else TCP.
+/// How to reach the prefill worker: through shared memory on the same host; else over its RDMA rails, with TCP beside
+/// them for the case that all of them fail.
 fn choose_path(state: &Shared, from: &DataPlaneAddress) -> Result<String, ApiError> {
+    let has = |transport: &str| state.transports.contains(&transport);
     let same_host = from.host == state.description.data_plane.host;
-    let path = state.transports.iter().find_map(|transport| match *transport {
-        "shm" if same_host => from.shm.as_ref().map(|path| format!("shm:{path}")),
-        "tcp" => from.tcp.as_ref().map(|address| format!("tcp:{address}")),
-        _ => None,
-    });
-    path.ok_or_else(|| ApiError::invalid("kv_transfer_params", "No transport reaches the prefill worker."))
+    if has("shm")
+        && same_host
+        && let Some(path) = &from.shm
+    {
+        return Ok(format!("shm:{path}"));
+    }
+    let rails = from.rdma.iter().filter(|_| has("rdma")).map(|address| format!("rdma:{address}"));
+    let tcp = from.tcp.iter().filter(|_| has("tcp")).map(|address| format!("tcp:{address}"));
+    let path: Vec<String> = rails.chain(tcp).collect();
+    if path.is_empty() {
+        return Err(ApiError::invalid("kv_transfer_params", "No transport reaches the prefill worker."));
+    }
+    Ok(path.join(","))
 }
 
 impl IntoResponse for super::answer::Stream {

@@ -1,0 +1,191 @@
+//! The options of `kvasir bench transfer`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::sizes::{RowShape, Sizes, parse_bytes, parse_seconds};
+
+/// What moves the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Op {
+    /// One-sided writes; the last of a batch is signalled.
+    Write,
+    /// One-sided reads; the last of a batch is signalled.
+    Read,
+    /// Two-sided messages, at most 64 KiB.
+    Send,
+    /// Writes whose batches end with an immediate: the target knows of each.
+    WriteImm,
+}
+
+impl Op {
+    /// Name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Send => "send",
+            Self::WriteImm => "write-imm",
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Test {
+    /// Bytes per second.
+    Bw,
+    /// One way: half a round trip of writes with immediate (or messages); a whole read.
+    Lat,
+    /// Messages per second.
+    Rate,
+    /// What posting 10,000 descriptors costs the thread that posts.
+    Post,
+}
+
+/// Who drives the two ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Threads {
+    /// One thread, in turn.
+    One,
+    /// One thread for each end.
+    Two,
+}
+
+/// Where the bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MemoryKind {
+    /// Host memory, 4 KiB pages.
+    Host,
+    /// Host memory, 2 MiB pages if there are enough.
+    Huge,
+    /// Device memory.
+    Gpu,
+}
+
+/// What stands beside our figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Against {
+    /// Copies of the same pieces by this process, in turn.
+    Memcpy,
+    /// `ib_write_bw` and its kin on the same device, in turn.
+    Perftest,
+    /// Nothing.
+    None,
+}
+
+/// Transfers between two nodes.
+#[derive(Debug, Clone, Args)]
+pub struct TransferArgs {
+    /// Transport: shm, tcp, rdma, or all of them one after the other.
+    #[arg(long, default_value = "all")]
+    pub transport: String,
+    /// Operation.
+    #[arg(long, value_enum, default_value = "write-imm")]
+    pub op: Op,
+    /// What to measure; may be repeated.
+    #[arg(long, value_enum, default_values_t = [Test::Bw, Test::Lat])]
+    pub test: Vec<Test>,
+    /// Sizes of a piece: a list (4K,64K), a range doubled (64..64M) or quadrupled (64..64M:4).
+    #[arg(long, default_value = "4K,64K,1M,16M")]
+    pub sizes: Sizes,
+    /// Pieces of a batch; the last is signalled.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch: u32,
+    /// Batches in flight.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub depth: u32,
+    /// Cut each piece into rows: bytes of a row, stride here, stride there.
+    #[arg(long, value_name = "BYTES:LOCAL:REMOTE")]
+    pub rows: Option<RowShape>,
+    /// Both ends move at once.
+    #[arg(long)]
+    pub bidirectional: bool,
+    /// Who drives the two ends when both are in this process.
+    #[arg(long, value_enum, default_value = "two")]
+    pub threads: Threads,
+    /// Be the far end at this address and wait for `--connect`; with several rails a list.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "connect", value_delimiter = ',')]
+    pub listen: Vec<String>,
+    /// The far end is there; with several rails a list.
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    pub connect: Vec<String>,
+    /// Connections side by side, each over a fabric of its own; batches take turns.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub rails: u32,
+    /// Devices of the rails, in order.
+    #[arg(long, value_delimiter = ',')]
+    pub devices: Vec<String>,
+    /// GID index, for RDMA and perftest.
+    #[arg(long)]
+    pub gid_index: Option<u32>,
+    /// Where the bytes are.
+    #[arg(long, value_enum, default_value = "host")]
+    pub memory: MemoryKind,
+    /// Memory of each end; batches get smaller where they do not fit.
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_bytes)]
+    pub memory_bytes: u64,
+    /// Time for each size, rounds and peer together.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    pub duration: Duration,
+    /// Batches of a round (bw, rate) or round trips (lat), instead of a duration.
+    #[arg(long)]
+    pub iterations: Option<u64>,
+    /// Batches or round trips before the first round.
+    #[arg(long, default_value_t = 16)]
+    pub warmup: u64,
+    /// Rounds; the median counts.
+    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=1001))]
+    pub rounds: u32,
+    /// lat: send so many a second at set times, whether or not answers are back, and count from the set time.
+    #[arg(long, value_name = "PER_SECOND")]
+    pub rate: Option<u32>,
+    /// What to measure beside it.
+    #[arg(long, value_enum, default_value = "memcpy")]
+    pub against: Against,
+    /// Compare every byte of the last batches. Always with --smoke.
+    #[arg(long)]
+    pub check: bool,
+    /// Write results there, one JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Draw throughput by size there.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Transports of `all`.
+pub(super) const TRANSPORTS: [&str; 3] = ["shm", "tcp", "rdma"];
+
+impl TransferArgs {
+    /// The same, small: to see that everything runs.
+    #[must_use]
+    pub(super) fn smoke(mut self) -> Self {
+        self.check = true;
+        self.rounds = self.rounds.min(3);
+        self.warmup = self.warmup.min(2);
+        self.iterations = Some(self.iterations.unwrap_or(4).min(50));
+        self.memory_bytes = self.memory_bytes.min(16 << 20);
+        self
+    }
+}
+
+/// Lets clap supply the defaults.
+#[derive(clap::Parser)]
+struct Defaults {
+    #[command(flatten)]
+    args: TransferArgs,
+}
+
+impl TransferArgs {
+    /// What no option given means.
+    #[must_use]
+    pub fn with_defaults() -> Self {
+        <Defaults as clap::Parser>::parse_from(["transfer"]).args
+    }
+}

@@ -1,0 +1,44 @@
+//! Transfers between two nodes, over any fabric, beside a peer that is measured in the same run.
+//!
+//! One end initiates and measures ([`bandwidth`], [`latency`], [`post`]); the other obeys ([`responder`]). What the two
+//! agree upon travels as messages of the fabric itself ([`command`]), so one code serves both ends driven by one thread,
+//! one thread for each, and two processes or machines. A [`Rails`] makes the fabrics, so no transport is named here.
+//!
+//! What counts: a window of signalled batches is kept full; bytes count when their batch has completed here and, for
+//! writes with an immediate, when the immediate has arrived there; the result is the median of rounds, and the ratio to
+//! memcpy or perftest is taken round by round, since machines are shared and noisy. Pieces are shuffled at the target, so
+//! that no transport can merge neighbours, as blocks of a cache are never neighbours on both sides.
+//!
+//! Reading order: `args`, `sizes`, `places`, `piece`, `node`, `command`, `stream`, `responder`, `session`, then the tests.
+
+mod against;
+mod args;
+mod bandwidth;
+mod command;
+mod error;
+#[cfg(test)]
+mod fakes;
+mod latency;
+mod node;
+mod open_loop;
+mod perftest;
+mod piece;
+mod places;
+mod plot;
+mod post;
+mod report;
+mod responder;
+mod run;
+mod session;
+mod sizes;
+mod statistics;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use args::{Against, MemoryKind, Op, Test, Threads, TransferArgs};
+pub use error::Unavailable;
+pub use report::Record;
+pub use run::{EXIT_UNAVAILABLE, run};
+pub use session::{ANY_ADDRESS, Rails};
+pub use sizes::{RowShape, Sizes};

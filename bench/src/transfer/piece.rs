@@ -1,0 +1,83 @@
+//! What a test moves, and the request that it becomes.
+
+use anyhow::{Context, Result, ensure};
+use dataplane_fabric::{Operation, SlotRange, Source, Target};
+use dataplane_memory::SlotRef;
+
+use super::args::Op;
+use super::node::Node;
+use super::places::{Place, Shape};
+use super::sizes::RowShape;
+
+/// Names of the peer's slots.
+#[derive(Debug, Default)]
+pub(super) struct Remote {
+    pub(super) slot_bytes: usize,
+    pub(super) out: Vec<(u32, u32)>,
+    pub(super) in_: Vec<(u32, u32)>,
+}
+
+impl Remote {
+    /// As a peer tells it: offsets into its slots are 32 bits wide.
+    pub(super) fn checked(slot_bytes: usize, out: Vec<(u32, u32)>, in_: Vec<(u32, u32)>) -> Result<Self> {
+        ensure!(u32::try_from(slot_bytes).is_ok(), "slots of {slot_bytes} bytes");
+        Ok(Self { slot_bytes, out, in_ })
+    }
+}
+
+/// What to move, from where to where.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub(super) op: Op,
+    pub(super) shape: Shape,
+    /// Index here and at the peer.
+    pub(super) local: u32,
+    pub(super) remote: u32,
+    pub(super) immediate: Option<u32>,
+    pub(super) signalled: bool,
+}
+
+impl Piece {
+    pub(super) fn operation(&self, node: &Node) -> Result<Operation> {
+        let rows = self.shape.rows.map(RowShape::rows);
+        let here = |slots| here(slots, self.shape.place(node.slot_bytes(), self.local));
+        let there = |names| there(names, self.shape.place(node.remote.slot_bytes, self.remote));
+        Ok(match self.op {
+            Op::Write | Op::WriteImm => {
+                let (slot, offset) = here(&node.out)?;
+                Operation::Write {
+                    source: Source::Slot { slot, offset, len: self.shape.bytes },
+                    target: there(&node.remote.in_)?,
+                    rows,
+                    immediate: self.immediate,
+                }
+            }
+            Op::Read => {
+                let (slot, offset) = here(&node.in_)?;
+                Operation::Read {
+                    into: SlotRange { slot, offset, len: self.shape.bytes },
+                    from: there(&node.remote.out)?,
+                    rows,
+                }
+            }
+            Op::Send => {
+                let (slot, offset) = here(&node.out)?;
+                let mut message = vec![0; self.shape.bytes as usize];
+                node.slab.read(slot.slot(), offset as usize, &mut message);
+                message[0] = 0;
+                Operation::Send { message: message.into_boxed_slice() }
+            }
+        })
+    }
+}
+
+fn here(slots: &[SlotRef], place: Place) -> Result<(SlotRef, u32)> {
+    let slot = slots.get(place.slot).with_context(|| format!("no slot {} here", place.slot))?;
+    Ok((slot.clone(), place.offset))
+}
+
+fn there(names: &[(u32, u32)], place: Place) -> Result<Target> {
+    let &(slot, generation) =
+        names.get(place.slot).with_context(|| format!("no slot {} there", place.slot))?;
+    Ok(Target { slot, generation, offset: place.offset })
+}

@@ -1,0 +1,133 @@
+//! Results as lines for people and as JSON.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::sizes::human;
+
+/// One result. What does not apply to a test is `None` and left out of the JSON.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Record {
+    /// `bw`, `rate`, `lat` or `post`.
+    pub test: &'static str,
+    /// As the fabric calls itself.
+    pub transport: String,
+    /// `write`, `read`, `send`, `write-imm`.
+    pub op: &'static str,
+    /// Bytes of a piece.
+    pub bytes: u64,
+    /// Pieces of a batch.
+    pub batch: u32,
+    /// Batches in flight.
+    pub depth: u32,
+    /// Connections.
+    pub rails: u32,
+    /// Rounds, or round trips.
+    pub rounds: u64,
+    /// Median over rounds, both directions together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_s: Option<f64>,
+    /// The best round.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_bytes_per_s: Option<f64>,
+    /// The median in messages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub messages_per_s: Option<f64>,
+    /// Arrivals at the target, by its own clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_bytes_per_s: Option<f64>,
+    /// Median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p50_us: Option<f64>,
+    /// 99th percentile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99_us: Option<f64>,
+    /// 99.9th percentile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99_9_us: Option<f64>,
+    /// The longest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_us: Option<f64>,
+    /// Under open-loop load: sends set for each second. The latency is then a whole round trip from the set time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load_per_s: Option<u32>,
+    /// Posting: nanoseconds for each descriptor, its doorbells included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub post_ns: Option<f64>,
+    /// Making the request, before it is posted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub make_ns: Option<f64>,
+    /// Doorbells for all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doorbells: Option<u64>,
+    /// Allocations of the posting thread for all of them, where the program counts them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocations: Option<u64>,
+    /// What was measured beside it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<&'static str>,
+    /// Its figure in our unit: bytes per second, or microseconds at the median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_figure: Option<f64>,
+    /// Ours through the peer's: above 1 is faster for bandwidth, slower for latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
+    /// Wrong bytes, if they were compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wrong_bytes: Option<u64>,
+}
+
+impl Record {
+    /// One line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let mut line =
+            format!("{:<5} {:<4} {:<9} {:>8}", self.transport, self.test, self.op, human(self.bytes));
+        if let Some(rate) = self.bytes_per_s {
+            line += &format!("  {:>8.3} GB/s", rate / 1e9);
+        }
+        if let Some(rate) = self.messages_per_s {
+            line += &format!("  {:>8.3} Mmsg/s", rate / 1e6);
+        }
+        if let Some(rate) = self.target_bytes_per_s {
+            line += &format!("  at target {:>8.3} GB/s", rate / 1e9);
+        }
+        if let (Some(p50), Some(p99), Some(p99_9), Some(max)) =
+            (self.p50_us, self.p99_us, self.p99_9_us, self.max_us)
+        {
+            line += &format!("  p50 {p50:.2} p99 {p99:.2} p99.9 {p99_9:.2} max {max:.2} us");
+        }
+        if let Some(load) = self.load_per_s {
+            line += &format!("  round trip at {load}/s");
+        }
+        if let (Some(post), Some(make)) = (self.post_ns, self.make_ns) {
+            line += &format!("  post {post:.1} ns, make {make:.1} ns a descriptor");
+            line += &format!(", {} doorbells", self.doorbells.unwrap_or(0));
+            line += &self.allocations.map_or(String::new(), |count| format!(", {count} allocations"));
+        }
+        if let (Some(peer), Some(ratio)) = (self.peer, self.ratio) {
+            let unit = if self.bytes_per_s.is_some() { 1e9 } else { 1.0 };
+            line += &format!("  {peer} {:>8.3}  ratio {ratio:.3}", self.peer_figure.unwrap_or(0.0) / unit);
+        }
+        match self.wrong_bytes {
+            Some(0) => line += "  bytes right",
+            Some(wrong) => line += &format!("  {wrong} BYTES WRONG"),
+            None => {}
+        }
+        line
+    }
+}
+
+/// Writes one JSON object a line.
+pub(super) fn write_json(path: &Path, records: &[Record]) -> Result<()> {
+    let mut lines = Vec::new();
+    for record in records {
+        serde_json::to_writer(&mut lines, record)?;
+        lines.push(b'\n');
+    }
+    let mut file = std::fs::File::create(path).with_context(|| format!("create {}", path.display()))?;
+    file.write_all(&lines).with_context(|| format!("write {}", path.display()))
+}

@@ -1,0 +1,178 @@
+//! From the options to the results: every transport, test and size, one after the other.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use dataplane_memory::{PageSize, SlabLayout};
+
+use super::args::{Against, MemoryKind, TRANSPORTS, Test, TransferArgs};
+use super::error::Unavailable;
+use super::perftest::{PerftestPlan, Tool};
+use super::places::{self, Shape};
+use super::report::{Record, write_json};
+use super::session::{Near, Opening, Rails};
+use super::{against, bandwidth, latency, plot, post};
+
+/// What a program returns when [`Unavailable`] is the cause: the convention for skipped tests.
+pub const EXIT_UNAVAILABLE: u8 = 77;
+const SMOKE_ROUNDS: u32 = 3;
+const PERFTEST_PORT: u16 = 18_600;
+const PERFTEST_PORTS: u32 = 400;
+/// A run of perftest takes seconds to start, so fewer rounds do.
+const PERFTEST_ROUNDS_MAX: u32 = 5;
+
+/// What every measurement of one transport needs.
+pub(super) struct Context<'a> {
+    pub(super) args: &'a TransferArgs,
+    pub(super) transport: &'a str,
+    pub(super) layout: SlabLayout,
+    pub(super) pages: PageSize,
+    pub(super) smoke: bool,
+    pub(super) allocations: Option<fn() -> u64>,
+}
+
+impl Context<'_> {
+    pub(super) fn rounds(&self) -> u32 {
+        match self.args.against {
+            _ if self.smoke => self.args.rounds.min(SMOKE_ROUNDS),
+            Against::Perftest => self.args.rounds.min(PERFTEST_ROUNDS_MAX),
+            Against::Memcpy | Against::None => self.args.rounds,
+        }
+    }
+
+    /// Our share of one round.
+    pub(super) fn round_seconds(&self) -> f64 {
+        let sides = if self.args.against == Against::None { 1.0 } else { 2.0 };
+        self.args.duration.as_secs_f64() / f64::from(self.rounds()) / sides
+    }
+
+    pub(super) fn device(&self) -> Option<&str> {
+        self.args.devices.first().map(String::as_str)
+    }
+
+    /// Where perftest's server is: the host of the address that we connect to.
+    pub(super) fn perftest_host(&self) -> &str {
+        let address = self.args.connect.first().map_or("127.0.0.1", String::as_str);
+        address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']'])
+    }
+
+    /// Runs beside each other on one machine do not meet.
+    pub(super) fn perftest_port(&self) -> u16 {
+        PERFTEST_PORT + (std::process::id() % PERFTEST_PORTS) as u16
+    }
+}
+
+/// Runs what the options ask for and prints it. `allocations` tells how many the calling thread has made, in a program that
+/// counts them.
+pub fn run(
+    args: &TransferArgs,
+    rails: &dyn Rails,
+    smoke: bool,
+    allocations: Option<fn() -> u64>,
+) -> Result<Vec<Record>> {
+    let args = if smoke { args.clone().smoke() } else { args.clone() };
+    let pages = match args.memory {
+        MemoryKind::Host => PageSize::Standard,
+        MemoryKind::Huge => PageSize::HugeIfAvailable,
+        MemoryKind::Gpu => {
+            return Err(Unavailable("no GPU here: device memory cannot be registered".to_owned()).into());
+        }
+    };
+    check_options(&args)?;
+    let shapes = shapes(&args)?;
+    let every: Vec<Shape> = shapes.iter().copied().chain(post_shape(&args)?).collect();
+    let layout = places::layout(&every, args.memory_bytes)?;
+    let all = args.transport == "all";
+    let transports: Vec<&str> = if all { TRANSPORTS.to_vec() } else { vec![args.transport.as_str()] };
+    let mut records = Vec::new();
+    for transport in transports {
+        let opening = Opening { args: &args, rails, transport, layout, pages };
+        if !args.listen.is_empty() {
+            opening.listen()?;
+            continue;
+        }
+        let context = Context { args: &args, transport, layout, pages, smoke, allocations };
+        let measured = opening.measure(|near| measure(near, &context, &shapes, &mut records));
+        match measured {
+            // Of "all", what is not here is left out, loudly.
+            Err(error) if all && error.downcast_ref::<Unavailable>().is_some() => {
+                println!("{transport}: {error:#}")
+            }
+            other => other.with_context(|| transport.to_owned())?,
+        }
+    }
+    if let Some(path) = &args.json {
+        write_json(path, &records)?;
+    }
+    if let Some(path) = &args.svg {
+        plot::plot(path, &records)?;
+    }
+    match records.iter().find(|record| record.wrong_bytes.is_some_and(|wrong| wrong > 0)) {
+        Some(record) => bail!("wrong bytes arrived: {}", record.line()),
+        None => Ok(records),
+    }
+}
+
+fn check_options(args: &TransferArgs) -> Result<()> {
+    ensure!(args.listen.is_empty() || args.transport != "all", "--listen needs one --transport");
+    ensure!(args.connect.is_empty() || args.transport != "all", "--connect needs one --transport");
+    for list in [&args.listen, &args.connect] {
+        let rails = args.rails as usize;
+        ensure!(list.is_empty() || list.len() == rails, "{} addresses for {rails} rails", list.len());
+    }
+    ensure!(!args.sizes.0.is_empty(), "no sizes");
+    Ok(())
+}
+
+fn shapes(args: &TransferArgs) -> Result<Vec<Shape>> {
+    args.sizes.0.iter().map(|&bytes| Shape::new(bytes, args.rows)).collect()
+}
+
+fn post_shape(args: &TransferArgs) -> Result<Option<Shape>> {
+    if !args.test.contains(&Test::Post) {
+        return Ok(None);
+    }
+    Shape::new(post::PIECE_BYTES, Some(args.rows.unwrap_or(post::ROWS))).map(Some)
+}
+
+fn measure(near: &mut Near, context: &Context, shapes: &[Shape], records: &mut Vec<Record>) -> Result<()> {
+    let mut take = |record: Record| {
+        println!("{}", record.line());
+        records.push(record);
+    };
+    for &test in &context.args.test {
+        if context.args.against == Against::Perftest && test != Test::Post {
+            require_perftest(context, test)?;
+        }
+        match test {
+            Test::Bw | Test::Rate => {
+                for &shape in shapes {
+                    take(bandwidth::measure(near, context, test, shape)?);
+                }
+            }
+            Test::Lat => {
+                for &shape in shapes {
+                    take(latency::measure(near, context, shape)?);
+                }
+            }
+            Test::Post => {
+                if let Some(shape) = post_shape(context.args)? {
+                    take(post::measure(near, context, shape)?);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Asked before anything is measured, so that a missing program is no late surprise.
+fn require_perftest(context: &Context, test: Test) -> Result<()> {
+    let plan = PerftestPlan {
+        tool: Tool::matching(context.args.op, test),
+        bytes: 1,
+        iterations: 1,
+        depth: 1,
+        gid_index: None,
+        bidirectional: false,
+        port: context.perftest_port(),
+    };
+    against::require_perftest(&plan, context.device())
+}

@@ -1,0 +1,161 @@
+//! Random transfers between processes, over every transport that this machine has, with cancellations, deadlines
+//! that are too short and peers killed in the middle. Every byte that is said to have arrived is compared; at the
+//! end nothing may be held by anybody.
+
+mod node;
+mod work;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+pub(crate) use node::run as run_node;
+use work::Worker;
+
+/// Peers at a time: one over both transports, one over each alone.
+pub(crate) const PEERS: &str = "shm,tcp;shm;tcp";
+/// How long everything may take to come to rest at the end.
+const REST_WITHIN: Duration = Duration::from_secs(30);
+
+/// Where a child's arguments begin: everything before the name of this benchmark is how we were called.
+fn own_command() -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("own executable")?);
+    command.args(std::env::args().skip(1).take_while(|argument| argument != "transfer-soak"));
+    Ok(command)
+}
+
+/// A peer process and what it has told of itself.
+pub(crate) struct Peer {
+    child: Child,
+    commands: ChildStdin,
+    pub(crate) address: String,
+    /// Slots that we may write and read: (slot, generation).
+    pub(crate) slots: Vec<(u32, u32)>,
+    dies_at: Instant,
+}
+
+impl Peer {
+    fn start(folder: &Path, transports: &str, number: u64, life: Duration) -> Result<Self> {
+        let mut child = own_command()?
+            .arg("transfer-node")
+            .args(["--transports", transports])
+            .arg("--socket")
+            .arg(folder.join(format!("{number}.sock")))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a peer")?;
+        let commands = child.stdin.take().context("its input")?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("its output")?).read_line(&mut line)?;
+        let (address, slots) = line.trim().split_once(' ').context("a peer did not say where it is")?;
+        let slot = |pair: &str| -> Option<(u32, u32)> {
+            let (slot, generation) = pair.split_once(':')?;
+            Some((slot.parse().ok()?, generation.parse().ok()?))
+        };
+        let slots: Option<Vec<_>> = slots.split(',').map(slot).collect();
+        let slots = slots.context("a peer's slots")?;
+        Ok(Self { child, commands, address: address.to_owned(), slots, dies_at: Instant::now() + life })
+    }
+
+    /// Tells it to push blocks; it may be dead already.
+    pub(crate) fn push(&mut self, transfer: u64, blocks: usize, seed: u64) {
+        let _dead = writeln!(self.commands, "push {transfer} {blocks} {seed}");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // Our own child, by its handle. If it has ended by itself there is nothing to kill.
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn resident_mib() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096 >> 20
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map(Iterator::count).unwrap_or(0)
+}
+
+/// Runs for `seconds`; `peers` names the transports of each peer: `shm,tcp;rdma:rxe0,rdma:rxe1`.
+pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Result<()> {
+    println!("# transfer-soak: {seconds} s, seed {seed}; peers over {}", peers.replace(';', " · "));
+    let kinds: Vec<&str> = peers.split(';').collect();
+    let mut own: Vec<&str> = kinds.iter().flat_map(|kind| kind.split(',')).collect();
+    own.sort_unstable();
+    own.dedup();
+    let folder = Folder(std::env::temp_dir().join(format!("kvasir-soak-{}", std::process::id())));
+    std::fs::create_dir_all(&folder.0).context("a folder for sockets")?;
+    let mut worker = Worker::new(&folder.0, seed, &own.join(","), kinds.len())?;
+    let mut number = 0;
+    let mut start = |transports: &str, life: Duration| {
+        number += 1;
+        Peer::start(&folder.0, transports, number, life)
+    };
+    let mut peers = Vec::new();
+    for transports in &kinds {
+        peers.push(start(transports, life)?);
+    }
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let (mut killed, mut said_at, mut warm) = (0, Instant::now(), None);
+    while Instant::now() < end {
+        for (index, transports) in kinds.iter().enumerate() {
+            if Instant::now() < peers[index].dies_at {
+                continue;
+            }
+            let life = life.mul_f64(0.2 + worker.below(160) as f64 / 100.0);
+            // Killed while its replacement starts, with transfers of all kinds under way.
+            peers[index] = start(transports, life)?;
+            worker.peer_replaced(index);
+            killed += 1;
+        }
+        worker.step(&mut peers)?;
+        warm.get_or_insert_with(|| (resident_mib(), descriptors()));
+        if said_at.elapsed() > Duration::from_secs(20) {
+            said_at = Instant::now();
+            println!("{} · {killed} peers killed", worker.tally.render());
+        }
+    }
+    drop(peers);
+    let rest = Instant::now();
+    while !worker.is_at_rest() {
+        ensure!(rest.elapsed() < REST_WITHIN, "not at rest: {}", worker.what_is_held());
+        worker.collect()?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (memory, open) = warm.unwrap_or_default();
+    println!("{} · {killed} peers killed", worker.tally.render());
+    println!(
+        "at rest after {:.1} s: no slot, move or transfer held; memory {memory} MiB before, {} after; descriptors {open} before, {} after",
+        rest.elapsed().as_secs_f64(),
+        resident_mib(),
+        descriptors()
+    );
+    let links = &worker.node.links;
+    println!(
+        "links: {} failed while their peer went on, {} made again, {} slices retried",
+        links.links_failed(),
+        links.links_restored(),
+        links.slices_retried()
+    );
+    let tally = worker.tally;
+    if tally.moves_done == 0 || tally.handed_whole == 0 {
+        bail!("nothing was moved: the run shows nothing");
+    }
+    Ok(())
+}

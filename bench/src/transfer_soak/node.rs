@@ -1,0 +1,142 @@
+//! What both sides of the soak are made of, and the peer process.
+
+use std::io::{BufRead, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use dataplane_fabric::Fabric;
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_shm::{ShmConfig, ShmFabric};
+use dataplane_tcp::{TcpConfig, TcpFabric};
+use dataplane_transfer::{
+    Bond, BondConfig, BondCounters, Command, Limits, Notice, PieceLayout, Rail, TransferCounters,
+    TransferNode, TransferService,
+};
+use dataplane_verbs::{Device, Library, VerbsConfig, VerbsFabric};
+
+pub(crate) const LAYERS: u16 = 8;
+pub(crate) const SLOT_BYTES: usize = 64 << 10;
+pub(crate) const LAYOUT: PieceLayout = PieceLayout::whole(LAYERS, SLOT_BYTES as u32 / LAYERS as u32, 1);
+const SLOTS: u32 = 256;
+/// Slots that a peer lends out.
+const LENT: usize = 64;
+
+pub(crate) struct Node {
+    pub(crate) pool: Arc<SlotPool>,
+    pub(crate) service: TransferService,
+    pub(crate) counters: Arc<TransferCounters>,
+    pub(crate) links: Arc<BondCounters>,
+    pub(crate) address: String,
+}
+
+impl Node {
+    pub(crate) fn new(
+        transports: &str,
+        socket: &Path,
+        seed: u64,
+        notify: impl FnMut(Notice) + Send + 'static,
+    ) -> Result<Self> {
+        let layout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: SLOTS };
+        let pool = SlotPool::new(Arc::new(Slab::create("soak", layout, PageSize::Standard)?));
+        let mut rails: Vec<Rail<Box<dyn Fabric + Send>>> = Vec::new();
+        let mut address = Vec::new();
+        let any = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        for transport in transports.split(',') {
+            let slab = pool.slab();
+            let (name, device) = transport.split_once(':').unwrap_or((transport, ""));
+            let (fabric, rank): (Box<dyn Fabric + Send>, u8) = match name {
+                "shm" => {
+                    let path = socket.display().to_string();
+                    address.push(format!("shm:{path}"));
+                    (Box::new(ShmFabric::new(Arc::clone(slab), Some(&path), ShmConfig::default())?), 0)
+                }
+                "rdma" => {
+                    let device = Device::open(&Library::load()?, Some(device))?;
+                    // Seven retries would be without end on Soft-RoCE.
+                    let config = VerbsConfig { retry_count: 6, ..VerbsConfig::default() };
+                    let fabric = VerbsFabric::new(device, slab, any, config)?;
+                    address.push(format!("rdma:{}", fabric.listening_on().context("bound")?));
+                    (Box::new(fabric), 1)
+                }
+                "tcp" => {
+                    let fabric = TcpFabric::new(Arc::clone(slab), any, TcpConfig::default())?;
+                    address.push(format!("tcp:{}", fabric.listening_on().context("bound")?));
+                    (Box::new(fabric), 2)
+                }
+                other => bail!("no transport '{other}': shm, tcp or rdma:DEVICE"),
+            };
+            rails.push(Rail { fabric, rank });
+        }
+        let config = BondConfig { seed, ..BondConfig::default() };
+        let bond = Bond::new(rails, config, Box::new(std::time::Instant::now));
+        let links = Arc::clone(bond.counters());
+        let counters = Arc::new(TransferCounters::default());
+        let limits = Limits { seed, slice_bytes: 16 << 10, ..Limits::default() };
+        let node = TransferNode::new(bond, LAYOUT, limits, Arc::clone(&counters));
+        let service = TransferService::start(node, notify)?;
+        Ok(Self { pool, service, counters, links, address: address.join(",") })
+    }
+}
+
+/// What a block of a hand-off holds.
+pub(crate) fn fill_block(slot: &SlotRef, seed: u64, block: usize) {
+    slot.slab().write(slot.slot(), 0, &block_bytes(seed, block));
+}
+
+pub(crate) fn block_bytes(seed: u64, block: usize) -> Vec<u8> {
+    pattern(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ block as u64, SLOT_BYTES)
+}
+
+/// Bytes of which no stretch is like another.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// The peer process: lends slots, and pushes blocks when told to, until its input ends or it is killed.
+pub(crate) fn run(transports: &str, socket: &Path) -> Result<()> {
+    let node = Node::new(transports, socket, u64::from(std::process::id()), |_| ())?;
+    let lent: Vec<SlotRef> = (0..LENT).filter_map(|_| node.pool.acquire()).collect();
+    let names: Vec<String> =
+        lent.iter().map(|slot| format!("{}:{}", slot.slot(), slot.generation())).collect();
+    println!("{} {}", node.address, names.join(","));
+    std::io::stdout().flush()?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let mut words = line.split(' ').skip(1).map(str::parse::<u64>);
+        let (Some(Ok(transfer)), Some(Ok(blocks)), Some(Ok(seed))) =
+            (words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        let slots: Vec<SlotRef> = (0..blocks).map_while(|_| node.pool.acquire()).collect();
+        for (block, slot) in slots.iter().enumerate() {
+            fill_block(slot, seed, block);
+        }
+        let content = content_of(transfer);
+        for layer in 0..LAYERS {
+            let (slots, layers) = (slots.clone(), layer..layer + 1);
+            // Too many commands: this hand-off stays incomplete, which the other side must bear.
+            let _full =
+                node.service.submit(Command::Push { transfer, content, first_block: 0, slots, layers });
+        }
+        let _full = node.service.submit(Command::PushEnd { transfer });
+    }
+    Ok(())
+}
+
+pub(crate) fn content_of(transfer: u64) -> [u8; 16] {
+    let mut content = [0; 16];
+    content[..8].copy_from_slice(&transfer.to_le_bytes());
+    content
+}

@@ -1,0 +1,192 @@
+//! Programs in the kernel (`[ebpf]`): attached here, counted here, gone with the process. Each is off unless asked for; one
+//! that was asked for and cannot be had says why and is done without, since none of them is needed.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use control_config::Settings;
+use dataplane_ebpf::{
+    Admission, AdmissionConfig, Histogram, Latency, LatencyConfig, Off, Redirect, RedirectConfig,
+};
+use router_gateway::Gateway;
+
+/// How often the share of dropped connections follows the load.
+const OVERLOAD_PERIOD: Duration = Duration::from_millis(200);
+/// From this share of `gateway.requests_max` on, new connections are dropped in the kernel.
+const OVERLOAD_FROM: f64 = 0.9;
+
+/// What is attached. Dropping it detaches everything.
+pub(crate) struct KernelPrograms {
+    redirect: Option<Redirect>,
+    admission: Option<Mutex<Admission>>,
+    latency: Option<Latency>,
+}
+
+fn or_off<T>(name: &str, attached: Result<T, Off>) -> Option<T> {
+    match attached {
+        Ok(program) => {
+            tracing::info!("ebpf: {name} is on");
+            Some(program)
+        }
+        Err(off) => {
+            tracing::warn!("ebpf: {name} is off: {off}");
+            None
+        }
+    }
+}
+
+impl KernelPrograms {
+    /// Attaches what `[ebpf]` asks for. `own_port` is judged by admission, `local_ports` are short-circuited.
+    pub(crate) fn attach(settings: &Settings, own_port: u16, local_ports: Vec<u16>) -> anyhow::Result<Self> {
+        let ebpf = &settings.ebpf;
+        let redirect = (ebpf.redirect && !local_ports.is_empty()).then(|| {
+            let cgroup = (!ebpf.cgroup.is_empty()).then(|| PathBuf::from(&ebpf.cgroup));
+            let message_bytes_max = ebpf.redirect_message_max.0 as u32;
+            let config =
+                RedirectConfig { cgroup, ports: local_ports, message_bytes_max, ..RedirectConfig::default() };
+            or_off("redirect", Redirect::attach(&config))
+        });
+        let admission = if ebpf.admission_interfaces.is_empty() {
+            None
+        } else {
+            or_off("admission", Admission::attach(&admission_config(settings, own_port)?)).map(Mutex::new)
+        };
+        let latency = ebpf.latency.then(|| or_off("latency", Latency::attach(&LatencyConfig::default())));
+        Ok(Self { redirect: redirect.flatten(), admission, latency: latency.flatten() })
+    }
+
+    /// Appends the counters.
+    fn render(&self, out: &mut String) {
+        if let Some(counters) = self.redirect.as_ref().and_then(|redirect| redirect.counters().ok()) {
+            let series = [
+                ("redirected_messages", counters.redirected_messages),
+                ("redirected_bytes", counters.redirected_bytes),
+                ("redirect_refused_messages", counters.refused),
+                ("redirect_sockets_added", counters.sockets_added),
+                ("redirect_sockets_not_added", counters.sockets_not_added),
+            ];
+            series.iter().for_each(|(name, value)| plain(out, name, *value));
+        }
+        let admission = self.admission.as_ref().and_then(|admission| admission.lock().ok());
+        if let Some(counters) = admission.and_then(|admission| admission.counters().ok()) {
+            let series = [
+                ("admission_connections", counters.passed_connection),
+                ("admission_dropped_prefix", counters.dropped_prefix),
+                ("admission_dropped_overload", counters.dropped_overload),
+                ("admission_dropped_source_rate", counters.dropped_source_rate),
+                ("admission_dropped_total_rate", counters.dropped_total_rate),
+            ];
+            series.iter().for_each(|(name, value)| plain(out, name, *value));
+        }
+        if let Some(snapshot) = self.latency.as_ref().and_then(|latency| latency.snapshot().ok()) {
+            let series = [
+                ("connect_seconds", &snapshot.connect),
+                ("connection_lifetime_seconds", &snapshot.lifetime),
+                ("block_read_seconds", &snapshot.block_read),
+                ("block_write_seconds", &snapshot.block_write),
+            ];
+            series.iter().for_each(|(name, histogram)| buckets(out, name, histogram));
+            plain(out, "retransmitted_segments", snapshot.retransmits);
+        }
+    }
+
+    /// Shows the counters in the gateway's metrics, and drops new connections in the kernel while it is nearly full.
+    pub(crate) fn serve(self, gateway: &Arc<Gateway>, requests_max: usize) {
+        let programs = Arc::new(self);
+        let shown = Arc::clone(&programs);
+        gateway.show_also(Box::new(move |out| shown.render(out)));
+        if programs.admission.is_some() {
+            tokio::spawn(follow_load(Arc::downgrade(gateway), programs, requests_max));
+        }
+    }
+}
+
+fn admission_config(settings: &Settings, own_port: u16) -> anyhow::Result<AdmissionConfig> {
+    let ebpf = &settings.ebpf;
+    let mut ports = vec![own_port];
+    for port in &ebpf.admission_ports {
+        let port = port.parse().map_err(|_| anyhow::anyhow!("ebpf.admission_ports: {port:?} is no port"))?;
+        ports.push(port);
+    }
+    let mut allow = Vec::new();
+    for prefix in &ebpf.admission_allow {
+        let parsed =
+            prefix.parse().map_err(|error| anyhow::anyhow!("ebpf.admission_allow: {prefix:?}: {error}"))?;
+        allow.push(parsed);
+    }
+    Ok(AdmissionConfig {
+        interfaces: ebpf.admission_interfaces.clone(),
+        ports,
+        allow,
+        syn_rate_per_source: ebpf.syn_rate_per_source as u32,
+        syn_burst_per_source: ebpf.syn_burst_per_source as u32,
+        syn_rate: ebpf.syn_rate as u32,
+        syn_burst: ebpf.syn_burst as u32,
+        ..AdmissionConfig::default()
+    })
+}
+
+/// The share of new connections to drop, in percent, when so much of the room is taken.
+fn overload_percent(inside: usize, requests_max: usize) -> u32 {
+    let taken = inside as f64 / requests_max.max(1) as f64;
+    let over = (taken - OVERLOAD_FROM) / (1.0 - OVERLOAD_FROM);
+    (over.clamp(0.0, 1.0) * 100.0) as u32
+}
+
+async fn follow_load(gateway: Weak<Gateway>, programs: Arc<KernelPrograms>, requests_max: usize) {
+    let mut present = 0;
+    loop {
+        tokio::time::sleep(OVERLOAD_PERIOD).await;
+        let Some(gateway) = gateway.upgrade() else { return };
+        let percent = overload_percent(gateway.requests_inside(), requests_max);
+        if percent == present {
+            continue;
+        }
+        let admission = programs.admission.as_ref().and_then(|admission| admission.lock().ok());
+        if let Some(Err(error)) = admission.map(|mut admission| admission.set_overload(percent)) {
+            tracing::warn!("ebpf: the overload level cannot be set: {error}");
+        }
+        present = percent;
+    }
+}
+
+fn plain(out: &mut String, name: &str, value: u64) {
+    let _infallible = writeln!(out, "# TYPE kvasir_kernel_{name} gauge\nkvasir_kernel_{name} {value}");
+}
+
+fn buckets(out: &mut String, name: &str, histogram: &Histogram) {
+    let name = format!("kvasir_kernel_{name}");
+    let _infallible = writeln!(out, "# TYPE {name} histogram");
+    for (le, count) in histogram.buckets() {
+        let _infallible = writeln!(out, "{name}_bucket{{le=\"{le:?}\"}} {count}");
+    }
+    let (count, sum) = (histogram.count(), histogram.sum().as_secs_f64());
+    let _infallible =
+        writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {sum:?}\n{name}_count {count}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_dropped_as_the_room_runs_out() {
+        let percents = [0, 899, 900, 950, 1000, 2000].map(|inside| overload_percent(inside, 1000));
+        assert_eq!(percents[..3], [0, 0, 0]);
+        assert!((49..=50).contains(&percents[3]) && percents[4..] == [100, 100], "{percents:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_parsed_is_named() {
+        let mut settings = Settings::default();
+        settings.ebpf.admission_allow = vec!["10.0.0.0/8".to_owned(), "ten".to_owned()];
+        let error = admission_config(&settings, 8000).expect_err("no prefix").to_string();
+        assert!(error.contains("ebpf.admission_allow") && error.contains("ten"), "{error}");
+        settings.ebpf.admission_allow.pop();
+        settings.ebpf.admission_ports = vec!["7400".to_owned()];
+        let config = admission_config(&settings, 8000).expect("fine");
+        assert_eq!((config.ports, config.allow.len()), (vec![8000, 7400], 1));
+    }
+}

@@ -1,0 +1,74 @@
+//! `kvasir explain-path A B`: which way bytes take between two places, and why.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use control_config::Settings;
+use dataplane_topology::{Needs, NodeDescription, Place, Topology, Transports, render};
+
+use crate::compose;
+
+/// Two places: `gpu0`, `0000:17:00.0`, `host`, `host:1` (a NUMA node), `mlx5_0`, or on a described node `node2:gpu0`.
+#[derive(Args)]
+pub(crate) struct PathArgs {
+    /// The configuration; without one, the defaults.
+    #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where the bytes are, on this node.
+    from: String,
+    /// Where they shall go.
+    to: String,
+    /// What another node says of itself: the output of `kvasir doctor --describe` there. May be given several times.
+    #[arg(long = "node", value_name = "FILE")]
+    nodes: Vec<PathBuf>,
+    /// Also draw the machine with the chosen way.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Time to a peer and back within a cluster.
+const ROUND_TRIP: Duration = Duration::from_micros(200);
+
+/// The settings that a look at the machine goes by.
+pub(crate) fn settings(config: Option<&Path>) -> Result<Settings> {
+    Ok(config.map(control_config::load).transpose()?.unwrap_or_default())
+}
+
+pub(crate) fn topology() -> Topology {
+    Topology::read(Path::new("/"))
+}
+
+/// What a node with these settings needs of its links and memory.
+pub(crate) fn needs(settings: &Settings) -> Needs {
+    let slab_bytes = compose::slab_bytes(settings).unwrap_or(Needs::default().slab_bytes);
+    Needs { slab_bytes, round_trip: ROUND_TRIP }
+}
+
+/// What this node tells others of itself.
+pub(crate) fn describe(settings: &Settings) -> String {
+    let tcp = settings.transfer.listen.ip();
+    let addresses = if tcp.is_loopback() { Vec::new() } else { vec![tcp.to_string()] };
+    NodeDescription::of(&topology(), addresses).encode()
+}
+
+pub(crate) fn run(args: &PathArgs) -> Result<ExitCode> {
+    let settings = settings(args.config.as_deref())?;
+    let mut others = Vec::new();
+    for file in &args.nodes {
+        let bytes = std::fs::read(file).with_context(|| format!("{}", file.display()))?;
+        others.push(NodeDescription::parse(&bytes).with_context(|| format!("{}", file.display()))?);
+    }
+    let (from, to): (Place, Place) = (args.from.parse()?, args.to.parse()?);
+    let has = |transport| compose::transports(&settings).contains(&transport);
+    let transports = Transports { shared_memory: has("shm"), rdma: has("rdma"), tcp: has("tcp") };
+    let explained = render::explain(&topology(), &others, &from, &to, transports, needs(&settings))?;
+    print!("{}", explained.text);
+    if let Some(file) = &args.svg {
+        std::fs::write(file, explained.svg).with_context(|| format!("{}", file.display()))?;
+        println!("drawn in {}", file.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}

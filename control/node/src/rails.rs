@@ -1,0 +1,248 @@
+//! The transports of a worker: chosen here, from the settings and from what the machine has, and bonded into one.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use dataplane_fabric::Fabric;
+use dataplane_fabric::faults::CorruptingFabric;
+use dataplane_memory::Slab;
+use dataplane_shm::{ShmConfig, ShmFabric};
+use dataplane_tcp::{TcpConfig, TcpCounters, TcpFabric};
+use dataplane_transfer::{Bond, BondConfig, Rail};
+use dataplane_verbs::{Device, Library, PathMtu, VerbsConfig, VerbsFabric};
+use router_engines::handoff::DataPlaneAddress;
+
+use control_config::Settings;
+
+use crate::{compose, path_command};
+
+type AnyFabric = Box<dyn Fabric + Send>;
+
+/// A counter of a transport: name, help, value.
+pub(crate) type Counted = (&'static str, &'static str, u64);
+
+/// The transports of one worker.
+pub(crate) struct Rails {
+    pub(crate) bond: Bond<AnyFabric>,
+    /// How peers reach them.
+    pub(crate) address: DataPlaneAddress,
+    /// What is in use, for people.
+    pub(crate) names: Vec<String>,
+    pub(crate) counters: Vec<RailCounters>,
+}
+
+/// How to read what a transport has counted.
+pub(crate) struct RailCounters {
+    pub(crate) name: String,
+    pub(crate) read: Box<dyn Fn() -> Vec<Counted> + Send + Sync>,
+}
+
+struct Building<'a> {
+    settings: &'a Settings,
+    slab: &'a Arc<Slab>,
+    rails: Vec<Rail<AnyFabric>>,
+    out: (DataPlaneAddress, Vec<String>),
+    counters: Vec<RailCounters>,
+}
+
+/// Opens what the settings ask for. With `auto`, what is not there is passed over with a word in the log; a transport that
+/// was named must be there.
+pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
+    let address = DataPlaneAddress { host: host_identity(settings), shm: None, tcp: None, rdma: Vec::new() };
+    let mut building =
+        Building { settings, slab, rails: Vec::new(), out: (address, Vec::new()), counters: Vec::new() };
+    let transports = compose::transports(settings);
+    for (rank, transport) in transports.iter().enumerate() {
+        let opened = match *transport {
+            "shm" => building.shm(rank as u8),
+            "rdma" => building.rdma(rank as u8),
+            _ => building.tcp(rank as u8),
+        };
+        match opened {
+            Ok(()) => {}
+            Err(error) if transports.len() == 1 => {
+                return Err(error.context(format!("transfer.transport = \"{transport}\" cannot be used")));
+            }
+            Err(error) => tracing::info!("the transport {transport} is off: {error:#}"),
+        }
+    }
+    if building.rails.is_empty() {
+        bail!("no transport can be used; `kvasir doctor` says what is missing");
+    }
+    let config = BondConfig {
+        retry_max: settings.transfer.reconnect_max.max(BondConfig::default().retry_first),
+        seed: fresh_seed(),
+        ..BondConfig::default()
+    };
+    let bond = Bond::new(building.rails, config, Box::new(Instant::now));
+    let (address, names) = building.out;
+    Ok(Rails { bond, address, names, counters: building.counters })
+}
+
+impl Building<'_> {
+    fn add(&mut self, fabric: impl Fabric + Send + 'static, rank: u8, name: String) {
+        let faults = &self.settings.faults;
+        let fabric: AnyFabric = match faults.corrupt_one_in {
+            0 => Box::new(fabric),
+            one_in => Box::new(CorruptingFabric::new(fabric, one_in, faults.seed)),
+        };
+        self.rails.push(Rail { fabric, rank });
+        self.out.1.push(name);
+    }
+
+    fn shm(&mut self, rank: u8) -> Result<()> {
+        let path = shm_socket(self.settings).display().to_string();
+        let transfer = &self.settings.transfer;
+        let config = ShmConfig {
+            spin: transfer.spin,
+            same_user_only: transfer.same_user_only,
+            ..ShmConfig::default()
+        };
+        let fabric = ShmFabric::new(Arc::clone(self.slab), Some(&path), config)?;
+        let counters = Arc::clone(fabric.counters());
+        self.counters.push(RailCounters {
+            name: "shm".to_owned(),
+            read: Box::new(move || counters.snapshot().to_vec()),
+        });
+        self.out.0.shm = Some(path);
+        self.add(fabric, rank, "shared memory".to_owned());
+        Ok(())
+    }
+
+    fn tcp(&mut self, rank: u8) -> Result<()> {
+        let transfer = &self.settings.transfer;
+        let config = TcpConfig {
+            connections_per_peer: transfer.connections_per_peer as usize,
+            zero_copy_from: Some(transfer.zero_copy_from.0 as usize).filter(|&bytes| bytes > 0),
+            peer_dead_after: transfer.peer_dead_after,
+            ..TcpConfig::default()
+        };
+        let fabric = TcpFabric::new(Arc::clone(self.slab), Some(transfer.listen), config)?;
+        let counters = fabric.counters();
+        self.counters
+            .push(RailCounters { name: "tcp".to_owned(), read: Box::new(move || tcp_counted(&counters)) });
+        self.out.0.tcp = fabric.listening_on().map(|bound| bound.to_string());
+        self.add(fabric, rank, "TCP".to_owned());
+        Ok(())
+    }
+
+    fn rdma(&mut self, rank: u8) -> Result<()> {
+        let settings = &self.settings.rdma;
+        let config = verbs_config(self.settings)?;
+        let library = Library::load()?;
+        let devices = match &settings.devices[..] {
+            [] => Device::names(&library)?,
+            named => named.to_vec(),
+        };
+        let mut problems = Vec::new();
+        for name in &devices {
+            match self.rail(&library, name, &config) {
+                Ok((fabric, address)) => {
+                    let counters = Arc::clone(fabric.counters());
+                    self.counters.push(RailCounters {
+                        name: format!("rdma {name}"),
+                        read: Box::new(move || counters.snapshot().to_vec()),
+                    });
+                    self.out.0.rdma.push(address);
+                    self.add(fabric, rank, format!("RDMA over {name}"));
+                }
+                Err(error) => problems.push(format!("{name}: {error:#}")),
+            }
+        }
+        if self.out.0.rdma.is_empty() || (!settings.devices.is_empty() && !problems.is_empty()) {
+            bail!("{}", if problems.is_empty() { "no RDMA device".to_owned() } else { problems.join("; ") });
+        }
+        problems.iter().for_each(|problem| tracing::warn!("an RDMA device is not used: {problem}"));
+        Ok(())
+    }
+
+    fn rail(
+        &self,
+        library: &Arc<Library>,
+        name: &str,
+        config: &VerbsConfig,
+    ) -> Result<(VerbsFabric, String)> {
+        let device = Device::open(library, Some(name))?;
+        let (_, gid) = device.choose_port(config)?;
+        let number = self.out.0.rdma.len() as u16;
+        let mut listen = self.settings.rdma.listen;
+        if listen.port() != 0 {
+            listen.set_port(listen.port().checked_add(number).context("rdma.listen: no port for this rail")?);
+        }
+        let fabric = VerbsFabric::new(device, self.slab, Some(listen), config.clone())?;
+        let mut bound = fabric.listening_on().context("no address to connect to")?;
+        if bound.ip().is_unspecified() {
+            // Listening everywhere: peers are told the rail's own address, so that the connection takes its way.
+            let own = gid.address().context("rdma.listen names no address, and the rail has none")?;
+            bound = SocketAddr::new(own, bound.port());
+        }
+        Ok((fabric, bound.to_string()))
+    }
+}
+
+fn tcp_counted(counters: &TcpCounters) -> Vec<Counted> {
+    vec![
+        ("sent_bytes", "Payload bytes sent", counters.sent_bytes.get()),
+        ("received_bytes", "Payload bytes received", counters.received_bytes.get()),
+        ("sent_frames", "Frames sent", counters.sent_frames.get()),
+        ("received_frames", "Frames received", counters.received_frames.get()),
+        ("system_calls", "Calls of io_uring_enter", counters.system_calls.get()),
+        ("zero_copy_sends", "Sends without a copy", counters.zero_copy_sends.get()),
+        ("copied_sends", "Zero-copy sends that the kernel copied after all", counters.copied_sends.get()),
+        ("accept_pauses", "Times accepting paused for want of descriptors", counters.accept_pauses.get()),
+        ("handshake_timeouts", "Connections that did not greet in time", counters.handshake_timeouts.get()),
+    ]
+}
+
+fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
+    let rdma = &settings.rdma;
+    let gid_index = match rdma.gid.as_str() {
+        "auto" => None,
+        number => Some(number.parse().context("rdma.gid is neither `auto` nor a row from 0 to 255")?),
+    };
+    let path_mtu = PathMtu::from_bytes(rdma.path_mtu as u32)
+        .with_context(|| format!("rdma.path_mtu = {}: not 256, 512, 1024, 2048 or 4096", rdma.path_mtu))?;
+    let config = VerbsConfig {
+        gid_index,
+        path_mtu,
+        service_levels: [rdma.service_level_urgent as u8, rdma.service_level_background as u8],
+        traffic_class: rdma.traffic_class as u8,
+        hop_limit: rdma.hop_limit as u8,
+        timeout: rdma.timeout as u8,
+        retry_count: rdma.retry_count as u8,
+        receiver_not_ready_retry: rdma.receiver_not_ready_retry as u8,
+        receiver_not_ready_timer: rdma.receiver_not_ready_timer as u8,
+        reads_in_flight: rdma.reads_in_flight as u8,
+        send_queue_depth: rdma.send_queue_depth as u32,
+        signal_every: rdma.signal_every as u32,
+        receive_buffers: rdma.receive_buffers as u32,
+        connections_max: rdma.connections_max as usize,
+        handshake_timeout: rdma.handshake_timeout,
+        peer_dead_after: settings.transfer.peer_dead_after,
+        relaxed_ordering: rdma.relaxed_ordering,
+        ..VerbsConfig::default()
+    };
+    config.check()?;
+    Ok(config)
+}
+
+fn shm_socket(settings: &Settings) -> PathBuf {
+    compose::socket_folder(settings).join(format!("kvasir-{}.sock", std::process::id()))
+}
+
+/// Equal for processes that can share memory: one boot of one machine, and one folder for the sockets.
+fn host_identity(settings: &Settings) -> String {
+    let host = path_command::topology().host;
+    let folder = compose::socket_folder(settings).display().to_string();
+    let boot = host.boot_id.clone().unwrap_or_else(|| format!("unknown-{}", std::process::id()));
+    format!("{boot}/{}", host.directory_id(&folder).unwrap_or_default())
+}
+
+/// Names sessions and spreads retries; not a secret.
+fn fresh_seed() -> u64 {
+    use std::hash::BuildHasher;
+    std::collections::hash_map::RandomState::new().hash_one(std::process::id())
+}

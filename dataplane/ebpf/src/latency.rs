@@ -1,0 +1,187 @@
+//! Loads `bpf/latency.bpf.c`: histograms of sockets and block requests, kept in the kernel.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use aya::maps::{MapData, PerCpuArray};
+use aya::programs::raw_trace_point::RawTracePoint;
+use aya::programs::tp_btf::BtfTracePoint;
+use aya::programs::{RawTracePointRunOptions, TestRun};
+use aya::{Btf, Ebpf};
+
+use crate::config::{LatencyConfig, Scope};
+use crate::error::Off;
+use crate::histogram::Histogram;
+use crate::host;
+use crate::layout::{HistogramValues, LatencySettings};
+use crate::load::{self, refused};
+
+const FEATURE: &str = "kernel latency histograms";
+
+const CONNECTIONS: &[(&str, &str)] =
+    &[("socket_state", "inet_sock_set_state"), ("segment_resent", "tcp_retransmit_skb")];
+const SEGMENTS: &[(&str, &str)] =
+    &[("segment_arrives", "tcp_probe"), ("socket_read", "tcp_rcv_space_adjust")];
+const BLOCK: &[(&str, &str)] = &[("request_issued", "block_rq_issue"), ("request_done", "block_rq_complete")];
+
+/// The attached programs; dropping it detaches them.
+pub struct Latency {
+    histograms: PerCpuArray<MapData, HistogramValues>,
+    counters: PerCpuArray<MapData, u64>,
+    ebpf: Ebpf,
+}
+
+/// The histograms at one moment. They grow from the attachment on; a part that was not asked for stays empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LatencySnapshot {
+    /// From `connect(2)` to the established connection.
+    pub connect: Histogram,
+    /// From the established connection to its end.
+    pub lifetime: Histogram,
+    /// From the arrival of the first unread byte to the read that takes it.
+    pub read_delay: Histogram,
+    /// The kernel's smoothed round-trip time, counted at each arriving segment.
+    pub round_trip: Histogram,
+    /// Block reads, from issue to the device to completion.
+    pub block_read: Histogram,
+    /// Block writes.
+    pub block_write: Histogram,
+    /// Flushes of a device's cache.
+    pub block_flush: Histogram,
+    /// Segments sent again.
+    pub retransmits: u64,
+    /// Sockets and requests that were left out because the map was full.
+    pub untracked: u64,
+}
+
+impl Latency {
+    /// Loads and attaches the programs that the configuration asks for.
+    ///
+    /// # Errors
+    ///
+    /// [`Off`]: not built, capabilities, BTF, cgroup, or the kernel refused.
+    pub fn attach(config: &LatencyConfig) -> Result<Self, Off> {
+        let (mut latency, btf) = Self::load()?;
+        let mut settings = LatencySettings::default();
+        match &config.scope {
+            Scope::Process => settings.tgid = latency.own_tgid()?,
+            Scope::Cgroup(path) => settings.cgroup = cgroup_id(path)?,
+            Scope::Machine => {}
+        }
+        (settings.major, settings.minor) = config.device.unwrap_or((0, 0));
+        load::set_once(&mut latency.ebpf, "settings", settings)?;
+        for (asked, programs) in [
+            // Segments are those of tracked connections.
+            (config.connections || config.segments, CONNECTIONS),
+            (config.segments, SEGMENTS),
+            (config.block, BLOCK),
+        ] {
+            for (name, tracepoint) in programs.iter().filter(|_| asked) {
+                let program: &mut BtfTracePoint =
+                    load::program(&mut latency.ebpf, name, |program: &mut BtfTracePoint| {
+                        program.load(tracepoint, &btf)
+                    })?;
+                program.attach().map_err(|error| refused(format!("attaching to {tracepoint}"), &error))?;
+            }
+        }
+        Ok(latency)
+    }
+
+    /// Loads all programs and attaches none: whether [`Latency::attach`] would work.
+    pub(crate) fn check() -> Result<(), Off> {
+        let (mut latency, btf) = Self::load()?;
+        for (name, tracepoint) in [CONNECTIONS, SEGMENTS, BLOCK].concat() {
+            load::program(&mut latency.ebpf, name, |program: &mut BtfTracePoint| {
+                program.load(tracepoint, &btf)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn load() -> Result<(Self, Btf), Off> {
+        load::LATENCY.map_err(Off::NotBuilt)?;
+        host::check_capabilities(FEATURE, host::STRUCTURES)?;
+        host::check_btf(FEATURE)?;
+        let btf = Btf::from_sys_fs().map_err(|error| refused("the kernel's BTF".to_owned(), &error))?;
+        let mut ebpf = load::load("latency", load::LATENCY, &[])?;
+        let histograms = load::map(&mut ebpf, "histograms")?;
+        let counters = load::map(&mut ebpf, "counters")?;
+        Ok((Self { histograms, counters, ebpf }, btf))
+    }
+
+    /// All histograms, summed over CPUs: nine system calls.
+    ///
+    /// # Errors
+    ///
+    /// [`Off::Refused`] where a map cannot be read.
+    pub fn snapshot(&self) -> Result<LatencySnapshot, Off> {
+        let histogram = |index| {
+            let mut sum = Histogram::default();
+            for values in load::per_cpu(&self.histograms, index)?.iter() {
+                sum.add(&values.counts, values.sum_ns);
+            }
+            Ok(sum)
+        };
+        Ok(LatencySnapshot {
+            connect: histogram(0)?,
+            lifetime: histogram(1)?,
+            read_delay: histogram(2)?,
+            round_trip: histogram(3)?,
+            block_read: histogram(4)?,
+            block_write: histogram(5)?,
+            block_flush: histogram(6)?,
+            retransmits: load::counter(&self.counters, 0)?,
+            untracked: load::counter(&self.counters, 1)?,
+        })
+    }
+
+    /// This process's number as the kernel's programs see it, which in a container is not that of `getpid`.
+    fn own_tgid(&mut self) -> Result<u32, Off> {
+        let program: &mut RawTracePoint = load::program(&mut self.ebpf, "own_tgid", RawTracePoint::load)?;
+        let result = program
+            .test_run(RawTracePointRunOptions::new())
+            .map_err(|error| refused("running own_tgid".to_owned(), &error))?;
+        Ok(result.return_value)
+    }
+}
+
+/// A cgroup's id is the inode number of its directory.
+fn cgroup_id(path: &Path) -> Result<u64, Off> {
+    host::check_cgroup(path)?;
+    let found = std::fs::metadata(path)
+        .map_err(|error| Off::NotACgroup { path: path.to_owned(), reason: error.to_string() })?;
+    Ok(found.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Latency, RawTracePoint, RawTracePointRunOptions, TestRun, load};
+    use crate::error::Off;
+    use crate::histogram::Histogram;
+    use std::time::Duration;
+
+    /// The kernel's histogram code and ours put the same values into the same buckets.
+    #[test]
+    fn kernel_and_model_agree() {
+        let (mut latency, _) = match Latency::load() {
+            Ok(loaded) => loaded,
+            Err(off @ (Off::NotBuilt(_) | Off::Capability { .. } | Off::NoBtf { .. })) => {
+                println!("SKIPPED: {off}");
+                return;
+            }
+            Err(off) => panic!("{off}"),
+        };
+        assert_ne!(latency.own_tgid().expect("it runs"), 0);
+        let mut model = Histogram::default();
+        let program: &mut RawTracePoint =
+            load::program(&mut latency.ebpf, "record_value", RawTracePoint::load).expect("it loads");
+        let values = (0..=64).chain((6..63).flat_map(|bit| [(1u64 << bit) - 1, 1 << bit, 3 << (bit - 1)]));
+        for ns in values {
+            let mut options = RawTracePointRunOptions::new();
+            options.args[0] = ns;
+            program.test_run(options).expect("it runs");
+            model.record(Duration::from_nanos(ns));
+        }
+        assert_eq!(latency.snapshot().expect("it reads").connect, model);
+    }
+}

@@ -1,0 +1,45 @@
+//! eBPF programs beside the data plane: each is optional, and the appliance is right without any of them.
+//!
+//! - [`Redirect`]: short messages between two sockets of this host skip the TCP stack (sockops + sk_msg).
+//! - [`Admission`]: who may open connections to the appliance's ports, decided in the driver (XDP).
+//! - [`Latency`]: histograms, kept in the kernel, of the appliance's TCP sockets and block requests.
+//!
+//! Invariants:
+//! - Nothing is pinned. Cgroup, XDP and tracepoint attachments are kernel links held by a file descriptor of
+//!   this process, so that they end with it, however it ends.
+//! - A program only ever passes what the kernel would pass, faster (`Redirect`), drops TCP to listed ports
+//!   (`Admission`) or looks (`Latency`). What it cannot judge goes its usual way and is counted.
+//! - Whatever is missing (clang, capability, BTF, cgroup, interface) is an [`Off`] that says so and what to do.
+//!
+//! The programs are C in `bpf/`, compiled by `build.rs` and embedded: aya's Rust side needs a nightly
+//! compiler, its own LLVM and a second target, and generates the same instructions. aya 0.14 loads them; 0.16
+//! asks for a newer compiler. All calls here are for the control path: each one is a handful of system calls.
+//! Linux 5.18 or newer. Sources: kernel net/ipv4/tcp_bpf.c, net/core/sock_map.c, include/uapi/linux/bpf.h.
+
+mod admission;
+mod bucket;
+mod config;
+mod error;
+mod histogram;
+mod host;
+mod latency;
+mod layout;
+mod link;
+mod load;
+mod prefix;
+mod probe;
+mod redirect;
+
+pub use admission::{Admission, AdmissionCounters, Attached};
+pub use bucket::Bucket;
+pub use config::{
+    AdmissionConfig, LatencyConfig, OVERLOAD_PERCENT_MAX, PORTS_MAX, PREFIXES_MAX, RATE_MAX, RedirectConfig,
+    Scope,
+};
+pub use error::Off;
+pub use histogram::Histogram;
+pub use host::own_cgroup;
+pub use latency::{Latency, LatencySnapshot};
+pub use prefix::{Prefix, PrefixError};
+pub use probe::{Finding, probe};
+pub use redirect::{Redirect, RedirectCounters};

@@ -1,0 +1,38 @@
+//! What `kvasir doctor` says about eBPF: one line for each feature.
+
+use std::fmt;
+
+use crate::admission::Admission;
+use crate::config::AdmissionConfig;
+use crate::error::Off;
+use crate::latency::Latency;
+use crate::redirect::Redirect;
+
+/// One feature, and whether it would work.
+#[derive(Debug)]
+pub struct Finding {
+    /// The feature, as the configuration names it.
+    pub feature: &'static str,
+    /// Why not, where it would not.
+    pub off: Option<Off>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.off {
+            None => write!(f, "{}: works", self.feature),
+            Some(off) => write!(f, "{}: {off}", self.feature),
+        }
+    }
+}
+
+/// Loads each feature's programs, which has the kernel verify them, and lets go of them again. Attaches nothing.
+#[must_use]
+pub fn probe() -> Vec<Finding> {
+    let admission = AdmissionConfig { ports: vec![1], ..AdmissionConfig::default() };
+    vec![
+        Finding { feature: "redirect", off: Redirect::check().err() },
+        Finding { feature: "admission", off: Admission::load(&admission).err() },
+        Finding { feature: "latency", off: Latency::check().err() },
+    ]
+}

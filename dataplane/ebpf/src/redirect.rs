@@ -1,0 +1,160 @@
+//! Loads `bpf/redirect.bpf.c`: short messages between local sockets skip the TCP stack.
+//!
+//! What changes for a program on a listed port: `splice(2)` from such a socket sees only the TCP stream, a read
+//! with `MSG_WAITALL` may return early, `MSG_OOB` bytes arrive in line, `MSG_ZEROCOPY` sends no notification,
+//! and netfilter, tcpdump and byte counters see the handshake and the long messages only. Readers by `read`,
+//! `recv`, epoll or io_uring see no difference.
+//!
+//! After a detach, sockets that were tracked keep their program until they close (each holds a reference), so
+//! that no byte in flight is lost. A drop tells it to use the stream from the next moment at which the peer's
+//! queue is empty; after a crash it goes on as before.
+
+use std::fs::File;
+
+use aya::Ebpf;
+use aya::maps::{Array, MapData, PerCpuArray, SockHash};
+use aya::programs::{CgroupAttachMode, SkMsg, SockOps};
+
+use crate::config::RedirectConfig;
+use crate::error::Off;
+use crate::layout::{Endpoint, RedirectSettings};
+use crate::load::{self, refused};
+use crate::{host, own_cgroup};
+
+const FEATURE: &str = "the socket redirect";
+
+/// The attached programs; dropping it detaches them.
+pub struct Redirect {
+    settings: Array<MapData, RedirectSettings>,
+    counters: PerCpuArray<MapData, u64>,
+    sockets: SockHash<MapData, Endpoint>,
+    current: RedirectSettings,
+    _ebpf: Ebpf,
+}
+
+/// What has happened since the attachment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RedirectCounters {
+    /// Messages that skipped the TCP stack.
+    pub redirected_messages: u64,
+    /// Their bytes.
+    pub redirected_bytes: u64,
+    /// Messages that took the stream because they were long, in a direction of bulk, or the redirect was off.
+    pub passed_large: u64,
+    /// Messages that took the stream because the other socket is not in the map.
+    pub passed_no_peer: u64,
+    /// Messages that took the stream because earlier bytes in it were not read yet.
+    pub passed_unread: u64,
+    /// Messages refused with `EACCES`: too many bytes waited unread.
+    pub refused: u64,
+    /// Sockets that entered the map.
+    pub sockets_added: u64,
+    /// Sockets that should have and could not: it was full.
+    pub sockets_not_added: u64,
+}
+
+impl Redirect {
+    /// Attaches to the cgroup; connections made from now on are tracked.
+    ///
+    /// # Errors
+    ///
+    /// [`Off`]: not built, capabilities, BTF, cgroup, a value out of range, or the kernel refused.
+    pub fn attach(config: &RedirectConfig) -> Result<Self, Off> {
+        config.check()?;
+        let (mut ebpf, cgroup) = prepare(config)?;
+        let current = RedirectSettings {
+            enabled: 1,
+            message_bytes_max: config.message_bytes_max,
+            unread_bytes_max: config.unread_bytes_max,
+        };
+        load::set_ports(&mut ebpf, &config.ports)?;
+        let mut redirect = Self {
+            settings: load::map(&mut ebpf, "settings")?,
+            counters: load::map(&mut ebpf, "counters")?,
+            sockets: load::map(&mut ebpf, "sockets")?,
+            current,
+            _ebpf: ebpf,
+        };
+        redirect.write_settings()?;
+        let ebpf = &mut redirect._ebpf;
+        // The verdict program first: a socket takes the one that the map has when the socket enters it.
+        let forward: &mut SkMsg = load::program(ebpf, "forward", SkMsg::load)?;
+        forward
+            .attach(redirect.sockets.fd())
+            .map_err(|error| refused("attaching forward".to_owned(), &error))?;
+        let track: &mut SockOps = load::program(ebpf, "track", SockOps::load)?;
+        // A link takes no mode: it always leaves room for the programs of others.
+        track
+            .attach(cgroup, CgroupAttachMode::Single)
+            .map_err(|error| refused("attaching track to the cgroup".to_owned(), &error))?;
+        Ok(redirect)
+    }
+
+    /// Loads the programs and attaches nothing: whether [`Redirect::attach`] would work.
+    pub(crate) fn check() -> Result<(), Off> {
+        let (mut ebpf, _) = prepare(&RedirectConfig::default())?;
+        load::program(&mut ebpf, "forward", SkMsg::load)?;
+        load::program(&mut ebpf, "track", SockOps::load)?;
+        Ok(())
+    }
+
+    /// The counters, summed over CPUs.
+    ///
+    /// # Errors
+    ///
+    /// [`Off::Refused`] where a map cannot be read.
+    pub fn counters(&self) -> Result<RedirectCounters, Off> {
+        let counter = |index| load::counter(&self.counters, index);
+        Ok(RedirectCounters {
+            redirected_messages: counter(0)?,
+            redirected_bytes: counter(1)?,
+            passed_large: counter(2)?,
+            passed_no_peer: counter(3)?,
+            passed_unread: counter(4)?,
+            refused: counter(5)?,
+            sockets_added: counter(6)?,
+            sockets_not_added: counter(7)?,
+        })
+    }
+
+    /// Sockets in the map now.
+    #[must_use]
+    pub fn sockets(&self) -> usize {
+        self.sockets.keys().count()
+    }
+
+    /// Turns the redirect off and on without detaching: off, no socket enters the map, and a tracked one takes the
+    /// stream as soon as its peer has read what waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Off::Refused`] where the map cannot be written.
+    pub fn set_enabled(&mut self, enabled: bool) -> Result<(), Off> {
+        self.current.enabled = u32::from(enabled);
+        self.write_settings()
+    }
+
+    fn write_settings(&mut self) -> Result<(), Off> {
+        self.settings.set(0, self.current, 0).map_err(|error| refused("the settings".to_owned(), &error))
+    }
+}
+
+impl Drop for Redirect {
+    fn drop(&mut self) {
+        // A failure leaves the tracked sockets as they are, which is right too, only faster.
+        let _ = self.set_enabled(false);
+    }
+}
+
+fn prepare(config: &RedirectConfig) -> Result<(Ebpf, File), Off> {
+    let object = load::REDIRECT;
+    object.map_err(Off::NotBuilt)?;
+    host::check_capabilities(FEATURE, host::NETWORK_AND_STRUCTURES)?;
+    host::check_btf(FEATURE)?;
+    let path = config.cgroup.clone().map_or_else(own_cgroup, Ok)?;
+    host::check_cgroup(&path)?;
+    let cgroup = File::open(&path)
+        .map_err(|error| Off::NotACgroup { path: path.clone(), reason: error.to_string() })?;
+    let sizes = [("sockets", config.sockets_max), ("endpoints", config.sockets_max)];
+    Ok((load::load("redirect", object, &sizes)?, cgroup))
+}

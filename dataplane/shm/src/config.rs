@@ -1,0 +1,100 @@
+use std::time::Duration;
+
+use dataplane_fabric::MESSAGE_BYTES_MAX;
+
+use crate::ShmError;
+
+/// What can be set. [`ShmConfig::default`] holds the defaults, [`ShmConfig::validate`] the ranges.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShmConfig {
+    /// Bytes of each of the two rings (urgent, background) that a peer writes into; bounds the messages and
+    /// immediates that may wait. Default 512 KiB; a power of two from 256 KiB to 64 MiB.
+    pub ring_bytes: usize,
+    /// Most connections. Default 256; 1 to 1024. Each takes six descriptors and twice `ring_bytes`.
+    pub connections_max: usize,
+    /// How long a connection may take to be made, in either direction. Default 2 s; 10 ms to 60 s.
+    pub handshake_timeout: Duration,
+    /// How long a sleep through [`dataplane_fabric::Sleeper`] watches the doorbell before it enters the kernel,
+    /// unless recent spins were in vain (then up to 64 sleeps do not spin); zero never spins. Default 20 µs; up to 1 ms.
+    pub spin: Duration,
+    /// Refuse peers of another effective user. Default true. Turning it off lets them write our slab.
+    pub same_user_only: bool,
+    /// How many bytes of a new peer's slab are mapped at once when it connects, so that the first copies do not
+    /// stop for page faults. The fabric's thread stands still meanwhile: 3 µs for each 4 KiB page on a busy
+    /// virtual machine, as long as the faults would have taken. Pages that the peer has not touched are
+    /// allocated. Default 0; up to 1 TiB.
+    pub populate_bytes_max: usize,
+}
+
+/// Smallest ring: room for two of the largest messages and change.
+pub(crate) const RING_BYTES_MIN: usize = 4 * MESSAGE_BYTES_MAX;
+/// Largest ring.
+pub(crate) const RING_BYTES_MAX: usize = 64 << 20;
+const CONNECTIONS_MAX: usize = 1024;
+const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(10);
+const HANDSHAKE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const SPIN_MAX: Duration = Duration::from_millis(1);
+const POPULATE_BYTES_MAX: usize = 1 << 40;
+
+impl Default for ShmConfig {
+    fn default() -> Self {
+        Self {
+            ring_bytes: 512 << 10,
+            connections_max: 256,
+            handshake_timeout: Duration::from_secs(2),
+            spin: Duration::from_micros(20),
+            same_user_only: true,
+            populate_bytes_max: 0,
+        }
+    }
+}
+
+impl ShmConfig {
+    /// The first value that is out of its range, as an error.
+    pub fn validate(&self) -> Result<(), ShmError> {
+        let problems = [
+            (
+                !self.ring_bytes.is_power_of_two()
+                    || !(RING_BYTES_MIN..=RING_BYTES_MAX).contains(&self.ring_bytes),
+                "ring_bytes must be a power of two from 256 KiB to 64 MiB",
+            ),
+            (
+                !(1..=CONNECTIONS_MAX).contains(&self.connections_max),
+                "connections_max must be from 1 to 1024",
+            ),
+            (
+                !(HANDSHAKE_TIMEOUT_MIN..=HANDSHAKE_TIMEOUT_MAX).contains(&self.handshake_timeout),
+                "handshake_timeout must be from 10 ms to 60 s",
+            ),
+            (self.spin > SPIN_MAX, "spin must be at most 1 ms"),
+            (self.populate_bytes_max > POPULATE_BYTES_MAX, "populate_bytes_max must be at most 1 TiB"),
+        ];
+        match problems.into_iter().find(|(wrong, _)| *wrong) {
+            Some((_, reason)) => Err(ShmError::Config(reason)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_outside_of_their_range_are_refused() {
+        let fine = ShmConfig::default();
+        assert!(fine.validate().is_ok());
+        let wrong = [
+            ShmConfig { ring_bytes: 300 << 10, ..fine.clone() },
+            ShmConfig { ring_bytes: 128 << 10, ..fine.clone() },
+            ShmConfig { connections_max: 0, ..fine.clone() },
+            ShmConfig { connections_max: 1025, ..fine.clone() },
+            ShmConfig { handshake_timeout: Duration::ZERO, ..fine.clone() },
+            ShmConfig { spin: Duration::from_secs(1), ..fine.clone() },
+            ShmConfig { populate_bytes_max: usize::MAX, ..fine },
+        ];
+        for config in wrong {
+            assert!(matches!(config.validate(), Err(ShmError::Config(_))), "{config:?}");
+        }
+    }
+}

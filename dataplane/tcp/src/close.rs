@@ -1,0 +1,150 @@
+//! How connections and sessions end. A session ends as a whole: all sockets are aborted, and once the kernel has
+//! no operation on any of them, requests complete and the user is told.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dataplane_fabric::Event;
+use io_uring::opcode;
+use io_uring::types::{self, CancelBuilder};
+
+use crate::connection::Phase;
+use crate::fabric::TcpFabric;
+use crate::ring::{OperationKind, Token};
+use crate::session::Stage;
+use crate::socket;
+use crate::table::Table;
+
+/// How long a node that goes down waits for the kernel.
+const DROP_PATIENCE: Duration = Duration::from_secs(5);
+
+impl TcpFabric {
+    /// Ends a connection, and with it its session.
+    pub(crate) fn close(&mut self, connection: u32, reason: &str) {
+        match self.connections.get(connection).map(|connection| connection.session) {
+            Some(Some(session)) => self.close_session(session, reason),
+            Some(None) => self.refuse(connection),
+            None => {}
+        }
+    }
+
+    /// Ends a connection that belongs to no session.
+    pub(crate) fn refuse(&mut self, connection: u32) {
+        if self.connections.get(connection).is_some_and(|connection| connection.phase != Phase::Closing) {
+            self.counters.refused_handshakes.add(1);
+            self.handshakes.strangers -= 1;
+            self.abort(connection);
+            self.finish_close(connection);
+        }
+    }
+
+    /// Starts the end of a session. `PeerDown` follows when its last operation is reaped.
+    pub(crate) fn close_session(&mut self, index: u32, reason: &str) {
+        let Some(session) = self.sessions.get_mut(index) else { return };
+        if session.stage == Stage::Closing {
+            return;
+        }
+        if session.stage == Stage::Joining {
+            self.handshakes.joining -= 1;
+        }
+        session.stage = Stage::Closing;
+        reason.clone_into(&mut session.reason);
+        let connections: Vec<u32> = session.connections().collect();
+        connections.iter().for_each(|connection| self.abort(*connection));
+        connections.into_iter().for_each(|connection| self.finish_close(connection));
+    }
+
+    fn abort(&mut self, number: u32) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        connection.phase = Phase::Closing;
+        socket::abort(&connection.socket);
+        if connection.operations_in_flight == 0 {
+            return;
+        }
+        // The abort ends them; this catches one that was on its way into the kernel.
+        let all = match connection.registered {
+            Some(position) => CancelBuilder::fd(types::Fixed(position)).all(),
+            None => CancelBuilder::fd(connection.descriptor()).all(),
+        };
+        let entry = opcode::AsyncCancel2::new(all);
+        connection.operations_in_flight += 1;
+        // SAFETY: no buffers; the socket stays open while an operation is counted on its connection.
+        unsafe { self.ring.push(entry.build(), Token::of(OperationKind::Cancel, number)) };
+    }
+
+    /// Goes on with the end of a connection when its last operation has ended.
+    pub(crate) fn finish_close(&mut self, number: u32) {
+        let Some(connection) = self.connections.get(number) else { return };
+        if connection.phase != Phase::Closing || connection.operations_in_flight > 0 {
+            return;
+        }
+        let Some(index) = connection.session else {
+            self.forget(number);
+            return;
+        };
+        let Some(session) = self.sessions.get_mut(index) else { return };
+        session.alive -= 1;
+        // Each connection comes here once: a finished one is never touched again.
+        if session.alive > 0 {
+            if let Some(connection) = self.connections.get_mut(number) {
+                connection.phase = Phase::Closed;
+            }
+            return;
+        }
+        self.finish_session(index);
+    }
+
+    fn finish_session(&mut self, index: u32) {
+        let Some(mut session) = self.sessions.remove(index) else { return };
+        for number in session.connections() {
+            if let Some(halves) = self.connections.get_mut(number).and_then(|it| it.halves.as_deref_mut()) {
+                halves.sender.abandon(&mut self.events);
+            }
+            self.forget(number);
+        }
+        session.lanes.iter_mut().for_each(|lane| lane.abandon(&mut self.events));
+        if session.is_announced {
+            let reason = std::mem::take(&mut session.reason);
+            self.events.push_back(Event::PeerDown { peer: session.peer, reason });
+        }
+    }
+
+    /// Frees a connection that the kernel has nothing to do with any more.
+    fn forget(&mut self, number: u32) {
+        let Some(connection) = self.connections.remove(number) else { return };
+        if let Some(position) = connection.registered {
+            self.ring.unregister_file(position);
+        }
+        if connection.is_dirty {
+            self.dirty[connection.lane].retain(|dirty| *dirty != number);
+        }
+    }
+}
+
+impl Drop for TcpFabric {
+    /// The kernel may hold pointers into our connections and slots: end every operation before they are freed.
+    fn drop(&mut self) {
+        drop(self.listener.take());
+        let sessions: Vec<u32> = self.sessions.indices().collect();
+        sessions.into_iter().for_each(|session| self.close_session(session, "the node is going down"));
+        let strangers: Vec<u32> = self.connections.indices().collect();
+        strangers.into_iter().for_each(|connection| self.close(connection, "the node is going down"));
+        let deadline = Instant::now() + DROP_PATIENCE;
+        while self.connections.len() > 0 && Instant::now() < deadline {
+            if !self.ring.enter() {
+                break;
+            }
+            self.events.clear();
+            self.reap(usize::MAX);
+            if self.connections.len() > 0 {
+                std::thread::yield_now();
+            }
+        }
+        if self.connections.len() > 0 {
+            // Leaking memory is safe, freeing what the kernel may write to is not.
+            std::mem::forget(std::mem::replace(&mut self.connections, Table::new(0)));
+            std::mem::forget(std::mem::replace(&mut self.sessions, Table::new(0)));
+            std::mem::forget(Arc::clone(&self.slab));
+        }
+    }
+}

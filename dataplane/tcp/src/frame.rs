@@ -1,0 +1,109 @@
+//! One entry of a send queue.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use dataplane_fabric::INLINE_BYTES_MAX;
+use dataplane_memory::{Slab, SlotRef};
+
+use crate::extent::{COPIED_RUN_BYTES_MAX, Extent};
+use crate::lane::Finish;
+use crate::wire::Header;
+
+/// Responses up to this size are copied before they are sent, so that their generation is checked before and
+/// not after, which saves the peer a further frame.
+pub(crate) const COPIED_RESPONSE_BYTES_MAX: u32 = 16 << 10;
+
+pub(crate) struct Frame {
+    pub(crate) header: Header,
+    pub(crate) payload: Payload,
+    pub(crate) finish: Finish,
+    /// The last zero-copy send that took bytes of it.
+    pub(crate) zero_copy: Option<u32>,
+}
+
+pub(crate) enum Payload {
+    Nothing,
+    Message(Box<[u8]>),
+    Inline {
+        bytes: [u8; INLINE_BYTES_MAX],
+        len: u8,
+    },
+    /// Bytes of a slot that is kept.
+    Slot {
+        slot: SlotRef,
+        extent: Extent,
+    },
+    /// Bytes that a peer reads, from byte `at` of the read. Nobody keeps their slot: the generation tells.
+    Served {
+        extent: Extent,
+        at: u32,
+        len: u32,
+        generation: u32,
+        number: u32,
+    },
+}
+
+/// What comes next of a payload.
+pub(crate) enum Run {
+    /// Bytes that stay where they are until they are sent.
+    InPlace(NonNull<u8>, u32),
+    /// Bytes to copy; at most so many.
+    ToCopy(u32),
+    /// Bytes to copy at once or not at all.
+    ToCopyWhole(u32),
+}
+
+impl Payload {
+    pub(crate) fn len(&self) -> u32 {
+        match self {
+            Self::Nothing => 0,
+            Self::Message(bytes) => bytes.len() as u32,
+            Self::Inline { len, .. } => u32::from(*len),
+            Self::Slot { extent, .. } => extent.len,
+            Self::Served { len, .. } => *len,
+        }
+    }
+
+    /// What comes at byte `at`, which exists.
+    pub(crate) fn run(&self, slab: &Slab, at: u32) -> Run {
+        let left = self.len() - at;
+        match self {
+            Self::Nothing | Self::Inline { .. } => Run::ToCopy(left),
+            Self::Message(bytes) if left < COPIED_RUN_BYTES_MAX || bytes.is_empty() => Run::ToCopy(left),
+            Self::Message(bytes) => Run::InPlace(NonNull::from_ref(&bytes[at as usize]), left),
+            Self::Served { len, .. } if *len <= COPIED_RESPONSE_BYTES_MAX => Run::ToCopyWhole(left),
+            Self::Slot { extent, .. } | Self::Served { extent, .. } if extent.is_fine() => Run::ToCopy(left),
+            Self::Slot { slot, extent } => {
+                let (start, len) = extent.run_at(slot.slab(), at);
+                Run::InPlace(start, len)
+            }
+            Self::Served { extent, at: first, .. } => {
+                let (start, len) = extent.run_at(slab, first + at);
+                Run::InPlace(start, len.min(left))
+            }
+        }
+    }
+
+    /// Copies bytes from byte `at` on.
+    pub(crate) fn copy_out(&self, slab: &Slab, at: u32, target: &mut [u8]) {
+        let range = at as usize..at as usize + target.len();
+        match self {
+            Self::Nothing => {}
+            Self::Message(bytes) => target.copy_from_slice(&bytes[range]),
+            Self::Inline { bytes, .. } => target.copy_from_slice(&bytes[range]),
+            Self::Slot { slot, extent } => extent.copy_out(slot.slab(), at, target),
+            Self::Served { extent, at: first, .. } => extent.copy_out(slab, first + at, target),
+        }
+    }
+
+    /// Whether the kernel may take bytes from byte `at` on without a copy, when they are at least `from`.
+    pub(crate) fn suits_zero_copy(&self, slab: &Arc<Slab>, at: u32, from: usize) -> bool {
+        match self {
+            Self::Slot { slot, extent } => {
+                !extent.is_fine() && (extent.len - at) as usize >= from && Arc::ptr_eq(slot.slab(), slab)
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The receiving side of a connection without a socket, for fuzzers and property tests: bytes in arbitrary pieces
+//! go through the same code that the kernel's receives go through. Nothing here is part of the interface.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use dataplane_fabric::{Event, PeerId};
+use dataplane_memory::{Slab, SlotPool, SlotRef};
+
+use crate::extent::Extent;
+use crate::lane::Lane;
+use crate::reads::Reads;
+use crate::receive::{Inbound, Receiver};
+use crate::send::Sender;
+use crate::wire::{HEADER_BYTES, Hello, RowShape};
+
+/// Reads that a [`Stream`] has asked for: each fills a slot of its own, in rows of so many bytes.
+pub const READ_ROW_BYTES: [u32; 3] = [0, 100, 600];
+/// Bytes of each of these reads.
+pub const READ_BYTES: u32 = 1200;
+/// Reads that it serves at a time.
+pub const SERVED_MAX: usize = 8;
+
+/// Decodes a hello; true when it is one.
+#[must_use]
+pub fn is_hello(bytes: &[u8; HEADER_BYTES]) -> bool {
+    Hello::decode(bytes).is_ok_and(|hello| hello.encode() == *bytes)
+}
+
+/// Connection 0 of a lane of two.
+pub struct Stream {
+    slab: Arc<Slab>,
+    lane: Lane,
+    sender: Sender,
+    receiver: Receiver,
+    /// What came out so far.
+    pub events: VecDeque<Event>,
+    /// The slots that the reads fill.
+    pub read_slots: Vec<SlotRef>,
+}
+
+impl Stream {
+    /// A stream into the slots of a fresh pool, of at least three slots of at least 2400 bytes.
+    #[must_use]
+    pub fn new(pool: &Arc<SlotPool>) -> Self {
+        let mut lane = Lane::new(2);
+        lane.open(Reads::new(READ_ROW_BYTES.len()), SERVED_MAX);
+        let mut read_slots = Vec::new();
+        for (at, bytes) in READ_ROW_BYTES.into_iter().enumerate() {
+            let rows = (bytes > 0).then_some(RowShape { bytes, stride: 2 * bytes });
+            let Some(slot) = pool.acquire() else { continue };
+            let Some(extent) = Extent::new(slot.slot(), 0, READ_BYTES, rows) else { continue };
+            read_slots.push(slot.clone());
+            lane.reads.begin(at as u64 + 1, slot, extent);
+        }
+        Self {
+            slab: Arc::clone(pool.slab()),
+            lane,
+            sender: Sender::new(64, None, 1 << 20),
+            receiver: Receiver::new(1 << 20),
+            events: VecDeque::new(),
+            read_slots,
+        }
+    }
+
+    /// Feeds bytes; `cut` says how many of those that would fit arrive at once. Ends early, without an error, at a
+    /// fence that cannot be passed.
+    pub fn feed(
+        &mut self,
+        mut bytes: &[u8],
+        mut cut: impl FnMut(usize) -> usize,
+    ) -> Result<(), &'static str> {
+        while !bytes.is_empty() && !self.lane.is_held {
+            self.receiver.plan(&self.slab, &self.lane);
+            let room: usize = self.receiver.vectors.iter().map(|piece| piece.iov_len).sum();
+            assert!(room > 0, "a receive into nothing would look like the end of the stream");
+            let arriving = cut(room.min(bytes.len())).clamp(1, room.min(bytes.len()));
+            let (now, later) = bytes.split_at(arriving);
+            let mut left = now;
+            for piece in &self.receiver.vectors {
+                let (here, rest) = left.split_at(left.len().min(piece.iov_len));
+                // SAFETY: the receiver promises the kernel that its pieces are writable for their lengths and its
+                // own to fill; `here` is no longer than the piece.
+                unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), piece.iov_base.cast(), here.len()) };
+                left = rest;
+            }
+            bytes = later;
+            let mut inbound = Inbound {
+                slab: &self.slab,
+                lane: &mut self.lane,
+                sender: &mut self.sender,
+                events: &mut self.events,
+                peer: PeerId(1),
+                index: 0,
+                releases: false,
+                frames: 0,
+            };
+            self.receiver.received(arriving, &mut inbound)?;
+        }
+        Ok(())
+    }
+
+    /// Reads of the peer that wait to be served.
+    #[must_use]
+    pub fn served(&self) -> usize {
+        self.lane.serving.len()
+    }
+}

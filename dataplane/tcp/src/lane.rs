@@ -1,0 +1,205 @@
+//! What the connections of one lane of one peer share: the counts that keep the order between them, the reads
+//! asked for and served, and the requests that were cut into several frames.
+
+use std::collections::VecDeque;
+
+use dataplane_fabric::{Completion, Event};
+
+use crate::extent::Extent;
+use crate::reads::Reads;
+use crate::send::SERVED_FRAMES_MAX;
+use crate::wire::SIBLINGS_MAX;
+
+/// Connections of one lane.
+pub(crate) const CONNECTIONS_MAX: usize = SIBLINGS_MAX + 1;
+/// Requests of one lane that are cut into several frames, at a time.
+const SPLITS_MAX: usize = 256;
+/// Frames of responses whose generation was checked and whose peer was not told yet, at a time.
+pub(crate) const VERIFIED_MAX: usize = 1024;
+
+/// A read that a peer has asked for and whose bytes are not all on their way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Served {
+    pub(crate) number: u32,
+    pub(crate) from: Extent,
+    pub(crate) generation: u32,
+    /// Bytes that have been made into frames.
+    pub(crate) at: u32,
+}
+
+/// How the end of a frame is told to its requester.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// Not at all.
+    Silent,
+    /// It is all of this request.
+    Request(u64),
+    /// It is one frame of this split.
+    Split(u16),
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Split {
+    id: u64,
+    frames_left: u32,
+}
+
+pub(crate) struct Lane {
+    /// Positions of its connections in the fabric's table.
+    pub(crate) connections: [Option<u32>; CONNECTIONS_MAX],
+    pub(crate) connection_count: usize,
+    /// Writes put on each sibling since the session began, wrapping; the first is that of connection 1.
+    put: [u32; SIBLINGS_MAX],
+    /// The same when the last fence was put.
+    fenced: [u32; SIBLINGS_MAX],
+    /// Writes of the peer that have landed, by sibling.
+    landed: [u32; SIBLINGS_MAX],
+    /// Connection 0 has come to a fence that the siblings have not reached.
+    pub(crate) is_held: bool,
+    pub(crate) reads: Reads,
+    pub(crate) serving: VecDeque<Served>,
+    serving_max: usize,
+    /// (number, bytes) of responses to vouch for.
+    pub(crate) verified: VecDeque<(u32, u32)>,
+    splits: Box<[Split]>,
+    free_splits: Vec<u16>,
+}
+
+impl Lane {
+    /// A lane that is not open yet.
+    pub(crate) fn new(connection_count: usize) -> Self {
+        Self {
+            connections: [None; CONNECTIONS_MAX],
+            connection_count,
+            put: [0; SIBLINGS_MAX],
+            fenced: [0; SIBLINGS_MAX],
+            landed: [0; SIBLINGS_MAX],
+            is_held: false,
+            reads: Reads::new(0),
+            serving: VecDeque::new(),
+            serving_max: 0,
+            verified: VecDeque::new(),
+            splits: Box::default(),
+            free_splits: Vec::new(),
+        }
+    }
+
+    /// Makes the tables: for the reads that the peer serves us, and for `serving_max` that we serve it.
+    pub(crate) fn open(&mut self, reads: Reads, serving_max: usize) {
+        let splits = if self.connection_count > 1 { SPLITS_MAX } else { 0 };
+        self.reads = reads;
+        self.serving = VecDeque::with_capacity(serving_max);
+        self.serving_max = serving_max;
+        // Every connection of the lane stops making frames of responses at the bound.
+        self.verified = VecDeque::with_capacity(VERIFIED_MAX + CONNECTIONS_MAX * SERVED_FRAMES_MAX);
+        self.splits = vec![Split::default(); splits].into_boxed_slice();
+        self.free_splits = (0..splits as u16).rev().collect();
+    }
+
+    /// A write was put on a connection.
+    pub(crate) fn count_put(&mut self, index: usize) {
+        if let Some(count) = index.checked_sub(1).and_then(|sibling| self.put.get_mut(sibling)) {
+            *count = count.wrapping_add(1);
+        }
+    }
+
+    /// A write of the peer has landed. True when this may release connection 0.
+    pub(crate) fn count_landed(&mut self, index: usize) -> bool {
+        if let Some(count) = index.checked_sub(1).and_then(|sibling| self.landed.get_mut(sibling)) {
+            *count = count.wrapping_add(1);
+        }
+        self.is_held
+    }
+
+    /// The fence to put before the next frame of connection 0, when siblings took writes since the last.
+    pub(crate) fn next_fence(&mut self) -> Option<[u32; SIBLINGS_MAX]> {
+        if self.put == self.fenced {
+            return None;
+        }
+        self.fenced = self.put;
+        Some(self.put)
+    }
+
+    /// Whether the peer's writes before a fence have all landed.
+    pub(crate) fn is_satisfied(&self, fence: &[u32; SIBLINGS_MAX]) -> bool {
+        // The counts wrap; the difference does not come near half of their range.
+        self.landed.iter().zip(fence).all(|(landed, wanted)| landed.wrapping_sub(*wanted) as i32 >= 0)
+    }
+
+    /// Takes a read to serve.
+    pub(crate) fn serve(&mut self, served: Served) -> Result<(), &'static str> {
+        if self.serving.len() >= self.serving_max {
+            return Err("more reads at a time than were offered");
+        }
+        self.serving.push_back(served);
+        Ok(())
+    }
+
+    pub(crate) fn has_split(&self) -> bool {
+        !self.free_splits.is_empty()
+    }
+
+    /// A request that is done when `frames` frames are.
+    pub(crate) fn begin_split(&mut self, id: u64, frames: u32) -> Option<Finish> {
+        let index = self.free_splits.pop()?;
+        self.splits[usize::from(index)] = Split { id, frames_left: frames };
+        Some(Finish::Split(index))
+    }
+
+    /// A frame has ended well.
+    pub(crate) fn finish(&mut self, finish: Finish, events: &mut VecDeque<Event>) {
+        let id = match finish {
+            Finish::Silent => return,
+            Finish::Request(id) => id,
+            Finish::Split(index) => {
+                let split = &mut self.splits[usize::from(index)];
+                split.frames_left -= 1;
+                if split.frames_left > 0 {
+                    return;
+                }
+                self.free_splits.push(index);
+                split.id
+            }
+        };
+        events.push_back(Event::Completed { id, completion: Completion::Done });
+    }
+
+    /// Ends reads and split requests that are not done.
+    pub(crate) fn abandon(&mut self, events: &mut VecDeque<Event>) {
+        let splits = self.splits.iter_mut().filter(|split| split.frames_left > 0).map(|split| split.id);
+        let reads = self.reads.abandon().map(|read| read.id).filter(|id| *id != 0);
+        events
+            .extend(splits.chain(reads).map(|id| Event::Completed { id, completion: Completion::PeerDown }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fences_wait_for_exactly_what_was_put_before() {
+        let (mut here, mut there) = (Lane::new(3), Lane::new(3));
+        assert_eq!(here.next_fence(), None);
+        here.count_put(0);
+        assert_eq!(here.next_fence(), None, "connection 0 keeps its own order");
+        here.count_put(2);
+        let fence = here.next_fence().expect("a sibling took a write");
+        assert_eq!(here.next_fence(), None, "nothing new");
+        assert!(!there.is_satisfied(&fence));
+        there.count_landed(1);
+        assert!(!there.is_satisfied(&fence));
+        there.count_landed(2);
+        assert!(there.is_satisfied(&fence));
+    }
+
+    #[test]
+    fn fences_survive_the_wrap_of_their_counts() {
+        let mut lane = Lane::new(2);
+        lane.landed[0] = u32::MAX;
+        assert!(!lane.is_satisfied(&[0, 0, 0, 0, 0, 0, 0]));
+        lane.count_landed(1);
+        assert!(lane.is_satisfied(&[0, 0, 0, 0, 0, 0, 0]));
+        assert!(lane.is_satisfied(&[u32::MAX, 0, 0, 0, 0, 0, 0]));
+    }
+}

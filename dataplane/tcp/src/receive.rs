@@ -1,0 +1,391 @@
+//! The receiving half of a connection, without its socket: it says where the next bytes shall go and digests
+//! what arrived there.
+//!
+//! The headers of a batch come first, so one `recvmsg` spreads the payloads of many frames over their slots, with
+//! the staging buffer as its last piece for the headers of the next batch. Only headers, small payloads that
+//! came with them and rows too short for vectors pass through the staging buffer. Everything a header says is
+//! checked when its batch is decoded, before a byte of the batch is written.
+
+use std::collections::VecDeque;
+
+use dataplane_fabric::{Event, PeerId};
+use dataplane_memory::Slab;
+
+use crate::extent::Extent;
+use crate::landing::Landing;
+use crate::lane::{Lane, Served};
+use crate::send::Sender;
+use crate::wire::{BATCH_FRAMES_MAX, Decoded, HEADER_BYTES, Header};
+
+/// Bytes of the staging buffer.
+pub(crate) const STAGING_BYTES: usize = 64 << 10;
+/// Of it, what is offered while a batch is awaited: headers, small frames and the first bytes of large ones,
+/// which then are copied once more.
+const AWAITING_BYTES: usize = 16 << 10;
+/// Of it, what is offered behind payloads that go straight to their slots.
+const TAIL_BYTES: usize = 4 << 10;
+/// Pieces of one receive.
+const VECTORS_MAX: usize = 512;
+/// The peer is told what has landed at the end of a batch and, in a long one, after so many bytes.
+const REPORT_AFTER_BYTES: usize = 1 << 20;
+
+pub(crate) struct Receiver {
+    staging: Box<[u8]>,
+    /// `staging[parsed..filled]` is not digested yet.
+    parsed: usize,
+    filled: usize,
+    /// The headers of the present batch; those before `next` are dealt with.
+    batch: Vec<Decoded>,
+    next: usize,
+    landing: Option<Landing>,
+    /// Signalled frames that have landed and that the peer was not told of, and bytes since it was.
+    unreported: u32,
+    unreported_bytes: usize,
+    pub(crate) vectors: Vec<libc::iovec>,
+    pub(crate) message: libc::msghdr,
+    /// Bytes of the receive in flight that go straight to their places.
+    direct_bytes: usize,
+    receive_bytes_max: usize,
+}
+
+// SAFETY: the raw pointers in `vectors` and `message` point into this struct's own buffers, the fabric's slab and
+// slots that the lane's reads keep; only the kernel uses them, during a receive.
+unsafe impl Send for Receiver {}
+
+/// What digesting bytes may touch.
+pub(crate) struct Inbound<'a> {
+    pub(crate) slab: &'a Slab,
+    pub(crate) lane: &'a mut Lane,
+    /// The other half of the connection.
+    pub(crate) sender: &'a mut Sender,
+    pub(crate) events: &'a mut VecDeque<Event>,
+    pub(crate) peer: PeerId,
+    /// Which of the lane's connections this is.
+    pub(crate) index: usize,
+    /// Set when connection 0 may go on.
+    pub(crate) releases: bool,
+    pub(crate) frames: u64,
+}
+
+impl Receiver {
+    pub(crate) fn new(receive_bytes_max: usize) -> Self {
+        // SAFETY: an all-zero `msghdr` is a valid empty message.
+        let message = unsafe { std::mem::zeroed() };
+        Self {
+            staging: vec![0; STAGING_BYTES].into_boxed_slice(),
+            parsed: 0,
+            filled: 0,
+            batch: Vec::with_capacity(BATCH_FRAMES_MAX),
+            next: 0,
+            landing: None,
+            unreported: 0,
+            unreported_bytes: 0,
+            vectors: Vec::with_capacity(VECTORS_MAX),
+            message,
+            direct_bytes: 0,
+            receive_bytes_max,
+        }
+    }
+
+    /// Fills `vectors` with where the next bytes shall go. Not to be called while the lane is held here.
+    pub(crate) fn plan(&mut self, slab: &Slab, lane: &Lane) {
+        self.vectors.clear();
+        let mut plan = Plan { vectors: &mut self.vectors, bytes: 0, bytes_max: self.receive_bytes_max };
+        let mut next = self.landing.as_mut().map_or(Next::Following, |landing| plan.add(landing, slab, lane));
+        for Decoded { header, .. } in self.batch.iter().skip(self.next) {
+            if next != Next::Following {
+                break;
+            }
+            next = match planned_landing(header, lane) {
+                Planned::Nothing => Next::Following,
+                Planned::Landing(mut landing) => plan.add(&mut landing, slab, lane),
+                Planned::NotYet => Next::Staging,
+            };
+        }
+        self.direct_bytes = plan.bytes;
+        self.staging.copy_within(self.parsed..self.filled, 0);
+        self.filled -= self.parsed;
+        self.parsed = 0;
+        let is_awaiting = self.landing.is_none() && self.next == self.batch.len();
+        let wanted = match (self.direct_bytes, is_awaiting) {
+            (0, true) => AWAITING_BYTES,
+            (0, false) => STAGING_BYTES,
+            _ => TAIL_BYTES,
+        };
+        if next != Next::Nothing {
+            let room = &mut self.staging[self.filled..];
+            let len = room.len().min(wanted);
+            self.vectors.push(libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: len });
+        }
+        self.message.msg_iov = self.vectors.as_mut_ptr();
+        self.message.msg_iovlen = self.vectors.len();
+    }
+
+    /// Digests `bytes` newly arrived bytes. An error ends the connection.
+    pub(crate) fn received(&mut self, bytes: usize, inbound: &mut Inbound<'_>) -> Result<(), &'static str> {
+        let direct = bytes.min(self.direct_bytes);
+        self.filled += bytes - direct;
+        self.unreported_bytes += bytes;
+        self.digest(direct, inbound)
+    }
+
+    /// Goes on after the lane was held here.
+    pub(crate) fn resume(&mut self, inbound: &mut Inbound<'_>) -> Result<(), &'static str> {
+        inbound.lane.is_held = false;
+        self.digest(0, inbound)
+    }
+
+    /// Deals with what is here: first `direct` bytes that lie in their places already, then the staged ones.
+    fn digest(&mut self, mut direct: usize, inbound: &mut Inbound<'_>) -> Result<(), &'static str> {
+        loop {
+            if let Some(landing) = &mut self.landing {
+                let here = direct.min(landing.missing() as usize);
+                landing.advance(here as u32);
+                direct -= here;
+                let staged = landing.missing() as usize;
+                let staged = &self.staging[self.parsed..self.filled.min(self.parsed + staged)];
+                if direct == 0 && !staged.is_empty() {
+                    if !landing.is_current(inbound.slab) {
+                        return Err("a write to a slot that has been reused");
+                    }
+                    landing.copy_in(inbound.slab, inbound.lane, staged);
+                    self.parsed += staged.len();
+                }
+                if landing.missing() > 0 {
+                    return Ok(());
+                }
+                if let Some(landing) = self.landing.take() {
+                    inbound.landed(landing)?;
+                }
+                self.count_landed(inbound);
+            }
+            let Some(header) = self.batch.get(self.next).map(|decoded| decoded.header) else {
+                self.report(inbound);
+                if !self.decode_batch(inbound)? {
+                    return Ok(());
+                }
+                continue;
+            };
+            if let Header::Fence { counts } = header
+                && !inbound.lane.is_satisfied(&counts)
+            {
+                inbound.lane.is_held = true;
+                return Ok(());
+            }
+            self.next += 1;
+            self.landing = inbound.begin(header)?;
+            if self.landing.is_none() {
+                self.count_landed(inbound);
+            }
+        }
+    }
+
+    /// The frame before `next` has landed.
+    fn count_landed(&mut self, inbound: &mut Inbound<'_>) {
+        self.unreported += u32::from(self.next > 0 && self.batch[self.next - 1].is_signalled);
+        if self.unreported_bytes >= REPORT_AFTER_BYTES {
+            self.report(inbound);
+        }
+    }
+
+    /// Tells the peer what has landed.
+    fn report(&mut self, inbound: &mut Inbound<'_>) {
+        inbound.sender.to_report += std::mem::take(&mut self.unreported);
+        self.unreported_bytes = 0;
+    }
+
+    /// Takes the headers of the next batch off the staging buffer; false when they are not all here.
+    fn decode_batch(&mut self, inbound: &Inbound<'_>) -> Result<bool, &'static str> {
+        let staged = &self.staging[self.parsed..self.filled];
+        let Some(first) = staged.first_chunk::<HEADER_BYTES>() else { return Ok(false) };
+        let followers = Header::decode(first)?.followers;
+        let Some(table) = staged.get(..HEADER_BYTES * (1 + usize::from(followers))) else { return Ok(false) };
+        self.batch.clear();
+        self.next = 0;
+        for bytes in table.as_chunks::<HEADER_BYTES>().0 {
+            let decoded = Header::decode(bytes)?;
+            if decoded.followers > 0 && !self.batch.is_empty() {
+                return Err("a batch within a batch");
+            }
+            inbound.check(&decoded.header)?;
+            self.batch.push(decoded);
+        }
+        self.parsed += table.len();
+        Ok(true)
+    }
+}
+
+/// A receive as it is laid out.
+struct Plan<'a> {
+    vectors: &'a mut Vec<libc::iovec>,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+/// What may be laid out behind a landing.
+#[derive(PartialEq, Eq)]
+enum Next {
+    /// The landing after it.
+    Following,
+    /// The staging buffer only.
+    Staging,
+    /// Nothing, because it was cut short.
+    Nothing,
+}
+
+impl Plan<'_> {
+    /// Adds the runs of a landing.
+    fn add(&mut self, landing: &mut Landing, slab: &Slab, lane: &Lane) -> Next {
+        let mut ahead = 0;
+        while ahead < landing.missing() {
+            let Some((start, len)) = landing.run(slab, lane, ahead) else { return Next::Staging };
+            // The last vector is for the staging buffer.
+            let room = if self.vectors.len() < VECTORS_MAX - 1 { self.bytes_max - self.bytes } else { 0 };
+            let len = room.min(len as usize);
+            if len == 0 {
+                return Next::Nothing;
+            }
+            self.vectors.push(libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len });
+            self.bytes += len;
+            ahead += len as u32;
+        }
+        Next::Following
+    }
+}
+
+enum Planned {
+    /// The header brings no payload.
+    Nothing,
+    Landing(Landing),
+    /// What lies behind this header has no place yet.
+    NotYet,
+}
+
+/// What a header of the present batch will begin.
+fn planned_landing(header: &Header, lane: &Lane) -> Planned {
+    match *header {
+        Header::Write { len, target, rows, immediate } => {
+            match Extent::new(target.slot, target.offset, len, rows) {
+                Some(extent) => Planned::Landing(Landing::Write {
+                    extent,
+                    generation: target.generation,
+                    immediate,
+                    at: 0,
+                }),
+                None => Planned::NotYet,
+            }
+        }
+        Header::Response { number, at, len, is_verified } => {
+            Planned::Landing(Landing::Response { number, first: at, at, end: at + len, is_verified })
+        }
+        Header::Message { .. } => Planned::NotYet,
+        Header::Fence { counts } if !lane.is_satisfied(&counts) => Planned::NotYet,
+        Header::Fence { .. }
+        | Header::Landed { .. }
+        | Header::Immediate { .. }
+        | Header::Read { .. }
+        | Header::Verified { .. } => Planned::Nothing,
+    }
+}
+
+impl Inbound<'_> {
+    /// Whether a header may be obeyed, judged before anything of its batch is.
+    fn check(&self, header: &Header) -> Result<(), &'static str> {
+        match *header {
+            Header::Message { .. }
+            | Header::Immediate { .. }
+            | Header::Fence { .. }
+            | Header::Read { .. }
+            | Header::Write { immediate: Some(_), .. }
+                if self.index > 0 =>
+            {
+                Err("a frame that keeps the order, on a connection that has none")
+            }
+            Header::Write { len, target, rows, .. } | Header::Read { len, from: target, rows, .. } => {
+                let extent =
+                    Extent::new(target.slot, target.offset, len, rows).ok_or("rows that do not fit")?;
+                if !extent.is_inside(self.slab) {
+                    Err("bytes outside of our slots")
+                } else if self.slab.generation(target.slot) != target.generation {
+                    Err("a slot that has been reused")
+                } else {
+                    Ok(())
+                }
+            }
+            Header::Response { number, at, len, .. } if !self.lane.reads.expects(number, at, len) => {
+                Err("a response to no read")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Obeys a header; the landing that its payload needs, when it has one.
+    fn begin(&mut self, header: Header) -> Result<Option<Landing>, &'static str> {
+        self.frames += 1;
+        match header {
+            Header::Message { len } => {
+                Ok(Some(Landing::Message { bytes: vec![0; len as usize].into_boxed_slice(), at: 0 }))
+            }
+            Header::Write { len, target, rows, immediate } => {
+                let extent =
+                    Extent::new(target.slot, target.offset, len, rows).ok_or("rows that do not fit")?;
+                Ok(Some(Landing::Write { extent, generation: target.generation, immediate, at: 0 }))
+            }
+            Header::Response { number, at, len, is_verified } => {
+                self.lane.reads.promise(number, len)?;
+                Ok(Some(Landing::Response { number, first: at, at, end: at + len, is_verified }))
+            }
+            Header::Immediate { value } => {
+                self.events.push_back(Event::Immediate { peer: self.peer, value });
+                Ok(None)
+            }
+            Header::Read { number, len, from, rows } => {
+                let extent = Extent::new(from.slot, from.offset, len, rows).ok_or("rows that do not fit")?;
+                self.lane.serve(Served { number, from: extent, generation: from.generation, at: 0 })?;
+                Ok(None)
+            }
+            Header::Verified { number, len } => {
+                if let Some(read) = self.lane.reads.verify(number, len)? {
+                    self.complete(read.id);
+                }
+                Ok(None)
+            }
+            Header::Landed { count } => {
+                self.sender.landed(count, self.lane, self.events)?;
+                Ok(None)
+            }
+            Header::Fence { .. } => Ok(None),
+        }
+    }
+
+    /// All bytes of a payload are here.
+    fn landed(&mut self, landing: Landing) -> Result<(), &'static str> {
+        if !landing.is_current(self.slab) {
+            return Err("a write to a slot that was reused meanwhile");
+        }
+        match landing {
+            Landing::Message { bytes, .. } => {
+                self.events.push_back(Event::Message { peer: self.peer, message: bytes });
+            }
+            Landing::Write { immediate, .. } => {
+                self.releases |= self.lane.count_landed(self.index);
+                self.events.extend(immediate.map(|value| Event::Immediate { peer: self.peer, value }));
+            }
+            Landing::Response { number, first, end, is_verified, .. } => {
+                let reads = &mut self.lane.reads;
+                let verified = if is_verified { reads.verify(number, end - first)? } else { None };
+                if let Some(read) = verified.or_else(|| reads.land(number, end - first)) {
+                    self.complete(read.id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, id: u64) {
+        if id != 0 {
+            let completion = dataplane_fabric::Completion::Done;
+            self.events.push_back(Event::Completed { id, completion });
+        }
+    }
+}

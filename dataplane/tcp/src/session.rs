@@ -1,0 +1,78 @@
+//! One peer: the connections of its two lanes, joined under one session number.
+
+use std::time::Instant;
+
+use dataplane_fabric::{PeerId, Priority};
+
+use crate::lane::Lane;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Not all connections are there yet.
+    Joining,
+    Open,
+    /// Aborted; waiting for the last operation on any of its connections.
+    Closing,
+}
+
+pub(crate) struct Session {
+    /// Drawn by the side that connects.
+    pub(crate) id: u64,
+    pub(crate) peer: PeerId,
+    pub(crate) we_connected: bool,
+    pub(crate) stage: Stage,
+    /// Whether the user knows of it, and so must hear of its end.
+    pub(crate) is_announced: bool,
+    pub(crate) connections_per_lane: usize,
+    /// Connections that are greeted both ways.
+    pub(crate) greeted: usize,
+    /// Connections whose last operation has not ended.
+    pub(crate) alive: usize,
+    pub(crate) deadline: Instant,
+    /// Reads of a lane that the peer serves at a time.
+    pub(crate) peer_reads_max: usize,
+    pub(crate) lanes: [Lane; Priority::ALL.len()],
+    pub(crate) reason: String,
+}
+
+impl Session {
+    pub(crate) fn new(id: u64, connections_per_lane: usize, we_connected: bool, deadline: Instant) -> Self {
+        // The tables are made when the session opens: until then nothing is known about the peer.
+        let lanes = std::array::from_fn(|_| Lane::new(connections_per_lane));
+        Self {
+            id,
+            peer: PeerId(0),
+            we_connected,
+            stage: Stage::Joining,
+            is_announced: we_connected,
+            connections_per_lane,
+            greeted: 0,
+            alive: 0,
+            deadline,
+            peer_reads_max: usize::MAX,
+            lanes,
+            reason: String::new(),
+        }
+    }
+
+    /// Positions of all its connections.
+    pub(crate) fn connections(&self) -> impl Iterator<Item = u32> {
+        self.lanes.iter().flat_map(|lane| lane.connections.iter().copied().flatten())
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.greeted == self.connections_per_lane * self.lanes.len()
+    }
+}
+
+/// A number that nobody else has, from the kernel.
+pub(crate) fn draw_session_id() -> std::io::Result<u64> {
+    let mut bytes = [0_u8; 8];
+    // SAFETY: the buffer is as long as said.
+    let filled = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if filled == bytes.len() as isize {
+        Ok(u64::from_ne_bytes(bytes))
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
+}

@@ -1,0 +1,88 @@
+//! Sockets: made, tuned, named, aborted.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
+
+use crate::TcpConfig;
+
+const BACKLOG: i32 = 1024;
+
+pub(crate) fn new_socket(address: &SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+/// A socket that listens. Its buffer sizes pass to what it accepts, before the window scale is agreed on.
+pub(crate) fn listener(address: &SocketAddr, config: &TcpConfig) -> rustix::io::Result<OwnedFd> {
+    let socket = new_socket(address)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    size_buffers(&socket, config);
+    rustix::net::bind(&socket, address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Options of every connection. A kernel without one of them still moves bytes.
+pub(crate) fn tune(socket: &OwnedFd, config: &TcpConfig) {
+    let dead_after = config.peer_dead_after;
+    let _default = sockopt::set_tcp_nodelay(socket.as_fd(), true);
+    let _default = sockopt::set_tcp_user_timeout(socket.as_fd(), dead_after.as_millis() as u32);
+    let _default = sockopt::set_socket_keepalive(socket.as_fd(), true);
+    let _default = sockopt::set_tcp_keepidle(socket.as_fd(), (dead_after / 2).max(Duration::from_secs(1)));
+    let _default = sockopt::set_tcp_keepintvl(socket.as_fd(), (dead_after / 8).max(Duration::from_secs(1)));
+    size_buffers(socket, config);
+}
+
+/// Forced sizes (CAP_NET_ADMIN) may pass `net.core.{w,r}mem_max`; others are cut to it by the kernel.
+fn size_buffers(socket: &OwnedFd, config: &TcpConfig) {
+    let (send, receive) = (config.send_buffer_bytes, config.receive_buffer_bytes);
+    if send > 0 && sockopt::set_socket_send_buffer_size_force(socket, send / 2).is_err() {
+        let _default = sockopt::set_socket_send_buffer_size(socket, send / 2);
+    }
+    if receive > 0 && sockopt::set_socket_recv_buffer_size_force(socket, receive / 2).is_err() {
+        let _default = sockopt::set_socket_recv_buffer_size(socket, receive / 2);
+    }
+}
+
+/// Ends a connection at once: what the peer has not got yet is dropped, and operations in flight end.
+pub(crate) fn abort(socket: &OwnedFd) {
+    // Dissolving the association sends a reset (tcp_disconnect in net/ipv4/tcp.c) and purges the send queue.
+    let _unconnected = rustix::net::connect_unspec(socket);
+    let _unconnected = rustix::net::shutdown(socket, Shutdown::Both);
+}
+
+pub(crate) type RawAddress = (libc::sockaddr_storage, libc::socklen_t);
+
+pub(crate) fn raw_address(address: &SocketAddr) -> RawAddress {
+    // SAFETY: an all-zero `sockaddr_storage` is a valid value of that plain struct.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let len = match address {
+        SocketAddr::V4(v4) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: `sockaddr_storage` is at least as large and as aligned as `sockaddr_in` (POSIX).
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(raw) };
+            size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: v6.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above, for `sockaddr_in6`.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(raw) };
+            size_of::<libc::sockaddr_in6>()
+        }
+    };
+    (storage, len as libc::socklen_t)
+}

@@ -1,0 +1,57 @@
+//! Where the bytes of a node live, which wires leave it, and which of them a transfer should take.
+//!
+//! [`Topology::read`] looks at `/sys` and `/proc` once; everything after that is a pure function of what was
+//! read. [`choose`] decides for one pair of memories: shared memory on one host, else RDMA rails near the
+//! memory, else TCP, and says for each path not taken why not. [`check`] finds what keeps a better path from
+//! being used; each [`Warning`] has a stable code and a fix. [`render`] turns both into text and a picture.
+//!
+//! Invariants:
+//! - Only files are read, nothing is changed, no device is opened.
+//! - What cannot be read or understood is `None`, shown as "unknown". Nothing under `/sys`, and nothing that
+//!   a peer says of itself, can make this crate panic, loop or read without bound.
+//! - Bandwidths are ceilings computed from link speeds; they are not measured. One that depends on something
+//!   that files do not tell (the speed of a copy in memory) is unknown rather than guessed.
+//!
+//! Not a hot path: read at start-up, on `kvasir doctor`, and when a link changes.
+#![forbid(unsafe_code)]
+
+mod bandwidth;
+mod check;
+mod check_links;
+mod check_pair;
+mod description;
+mod distance;
+mod error;
+mod host;
+mod mount;
+mod network;
+mod numa;
+mod path;
+mod pci;
+mod pci_config;
+mod place;
+mod rail;
+mod rdma;
+mod reach;
+pub mod render;
+mod sysfs;
+mod topology;
+mod warning;
+mod wire;
+
+pub use bandwidth::{infiniband_gb_s, path_mtu_of_roce, pcie_gb_s, roce_gb_s, tcp_gb_s};
+pub use check::{Needs, check};
+pub use description::{DescribedGpu, DescribedRail, NodeDescription};
+pub use distance::Distance;
+pub use error::TopologyError;
+pub use host::{GpuDirect, Host, Iommu};
+pub use network::{Interface, Subnet};
+pub use numa::NumaNode;
+pub use path::{Alternative, Decision, Pair, Request, Transport, Transports, choose};
+pub use pci::{PciAddress, PciDevice, PciLink};
+pub use place::{Place, Spot};
+pub use rail::{Exclusion, Rail, local_rails, remote_rails, select};
+pub use rdma::{Gid, GidKind, LinkLayer, PortState, RdmaDevice, RdmaPort};
+pub use topology::{Gpu, GpuVendor, Memory, Nvme, Topology};
+pub use warning::{Code, Severity, Warning};
+pub use wire::{DESCRIPTION_BYTES_MAX, GPUS_MAX, RAILS_MAX, TCP_ADDRESSES_MAX};

@@ -1,0 +1,115 @@
+//! NUMA nodes: their processors, memory, distances and huge pages.
+//!
+//! Source: /sys/devices/system/node (Documentation/ABI/stable/sysfs-devices-node). Distances are those of the
+//! firmware's table: 10 is local.
+
+use std::collections::BTreeMap;
+
+use crate::sysfs::Tree;
+
+const NODES: &str = "sys/devices/system/node";
+const NODES_MAX: usize = 64;
+
+/// Nodes nearer than this belong to one socket where the sockets themselves are not known.
+const DISTANCE_OTHER_SOCKET: u32 = 20;
+
+/// One NUMA node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NumaNode {
+    /// Its number.
+    pub number: u32,
+    /// The processor package of its first processor.
+    pub socket: Option<u32>,
+    /// How many processors it has.
+    pub processors: u64,
+    /// Its memory.
+    pub memory_bytes: Option<u64>,
+    /// Distance to each node, in order of their numbers.
+    pub distances: Vec<u32>,
+    /// Page size in bytes → (free, all).
+    pub huge_pages: BTreeMap<u64, (u64, u64)>,
+}
+
+pub(crate) fn read_all(tree: &Tree) -> Vec<NumaNode> {
+    let numbers = tree.names(NODES).into_iter().filter_map(|name| name.strip_prefix("node")?.parse().ok());
+    let mut nodes: Vec<NumaNode> = numbers.take(NODES_MAX).map(|number| read(tree, number)).collect();
+    nodes.sort_by_key(|node| node.number);
+    nodes
+}
+
+fn read(tree: &Tree, number: u32) -> NumaNode {
+    let path = format!("{NODES}/node{number}");
+    let (first, processors) =
+        tree.text(&format!("{path}/cpulist")).map(|list| parse_list(&list)).unwrap_or_default();
+    let package =
+        |cpu: u32| tree.number(&format!("sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"));
+    let distances = tree.label(&format!("{path}/distance")).unwrap_or_default();
+    let pages = tree.names(&format!("{path}/hugepages")).into_iter().filter_map(|name| {
+        let kilobytes: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        let count = |leaf: &str| tree.number(&format!("{path}/hugepages/{name}/{leaf}"));
+        Some((kilobytes.checked_mul(1024)?, (count("free_hugepages")?, count("nr_hugepages")?)))
+    });
+    NumaNode {
+        number,
+        socket: first.and_then(package),
+        processors,
+        memory_bytes: tree.text(&format!("{path}/meminfo")).and_then(|text| memory_total(&text)),
+        distances: distances.split_whitespace().map_while(|word| word.parse().ok()).collect(),
+        huge_pages: pages.collect(),
+    }
+}
+
+/// `Node 0 MemTotal:       65964584 kB`
+fn memory_total(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.contains("MemTotal:"))?;
+    let kilobytes: u64 = line.split_once("MemTotal:")?.1.split_whitespace().next()?.parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+/// The first processor of a list like `0-55,112-167`, and how many there are.
+fn parse_list(list: &str) -> (Option<u32>, u64) {
+    let mut first = None;
+    let mut count = 0_u64;
+    for part in list.trim().split(',') {
+        let (low, high) = part.split_once('-').unwrap_or((part, part));
+        let (Ok(low), Ok(high)) = (low.parse::<u32>(), high.parse::<u32>()) else { continue };
+        if low <= high {
+            first = first.or(Some(low));
+            count += u64::from(high - low) + 1;
+        }
+    }
+    (first, count)
+}
+
+/// Whether two nodes share a socket.
+pub(crate) fn same_socket(nodes: &[NumaNode], left: u32, right: u32) -> bool {
+    if left == right {
+        return true;
+    }
+    let find = |number: u32| nodes.iter().position(|node| node.number == number);
+    let (Some(from), Some(to)) = (find(left), find(right)) else { return false };
+    match (nodes[from].socket, nodes[to].socket) {
+        (Some(left), Some(right)) => left == right,
+        _ => nodes[from].distances.get(to).is_some_and(|&distance| distance < DISTANCE_OTHER_SOCKET),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_lists() {
+        for (list, expected) in [
+            ("0-55,112-167", (Some(0), 112)),
+            ("3", (Some(3), 1)),
+            ("", (None, 0)),
+            ("9-2,x-y,,5", (Some(5), 1)),
+            ("0-4294967295,0-4294967295", (Some(0), 2 << 32)),
+        ] {
+            assert_eq!(parse_list(list), expected, "{list}");
+        }
+        assert_eq!(memory_total("Node 0 MemTotal:  1024 kB\nNode 0 MemFree: 1 kB"), Some(1 << 20));
+        assert_eq!(memory_total("MemTotal: 99999999999999999999 kB"), None);
+    }
+}

@@ -1,0 +1,165 @@
+//! The whole picture of one node.
+
+use std::path::Path;
+
+use crate::host::{self, GpuDirect, Host};
+use crate::network::{self, Interface};
+use crate::numa::{self, NumaNode};
+use crate::pci::{self, PciAddress, PciDevice, ancestry};
+use crate::rdma::{self, RdmaDevice};
+use crate::sysfs::Tree;
+
+/// A place that bytes are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Host memory, of one NUMA node or of any.
+    Host {
+        /// The node.
+        numa: Option<u32>,
+    },
+    /// Memory of the GPU at this address.
+    Gpu(PciAddress),
+}
+
+/// Who made a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuVendor {
+    /// NVIDIA.
+    Nvidia,
+    /// AMD.
+    Amd,
+}
+
+/// One GPU. They are numbered by PCI address, as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Where it is.
+    pub address: PciAddress,
+    /// Who made it.
+    pub vendor: GpuVendor,
+    /// Its NUMA node.
+    pub numa_node: Option<u32>,
+}
+
+/// One NVMe controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nvme {
+    /// Its name, like `nvme0`.
+    pub name: String,
+    /// Its model.
+    pub model: Option<String>,
+    /// The PCI device; `None` over a network.
+    pub pci: Option<PciAddress>,
+    /// Its NUMA node.
+    pub numa_node: Option<u32>,
+}
+
+/// What was found on one node. Missing files leave fields `None` and lists empty.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Topology {
+    /// Limits and settings.
+    pub host: Host,
+    /// All PCI functions, by address.
+    pub pci: Vec<PciDevice>,
+    /// GPUs, by address.
+    pub gpus: Vec<Gpu>,
+    /// RDMA devices, by name.
+    pub rdma: Vec<RdmaDevice>,
+    /// Network interfaces, by name.
+    pub interfaces: Vec<Interface>,
+    /// NVMe controllers, by name.
+    pub nvme: Vec<Nvme>,
+    /// NUMA nodes, by number.
+    pub numa: Vec<NumaNode>,
+}
+
+impl Topology {
+    /// Reads `sys` and `proc` below `root`, which is `/` except in tests. Never fails.
+    #[must_use]
+    pub fn read(root: &Path) -> Self {
+        let tree = Tree::new(root);
+        let pci = pci::read_all(&tree);
+        Self {
+            host: host::read(&tree),
+            gpus: pci.iter().filter_map(gpu).collect(),
+            rdma: rdma::read_all(&tree),
+            interfaces: network::read_all(&tree),
+            nvme: read_nvme(&tree),
+            numa: numa::read_all(&tree),
+            pci,
+        }
+    }
+
+    /// The PCI function at an address.
+    #[must_use]
+    pub fn pci_device(&self, address: PciAddress) -> Option<&PciDevice> {
+        let index = self.pci.binary_search_by_key(&address, |device| device.address).ok()?;
+        self.pci.get(index)
+    }
+
+    /// The GPU at an address.
+    #[must_use]
+    pub fn gpu(&self, address: PciAddress) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.address == address)
+    }
+
+    /// A network interface by name.
+    #[must_use]
+    pub fn interface(&self, name: &str) -> Option<&Interface> {
+        self.interfaces.iter().find(|interface| interface.name == name)
+    }
+
+    /// How a NIC can reach the memory of a GPU.
+    #[must_use]
+    pub fn gpu_direct(&self, gpu: &Gpu) -> GpuDirect {
+        self.host.gpu_direct(gpu.vendor == GpuVendor::Amd)
+    }
+
+    /// What the PCIe links between a device and a memory carry: the narrowest of them. A link that is not
+    /// known is left out; `None` when none is.
+    #[must_use]
+    pub fn pcie_ceiling_gb_s(&self, device: &PciDevice, memory: Memory) -> Option<f64> {
+        let other = match memory {
+            Memory::Gpu(address) => self.pci_device(address),
+            Memory::Host { .. } => None,
+        };
+        let own = crate::bandwidth::least([device.link.gb_s(), other.and_then(|gpu| gpu.link.awake_gb_s())]);
+        // Up from both ends to the bridge that both share; from host memory, up to the root.
+        let top: &[PciAddress] = other.map_or(&[], |gpu| &gpu.parents);
+        let bridges = bridges_below(device, top)
+            .chain(other.into_iter().flat_map(|gpu| bridges_below(gpu, &device.parents)));
+        let bridges = bridges.map(|bridge| self.pci_device(bridge)?.link.gb_s());
+        crate::bandwidth::least(bridges.chain([own]))
+    }
+}
+
+/// The bridges above a device that are not also above the other end. The lower port right above a device
+/// is left out: it reports the device's own link, asleep where the device sleeps.
+fn bridges_below<'a>(
+    device: &'a PciDevice,
+    others: &'a [PciAddress],
+) -> impl Iterator<Item = PciAddress> + 'a {
+    device.parents.iter().rev().skip(1).copied().take_while(|bridge| !others.contains(bridge))
+}
+
+fn gpu(device: &PciDevice) -> Option<Gpu> {
+    let vendor = match (device.vendor?, device.class_code()?) {
+        (0x10de, 0x0300 | 0x0302) => GpuVendor::Nvidia,
+        // Instinct cards are "display, other" or "processing accelerator".
+        (0x1002, 0x0300 | 0x0302 | 0x0380 | 0x1200) => GpuVendor::Amd,
+        _ => return None,
+    };
+    Some(Gpu { address: device.address, vendor, numa_node: device.numa_node })
+}
+
+fn read_nvme(tree: &Tree) -> Vec<Nvme> {
+    const CLASS: &str = "sys/class/nvme";
+    const CONTROLLERS_MAX: usize = 256;
+    let read = |name: String| Nvme {
+        model: tree.label(&format!("{CLASS}/{name}/model")),
+        pci: tree.link(&format!("{CLASS}/{name}")).and_then(|link| ancestry(&link).1.pop()),
+        numa_node: tree.numa_node(&format!("{CLASS}/{name}/numa_node")),
+        name,
+    };
+    tree.names(CLASS).into_iter().take(CONTROLLERS_MAX).map(read).collect()
+}

@@ -1,0 +1,371 @@
+//! Several rails to one peer as one connection.
+//!
+//! A peer's address is a list (`rdma:10.0.0.7:7471,rdma:10.0.1.7:7472,tcp:10.0.0.7:7400`), best first. All of its
+//! links are made at once; the best transport of those that are up carries the bytes, cut into slices which go to
+//! the rail where they will be done first, by the measured pace of each. The others stand by. When a rail fails,
+//! at submit or at completion, its slices are posted again on another; the user learns nothing of it. The rail
+//! is tried again in the background, with growing, jittered waits.
+//!
+//! Two things make that safe. *Fencing*: a write of a dead link may still be on its way, and must not land after
+//! the same bytes came over another link and their slot was handed on. So writes are posted again only when the
+//! peer has confirmed that nothing can arrive over the old link any more. *Numbering*: messages and immediates are
+//! numbered by lane, posted when every write before them has completed, kept until acknowledged and sent again
+//! over another link if need be; the receiver takes each number once, in turn.
+//!
+//! A peer with one link needs none of this: its requests pass through unchanged, behind one hello.
+//!
+//! Driven by one thread; time comes from the clock that is given. The pass-through allocates nothing; slices and
+//! events of a bonded peer do.
+
+mod events;
+mod lane;
+mod link;
+mod links;
+mod peer;
+mod pump;
+mod wire;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use dataplane_fabric::{ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Sleeper, WorkRequest};
+
+use lane::Slice;
+use peer::Peer;
+use wire::{FRAME_BYTES, Frame};
+
+/// Completion ids with this bit are the bond's own; users' have not.
+const SLICE_BIT: u64 = 1 << 62;
+/// How long a connection may take to say its hello.
+const GREET_WITHIN: Duration = Duration::from_secs(5);
+/// How long a peer may take to confirm that a link is fenced.
+const FENCE_WITHIN: Duration = Duration::from_secs(5);
+/// Strangers that may wait to be greeted.
+const STRANGERS_MAX: usize = 1024;
+/// Links of one peer.
+const LINKS_MAX: usize = 16;
+/// What did not fit into a rail's queue is tried again after this.
+const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
+
+/// How a bond behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct BondConfig {
+    /// Requests are cut into slices of at most so many bytes, when a peer has several links.
+    pub slice_bytes: u32,
+    /// Bytes that may be in flight on one link.
+    pub link_window_bytes: u64,
+    /// A failed link is tried again after this, doubled with each failure and shortened by up to a half at random.
+    pub retry_first: Duration,
+    /// The longest such wait.
+    pub retry_max: Duration,
+    /// Seeds that randomness and the names of sessions.
+    pub seed: u64,
+}
+
+impl Default for BondConfig {
+    fn default() -> Self {
+        Self {
+            slice_bytes: 256 << 10,
+            link_window_bytes: 4 << 20,
+            retry_first: Duration::from_millis(100),
+            retry_max: Duration::from_secs(5),
+            seed: 1,
+        }
+    }
+}
+
+/// One transport of this node.
+pub struct Rail<F> {
+    /// The transport.
+    pub fabric: F,
+    /// How good it is: of the links that are up, those with the lowest rank carry the bytes.
+    pub rank: u8,
+}
+
+/// A slice that a rail works on.
+#[derive(Debug)]
+struct Flying {
+    peer: PeerId,
+    lane: usize,
+    inner: (usize, PeerId),
+    link: usize,
+    slice: Slice,
+    bytes: u64,
+    /// Bytes in flight on the link when it was posted, its own included.
+    ahead: u64,
+    posted_at: Instant,
+}
+
+/// Where posted slices go.
+struct Air<'a> {
+    flying: &'a mut HashMap<u64, Flying>,
+    next: &'a mut u64,
+}
+
+/// A connection of a rail that belongs to a peer.
+#[derive(Debug)]
+struct Inner {
+    peer: PeerId,
+    link: usize,
+    epoch: u32,
+    /// Slices that ended with it.
+    failed: Vec<(usize, Slice)>,
+}
+
+/// What has happened to a bond so far. Each counter only grows.
+#[derive(Debug, Default)]
+pub struct BondCounters {
+    links_failed: AtomicU64,
+    links_restored: AtomicU64,
+    slices_retried: AtomicU64,
+}
+
+impl BondCounters {
+    fn add(counter: &AtomicU64, value: u64) {
+        counter.fetch_add(value, Ordering::Relaxed);
+    }
+
+    /// Links that ended while their peer went on over others.
+    #[must_use]
+    pub fn links_failed(&self) -> u64 {
+        self.links_failed.load(Ordering::Relaxed)
+    }
+
+    /// Links that were made again.
+    #[must_use]
+    pub fn links_restored(&self) -> u64 {
+        self.links_restored.load(Ordering::Relaxed)
+    }
+
+    /// Slices posted again on another link.
+    #[must_use]
+    pub fn slices_retried(&self) -> u64 {
+        self.slices_retried.load(Ordering::Relaxed)
+    }
+
+    /// Name, help text and value of each.
+    #[must_use]
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 3] {
+        [
+            ("links_failed", "Links that ended while their peer went on over others", self.links_failed()),
+            ("links_restored", "Links that were made again", self.links_restored()),
+            ("slices_retried", "Slices posted again on another link", self.slices_retried()),
+        ]
+    }
+}
+
+/// Several transports as one. See the module's documentation.
+pub struct Bond<F> {
+    rails: Vec<Rail<F>>,
+    config: BondConfig,
+    clock: Box<dyn Fn() -> Instant + Send>,
+    peers: HashMap<PeerId, Peer>,
+    inners: HashMap<(usize, PeerId), Inner>,
+    /// Accepted connections without a hello, and since when.
+    strangers: HashMap<(usize, PeerId), Instant>,
+    sessions: HashMap<u64, PeerId>,
+    flying: HashMap<u64, Flying>,
+    next_peer: u64,
+    next_slice: u64,
+    random: u64,
+    counters: Arc<BondCounters>,
+    out: VecDeque<Event>,
+    scratch: Vec<Event>,
+    /// Peers with something to pump.
+    dirty: Vec<PeerId>,
+    has_backlog: bool,
+}
+
+impl<F: Fabric> Bond<F> {
+    /// A bond over these rails, at most 255. `clock` is asked for the time.
+    pub fn new(rails: Vec<Rail<F>>, config: BondConfig, clock: Box<dyn Fn() -> Instant + Send>) -> Self {
+        assert!(rails.len() < 256, "the rail index is one byte");
+        Self {
+            rails,
+            config,
+            clock,
+            peers: HashMap::new(),
+            inners: HashMap::new(),
+            strangers: HashMap::new(),
+            sessions: HashMap::new(),
+            flying: HashMap::new(),
+            next_peer: 1,
+            next_slice: SLICE_BIT,
+            random: config.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            counters: Arc::default(),
+            out: VecDeque::new(),
+            scratch: Vec::new(),
+            dirty: Vec::new(),
+            has_backlog: false,
+        }
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<BondCounters> {
+        &self.counters
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    fn new_peer(&mut self, peer: Peer) -> PeerId {
+        let id = PeerId(self.next_peer);
+        self.next_peer += 1;
+        self.peers.insert(id, peer);
+        id
+    }
+
+    fn emit(&mut self, event: Event) {
+        self.out.push_back(event);
+    }
+
+    fn mark_dirty(&mut self, id: PeerId) {
+        if !self.dirty.contains(&id) {
+            self.dirty.push(id);
+        }
+    }
+
+    fn post_frame(&mut self, rail: usize, inner: PeerId, frame: &Frame<'_>) -> bool {
+        self.rails[rail].fabric.post(WorkRequest::message(inner, frame.encode())).is_ok()
+    }
+}
+
+impl<F: Fabric> Fabric for Bond<F> {
+    fn name(&self) -> &'static str {
+        "bond"
+    }
+
+    fn checks_generations(&self) -> bool {
+        self.rails.iter().all(|rail| rail.fabric.checks_generations())
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        let rails = self.rails.iter().map(|rail| rail.fabric.message_bytes_max());
+        rails.min().unwrap_or(MESSAGE_BYTES_MAX) - FRAME_BYTES
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
+        let links = self.links_of(address)?;
+        let count = links.len();
+        let session = self.draw();
+        let id = self.new_peer(Peer::new(session, links));
+        let mut first_error = None;
+        let now = (self.clock)();
+        for index in 0..count {
+            if let Err(error) = self.connect_link(id, index) {
+                self.retry_link(id, index, now);
+                first_error.get_or_insert(error);
+            }
+        }
+        let is_begun =
+            self.peers.get(&id).is_some_and(|peer| peer.links.iter().any(|link| link.inner.is_some()));
+        match first_error {
+            Some(error) if !is_begun => {
+                self.peers.remove(&id);
+                Err(error)
+            }
+            _ => Ok(id),
+        }
+    }
+
+    fn post(&mut self, mut request: WorkRequest) -> Result<(), Full> {
+        let outside = request.peer;
+        let Some(peer) = self.peers.get_mut(&outside).filter(|peer| peer.announced && peer.ending.is_none())
+        else {
+            return Err(Full(request));
+        };
+        if peer.is_framed() {
+            assert!(request.id & SLICE_BIT == 0, "completion id {:#x} is one of the bond's own", request.id);
+            peer.enqueue(request).map_err(Full)?;
+            self.mark_dirty(outside);
+            return Ok(());
+        }
+        let Some((rail, inner)) = peer.links.first().and_then(|link| Some((link.rail, link.inner?))) else {
+            return Err(Full(request));
+        };
+        request.peer = inner;
+        self.rails[rail].fabric.post(request).map_err(|Full(mut request)| {
+            request.peer = outside;
+            Full(request)
+        })
+    }
+
+    fn flush(&mut self) {
+        if !self.dirty.is_empty() {
+            let now = (self.clock)();
+            self.pump(now);
+        }
+        self.rails.iter_mut().for_each(|rail| rail.fabric.flush());
+    }
+
+    fn poll(&mut self, budget: usize, events: &mut Vec<Event>) -> usize {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let now = (self.clock)();
+        for rail in 0..self.rails.len() {
+            self.rails[rail].fabric.poll(budget, &mut scratch);
+            for event in scratch.drain(..) {
+                self.digest(rail, event, now);
+            }
+        }
+        self.scratch = scratch;
+        self.expire(now);
+        if !self.dirty.is_empty() {
+            self.pump(now);
+            self.rails.iter_mut().for_each(|rail| rail.fabric.flush());
+        }
+        let count = self.out.len().min(budget);
+        events.extend(self.out.drain(..count));
+        count
+    }
+
+    fn disconnect(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.ending.is_none()) {
+            peer.ending = Some("disconnected by this node".to_owned());
+            self.end(id);
+        }
+    }
+
+    fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
+        self.rails.iter().for_each(|rail| rail.fabric.wait_descriptors(descriptors));
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        self.flush();
+        // Every rail must be prepared, also after one that has work.
+        let busy =
+            self.rails.iter_mut().filter_map(|rail| (!rail.fabric.prepare_wait()).then_some(())).count();
+        busy == 0 && self.out.is_empty()
+    }
+
+    fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {
+        match &self.rails[..] {
+            [only] => only.fabric.sleeper(),
+            _ => None,
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let rails = self.rails.iter().filter_map(|rail| rail.fabric.next_deadline());
+        let strangers = self.strangers.values().map(|since| *since + GREET_WITHIN);
+        let peers = self.peers.values().filter_map(Peer::next_deadline);
+        let backlog = self.has_backlog.then(|| (self.clock)() + RETRY_FULL_AFTER);
+        rails.chain(strangers).chain(peers).chain(backlog).min()
+    }
+}
+
+pub(crate) fn fuzz_frame(bytes: &[u8]) {
+    if let Some(frame) = Frame::decode(bytes) {
+        assert_eq!(&*frame.encode(), bytes, "{frame:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests;

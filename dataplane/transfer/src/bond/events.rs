@@ -1,0 +1,205 @@
+//! What the rails report, and what peers say on them.
+
+use std::time::Instant;
+
+use dataplane_fabric::{Completion, Event, Fabric, PeerId};
+
+use super::link::{Link, State};
+use super::peer::Peer;
+use super::wire::{Frame, LinkName};
+use super::{Bond, BondCounters, Inner, LINKS_MAX, SLICE_BIT, STRANGERS_MAX};
+
+impl<F: Fabric> Bond<F> {
+    pub(super) fn digest(&mut self, rail: usize, event: Event, now: Instant) {
+        match event {
+            Event::Completed { id, completion } if id & SLICE_BIT != 0 && self.flying.contains_key(&id) => {
+                self.slice_ended(id, completion, now);
+            }
+            Event::Completed { .. } => self.emit(event),
+            Event::Accepted { peer } if self.strangers.len() < STRANGERS_MAX => {
+                self.strangers.insert((rail, peer), now);
+            }
+            Event::Accepted { peer } => self.rails[rail].fabric.disconnect(peer),
+            Event::Connected { peer } => self.link_connected(rail, peer),
+            Event::Message { peer, message } => self.message(rail, peer, message),
+            Event::Immediate { peer, value } => match self.owner(rail, peer) {
+                Some((id, _)) => self.deliver(id, Event::Immediate { peer: id, value }),
+                None => self.rails[rail].fabric.disconnect(peer),
+            },
+            Event::PeerDown { peer, reason } => {
+                self.strangers.remove(&(rail, peer));
+                if let Some(inner) = self.inners.remove(&(rail, peer)) {
+                    self.link_down(inner, &reason, now);
+                }
+            }
+        }
+    }
+
+    pub(super) fn owner(&self, rail: usize, inner: PeerId) -> Option<(PeerId, usize)> {
+        self.inners.get(&(rail, inner)).map(|inner| (inner.peer, inner.link))
+    }
+
+    /// Hands an event of an unframed peer on, or keeps it until the connection was announced.
+    pub(super) fn deliver(&mut self, id: PeerId, event: Event) {
+        match self.peers.get_mut(&id) {
+            Some(peer) if !peer.announced => peer.keep_early(event),
+            _ => self.emit(event),
+        }
+    }
+
+    pub(super) fn link_connected(&mut self, rail: usize, inner: PeerId) {
+        let Some((id, index)) = self.owner(rail, inner) else { return };
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let links = peer.links.len() as u8;
+        let link = &mut peer.links[index];
+        link.state = State::Greeting;
+        let name = LinkName { link: index as u8, epoch: link.epoch };
+        let hello = Frame::Hello { session: peer.session, links, name };
+        if !self.post_frame(rail, inner, &hello) {
+            self.rails[rail].fabric.disconnect(inner);
+        }
+    }
+
+    pub(super) fn message(&mut self, rail: usize, inner: PeerId, message: Box<[u8]>) {
+        if self.strangers.remove(&(rail, inner)).is_some() {
+            match Frame::decode(&message) {
+                Some(Frame::Hello { session, links, name }) => {
+                    self.greeted(rail, inner, session, links, name)
+                }
+                _ => self.rails[rail].fabric.disconnect(inner),
+            }
+            return;
+        }
+        let Some((id, index)) = self.owner(rail, inner) else { return };
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.links[index].state == State::Greeting && Frame::decode(&message) == Some(Frame::Welcome) {
+            return self.link_up(id, index);
+        }
+        if !peer.is_framed() {
+            return self.deliver(id, Event::Message { peer: id, message });
+        }
+        if !self.framed(id, &message) {
+            self.rails[rail].fabric.disconnect(inner);
+        }
+    }
+
+    /// A stranger has said who it is.
+    pub(super) fn greeted(&mut self, rail: usize, inner: PeerId, session: u64, links: u8, name: LinkName) {
+        let known = self.sessions.get(&session).copied();
+        let id = match known {
+            Some(id) if self.peers.get(&id).is_some_and(|peer| peer.links.len() == usize::from(links)) => id,
+            None if usize::from(links) <= LINKS_MAX => {
+                let links = (0..links).map(|_| Link::new(rail, None)).collect();
+                let id = self.new_peer(Peer::new(session, links));
+                self.sessions.insert(session, id);
+                id
+            }
+            _ => return self.rails[rail].fabric.disconnect(inner),
+        };
+        let index = usize::from(name.link);
+        let Some(link) = self.peers.get_mut(&id).map(|peer| &mut peer.links[index]) else { return };
+        if name.epoch <= link.epoch {
+            return self.rails[rail].fabric.disconnect(inner);
+        }
+        // The peer has noticed before us that the link's last connection is over.
+        let old = link.inner.replace(inner).map(|old| (link.rail, old));
+        link.rail = rail;
+        link.epoch = name.epoch;
+        link.outstanding_bytes = 0;
+        self.inners
+            .insert((rail, inner), Inner { peer: id, link: index, epoch: name.epoch, failed: Vec::new() });
+        if let Some((rail, old)) = old {
+            self.rails[rail].fabric.disconnect(old);
+        }
+        if self.post_frame(rail, inner, &Frame::Welcome) {
+            self.link_up(id, index);
+        } else {
+            self.rails[rail].fabric.disconnect(inner);
+        }
+    }
+
+    pub(super) fn link_up(&mut self, id: PeerId, index: usize) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let link = &mut peer.links[index];
+        BondCounters::add(&self.counters.links_restored, u64::from(link.epoch > 1));
+        link.state = State::Up;
+        link.failures = 0;
+        let we_connected = link.address.is_some();
+        if !peer.announced {
+            peer.announced = true;
+            let early = std::mem::take(&mut peer.early);
+            self.emit(if we_connected {
+                Event::Connected { peer: id }
+            } else {
+                Event::Accepted { peer: id }
+            });
+            self.out.extend(early);
+        }
+        self.mark_dirty(id);
+    }
+
+    pub(super) fn slice_ended(&mut self, id: u64, completion: Completion, now: Instant) {
+        let Some(flying) = self.flying.remove(&id) else { return };
+        let Some(peer) = self.peers.get_mut(&flying.peer) else { return };
+        let is_current = peer.links[flying.link].inner == Some(flying.inner.1);
+        if is_current {
+            let link = &mut peer.links[flying.link];
+            link.outstanding_bytes = link.outstanding_bytes.saturating_sub(flying.bytes);
+        }
+        match completion {
+            Completion::Done => {
+                let elapsed = now.saturating_duration_since(flying.posted_at);
+                peer.links[flying.link].pace.measured(flying.ahead, elapsed);
+                let done = peer.lanes[flying.lane].slice_done(flying.slice.request);
+                let completed = |id| Event::Completed { id, completion: Completion::Done };
+                self.out.extend(done.map(completed));
+            }
+            Completion::PeerDown => {
+                if let Some(inner) = self.inners.get_mut(&flying.inner) {
+                    inner.failed.push((flying.lane, flying.slice));
+                }
+            }
+        }
+        self.mark_dirty(flying.peer);
+    }
+
+    /// False when the peer breaks the protocol.
+    pub(super) fn framed(&mut self, id: PeerId, message: &[u8]) -> bool {
+        let Some(frame) = Frame::decode(message) else { return false };
+        let Some(peer) = self.peers.get_mut(&id) else { return true };
+        match frame {
+            Frame::Hello { .. } | Frame::Welcome => return false,
+            Frame::Message { lane, sequence, bytes } => {
+                peer.ack_due = true;
+                if peer.lanes[usize::from(lane)].take(sequence) {
+                    self.deliver(id, Event::Message { peer: id, message: bytes.into() });
+                }
+            }
+            Frame::Immediate { lane, sequence, value } => {
+                peer.ack_due = true;
+                if peer.lanes[usize::from(lane)].take(sequence) {
+                    self.deliver(id, Event::Immediate { peer: id, value });
+                }
+            }
+            Frame::Ack { received } => {
+                let mut done = Vec::new();
+                for (lane, received) in peer.lanes.iter_mut().zip(received) {
+                    lane.acknowledged(received, &mut done);
+                }
+                let completed = |id| Event::Completed { id, completion: Completion::Done };
+                self.out.extend(done.into_iter().map(completed));
+            }
+            Frame::LinkDown { name } => {
+                let Some(link) = peer.links.get(usize::from(name.link)) else { return false };
+                let open = link.inner.filter(|_| link.epoch == name.epoch).map(|inner| (link.rail, inner));
+                peer.owe_fence(name, open.is_some());
+                if let Some((rail, inner)) = open {
+                    self.rails[rail].fabric.disconnect(inner);
+                }
+            }
+            Frame::Fenced { name } => peer.fenced(name),
+        }
+        self.mark_dirty(id);
+        true
+    }
+}

@@ -1,0 +1,168 @@
+//! Links are made, fail, are made again, and end with their peer.
+
+use std::time::{Duration, Instant};
+
+use dataplane_fabric::{Completion, ConnectError, Event, Fabric, PeerId};
+
+use super::link::{Link, State};
+use super::wire::LinkName;
+use super::{Bond, BondCounters, GREET_WITHIN, Inner, LINKS_MAX};
+
+impl<F: Fabric> Bond<F> {
+    /// The rail for the `nth` address of a transport: addresses and rails of one name are paired in order.
+    pub(super) fn rail_named(&self, name: &str, nth: usize) -> Option<usize> {
+        let of_name: Vec<usize> =
+            (0..self.rails.len()).filter(|&rail| self.rails[rail].fabric.name() == name).collect();
+        of_name.get(nth % of_name.len().max(1)).copied()
+    }
+
+    pub(super) fn links_of(&self, address: &str) -> Result<Vec<Link>, ConnectError> {
+        let wrong = |reason: &str| ConnectError::Address {
+            fabric: "bond",
+            address: address.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let mut links: Vec<Link> = Vec::new();
+        for part in address.split(',') {
+            let (name, rest) = part.split_once(':').ok_or_else(|| wrong("no transport before ':'"))?;
+            let nth = links.iter().filter(|link| self.rails[link.rail].fabric.name() == name).count();
+            // A transport that this node has not is passed over: the list is the peer's, for everybody.
+            if let Some(rail) = self.rail_named(name, nth) {
+                links.push(Link::new(rail, Some(rest.to_owned())));
+            }
+        }
+        match links.len() {
+            0 => Err(wrong("this node has none of these transports")),
+            1..=LINKS_MAX => Ok(links),
+            _ => Err(wrong("too many links")),
+        }
+    }
+
+    /// Connects one link of a peer that we connect to.
+    pub(super) fn connect_link(&mut self, id: PeerId, index: usize) -> Result<(), ConnectError> {
+        let Some(link) = self.peers.get_mut(&id).and_then(|peer| peer.links.get_mut(index)) else {
+            return Ok(());
+        };
+        let Some(address) = &link.address else { return Ok(()) };
+        let inner = self.rails[link.rail].fabric.connect(address)?;
+        link.inner = Some(inner);
+        link.epoch += 1;
+        link.state = State::Connecting;
+        let owner = Inner { peer: id, link: index, epoch: link.epoch, failed: Vec::new() };
+        self.inners.insert((link.rail, inner), owner);
+        Ok(())
+    }
+
+    pub(super) fn retry_link(&mut self, id: PeerId, index: usize, now: Instant) {
+        let random = self.draw();
+        let (first, max) = (self.config.retry_first, self.config.retry_max);
+        let Some(link) = self.peers.get_mut(&id).and_then(|peer| peer.links.get_mut(index)) else { return };
+        let whole = first.saturating_mul(1 << link.failures.min(16)).min(max);
+        let half_nanos = (whole.as_nanos() / 2).max(1) as u64;
+        link.failures += 1;
+        let retry_at =
+            link.address.is_some().then(|| now + whole - Duration::from_nanos(random % half_nanos));
+        link.state = State::Down { retry_at };
+    }
+
+    /// A connection is over, and nothing can arrive over it here any more.
+    pub(super) fn link_down(&mut self, inner: Inner, reason: &str, now: Instant) {
+        let Inner { peer: id, link: index, epoch, failed } = inner;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.settle_fence_for_peer(LinkName { link: index as u8, epoch });
+        let is_current = peer.links[index].epoch == epoch;
+        if is_current {
+            peer.links[index].inner = None;
+            peer.links[index].outstanding_bytes = 0;
+            peer.links[index].state = State::Down { retry_at: None };
+        }
+        let others = peer.links.iter().any(Link::is_up);
+        if peer.ending.is_some() || !others {
+            let is_gone = peer.links.iter().all(|link| link.inner.is_none());
+            peer.ending.get_or_insert_with(|| reason.to_owned());
+            if is_gone {
+                self.finish(id);
+            } else if !peer.is_announced_or_waiting() {
+                self.end(id);
+            }
+            return;
+        }
+        tracing::warn!(?id, index, reason, "bond: a link failed; the peer goes on over the others");
+        BondCounters::add(&self.counters.links_failed, 1);
+        peer.carriers.iter_mut().zip(&mut peer.lanes).for_each(|(carrier, lane)| {
+            if *carrier == Some(index) && is_current {
+                *carrier = None;
+                lane.send_again();
+            }
+        });
+        BondCounters::add(&self.counters.slices_retried, failed.len() as u64);
+        peer.repeat();
+        peer.fence(LinkName { link: index as u8, epoch }, failed, now);
+        if is_current {
+            self.retry_link(id, index, now);
+        }
+        self.mark_dirty(id);
+    }
+
+    /// Starts the end of a peer: its remaining connections are closed; the end is told when all are.
+    pub(super) fn end(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let open: Vec<(usize, PeerId)> =
+            peer.links.iter().filter_map(|link| Some((link.rail, link.inner?))).collect();
+        if open.is_empty() {
+            return self.finish(id);
+        }
+        open.into_iter().for_each(|(rail, inner)| self.rails[rail].fabric.disconnect(inner));
+    }
+
+    pub(super) fn finish(&mut self, id: PeerId) {
+        let Some(mut peer) = self.peers.remove(&id) else { return };
+        self.sessions.remove(&peer.session);
+        self.flying.retain(|_, flying| flying.peer != id);
+        for lane in &mut peer.lanes {
+            let completed = |id| Event::Completed { id, completion: Completion::PeerDown };
+            self.out.extend(lane.abandon().into_iter().map(completed));
+        }
+        let reason = peer.ending.unwrap_or_default();
+        // Whoever was never told of an accepted peer is not told of its end.
+        if peer.announced || peer.links.iter().any(|link| link.address.is_some()) {
+            self.emit(Event::PeerDown { peer: id, reason });
+        }
+    }
+
+    /// Timeouts and retries.
+    pub(super) fn expire(&mut self, now: Instant) {
+        let silent: Vec<(usize, PeerId)> = self
+            .strangers
+            .iter()
+            .filter(|(_, since)| **since + GREET_WITHIN <= now)
+            .map(|(&stranger, _)| stranger)
+            .collect();
+        for (rail, inner) in silent {
+            self.strangers.remove(&(rail, inner));
+            self.rails[rail].fabric.disconnect(inner);
+        }
+        let mut retry = Vec::new();
+        let mut mute = Vec::new();
+        for (&id, peer) in &mut self.peers {
+            if peer.ending.is_some() {
+                continue;
+            }
+            if peer.is_fence_overdue(now) {
+                peer.ending = Some("the peer does not confirm the end of a link".to_owned());
+                mute.push(id);
+                continue;
+            }
+            let due = |link: &Link| matches!(link.state, State::Down { retry_at: Some(at) } if at <= now);
+            retry.extend(
+                (0..peer.links.len()).filter(|&index| due(&peer.links[index])).map(|index| (id, index)),
+            );
+        }
+        mute.into_iter().for_each(|id| self.end(id));
+        for (id, index) in retry {
+            if self.connect_link(id, index).is_err() {
+                self.retry_link(id, index, now);
+            }
+        }
+    }
+}

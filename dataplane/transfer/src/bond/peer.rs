@@ -1,0 +1,298 @@
+//! A peer with its links and lanes: what is posted next, and over which link.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use dataplane_fabric::{Event, Fabric, Full, Operation, PeerId, Priority, WorkRequest};
+
+use super::lane::{Lane, Slice};
+use super::link::{Link, State};
+use super::wire::{Frame, LinkName};
+use super::{Air, BondConfig, FENCE_WITHIN, Flying, Rail};
+use crate::pieces::{bytes_of, split_front};
+
+/// Events of a peer that may arrive before the connection was announced.
+const EARLY_MAX: usize = 256;
+/// Control frames that may wait.
+const CONTROL_MAX: usize = 64;
+
+/// Writes of a dead link that wait until the peer says that nothing of it can arrive any more.
+#[derive(Debug)]
+struct Fence {
+    name: LinkName,
+    slices: Vec<(usize, Slice)>,
+    since: Instant,
+}
+
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) session: u64,
+    pub(crate) links: Vec<Link>,
+    pub(crate) lanes: [Lane; Priority::ALL.len()],
+    /// The link that carries the events of each lane.
+    pub(crate) carriers: [Option<usize>; Priority::ALL.len()],
+    /// Set once the user was told of the connection.
+    pub(crate) announced: bool,
+    pub(crate) early: Vec<Event>,
+    /// Set once it shall end, with the reason.
+    pub(crate) ending: Option<String>,
+    pub(crate) ack_due: bool,
+    fences: Vec<Fence>,
+    /// Links whose end the peer wants to be told of, when they have ended here.
+    owed: Vec<LinkName>,
+    control: VecDeque<Box<[u8]>>,
+}
+
+impl Peer {
+    pub(crate) fn new(session: u64, links: Vec<Link>) -> Self {
+        Self {
+            session,
+            links,
+            lanes: Default::default(),
+            carriers: [None; Priority::ALL.len()],
+            announced: false,
+            early: Vec::new(),
+            ending: None,
+            ack_due: false,
+            fences: Vec::new(),
+            owed: Vec::new(),
+            control: VecDeque::new(),
+        }
+    }
+
+    /// With one link, requests pass through and messages are the users' own.
+    pub(crate) fn is_framed(&self) -> bool {
+        self.links.len() > 1
+    }
+
+    pub(crate) fn keep_early(&mut self, event: Event) {
+        if self.early.len() < EARLY_MAX {
+            self.early.push(event);
+        } else {
+            self.ending.get_or_insert_with(|| "too much said before the welcome".to_owned());
+        }
+    }
+
+    /// Whether a link may still come up.
+    pub(crate) fn is_announced_or_waiting(&self) -> bool {
+        !self.announced
+            && self.ending.is_none()
+            && self.links.iter().any(|link| matches!(link.state, State::Connecting | State::Greeting))
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let retries = self.links.iter().filter_map(|link| match link.state {
+            State::Down { retry_at } => retry_at,
+            _ => None,
+        });
+        retries.chain(self.fences.iter().map(|fence| fence.since + FENCE_WITHIN)).min()
+    }
+
+    /// Takes a request of the user, or hands it back when the lane is full.
+    pub(crate) fn enqueue(&mut self, request: WorkRequest) -> Result<(), WorkRequest> {
+        let lane_index = request.priority.index() as u8;
+        let lane = &mut self.lanes[request.priority.index()];
+        if lane.is_full() {
+            return Err(request);
+        }
+        let WorkRequest { id, operation, .. } = request;
+        match operation {
+            Operation::Send { message } => {
+                lane.add_event(id, |sequence| {
+                    Frame::Message { lane: lane_index, sequence, bytes: &message }.encode()
+                });
+            }
+            Operation::Write { source, target, rows, immediate } => {
+                lane.add_request(id, Operation::Write { source, target, rows, immediate: None });
+                if let Some(value) = immediate {
+                    lane.add_event(0, |sequence| {
+                        Frame::Immediate { lane: lane_index, sequence, value }.encode()
+                    });
+                }
+            }
+            operation @ Operation::Read { .. } => lane.add_request(id, operation),
+        }
+        Ok(())
+    }
+
+    // --- fences ---
+
+    /// Our slices that a dead link had: reads go again at once, writes when the peer has fenced the link.
+    pub(crate) fn fence(&mut self, name: LinkName, failed: Vec<(usize, Slice)>, now: Instant) {
+        let mut writes = Vec::new();
+        for (lane, slice) in failed.into_iter().rev() {
+            match slice.operation {
+                Operation::Read { .. } => self.lanes[lane].waiting.push_front(slice),
+                _ => writes.push((lane, slice)),
+            }
+        }
+        if !writes.is_empty() {
+            self.fences.push(Fence { name, slices: writes, since: now });
+        }
+        // Also without writes: the peer may not have noticed, and would go on sending into the void.
+        self.say(&Frame::LinkDown { name });
+    }
+
+    /// What was said over a link that has failed may not have been heard: says it again over another.
+    pub(crate) fn repeat(&mut self) {
+        self.ack_due = true;
+        let names: Vec<LinkName> = self.fences.iter().map(|fence| fence.name).collect();
+        names.into_iter().for_each(|name| self.say(&Frame::LinkDown { name }));
+    }
+
+    /// The peer has confirmed: the writes go again.
+    pub(crate) fn fenced(&mut self, name: LinkName) {
+        let Some(at) = self.fences.iter().position(|fence| fence.name == name) else { return };
+        for (lane, slice) in self.fences.swap_remove(at).slices {
+            self.lanes[lane].waiting.push_front(slice);
+        }
+    }
+
+    pub(crate) fn is_fence_overdue(&self, now: Instant) -> bool {
+        self.fences.iter().any(|fence| fence.since + FENCE_WITHIN <= now)
+    }
+
+    /// The peer asks for news of a link's end: now if it has ended, else when it has.
+    pub(crate) fn owe_fence(&mut self, name: LinkName, is_open: bool) {
+        if is_open {
+            self.owed.push(name);
+        } else {
+            self.say(&Frame::Fenced { name });
+        }
+    }
+
+    pub(crate) fn settle_fence_for_peer(&mut self, name: LinkName) {
+        if let Some(at) = self.owed.iter().position(|owed| *owed == name) {
+            self.owed.swap_remove(at);
+            self.say(&Frame::Fenced { name });
+        }
+    }
+
+    fn say(&mut self, frame: &Frame<'_>) {
+        if self.control.len() < CONTROL_MAX {
+            self.control.push_back(frame.encode());
+        } else {
+            self.ending.get_or_insert_with(|| "its links fail faster than it can be told".to_owned());
+        }
+    }
+
+    // --- posting ---
+
+    /// The links to use: those that are up on the best rank.
+    fn best_rank<F>(&self, rails: &[Rail<F>]) -> Option<u8> {
+        self.links.iter().filter(|link| link.is_up()).map(|link| rails[link.rail].rank).min()
+    }
+
+    /// The link on which `bytes` more would be done first, if its window has room.
+    fn choose<F>(&self, rails: &[Rail<F>], bytes: u64, window: u64) -> Option<usize> {
+        let rank = self.best_rank(rails)?;
+        let usable = |link: &Link| {
+            link.is_up() && rails[link.rail].rank == rank && link.outstanding_bytes < window.max(1)
+        };
+        let candidates = self.links.iter().enumerate().filter(|(_, link)| usable(link));
+        candidates
+            .min_by_key(|(_, link)| link.pace.finish_nanos(link.outstanding_bytes + bytes))
+            .map(|(i, _)| i)
+    }
+
+    /// Cuts and posts what waits in a lane; true when something is left.
+    pub(crate) fn pump_slices<F: Fabric>(
+        &mut self,
+        id: PeerId,
+        lane: usize,
+        rails: &mut [Rail<F>],
+        config: &BondConfig,
+        now: Instant,
+        air: &mut Air<'_>,
+    ) -> bool {
+        while let Some(mut slice) = self.lanes[lane].waiting.pop_front() {
+            if let Some(front) = split_front(&mut slice.operation, config.slice_bytes) {
+                let request = slice.request;
+                self.lanes[lane].waiting.push_front(slice);
+                self.lanes[lane].cut(request);
+                slice = Slice { request, operation: front };
+            }
+            let bytes = u64::from(bytes_of(&slice.operation));
+            let Some(index) = self.choose(rails, bytes, config.link_window_bytes) else {
+                self.lanes[lane].waiting.push_front(slice);
+                return true;
+            };
+            let link = &mut self.links[index];
+            let Some(inner) = link.inner else {
+                self.lanes[lane].waiting.push_front(slice);
+                return true;
+            };
+            let operation = slice.operation.clone();
+            let post = WorkRequest { id: *air.next, peer: inner, priority: Priority::ALL[lane], operation };
+            if let Err(Full(_)) = rails[link.rail].fabric.post(post) {
+                self.lanes[lane].waiting.push_front(slice);
+                return true;
+            }
+            link.outstanding_bytes += bytes;
+            let (inner, ahead) = ((link.rail, inner), link.outstanding_bytes);
+            let flying = Flying { peer: id, lane, inner, link: index, slice, bytes, ahead, posted_at: now };
+            air.flying.insert(*air.next, flying);
+            *air.next = (*air.next + 1) | super::SLICE_BIT;
+        }
+        false
+    }
+
+    /// Posts the events of a lane that may go; true when one did not fit.
+    pub(crate) fn pump_events<F: Fabric>(&mut self, lane: usize, rails: &mut [Rail<F>]) -> bool {
+        loop {
+            if self.lanes[lane].next_event().is_none() {
+                return false;
+            }
+            let Some(carrier) = self.carrier(lane, rails) else { return false };
+            let link = &self.links[carrier];
+            let (Some(inner), Some(frame)) = (link.inner, self.lanes[lane].next_event()) else {
+                return false;
+            };
+            let operation = Operation::Send { message: frame.into() };
+            let post = WorkRequest { id: 0, peer: inner, priority: Priority::ALL[lane], operation };
+            if rails[link.rail].fabric.post(post).is_err() {
+                return true;
+            }
+            self.lanes[lane].event_sent();
+        }
+    }
+
+    /// The link for the events of a lane: always the same while some are not acknowledged, so that they arrive in
+    /// turn; else the first of the best.
+    fn carrier<F>(&mut self, lane: usize, rails: &[Rail<F>]) -> Option<usize> {
+        let rank = self.best_rank(rails)?;
+        let is_best = |link: &Link| link.is_up() && rails[link.rail].rank == rank;
+        let present = self.carriers[lane].filter(|&index| self.links[index].is_up());
+        let may_change = present.is_none() || self.lanes[lane].may_change_carrier();
+        if may_change && !present.is_some_and(|index| is_best(&self.links[index])) {
+            self.carriers[lane] = self.links.iter().position(is_best);
+        }
+        self.carriers[lane]
+    }
+
+    /// Posts control frames and the acknowledgement that is due; true when one did not fit.
+    pub(crate) fn pump_control<F: Fabric>(&mut self, rails: &mut [Rail<F>]) -> bool {
+        let Some(rank) = self.best_rank(rails) else { return false };
+        let is_best = |link: &&Link| link.is_up() && rails[link.rail].rank == rank;
+        let Some((rail, inner)) =
+            self.links.iter().find(is_best).and_then(|link| Some((link.rail, link.inner?)))
+        else {
+            return false;
+        };
+        let mut say = |frame: Box<[u8]>| rails[rail].fabric.post(WorkRequest::message(inner, frame)).is_ok();
+        while let Some(frame) = self.control.front() {
+            if !say(frame.clone()) {
+                return true;
+            }
+            self.control.pop_front();
+        }
+        if self.ack_due {
+            let received = [self.lanes[0].received, self.lanes[1].received];
+            if !say(Frame::Ack { received }.encode()) {
+                return true;
+            }
+            self.ack_due = false;
+        }
+        false
+    }
+}

@@ -1,0 +1,44 @@
+//! What waits is posted.
+
+use std::time::Instant;
+
+use dataplane_fabric::{Fabric, PeerId};
+
+use super::{Air, Bond};
+
+impl<F: Fabric> Bond<F> {
+    pub(super) fn pump(&mut self, now: Instant) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        self.has_backlog = false;
+        for id in dirty.drain(..) {
+            if self.pump_peer(id, now) {
+                self.has_backlog = true;
+                self.dirty.push(id);
+            }
+        }
+        std::mem::swap(&mut dirty, &mut self.dirty);
+        self.dirty.extend(dirty);
+    }
+
+    /// Posts what can be posted to one peer; true when something is left that must be tried again.
+    pub(super) fn pump_peer(&mut self, id: PeerId, now: Instant) -> bool {
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.is_framed() && peer.ending.is_none())
+        else {
+            return false;
+        };
+        let mut is_left = false;
+        is_left |= peer.pump_control(&mut self.rails);
+        for lane in 0..peer.lanes.len() {
+            if lane > 0 && !peer.lanes[0].waiting.is_empty() {
+                is_left |= !peer.lanes[lane].waiting.is_empty();
+                break;
+            }
+            let mut air = Air { flying: &mut self.flying, next: &mut self.next_slice };
+            is_left |= peer.pump_slices(id, lane, &mut self.rails, &self.config, now, &mut air);
+        }
+        for lane in 0..peer.lanes.len() {
+            is_left |= peer.pump_events(lane, &mut self.rails);
+        }
+        is_left
+    }
+}

@@ -1,0 +1,331 @@
+//! Bonds over simulated rails. A rail is a network of its own, so that one can fail while the others go on.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
+use dataplane_fabric::testing::{Pair, SLOT_BYTES, conformance, pool};
+use dataplane_fabric::{Completion, Operation, Priority, SlotRange, Source, Target};
+use dataplane_memory::SlotPool;
+
+use super::*;
+
+const NAMES: [&str; 3] = ["one", "two", "three"];
+
+struct World {
+    networks: Vec<SimNetwork>,
+    clock: Arc<AtomicU64>,
+    start: Instant,
+    bonds: [Bond<SimFabric>; 2],
+    pools: [Arc<SlotPool>; 2],
+    events: [Vec<Event>; 2],
+}
+
+fn bond(
+    networks: &[SimNetwork],
+    ranks: &[u8],
+    slab: &Arc<dataplane_memory::Slab>,
+    config: BondConfig,
+    clock: (&Arc<AtomicU64>, Instant),
+) -> Bond<SimFabric> {
+    let rail = |(index, network): (usize, &SimNetwork)| Rail {
+        fabric: network.add_node_named(Arc::clone(slab), NAMES[index]),
+        rank: ranks[index],
+    };
+    let rails = networks.iter().enumerate().map(rail).collect();
+    let (ticks, start) = (Arc::clone(clock.0), clock.1);
+    Bond::new(rails, config, Box::new(move || start + Duration::from_micros(ticks.load(Ordering::Relaxed))))
+}
+
+impl World {
+    fn new(seed: u64, ranks: &[u8], faults: impl Fn(usize) -> Faults, config: BondConfig) -> Self {
+        let networks: Vec<SimNetwork> =
+            (0..ranks.len()).map(|rail| SimNetwork::new(seed + rail as u64 * 7919, faults(rail))).collect();
+        let (clock, start) = (Arc::new(AtomicU64::new(0)), Instant::now());
+        let pools = [pool("a"), pool("b")];
+        let bonds = [0, 1].map(|node| bond(&networks, ranks, pools[node].slab(), config, (&clock, start)));
+        Self { networks, clock, start, bonds, pools, events: [Vec::new(), Vec::new()] }
+    }
+
+    fn step(&mut self) {
+        self.clock.fetch_add(100, Ordering::Relaxed);
+        self.networks.iter().for_each(|network| network.advance(1));
+        for (bond, events) in self.bonds.iter_mut().zip(&mut self.events) {
+            bond.flush();
+            bond.poll(64, events);
+        }
+    }
+
+    fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) -> u32 {
+        for steps in 0..200_000 {
+            if done(self) {
+                return steps;
+            }
+            self.step();
+        }
+        panic!("never: {what}; {:?} after {:?}", self.events, self.start.elapsed());
+    }
+
+    fn connect(&mut self) -> (PeerId, PeerId) {
+        let address: Vec<String> =
+            NAMES[..self.networks.len()].iter().map(|name| format!("{name}:1")).collect();
+        let to_b = self.bonds[0].connect(&address.join(",")).expect("an address");
+        self.until("connected", |world| !world.events[0].is_empty() && !world.events[1].is_empty());
+        let Some(Event::Accepted { peer: to_a }) = self.events[1].first().cloned() else {
+            panic!("expected an accepted peer: {:?}", self.events);
+        };
+        assert_eq!(self.events[0], [Event::Connected { peer: to_b }]);
+        self.events.iter_mut().for_each(Vec::clear);
+        // Let the other links come up too.
+        (0..50).for_each(|_| self.step());
+        (to_b, to_a)
+    }
+}
+
+/// The contract of every fabric, over one rail, over two, and over three of different ranks.
+#[test]
+fn conforms_to_the_contract() {
+    for ranks in [&[0][..], &[0, 0], &[1, 0, 1]] {
+        let seed = Cell::new(0);
+        conformance(&mut || {
+            seed.set(seed.get() + 1);
+            let faults = |_| Faults { delay_ticks_max: 5, ..Faults::default() };
+            let config = BondConfig { slice_bytes: 30_000, ..BondConfig::default() };
+            let World { networks, clock, bonds: [a, b], pools: [pool_a, pool_b], .. } =
+                World::new(seed.get(), ranks, faults, config);
+            let names: Vec<String> = NAMES[..ranks.len()].iter().map(|name| format!("{name}:1")).collect();
+            Pair {
+                a: Some(Box::new(a)),
+                b: Some(Box::new(b)),
+                pool_a,
+                pool_b,
+                address_of_b: names.join(","),
+                tick: Box::new(move || {
+                    clock.fetch_add(100, Ordering::Relaxed);
+                    networks.iter().for_each(|network| network.advance(1));
+                }),
+            }
+        });
+    }
+}
+
+fn content(round: usize) -> Vec<u8> {
+    (0..SLOT_BYTES).map(|at| (at * 17 + at / 253 + round * 59) as u8).collect()
+}
+
+/// Rails fail and come back at random moments while slots are written, read and announced. Whatever an immediate
+/// announces is whole, events come once and in turn, every request completes once, and nothing is held at the end.
+#[test]
+fn rails_fail_and_nothing_is_lost_doubled_or_early() {
+    for seed in 1..=12 {
+        let faults =
+            |rail| Faults { delay_ticks_max: 3 + rail as u64 * 4, queue_depth_max: 8, ..Faults::default() };
+        let retry_first = Duration::from_millis(3);
+        let config = BondConfig { slice_bytes: 9000, retry_first, ..BondConfig::default() };
+        let mut world = World::new(seed, &[0, 0, 1], faults, config);
+        let (to_b, to_a) = world.connect();
+        let mut random = (seed * 2_654_435_761) | 1;
+        let mut below = |bound: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 8) % bound
+        };
+        let mut cuts = 0;
+        for round in 0..60_usize {
+            let source = world.pools[0].acquire().expect("a slot");
+            let back = world.pools[0].acquire().expect("a slot");
+            let target = world.pools[1].acquire().expect("a slot");
+            source.slab().write(source.slot(), 0, &content(round));
+            let there = Target { slot: target.slot(), generation: target.generation(), offset: 0 };
+            let write = Operation::Write {
+                source: Source::Slot { slot: source.clone(), offset: 0, len: SLOT_BYTES as u32 },
+                target: there,
+                rows: None,
+                immediate: Some(round as u32),
+            };
+            let message = Operation::Send { message: (round as u64).to_le_bytes().into() };
+            let id = 1000 + round as u64 * 10;
+            for (offset, operation) in [(1, write), (2, message)] {
+                let post = WorkRequest { id: id + offset, peer: to_b, priority: Priority::Urgent, operation };
+                world.bonds[0].post(post).expect("room");
+            }
+            // Never all rails at once: that ends the peer, which is another test.
+            let mut ended = 0;
+            world.until("the round", |world| {
+                if below(40) == 0 && ended < 2 {
+                    world.networks[below(2) as usize].cut(below(2) as usize);
+                    ended += 1;
+                    cuts += 1;
+                }
+                let announced = Event::Immediate { peer: to_a, value: round as u32 };
+                let told = Event::Message { peer: to_a, message: (round as u64).to_le_bytes().into() };
+                world.events[1] == [announced, told]
+            });
+            let mut bytes = vec![0; SLOT_BYTES];
+            target.slab().read(target.slot(), 0, &mut bytes);
+            assert!(bytes == content(round), "seed {seed}, round {round}: announced and not whole");
+            let read = Operation::Read {
+                into: SlotRange { slot: back.clone(), offset: 0, len: SLOT_BYTES as u32 },
+                from: there,
+                rows: None,
+            };
+            let post =
+                WorkRequest { id: id + 3, peer: to_b, priority: Priority::Background, operation: read };
+            world.bonds[0].post(post).expect("room");
+            world.until("completions", |world| world.events[0].len() == 3);
+            let mut done: Vec<u64> = world.events[0]
+                .iter()
+                .map(|event| match event {
+                    Event::Completed { id, completion: Completion::Done } => *id,
+                    other => panic!("seed {seed}, round {round}: {other:?}"),
+                })
+                .collect();
+            done.sort_unstable();
+            assert_eq!(done, [id + 1, id + 2, id + 3]);
+            back.slab().read(back.slot(), 0, &mut bytes);
+            assert!(bytes == content(round), "seed {seed}, round {round}: read and not whole");
+            world.events.iter_mut().for_each(Vec::clear);
+            (0..below(60)).for_each(|_| world.step());
+        }
+        let counters = world.bonds[0].counters();
+        assert!(
+            cuts > 5 && counters.links_failed() > 3 && counters.links_restored() > 2,
+            "{cuts} cuts: {counters:?}"
+        );
+        (0..2000).for_each(|_| world.step());
+        assert!(world.events.iter().all(Vec::is_empty), "nothing comes twice: {:?}", world.events);
+        assert!(world.bonds[0].flying.is_empty() && world.bonds[1].flying.is_empty());
+        assert!(world.bonds[0].peers.values().all(|peer| peer.lanes.iter().all(lane::Lane::is_idle)));
+        assert_eq!(world.pools[0].used_count() + world.pools[1].used_count(), 0, "slots leaked");
+    }
+}
+
+/// A rail fails at the sender's end while its packets are still on their way. The bytes come over the other rail;
+/// once they are announced the receiver reuses the slot, and nothing of the old rail may land in it any more.
+#[test]
+fn late_packets_of_a_dead_rail_never_land_in_a_reused_slot() {
+    let mut failed = 0;
+    for seed in 1..=10 {
+        let faults =
+            |rail| Faults { delay_ticks_max: [200, 3][rail], queue_depth_max: 16, ..Faults::default() };
+        let config =
+            BondConfig { slice_bytes: 9000, retry_first: Duration::from_secs(60), ..BondConfig::default() };
+        let mut world = World::new(seed, &[0, 0], faults, config);
+        let (to_b, to_a) = world.connect();
+        (0..300).for_each(|_| world.step());
+        let source = world.pools[0].acquire().expect("a slot");
+        let target = world.pools[1].acquire().expect("a slot");
+        source.slab().write(source.slot(), 0, &content(1));
+        let operation = Operation::Write {
+            source: Source::Slot { slot: source.clone(), offset: 0, len: SLOT_BYTES as u32 },
+            target: Target { slot: target.slot(), generation: target.generation(), offset: 0 },
+            rows: None,
+            immediate: Some(1),
+        };
+        world.bonds[0]
+            .post(WorkRequest { id: 1, peer: to_b, priority: Priority::Urgent, operation })
+            .expect("room");
+        (0..4).for_each(|_| world.step());
+        world.networks[0].cut_one_end(0);
+        world
+            .until("the bytes", |world| world.events[1].contains(&Event::Immediate { peer: to_a, value: 1 }));
+        let mut bytes = vec![0; SLOT_BYTES];
+        target.slab().read(target.slot(), 0, &mut bytes);
+        assert!(bytes == content(1), "seed {seed}");
+        target.slab().write(target.slot(), 0, &vec![0xDD; SLOT_BYTES]);
+        (0..600).for_each(|_| world.step());
+        target.slab().read(target.slot(), 0, &mut bytes);
+        assert!(bytes.iter().all(|&byte| byte == 0xDD), "seed {seed}: a late write landed in a reused slot");
+        failed += world.bonds[0].counters().slices_retried();
+    }
+    assert!(failed > 10, "slices were on the dead rail: {failed}");
+}
+
+/// When the last rail fails, the peer is down, once, and everything that was asked for is answered.
+#[test]
+fn the_last_rail_ends_the_peer() {
+    let config = BondConfig { slice_bytes: 9000, ..BondConfig::default() };
+    let faults = |_| Faults { delay_ticks_max: 6, ..Faults::default() };
+    let mut world = World::new(5, &[0, 1], faults, config);
+    let (to_b, _) = world.connect();
+    let slot = world.pools[0].acquire().expect("a slot");
+    let target = Target { slot: 0, generation: 0, offset: 0 };
+    for id in 1..=8_u64 {
+        let source = Source::Slot { slot: slot.clone(), offset: 0, len: SLOT_BYTES as u32 };
+        let operation = Operation::Write { source, target, rows: None, immediate: Some(1) };
+        world.bonds[0]
+            .post(WorkRequest { id, peer: to_b, priority: Priority::Urgent, operation })
+            .expect("room");
+    }
+    drop(slot);
+    (0..4).for_each(|_| world.step());
+    world.networks.iter().for_each(|network| network.kill(1));
+    world.until("the end", |world| {
+        world.events[0].iter().any(|event| matches!(event, Event::PeerDown { peer, .. } if *peer == to_b))
+    });
+    let completed = world.events[0].iter().filter(|event| matches!(event, Event::Completed { .. })).count();
+    assert_eq!(completed, 8, "{:?}", world.events[0]);
+    assert_eq!(world.pools[0].used_count(), 0, "slots leaked");
+    assert!(world.bonds[0].peers.is_empty() && world.bonds[0].inners.is_empty());
+    assert!(world.bonds[0].sessions.is_empty());
+}
+
+/// Bytes go to the rail that is faster, and to the better rank alone while that is up.
+#[test]
+fn slices_go_where_they_are_done_first() {
+    let config = BondConfig { slice_bytes: 4096, link_window_bytes: 1 << 20, ..BondConfig::default() };
+    let faults = |rail| Faults { delay_ticks_max: [2, 40, 2][rail], queue_depth_max: 4, ..Faults::default() };
+    let mut world = World::new(9, &[0, 0, 1], faults, config);
+    let (to_b, to_a) = world.connect();
+    let source = world.pools[0].acquire().expect("a slot");
+    let target = world.pools[1].acquire().expect("a slot");
+    let mut posted = [0_u64; 3];
+    for round in 0..40_u32 {
+        let source = Source::Slot { slot: source.clone(), offset: 0, len: SLOT_BYTES as u32 };
+        let there = Target { slot: target.slot(), generation: target.generation(), offset: 0 };
+        let operation = Operation::Write { source, target: there, rows: None, immediate: Some(round) };
+        let post = WorkRequest { id: 0, peer: to_b, priority: Priority::Urgent, operation };
+        world.bonds[0].post(post).expect("room");
+        let mut seen = std::collections::HashSet::new();
+        world.until("the round", |world| {
+            for (&id, flying) in &world.bonds[0].flying {
+                if seen.insert(id) {
+                    posted[flying.link] += flying.bytes;
+                }
+            }
+            world.events[1].contains(&Event::Immediate { peer: to_a, value: round })
+        });
+        world.events.iter_mut().for_each(Vec::clear);
+    }
+    assert_eq!(posted[2], 0, "the third rail is of a lower rank");
+    assert!(posted[1] > 0, "the slow rail carries some: {posted:?}");
+    assert!(posted[0] > posted[1] * 3, "the fast rail carries most: {posted:?}");
+}
+
+/// A connection that says nothing is closed, and one that says nonsense at once.
+#[test]
+fn strangers_do_not_stay() {
+    let mut world = World::new(2, &[0, 0], |_| Faults::default(), BondConfig::default());
+    let mut rude = world.networks[0].add_node(Arc::clone(world.pools[0].slab()));
+    let mute = rude.connect("1").expect("an address");
+    let loud = rude.connect("1").expect("an address");
+    (0..5).for_each(|_| world.step());
+    rude.post(WorkRequest::message(loud, Box::new([7; 40]))).expect("room");
+    let mut events = Vec::new();
+    for _ in 0..20 {
+        world.step();
+        rude.poll(16, &mut events);
+    }
+    let is_down = |events: &[Event], peer| {
+        events.iter().any(|event| matches!(event, Event::PeerDown { peer: down, .. } if *down == peer))
+    };
+    assert!(is_down(&events, loud) && !is_down(&events, mute));
+    for _ in 0..(GREET_WITHIN.as_micros() / 100) {
+        world.step();
+    }
+    rude.poll(16, &mut events);
+    assert!(is_down(&events, mute));
+    assert!(world.bonds[1].strangers.is_empty() && world.events[1].is_empty());
+}

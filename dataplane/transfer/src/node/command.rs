@@ -1,0 +1,114 @@
+//! What a node is asked, and what it tells.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use dataplane_memory::SlotRef;
+
+use crate::flight::{MoveOutcome, Ticket};
+use crate::moves::Batch;
+
+/// Names a transfer on both of its ends; drawn at random by whoever routes the request.
+pub type TransferId = u64;
+
+/// What the owner of a node asks of it.
+#[derive(Debug)]
+pub enum Command {
+    /// Receive blocks `first_block..` of this transfer into `slots` from the node at `address`.
+    Expect {
+        /// The transfer.
+        transfer: TransferId,
+        /// The sender, in the fabric's notation.
+        address: String,
+        /// Index of the first block wanted; the ones before it are here already.
+        first_block: u32,
+        /// What is wanted: equal on both legs of one request, and on no others.
+        content: [u8; 16],
+        /// Where the blocks go.
+        slots: Vec<SlotRef>,
+        /// When to make do with what has come.
+        deadline: Instant,
+    },
+    /// These layers of these blocks are computed; send them when the receiver is known.
+    Push {
+        /// The transfer.
+        transfer: TransferId,
+        /// What the transfer as a whole brings, as in `Expect`.
+        content: [u8; 16],
+        /// Index of the first block.
+        first_block: u32,
+        /// The blocks' slots. Nobody writes these layers of them any more.
+        slots: Vec<SlotRef>,
+        /// Which layers.
+        layers: Range<u16>,
+    },
+    /// Nothing more will be pushed for this transfer.
+    PushEnd {
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// Tell the sender at `address` that nothing of this transfer is wanted.
+    Decline {
+        /// The transfer.
+        transfer: TransferId,
+        /// The sender.
+        address: String,
+    },
+    /// Move a batch of pieces; its ticket is open in the node's table.
+    Move {
+        /// Names it.
+        ticket: Ticket,
+        /// What and where to.
+        batch: Batch,
+    },
+    /// Stop, on whichever side this node is.
+    Cancel {
+        /// The transfer.
+        transfer: TransferId,
+    },
+}
+
+/// How a received transfer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every block is here and verified.
+    Complete,
+    /// A checksum did not match.
+    Corrupted,
+    /// The sender stopped before the end.
+    SenderStopped,
+    /// The connection could not be made or ended.
+    PeerDown,
+    /// The deadline passed.
+    Deadline,
+    /// It could not start: too many transfers, too many blocks, or a bad address.
+    Refused,
+}
+
+/// What a node tells its owner.
+#[derive(Debug)]
+pub enum Notice {
+    /// A transfer that was expected is over; `slots` are the leading blocks that are complete and verified.
+    Arrived {
+        /// The transfer.
+        transfer: TransferId,
+        /// The verified blocks, from `first_block` on.
+        slots: Vec<SlotRef>,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// A transfer that was pushed is over; the node holds none of its slots any more.
+    Pushed {
+        /// The transfer.
+        transfer: TransferId,
+        /// Whether the receiver has been sent everything.
+        complete: bool,
+    },
+    /// A batch is over.
+    Moved {
+        /// Its name.
+        ticket: Ticket,
+        /// How it ended.
+        outcome: MoveOutcome,
+    },
+}

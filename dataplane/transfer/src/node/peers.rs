@@ -1,0 +1,184 @@
+//! Connections: made once for each address however many transfers want it, and not again at once when that
+//! failed, so that a node that restarts is not run down by those who wait for it.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use dataplane_fabric::{Fabric, PeerId, WorkRequest};
+
+use super::{GIVEN_UP, Notice, Outcome, TransferId, TransferNode};
+use crate::flight::MoveOutcome;
+use crate::metrics::TransferCounters;
+use crate::shard::Cut;
+use crate::wire::{Message, VERSION};
+
+/// Messages that may wait for one peer before nothing more is expected from it.
+pub(super) const OUTBOX_MAX: usize = 4096;
+/// Addresses whose failures are remembered; the oldest are forgotten.
+const BACKOFFS_MAX: usize = 1024;
+/// Doublings after which the wait has surely reached its maximum.
+const DOUBLINGS_MAX: u32 = 16;
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    /// Where we connected to; `None` for a peer that connected to us.
+    pub(super) address: Option<String>,
+    pub(super) connected: bool,
+    /// What we have in common with it; set by its hello.
+    pub(super) cut: Option<Cut>,
+    /// Messages that wait for the connection or for room.
+    pub(super) outbox: VecDeque<Message>,
+}
+
+/// An address that could not be reached.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Backoff {
+    failures: u32,
+    not_before: Instant,
+}
+
+/// Why there is no connection to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unreachable {
+    /// The last try failed a moment ago.
+    Resting,
+    /// It is no address of this node's transports, or there is no room for it.
+    Refused,
+}
+
+impl Unreachable {
+    pub(super) fn as_outcome(self) -> MoveOutcome {
+        match self {
+            Self::Resting => MoveOutcome::PeerDown,
+            Self::Refused => MoveOutcome::Refused,
+        }
+    }
+
+    pub(super) fn as_arrival(self) -> Outcome {
+        match self {
+            Self::Resting => Outcome::PeerDown,
+            Self::Refused => Outcome::Refused,
+        }
+    }
+}
+
+impl<F: Fabric> TransferNode<F> {
+    /// The connection to `address`, begun if there is none.
+    pub(super) fn peer_at(&mut self, address: &str) -> Result<PeerId, Unreachable> {
+        let known = self.peers.iter().find(|(_, peer)| peer.address.as_deref() == Some(address));
+        if let Some((&id, _)) = known {
+            return Ok(id);
+        }
+        if self.backoff.get(address).is_some_and(|backoff| backoff.not_before > self.now) {
+            return Err(Unreachable::Resting);
+        }
+        match self.fabric.connect(address) {
+            Ok(id) => {
+                let address = Some(address.to_owned());
+                self.peers.insert(id, Peer { address, connected: false, cut: None, outbox: VecDeque::new() });
+                Ok(id)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "transfer: cannot reach the sender");
+                self.rest(address);
+                Err(Unreachable::Refused)
+            }
+        }
+    }
+
+    pub(super) fn peer_up(&mut self, peer: PeerId) {
+        let state = self.peers.entry(peer).or_insert_with(|| Peer {
+            address: None,
+            connected: true,
+            cut: None,
+            outbox: VecDeque::new(),
+        });
+        state.connected = true;
+        state.outbox.push_front(Message::Hello { version: VERSION, layout: self.layout });
+        if let Some(address) = &state.address {
+            self.backoff.remove(address);
+        }
+        self.pump_outbox(peer);
+    }
+
+    /// A connection that was never made counts as a failure; one that ended does not, its first successor may
+    /// come at once.
+    fn note_failure(&mut self, peer: Peer) {
+        if let Some(address) = peer.address.filter(|_| !peer.connected) {
+            self.rest(&address);
+        }
+    }
+
+    /// Doubles the wait for `address`, less a random part, so that those who wait for one node do not all come
+    /// back in the same moment.
+    fn rest(&mut self, address: &str) {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let failures = self.backoff.get(address).map_or(0, |backoff| backoff.failures).min(DOUBLINGS_MAX);
+        let whole = self.limits.reconnect_first.saturating_mul(1 << failures).min(self.limits.reconnect_max);
+        let half_nanos = (whole.as_nanos() / 2).max(1) as u64;
+        let wait = whole - std::time::Duration::from_nanos(self.random % half_nanos);
+        if self.backoff.len() >= BACKOFFS_MAX {
+            let oldest = self.backoff.iter().min_by_key(|(_, backoff)| backoff.not_before);
+            if let Some(oldest) = oldest.map(|(address, _)| address.clone()) {
+                self.backoff.remove(&oldest);
+            }
+        }
+        let backoff = Backoff { failures: failures + 1, not_before: self.now + wait };
+        self.backoff.insert(address.to_owned(), backoff);
+    }
+
+    pub(super) fn send(&mut self, peer: PeerId, message: Message) {
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.outbox.push_back(message);
+            self.pump_outbox(peer);
+        }
+    }
+
+    pub(super) fn pump_outbox(&mut self, peer: PeerId) {
+        let Some(state) = self.peers.get_mut(&peer).filter(|state| state.connected) else { return };
+        while let Some(message) = state.outbox.front() {
+            if self.fabric.post(WorkRequest::message(peer, message.encode())).is_err() {
+                return;
+            }
+            state.outbox.pop_front();
+        }
+    }
+
+    /// Disconnects a peer that does not answer, and connects anew the next time. Its slots stay in quarantine
+    /// until the fabric says that it cannot write any more.
+    pub(super) fn give_up(&mut self, peer: PeerId) {
+        tracing::warn!(?peer, "transfer: a peer does not acknowledge; disconnecting");
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.address = None;
+            state.outbox.clear();
+        }
+        let now = self.now;
+        let own = self.quarantine.iter_mut().filter(|((owner, _), _)| *owner == peer);
+        own.for_each(|(_, (_, since))| *since = now + GIVEN_UP);
+        self.fabric.disconnect(peer);
+    }
+
+    pub(super) fn peer_down(&mut self, peer: PeerId, reason: &str) {
+        tracing::info!(?peer, reason, "transfer: connection ended");
+        TransferCounters::add(&self.counters.peers_lost, 1);
+        if let Some(state) = self.peers.remove(&peer) {
+            self.note_failure(state);
+        }
+        self.mover.peer_down(peer, self.now);
+        self.quarantine.retain(|(owner, _), _| *owner != peer);
+        let lost: Vec<TransferId> = self
+            .inbound
+            .iter()
+            .filter(|(_, inbound)| inbound.peer == peer)
+            .map(|(&transfer, _)| transfer)
+            .collect();
+        lost.into_iter().for_each(|transfer| self.end_inbound(transfer, Outcome::PeerDown, true));
+        for (transfer, _) in self.outbound.end_owner(&Some(peer)) {
+            self.remember_cancelled(transfer, self.now);
+            self.active.remove(&transfer);
+            self.notices.push(Notice::Pushed { transfer, complete: false });
+        }
+    }
+}

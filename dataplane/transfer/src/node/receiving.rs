@@ -1,0 +1,129 @@
+//! The receiving half: slots are reserved, pieces announced, landed and verified.
+
+use dataplane_fabric::{Fabric, PeerId};
+use dataplane_memory::SlotRef;
+
+use super::peers::OUTBOX_MAX;
+use super::{Notice, Outcome, TransferId, TransferNode};
+use crate::config::BLOCKS_MAX;
+use crate::inbound::Inbound;
+use crate::metrics::TransferCounters;
+use crate::wire::Message;
+use std::time::Instant;
+
+impl<F: Fabric> TransferNode<F> {
+    pub(super) fn expect(
+        &mut self,
+        transfer: TransferId,
+        address: &str,
+        content: [u8; 16],
+        first_block: u32,
+        slots: Vec<SlotRef>,
+        deadline: Instant,
+    ) {
+        let room = self.inbound.len() < self.limits.transfers_max
+            && slots.len() <= BLOCKS_MAX
+            && self.quarantine.len() < self.limits.transfers_max;
+        let is_free = room && !self.inbound.contains_key(&transfer);
+        let peer = match self.peer_at(address) {
+            Ok(peer) => peer,
+            Err(unreachable) => {
+                let outcome = unreachable.as_arrival();
+                self.notices.push(Notice::Arrived { transfer, slots: Vec::new(), outcome });
+                return;
+            }
+        };
+        let is_moving = self.peers.get(&peer).is_some_and(|state| state.outbox.len() < OUTBOX_MAX);
+        let Some(tag) = (is_free && is_moving).then(|| self.free_tag()).flatten() else {
+            self.send(peer, Message::Cancel { transfer });
+            self.notices.push(Notice::Arrived { transfer, slots: Vec::new(), outcome: Outcome::Refused });
+            return;
+        };
+        self.tags.insert(tag, transfer);
+        self.inbound.insert(
+            transfer,
+            Inbound::new(peer, tag, content, first_block, slots, self.layout.layers, deadline),
+        );
+        if self.peers.get(&peer).is_some_and(|peer| peer.cut.is_some()) {
+            self.reserve(transfer);
+        }
+    }
+
+    pub(super) fn free_tag(&mut self) -> Option<u16> {
+        for _ in 0..=u16::MAX {
+            self.next_tag = self.next_tag.wrapping_add(1);
+            if !self.tags.contains_key(&self.next_tag) {
+                return Some(self.next_tag);
+            }
+        }
+        None
+    }
+
+    pub(super) fn reserve(&mut self, transfer: TransferId) {
+        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| !inbound.reserved) else {
+            return;
+        };
+        let Some(cut) = self.peers.get(&inbound.peer).and_then(|peer| peer.cut) else { return };
+        inbound.reserve(cut);
+        let (peer, tag, content, first_block) =
+            (inbound.peer, inbound.tag, inbound.content, inbound.first_block);
+        let slots = inbound.slot_names();
+        self.send(peer, Message::Reserve { transfer, tag, content, first_block, slots });
+    }
+
+    /// Ends an inbound transfer. `writes_over`: the sender cannot write to its slots any more.
+    pub(super) fn end_inbound(&mut self, transfer: TransferId, outcome: Outcome, writes_over: bool) {
+        let Some(mut inbound) = self.inbound.remove(&transfer) else { return };
+        self.tags.remove(&inbound.tag);
+        let unverified = inbound.slots.split_off(inbound.verified_prefix());
+        let peer = inbound.peer;
+        if !writes_over {
+            if inbound.reserved && !unverified.is_empty() {
+                self.quarantine.insert((peer, transfer), (unverified, self.now));
+            }
+            self.send(peer, Message::Cancel { transfer });
+        }
+        TransferCounters::add(&self.counters.blocks_received, inbound.slots.len() as u64);
+        TransferCounters::add(
+            match outcome {
+                Outcome::Complete => &self.counters.transfers_completed,
+                _ => &self.counters.transfers_incomplete,
+            },
+            1,
+        );
+        self.notices.push(Notice::Arrived { transfer, slots: inbound.slots, outcome });
+    }
+
+    pub(super) fn landed(&mut self, from: PeerId, value: u32) {
+        let Some(&transfer) = self.tags.get(&((value >> 16) as u16)) else { return };
+        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| inbound.peer == from) else {
+            return;
+        };
+        let failures = inbound.landed(value as u16);
+        self.account_verification(transfer, failures);
+    }
+
+    pub(super) fn account_verification(&mut self, transfer: TransferId, failures: u64) {
+        if failures > 0 {
+            TransferCounters::add(&self.counters.checksum_failures, failures);
+            tracing::warn!(transfer, failures, "transfer: checksum mismatch, the blocks will be recomputed");
+        }
+        if self.inbound.get(&transfer).is_some_and(|inbound| inbound.is_complete()) {
+            self.end_inbound(transfer, Outcome::Complete, true);
+        }
+    }
+
+    pub(super) fn announced(&mut self, from: PeerId, message: Message) -> bool {
+        let Message::Announce { transfer, sequence, first_layer, layers, first_block, sums } = message else {
+            return false;
+        };
+        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| inbound.peer == from) else {
+            return true; // Of a transfer that we gave up.
+        };
+        let was_corrupted = inbound.corrupted;
+        let sensible = inbound.announce(sequence, (first_layer, layers), first_block, sums);
+        let failures = u64::from(inbound.corrupted && !was_corrupted);
+        self.account_verification(transfer, failures);
+        sensible
+    }
+}

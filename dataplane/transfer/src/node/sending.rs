@@ -1,0 +1,119 @@
+//! The sending half: what is computed is pushed to whoever has reserved slots for it.
+
+use std::time::Instant;
+
+use dataplane_fabric::Fabric;
+use dataplane_memory::Lease;
+
+use super::{Notice, Outcome, TransferId, TransferNode};
+use crate::metrics::TransferCounters;
+use crate::outbound::{Outbound, Progress, Reservation};
+use crate::wire::Message;
+
+impl<F: Fabric> TransferNode<F> {
+    pub(super) fn outbound_for(&mut self, transfer: TransferId, now: Instant) -> Option<&mut Outbound> {
+        if self.cancelled.contains_key(&transfer) {
+            self.notices.push(Notice::Pushed { transfer, complete: false });
+            return None;
+        }
+        if self.outbound.get_mut(transfer).is_none() {
+            let lease = Lease { owner: None, expires_at: now + self.limits.lease, held: Outbound::default() };
+            if self.outbound.grant(transfer, lease).is_err() {
+                self.notices.push(Notice::Pushed { transfer, complete: false });
+                return None;
+            }
+        }
+        self.outbound.get_mut(transfer).map(|lease| &mut lease.held)
+    }
+
+    /// False when the transfer is reserved already: slots that are being written to must not change.
+    pub(super) fn reserved(&mut self, transfer: TransferId, reservation: Reservation, now: Instant) -> bool {
+        let peer = reservation.peer;
+        let Some(outbound) = self.outbound_for(transfer, now) else {
+            self.send(peer, Message::Finished { transfer });
+            return true;
+        };
+        if outbound.reservation.is_some() {
+            return false;
+        }
+        let is_announced = outbound.content.is_some();
+        if !is_announced && self.outbound.count_owned(&Some(peer)) >= self.limits.transfers_max / 4 {
+            // One peer may not fill the table with transfers that nobody here knows of.
+            self.end_outbound(transfer, false);
+            self.send(peer, Message::Finished { transfer });
+            return true;
+        }
+        let Some(outbound) = self.outbound.get_mut(transfer).map(|lease| &mut lease.held) else {
+            return true;
+        };
+        outbound.reservation = Some(reservation);
+        if let Some(lease) = self.outbound.get_mut(transfer) {
+            lease.owner = Some(peer);
+            lease.expires_at = now + self.limits.lease;
+        }
+        self.active.insert(transfer);
+        true
+    }
+
+    pub(super) fn pump(&mut self) {
+        let mut peers = std::mem::take(&mut self.peers_scratch);
+        peers.extend(self.peers.iter().filter(|(_, peer)| !peer.outbox.is_empty()).map(|(&id, _)| id));
+        peers.drain(..).for_each(|peer| self.pump_outbox(peer));
+        self.peers_scratch = peers;
+        let mut active = std::mem::take(&mut self.transfers_scratch);
+        active.extend(&self.active);
+        for transfer in active.drain(..) {
+            let Some(lease) = self.outbound.get_mut(transfer) else {
+                self.active.remove(&transfer);
+                continue;
+            };
+            let finish_id = self.next_id;
+            let (before, was_posted) = (lease.held.bytes_posted, lease.held.finish_posted);
+            let progress = lease.held.pump(transfer, &mut self.fabric, finish_id);
+            TransferCounters::add(&self.counters.bytes_sent, lease.held.bytes_posted - before);
+            if lease.held.finish_posted && !was_posted {
+                self.finishing.insert(finish_id, transfer);
+                self.next_id += 1;
+            }
+            if progress == Progress::Idle {
+                self.active.remove(&transfer);
+            }
+        }
+        self.transfers_scratch = active;
+        let is_ready = |peer| self.peers.get(&peer).is_some_and(|state| state.connected);
+        // A decode step waits for each hand-off: background moves wait for them in turn.
+        self.mover.pump(&mut self.fabric, self.active.is_empty(), is_ready);
+    }
+
+    pub(super) fn end_outbound(&mut self, transfer: TransferId, complete: bool) {
+        if self.outbound.release(transfer).is_some() {
+            self.active.remove(&transfer);
+            self.notices.push(Notice::Pushed { transfer, complete });
+        }
+    }
+
+    pub(super) fn remember_cancelled(&mut self, transfer: TransferId, now: Instant) {
+        if self.cancelled.len() < self.limits.transfers_max {
+            self.cancelled.insert(transfer, now + self.limits.lease);
+        }
+    }
+
+    pub(super) fn cancel(&mut self, transfer: TransferId, now: Instant) {
+        let known = self.inbound.contains_key(&transfer) || self.outbound.get_mut(transfer).is_some();
+        if known {
+            TransferCounters::add(&self.counters.transfers_cancelled, 1);
+        }
+        if self.inbound.contains_key(&transfer) {
+            self.end_inbound(transfer, Outcome::SenderStopped, false);
+        } else {
+            self.remember_cancelled(transfer, now);
+        }
+        if let Some(lease) = self.outbound.get_mut(transfer) {
+            lease.held.abandon();
+            match lease.held.reservation {
+                Some(_) => drop(self.active.insert(transfer)),
+                None => self.end_outbound(transfer, false),
+            }
+        }
+    }
+}

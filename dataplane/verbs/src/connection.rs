@@ -1,0 +1,157 @@
+//! One peer: its handshake, its two lanes, and how it ends.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use dataplane_fabric::PeerId;
+
+use crate::VerbsError;
+use crate::config::VerbsConfig;
+use crate::device::LinkLayer;
+use crate::handshake::Exchange;
+use crate::lane::{Agreement, Lane, Pair};
+use crate::local::Local;
+use crate::queue_pair::{Path, Retries};
+use crate::wire::{Handshake, Hello, LaneAddress, RemoteSlots};
+
+/// How far a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// TCP is connecting.
+    Connecting,
+    /// The peer's hello is awaited.
+    Greeting,
+    /// Our pairs are ready; the peer's word that its are is awaited.
+    Readying,
+    /// Work flows.
+    Established,
+    /// The pairs have failed; the device returns what was in flight.
+    Draining,
+}
+
+/// A peer.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) peer: PeerId,
+    pub(crate) address: SocketAddr,
+    pub(crate) is_initiator: bool,
+    /// Whether the user knows of it.
+    pub(crate) is_announced: bool,
+    pub(crate) phase: Phase,
+    /// When the phase is over, done or not.
+    pub(crate) deadline: Option<Instant>,
+    /// When it began to end, or was made.
+    pub(crate) ended_at: Instant,
+    pub(crate) reason: String,
+    pub(crate) exchange: Option<Exchange>,
+    pub(crate) lanes: [Lane; 2],
+    pub(crate) psns: [u32; 2],
+    pub(crate) slots: Option<RemoteSlots>,
+    pub(crate) message_bytes_max: u32,
+    /// Whether the fabric's list of peers with work names it.
+    pub(crate) is_listed: bool,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        peer: PeerId,
+        address: SocketAddr,
+        exchange: Exchange,
+        psns: [u32; 2],
+        config: &VerbsConfig,
+        is_initiator: bool,
+    ) -> Self {
+        let queue_max = config.request_queue_depth as usize;
+        Self {
+            peer,
+            address,
+            is_initiator,
+            is_announced: is_initiator,
+            phase: if is_initiator { Phase::Connecting } else { Phase::Greeting },
+            deadline: Some(Instant::now() + config.handshake_timeout),
+            ended_at: Instant::now(),
+            reason: String::new(),
+            exchange: Some(exchange),
+            lanes: [Lane::new(queue_max), Lane::new(queue_max)],
+            psns,
+            slots: None,
+            message_bytes_max: 0,
+            is_listed: false,
+        }
+    }
+
+    /// Whether a peer asked for it and has not finished the handshake.
+    pub(crate) fn is_calling(&self) -> bool {
+        !self.is_initiator && matches!(self.phase, Phase::Greeting | Phase::Readying)
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        self.lanes.iter().any(Lane::has_work)
+    }
+
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.lanes.iter().map(Lane::outstanding).sum()
+    }
+
+    /// When to look at it without news: at its deadline, or now when the device has returned everything.
+    pub(crate) fn next_look(&self) -> Option<Instant> {
+        if self.phase == Phase::Draining && self.outstanding() == 0 {
+            return Some(self.ended_at);
+        }
+        self.deadline
+    }
+
+    /// Queues our hello; the lanes must have their pairs.
+    pub(crate) fn greet(&mut self, local: &Local) {
+        let lane = |index: usize| LaneAddress {
+            queue_pair: self.lanes[index].number().unwrap_or(0),
+            psn: self.psns[index],
+        };
+        let hello = Handshake::Hello(local.hello([lane(0), lane(1)]));
+        if let Some(exchange) = &mut self.exchange {
+            exchange.queue(&hello);
+        }
+    }
+
+    /// Brings both pairs to where they can send to the peer that sent `hello`.
+    pub(crate) fn make_ready(&mut self, local: &Local, hello: &Hello) -> Result<(), VerbsError> {
+        let config = &local.config;
+        let needs_route = local.port.needs_global_route || local.port.lid == 0 || hello.lid == 0;
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let path = Path {
+                queue_pair: hello.lanes[index].queue_pair,
+                psn: hello.lanes[index].psn,
+                gid: hello.gid,
+                lid: hello.lid,
+                is_global: local.port.link_layer == LinkLayer::Ethernet || needs_route,
+                source_gid_index: u8::try_from(local.gid.index).unwrap_or(0),
+                port: local.port.number,
+                mtu: local.mtu().min(hello.mtu),
+                service_level: config.service_levels[index],
+                traffic_class: config.traffic_class,
+                hop_limit: config.hop_limit,
+                reads_as_target: local.reads_as_target(),
+                receiver_not_ready_timer: config.receiver_not_ready_timer,
+            };
+            let retries = Retries {
+                psn: self.psns[index],
+                timeout: config.timeout,
+                count: config.retry_count,
+                receiver_not_ready: config.receiver_not_ready_retry,
+                reads_as_initiator: local.reads_as_initiator().min(hello.reads_as_target),
+            };
+            if let Pair::Initialised(pair) = std::mem::replace(&mut lane.pair, Pair::Absent) {
+                let pair = pair.ready_to_receive(&path, &self.address)?;
+                lane.pair = Pair::Ready(pair.ready_to_send(&retries, &self.address)?);
+            }
+            lane.agree(Agreement {
+                send_credits: hello.receive_credits.into(),
+                receive_credits: config.receive_credits,
+                segment_bytes: hello.receive_buffer_bytes.min(config.receive_buffer_bytes) as usize,
+            });
+        }
+        self.slots = Some(hello.slots);
+        self.message_bytes_max = local.port.message_bytes_max.min(hello.message_bytes_max);
+        Ok(())
+    }
+}

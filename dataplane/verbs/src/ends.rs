@@ -1,0 +1,128 @@
+//! How connections end, so that nothing lands afterwards; and the device's events that end them.
+//!
+//! An end has two steps. [`VerbsFabric::begin_end`] moves both queue pairs to their error state: from then on
+//! the device sends nothing for them and lets nothing of the peer's in; and it closes the TCP connection, which
+//! tells the peer. The device returns the work in flight as flushed. When all of it is back, or the drain
+//! timeout has passed, [`VerbsFabric::finish_end`] destroys the pairs and reports `PeerDown`: the slots that
+//! the peer was told of can be reused then.
+
+use dataplane_fabric::Event;
+
+use std::time::Instant;
+
+use crate::connection::Phase;
+use crate::fabric::VerbsFabric;
+use crate::ffi;
+
+impl VerbsFabric {
+    /// Starts the end of a connection. `PeerDown` follows from a later poll.
+    pub(crate) fn begin_end(&mut self, number: u64, reason: &str) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        if connection.phase == Phase::Draining {
+            return;
+        }
+        if connection.phase == Phase::Established {
+            self.unsettled += 1;
+        } else {
+            self.metrics.handshakes_failed += 1;
+        }
+        if connection.is_calling() {
+            self.callers -= 1;
+        }
+        connection.phase = Phase::Draining;
+        self.polls_until_control = 0;
+        connection.reason = format!("{reason} (peer {})", connection.address);
+        connection.ended_at = Instant::now();
+        connection.deadline = Some(connection.ended_at + self.local.config.drain_timeout);
+        for lane in &mut connection.lanes {
+            if let Err(error) = lane.fail() {
+                tracing::warn!(%error, "a queue pair is destroyed at once");
+            }
+        }
+        // Closing takes it out of epoll as well: nobody else has the descriptor.
+        connection.exchange = None;
+    }
+
+    /// Destroys the pairs of a connection and reports its end.
+    pub(crate) fn finish_end(&mut self, number: u64) {
+        let Some(mut connection) = self.connections.remove(&number) else { return };
+        self.unsettled -= 1;
+        for lane in &mut connection.lanes {
+            let lost = lane.destroy(&mut self.local.bounce.free, &mut self.events);
+            self.metrics.outstanding -= lost;
+        }
+        // Not by the lanes' numbers: a pair that did not obey is gone already.
+        self.routes.retain(|_, route| route.peer != number);
+        let reason = std::mem::take(&mut connection.reason);
+        if connection.is_announced {
+            self.events.push_back(Event::PeerDown { peer: connection.peer, reason });
+        } else {
+            tracing::info!(reason, "an RDMA handshake failed");
+        }
+    }
+
+    /// The device or a queue of all is broken: everybody goes.
+    pub(crate) fn end_all(&mut self, reason: &str) {
+        if self.fatal.is_none() {
+            tracing::error!(reason, "RDMA stops");
+            self.fatal = Some(reason.to_owned());
+        }
+        let numbers: Vec<u64> = self.connections.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.begin_end(number, reason));
+    }
+
+    /// A work request did not succeed.
+    pub(crate) fn send_failed(&mut self, peer: u64, completion: &ffi::WorkCompletion) {
+        match completion.status {
+            ffi::WC_SUCCESS | ffi::WC_WR_FLUSH_ERR => {}
+            ffi::WC_RETRY_EXC_ERR => self.metrics.retries_exceeded += 1,
+            ffi::WC_RNR_RETRY_EXC_ERR => self.metrics.receiver_not_ready += 1,
+            ffi::WC_REM_ACCESS_ERR => self.metrics.remote_access_errors += 1,
+            _ => {}
+        }
+        let device = &self.local.device;
+        let text = device.library().status_text(completion.status);
+        let (name, vendor) = (device.name(), completion.vendor_error);
+        self.begin_end(peer, &format!("work completion on {name}: {text}, vendor error {vendor:#x}"));
+    }
+
+    /// Asynchronous events of the device.
+    pub(crate) fn take_async_events(&mut self) {
+        while let Some(event) = self.local.device.next_async_event() {
+            let text = self.local.device.library().event_text(event.kind);
+            match event.kind {
+                ffi::EVENT_QP_FATAL | ffi::EVENT_QP_REQ_ERR | ffi::EVENT_QP_ACCESS_ERR => {
+                    let element = event.element.cast_const();
+                    let hit = self.connections.iter().find_map(|(&number, connection)| {
+                        connection.lanes.iter().any(|lane| lane.is_pair(element)).then_some(number)
+                    });
+                    if let Some(number) = hit {
+                        self.begin_end(number, &format!("asynchronous event: {text}"));
+                    }
+                }
+                ffi::EVENT_CQ_ERR | ffi::EVENT_DEVICE_FATAL | ffi::EVENT_SRQ_ERR => {
+                    let device = self.local.device.name();
+                    let reason = format!("asynchronous event on {device}: {text}");
+                    self.end_all(&reason);
+                }
+                ffi::EVENT_PORT_ACTIVE | ffi::EVENT_PORT_ERR => {
+                    // A link that comes back in time costs retries only; the retry timeout decides.
+                    self.metrics.port_events += 1;
+                    tracing::warn!(device = self.local.device.name(), event = text, "RDMA port");
+                }
+                _ => tracing::debug!(device = self.local.device.name(), event = text, "RDMA event"),
+            }
+        }
+    }
+}
+
+impl Drop for VerbsFabric {
+    /// Pairs first: after that the device touches nothing of ours, and everything else can go.
+    fn drop(&mut self) {
+        let numbers: Vec<u64> = self.connections.keys().copied().collect();
+        for number in numbers {
+            self.begin_end(number, "the node is going down");
+            self.finish_end(number);
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! The fabric: posts, polls and flushes. Driven by one thread.
+//!
+//! Hot path: `post` checks the range and moves the request into a queue; `flush` posts each lane's work with
+//! one doorbell; `poll` reads completions from memory. No allocation, no lock, and no system call of ours but
+//! one `epoll_wait` every [`CONTROL_EVERY`] polls and after each sleep, which finds news of sockets.
+//!
+//! Ends are in `ends.rs`, connections and their handshake in `control.rs`.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use dataplane_fabric::{
+    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Priority, WorkRequest,
+};
+use dataplane_memory::Slab;
+
+use crate::VerbsError;
+use crate::completion::POLL_BATCH;
+use crate::config::VerbsConfig;
+use crate::connection::{Connection, Phase};
+use crate::device::Device;
+use crate::ffi;
+use crate::lane::Supplies;
+use crate::local::Local;
+use crate::metrics::{Metrics, VerbsCounters};
+use crate::numbers::NumberMap;
+use crate::post::PostArray;
+use crate::translate::translate;
+use crate::watch::Control;
+use crate::wire::{SEGMENT_HEADER_BYTES, Segment};
+
+/// Polls between two looks at the sockets.
+const CONTROL_EVERY: u32 = 32;
+/// Events that may wait before no more completions are taken from the device.
+const PENDING_EVENTS_MAX: usize = 4096;
+
+/// Whose a queue pair is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Route {
+    pub(crate) peer: u64,
+    pub(crate) lane: usize,
+}
+
+/// RDMA to peers that any of the device's networks reaches.
+#[derive(Debug)]
+pub struct VerbsFabric {
+    // Dropped in this order: connections destroy their pairs before the memory that these name goes.
+    pub(crate) connections: NumberMap<u64, Box<Connection>>,
+    pub(crate) routes: NumberMap<u32, Route>,
+    pub(crate) local: Local,
+    pub(crate) array: PostArray,
+    pub(crate) control: Control,
+    pub(crate) events: VecDeque<Event>,
+    /// Peers whose lanes have something to post.
+    pub(crate) busy: Vec<u64>,
+    pub(crate) metrics: Metrics,
+    counters: Arc<VerbsCounters>,
+    pub(crate) next_peer: u64,
+    pub(crate) random: u64,
+    /// Connections that are not established: their deadlines are looked at.
+    pub(crate) unsettled: usize,
+    /// Why nothing works any more.
+    pub(crate) fatal: Option<String>,
+    /// Those of them that a peer asked for and that are in the handshake.
+    pub(crate) callers: usize,
+    pub(crate) polls_until_control: u32,
+    /// Whether the completion queue owes an event.
+    is_armed: bool,
+    /// Whether the thread may have slept since the last poll.
+    has_slept: bool,
+    completions: Box<[ffi::WorkCompletion; POLL_BATCH]>,
+}
+
+impl VerbsFabric {
+    /// A node on `device` whose peers may read and write the slots of `slab`; with an address, others can
+    /// connect to it there (port 0: see [`VerbsFabric::listening_on`]). The device's asynchronous events are
+    /// this fabric's: no two fabrics share an opened device.
+    pub fn new(
+        device: Arc<Device>,
+        slab: &Arc<Slab>,
+        listen: Option<SocketAddr>,
+        config: VerbsConfig,
+    ) -> Result<Self, VerbsError> {
+        let local = Local::new(device, slab, config)?;
+        let array =
+            PostArray::new(local.batch_max(), local.entries_max(), local.config.inline_bytes as usize);
+        let control = Control::new(&local, listen)?;
+        let connections_max = local.config.connections_max;
+        let mut connections = NumberMap::default();
+        connections.reserve(connections_max);
+        let mut routes = NumberMap::default();
+        routes.reserve(2 * connections_max);
+        Ok(Self {
+            connections,
+            routes,
+            local,
+            array,
+            control,
+            events: VecDeque::with_capacity(2 * PENDING_EVENTS_MAX),
+            busy: Vec::with_capacity(connections_max),
+            metrics: Metrics::default(),
+            counters: Arc::default(),
+            next_peer: 1,
+            random: RandomState::new().hash_one(1) | 1,
+            unsettled: 0,
+            fatal: None,
+            callers: 0,
+            polls_until_control: 0,
+            is_armed: false,
+            has_slept: false,
+            completions: Box::new([ffi::WorkCompletion::default(); POLL_BATCH]),
+        })
+    }
+
+    /// The address that peers connect to.
+    #[must_use]
+    pub fn listening_on(&self) -> Option<SocketAddr> {
+        self.control.listener.as_ref().and_then(|listener: &TcpListener| listener.local_addr().ok())
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.local.device
+    }
+
+    /// Registers another slab, so that its slots can be sources of writes and destinations of reads without
+    /// being registered in the middle of the work.
+    pub fn register(&mut self, slab: &Arc<Slab>) -> Result<(), VerbsError> {
+        self.local.register(slab).map(|_| ())
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        Metrics {
+            queue_pairs_open: self.routes.len() as u64,
+            registered_bytes: self.local.registered_bytes(),
+            late_registrations: self.local.late_registrations,
+            ..self.metrics
+        }
+    }
+
+    /// What was counted, for other threads.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<VerbsCounters> {
+        &self.counters
+    }
+
+    /// Connections, those in the handshake or draining included.
+    #[must_use]
+    pub fn connection_count(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Posts what the lanes have, urgent before background: one doorbell for each lane with work.
+    fn pump(&mut self) {
+        if self.busy.is_empty() {
+            return;
+        }
+        let mut busy = std::mem::take(&mut self.busy);
+        for lane in Priority::ALL {
+            for &peer in &busy {
+                self.pump_lane(peer, lane);
+            }
+        }
+        busy.retain(|peer| {
+            let Some(connection) = self.connections.get_mut(peer) else { return false };
+            connection.is_listed = connection.phase == Phase::Established && connection.has_work();
+            connection.is_listed
+        });
+        // Who was served first is served last the next time, as room may run out.
+        if let Some(first) = (busy.len() > 1).then(|| busy.remove(0)) {
+            busy.push(first);
+        }
+        busy.append(&mut self.busy);
+        self.busy = busy;
+    }
+
+    fn pump_lane(&mut self, peer: u64, priority: Priority) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        let lane = &mut connection.lanes[priority.index()];
+        if connection.phase != Phase::Established || !lane.has_work() {
+            return;
+        }
+        // What nobody waits for leaves a quarter of the common room to what somebody does.
+        let share = if priority == Priority::Background { 4 } else { u64::MAX };
+        let most = self.local.outstanding_max - self.local.outstanding_max / share;
+        let bounce = &mut self.local.bounce;
+        let bounce_count = bounce.slab.layout().slot_count as usize;
+        let mut supplies = Supplies {
+            array: &mut self.array,
+            regions: &self.local.regions,
+            bounce_region: &bounce.region,
+            bounce_slab: &bounce.slab,
+            bounce_free: &mut bounce.free,
+            completion_room: most.saturating_sub(self.metrics.outstanding) as usize,
+            bounce_reserve: if priority == Priority::Background { bounce_count / 4 } else { 0 },
+            signal_every: self.local.config.signal_every,
+            message_bytes_max: connection.message_bytes_max,
+            metrics: &mut self.metrics,
+        };
+        match lane.pump(&mut supplies) {
+            Ok(count) => self.metrics.outstanding += count as u64,
+            Err(error) => {
+                if let VerbsError::Post { accepted, .. } = &error {
+                    self.metrics.outstanding += *accepted as u64;
+                }
+                self.begin_end(peer, &error.to_string());
+            }
+        }
+    }
+
+    fn take_completion_events(&mut self) {
+        if self.is_armed && self.local.completions.take_events() > 0 {
+            self.is_armed = false;
+        }
+    }
+
+    /// Notes that a peer has something to post.
+    fn list(&mut self, peer: u64) {
+        if let Some(connection) = self.connections.get_mut(&peer)
+            && !connection.is_listed
+        {
+            connection.is_listed = true;
+            self.busy.push(peer);
+        }
+    }
+
+    /// Takes completions from the device, about `budget` of them. Returns how many.
+    fn reap(&mut self, budget: usize) -> usize {
+        let mut taken = 0;
+        while taken < budget.max(1) && self.events.len() < PENDING_EVENTS_MAX {
+            let count = match self.local.completions.poll(&mut self.completions[..]) {
+                Ok(count) => count,
+                Err(error) => {
+                    self.end_all(&error.to_string());
+                    break;
+                }
+            };
+            for index in 0..count {
+                let completion = self.completions[index];
+                self.completed(&completion);
+            }
+            taken += count;
+            if count < POLL_BATCH {
+                break;
+            }
+        }
+        match self.local.receives.flush() {
+            Ok(posted) => self.metrics.receive_doorbells += u64::from(posted > 0),
+            Err(error) => self.end_all(&error.to_string()),
+        }
+        taken
+    }
+
+    fn completed(&mut self, completion: &ffi::WorkCompletion) {
+        self.metrics.completions += 1;
+        let route = self.routes.get(&completion.queue_pair_number).copied();
+        if let Some(buffer) = self.local.receives.buffer_of(completion.id) {
+            if let Some(route) = route {
+                self.received(route, buffer, completion);
+            }
+            // What it held was copied out or is of no interest.
+            self.local.receives.repost(buffer);
+            return;
+        }
+        let Some(route) = route else { return };
+        let Some(connection) = self.connections.get_mut(&route.peer) else { return };
+        let is_done = completion.status == ffi::WC_SUCCESS && connection.phase != Phase::Draining;
+        let outcome =
+            if completion.status == ffi::WC_SUCCESS { Completion::Done } else { Completion::PeerDown };
+        let lane = &mut connection.lanes[route.lane];
+        let ended = lane.retire(completion.id, outcome, &mut self.local.bounce.free, &mut self.events);
+        self.metrics.outstanding -= ended.unwrap_or(0);
+        if !is_done {
+            self.send_failed(route.peer, completion);
+        }
+    }
+
+    fn received(&mut self, route: Route, buffer: u32, completion: &ffi::WorkCompletion) {
+        let Route { peer, lane } = route;
+        if completion.status != ffi::WC_SUCCESS {
+            self.send_failed(peer, completion);
+            return;
+        }
+        // The peer may post as soon as it has our word; its own word may still be on its way to us.
+        self.establish_if_readying(peer);
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        if connection.phase != Phase::Established {
+            return;
+        }
+        let id = connection.peer;
+        let lane = &mut connection.lanes[lane];
+        let event = if completion.opcode == ffi::WC_RECV_RDMA_WITH_IMM {
+            lane.owe()
+                .map(|()| Some(Event::Immediate { peer: id, value: u32::from_be(completion.immediate) }))
+        } else {
+            let mut header = [0; SEGMENT_HEADER_BYTES];
+            let receives = &self.local.receives;
+            let received = completion.byte_count as usize;
+            receives.read(buffer, 0, &mut header);
+            Segment::decode(&header, received, MESSAGE_BYTES_MAX).and_then(|segment| {
+                lane.earn(segment.credits)?;
+                if !segment.carries_message {
+                    return Ok(None);
+                }
+                lane.owe()?;
+                let payload = received - SEGMENT_HEADER_BYTES;
+                let copy = |bytes: &mut [u8]| receives.read(buffer, SEGMENT_HEADER_BYTES, bytes);
+                let message = lane.assemble(&segment, payload, copy)?;
+                Ok(message.map(|message| Event::Message { peer: id, message }))
+            })
+        };
+        match event {
+            Ok(event) => self.events.extend(event),
+            Err(reason) => self.begin_end(peer, &format!("protocol error: {reason}")),
+        }
+        if self.connections.get(&peer).is_some_and(|connection| connection.has_work()) {
+            self.list(peer);
+        }
+    }
+}
+
+impl Fabric for VerbsFabric {
+    fn name(&self) -> &'static str {
+        "rdma"
+    }
+
+    /// A NIC does not know generations; the range is checked at the sender and by the peer's NIC.
+    fn checks_generations(&self) -> bool {
+        false
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
+        self.start_connection(address)
+    }
+
+    fn post(&mut self, request: WorkRequest) -> Result<(), Full> {
+        let peer = request.peer.0;
+        let Some(connection) = self.connections.get_mut(&peer) else { return Err(Full(request)) };
+        let lane = &mut connection.lanes[request.priority.index()];
+        let (Some(slots), true) = (&connection.slots, lane.has_room()) else { return Err(Full(request)) };
+        if connection.phase != Phase::Established {
+            return Err(Full(request));
+        }
+        let WorkRequest { id, operation, .. } = request;
+        match translate(&mut self.local, slots, operation) {
+            Ok(work) => {
+                lane.enqueue(id, work);
+                if !std::mem::replace(&mut connection.is_listed, true) {
+                    self.busy.push(peer);
+                }
+            }
+            Err(reason) => {
+                if id != 0 {
+                    self.events.push_back(Event::Completed { id, completion: Completion::PeerDown });
+                }
+                self.begin_end(peer, &format!("refused at the sender: {reason}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        self.pump();
+    }
+
+    fn poll(&mut self, budget: usize, events: &mut Vec<Event>) -> usize {
+        if std::mem::take(&mut self.has_slept) {
+            self.take_completion_events();
+        }
+        self.reap(budget);
+        if self.polls_until_control == 0 {
+            self.polls_until_control = CONTROL_EVERY;
+            self.look_after_connections();
+        }
+        // An end that began meanwhile wants a look at the next poll.
+        self.polls_until_control = self.polls_until_control.saturating_sub(1);
+        self.pump();
+        if self.polls_until_control == 0 {
+            self.counters.show(&self.metrics());
+        }
+        let count = self.events.len().min(budget);
+        events.extend(self.events.drain(..count));
+        count
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.begin_end(peer.0, "disconnected by this node");
+    }
+
+    fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
+        descriptors.push(self.control.descriptor());
+    }
+
+    /// Arms the completion queue and then polls it once more: a completion that came in between would have
+    /// raised no event.
+    fn prepare_wait(&mut self) -> bool {
+        self.pump();
+        self.counters.show(&self.metrics());
+        self.polls_until_control = 0;
+        let is_late = self.set_timer();
+        self.has_slept = true;
+        self.take_completion_events();
+        if !self.is_armed {
+            if let Err(error) = self.local.completions.arm() {
+                self.end_all(&error.to_string());
+            }
+            self.is_armed = true;
+        }
+        let found = self.reap(POLL_BATCH);
+        self.pump();
+        found == 0 && self.events.is_empty() && !is_late
+    }
+}

@@ -1,0 +1,392 @@
+//! One lane to one peer: a queue pair, what waits for it, what is in flight on it, and its credits.
+//!
+//! Requests wait in order in `queue`. [`Lane::pump`] builds as many work requests as there is room for, posts
+//! them with one doorbell, and moves finished requests to `in_flight`, which holds their slots. Work requests
+//! carry a sequence number as their id, and a reliable connection completes in order: the completion of number
+//! n retires every request whose last work request has a number up to n. So most of them need no signal.
+//!
+//! Credits: each message piece and each immediate uses up one receive of the peer. We start with the number
+//! that its hello granted and get receives back in the headers of its pieces; when it has nothing to say, in a
+//! credit message. Credit messages themselves need no credit; there are at most two of them in flight, since
+//! one is sent for half a window at the least.
+//!
+//! Hot path: no allocation (the queues have their capacity from the start), no lock, no system call.
+
+mod pump;
+
+use std::collections::VecDeque;
+
+use dataplane_fabric::{Completion, Event, INLINE_BYTES_MAX};
+use dataplane_memory::{Slab, SlotRef};
+
+use crate::VerbsError;
+use crate::geometry::{Cursor, Geometry};
+use crate::memory_region::MemoryRegion;
+use crate::metrics::Metrics;
+use crate::post::{PostArray, Remote};
+use crate::queue_pair::{Failed, Initialised, QueuePair, ReadyToSend};
+use crate::wire::Segment;
+
+/// The queue pair in whichever state the connection has brought it to.
+#[derive(Debug)]
+pub(crate) enum Pair {
+    Absent,
+    Initialised(QueuePair<Initialised>),
+    Ready(QueuePair<ReadyToSend>),
+    Failed(QueuePair<Failed>),
+}
+
+/// What a request still has to do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Between a local slot and the peer's.
+    Slot {
+        slot: SlotRef,
+        region: u32,
+        local: u64,
+        remote: Remote,
+        geometry: Geometry,
+        cursor: Cursor,
+        is_read: bool,
+        immediate: Option<u32>,
+    },
+    /// A few bytes carried in the request.
+    Inline { bytes: [u8; INLINE_BYTES_MAX], len: u8, remote: Remote, immediate: Option<u32> },
+    /// A message, sent up to `offset`.
+    Message { message: Box<[u8]>, offset: usize },
+}
+
+#[derive(Debug)]
+struct Pending {
+    id: u64,
+    work: Work,
+}
+
+/// What stays in place until the device is done.
+#[derive(Debug)]
+enum Held {
+    Nothing,
+    Slot(#[expect(dead_code, reason = "held, not read")] SlotRef),
+    Bounce(u32),
+}
+
+#[derive(Debug)]
+struct Flight {
+    last: u64,
+    id: u64,
+    held: Held,
+}
+
+/// What [`Lane::pump`] uses of the fabric's.
+pub(crate) struct Supplies<'fabric> {
+    pub(crate) array: &'fabric mut PostArray,
+    pub(crate) regions: &'fabric [MemoryRegion],
+    pub(crate) bounce_region: &'fabric MemoryRegion,
+    pub(crate) bounce_slab: &'fabric Slab,
+    pub(crate) bounce_free: &'fabric mut Vec<u32>,
+    /// Work requests that may still be posted, so that the completion queue cannot overflow.
+    pub(crate) completion_room: usize,
+    /// Bounce buffers that this lane leaves to others.
+    pub(crate) bounce_reserve: usize,
+    pub(crate) signal_every: u32,
+    pub(crate) message_bytes_max: u32,
+    pub(crate) metrics: &'fabric mut Metrics,
+}
+
+/// Sizes that both ends agreed on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Agreement {
+    /// Receives of the peer that we may use up.
+    pub(crate) send_credits: u32,
+    /// Receives of ours that it may.
+    pub(crate) receive_credits: u32,
+    /// Bytes of a piece, header included.
+    pub(crate) segment_bytes: usize,
+}
+
+/// See the module's documentation. The pair is declared first and dropped first: then nothing in flight can
+/// be touched by the device when the slots go.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) pair: Pair,
+    queue: VecDeque<Pending>,
+    in_flight: VecDeque<Flight>,
+    queue_max: usize,
+    depth: u64,
+    entries_max: u32,
+    read_entries_max: u32,
+    inline_max: usize,
+    /// Number of the next work request.
+    posted: u64,
+    /// Every one below this number has ended.
+    ended: u64,
+    unsignalled: u32,
+    agreement: Agreement,
+    credits: u32,
+    owed: u32,
+    next_piece: u32,
+    expected_piece: u32,
+    assembling: Vec<u8>,
+    assembling_bytes: usize,
+}
+
+impl Lane {
+    pub(crate) fn new(queue_max: usize) -> Self {
+        Self {
+            pair: Pair::Absent,
+            queue: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            queue_max,
+            depth: 0,
+            entries_max: 1,
+            read_entries_max: 1,
+            inline_max: 0,
+            posted: 0,
+            ended: 0,
+            unsignalled: 0,
+            agreement: Agreement { send_credits: 0, receive_credits: u32::MAX, segment_bytes: 0 },
+            credits: 0,
+            owed: 0,
+            next_piece: 0,
+            expected_piece: 0,
+            assembling: Vec::new(),
+            assembling_bytes: 0,
+        }
+    }
+
+    /// Takes its queue pair, and all the memory that its work will need. `entries` are those of a write and of a
+    /// read.
+    pub(crate) fn equip(
+        &mut self,
+        pair: QueuePair<Initialised>,
+        depth: u32,
+        entries: (u32, u32),
+        inline_bytes: u32,
+    ) {
+        let capacity = pair.capacity();
+        self.depth = u64::from(depth.min(capacity.send_requests));
+        self.entries_max = entries.0.min(capacity.entries).max(1);
+        self.read_entries_max = entries.1.min(capacity.entries).max(1);
+        self.inline_max = inline_bytes.min(capacity.inline_bytes) as usize;
+        self.queue.reserve_exact(self.queue_max);
+        self.in_flight.reserve_exact(depth as usize);
+        self.pair = Pair::Initialised(pair);
+    }
+
+    pub(crate) fn agree(&mut self, agreement: Agreement) {
+        self.agreement = agreement;
+        self.credits = agreement.send_credits;
+    }
+
+    pub(crate) fn number(&self) -> Option<u32> {
+        match &self.pair {
+            Pair::Absent => None,
+            Pair::Initialised(pair) => Some(pair.number()),
+            Pair::Ready(pair) => Some(pair.number()),
+            Pair::Failed(pair) => Some(pair.number()),
+        }
+    }
+
+    pub(crate) fn is_pair(&self, raw: *const std::ffi::c_void) -> bool {
+        match &self.pair {
+            Pair::Absent => false,
+            Pair::Initialised(pair) => pair.raw().cast_const().cast() == raw,
+            Pair::Ready(pair) => pair.raw().cast_const().cast() == raw,
+            Pair::Failed(pair) => pair.raw().cast_const().cast() == raw,
+        }
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.queue.len() < self.queue_max
+    }
+
+    pub(crate) fn enqueue(&mut self, id: u64, work: Work) {
+        assert!(self.has_room(), "the caller asked");
+        self.queue.push_back(Pending { id, work });
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        !self.queue.is_empty() || self.owes_credits()
+    }
+
+    fn owes_credits(&self) -> bool {
+        self.owed >= (self.agreement.receive_credits / 2).max(1)
+    }
+
+    /// Work requests in flight.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.posted - self.ended
+    }
+
+    /// Work request `number` ended, and with it all before it. Returns how many that is; `None` when no such
+    /// request is in flight.
+    pub(crate) fn retire(
+        &mut self,
+        number: u64,
+        completion: Completion,
+        bounce_free: &mut Vec<u32>,
+        events: &mut VecDeque<Event>,
+    ) -> Option<u64> {
+        if number < self.ended || number >= self.posted {
+            return None;
+        }
+        let ended = number + 1 - self.ended;
+        self.ended = number + 1;
+        while self.in_flight.front().is_some_and(|flight| flight.last <= number) {
+            let Some(Flight { id, held, .. }) = self.in_flight.pop_front() else { break };
+            if let Held::Bounce(buffer) = held {
+                bounce_free.push(buffer);
+            }
+            if id != 0 {
+                events.push_back(Event::Completed { id, completion });
+            }
+        }
+        Some(ended)
+    }
+
+    /// A receive was used up by the peer and will be posted again. More than it was given is a lie.
+    pub(crate) fn owe(&mut self) -> Result<(), &'static str> {
+        if self.owed >= self.agreement.receive_credits {
+            return Err("it used more receives than it was given");
+        }
+        self.owed += 1;
+        Ok(())
+    }
+
+    /// The peer returned receives. More than it was owed is a lie.
+    pub(crate) fn earn(&mut self, credits: u16) -> Result<(), &'static str> {
+        let credits = self.credits + u32::from(credits);
+        if credits > self.agreement.send_credits {
+            return Err("it returned more receives than we used");
+        }
+        self.credits = credits;
+        Ok(())
+    }
+
+    /// Takes in a piece of a message; `copy` fills a slice with its payload. Returns the message when whole.
+    pub(crate) fn assemble(
+        &mut self,
+        segment: &Segment,
+        payload: usize,
+        copy: impl FnOnce(&mut [u8]),
+    ) -> Result<Option<Box<[u8]>>, &'static str> {
+        if segment.number != self.expected_piece {
+            return Err("a piece is missing");
+        }
+        self.expected_piece = self.expected_piece.wrapping_add(1);
+        let (offset, total) = (segment.offset as usize, segment.message_bytes as usize);
+        if offset != self.assembling.len() || (offset > 0 && total != self.assembling_bytes) {
+            return Err("a piece of another message");
+        }
+        if offset == 0 {
+            self.assembling_bytes = total;
+            self.assembling.reserve_exact(total);
+        }
+        self.assembling.resize(offset + payload, 0);
+        copy(&mut self.assembling[offset..]);
+        if self.assembling.len() < total {
+            return Ok(None);
+        }
+        Ok(Some(std::mem::take(&mut self.assembling).into_boxed_slice()))
+    }
+
+    /// Ends its pair's work. An error means that the device did not obey; destroying it will do.
+    pub(crate) fn fail(&mut self) -> Result<(), VerbsError> {
+        self.pair = match std::mem::replace(&mut self.pair, Pair::Absent) {
+            Pair::Initialised(pair) => Pair::Failed(pair.fail()?),
+            Pair::Ready(pair) => Pair::Failed(pair.fail()?),
+            other => other,
+        };
+        Ok(())
+    }
+
+    /// Destroys the pair and gives up what was in flight and what waited. Returns how many work requests had
+    /// not ended. If the device keeps the pair, what it may touch is leaked.
+    pub(crate) fn destroy(&mut self, bounce_free: &mut Vec<u32>, events: &mut VecDeque<Event>) -> u64 {
+        let is_gone = match std::mem::replace(&mut self.pair, Pair::Absent) {
+            Pair::Absent => true,
+            Pair::Initialised(pair) => pair.destroy(),
+            Pair::Ready(pair) => pair.destroy(),
+            Pair::Failed(pair) => pair.destroy(),
+        };
+        let lost = self.outstanding();
+        let mut ids = Vec::new();
+        for Flight { id, held, .. } in self.in_flight.drain(..) {
+            ids.push(id);
+            match held {
+                Held::Bounce(buffer) if is_gone => bounce_free.push(buffer),
+                held if !is_gone => std::mem::forget(held),
+                _ => {}
+            }
+        }
+        for Pending { id, work } in self.queue.drain(..) {
+            ids.push(id);
+            if !is_gone {
+                std::mem::forget(work);
+            }
+        }
+        let completed = ids.into_iter().filter(|&id| id != 0);
+        events.extend(completed.map(|id| Event::Completed { id, completion: Completion::PeerDown }));
+        self.ended = self.posted;
+        lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane() -> Lane {
+        let mut lane = Lane::new(4);
+        lane.agree(Agreement { send_credits: 4, receive_credits: 3, segment_bytes: 64 });
+        lane
+    }
+
+    fn piece(number: u32, message_bytes: u32, offset: u32) -> Segment {
+        Segment { carries_message: true, credits: 0, number, message_bytes, offset }
+    }
+
+    #[test]
+    fn a_peer_cannot_return_or_use_more_receives_than_there_are() {
+        let mut lane = lane();
+        assert!(lane.earn(1).is_err(), "none was used");
+        lane.credits = 1;
+        assert_eq!((lane.earn(3), lane.credits), (Ok(()), 4));
+        for _ in 0..3 {
+            assert_eq!(lane.owe(), Ok(()));
+        }
+        assert!(lane.owes_credits());
+        assert!(lane.owe().is_err(), "a fourth of three");
+    }
+
+    #[test]
+    fn pieces_make_messages_in_their_order_only() {
+        let mut lane = lane();
+        let copy = |bytes: &mut [u8]| bytes.fill(5);
+        assert_eq!(lane.assemble(&piece(0, 5, 0), 3, copy), Ok(None));
+        assert_eq!(lane.assemble(&piece(1, 5, 3), 2, copy), Ok(Some([5; 5].into())));
+        assert_eq!(lane.assemble(&piece(2, 0, 0), 0, copy), Ok(Some([].into())), "an empty message");
+        assert!(lane.assemble(&piece(4, 1, 0), 1, copy).is_err(), "number three is missing");
+        for (first, second) in [((0, 5, 0), (1, 5, 0)), ((0, 5, 0), (1, 6, 3)), ((0, 5, 0), (1, 5, 4))] {
+            let mut lane = self::lane();
+            assert_eq!(lane.assemble(&piece(first.0, first.1, first.2), 3, copy), Ok(None));
+            assert!(lane.assemble(&piece(second.0, second.1, second.2), 1, copy).is_err(), "{second:?}");
+        }
+    }
+
+    /// Completions of numbers that were never posted, or have ended, change nothing.
+    #[test]
+    fn only_what_is_in_flight_is_retired() {
+        let (mut lane, mut free, mut events) = (lane(), Vec::new(), VecDeque::new());
+        lane.posted = 4;
+        for (last, id, held) in [(0, 7, Held::Nothing), (2, 0, Held::Bounce(3)), (3, 9, Held::Nothing)] {
+            lane.in_flight.push_back(Flight { last, id, held });
+        }
+        assert_eq!(lane.retire(4, Completion::Done, &mut free, &mut events), None);
+        assert_eq!(lane.retire(2, Completion::Done, &mut free, &mut events), Some(3));
+        assert_eq!((&free[..], events.len(), lane.outstanding()), (&[3][..], 1, 1));
+        assert_eq!(lane.retire(2, Completion::Done, &mut free, &mut events), None);
+        assert_eq!(lane.destroy(&mut free, &mut events), 1);
+        assert_eq!(events[1], Event::Completed { id: 9, completion: Completion::PeerDown });
+    }
+}

@@ -1,0 +1,189 @@
+//! What a fabric made at start-up: the objects of its device that all connections share.
+
+use std::sync::Arc;
+
+use dataplane_memory::Slab;
+
+use crate::VerbsError;
+use crate::bounce::BounceBuffers;
+use crate::completion::CompletionQueue;
+use crate::config::{PathMtu, VerbsConfig};
+use crate::device::{Device, PortDescription};
+use crate::gid::GidEntry;
+use crate::lane::Lane;
+use crate::memory_region::{Access, MemoryRegion};
+use crate::protection::ProtectionDomain;
+use crate::queue_pair::{Capacity, QueuePair};
+use crate::shared_receive::SharedReceiveQueue;
+use crate::wire::{Hello, LaneAddress, RemoteSlots};
+
+/// Ids of receives start here; sends use the numbers below.
+const RECEIVE_TAG: u64 = 1 << 63;
+
+/// Declared in the order in which it may be dropped: what others need comes last.
+#[derive(Debug)]
+pub(crate) struct Local {
+    pub(crate) receives: SharedReceiveQueue,
+    pub(crate) bounce: BounceBuffers,
+    /// The fabric's own slab first, then those of other sources.
+    pub(crate) regions: Vec<MemoryRegion>,
+    pub(crate) completions: Arc<CompletionQueue>,
+    pub(crate) domain: Arc<ProtectionDomain>,
+    pub(crate) device: Arc<Device>,
+    pub(crate) port: PortDescription,
+    pub(crate) gid: GidEntry,
+    pub(crate) config: VerbsConfig,
+    capacity: Capacity,
+    /// Send work requests that may be in flight to all peers together.
+    pub(crate) outstanding_max: u64,
+    /// Slabs that were registered on first use.
+    pub(crate) late_registrations: u64,
+}
+
+impl Local {
+    pub(crate) fn new(
+        device: Arc<Device>,
+        slab: &Arc<Slab>,
+        config: VerbsConfig,
+    ) -> Result<Self, VerbsError> {
+        config.check()?;
+        let (port, gid) = device.choose_port(&config)?;
+        if !port.active {
+            let (device, port) = (device.name().to_owned(), port.number);
+            return Err(VerbsError::Port { device, port, reason: "the link is down".to_owned() });
+        }
+        let limits = device.limits();
+        let receive_count = config.receive_buffers.min(limits.shared_receive_requests).max(1);
+        let completion_entries = config.completion_entries.min(limits.completion_entries);
+        if completion_entries < 2 * receive_count {
+            return Err(VerbsError::Setting {
+                key: "completion_entries",
+                value: completion_entries.to_string(),
+                expected: "at least twice receive_buffers, within the device's limit",
+            });
+        }
+        let domain = ProtectionDomain::new(&device)?;
+        let completions = CompletionQueue::new(&device, completion_entries, config.completion_vector)?;
+        let buffer_bytes = config.receive_buffer_bytes as usize;
+        let receives = SharedReceiveQueue::new(&domain, receive_count, buffer_bytes, RECEIVE_TAG)?;
+        let bounce = BounceBuffers::new(&domain, config.send_buffers, buffer_bytes)?;
+        let access = Access { remote: true, relaxed_ordering: config.relaxed_ordering };
+        let mut regions = Vec::with_capacity(1 + config.slabs_max);
+        regions.push(MemoryRegion::of_slab(&domain, slab, access)?);
+        let capacity = Capacity {
+            send_requests: config.send_queue_depth.min(limits.work_requests),
+            entries: config.entries_max.min(limits.entries).max(1),
+            inline_bytes: config.inline_bytes,
+        };
+        let outstanding_max = u64::from(completion_entries - receive_count);
+        Ok(Self {
+            receives,
+            bounce,
+            regions,
+            completions,
+            domain,
+            device,
+            port,
+            gid,
+            config,
+            capacity,
+            outstanding_max,
+            late_registrations: 0,
+        })
+    }
+
+    pub(crate) fn mtu(&self) -> PathMtu {
+        self.config.path_mtu.min(self.port.mtu)
+    }
+
+    pub(crate) fn reads_as_target(&self) -> u8 {
+        self.config.reads_in_flight.min(self.device.limits().reads_as_target).max(1)
+    }
+
+    pub(crate) fn reads_as_initiator(&self) -> u8 {
+        self.config.reads_in_flight.min(self.device.limits().reads_as_initiator).max(1)
+    }
+
+    pub(crate) fn entries_max(&self) -> usize {
+        self.capacity.entries as usize
+    }
+
+    pub(crate) fn batch_max(&self) -> usize {
+        self.capacity.send_requests as usize
+    }
+
+    pub(crate) fn registered_bytes(&self) -> u64 {
+        let slabs: u64 = self.regions.iter().map(MemoryRegion::length).sum();
+        slabs + self.bounce.region.length() + self.receives.registered_bytes()
+    }
+
+    pub(crate) fn hello(&self, lanes: [LaneAddress; 2]) -> Hello {
+        let region = &self.regions[0];
+        let layout = region.slab().map(|slab| slab.layout());
+        let slots = RemoteSlots {
+            address: region.address(),
+            slot_stride: layout.map_or(0, |layout| layout.stride() as u64),
+            slot_bytes: layout.map_or(0, |layout| layout.slot_bytes as u64),
+            slot_count: layout.map_or(0, |layout| layout.slot_count),
+            key: region.remote_key(),
+        };
+        Hello {
+            mtu: self.mtu(),
+            link_layer: self.port.link_layer,
+            reads_as_target: self.reads_as_target(),
+            gid: self.gid.gid,
+            lid: self.port.lid,
+            receive_credits: u16::try_from(self.config.receive_credits).unwrap_or(u16::MAX),
+            receive_buffer_bytes: self.config.receive_buffer_bytes,
+            lanes,
+            slots,
+            message_bytes_max: self.port.message_bytes_max,
+        }
+    }
+
+    /// Gives both lanes a pair bound to the port.
+    pub(crate) fn equip(&self, lanes: &mut [Lane; 2]) -> Result<(), VerbsError> {
+        for lane in lanes {
+            let pair = QueuePair::new(&self.domain, &self.completions, &self.receives, self.capacity)?;
+            let pair = pair.initialise(self.port.number)?;
+            let Capacity { send_requests, entries, inline_bytes } = self.capacity;
+            // Zero is what drivers that do not say leave there.
+            let read_entries = match self.device.limits().read_entries {
+                0 => entries,
+                most => most.min(entries),
+            };
+            lane.equip(pair, send_requests, (entries, read_entries), inline_bytes);
+        }
+        Ok(())
+    }
+
+    /// Index of the region of a slab, if it is registered.
+    pub(crate) fn region_of(&self, slab: &Arc<Slab>) -> Option<usize> {
+        self.regions.iter().position(|region| region.slab().is_some_and(|known| Arc::ptr_eq(known, slab)))
+    }
+
+    /// Registers a slab for use as a source and as the destination of reads; peers cannot reach it.
+    pub(crate) fn register(&mut self, slab: &Arc<Slab>) -> Result<usize, VerbsError> {
+        if let Some(index) = self.region_of(slab) {
+            return Ok(index);
+        }
+        if self.regions.len() > self.config.slabs_max {
+            let (device, limit) = (self.device.name().to_owned(), self.config.slabs_max);
+            return Err(VerbsError::TooMany { what: "registered slabs", device, limit });
+        }
+        let access = Access { remote: false, relaxed_ordering: self.config.relaxed_ordering };
+        self.regions.push(MemoryRegion::of_slab(&self.domain, slab, access)?);
+        Ok(self.regions.len() - 1)
+    }
+
+    /// Registers a slab in the middle of the work, which stops everything else for as long as that takes.
+    pub(crate) fn register_late(&mut self, slab: &Arc<Slab>) -> Result<usize, VerbsError> {
+        self.late_registrations += 1;
+        let bytes = slab.mapped_bytes();
+        tracing::warn!(
+            bytes,
+            "a slab is registered with the RDMA device on first use: register it at start-up"
+        );
+        self.register(slab)
+    }
+}

@@ -1,0 +1,102 @@
+//! What one fabric has counted. One thread drives a fabric and counts in plain numbers; now and then it shows them to
+//! whoever else wants to read them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters since start, and gauges as of now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// Calls of `ibv_post_send`.
+    pub doorbells: u64,
+    /// Send work requests posted.
+    pub work_requests: u64,
+    /// Those of them that asked for a completion.
+    pub signalled: u64,
+    /// Completions polled, receives included.
+    pub completions: u64,
+    /// Calls of `ibv_post_srq_recv`.
+    pub receive_doorbells: u64,
+    /// Credit messages sent because nothing else was there to carry the credits.
+    pub credit_messages: u64,
+    /// Connections ended because the peer had no receive posted for too long.
+    pub receiver_not_ready: u64,
+    /// Connections ended because the peer did not acknowledge.
+    pub retries_exceeded: u64,
+    /// Connections ended by a remote access error.
+    pub remote_access_errors: u64,
+    /// Slabs registered on first use, in the middle of the work.
+    pub late_registrations: u64,
+    /// Port state changes reported by the device.
+    pub port_events: u64,
+    /// Handshakes refused or timed out.
+    pub handshakes_failed: u64,
+    /// Times accepting paused because descriptors ran out.
+    pub accept_pauses: u64,
+    /// Queue pairs that exist.
+    pub queue_pairs_open: u64,
+    /// Bytes registered with the device.
+    pub registered_bytes: u64,
+    /// Send work requests posted and not yet known to be done.
+    pub outstanding: u64,
+}
+
+/// The same for other threads, at most a few polls old.
+#[derive(Debug, Default)]
+pub struct VerbsCounters([AtomicU64; COUNT]);
+
+const COUNT: usize = 16;
+
+impl Metrics {
+    fn values(&self) -> [u64; COUNT] {
+        [
+            self.doorbells,
+            self.work_requests,
+            self.signalled,
+            self.completions,
+            self.receive_doorbells,
+            self.credit_messages,
+            self.receiver_not_ready,
+            self.retries_exceeded,
+            self.remote_access_errors,
+            self.late_registrations,
+            self.port_events,
+            self.handshakes_failed,
+            self.accept_pauses,
+            self.queue_pairs_open,
+            self.registered_bytes,
+            self.outstanding,
+        ]
+    }
+}
+
+impl VerbsCounters {
+    pub(crate) fn show(&self, metrics: &Metrics) {
+        for (cell, value) in self.0.iter().zip(metrics.values()) {
+            cell.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Name, help text and value of each; the last three are levels.
+    #[must_use]
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); COUNT] {
+        let names: [(&str, &str); COUNT] = [
+            ("doorbells", "Calls of `ibv_post_send`"),
+            ("work_requests", "Send work requests posted"),
+            ("signalled", "Those of them that asked for a completion"),
+            ("completions", "Completions polled, receives included"),
+            ("receive_doorbells", "Calls of `ibv_post_srq_recv`"),
+            ("credit_messages", "Credit messages sent because nothing else was there to carry the credits"),
+            ("receiver_not_ready", "Connections ended because the peer had no receive posted for too long"),
+            ("retries_exceeded", "Connections ended because the peer did not acknowledge"),
+            ("remote_access_errors", "Connections ended by a remote access error"),
+            ("late_registrations", "Slabs registered on first use, in the middle of the work"),
+            ("port_events", "Port state changes reported by the device"),
+            ("handshakes_failed", "Handshakes refused or timed out"),
+            ("accept_pauses", "Times accepting paused because descriptors ran out"),
+            ("queue_pairs_open", "Queue pairs that exist"),
+            ("registered_bytes", "Bytes registered with the device"),
+            ("outstanding", "Send work requests posted and not yet known to be done"),
+        ];
+        std::array::from_fn(|index| (names[index].0, names[index].1, self.0[index].load(Ordering::Relaxed)))
+    }
+}

@@ -1,0 +1,357 @@
+//! A reliable-connection queue pair, its state in its type.
+//!
+//! `Reset` → `Initialised` → `ReadyToReceive` → `ReadyToSend`, and from each of them to `Failed`
+//! (ibv_modify_qp(3)). Each step consumes the value, so that a request can be posted in `ReadyToSend` only:
+//!
+//! ```compile_fail
+//! use dataplane_verbs::raw::{Batch, Initialised, QueuePair};
+//! fn too_early(pair: &QueuePair<Initialised>, batch: Batch<'_, '_>) {
+//!     let _ = unsafe { batch.post(pair) };
+//! }
+//! ```
+//!
+//! A step that fails destroys the pair. Dropping a pair destroys it; after that the device touches nothing on
+//! its behalf, which is what makes it safe to reuse memory that its requests named.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::VerbsError;
+use crate::completion::CompletionQueue;
+use crate::config::PathMtu;
+use crate::error::from_code;
+use crate::ffi;
+use crate::protection::ProtectionDomain;
+use crate::shared_receive::{SharedReceiveHandle, SharedReceiveQueue};
+
+/// Just made.
+#[derive(Debug)]
+pub struct Reset(());
+/// Bound to a port.
+#[derive(Debug)]
+pub struct Initialised(());
+/// Answers its peer.
+#[derive(Debug)]
+pub struct ReadyToReceive(());
+/// Takes work requests.
+#[derive(Debug)]
+pub struct ReadyToSend(());
+/// Returns all work as flushed.
+#[derive(Debug)]
+pub struct Failed(());
+
+/// Sizes of a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Send work requests in flight.
+    pub send_requests: u32,
+    /// Entries of one.
+    pub entries: u32,
+    /// Bytes that fit into one.
+    pub inline_bytes: u32,
+}
+
+/// Where the peer is and how to talk to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// Its queue pair.
+    pub queue_pair: u32,
+    /// The first packet number that it uses.
+    pub psn: u32,
+    /// Its GID.
+    pub gid: [u8; 16],
+    /// Its lid, on InfiniBand.
+    pub lid: u16,
+    /// Whether packets carry a global route: always on Ethernet.
+    pub is_global: bool,
+    /// Row of our GID table.
+    pub source_gid_index: u8,
+    /// Our port.
+    pub port: u8,
+    /// Largest packet.
+    pub mtu: PathMtu,
+    /// Service level.
+    pub service_level: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Reads that we answer at a time.
+    pub reads_as_target: u8,
+    /// Code of the wait asked of a sender for which no receive is posted.
+    pub receiver_not_ready_timer: u8,
+}
+
+/// How our requests are repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retries {
+    /// First packet number that we use.
+    pub psn: u32,
+    /// Exponent of the acknowledgement timeout.
+    pub timeout: u8,
+    /// Retries after it.
+    pub count: u8,
+    /// Retries after "receiver not ready"; 7 is for ever.
+    pub receiver_not_ready: u8,
+    /// Reads that we ask for at a time.
+    pub reads_as_initiator: u8,
+}
+
+#[derive(Debug)]
+struct Handle {
+    raw: NonNull<ffi::QueuePair>,
+    domain: Arc<ProtectionDomain>,
+    completions: Arc<CompletionQueue>,
+    receives: Arc<SharedReceiveHandle>,
+}
+
+// SAFETY: libibverbs is thread-safe by its specification.
+unsafe impl Send for Handle {}
+
+impl Handle {
+    /// Whether the device gave the pair up.
+    fn destroy(&mut self) -> bool {
+        // SAFETY: the pair is live, and the caller calls this once; its asynchronous events were acknowledged
+        // when they were taken.
+        let code = unsafe { (self.domain.device.library.destroy_queue_pair)(self.raw.as_ptr()) };
+        if code != 0 {
+            let device = self.domain.device.name();
+            tracing::error!(device, error = %from_code(code), "ibv_destroy_qp: the pair is leaked");
+        }
+        code == 0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.destroy() {
+            // The device may go on using them: never free what a live pair names.
+            std::mem::forget((Arc::clone(&self.completions), Arc::clone(&self.receives)));
+            std::mem::forget(Arc::clone(&self.domain));
+        }
+    }
+}
+
+/// A queue pair in `State`.
+#[derive(Debug)]
+pub struct QueuePair<State> {
+    handle: Handle,
+    number: u32,
+    capacity: Capacity,
+    state: PhantomData<State>,
+}
+
+impl<State> QueuePair<State> {
+    /// Its number on the wire.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its sizes, which are at least those asked for.
+    #[must_use]
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    pub(crate) fn raw(&self) -> *mut ffi::QueuePair {
+        self.handle.raw.as_ptr()
+    }
+
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        &self.handle.domain
+    }
+
+    fn step<Next>(
+        self,
+        mut attributes: ffi::QueuePairAttributes,
+        mask: u32,
+        verb: &'static str,
+        object: impl FnOnce() -> String,
+    ) -> Result<QueuePair<Next>, VerbsError> {
+        let device = &self.handle.domain.device;
+        // SAFETY: the pair is live; the struct is complete and the mask names fields that were set.
+        let code =
+            unsafe { (device.library.modify_queue_pair)(self.raw(), &raw mut attributes, mask as i32) };
+        if code != 0 {
+            return Err(device.failed(verb, object(), from_code(code)));
+        }
+        let Self { handle, number, capacity, .. } = self;
+        Ok(QueuePair { handle, number, capacity, state: PhantomData })
+    }
+
+    /// Ends all work: what is in flight comes back as flushed, and the peer can no longer reach our memory.
+    pub fn fail(self) -> Result<QueuePair<Failed>, VerbsError> {
+        let attributes = ffi::QueuePairAttributes { state: ffi::QPS_ERR, ..Default::default() };
+        self.step(attributes, ffi::QP_STATE, "ibv_modify_qp(ERR)", String::new)
+    }
+
+    /// Destroys it; returns whether the device obeyed. If not, the device may go on using what its requests
+    /// name, and the caller must leak that.
+    pub fn destroy(self) -> bool {
+        let mut handle = std::mem::ManuallyDrop::new(self.handle);
+        let is_gone = handle.destroy();
+        if is_gone {
+            // SAFETY: the fields are dropped once, here: the handle itself is never dropped.
+            unsafe { std::ptr::drop_in_place(&raw mut handle.domain) };
+            // SAFETY: as above.
+            unsafe { std::ptr::drop_in_place(&raw mut handle.completions) };
+            // SAFETY: as above.
+            unsafe { std::ptr::drop_in_place(&raw mut handle.receives) };
+        }
+        is_gone
+    }
+
+    /// The state that the device says it is in, `enum ibv_qp_state`.
+    pub fn query_state(&self) -> Result<u32, VerbsError> {
+        let mut attributes = ffi::QueuePairAttributes::default();
+        let mut init = ffi::QueuePairInit {
+            user: std::ptr::null_mut(),
+            send_completions: std::ptr::null_mut(),
+            receive_completions: std::ptr::null_mut(),
+            shared_receives: std::ptr::null_mut(),
+            capacity: ffi::QueuePairCapacity::default(),
+            kind: 0,
+            signal_all: 0,
+        };
+        let (device, mask) = (&self.handle.domain.device, ffi::QP_STATE as i32);
+        // SAFETY: the pair is live, and both structs are valid places to write to.
+        let code = unsafe {
+            (device.library.query_queue_pair)(self.raw(), &raw mut attributes, mask, &raw mut init)
+        };
+        if code != 0 {
+            return Err(device.failed("ibv_query_qp", String::new(), from_code(code)));
+        }
+        Ok(attributes.state)
+    }
+}
+
+impl QueuePair<Reset> {
+    /// A pair whose sends and receives complete in `completions` and whose receives come from `receives`.
+    pub fn new(
+        domain: &Arc<ProtectionDomain>,
+        completions: &Arc<CompletionQueue>,
+        receives: &SharedReceiveQueue,
+        capacity: Capacity,
+    ) -> Result<Self, VerbsError> {
+        let mut init = ffi::QueuePairInit {
+            user: std::ptr::null_mut(),
+            send_completions: completions.raw.as_ptr(),
+            receive_completions: completions.raw.as_ptr(),
+            shared_receives: receives.handle.raw.as_ptr(),
+            capacity: ffi::QueuePairCapacity {
+                send_requests: capacity.send_requests,
+                receive_requests: 0,
+                send_entries: capacity.entries,
+                receive_entries: 0,
+                inline_bytes: capacity.inline_bytes,
+            },
+            kind: ffi::QPT_RC,
+            signal_all: 0,
+        };
+        let device = &domain.device;
+        // SAFETY: domain, queue and shared receives are live and kept by the pair.
+        let raw = unsafe { (device.library.create_queue_pair)(domain.raw.as_ptr(), &raw mut init) };
+        let Some(raw) = NonNull::new(raw) else {
+            let error = std::io::Error::last_os_error();
+            let Capacity { send_requests, entries, inline_bytes } = capacity;
+            let object =
+                format!(" for {send_requests} sends of {entries} entries, {inline_bytes} bytes inline");
+            return Err(device.failed("ibv_create_qp", object, error));
+        };
+        // SAFETY: the library returned a live pair, whose number does not change.
+        let number = unsafe { (*raw.as_ptr()).number };
+        let capacity = Capacity {
+            send_requests: init.capacity.send_requests.max(capacity.send_requests),
+            entries: init.capacity.send_entries.max(1),
+            inline_bytes: init.capacity.inline_bytes,
+        };
+        let handle = Handle {
+            raw,
+            domain: Arc::clone(domain),
+            completions: Arc::clone(completions),
+            receives: Arc::clone(&receives.handle),
+        };
+        Ok(Self { handle, number, capacity, state: PhantomData })
+    }
+
+    /// Binds it to a port. Peers may read and write what registered regions allow.
+    pub fn initialise(self, port: u8) -> Result<QueuePair<Initialised>, VerbsError> {
+        let attributes = ffi::QueuePairAttributes {
+            state: ffi::QPS_INIT,
+            port,
+            access: ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ,
+            ..Default::default()
+        };
+        let mask = ffi::QP_STATE | ffi::QP_PKEY_INDEX | ffi::QP_PORT | ffi::QP_ACCESS_FLAGS;
+        self.step(attributes, mask, "ibv_modify_qp(INIT)", || format!(" port {port}"))
+    }
+}
+
+impl QueuePair<Initialised> {
+    /// Names the peer. `peer` is for the error.
+    pub fn ready_to_receive(
+        self,
+        path: &Path,
+        peer: &dyn std::fmt::Display,
+    ) -> Result<QueuePair<ReadyToReceive>, VerbsError> {
+        let attributes = ffi::QueuePairAttributes {
+            state: ffi::QPS_RTR,
+            path_mtu: path.mtu as u32,
+            destination: path.queue_pair,
+            receive_psn: path.psn,
+            reads_as_target: path.reads_as_target,
+            receiver_not_ready_timer: path.receiver_not_ready_timer,
+            address: ffi::AddressAttributes {
+                route: ffi::GlobalRoute {
+                    destination: ffi::Gid { raw: path.gid },
+                    flow_label: 0,
+                    source_gid_index: path.source_gid_index,
+                    hop_limit: path.hop_limit,
+                    traffic_class: path.traffic_class,
+                },
+                destination_lid: path.lid,
+                service_level: path.service_level,
+                is_global: u8::from(path.is_global),
+                port: path.port,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let mask = ffi::QP_STATE
+            | ffi::QP_AV
+            | ffi::QP_PATH_MTU
+            | ffi::QP_DEST_QPN
+            | ffi::QP_RQ_PSN
+            | ffi::QP_MAX_DEST_RD_ATOMIC
+            | ffi::QP_MIN_RNR_TIMER;
+        self.step(attributes, mask, "ibv_modify_qp(RTR)", || format!(" to {peer}"))
+    }
+}
+
+impl QueuePair<ReadyToReceive> {
+    /// Lets it send. `peer` is for the error.
+    pub fn ready_to_send(
+        self,
+        retries: &Retries,
+        peer: &dyn std::fmt::Display,
+    ) -> Result<QueuePair<ReadyToSend>, VerbsError> {
+        let attributes = ffi::QueuePairAttributes {
+            state: ffi::QPS_RTS,
+            send_psn: retries.psn,
+            timeout: retries.timeout,
+            retry_count: retries.count,
+            receiver_not_ready_retry: retries.receiver_not_ready,
+            reads_as_initiator: retries.reads_as_initiator,
+            ..Default::default()
+        };
+        let mask = ffi::QP_STATE
+            | ffi::QP_SQ_PSN
+            | ffi::QP_TIMEOUT
+            | ffi::QP_RETRY_CNT
+            | ffi::QP_RNR_RETRY
+            | ffi::QP_MAX_QP_RD_ATOMIC;
+        self.step(attributes, mask, "ibv_modify_qp(RTS)", || format!(" to {peer}"))
+    }
+}

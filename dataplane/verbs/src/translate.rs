@@ -1,0 +1,56 @@
+//! From an operation of the fabric's vocabulary to the work of a lane, with every range checked.
+//!
+//! Runs once for each request posted; no allocation unless the request is refused.
+
+use dataplane_fabric::{MESSAGE_BYTES_MAX, Operation, SlotRange, Source, Target};
+
+use crate::geometry::{Cursor, Geometry};
+use crate::lane::Work;
+use crate::local::Local;
+use crate::post::Remote;
+use crate::wire::RemoteSlots;
+
+/// What a lane shall do, or why the request cannot be obeyed.
+pub(crate) fn translate(
+    local: &mut Local,
+    slots: &RemoteSlots,
+    operation: Operation,
+) -> Result<Work, String> {
+    let locate = |target: Target, span: u32| {
+        let address = slots.locate(target.slot, target.offset, span).ok_or_else(|| {
+            let Target { slot, offset, .. } = target;
+            format!("{span} bytes at {offset} of slot {slot} are outside of the peer's slots")
+        })?;
+        Ok::<_, String>(Remote { address, key: slots.key })
+    };
+    let bad_rows = || "rows that do not cut the length, or overlap".to_owned();
+    let (slot, offset, len, target, rows, immediate, is_read) = match operation {
+        Operation::Write { source: Source::Slot { slot, offset, len }, target, rows, immediate } => {
+            (slot, offset, len, target, rows, immediate, false)
+        }
+        Operation::Read { into: SlotRange { slot, offset, len }, from, rows } => {
+            (slot, offset, len, from, rows, None, true)
+        }
+        Operation::Write { source: Source::Inline { bytes, len }, target, rows, immediate } => {
+            if rows.is_some() || usize::from(len) > bytes.len() {
+                return Err("an inline write with rows, or of more bytes than it has".to_owned());
+            }
+            let remote = locate(target, len.into())?;
+            return Ok(Work::Inline { bytes, len, remote, immediate });
+        }
+        Operation::Send { message } => {
+            assert!(message.len() <= MESSAGE_BYTES_MAX, "a message of {} bytes", message.len());
+            return Ok(Work::Message { message, offset: 0 });
+        }
+    };
+    let geometry = Geometry::new(len, rows).ok_or_else(bad_rows)?;
+    let remote = locate(target, geometry.remote_span())?;
+    let (span, slab) = (geometry.local_span() as usize, slot.slab());
+    let address = slab.address(slot.slot(), offset as usize, span).as_ptr() as u64;
+    let region = match local.region_of(slab) {
+        Some(region) => region,
+        None => local.register_late(slab).map_err(|error| error.to_string())?,
+    } as u32;
+    let cursor = Cursor::default();
+    Ok(Work::Slot { slot, region, local: address, remote, geometry, cursor, is_read, immediate })
+}

@@ -1,0 +1,512 @@
+//! The fabric over the software device: the contract of transports, and everything that can go wrong.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dataplane_fabric::testing::{Pair, conformance, pool};
+use dataplane_fabric::{
+    Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, Priority, Rows, Source, Target,
+    WorkRequest,
+};
+use dataplane_verbs::testing::{
+    EVENT_DEVICE_FATAL, EVENT_PORT_ERROR, Faults, SoftwareDevice, forge_remote_key, forge_slot_count,
+};
+use dataplane_verbs::{Library, VerbsConfig, VerbsFabric};
+use support::{Two, loopback, small, write};
+
+fn two(config: &VerbsConfig) -> (Two, SoftwareDevice, SoftwareDevice) {
+    let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+    let two = Two::new(
+        device_a.open().expect("open"),
+        device_b.open().expect("open"),
+        config.clone(),
+        config.clone(),
+    );
+    (two, device_a, device_b)
+}
+
+fn conforms(config: &VerbsConfig) {
+    conformance(&mut || {
+        let (pool_a, pool_b) = (pool("a"), pool("b"));
+        let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+        let make = |device: &SoftwareDevice, slab| {
+            VerbsFabric::new(device.open().expect("open"), slab, Some(loopback()), config.clone())
+                .expect("fabric")
+        };
+        let (a, b) = (make(&device_a, pool_a.slab()), make(&device_b, pool_b.slab()));
+        let address_of_b = b.listening_on().expect("listening").to_string();
+        Pair {
+            a: Some(Box::new(a)),
+            b: Some(Box::new(b)),
+            pool_a,
+            pool_b,
+            address_of_b,
+            tick: Box::new(|| {}),
+        }
+    });
+}
+
+#[test]
+fn conforms_to_the_contract() {
+    conforms(&small());
+}
+
+#[test]
+fn conforms_with_the_default_settings() {
+    conforms(&VerbsConfig::default());
+}
+
+/// Everything as short as it may be: queues wrap, credits run out, messages travel in many pieces.
+#[test]
+fn conforms_when_everything_is_scarce() {
+    conforms(&VerbsConfig {
+        send_queue_depth: 16,
+        request_queue_depth: 16,
+        signal_every: 3,
+        entries_max: 2,
+        inline_bytes: 0,
+        completion_entries: 256,
+        receive_buffers: 16,
+        receive_buffer_bytes: 256,
+        receive_credits: 2,
+        send_buffers: 8,
+        relaxed_ordering: false,
+        ..VerbsConfig::default()
+    });
+}
+
+/// As a set of transports needs it.
+#[test]
+fn a_fabric_can_move_to_another_thread() {
+    let (two, ..) = two(&small());
+    let fabric: Box<dyn Fabric + Send> = Box::new(two.a);
+    let name = std::thread::spawn(move || fabric.name()).join().expect("the thread");
+    assert_eq!(name, "rdma");
+}
+
+#[test]
+fn nothing_is_left_when_fabrics_are_dropped() {
+    let (mut two, device_a, device_b) = two(&small());
+    two.write_and_wait(1, 100);
+    assert_eq!(device_a.usage().queue_pairs, 2);
+    let waiting = two.slot_write(2, 4096);
+    two.a.post(waiting).expect("room");
+    drop(two);
+    for device in [device_a, device_b] {
+        assert_eq!(device.usage(), Default::default(), "leaked");
+    }
+}
+
+#[test]
+fn a_bad_remote_key_is_an_error_of_the_peers_card() {
+    let (mut two, ..) = two(&small());
+    let to_b = two.to_b;
+    forge_remote_key(&mut two.a, to_b, 0xBAD);
+    let request = two.slot_write(7, 64);
+    two.a.post(request).expect("room");
+    two.until("both ends", |two| two.is_down());
+    let reason = two.reason_at_a();
+    assert!(reason.contains("remote access error (code 10)"), "{reason}");
+    assert!(reason.contains("on soft") && reason.contains("127.0.0.1:"), "names device and peer: {reason}");
+    assert_eq!(two.completion_at_a(7), Some(Completion::PeerDown));
+    assert_eq!(two.a.metrics().remote_access_errors, 1);
+    assert!(two.target_bytes().iter().all(|&byte| byte == 0), "nothing was written");
+}
+
+/// The sender's own check is switched off: the region ends with the last slot.
+#[test]
+fn a_range_behind_the_last_slot_is_refused_by_the_peers_card() {
+    let (mut two, ..) = two(&small());
+    let to_b = two.to_b;
+    let count = two.pool_b.slab().layout().slot_count;
+    forge_slot_count(&mut two.a, to_b, count + 1);
+    let source = two.pool_a.acquire().expect("slot");
+    let source = Source::Slot { slot: source, offset: 0, len: 8 };
+    let request = write(to_b, 7, source, Target { slot: count, generation: 0, offset: 0 });
+    two.a.post(request).expect("room");
+    two.until("both ends", |two| two.is_down());
+    assert!(two.reason_at_a().contains("remote access error"), "{}", two.reason_at_a());
+}
+
+#[test]
+fn a_range_outside_is_refused_at_the_sender_and_named() {
+    let (mut two, ..) = two(&small());
+    let source = two.pool_a.acquire().expect("slot");
+    let target = two.target.clone();
+    let slot_bytes = target.slab().layout().slot_bytes as u32;
+    let target = Target { slot: target.slot(), generation: 0, offset: slot_bytes - 8 };
+    let request = write(two.to_b, 7, Source::Slot { slot: source, offset: 0, len: 9 }, target);
+    two.a.post(request).expect("accepted and answered");
+    two.until("both ends", |two| two.is_down());
+    assert!(two.reason_at_a().starts_with("refused at the sender: 9 bytes at"), "{}", two.reason_at_a());
+    assert_eq!(two.completion_at_a(7), Some(Completion::PeerDown));
+}
+
+#[test]
+fn a_refused_post_ends_the_connection_and_completes_everything() {
+    let (mut two, device_a, _) = two(&small());
+    device_a.set_faults(Faults { post_send_fails_after: Some(3), ..Faults::default() });
+    for id in 1..=8 {
+        let request = two.slot_write(id, 512);
+        two.a.post(request).expect("room");
+    }
+    two.a.flush();
+    two.until("the end", |two| two.is_down());
+    let reason = two.reason_at_a();
+    assert!(
+        reason.contains("ibv_post_send on soft") && reason.contains("3 of 8 work requests accepted"),
+        "{reason}"
+    );
+    assert!(reason.contains("Cannot allocate memory"), "{reason}");
+    for id in 1..=8 {
+        assert!(two.completion_at_a(id).is_some(), "request {id} never completed");
+    }
+    assert_eq!(two.source.reference_count(), 1, "ended requests hold no slot");
+    assert_eq!(two.a.metrics().outstanding, 0);
+}
+
+#[test]
+fn a_failed_completion_ends_the_connection_and_earlier_work_counts() {
+    let (mut two, device_a, _) = two(&small());
+    two.write_and_wait(1, 64);
+    device_a.set_faults(Faults { completion_fails_after: Some((2, 4)), ..Faults::default() });
+    for id in 2..=6 {
+        let request = two.slot_write(id, 64);
+        two.a.post(request).expect("room");
+    }
+    two.until("the end", |two| two.is_down());
+    assert!(two.reason_at_a().contains("local protection error (code 4)"), "{}", two.reason_at_a());
+    for id in 2..=6 {
+        assert_eq!(two.completion_at_a(id), Some(Completion::PeerDown), "request {id}");
+    }
+}
+
+#[test]
+fn a_cut_link_is_found_by_the_retries() {
+    let (mut two, device_a, _) = two(&small());
+    device_a.cut(true);
+    let request = two.slot_write(5, 64);
+    two.a.post(request).expect("room");
+    two.until("the end", |two| two.is_down());
+    assert!(two.reason_at_a().contains("transport retry counter exceeded"), "{}", two.reason_at_a());
+    assert_eq!(two.a.metrics().retries_exceeded, 1);
+}
+
+/// Work that the device holds back is held by us, too, until the device returned it or the pair is gone.
+#[test]
+fn slots_in_flight_are_held_until_the_end() {
+    let (mut two, device_a, _) = two(&small());
+    device_a.hold(true);
+    for id in 1..=3 {
+        let request = two.slot_write(id, 64);
+        two.a.post(request).expect("room");
+    }
+    two.a.flush();
+    assert_eq!((two.source.reference_count(), two.a.metrics().outstanding), (1 + 3, 3));
+    two.step();
+    assert!(two.seen_a.is_empty());
+    let to_b = two.to_b;
+    two.a.disconnect(to_b);
+    assert_eq!(two.source.reference_count(), 1 + 3, "still the device's");
+    two.until("the end", |two| two.is_down());
+    assert_eq!((two.source.reference_count(), two.a.metrics().outstanding), (1, 0));
+    device_a.hold(false);
+    assert!(two.target_bytes().iter().all(|&byte| byte == 0), "written after the end");
+}
+
+#[test]
+fn exhausted_queue_pairs_are_a_clear_error_on_either_side() {
+    let (mut two, device_a, device_b) = two(&small());
+    device_a.set_faults(Faults { create_pair_fails_after: Some(1), ..Faults::default() });
+    let address = two.b.listening_on().expect("listening").to_string();
+    let error = two.a.connect(&address).expect_err("the second pair cannot be made").to_string();
+    assert!(error.contains("ibv_create_qp on soft") && error.contains("Cannot allocate memory"), "{error}");
+    assert_eq!(device_a.usage().queue_pairs, 2, "the first pair is gone again");
+
+    device_a.set_faults(Faults::default());
+    device_b.set_faults(Faults { create_pair_fails_after: Some(1), ..Faults::default() });
+    let peer = two.a.connect(&address).expect("connect starts");
+    two.until("the refusal", |two| {
+        two.seen_a.iter().any(|event| matches!(event, Event::PeerDown { peer: down, .. } if *down == peer))
+    });
+    assert!(two.reason_at_a().contains("the peer refuses: Exhausted"), "{}", two.reason_at_a());
+    assert_eq!(device_b.usage().queue_pairs, 2);
+    assert!(!two.seen_b.iter().any(|event| matches!(event, Event::Accepted { .. })));
+    two.seen_a.clear();
+    two.write_and_wait(9, 64);
+}
+
+#[test]
+fn device_events_end_what_they_must() {
+    let (mut two, device_a, device_b) = two(&small());
+    device_b.raise(EVENT_PORT_ERROR);
+    two.write_and_wait(1, 64);
+    two.until("the event is counted", |two| two.b.metrics().port_events == 1);
+    device_a.raise(EVENT_DEVICE_FATAL);
+    two.until("the end", |two| two.is_down());
+    assert!(two.reason_at_a().contains("local catastrophic error"), "{}", two.reason_at_a());
+    let error = two.a.connect("127.0.0.1:1").expect_err("a dead device").to_string();
+    assert!(error.contains("local catastrophic error"), "{error}");
+}
+
+#[test]
+fn one_batch_is_one_doorbell_and_few_signals() {
+    let config = VerbsConfig { signal_every: 16, send_queue_depth: 256, ..small() };
+    let (mut two, ..) = two(&config);
+    let before = two.a.metrics();
+    for id in 1..=100 {
+        let request = two.slot_write(id, 64);
+        two.a.post(request).expect("room");
+    }
+    two.a.flush();
+    let after = two.a.metrics();
+    assert_eq!(after.doorbells - before.doorbells, 1);
+    assert_eq!(after.work_requests - before.work_requests, 100);
+    assert_eq!(after.signalled - before.signalled, 7, "six of sixteen, and the last");
+    two.until("all", |two| (1..=100).all(|id| two.completion_at_a(id) == Some(Completion::Done)));
+}
+
+#[test]
+fn rows_become_the_fewest_work_requests() {
+    let (mut two, ..) = two(&VerbsConfig { entries_max: 16, ..small() });
+    // (row bytes, stride here, stride there, rows, work requests)
+    for (bytes, here, there, count, expected) in
+        [(64, 64, 64, 100, 1), (64, 128, 64, 100, 7), (64, 64, 128, 100, 100), (64, 128, 128, 10, 10)]
+    {
+        let before = two.a.metrics().work_requests;
+        let source = two.pool_a.acquire().expect("slot");
+        let source = Source::Slot { slot: source, offset: 0, len: bytes * count };
+        let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
+        let rows = Some(Rows { bytes, local_stride: here, remote_stride: there });
+        let operation = Operation::Write { source, target, rows, immediate: None };
+        let request = WorkRequest { id: 5, peer: two.to_b, priority: Priority::Background, operation };
+        two.a.post(request).expect("room");
+        two.until("the rows", |two| two.completion_at_a(5).is_some());
+        two.seen_a.clear();
+        assert_eq!(two.a.metrics().work_requests - before, expected, "{bytes} {here} {there} {count}");
+    }
+}
+
+/// Messages and immediates in one direction only: nothing carries the credits back but credit messages.
+#[test]
+fn credits_come_back_without_traffic_the_other_way() {
+    let (mut two, ..) = two(&VerbsConfig { receive_credits: 4, ..small() });
+    for round in 0..200_u32 {
+        let operation = Operation::Send { message: vec![round as u8; 700].into() };
+        two.post(WorkRequest { id: 0, peer: two.to_b, priority: Priority::Background, operation });
+    }
+    two.until("all messages", |two| {
+        two.seen_b.iter().filter(|event| matches!(event, Event::Message { .. })).count() == 200
+    });
+    let metrics = two.b.metrics();
+    assert!(metrics.credit_messages >= 40, "{metrics:?}");
+    assert_eq!(two.a.metrics().receiver_not_ready, 0);
+}
+
+#[test]
+fn a_full_lane_hands_requests_back_and_the_other_lane_takes_them() {
+    let (mut two, device_a, _) =
+        two(&VerbsConfig { send_queue_depth: 16, request_queue_depth: 16, ..small() });
+    device_a.hold(true);
+    let mut taken = 0;
+    loop {
+        let mut request = two.slot_write(taken + 1, 8);
+        request.priority = Priority::Background;
+        match two.a.post(request) {
+            Ok(()) => taken += 1,
+            Err(Full(back)) => {
+                assert_eq!(back.id, taken + 1);
+                break;
+            }
+        }
+        two.a.flush();
+        assert!(taken < 100, "never full");
+    }
+    assert_eq!(taken, 32, "sixteen in flight, sixteen waiting");
+    let urgent = two.slot_write(1000, 8);
+    two.a.post(urgent).expect("the urgent lane has room");
+    device_a.hold(false);
+    two.until("all", |two| (1..=taken).chain([1000]).all(|id| two.completion_at_a(id).is_some()));
+}
+
+#[test]
+fn sources_of_other_slabs_are_registered_once() {
+    let (mut two, device_a, _) = two(&VerbsConfig { slabs_max: 1, ..small() });
+    let (other, third) = (pool("other"), pool("third"));
+    two.a.register(other.slab()).expect("register");
+    two.a.register(other.slab()).expect("again is nothing");
+    let regions = device_a.usage().regions;
+    let source = |pool: &Arc<dataplane_memory::SlotPool>| Source::Slot {
+        slot: pool.acquire().expect("slot"),
+        offset: 0,
+        len: 64,
+    };
+    let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
+    two.a.post(write(two.to_b, 1, source(&other), target)).expect("room");
+    two.until("done", |two| two.completion_at_a(1) == Some(Completion::Done));
+    assert_eq!((device_a.usage().regions, two.a.metrics().late_registrations), (regions, 0));
+    two.a.post(write(two.to_b, 2, source(&third), target)).expect("accepted and answered");
+    two.until("the end", |two| two.is_down());
+    assert!(two.reason_at_a().contains("registered slabs on soft"), "{}", two.reason_at_a());
+    assert_eq!(two.a.metrics().late_registrations, 1);
+}
+
+#[test]
+fn a_late_registration_works_and_is_counted() {
+    let (mut two, ..) = two(&small());
+    let other = pool("other");
+    let source = Source::Slot { slot: other.acquire().expect("slot"), offset: 0, len: 64 };
+    let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
+    two.a.post(write(two.to_b, 1, source, target)).expect("room");
+    two.until("done", |two| two.completion_at_a(1) == Some(Completion::Done));
+    assert_eq!(two.a.metrics().late_registrations, 1);
+}
+
+#[test]
+fn silent_and_foreign_callers_are_dropped() {
+    use std::io::{Read, Write};
+    let config = VerbsConfig {
+        handshake_timeout: Duration::from_millis(150),
+        handshakes_max: 2,
+        connections_max: 8,
+        ..small()
+    };
+    let (mut two, _, device_b) = two(&config);
+    let address = two.b.listening_on().expect("listening");
+    let mut silent: Vec<_> =
+        (0..6).map(|_| std::net::TcpStream::connect(address).expect("backlog")).collect();
+    let mut foreign = std::net::TcpStream::connect(address).expect("backlog");
+    foreign.write_all(&[b'G'; 200]).expect("bytes");
+    let start = Instant::now();
+    two.until("every caller is dropped", |two| two.b.metrics().handshakes_failed == 7);
+    assert!(start.elapsed() >= Duration::from_millis(400), "two at a time, three rounds");
+    for socket in &mut silent {
+        assert!(matches!(socket.read(&mut [0; 8]), Ok(0) | Err(_)));
+    }
+    assert_eq!(device_b.usage().queue_pairs, 2, "callers without a hello get no queue pair");
+    two.write_and_wait(3, 64);
+}
+
+/// A frame: magic, version, kind, and what follows.
+fn frame(kind: u16, rest: &[(usize, &[u8])]) -> [u8; 96] {
+    let mut frame = [0; 96];
+    frame[..8].copy_from_slice(b"KVSRRDMA");
+    frame[8] = 1;
+    frame[10..12].copy_from_slice(&kind.to_le_bytes());
+    for (at, bytes) in rest {
+        frame[*at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    frame
+}
+
+fn hello() -> [u8; 96] {
+    let fields: [(usize, &[u8]); 10] = [
+        (12, &[3, 2, 16]),
+        (34, &[32, 0, 0, 16]),
+        (40, &[17]),
+        (48, &[18]),
+        (65, &[16]),
+        (73, &[16]),
+        (80, &[4]),
+        (84, &[1]),
+        (91, &[1]),
+        (16, &[0xFE, 0x80]),
+    ];
+    frame(1, &fields)
+}
+
+#[test]
+fn handshakes_may_come_in_crumbs_and_break_off_anywhere() {
+    use std::io::{Read, Write};
+    let (mut two, _, device_b) = two(&small());
+    let address = two.b.listening_on().expect("listening");
+    // (what is sent, queue pairs that it gets)
+    let calls = [
+        (hello()[..95].to_vec(), 2),
+        (hello().to_vec(), 4),
+        ([hello(), frame(3, &[(12, &[2])])].concat(), 2),
+        ([hello(), hello()].concat(), 2),
+        (frame(2, &[]).to_vec(), 2),
+        (frame(9, &[]).to_vec(), 2),
+        ([hello().to_vec(), b"GET / HTTP/1.1".repeat(8)].concat(), 2),
+    ];
+    for (failed, (bytes, pairs)) in (1..).zip(calls) {
+        let mut socket = std::net::TcpStream::connect(address).expect("backlog");
+        socket.set_nodelay(true).expect("an option");
+        for crumb in bytes.chunks(7) {
+            // It may have hung up already.
+            let _hung_up = socket.write_all(crumb);
+            (0..40).for_each(|_| two.step());
+        }
+        let until = Instant::now() + Duration::from_millis(30);
+        while Instant::now() < until {
+            two.step();
+        }
+        assert_eq!(device_b.usage().queue_pairs, pairs, "after {} bytes", bytes.len());
+        if pairs == 4 {
+            let mut answer = [0; 192];
+            socket.read_exact(&mut answer).expect("its hello and its ready");
+            assert_eq!((answer[10], answer[96 + 10]), (1, 2));
+        }
+        drop(socket);
+        two.until("the handshake failed", |two| two.b.metrics().handshakes_failed == failed);
+        two.until("and left nothing", |_| device_b.usage().queue_pairs == 2);
+    }
+    assert!(two.seen_b.is_empty(), "nobody was told of them: {:?}", two.seen_b);
+    two.write_and_wait(1, 64);
+}
+
+#[test]
+fn connections_are_bounded() {
+    let (mut two, ..) = two(&VerbsConfig { connections_max: 3, ..small() });
+    let address = two.b.listening_on().expect("listening").to_string();
+    let others = [two.a.connect(&address).expect("second"), two.a.connect(&address).expect("third")];
+    assert!(two.a.connect(&address).expect_err("a fourth").to_string().contains("limit"));
+    two.until("both", |two| others.iter().all(|&peer| two.seen_a.contains(&Event::Connected { peer })));
+    two.write_and_wait(1, 64);
+}
+
+#[test]
+fn a_long_message_arrives_whole_on_both_lanes() {
+    let (mut two, ..) = two(&small());
+    for priority in Priority::ALL {
+        for len in [0, 1, 4000, MESSAGE_BYTES_MAX] {
+            let message: Box<[u8]> = (0..len).map(|at| (at * 7 + len) as u8).collect();
+            let operation = Operation::Send { message: message.clone() };
+            two.post(WorkRequest { id: 4, peer: two.to_b, priority, operation });
+            two.until("message and completion", |two| {
+                two.completion_at_a(4).is_some()
+                    && two.seen_b.iter().any(|event| matches!(event, Event::Message { .. }))
+            });
+            assert!(two.seen_b.contains(&Event::Message { peer: two.to_a, message }), "{len} bytes");
+            two.seen_a.clear();
+            two.seen_b.clear();
+        }
+    }
+}
+
+/// The thread that sleeps on the descriptors is woken by a write, and uses no time meanwhile.
+#[test]
+fn a_sleeper_is_woken_and_sleeps_until_then() {
+    let (two, ..) = two(&small());
+    support::sleeps_and_wakes(two);
+}
+
+#[test]
+fn a_machine_without_devices_says_so() {
+    match Library::load() {
+        Err(error) => assert!(error.to_string().starts_with("no RDMA here: "), "{error}"),
+        Ok(library) => match dataplane_verbs::Device::open(&library, Some("no-such-device")) {
+            Ok(_) => panic!("opened a device that does not exist"),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(
+                    text.starts_with("no RDMA here: ") || text.starts_with("no RDMA device 'no-such"),
+                    "{text}"
+                );
+            }
+        },
+    }
+}
