@@ -8,46 +8,23 @@ here=$(dirname "$(readlink -f "$0")")
 root=$(readlink -f "$here/../..")
 
 # What runs in the VM: package/test target. `lib` stands for the package's unit tests.
-tests=()
+tests=(dataplane-verbs/rxe dataplane-verbs/software dataplane-verbs/storm)
 
 [ "${1:-}" != --install ] || { "$here/install.sh" && shift; }
 [ $# -eq 0 ] || tests=("$@")
 
-# Reads cargo's messages, one JSON object per line, and prints the executables among them. Only cargo knows where it
-# puts them: the target folder is configurable, and the names of test binaries end in a hash.
-executables() { # whether built as a test (true or false), the target's name
-    sed -n '/"reason":"compiler-artifact"/ {
-        /"name":"'"$2"'"/ { /"test":'"$1"'},/ s/.*"executable":"\([^"]*\)".*/\1/p; }
-    }'
-}
-
-built() { # what cargo was asked for, what was found
-    [ -n "$2" ] && [ -x "$2" ] && echo "$2" && return
-    echo "run.sh: cargo named no executable for $1" >&2
-    exit 1
-}
-
-build_test() { # package/target
-    local package=${1%%/*} target=${1#*/} what=(--test "${1#*/}") found
-    if [ "$target" = lib ]; then
-        what=(--lib)
-        target=${package//-/_}
-    fi
-    found=$(cargo test --no-run --quiet -p "$package" "${what[@]}" --message-format=json-render-diagnostics |
-        executables true "$target" | tail -n 1)
-    built "$1" "$found"
-}
+# shellcheck source-path=SCRIPTDIR source=build.sh
+. "$here/build.sh"
 
 # A machine that has no VM is told so before it builds anything.
 prepared=$("$here/kernel.sh") || { code=$? && echo "$prepared" && exit $code; }
-cd "$root"
-kvasir=$(cargo build --release --quiet -p control-node --message-format=json-render-diagnostics |
-    executables false kvasir | tail -n 1)
-kvasir=$(built kvasir "$kvasir")
+kvasir=$(build_kvasir)
+# Not a test of the lab's own: the system test of hand-offs, over RDMA.
+disaggregation=$(build_test control-node/disaggregation)
 binaries=()
 for test in "${tests[@]}"; do
     binary=$(build_test "$test")
     binaries+=("$binary")
 done
-"$here/vm.sh" --project "$root" --memory 4096 --timeout 600 -- \
-    env KVASIR="$kvasir" KVASIR_LAB_ONLY="${KVASIR_LAB_ONLY:-}" "$here/suite.sh" "${binaries[@]}"
+"$here/vm.sh" --project "$root" --memory 4096 --timeout 900 -- \
+    env KVASIR="$kvasir" DISAGGREGATION="$disaggregation" KVASIR_LAB_ONLY="${KVASIR_LAB_ONLY:-}" "$here/suite.sh" "${binaries[@]}"

@@ -1,4 +1,4 @@
-//! Latency: writes with immediate or messages to and fro, halved; whole reads; and whole round trips under open-loop load.
+//! Latency: writes (told of by an immediate, or watched for), or messages to and fro, halved; whole reads; and whole round trips under open-loop load.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::perftest::{Figures, PerftestPlan, Tool};
 use super::piece::Piece;
 use super::places::Shape;
 use super::report::Record;
-use super::responder::{number_of, ping};
+use super::responder::{mark_of, number_of, ping};
 use super::run::Context;
 use super::session::Near;
 use super::statistics::{Latencies, Percentiles, Rounds};
@@ -36,8 +36,7 @@ pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Resul
         "a piece of {} bytes does not fit into the memory of both ends",
         shape.bytes
     );
-    // A plain write tells the target nothing, so nobody could answer it.
-    let op = if args.op == Op::Write { Op::WriteImm } else { args.op };
+    let op = args.op;
     if op != Op::Read {
         near.order(&Command::Echo(Some(Echo { op, shape })))?;
     }
@@ -53,8 +52,8 @@ pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Resul
     let found = match (args.rate, args.against) {
         (Some(rate), _) => {
             ensure!(
-                op != Op::Read && shape.bytes >= NUMBERED_BYTES_MIN,
-                "--rate needs numbered answers: no reads, 5 bytes or more"
+                matches!(op, Op::WriteImm | Op::Send) && shape.bytes >= NUMBERED_BYTES_MIN,
+                "--rate needs numbered answers: write-imm or send, of 5 bytes or more"
             );
             let count =
                 args.iterations.unwrap_or_else(|| (f64::from(rate) * args.duration.as_secs_f64()) as u64);
@@ -132,6 +131,14 @@ fn trips(near: &mut Near, op: Op, shape: Shape, count: u64) -> Result<Latencies>
             near.node.flush(0);
             near.until("a read", |node| Ok(node.completed > before))?;
             latencies.record(started.elapsed());
+            continue;
+        }
+        if op == Op::Write {
+            // Like ib_write_lat: either end watches the last byte, and no completion tells of it.
+            let mark = mark_of(&near.node, shape).wrapping_add(1);
+            near.until("room for a ping", |node| ping(node, op, shape, mark.into()))?;
+            near.until("an echo", |node| Ok(mark_of(node, shape) == mark))?;
+            latencies.record(started.elapsed() / 2);
             continue;
         }
         let value = number as u32;

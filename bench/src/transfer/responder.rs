@@ -15,6 +15,7 @@ use super::node::Node;
 use super::piece::{Piece, Remote};
 use super::places::{Shape, pattern, shuffled};
 use super::session::{IDLE_STEPS_BEFORE_YIELD, Stop};
+use super::sizes::RowShape;
 use super::stream::Stream;
 
 /// Echoes that wait for room in the queue.
@@ -29,6 +30,8 @@ pub(super) struct Responder {
     last_message: Box<[u8]>,
     arrivals: Option<(Instant, Instant)>,
     echo: Option<Echo>,
+    /// The last byte of the piece that plain writes go to, as it was when last looked at.
+    last_mark: u8,
     due: VecDeque<u32>,
     stream: Option<Stream>,
     server: Option<Server>,
@@ -45,6 +48,7 @@ impl Responder {
             last_message: Box::default(),
             arrivals: None,
             echo: None,
+            last_mark: 0,
             due: VecDeque::new(),
             stream: None,
             server: None,
@@ -110,6 +114,14 @@ impl Responder {
 
     fn send_echoes(&mut self) -> Result<()> {
         let Some(Echo { op, shape }) = self.echo else { return Ok(()) };
+        if op == Op::Write {
+            // Nobody tells of a plain write: its last byte does.
+            let mark = mark_of(&self.node, shape);
+            if mark != self.last_mark {
+                self.last_mark = mark;
+                self.due.push_back(mark.into());
+            }
+        }
         while let Some(value) = self.due.pop_front() {
             if !ping(&mut self.node, op, shape, value)? {
                 self.due.push_front(value);
@@ -154,8 +166,10 @@ impl Responder {
             }
             Command::Echo(echo) => {
                 if let Some(Echo { op, shape }) = echo {
-                    ensure!(matches!(op, Op::WriteImm | Op::Send), "a {} cannot be sent back", op.name());
+                    ensure!(op != Op::Read, "a read cannot be sent back");
+                    ensure!(shape.bytes > 0, "nothing to send back");
                     require_room(&self.node, shape, 1)?;
+                    self.last_mark = mark_of(&self.node, shape);
                 }
                 (self.echo, self.due) = (echo, VecDeque::new());
                 Command::Done
@@ -190,16 +204,38 @@ fn require_room(node: &Node, shape: Shape, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// One small write with an immediate, or one message, unsignalled.
+/// One small write with an immediate or with a mark in its last byte, or one message, unsignalled.
 pub(super) fn ping(node: &mut Node, op: Op, shape: Shape, value: u32) -> Result<bool> {
-    if op == Op::Send {
-        let place = node.out[0].slot();
-        node.slab.write(place, 1, &value.to_le_bytes()[..(shape.bytes as usize - 1).min(4)]);
+    let place = shape.place(node.slot_bytes(), 0);
+    let slot = node.out[place.slot].slot();
+    match op {
+        Op::Send => {
+            let number = value.to_le_bytes();
+            node.slab.write(node.out[0].slot(), 1, &number[..(shape.bytes as usize - 1).min(4)]);
+        }
+        Op::Write => node.slab.write(slot, end_of(shape, place.offset, true), &[value as u8]),
+        Op::WriteImm | Op::Read => {}
     }
-    let immediate = (op != Op::Send).then_some(value);
+    let immediate = (op == Op::WriteImm).then_some(value);
     let posted = node.post(0, Piece { op, shape, local: 0, remote: 0, immediate, signalled: false })?;
     node.flush(0);
     Ok(posted)
+}
+
+/// The place of the last byte of a piece that starts at `offset`.
+fn end_of(shape: Shape, offset: u32, local: bool) -> usize {
+    let rows = shape.rows.map(RowShape::rows);
+    let span = rows
+        .and_then(|rows| rows.span(shape.bytes, if local { rows.local_stride } else { rows.remote_stride }));
+    (offset + span.unwrap_or(shape.bytes)) as usize - 1
+}
+
+/// The mark of the last plain write that has landed here.
+pub(super) fn mark_of(node: &Node, shape: Shape) -> u8 {
+    let place = shape.place(node.slot_bytes(), 0);
+    let mut mark = [0];
+    node.slab.read(node.in_[place.slot].slot(), end_of(shape, place.offset, false), &mut mark);
+    mark[0]
 }
 
 /// The number that `ping` put into a message.

@@ -71,7 +71,7 @@ fn corrupted_bytes_are_found() {
 
 #[test]
 fn latency_rate_and_posting() {
-    for op in ["write", "read", "send"] {
+    for op in ["write", "write-imm", "read", "send"] {
         let records = simulated(&format!("--op {op} --test lat --test rate --test post")).expect(op);
         let [lat, ..] = &records[..] else { panic!("{records:?}") };
         assert!(lat.p50_us > Some(0.0) && lat.p50_us <= lat.p99_us && lat.p99_9_us <= lat.max_us, "{lat:?}");
@@ -81,7 +81,7 @@ fn latency_rate_and_posting() {
         assert!(post.post_ns > Some(0.0) && post.make_ns > Some(0.0));
         assert!(post.doorbells >= Some(10_000 / 4), "one for each batch at least: {post:?}");
     }
-    let records = simulated("--test lat --op write --rate 20000").expect("under load");
+    let records = simulated("--test lat --op write-imm --rate 20000").expect("under load");
     assert!(records.iter().all(|record| record.load_per_s == Some(20_000) && record.p50_us > Some(0.0)));
 }
 
@@ -123,7 +123,7 @@ fn failures_name_their_cause_and_end_both_threads() {
         ("--transport queue --rows 100:100:100 --sizes 64", "whole rows"),
         ("--listen here", "one --transport"),
         ("--transport queue --connect a,b", "2 addresses for 1 rails"),
-        ("--transport queue --sizes 64 --test lat --op read --rate 10", "no reads"),
+        ("--transport queue --sizes 64 --test lat --op read --rate 10", "write-imm or send"),
     ] {
         let error = format!("{:#}", run(&args(line), &rails, false, None).expect_err(line));
         assert!(error.contains(expected), "{line}: {error}");

@@ -258,7 +258,7 @@ section! {
         /// Use 2 MiB pages for KV memory when the system has enough of them reserved.
         huge_pages: bool = true;
         /// TCP connections to one peer for each of the two lanes (urgent, background).
-        connections_per_peer: u64 = 1, in 1 => 8;
+        connections_per_peer: u64 = 2, in 1 => 8;
         /// TCP payloads of at least so many bytes are sent without a copy while the kernel can do that; `"0 B"` is
         /// never.
         zero_copy_from: Bytes = Bytes(64 << 10), in Bytes(0) => Bytes(1 << 30);

@@ -14,8 +14,8 @@ use router_gateway::{AccessConfig, Formats, GatewayConfig, JwksFrom, TextBy, Tok
 use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
 use router_trace::TraceConfig;
-use tools_engine::{EngineConfig, KvPool};
 use tools_engine::model::{Model, ModelConfig};
+use tools_engine::{EngineConfig, KvPool};
 
 /// Name of the built-in model.
 const TINY_MODEL_NAME: &str = "kvasir-tiny";

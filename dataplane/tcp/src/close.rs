@@ -10,10 +10,10 @@ use io_uring::types::{self, CancelBuilder};
 
 use crate::connection::Phase;
 use crate::fabric::TcpFabric;
-use crate::ring::{OperationKind, Token};
 use crate::session::Stage;
 use crate::socket;
 use crate::table::Table;
+use crate::token::{OperationKind, Token};
 
 /// How long a node that goes down waits for the kernel.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);

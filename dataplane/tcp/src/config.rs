@@ -33,7 +33,7 @@ pub struct TcpConfig {
 impl Default for TcpConfig {
     fn default() -> Self {
         Self {
-            connections_per_peer: 1,
+            connections_per_peer: 2,
             peers_max: 256,
             handshakes_max: 256,
             handshake_timeout: Duration::from_secs(5),

@@ -37,8 +37,8 @@ pub struct TcpFabric {
 
 impl TcpFabric {
     /// A node whose peers may write into `slab` and read from it. With an address, others can connect to it
-    /// there (port 0: see [`TcpFabric::listening_on`]). The thread that first connects, flushes or polls must
-    /// go on driving it, and drop it.
+    /// there (port 0: see [`TcpFabric::listening_on`]). The thread that first flushes or polls must go on driving
+    /// it, and drop it.
     pub fn new(slab: Arc<Slab>, listen: Option<SocketAddr>, config: TcpConfig) -> Result<Self, TcpError> {
         let problems = config.problems();
         if !problems.is_empty() {

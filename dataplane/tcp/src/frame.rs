@@ -18,6 +18,8 @@ pub(crate) struct Frame {
     pub(crate) header: Header,
     pub(crate) payload: Payload,
     pub(crate) finish: Finish,
+    /// The peer tells when it has landed.
+    pub(crate) is_signalled: bool,
     /// The last zero-copy send that took bytes of it.
     pub(crate) zero_copy: Option<u32>,
 }

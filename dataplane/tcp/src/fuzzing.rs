@@ -8,11 +8,13 @@ use dataplane_fabric::{Event, PeerId};
 use dataplane_memory::{Slab, SlotPool, SlotRef};
 
 use crate::extent::Extent;
+use crate::hello::Hello;
+use crate::inbound::Inbound;
 use crate::lane::Lane;
 use crate::reads::Reads;
-use crate::receive::{Inbound, Receiver};
+use crate::receive::Receiver;
 use crate::send::Sender;
-use crate::wire::{HEADER_BYTES, Hello, RowShape};
+use crate::wire::{HEADER_BYTES, RowShape};
 
 /// Reads that a [`Stream`] has asked for: each fills a slot of its own, in rows of so many bytes.
 pub const READ_ROW_BYTES: [u32; 3] = [0, 100, 600];

@@ -14,10 +14,10 @@ use io_uring::{opcode, types};
 
 use crate::connection::{Connection, Phase};
 use crate::fabric::TcpFabric;
-use crate::ring::{OperationKind, Token};
+use crate::hello::Hello;
 use crate::session::{Session, Stage, draw_session_id};
 use crate::socket;
-use crate::wire::Hello;
+use crate::token::{OperationKind, Token};
 
 /// Between looks at the deadlines while a handshake is under way, and the rest of accepting when descriptors or
 /// memory ran out.

@@ -6,11 +6,12 @@ use dataplane_fabric::{Event, PeerId, Priority};
 
 use crate::connection::{Halves, Phase};
 use crate::fabric::TcpFabric;
+use crate::hello::Hello;
 use crate::reads::Reads;
 use crate::receive::Receiver;
 use crate::send::Sender;
 use crate::session::{Session, Stage};
-use crate::wire::{HEADER_BYTES, Hello};
+use crate::wire::HEADER_BYTES;
 
 /// Most bytes of one send and of one receive, by lane. The kernel copies so many before this thread does anything
 /// else, so the background's turn is short.

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use dataplane_fabric::{Completion, Event};
 
+use crate::conflicts::Conflicts;
 use crate::extent::Extent;
 use crate::reads::Reads;
 use crate::send::SERVED_FRAMES_MAX;
@@ -61,6 +62,8 @@ pub(crate) struct Lane {
     serving_max: usize,
     /// (number, bytes) of responses to vouch for.
     pub(crate) verified: VecDeque<(u32, u32)>,
+    /// Writes on their way; only with several connections.
+    pub(crate) conflicts: Option<Conflicts>,
     splits: Box<[Split]>,
     free_splits: Vec<u16>,
 }
@@ -79,6 +82,7 @@ impl Lane {
             serving: VecDeque::new(),
             serving_max: 0,
             verified: VecDeque::new(),
+            conflicts: None,
             splits: Box::default(),
             free_splits: Vec::new(),
         }
@@ -92,6 +96,7 @@ impl Lane {
         self.serving_max = serving_max;
         // Every connection of the lane stops making frames of responses at the bound.
         self.verified = VecDeque::with_capacity(VERIFIED_MAX + CONNECTIONS_MAX * SERVED_FRAMES_MAX);
+        self.conflicts = (self.connection_count > 1).then(Conflicts::new);
         self.splits = vec![Split::default(); splits].into_boxed_slice();
         self.free_splits = (0..splits as u16).rev().collect();
     }

@@ -1,10 +1,10 @@
 //! Taking requests: which frames they become, and on which connection each goes.
 //!
 //! What must keep the order travels on connection 0 of its lane. With several connections, slot writes of at
-//! least [`SPREAD_BYTES_MIN`] go, in pieces, to whichever connection has the fewest bytes waiting. Before the
-//! next frame of connection 0 a fence says how many such writes every sibling got; the receiver goes on there
-//! only when they have landed. So messages, immediates, reads and small writes see all earlier writes, while
-//! two large writes see each other only through such a frame between them.
+//! least [`SPREAD_BYTES_MIN`] go, in pieces, to whichever connection has the fewest bytes waiting, unless a
+//! write of the same bytes is on its way. Before the next frame of connection 0 a fence says how many such writes
+//! every sibling got; the receiver goes on there only when they have landed. So whatever is on connection 0 sees
+//! all earlier writes, and what is not meets no other write of its bytes.
 
 use std::mem;
 
@@ -16,7 +16,7 @@ use crate::extent::Extent;
 use crate::fabric::TcpFabric;
 use crate::frame::Payload;
 use crate::lane::{Finish, Lane};
-use crate::send::{PIECE_BYTES, Sender};
+use crate::send::PIECE_BYTES;
 use crate::session::Stage;
 use crate::table::Table;
 use crate::wire::{Header, RowShape};
@@ -98,14 +98,19 @@ impl Outbound<'_> {
     /// Into how many pieces an operation is cut to be spread; 0: it stays on connection 0.
     fn pieces(&self, operation: &Operation) -> u32 {
         match operation {
-            Operation::Write { source: Source::Slot { len, .. }, rows, .. }
-                if self.lane.connection_count > 1 && *len >= SPREAD_BYTES_MIN =>
+            Operation::Write { source: Source::Slot { len, .. }, target, rows, .. }
+                if *len >= SPREAD_BYTES_MIN && self.may_spread(*len, *target, *rows) =>
             {
                 let rows = rows.map_or(u32::MAX, |rows| rows.count(*len)).max(1);
                 len.div_ceil(PIECE_BYTES).min(PIECES_MAX).min(rows)
             }
             _ => 0,
         }
+    }
+
+    fn may_spread(&self, len: u32, target: Target, rows: Option<Rows>) -> bool {
+        let header = Header::Write { len, target, rows: remote_rows(rows), immediate: None };
+        self.lane.conflicts.as_ref().is_some_and(|conflicts| !conflicts.has(&header))
     }
 
     /// Whether the frames of one operation fit, with a fence, wherever they may go.
@@ -119,19 +124,15 @@ impl Outbound<'_> {
         })
     }
 
-    fn sender(&mut self, index: usize) -> Option<&mut Sender> {
-        let number = self.lane.connections[index]?;
-        let connection = self.connections.get_mut(number)?;
+    fn put(&mut self, index: usize, header: Header, payload: Payload, finish: Finish) {
+        // `has_room` saw the connection.
+        let Some(number) = self.lane.connections[index] else { return };
+        let Some(connection) = self.connections.get_mut(number) else { return };
         if !mem::replace(&mut connection.is_dirty, true) {
             self.dirty.push(number);
         }
-        connection.halves.as_deref_mut().map(|halves| &mut halves.sender)
-    }
-
-    fn put(&mut self, index: usize, header: Header, payload: Payload, finish: Finish) {
-        // `has_room` saw the connection.
-        if let Some(sender) = self.sender(index) {
-            sender.put(header, payload, finish);
+        if let Some(halves) = connection.halves.as_deref_mut() {
+            halves.sender.put(header, payload, finish, self.lane);
         }
     }
 

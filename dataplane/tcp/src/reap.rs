@@ -6,9 +6,10 @@ use dataplane_fabric::Priority;
 
 use crate::connection::{Halves, Phase};
 use crate::fabric::TcpFabric;
-use crate::receive::Inbound;
-use crate::ring::{OperationKind, Reaped, Token};
+use crate::inbound::Inbound;
+use crate::ring::Reaped;
 use crate::session::Stage;
+use crate::token::{OperationKind, Token};
 
 /// Events that may wait for `poll` before no more completions are reaped.
 const PENDING_EVENTS_MAX: usize = 4096;

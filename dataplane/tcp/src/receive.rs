@@ -6,15 +6,12 @@
 //! came with them and rows too short for vectors pass through the staging buffer. Everything a header says is
 //! checked when its batch is decoded, before a byte of the batch is written.
 
-use std::collections::VecDeque;
-
-use dataplane_fabric::{Event, PeerId};
 use dataplane_memory::Slab;
 
-use crate::extent::Extent;
+use crate::inbound::Inbound;
 use crate::landing::Landing;
-use crate::lane::{Lane, Served};
-use crate::send::Sender;
+use crate::lane::Lane;
+use crate::plan::{Next, Plan, Planned, VECTORS_MAX, planned_landing};
 use crate::wire::{BATCH_FRAMES_MAX, Decoded, HEADER_BYTES, Header};
 
 /// Bytes of the staging buffer.
@@ -24,8 +21,6 @@ pub(crate) const STAGING_BYTES: usize = 64 << 10;
 const AWAITING_BYTES: usize = 16 << 10;
 /// Of it, what is offered behind payloads that go straight to their slots.
 const TAIL_BYTES: usize = 4 << 10;
-/// Pieces of one receive.
-const VECTORS_MAX: usize = 512;
 /// The peer is told what has landed at the end of a batch and, in a long one, after so many bytes.
 const REPORT_AFTER_BYTES: usize = 1 << 20;
 
@@ -51,21 +46,6 @@ pub(crate) struct Receiver {
 // SAFETY: the raw pointers in `vectors` and `message` point into this struct's own buffers, the fabric's slab and
 // slots that the lane's reads keep; only the kernel uses them, during a receive.
 unsafe impl Send for Receiver {}
-
-/// What digesting bytes may touch.
-pub(crate) struct Inbound<'a> {
-    pub(crate) slab: &'a Slab,
-    pub(crate) lane: &'a mut Lane,
-    /// The other half of the connection.
-    pub(crate) sender: &'a mut Sender,
-    pub(crate) events: &'a mut VecDeque<Event>,
-    pub(crate) peer: PeerId,
-    /// Which of the lane's connections this is.
-    pub(crate) index: usize,
-    /// Set when connection 0 may go on.
-    pub(crate) releases: bool,
-    pub(crate) frames: u64,
-}
 
 impl Receiver {
     pub(crate) fn new(receive_bytes_max: usize) -> Self {
@@ -190,7 +170,8 @@ impl Receiver {
 
     /// Tells the peer what has landed.
     fn report(&mut self, inbound: &mut Inbound<'_>) {
-        inbound.sender.to_report += std::mem::take(&mut self.unreported);
+        let sender = &mut inbound.sender;
+        sender.to_report = sender.to_report.saturating_add(std::mem::take(&mut self.unreported));
         self.unreported_bytes = 0;
     }
 
@@ -212,180 +193,5 @@ impl Receiver {
         }
         self.parsed += table.len();
         Ok(true)
-    }
-}
-
-/// A receive as it is laid out.
-struct Plan<'a> {
-    vectors: &'a mut Vec<libc::iovec>,
-    bytes: usize,
-    bytes_max: usize,
-}
-
-/// What may be laid out behind a landing.
-#[derive(PartialEq, Eq)]
-enum Next {
-    /// The landing after it.
-    Following,
-    /// The staging buffer only.
-    Staging,
-    /// Nothing, because it was cut short.
-    Nothing,
-}
-
-impl Plan<'_> {
-    /// Adds the runs of a landing.
-    fn add(&mut self, landing: &mut Landing, slab: &Slab, lane: &Lane) -> Next {
-        let mut ahead = 0;
-        while ahead < landing.missing() {
-            let Some((start, len)) = landing.run(slab, lane, ahead) else { return Next::Staging };
-            // The last vector is for the staging buffer.
-            let room = if self.vectors.len() < VECTORS_MAX - 1 { self.bytes_max - self.bytes } else { 0 };
-            let len = room.min(len as usize);
-            if len == 0 {
-                return Next::Nothing;
-            }
-            self.vectors.push(libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len });
-            self.bytes += len;
-            ahead += len as u32;
-        }
-        Next::Following
-    }
-}
-
-enum Planned {
-    /// The header brings no payload.
-    Nothing,
-    Landing(Landing),
-    /// What lies behind this header has no place yet.
-    NotYet,
-}
-
-/// What a header of the present batch will begin.
-fn planned_landing(header: &Header, lane: &Lane) -> Planned {
-    match *header {
-        Header::Write { len, target, rows, immediate } => {
-            match Extent::new(target.slot, target.offset, len, rows) {
-                Some(extent) => Planned::Landing(Landing::Write {
-                    extent,
-                    generation: target.generation,
-                    immediate,
-                    at: 0,
-                }),
-                None => Planned::NotYet,
-            }
-        }
-        Header::Response { number, at, len, is_verified } => {
-            Planned::Landing(Landing::Response { number, first: at, at, end: at + len, is_verified })
-        }
-        Header::Message { .. } => Planned::NotYet,
-        Header::Fence { counts } if !lane.is_satisfied(&counts) => Planned::NotYet,
-        Header::Fence { .. }
-        | Header::Landed { .. }
-        | Header::Immediate { .. }
-        | Header::Read { .. }
-        | Header::Verified { .. } => Planned::Nothing,
-    }
-}
-
-impl Inbound<'_> {
-    /// Whether a header may be obeyed, judged before anything of its batch is.
-    fn check(&self, header: &Header) -> Result<(), &'static str> {
-        match *header {
-            Header::Message { .. }
-            | Header::Immediate { .. }
-            | Header::Fence { .. }
-            | Header::Read { .. }
-            | Header::Write { immediate: Some(_), .. }
-                if self.index > 0 =>
-            {
-                Err("a frame that keeps the order, on a connection that has none")
-            }
-            Header::Write { len, target, rows, .. } | Header::Read { len, from: target, rows, .. } => {
-                let extent =
-                    Extent::new(target.slot, target.offset, len, rows).ok_or("rows that do not fit")?;
-                if !extent.is_inside(self.slab) {
-                    Err("bytes outside of our slots")
-                } else if self.slab.generation(target.slot) != target.generation {
-                    Err("a slot that has been reused")
-                } else {
-                    Ok(())
-                }
-            }
-            Header::Response { number, at, len, .. } if !self.lane.reads.expects(number, at, len) => {
-                Err("a response to no read")
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Obeys a header; the landing that its payload needs, when it has one.
-    fn begin(&mut self, header: Header) -> Result<Option<Landing>, &'static str> {
-        self.frames += 1;
-        match header {
-            Header::Message { len } => {
-                Ok(Some(Landing::Message { bytes: vec![0; len as usize].into_boxed_slice(), at: 0 }))
-            }
-            Header::Write { len, target, rows, immediate } => {
-                let extent =
-                    Extent::new(target.slot, target.offset, len, rows).ok_or("rows that do not fit")?;
-                Ok(Some(Landing::Write { extent, generation: target.generation, immediate, at: 0 }))
-            }
-            Header::Response { number, at, len, is_verified } => {
-                self.lane.reads.promise(number, len)?;
-                Ok(Some(Landing::Response { number, first: at, at, end: at + len, is_verified }))
-            }
-            Header::Immediate { value } => {
-                self.events.push_back(Event::Immediate { peer: self.peer, value });
-                Ok(None)
-            }
-            Header::Read { number, len, from, rows } => {
-                let extent = Extent::new(from.slot, from.offset, len, rows).ok_or("rows that do not fit")?;
-                self.lane.serve(Served { number, from: extent, generation: from.generation, at: 0 })?;
-                Ok(None)
-            }
-            Header::Verified { number, len } => {
-                if let Some(read) = self.lane.reads.verify(number, len)? {
-                    self.complete(read.id);
-                }
-                Ok(None)
-            }
-            Header::Landed { count } => {
-                self.sender.landed(count, self.lane, self.events)?;
-                Ok(None)
-            }
-            Header::Fence { .. } => Ok(None),
-        }
-    }
-
-    /// All bytes of a payload are here.
-    fn landed(&mut self, landing: Landing) -> Result<(), &'static str> {
-        if !landing.is_current(self.slab) {
-            return Err("a write to a slot that was reused meanwhile");
-        }
-        match landing {
-            Landing::Message { bytes, .. } => {
-                self.events.push_back(Event::Message { peer: self.peer, message: bytes });
-            }
-            Landing::Write { immediate, .. } => {
-                self.releases |= self.lane.count_landed(self.index);
-                self.events.extend(immediate.map(|value| Event::Immediate { peer: self.peer, value }));
-            }
-            Landing::Response { number, first, end, is_verified, .. } => {
-                let reads = &mut self.lane.reads;
-                let verified = if is_verified { reads.verify(number, end - first)? } else { None };
-                if let Some(read) = verified.or_else(|| reads.land(number, end - first)) {
-                    self.complete(read.id);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn complete(&mut self, id: u64) {
-        if id != 0 {
-            let completion = dataplane_fabric::Completion::Done;
-            self.events.push_back(Event::Completed { id, completion });
-        }
     }
 }

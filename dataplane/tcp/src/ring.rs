@@ -14,6 +14,7 @@ use dataplane_memory::Slab;
 use io_uring::{IoUring, cqueue, squeue};
 use rustix::event::EventfdFlags;
 
+use crate::token::Token;
 use crate::{TcpCounters, TcpError};
 
 /// Entries of the submission queue; a full one is submitted early.
@@ -40,51 +41,6 @@ pub(crate) struct Ring {
     files: usize,
     /// Where the registered slab starts, and its bytes; no bytes when it is not registered.
     registered: (usize, usize),
-}
-
-/// What a completion belongs to, packed into its user data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Token {
-    pub(crate) kind: OperationKind,
-    pub(crate) connection: u32,
-    /// Of a zero-copy send: which one of its connection.
-    pub(crate) sequence: u32,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OperationKind {
-    Accept,
-    Timer,
-    Connect,
-    HelloSend,
-    HelloReceive,
-    Receive,
-    Send,
-    Cancel,
-}
-
-impl Token {
-    pub(crate) fn of(kind: OperationKind, connection: u32) -> Self {
-        Self { kind, connection, sequence: 0 }
-    }
-
-    fn pack(self) -> u64 {
-        u64::from(self.sequence) << 32 | u64::from(self.connection) << 4 | self.kind as u64
-    }
-
-    fn unpack(word: u64) -> Self {
-        let kind = match word & 15 {
-            0 => OperationKind::Accept,
-            1 => OperationKind::Timer,
-            2 => OperationKind::Connect,
-            3 => OperationKind::HelloSend,
-            4 => OperationKind::HelloReceive,
-            5 => OperationKind::Receive,
-            6 => OperationKind::Send,
-            _ => OperationKind::Cancel,
-        };
-        Self { kind, connection: (word as u32) >> 4, sequence: (word >> 32) as u32 }
-    }
 }
 
 /// One completion.
@@ -250,21 +206,4 @@ pub(crate) fn set_registered_buffer(entry: &mut squeue::Entry, buffer: u16) {
     // SAFETY: an entry is the 64 bytes of the kernel's struct, in which this aligned field is 16 bits of plain
     // data; the pointer comes from a unique reference to all of it.
     unsafe { field.write(buffer) };
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_come_back() {
-        for (kind, connection, sequence) in [
-            (OperationKind::Accept, 0, 0),
-            (OperationKind::Send, (1 << 20) - 1, u32::MAX),
-            (OperationKind::Cancel, 7, 1),
-        ] {
-            let token = Token { kind, connection, sequence };
-            assert_eq!(Token::unpack(token.pack()), token);
-        }
-    }
 }

@@ -110,7 +110,7 @@ impl Oracle {
         let place = move |at: u64| (u64::from(target.offset) + at / bytes * stride + at % bytes) as usize;
         let cuts = bytes > 0 && u64::from(len) % bytes == 0 && stride >= bytes;
         let fits = target.slot < SLOTS && target.generation == 0 && target.offset as usize <= SLOT_BYTES;
-        let last = u64::from(len).checked_sub(1).map_or(0, place.clone());
+        let last = u64::from(len).checked_sub(1).map_or(0, place);
         (cuts && fits && (len == 0 || last < SLOT_BYTES)).then_some(place)
     }
 
@@ -199,7 +199,7 @@ impl Oracle {
                 let row = u64::from(READ_ROW_BYTES[number as usize]);
                 for (step, byte) in here.iter().enumerate() {
                     let at = u64::from(at) + step as u64;
-                    let place = if row == 0 { at } else { at / row * 2 * row + at % row };
+                    let place = at.checked_div(row).map_or(at, |before| before * 2 * row + at % row);
                     self.slots[number as usize][place as usize] = *byte;
                 }
                 if is_whole {

@@ -22,7 +22,7 @@ fn conforms(config: &TcpConfig) {
 
 #[test]
 fn one_connection_conforms() {
-    conforms(&TcpConfig::default());
+    conforms(&TcpConfig { connections_per_peer: 1, ..TcpConfig::default() });
 }
 
 #[test]

@@ -54,5 +54,16 @@ perftest="-d rxe0 -x $gid -F"
 pair "ib_write_bw with loss" 60 "ib_write_bw $perftest -n 300" "measure ib_write_bw $perftest -n 300"
 pair "ib_read_bw with loss" 60 "ib_read_bw $perftest -n 100" "measure ib_read_bw $perftest -n 100"
 pair "ib_write_lat with loss" 60 "ib_write_lat $perftest -n 300" "measure ib_write_lat $perftest -n 300"
+if [ -n "${RXE_TEST:-}" ]; then
+    # Writes with immediates, messages and reads in both directions, every byte compared.
+    pair "random traffic with loss" 120 \
+        "RXE_LISTEN=$server:7500 $RXE_TEST --test-threads=1 --nocapture two_machines" \
+        "RXE_CONNECT=$server:7500 $RXE_TEST --test-threads=1 --nocapture two_machines"
+fi
+if [ -n "${KVASIR:-}" ]; then
+    bench="$KVASIR bench transfer --transport rdma --devices rxe0 --gid-index $gid --op write-imm --sizes 64K --test bw"
+    pair "kvasir bench transfer with loss" 120 "$bench --listen $server:7600" \
+        "$bench --connect $server:7600 --against none --iterations 8 --rounds 3 --batch 16 --check"
+fi
 [ "$role" = server ] || step "packets were lost" 5 packets_were_lost
 summary

@@ -1,0 +1,128 @@
+//! What the frames of a peer may do here, and how they do it.
+
+use std::collections::VecDeque;
+
+use dataplane_fabric::{Completion, Event, PeerId};
+use dataplane_memory::Slab;
+
+use crate::extent::Extent;
+use crate::landing::Landing;
+use crate::lane::{Lane, Served};
+use crate::send::Sender;
+use crate::wire::Header;
+
+/// What digesting bytes may touch.
+pub(crate) struct Inbound<'a> {
+    pub(crate) slab: &'a Slab,
+    pub(crate) lane: &'a mut Lane,
+    /// The other half of the connection.
+    pub(crate) sender: &'a mut Sender,
+    pub(crate) events: &'a mut VecDeque<Event>,
+    pub(crate) peer: PeerId,
+    /// Which of the lane's connections this is.
+    pub(crate) index: usize,
+    /// Set when connection 0 may go on.
+    pub(crate) releases: bool,
+    pub(crate) frames: u64,
+}
+
+impl Inbound<'_> {
+    /// Whether a header may be obeyed, judged before anything of its batch is.
+    pub(crate) fn check(&self, header: &Header) -> Result<(), &'static str> {
+        match *header {
+            Header::Message { .. }
+            | Header::Immediate { .. }
+            | Header::Fence { .. }
+            | Header::Read { .. }
+            | Header::Write { immediate: Some(_), .. }
+                if self.index > 0 =>
+            {
+                Err("a frame that keeps the order, on a connection that has none")
+            }
+            Header::Write { len, target, rows, .. } | Header::Read { len, from: target, rows, .. } => {
+                let extent =
+                    Extent::new(target.slot, target.offset, len, rows).ok_or("rows that do not fit")?;
+                if !extent.is_inside(self.slab) {
+                    Err("bytes outside of our slots")
+                } else if self.slab.generation(target.slot) != target.generation {
+                    Err("a slot that has been reused")
+                } else {
+                    Ok(())
+                }
+            }
+            Header::Response { number, at, len, .. } if !self.lane.reads.expects(number, at, len) => {
+                Err("a response to no read")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Obeys a header; the landing that its payload needs, when it has one.
+    pub(crate) fn begin(&mut self, header: Header) -> Result<Option<Landing>, &'static str> {
+        self.frames += 1;
+        match header {
+            Header::Message { len } => {
+                Ok(Some(Landing::Message { bytes: vec![0; len as usize].into_boxed_slice(), at: 0 }))
+            }
+            Header::Write { len, target, rows, immediate } => {
+                let extent =
+                    Extent::new(target.slot, target.offset, len, rows).ok_or("rows that do not fit")?;
+                Ok(Some(Landing::Write { extent, generation: target.generation, immediate, at: 0 }))
+            }
+            Header::Response { number, at, len, is_verified } => {
+                self.lane.reads.promise(number, len)?;
+                Ok(Some(Landing::Response { number, first: at, at, end: at + len, is_verified }))
+            }
+            Header::Immediate { value } => {
+                self.events.push_back(Event::Immediate { peer: self.peer, value });
+                Ok(None)
+            }
+            Header::Read { number, len, from, rows } => {
+                let extent = Extent::new(from.slot, from.offset, len, rows).ok_or("rows that do not fit")?;
+                self.lane.serve(Served { number, from: extent, generation: from.generation, at: 0 })?;
+                Ok(None)
+            }
+            Header::Verified { number, len } => {
+                if let Some(read) = self.lane.reads.verify(number, len)? {
+                    self.complete(read.id);
+                }
+                Ok(None)
+            }
+            Header::Landed { count } => {
+                self.sender.landed(count, self.lane, self.events)?;
+                Ok(None)
+            }
+            Header::Fence { .. } => Ok(None),
+        }
+    }
+
+    /// All bytes of a payload are here.
+    pub(crate) fn landed(&mut self, landing: Landing) -> Result<(), &'static str> {
+        if !landing.is_current(self.slab) {
+            return Err("a write to a slot that was reused meanwhile");
+        }
+        match landing {
+            Landing::Message { bytes, .. } => {
+                self.events.push_back(Event::Message { peer: self.peer, message: bytes });
+            }
+            Landing::Write { immediate, .. } => {
+                self.releases |= self.lane.count_landed(self.index);
+                self.events.extend(immediate.map(|value| Event::Immediate { peer: self.peer, value }));
+            }
+            Landing::Response { number, first, end, is_verified, .. } => {
+                let reads = &mut self.lane.reads;
+                let verified = if is_verified { reads.verify(number, end - first)? } else { None };
+                if let Some(read) = verified.or_else(|| reads.land(number, end - first)) {
+                    self.complete(read.id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, id: u64) {
+        if id != 0 {
+            self.events.push_back(Event::Completed { id, completion: Completion::Done });
+        }
+    }
+}

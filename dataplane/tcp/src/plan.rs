@@ -1,0 +1,84 @@
+//! How the next receive is laid out: the payloads of the present batch in their places, then the staging buffer.
+
+use dataplane_memory::Slab;
+
+use crate::extent::Extent;
+use crate::landing::Landing;
+use crate::lane::Lane;
+use crate::wire::Header;
+
+/// Pieces of one receive.
+pub(crate) const VECTORS_MAX: usize = 512;
+
+/// A receive as it is laid out.
+pub(crate) struct Plan<'a> {
+    pub(crate) vectors: &'a mut Vec<libc::iovec>,
+    pub(crate) bytes: usize,
+    pub(crate) bytes_max: usize,
+}
+
+/// What may be laid out behind a landing.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Next {
+    /// The landing after it.
+    Following,
+    /// The staging buffer only.
+    Staging,
+    /// Nothing, because it was cut short.
+    Nothing,
+}
+
+impl Plan<'_> {
+    /// Adds the runs of a landing.
+    pub(crate) fn add(&mut self, landing: &mut Landing, slab: &Slab, lane: &Lane) -> Next {
+        let mut ahead = 0;
+        while ahead < landing.missing() {
+            let Some((start, len)) = landing.run(slab, lane, ahead) else { return Next::Staging };
+            // The last vector is for the staging buffer.
+            let room = if self.vectors.len() < VECTORS_MAX - 1 { self.bytes_max - self.bytes } else { 0 };
+            let len = room.min(len as usize);
+            if len == 0 {
+                return Next::Nothing;
+            }
+            self.vectors.push(libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len });
+            self.bytes += len;
+            ahead += len as u32;
+        }
+        Next::Following
+    }
+}
+
+pub(crate) enum Planned {
+    /// The header brings no payload.
+    Nothing,
+    Landing(Landing),
+    /// What lies behind this header has no place yet.
+    NotYet,
+}
+
+/// What a header of the present batch will begin.
+pub(crate) fn planned_landing(header: &Header, lane: &Lane) -> Planned {
+    match *header {
+        Header::Write { len, target, rows, immediate } => {
+            match Extent::new(target.slot, target.offset, len, rows) {
+                Some(extent) => Planned::Landing(Landing::Write {
+                    extent,
+                    generation: target.generation,
+                    immediate,
+                    at: 0,
+                }),
+                None => Planned::NotYet,
+            }
+        }
+        Header::Response { number, at, len, is_verified } => {
+            Planned::Landing(Landing::Response { number, first: at, at, end: at + len, is_verified })
+        }
+        Header::Message { .. } => Planned::NotYet,
+        Header::Fence { counts } if !lane.is_satisfied(&counts) => Planned::NotYet,
+        Header::Fence { .. }
+        | Header::Landed { .. }
+        | Header::Immediate { .. }
+        | Header::Read { .. }
+        | Header::Verified { .. } => Planned::Nothing,
+    }
+}

@@ -1,0 +1,104 @@
+//! What an operation costs, counted: allocations and system calls.
+
+mod nodes;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use dataplane_fabric::{Event, Fabric, Operation, Priority, SlotRange, WorkRequest};
+use dataplane_tcp::{BATCH_FRAMES_MAX, TcpConfig};
+use nodes::{Nodes, target, write};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell without a destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller upholds the contract of `alloc`, which is the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: as above; what we gave out came from the system's allocator.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+/// Writes of several sizes from a to b, the last of each batch with an immediate and a completion, and a read.
+fn write_batches(nodes: &mut Nodes, batches: u32) {
+    let (from, to) = (nodes.pool_a.acquire().expect("slot"), nodes.pool_b.acquire().expect("slot"));
+    for batch in 0..batches {
+        for at in 0..BATCH_FRAMES_MAX as u32 {
+            let is_last = at + 1 == BATCH_FRAMES_MAX as u32;
+            let len = [16, 600, 4096, 20_000][at as usize % 4];
+            let operation = write(&from, &to, len, is_last.then_some(batch));
+            nodes.post(Priority::ALL[batch as usize % 2], u64::from(is_last), operation);
+        }
+        let (slot, from) = (from.clone(), target(&to));
+        let into = SlotRange { slot, offset: 0, len: [4096, 20_000][batch as usize % 2] };
+        nodes.post(Priority::Urgent, 0, Operation::Read { into, from, rows: None });
+        nodes.until("a batch", |nodes| !nodes.seen_a.is_empty() && !nodes.seen_b.is_empty());
+        nodes.forget();
+    }
+}
+
+#[test]
+fn writes_and_reads_allocate_nothing() {
+    for connections_per_peer in [1, 3] {
+        let config = TcpConfig { connections_per_peer, ..TcpConfig::default() };
+        let mut nodes = Nodes::new(&config, 32 << 10, 4);
+        write_batches(&mut nodes, 20);
+        let before = allocations();
+        write_batches(&mut nodes, 100_000 / BATCH_FRAMES_MAX as u32 + 1);
+        let here = allocations() - before;
+        println!("{connections_per_peer} connections: {here} allocations in 100,000 writes");
+        assert_eq!(here, 0, "allocations of both sides");
+    }
+    let before = allocations();
+    drop(std::hint::black_box(Box::new(7_u64)));
+    assert_eq!(allocations() - before, 1, "a planted allocation must be counted");
+}
+
+#[test]
+fn a_batch_is_one_system_call() {
+    // With several connections, large writes make it one call too, but several sends.
+    let config = TcpConfig { connections_per_peer: 1, ..TcpConfig::default() };
+    let mut nodes = Nodes::new(&config, 32 << 10, 4);
+    write_batches(&mut nodes, 4);
+    let (from, to) = (nodes.pool_a.acquire().expect("slot"), nodes.pool_b.acquire().expect("slot"));
+    let counters = nodes.a.counters();
+    for round in 0..20 {
+        let (calls, frames) = (counters.system_calls.get(), counters.sent_frames.get());
+        for _ in 0..BATCH_FRAMES_MAX {
+            nodes.post(Priority::Urgent, 0, write(&from, &to, 1000, None));
+        }
+        nodes.a.flush();
+        let mut events: Vec<Event> = Vec::new();
+        nodes.a.poll(1, &mut events);
+        assert_eq!(counters.system_calls.get() - calls, 1, "round {round}: calls");
+        assert_eq!(counters.sent_frames.get() - frames, BATCH_FRAMES_MAX as u64, "round {round}: frames");
+        nodes.a.post(WorkRequest::message(nodes.to_b, Box::new([1]))).expect("room");
+        nodes.until("the batch at b", |nodes| !nodes.seen_b.is_empty());
+        nodes.forget();
+    }
+    // An idle node asks the kernel nothing.
+    nodes.step();
+    let calls = counters.system_calls.get();
+    let mut events = Vec::new();
+    for _ in 0..1000 {
+        nodes.a.poll(16, &mut events);
+    }
+    assert_eq!(counters.system_calls.get(), calls);
+}

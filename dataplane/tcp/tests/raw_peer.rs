@@ -1,0 +1,141 @@
+//! A peer made of plain sockets, which does what ours never would at moments that ours never hits.
+
+mod nodes;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use dataplane_fabric::{Event, Fabric};
+use dataplane_tcp::{TcpConfig, TcpFabric};
+use nodes::{PATIENCE, content, header, hello, is_down, listening, pool};
+
+const MESSAGE: u8 = 2;
+const WRITE: u8 = 3;
+const READ: u8 = 5;
+const FENCE: u8 = 8;
+const WITH_IMMEDIATE: u8 = 1;
+
+/// Connections of both lanes, the urgent lane's first.
+fn join(node: &mut TcpFabric, per_lane: u8) -> Vec<TcpStream> {
+    let address = node.listening_on().expect("bound");
+    let places = (0..2).flat_map(|lane| (0..per_lane).map(move |index| (lane, index)));
+    let mut streams: Vec<TcpStream> = places
+        .map(|(lane, index)| {
+            let mut stream = TcpStream::connect(address).expect("connect");
+            stream.set_nodelay(true).expect("nodelay");
+            stream.write_all(&hello(11, lane, index, per_lane)).expect("hello");
+            stream
+        })
+        .collect();
+    let events = poll(node, |events| !events.is_empty());
+    assert!(matches!(events[..], [Event::Accepted { .. }]), "{events:?}");
+    streams.iter_mut().for_each(|stream| stream.read_exact(&mut [0; 32]).expect("answer"));
+    streams
+}
+
+fn poll(node: &mut TcpFabric, mut done: impl FnMut(&[Event]) -> bool) -> Vec<Event> {
+    let (start, mut events) = (Instant::now(), Vec::new());
+    while !done(&events) {
+        node.flush();
+        node.poll(64, &mut events);
+        assert!(start.elapsed() < PATIENCE, "never: {events:?}");
+    }
+    events
+}
+
+/// What happens within a short while.
+fn poll_shortly(node: &mut TcpFabric) -> Vec<Event> {
+    let start = Instant::now();
+    poll(node, |_| start.elapsed() > Duration::from_millis(50))
+}
+
+#[test]
+fn connection_0_waits_at_a_fence_for_its_siblings() {
+    let pool = pool(4096, 1);
+    let slot = pool.acquire().expect("slot");
+    let mut node = listening(&pool, TcpConfig::default());
+    let mut streams = join(&mut node, 3);
+    // Two writes on connection 2 and one on connection 1 come before the message.
+    streams[0].write_all(&header(FENCE, 0, &[1, 2])).expect("fence");
+    streams[0].write_all(&header(MESSAGE, 0, &[5])).expect("header");
+    streams[0].write_all(b"hello").expect("message");
+    assert!(poll_shortly(&mut node).is_empty(), "nothing has landed");
+    for (stream, offset) in [(2, 0), (1, 8), (2, 16)] {
+        let write = header(WRITE, 0, &[8, slot.slot(), slot.generation(), offset]);
+        streams[stream].write_all(&write).expect("header");
+        streams[stream].write_all(&[7; 4]).expect("half");
+        assert!(poll_shortly(&mut node).is_empty(), "not all has landed");
+        streams[stream].write_all(&[7; 4]).expect("half");
+    }
+    let events = poll(&mut node, |events| !events.is_empty());
+    assert!(matches!(&events[..], [Event::Message { message, .. }] if **message == *b"hello"), "{events:?}");
+    assert_eq!(content(&slot, 24), [7; 24]);
+}
+
+#[test]
+fn order_is_not_for_siblings() {
+    for kind in [MESSAGE, FENCE, 4] {
+        let mut node = listening(&pool(4096, 1), TcpConfig::default());
+        let mut streams = join(&mut node, 2);
+        streams[1].write_all(&header(kind, 0, &[])).expect("header");
+        assert!(poll(&mut node, |events| !events.is_empty()).iter().all(is_down));
+    }
+}
+
+/// The slot is given back between the first half of a write and the second.
+#[test]
+fn a_slot_that_is_reused_while_it_is_written_ends_the_connection() {
+    for len in [600_u32, 60_000] {
+        let pool = pool(64 << 10, 1);
+        let slot = pool.acquire().expect("slot");
+        let mut node = listening(&pool, TcpConfig::default());
+        let mut streams = join(&mut node, 1);
+        let words = [len, slot.slot(), slot.generation(), 0, 77];
+        streams[0].write_all(&header(WRITE, WITH_IMMEDIATE, &words)).expect("header");
+        let half = vec![9; len as usize / 2];
+        streams[0].write_all(&half).expect("half");
+        assert!(poll_shortly(&mut node).is_empty());
+        drop(slot);
+        streams[0].write_all(&half).expect("half");
+        let events = poll(&mut node, |events| !events.is_empty());
+        assert!(events.iter().all(is_down), "no immediate: {events:?}");
+    }
+}
+
+#[test]
+fn more_reads_than_were_offered_end_the_connection() {
+    let pool = pool(4096, 1);
+    let slot = pool.acquire().expect("slot");
+    let mut node = listening(&pool, TcpConfig { reads_max: 4, ..TcpConfig::default() });
+    let mut streams = join(&mut node, 1);
+    let read = header(READ, 0, &[4096, slot.slot(), slot.generation(), 0, 1]);
+    let mut batch = [read; 5].concat();
+    batch[1] = 4;
+    streams[0].write_all(&batch).expect("five reads");
+    assert!(poll(&mut node, |events| !events.is_empty()).iter().all(is_down));
+}
+
+/// What a peer says has landed without having been sent.
+#[test]
+fn made_up_acknowledgements_end_the_connection() {
+    let mut node = listening(&pool(4096, 1), TcpConfig::default());
+    let mut streams = join(&mut node, 1);
+    streams[0].write_all(&header(9, 0, &[1])).expect("header");
+    assert!(poll(&mut node, |events| !events.is_empty()).iter().all(is_down));
+}
+
+/// A peer that vanishes without a word in the middle of anything.
+#[test]
+fn a_reset_in_mid_frame_is_noticed() {
+    let pool = pool(64 << 10, 1);
+    let slot = pool.acquire().expect("slot");
+    let mut node = listening(&pool, TcpConfig::default());
+    let mut streams = join(&mut node, 2);
+    let write = header(WRITE, 0, &[60_000, slot.slot(), slot.generation(), 0]);
+    streams[1].write_all(&write).expect("header");
+    streams[1].write_all(&[1; 20_000]).expect("a third");
+    assert!(poll_shortly(&mut node).is_empty());
+    drop(streams.remove(2));
+    assert!(poll(&mut node, |events| !events.is_empty()).iter().all(is_down));
+}

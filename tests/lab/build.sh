@@ -1,0 +1,36 @@
+# Sourced by the lab's commands: builds on the host what the VMs run.
+# shellcheck shell=bash
+root=$(readlink -f "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../..")
+cd "$root"
+
+# Reads cargo's messages, one JSON object per line, and prints the executables among them. Only cargo knows where it
+# puts them: the target folder is configurable, and the names of test binaries end in a hash.
+executables() { # whether built as a test (true or false), the target's name
+    sed -n '/"reason":"compiler-artifact"/ {
+        /"name":"'"$2"'"/ { /"test":'"$1"'},/ s/.*"executable":"\([^"]*\)".*/\1/p; }
+    }'
+}
+
+built() { # what cargo was asked for, what was found
+    [ -n "$2" ] && [ -x "$2" ] && echo "$2" && return
+    echo "run.sh: cargo named no executable for $1" >&2
+    exit 1
+}
+
+build_test() { # package/target
+    local package=${1%%/*} target=${1#*/} what=(--test "${1#*/}") found
+    if [ "$target" = lib ]; then
+        what=(--lib)
+        target=${package//-/_}
+    fi
+    found=$(cargo test --no-run --quiet -p "$package" "${what[@]}" --message-format=json-render-diagnostics |
+        executables true "$target" | tail -n 1)
+    built "$1" "$found"
+}
+
+build_kvasir() {
+    local found
+    found=$(cargo build --release --quiet -p control-node --message-format=json-render-diagnostics |
+        executables false kvasir | tail -n 1)
+    built kvasir "$found"
+}
