@@ -5,7 +5,6 @@
 # `SKIPPED: reason` and 77 where there is no QEMU and it cannot be had.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
-root=$(readlink -f "$here/../..")
 
 # What runs in the VM: package/test target. `lib` stands for the package's unit tests.
 tests=(dataplane-verbs/rxe dataplane-verbs/software dataplane-verbs/storm)
@@ -26,5 +25,6 @@ for test in "${tests[@]}"; do
     binary=$(build_test "$test")
     binaries+=("$binary")
 done
-"$here/vm.sh" --project "$root" --memory 4096 --timeout 900 -- \
-    env KVASIR="$kvasir" DISAGGREGATION="$disaggregation" KVASIR_LAB_ONLY="${KVASIR_LAB_ONLY:-}" "$here/suite.sh" "${binaries[@]}"
+"$here/vm.sh" --project "$root" --memory 4096 --timeout $((900 * ${KVASIR_LAB_PATIENCE:-1})) -- \
+    env KVASIR="$kvasir" DISAGGREGATION="$disaggregation" KVASIR_LAB_ONLY="${KVASIR_LAB_ONLY:-}" \
+    KVASIR_LAB_PATIENCE="${KVASIR_LAB_PATIENCE:-1}" "$here/suite.sh" "${binaries[@]}"

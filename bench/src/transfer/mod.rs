@@ -1,7 +1,7 @@
 //! Transfers between two nodes, over any fabric, beside a peer that is measured in the same run.
 //!
-//! One end initiates and measures ([`bandwidth`], [`latency`], [`post`]); the other obeys ([`responder`]). What the two
-//! agree upon travels as messages of the fabric itself ([`command`]), so one code serves both ends driven by one thread,
+//! One end initiates and measures (`bandwidth`, `latency`, `post`); the other obeys (`responder`). What the two
+//! agree upon travels as messages of the fabric itself (`command`), so one code serves both ends driven by one thread,
 //! one thread for each, and two processes or machines. A [`Rails`] makes the fabrics, so no transport is named here.
 //!
 //! What counts: a window of signalled batches is kept full; bytes count when their batch has completed here and, for

@@ -1,13 +1,13 @@
 # Sourced by a suite inside a lab VM: one line per check, and the count of those that failed.
 # shellcheck shell=bash
-# KVASIR_LAB_ONLY, a regular expression, chooses checks by name.
+# KVASIR_LAB_ONLY, a regular expression, chooses checks by name; KVASIR_LAB_PATIENCE multiplies their limits.
 passed=0 failed=0 skipped=0
 step_log=$(mktemp)
 
 # Runs a check and prints its line. Code 77 is `SKIPPED`. The last line of the output is shown, for what it measured;
 # all of it when the check fails.
 step() { # its name, its limit in seconds, the command (may be a function)
-    local name=$1 limit=$2 started=$SECONDS code=0 last
+    local name=$1 limit=$(($2 * ${KVASIR_LAB_PATIENCE:-1})) started=$SECONDS code=0 last
     shift 2
     [[ $name =~ ${KVASIR_LAB_ONLY:-} ]] || return 0
     # A function has no process that `timeout` could end, so that the check is a job, and its group is ended.

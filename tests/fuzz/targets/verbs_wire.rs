@@ -1,0 +1,7 @@
+//! What an RDMA peer says: the handshake's frames, and the pieces of messages.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    dataplane_verbs::fuzzing::handshake(bytes);
+    dataplane_verbs::fuzzing::segments(bytes);
+});
