@@ -17,6 +17,9 @@ use work::Worker;
 
 /// Peers at a time: one over both transports, one over each alone.
 pub(crate) const PEERS: &str = "shm,tcp;shm;tcp";
+/// What may be open or resident more at the end than shortly after the start: buffers at their largest, links being made.
+const DESCRIPTORS_SLACK: usize = 40;
+const MEMORY_SLACK_MIB: u64 = 96;
 /// How long everything may take to come to rest at the end.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
@@ -140,6 +143,16 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
         std::thread::sleep(Duration::from_millis(1));
     }
     let (memory, open) = warm.unwrap_or_default();
+    ensure!(
+        descriptors() <= open + DESCRIPTORS_SLACK,
+        "descriptors leaked: {open} before, {} after",
+        descriptors()
+    );
+    ensure!(
+        resident_mib() <= memory + MEMORY_SLACK_MIB,
+        "memory grew from {memory} to {} MiB",
+        resident_mib()
+    );
     println!("{} · {killed} peers killed", worker.tally.render());
     println!(
         "at rest after {:.1} s: no slot, move or transfer held; memory {memory} MiB before, {} after; descriptors {open} before, {} after",

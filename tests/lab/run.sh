@@ -9,7 +9,10 @@ here=$(dirname "$(readlink -f "$0")")
 # What runs in the VM: package/test target. `lib` stands for the package's unit tests.
 tests=(dataplane-verbs/rxe dataplane-verbs/software dataplane-verbs/storm)
 
-[ "${1:-}" != --install ] || { "$here/install.sh" && shift; }
+if [ "${1:-}" = --install ]; then
+    "$here/install.sh" || exit $?
+    shift
+fi
 [ $# -eq 0 ] || tests=("$@")
 
 # shellcheck source-path=SCRIPTDIR source=build.sh

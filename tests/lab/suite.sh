@@ -37,7 +37,7 @@ queue_pairs_run_out() { # the test binary
     mkdir -p /run/cgroup/few
     echo "rxe0 hca_handle=100 hca_object=80" >/run/cgroup/few/rdma.max
     (echo "$BASHPID" >/run/cgroup/few/cgroup.procs && "$1" --test-threads=1 --nocapture run_out)
-    ! grep -q 'hca_object=[1-9]' /run/cgroup/few/rdma.current
+    if grep 'hca_object=[1-9]' /run/cgroup/few/rdma.current; then return 1; fi
     echo "queue pairs ran out at 80 objects; none is left"
 }
 

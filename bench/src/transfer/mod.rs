@@ -4,8 +4,9 @@
 //! agree upon travels as messages of the fabric itself (`command`), so one code serves both ends driven by one thread,
 //! one thread for each, and two processes or machines. A [`Rails`] makes the fabrics, so no transport is named here.
 //!
-//! What counts: a window of signalled batches is kept full; bytes count when their batch has completed here and, for
-//! writes with an immediate, when the immediate has arrived there; the result is the median of rounds, and the ratio to
+//! What counts: a window of signalled batches is kept full; bytes count when their batch has completed here, which says
+//! that they have landed there. Immediates and messages must all arrive; the rate at which the target saw them is kept
+//! beside. The result is the median of rounds (latency: of all round trips), and the ratio to
 //! memcpy or perftest is taken round by round, since machines are shared and noisy. Pieces are shuffled at the target, so
 //! that no transport can merge neighbours, as blocks of a cache are never neighbours on both sides.
 //!

@@ -269,7 +269,11 @@ section! {
         spin: Duration = Duration::from_micros(20), in Duration::ZERO => Duration::from_millis(1);
         /// Shared memory: refuse processes of another user.
         same_user_only: bool = true;
-        /// Moves of many bytes are posted in slices of at most so many, so that nothing urgent waits long behind one.
+        /// With several rails to a peer, requests are cut into slices of at most so many bytes.
+        rail_slice: Bytes = Bytes(256 << 10), in Bytes(4 << 10) => Bytes(64 << 20);
+        /// Moves outside of a hand-off (tiers, replication) are posted in slices of at most so many bytes, so that nothing
+        /// urgent waits long behind one. Nothing in this version starts such moves but the benchmarks; the two windows
+        /// below are theirs as well.
         slice: Bytes = Bytes(1 << 20), in Bytes(4 << 10) => Bytes(64 << 20);
         /// Bytes of urgent moves in flight to one peer.
         urgent_window: Bytes = Bytes(64 << 20), in Bytes(64 << 10) => Bytes(4 << 30);
@@ -290,8 +294,8 @@ section! {
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
         /// Row of the port's GID table, or `auto`: RoCE v2 with an IPv4 address, else IPv6; row 0 on InfiniBand.
         gid: String = "auto".to_owned();
-        /// Most bytes of a packet: 256, 512, 1024, 2048 or 4096. The smallest of both ends' and their ports' counts.
-        path_mtu: u64 = 4096, in 256 => 4096;
+        /// Most bytes of a packet. The smallest of both ends' and their ports' counts.
+        path_mtu: String = "4096".to_owned(), one_of &["256", "512", "1024", "2048", "4096"];
         /// Service level of what a request waits for (on Ethernet the priority, 0 to 7).
         service_level_urgent: u64 = 0, in 0 => 15;
         /// Service level of offload and replication.
@@ -326,20 +330,28 @@ section! {
 }
 
 section! {
-    /// Programs in the kernel. Each is off unless asked for, needs CAP_BPF and CAP_NET_ADMIN, and goes with the process.
+    /// Programs in the kernel, attached by the gateway (`latency`: CAP_BPF and CAP_PERFMON, `admission_…`: CAP_BPF and
+    /// CAP_NET_ADMIN, `redirect`: all three). Each is off unless asked for and goes with the process; a connection that is
+    /// redirected stays so until it is closed.
     EbpfSettings, "ebpf" {
-        /// Short-circuit TCP between the gateway and workers on this host.
+        /// Short-circuit TCP between the gateway and workers that are named by a loopback address. What is redirected
+        /// passes neither netfilter nor tcpdump; a sender that never waits for its reader may get EACCES.
         redirect: bool = false;
         /// The cgroup v2 folder whose processes take part; empty: the gateway's own.
         cgroup: String = String::new();
         /// Longer messages take the TCP stream.
         redirect_message_max: Bytes = Bytes(16 << 10), in Bytes(1) => Bytes(512 << 10);
-        /// Network interfaces on which new connections to this process's ports are judged before the kernel sees them.
+        /// Network interfaces on which new connections to the gateway's ports are judged before the kernel sees them. When
+        /// this is set and cannot be done, the gateway does not start.
         admission_interfaces: Vec<String> = Vec::new();
         /// Further ports to judge there, of other processes.
         admission_ports: Vec<String> = Vec::new();
-        /// Prefixes that may connect (`10.0.0.0/8`); empty: everybody.
+        /// Prefixes that may connect (`10.0.0.0/8`); empty: everybody. A shield against floods, not a firewall: packets with
+        /// more than six IPv6 extension headers pass.
         admission_allow: Vec<String> = Vec::new();
+        /// While more than nine tenths of `gateway.requests_max` are inside, drop up to this share of new connections, in
+        /// percent; 0 never does.
+        overload_max: u64 = 0, in 0 => 95;
         /// New connections per second of one source; 0 is no limit.
         syn_rate_per_source: u64 = 0, in 0 => 1_000_000;
         /// New connections that a source may open at once.

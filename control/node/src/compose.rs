@@ -90,8 +90,8 @@ pub(crate) fn host_blocks(settings: &Settings, layout: &BlockLayout) -> usize {
 
 /// Bytes of a worker's KV pool, which is what a NIC registers; `None` when the model cannot be read.
 pub(crate) fn slab_bytes(settings: &Settings) -> Option<u64> {
-    let model = model(settings).ok()?;
-    let layout = KvPool::layout_of(model.config(), settings.engine.block_tokens as usize).ok()?;
+    let layout =
+        KvPool::layout_of(&model_config(settings).ok()?, settings.engine.block_tokens as usize).ok()?;
     Some(layout.block_bytes() as u64 * settings.engine.blocks)
 }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use control_config::Settings;
 use dataplane_topology::{Transports, render};
 use dataplane_verbs::{Device, Library};
 
@@ -40,11 +41,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!("kvasir {} on {}\n", env!("CARGO_PKG_VERSION"), kernel());
-    for finding in [cores(), memory(), io_uring(), shared_memory(), rdma(), gpu(), clock()] {
+    for finding in [cores(), memory(), io_uring(), shared_memory(), rdma(&settings), gpu(), clock()] {
         println!("{:<14} {}\n{:<14} → {}", finding.what, finding.found, "", finding.consequence);
     }
     println!("\nlinks and memory");
-    let topology = path_command::topology();
+    let topology = path_command::topology(&settings);
     print!("{}", render::doctor(&topology, &path_command::needs(&settings)));
     println!("\nprograms in the kernel");
     for line in dataplane_ebpf::probe() {
@@ -118,7 +119,7 @@ fn io_uring() -> Finding {
             ];
             (format!("works:{}", features.concat()), "the TCP transport runs on it")
         }
-        Err(error) => (format!("not available: {error}"), "the TCP transport is off; shared memory remains"),
+        Err(error) => (format!("not available: {error}"), "the TCP transport is off"),
     };
     Finding { what: "io_uring", found, consequence: consequence.to_owned() }
 }
@@ -132,12 +133,15 @@ fn shared_memory() -> Finding {
     Finding { what: "shared memory", found, consequence: consequence.to_owned() }
 }
 
-fn rdma() -> Finding {
+fn rdma(settings: &Settings) -> Finding {
     let devices = Library::load().and_then(|library| Device::names(&library));
     let (found, consequence) = match devices {
         Ok(names) if !names.is_empty() => (
             format!("libibverbs with {}", names.join(", ")),
-            "workers on other hosts get their blocks over it",
+            match settings.rdma.listen.ip().is_loopback() {
+                true => "rdma.listen is a loopback address: other hosts cannot connect",
+                false => "workers on other hosts get their blocks over it",
+            },
         ),
         Ok(_) => ("libibverbs, but no device".to_owned(), "blocks move by shared memory and TCP"),
         Err(error) => (error.to_string(), "blocks move by shared memory and TCP"),

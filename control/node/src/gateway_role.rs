@@ -73,7 +73,11 @@ pub(crate) fn run(
     let listen = listen.unwrap_or(settings.gateway.listen);
     let mut config = compose::gateway(&settings, workers, &text, has_tokenizer, listen)?;
     let requests_max = config.requests_max;
-    let programs = KernelPrograms::attach(&settings, listen.port(), local_ports(&config.workers))?;
+    let grpc_port = compose::some(&settings.gateway.grpc_listen).and_then(|listen| listen.parse().ok());
+    let own =
+        [Some(listen), aside, grpc_port].into_iter().flatten().map(|address: SocketAddr| address.port());
+    let own: Vec<u16> = own.collect();
+    let programs = KernelPrograms::attach(&settings, &own, local_ports(&config.workers))?;
     let server_tls = tls::server(&settings, Alpn::Http1)?;
     config.access.server_tls.clone_from(&server_tls);
     let runtime = tokio::runtime::Runtime::new()?;
@@ -84,7 +88,7 @@ pub(crate) fn run(
         let upstream_tls = config.access.tls.clone();
         let fleet = Fleet::start(&config);
         let gateway = Gateway::new(config, text, Arc::clone(&fleet)).map_err(anyhow::Error::msg)?;
-        programs.serve(&gateway, requests_max);
+        programs.serve(&gateway, requests_max, settings.ebpf.overload_max as u32);
         tokio::spawn(hang_ups(Arc::clone(&gateway))?);
         if let Some(tls) = upstream_tls {
             tokio::spawn(tls.watch(LOOK_EVERY));
@@ -126,7 +130,7 @@ pub(crate) fn run(
 fn local_ports(workers: &[WorkerConfig]) -> Vec<u16> {
     let address = |worker: &WorkerConfig| {
         let (_, rest) = worker.url.split_once("://")?;
-        rest.trim_end_matches('/').parse::<SocketAddr>().ok()
+        rest.trim_end_matches('/').replace("localhost:", "127.0.0.1:").parse::<SocketAddr>().ok()
     };
     let local = workers.iter().filter_map(address).filter(|address| address.ip().is_loopback());
     local.map(|address| address.port()).collect()

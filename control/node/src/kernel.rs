@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use anyhow::Context;
 use control_config::Settings;
 use dataplane_ebpf::{
     Admission, AdmissionConfig, Histogram, Latency, LatencyConfig, Off, Redirect, RedirectConfig,
@@ -38,9 +39,17 @@ fn or_off<T>(name: &str, attached: Result<T, Off>) -> Option<T> {
 }
 
 impl KernelPrograms {
-    /// Attaches what `[ebpf]` asks for. `own_port` is judged by admission, `local_ports` are short-circuited.
-    pub(crate) fn attach(settings: &Settings, own_port: u16, local_ports: Vec<u16>) -> anyhow::Result<Self> {
+    /// Attaches what `[ebpf]` asks for. `own_ports` are judged by admission, `local_ports` are short-circuited. An error
+    /// when admission is asked for and cannot be had: who may connect is not left open by accident.
+    pub(crate) fn attach(
+        settings: &Settings,
+        own_ports: &[u16],
+        local_ports: Vec<u16>,
+    ) -> anyhow::Result<Self> {
         let ebpf = &settings.ebpf;
+        if ebpf.redirect && local_ports.is_empty() {
+            tracing::warn!("ebpf: redirect has nothing to do: no worker is named by a loopback address");
+        }
         let redirect = (ebpf.redirect && !local_ports.is_empty()).then(|| {
             let cgroup = (!ebpf.cgroup.is_empty()).then(|| PathBuf::from(&ebpf.cgroup));
             let message_bytes_max = ebpf.redirect_message_max.0 as u32;
@@ -51,7 +60,10 @@ impl KernelPrograms {
         let admission = if ebpf.admission_interfaces.is_empty() {
             None
         } else {
-            or_off("admission", Admission::attach(&admission_config(settings, own_port)?)).map(Mutex::new)
+            let attached = Admission::attach(&admission_config(settings, own_ports)?);
+            Some(Mutex::new(
+                attached.context("ebpf.admission_interfaces is set, and admission cannot be had")?,
+            ))
         };
         let latency = ebpf.latency.then(|| or_off("latency", Latency::attach(&LatencyConfig::default())));
         Ok(Self { redirect: redirect.flatten(), admission, latency: latency.flatten() })
@@ -92,20 +104,21 @@ impl KernelPrograms {
         }
     }
 
-    /// Shows the counters in the gateway's metrics, and drops new connections in the kernel while it is nearly full.
-    pub(crate) fn serve(self, gateway: &Arc<Gateway>, requests_max: usize) {
+    /// Shows the counters in the gateway's metrics, and drops up to `overload_max` percent of new connections in the
+    /// kernel while it is nearly full.
+    pub(crate) fn serve(self, gateway: &Arc<Gateway>, requests_max: usize, overload_max: u32) {
         let programs = Arc::new(self);
         let shown = Arc::clone(&programs);
         gateway.show_also(Box::new(move |out| shown.render(out)));
-        if programs.admission.is_some() {
-            tokio::spawn(follow_load(Arc::downgrade(gateway), programs, requests_max));
+        if programs.admission.is_some() && overload_max > 0 {
+            tokio::spawn(follow_load(Arc::downgrade(gateway), programs, requests_max, overload_max));
         }
     }
 }
 
-fn admission_config(settings: &Settings, own_port: u16) -> anyhow::Result<AdmissionConfig> {
+fn admission_config(settings: &Settings, own_ports: &[u16]) -> anyhow::Result<AdmissionConfig> {
     let ebpf = &settings.ebpf;
-    let mut ports = vec![own_port];
+    let mut ports = own_ports.to_vec();
     for port in &ebpf.admission_ports {
         let port = port.parse().map_err(|_| anyhow::anyhow!("ebpf.admission_ports: {port:?} is no port"))?;
         ports.push(port);
@@ -135,23 +148,30 @@ fn overload_percent(inside: usize, requests_max: usize) -> u32 {
     (over.clamp(0.0, 1.0) * 100.0) as u32
 }
 
-async fn follow_load(gateway: Weak<Gateway>, programs: Arc<KernelPrograms>, requests_max: usize) {
+async fn follow_load(
+    gateway: Weak<Gateway>,
+    programs: Arc<KernelPrograms>,
+    requests_max: usize,
+    overload_max: u32,
+) {
     let mut present = 0;
     loop {
         tokio::time::sleep(OVERLOAD_PERIOD).await;
         let Some(gateway) = gateway.upgrade() else { return };
-        let percent = overload_percent(gateway.requests_inside(), requests_max);
+        let percent = overload_percent(gateway.requests_inside(), requests_max).min(overload_max);
         if percent == present {
             continue;
         }
         let admission = programs.admission.as_ref().and_then(|admission| admission.lock().ok());
-        if let Some(Err(error)) = admission.map(|mut admission| admission.set_overload(percent)) {
-            tracing::warn!("ebpf: the overload level cannot be set: {error}");
+        match admission.map(|mut admission| admission.set_overload(percent)) {
+            // Tried again with the next look.
+            Some(Err(error)) => tracing::warn!("ebpf: the overload level cannot be set: {error}"),
+            _ => present = percent,
         }
-        present = percent;
     }
 }
 
+/// A count since the start. Typed as a gauge, as the gateway's other counters of that kind are: its name has no suffix.
 fn plain(out: &mut String, name: &str, value: u64) {
     let _infallible = writeln!(out, "# TYPE kvasir_kernel_{name} gauge\nkvasir_kernel_{name} {value}");
 }
@@ -182,11 +202,11 @@ mod tests {
     fn what_cannot_be_parsed_is_named() {
         let mut settings = Settings::default();
         settings.ebpf.admission_allow = vec!["10.0.0.0/8".to_owned(), "ten".to_owned()];
-        let error = admission_config(&settings, 8000).expect_err("no prefix").to_string();
+        let error = admission_config(&settings, &[8000]).expect_err("no prefix").to_string();
         assert!(error.contains("ebpf.admission_allow") && error.contains("ten"), "{error}");
         settings.ebpf.admission_allow.pop();
         settings.ebpf.admission_ports = vec!["7400".to_owned()];
-        let config = admission_config(&settings, 8000).expect("fine");
+        let config = admission_config(&settings, &[8000]).expect("fine");
         assert_eq!((config.ports, config.allow.len()), (vec![8000, 7400], 1));
     }
 }

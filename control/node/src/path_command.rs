@@ -37,8 +37,12 @@ pub(crate) fn settings(config: Option<&Path>) -> Result<Settings> {
     Ok(config.map(control_config::load).transpose()?.unwrap_or_default())
 }
 
-pub(crate) fn topology() -> Topology {
-    Topology::read(Path::new("/"))
+/// This machine, as a node with these settings shares it: by the folder of its sockets.
+pub(crate) fn topology(settings: &Settings) -> Topology {
+    let mut topology = Topology::read(Path::new("/"));
+    let folder = compose::socket_folder(settings).display().to_string();
+    topology.host.shared_directory_id = topology.host.directory_id(&folder);
+    topology
 }
 
 /// What a node with these settings needs of its links and memory.
@@ -50,8 +54,9 @@ pub(crate) fn needs(settings: &Settings) -> Needs {
 /// What this node tells others of itself.
 pub(crate) fn describe(settings: &Settings) -> String {
     let tcp = settings.transfer.listen.ip();
-    let addresses = if tcp.is_loopback() { Vec::new() } else { vec![tcp.to_string()] };
-    NodeDescription::of(&topology(), addresses).encode()
+    let is_reachable = !tcp.is_loopback() && !tcp.is_unspecified();
+    let addresses = if is_reachable { vec![tcp.to_string()] } else { Vec::new() };
+    NodeDescription::of(&topology(settings), addresses).encode()
 }
 
 pub(crate) fn run(args: &PathArgs) -> Result<ExitCode> {
@@ -64,7 +69,7 @@ pub(crate) fn run(args: &PathArgs) -> Result<ExitCode> {
     let (from, to): (Place, Place) = (args.from.parse()?, args.to.parse()?);
     let has = |transport| compose::transports(&settings).contains(&transport);
     let transports = Transports { shared_memory: has("shm"), rdma: has("rdma"), tcp: has("tcp") };
-    let explained = render::explain(&topology(), &others, &from, &to, transports, needs(&settings))?;
+    let explained = render::explain(&topology(&settings), &others, &from, &to, transports, needs(&settings))?;
     print!("{}", explained.text);
     if let Some(file) = &args.svg {
         std::fs::write(file, explained.svg).with_context(|| format!("{}", file.display()))?;

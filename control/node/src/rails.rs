@@ -31,6 +31,8 @@ pub(crate) struct Rails {
     pub(crate) address: DataPlaneAddress,
     /// What is in use, for people.
     pub(crate) names: Vec<String>,
+    /// The kinds that opened, best first.
+    pub(crate) kinds: Vec<&'static str>,
     pub(crate) counters: Vec<RailCounters>,
 }
 
@@ -48,23 +50,36 @@ struct Building<'a> {
     counters: Vec<RailCounters>,
 }
 
-/// Opens what the settings ask for. With `auto`, what is not there is passed over with a word in the log; a transport that
-/// was named must be there.
+/// Opens what the settings ask for. With `auto`, what this machine has not is passed over with a word in the log. What was
+/// named (a transport, a device, an address other than loopback) must be there, and what makes no sense is an error.
 pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
+    verbs_config(settings)?;
+    if settings.transfer.listen.ip().is_unspecified() {
+        bail!(
+            "transfer.listen = \"{}\": peers are told this address, so it must be one of this host",
+            settings.transfer.listen
+        );
+    }
     let address = DataPlaneAddress { host: host_identity(settings), shm: None, tcp: None, rdma: Vec::new() };
     let mut building =
         Building { settings, slab, rails: Vec::new(), out: (address, Vec::new()), counters: Vec::new() };
     let transports = compose::transports(settings);
-    for (rank, transport) in transports.iter().enumerate() {
-        let opened = match *transport {
-            "shm" => building.shm(rank as u8),
-            "rdma" => building.rdma(rank as u8),
-            _ => building.tcp(rank as u8),
+    let mut kinds = Vec::new();
+    for (rank, &transport) in transports.iter().enumerate() {
+        let (opened, is_named) = match transport {
+            "shm" => (building.shm(rank as u8), !settings.transfer.socket_folder.is_empty()),
+            "rdma" => (building.rdma(rank as u8), !settings.rdma.devices.is_empty()),
+            _ => (building.tcp(rank as u8), settings.transfer.listen.port() != 0),
         };
         match opened {
-            Ok(()) => {}
+            Ok(()) => kinds.push(transport),
             Err(error) if transports.len() == 1 => {
                 return Err(error.context(format!("transfer.transport = \"{transport}\" cannot be used")));
+            }
+            Err(error) if is_named => {
+                return Err(
+                    error.context(format!("the transport {transport} is configured and cannot be used"))
+                );
             }
             Err(error) => tracing::info!("the transport {transport} is off: {error:#}"),
         }
@@ -74,12 +89,16 @@ pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
     }
     let config = BondConfig {
         retry_max: settings.transfer.reconnect_max.max(BondConfig::default().retry_first),
+        slice_bytes: settings.transfer.rail_slice.0 as u32,
         seed: fresh_seed(),
         ..BondConfig::default()
     };
     let bond = Bond::new(building.rails, config, Box::new(Instant::now));
+    let links = Arc::clone(bond.counters());
     let (address, names) = building.out;
-    Ok(Rails { bond, address, names, counters: building.counters })
+    let mut counters = building.counters;
+    counters.push(RailCounters { name: "all".to_owned(), read: Box::new(move || links.snapshot().to_vec()) });
+    Ok(Rails { bond, address, names, kinds, counters })
 }
 
 impl Building<'_> {
@@ -137,25 +156,26 @@ impl Building<'_> {
             [] => Device::names(&library)?,
             named => named.to_vec(),
         };
-        let mut problems = Vec::new();
+        let (mut opened, mut problems) = (Vec::new(), Vec::new());
         for name in &devices {
-            match self.rail(&library, name, &config) {
-                Ok((fabric, address)) => {
-                    let counters = Arc::clone(fabric.counters());
-                    self.counters.push(RailCounters {
-                        name: format!("rdma {name}"),
-                        read: Box::new(move || counters.snapshot().to_vec()),
-                    });
-                    self.out.0.rdma.push(address);
-                    self.add(fabric, rank, format!("RDMA over {name}"));
-                }
+            match self.rail(&library, name, &config, opened.len() as u16) {
+                Ok((fabric, address)) => opened.push((name, fabric, address)),
                 Err(error) => problems.push(format!("{name}: {error:#}")),
             }
         }
-        if self.out.0.rdma.is_empty() || (!settings.devices.is_empty() && !problems.is_empty()) {
+        if opened.is_empty() || (!settings.devices.is_empty() && !problems.is_empty()) {
             bail!("{}", if problems.is_empty() { "no RDMA device".to_owned() } else { problems.join("; ") });
         }
         problems.iter().for_each(|problem| tracing::warn!("an RDMA device is not used: {problem}"));
+        for (name, fabric, address) in opened {
+            let counters = Arc::clone(fabric.counters());
+            self.counters.push(RailCounters {
+                name: format!("rdma {name}"),
+                read: Box::new(move || counters.snapshot().to_vec()),
+            });
+            self.out.0.rdma.push(address);
+            self.add(fabric, rank, format!("RDMA over {name}"));
+        }
         Ok(())
     }
 
@@ -164,10 +184,10 @@ impl Building<'_> {
         library: &Arc<Library>,
         name: &str,
         config: &VerbsConfig,
+        number: u16,
     ) -> Result<(VerbsFabric, String)> {
         let device = Device::open(library, Some(name))?;
         let (_, gid) = device.choose_port(config)?;
-        let number = self.out.0.rdma.len() as u16;
         let mut listen = self.settings.rdma.listen;
         if listen.port() != 0 {
             listen.set_port(listen.port().checked_add(number).context("rdma.listen: no port for this rail")?);
@@ -203,8 +223,8 @@ fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
         "auto" => None,
         number => Some(number.parse().context("rdma.gid is neither `auto` nor a row from 0 to 255")?),
     };
-    let path_mtu = PathMtu::from_bytes(rdma.path_mtu as u32)
-        .with_context(|| format!("rdma.path_mtu = {}: not 256, 512, 1024, 2048 or 4096", rdma.path_mtu))?;
+    let path_mtu = rdma.path_mtu.parse().ok().and_then(PathMtu::from_bytes);
+    let path_mtu = path_mtu.with_context(|| format!("rdma.path_mtu = {:?}", rdma.path_mtu))?;
     let config = VerbsConfig {
         gid_index,
         path_mtu,
@@ -235,10 +255,9 @@ fn shm_socket(settings: &Settings) -> PathBuf {
 
 /// Equal for processes that can share memory: one boot of one machine, and one folder for the sockets.
 fn host_identity(settings: &Settings) -> String {
-    let host = path_command::topology().host;
-    let folder = compose::socket_folder(settings).display().to_string();
+    let host = path_command::topology(settings).host;
     let boot = host.boot_id.clone().unwrap_or_else(|| format!("unknown-{}", std::process::id()));
-    format!("{boot}/{}", host.directory_id(&folder).unwrap_or_default())
+    format!("{boot}/{}", host.shared_directory_id.clone().unwrap_or_default())
 }
 
 /// Names sessions and spreads retries; not a secret.

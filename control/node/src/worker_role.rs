@@ -1,5 +1,6 @@
 //! `kvasir worker`: engine, data plane and host tier of one process.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
 
     let inbox = engine.inbox();
     let counters = Arc::new(TransferCounters::default());
-    let Rails { bond, address: data_plane, names, counters: rail_counters } =
+    let Rails { bond, address: data_plane, names, kinds, counters: rail_counters } =
         rails::open(settings, kv.slots().slab())?;
     tracing::info!("blocks move over {}", names.join(", "));
     let pieces = compose::pieces(&layout, model.fingerprint());
@@ -78,7 +79,7 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
         slots,
         started: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs(),
         body_bytes_max: settings.gateway.body_max.0 as usize,
-        transports: compose::transports(settings),
+        transports: kinds,
         more_metrics: Box::new(move |out| {
             more_metrics(out, &counters, host.as_deref());
             rail_metrics(out, &rail_counters);
@@ -110,14 +111,19 @@ fn host_tier(
     Ok(Some(Arc::new(store)))
 }
 
-/// One series for each counter of each rail.
+/// The counters of all rails: each metric once, with a series for each rail that has it.
 fn rail_metrics(out: &mut String, rails: &[RailCounters]) {
     use std::fmt::Write;
+    let mut metrics: BTreeMap<&str, (&str, Vec<(&str, u64)>)> = BTreeMap::new();
     for rail in rails {
         for (name, help, value) in (rail.read)() {
-            let series = format!("kvasir:rail_{name}");
-            let _infallible =
-                writeln!(out, "# HELP {series} {help}\n{series}{{rail=\"{}\"}} {value}", rail.name);
+            metrics.entry(name).or_insert((help, Vec::new())).1.push((&rail.name, value));
+        }
+    }
+    for (name, (help, series)) in metrics {
+        let _infallible = writeln!(out, "# HELP kvasir:rail_{name} {help}");
+        for (rail, value) in series {
+            let _infallible = writeln!(out, "kvasir:rail_{name}{{rail=\"{rail}\"}} {value}");
         }
     }
 }

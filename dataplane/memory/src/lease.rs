@@ -51,6 +51,12 @@ impl<Id: Hash + Eq + Copy, Owner: PartialEq, Held> LeaseTable<Id, Owner, Held> {
         Ok(self.leases.insert(id, lease))
     }
 
+    /// The lease under `id`, to look at.
+    #[must_use]
+    pub fn get(&self, id: Id) -> Option<&Lease<Owner, Held>> {
+        self.leases.get(&id)
+    }
+
     /// The lease under `id`.
     pub fn get_mut(&mut self, id: Id) -> Option<&mut Lease<Owner, Held>> {
         self.leases.get_mut(&id)

@@ -256,7 +256,7 @@ impl<F: Fabric> Fabric for Bond<F> {
         let links = self.links_of(address)?;
         let count = links.len();
         let session = self.draw();
-        let id = self.new_peer(Peer::new(session, links));
+        let id = self.new_peer(Peer::new(session, None, links));
         let mut first_error = None;
         let now = (self.clock)();
         for index in 0..count {
@@ -310,7 +310,12 @@ impl<F: Fabric> Fabric for Bond<F> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let now = (self.clock)();
         for rail in 0..self.rails.len() {
-            self.rails[rail].fabric.poll(budget, &mut scratch);
+            // What does not leave with this call must not pile up.
+            let room = budget.saturating_sub(self.out.len());
+            if room == 0 {
+                break;
+            }
+            self.rails[rail].fabric.poll(room, &mut scratch);
             for event in scratch.drain(..) {
                 self.digest(rail, event, now);
             }
@@ -327,8 +332,8 @@ impl<F: Fabric> Fabric for Bond<F> {
     }
 
     fn disconnect(&mut self, id: PeerId) {
-        if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.ending.is_none()) {
-            peer.ending = Some("disconnected by this node".to_owned());
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.ending.get_or_insert_with(|| "disconnected by this node".to_owned());
             self.end(id);
         }
     }

@@ -51,14 +51,19 @@ pub struct Piece {
 
 impl Piece {
     fn is_sensible(&self) -> bool {
-        let fits = |len: u32, rows: Option<Rows>| match rows {
-            None => Some(len),
-            Some(rows) => rows.is_valid(len).then(|| rows.span(len, rows.local_stride)).flatten(),
-        };
         let SlotRange { slot, offset, len } = &self.local;
+        let spans = match self.rows {
+            None => Some((*len, *len)),
+            Some(rows) if rows.is_valid(*len) => {
+                rows.span(*len, rows.local_stride).zip(rows.span(*len, rows.remote_stride))
+            }
+            Some(_) => None,
+        };
         *len > 0
-            && fits(*len, self.rows)
-                .is_some_and(|span| slot.slab().contains(slot.slot(), *offset as usize, span as usize))
+            && spans.is_some_and(|(here, there)| {
+                slot.slab().contains(slot.slot(), *offset as usize, here as usize)
+                    && self.remote.offset.checked_add(there).is_some()
+            })
     }
 
     /// Takes at most about `bytes` off the front; `None` when that is the whole piece.
@@ -212,21 +217,13 @@ impl Mover {
         self.ended.push((ticket, outcome));
     }
 
-    /// Posts what the windows and the fabric take. `background`: whether that lane may be used at all now;
-    /// `is_ready` says whether a peer is connected.
-    pub(crate) fn pump<F: Fabric>(
-        &mut self,
-        fabric: &mut F,
-        background: bool,
-        is_ready: impl Fn(PeerId) -> bool,
-    ) {
+    /// Posts what the windows and the fabric take. `may_post` says whether a peer is connected, and for background moves
+    /// whether nothing more urgent is under way to it.
+    pub(crate) fn pump<F: Fabric>(&mut self, fabric: &mut F, may_post: impl Fn(PeerId, Priority) -> bool) {
         for priority in Priority::ALL {
-            if priority == Priority::Background && !background {
-                continue;
-            }
             for _ in 0..self.waiting[priority.index()].len() {
                 let Some(number) = self.waiting[priority.index()].pop_front() else { break };
-                if self.pump_one(number, fabric, &is_ready) {
+                if self.pump_one(number, fabric, &may_post) {
                     self.waiting[priority.index()].push_back(number);
                 }
             }
@@ -238,13 +235,13 @@ impl Mover {
         &mut self,
         number: u32,
         fabric: &mut F,
-        is_ready: &impl Fn(PeerId) -> bool,
+        may_post: &impl Fn(PeerId, Priority) -> bool,
     ) -> bool {
         let Some(moving) = self.moves.get_mut(&number) else { return false };
         if moving.stopping.is_some() {
             return false;
         }
-        if !is_ready(moving.peer) {
+        if !may_post(moving.peer, moving.priority) {
             return true;
         }
         let window = self.windows.entry(moving.peer).or_default();
@@ -353,6 +350,15 @@ impl Mover {
     /// What has ended since the last call.
     pub(crate) fn drain_ended(&mut self) -> impl Iterator<Item = (Ticket, MoveOutcome)> + '_ {
         self.ended.drain(..)
+    }
+}
+
+impl Drop for Mover {
+    /// Whoever waits for a batch of a node that is gone is told.
+    fn drop(&mut self) {
+        for moving in self.moves.values() {
+            self.table.end(moving.ticket, MoveOutcome::PeerDown);
+        }
     }
 }
 

@@ -30,6 +30,8 @@ use peers::{Backoff, Peer};
 
 /// A peer that does not acknowledge a cancellation for so long is disconnected.
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_secs(5);
+/// A peer that connects and does not say what it holds is disconnected after so long.
+const GREET_WITHIN: Duration = Duration::from_secs(10);
 /// Far enough in the future that a peer is given up once.
 const GIVEN_UP: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -327,7 +329,13 @@ impl<F: Fabric> TransferNode<F> {
             .map(|((peer, _), _)| *peer)
             .collect();
         let stuck = self.mover.expire(now);
-        for peer in mute.into_iter().chain(stuck) {
+        let silent: Vec<PeerId> = self
+            .peers
+            .iter()
+            .filter(|(_, peer)| peer.connected && peer.cut.is_none() && peer.since + GREET_WITHIN <= now)
+            .map(|(&id, _)| id)
+            .collect();
+        for peer in mute.into_iter().chain(stuck).chain(silent) {
             self.give_up(peer);
         }
     }

@@ -19,10 +19,13 @@ pub(crate) fn front_of(len: u32, rows: Option<Rows>, bytes_max: u32) -> Option<S
         None => Some(Step { bytes: bytes_max, local: bytes_max, remote: bytes_max }),
         Some(rows) => {
             let count = (bytes_max / rows.bytes).max(1);
-            (count < rows.count(len)).then_some(Step {
+            if count >= rows.count(len) {
+                return None;
+            }
+            Some(Step {
                 bytes: count * rows.bytes,
-                local: count * rows.local_stride,
-                remote: count * rows.remote_stride,
+                local: count.checked_mul(rows.local_stride)?,
+                remote: count.checked_mul(rows.remote_stride)?,
             })
         }
     }
@@ -40,9 +43,10 @@ pub(crate) fn split_front(operation: &mut Operation, bytes_max: u32) -> Option<O
                 rows: *rows,
                 immediate: None,
             };
-            *offset += step.local;
+            // Both ranges were checked when the request was made, or are refused by the transport.
+            *offset = offset.saturating_add(step.local);
             *len -= step.bytes;
-            target.offset += step.remote;
+            target.offset = target.offset.saturating_add(step.remote);
             Some(front)
         }
         Operation::Read { into, from, rows } => {
@@ -50,9 +54,9 @@ pub(crate) fn split_front(operation: &mut Operation, bytes_max: u32) -> Option<O
             let mut front = into.clone();
             front.len = step.bytes;
             let front = Operation::Read { into: front, from: *from, rows: *rows };
-            into.offset += step.local;
+            into.offset = into.offset.saturating_add(step.local);
             into.len -= step.bytes;
-            from.offset += step.remote;
+            from.offset = from.offset.saturating_add(step.remote);
             Some(front)
         }
         Operation::Write { .. } | Operation::Send { .. } => None,

@@ -41,6 +41,8 @@ struct Mailbox {
     /// Set when the fabric has a faster sleep than on descriptors.
     sleeper: Option<Arc<dyn Sleeper>>,
     sleeping: AtomicBool,
+    /// Somebody wants a look at the flight table.
+    poked: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -80,6 +82,8 @@ impl MoveHandle {
     /// Asks it to stop. It is over when [`MoveHandle::outcome`] says so: until then its slots are in use.
     pub fn cancel(&self) {
         self.flights.cancel(self.ticket);
+        // Before the fence in `ring`: the thread looks at it between its own fence and its sleep.
+        self.mailbox.poked.store(true, Ordering::Release);
         self.mailbox.ring();
     }
 }
@@ -110,6 +114,7 @@ impl TransferService {
             bell,
             sleeper: node.fabric().sleeper(),
             sleeping: AtomicBool::new(false),
+            poked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
         let inbox = Arc::clone(&mailbox);
@@ -196,6 +201,12 @@ fn run<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox, notify: &mut im
             std::thread::yield_now();
         }
     }
+    // Batches that nobody will start any more.
+    while let Some(command) = mailbox.commands.pop() {
+        if let Command::Move { ticket, .. } = command {
+            node.flights().end(ticket, MoveOutcome::PeerDown);
+        }
+    }
 }
 
 /// Sleeps until there is something to do. The order of the steps is that of `Ring::prepare_sleep`: announce,
@@ -203,7 +214,10 @@ fn run<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox, notify: &mut im
 fn sleep<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox) {
     mailbox.sleeping.store(true, Ordering::Relaxed);
     fence(Ordering::SeqCst);
-    let idle = mailbox.commands.is_empty() && !mailbox.stop.load(Ordering::Relaxed);
+    // Acquire: pairs with the release in `cancel`.
+    let idle = mailbox.commands.is_empty()
+        && !mailbox.poked.swap(false, Ordering::Acquire)
+        && !mailbox.stop.load(Ordering::Relaxed);
     if idle && node.fabric_mut().prepare_wait() {
         // The other end of a full queue does not ring: look again soon.
         let retry = node.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);

@@ -20,7 +20,7 @@ impl<F: Fabric> Bond<F> {
                 self.strangers.insert((rail, peer), now);
             }
             Event::Accepted { peer } => self.rails[rail].fabric.disconnect(peer),
-            Event::Connected { peer } => self.link_connected(rail, peer),
+            Event::Connected { peer } => self.link_connected(rail, peer, now),
             Event::Message { peer, message } => self.message(rail, peer, message),
             Event::Immediate { peer, value } => match self.owner(rail, peer) {
                 Some((id, _)) => self.deliver(id, Event::Immediate { peer: id, value }),
@@ -47,12 +47,12 @@ impl<F: Fabric> Bond<F> {
         }
     }
 
-    pub(super) fn link_connected(&mut self, rail: usize, inner: PeerId) {
+    pub(super) fn link_connected(&mut self, rail: usize, inner: PeerId, now: Instant) {
         let Some((id, index)) = self.owner(rail, inner) else { return };
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let links = peer.links.len() as u8;
         let link = &mut peer.links[index];
-        link.state = State::Greeting;
+        link.state = State::Greeting { since: now };
         let name = LinkName { link: index as u8, epoch: link.epoch };
         let hello = Frame::Hello { session: peer.session, links, name };
         if !self.post_frame(rail, inner, &hello) {
@@ -72,8 +72,14 @@ impl<F: Fabric> Bond<F> {
         }
         let Some((id, index)) = self.owner(rail, inner) else { return };
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.links[index].state == State::Greeting && Frame::decode(&message) == Some(Frame::Welcome) {
-            return self.link_up(id, index);
+        if matches!(peer.links[index].state, State::Greeting { .. })
+            && let Some(Frame::Welcome { incarnation }) = Frame::decode(&message)
+        {
+            if *peer.incarnation.get_or_insert(incarnation) == incarnation {
+                return self.link_up(id, index);
+            }
+            peer.ending.get_or_insert_with(|| "the peer has started anew".to_owned());
+            return self.end(id);
         }
         if !peer.is_framed() {
             return self.deliver(id, Event::Message { peer: id, message });
@@ -90,17 +96,23 @@ impl<F: Fabric> Bond<F> {
             Some(id) if self.peers.get(&id).is_some_and(|peer| peer.links.len() == usize::from(links)) => id,
             None if usize::from(links) <= LINKS_MAX => {
                 let links = (0..links).map(|_| Link::new(rail, None)).collect();
-                let id = self.new_peer(Peer::new(session, links));
+                let incarnation = self.draw();
+                let id = self.new_peer(Peer::new(session, Some(incarnation), links));
                 self.sessions.insert(session, id);
                 id
             }
             _ => return self.rails[rail].fabric.disconnect(inner),
         };
         let index = usize::from(name.link);
-        let Some(link) = self.peers.get_mut(&id).map(|peer| &mut peer.links[index]) else { return };
-        if name.epoch <= link.epoch {
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.ending.is_none()) else {
+            return self.rails[rail].fabric.disconnect(inner);
+        };
+        let incarnation = peer.incarnation.unwrap_or_default();
+        if name.epoch <= peer.links[index].epoch {
             return self.rails[rail].fabric.disconnect(inner);
         }
+        peer.leave(index);
+        let link = &mut peer.links[index];
         // The peer has noticed before us that the link's last connection is over.
         let old = link.inner.replace(inner).map(|old| (link.rail, old));
         link.rail = rail;
@@ -111,7 +123,7 @@ impl<F: Fabric> Bond<F> {
         if let Some((rail, old)) = old {
             self.rails[rail].fabric.disconnect(old);
         }
-        if self.post_frame(rail, inner, &Frame::Welcome) {
+        if self.post_frame(rail, inner, &Frame::Welcome { incarnation }) {
             self.link_up(id, index);
         } else {
             self.rails[rail].fabric.disconnect(inner);
@@ -168,7 +180,7 @@ impl<F: Fabric> Bond<F> {
         let Some(frame) = Frame::decode(message) else { return false };
         let Some(peer) = self.peers.get_mut(&id) else { return true };
         match frame {
-            Frame::Hello { .. } | Frame::Welcome => return false,
+            Frame::Hello { .. } | Frame::Welcome { .. } => return false,
             Frame::Message { lane, sequence, bytes } => {
                 peer.ack_due = true;
                 if peer.lanes[usize::from(lane)].take(sequence) {
@@ -190,10 +202,20 @@ impl<F: Fabric> Bond<F> {
                 self.out.extend(done.into_iter().map(completed));
             }
             Frame::LinkDown { name } => {
-                let Some(link) = peer.links.get(usize::from(name.link)) else { return false };
-                let open = link.inner.filter(|_| link.epoch == name.epoch).map(|inner| (link.rail, inner));
+                if usize::from(name.link) >= peer.links.len() {
+                    return false;
+                }
+                let is_it = |inner: &Inner| {
+                    (inner.peer, inner.link, inner.epoch) == (id, usize::from(name.link), name.epoch)
+                };
+                let open = self.inners.iter().find(|(_, inner)| is_it(inner)).map(|(&key, _)| key);
                 peer.owe_fence(name, open.is_some());
                 if let Some((rail, inner)) = open {
+                    // Nothing is posted to it any more while it closes.
+                    if peer.links[usize::from(name.link)].inner == Some(inner) {
+                        peer.links[usize::from(name.link)].state = State::Down { retry_at: None };
+                        peer.leave(usize::from(name.link));
+                    }
                     self.rails[rail].fabric.disconnect(inner);
                 }
             }

@@ -11,7 +11,7 @@ pub(crate) enum State {
     /// The rail connects.
     Connecting,
     /// Connected; waiting for the peer's welcome.
-    Greeting,
+    Greeting { since: Instant },
     /// In use.
     Up,
 }

@@ -76,25 +76,22 @@ impl<F: Fabric> Bond<F> {
             peer.links[index].outstanding_bytes = 0;
             peer.links[index].state = State::Down { retry_at: None };
         }
-        let others = peer.links.iter().any(Link::is_up);
-        if peer.ending.is_some() || !others {
-            let is_gone = peer.links.iter().all(|link| link.inner.is_none());
-            peer.ending.get_or_insert_with(|| reason.to_owned());
-            if is_gone {
-                self.finish(id);
-            } else if !peer.is_announced_or_waiting() {
-                self.end(id);
+        if peer.ending.is_some() {
+            return self.end(id);
+        }
+        if !peer.links.iter().any(Link::is_up) {
+            if peer.is_waiting() {
+                // Another may come up first.
+                return self.retry_link(id, index, now);
             }
-            return;
+            peer.ending = Some(reason.to_owned());
+            return self.end(id);
         }
         tracing::warn!(?id, index, reason, "bond: a link failed; the peer goes on over the others");
         BondCounters::add(&self.counters.links_failed, 1);
-        peer.carriers.iter_mut().zip(&mut peer.lanes).for_each(|(carrier, lane)| {
-            if *carrier == Some(index) && is_current {
-                *carrier = None;
-                lane.send_again();
-            }
-        });
+        if is_current {
+            peer.leave(index);
+        }
         BondCounters::add(&self.counters.slices_retried, failed.len() as u64);
         peer.repeat();
         peer.fence(LinkName { link: index as u8, epoch }, failed, now);
@@ -104,15 +101,19 @@ impl<F: Fabric> Bond<F> {
         self.mark_dirty(id);
     }
 
-    /// Starts the end of a peer: its remaining connections are closed; the end is told when all are.
+    /// Closes what is left of a peer; the end is told when nothing is.
     pub(super) fn end(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let is_first = !std::mem::replace(&mut peer.closing, true);
+        // Also connections that were replaced and still drain: what they bring must not come later.
         let open: Vec<(usize, PeerId)> =
-            peer.links.iter().filter_map(|link| Some((link.rail, link.inner?))).collect();
+            self.inners.iter().filter(|(_, inner)| inner.peer == id).map(|(&key, _)| key).collect();
         if open.is_empty() {
             return self.finish(id);
         }
-        open.into_iter().for_each(|(rail, inner)| self.rails[rail].fabric.disconnect(inner));
+        if is_first {
+            open.into_iter().for_each(|(rail, inner)| self.rails[rail].fabric.disconnect(inner));
+        }
     }
 
     pub(super) fn finish(&mut self, id: PeerId) {
@@ -144,10 +145,18 @@ impl<F: Fabric> Bond<F> {
         }
         let mut retry = Vec::new();
         let mut mute = Vec::new();
+        let mut silent = Vec::new();
         for (&id, peer) in &mut self.peers {
             if peer.ending.is_some() {
+                if !peer.closing {
+                    mute.push(id);
+                }
                 continue;
             }
+            silent.extend(peer.links.iter().filter_map(|link| match link.state {
+                State::Greeting { since } if since + GREET_WITHIN <= now => Some((link.rail, link.inner?)),
+                _ => None,
+            }));
             if peer.is_fence_overdue(now) {
                 peer.ending = Some("the peer does not confirm the end of a link".to_owned());
                 mute.push(id);
@@ -158,6 +167,7 @@ impl<F: Fabric> Bond<F> {
                 (0..peer.links.len()).filter(|&index| due(&peer.links[index])).map(|index| (id, index)),
             );
         }
+        silent.into_iter().for_each(|(rail, inner)| self.rails[rail].fabric.disconnect(inner));
         mute.into_iter().for_each(|id| self.end(id));
         for (id, index) in retry {
             if self.connect_link(id, index).is_err() {

@@ -8,7 +8,7 @@ use dataplane_fabric::{Event, Fabric, Full, Operation, PeerId, Priority, WorkReq
 use super::lane::{Lane, Slice};
 use super::link::{Link, State};
 use super::wire::{Frame, LinkName};
-use super::{Air, BondConfig, FENCE_WITHIN, Flying, Rail};
+use super::{Air, BondConfig, FENCE_WITHIN, Flying, GREET_WITHIN, Rail};
 use crate::pieces::{bytes_of, split_front};
 
 /// Events of a peer that may arrive before the connection was announced.
@@ -27,6 +27,8 @@ struct Fence {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) session: u64,
+    /// Of the node that accepted: drawn here if that is us, else as its first welcome said.
+    pub(crate) incarnation: Option<u64>,
     pub(crate) links: Vec<Link>,
     pub(crate) lanes: [Lane; Priority::ALL.len()],
     /// The link that carries the events of each lane.
@@ -36,6 +38,8 @@ pub(crate) struct Peer {
     pub(crate) early: Vec<Event>,
     /// Set once it shall end, with the reason.
     pub(crate) ending: Option<String>,
+    /// Its connections are being closed.
+    pub(crate) closing: bool,
     pub(crate) ack_due: bool,
     fences: Vec<Fence>,
     /// Links whose end the peer wants to be told of, when they have ended here.
@@ -44,15 +48,17 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(session: u64, links: Vec<Link>) -> Self {
+    pub(crate) fn new(session: u64, incarnation: Option<u64>, links: Vec<Link>) -> Self {
         Self {
             session,
+            incarnation,
             links,
             lanes: Default::default(),
             carriers: [None; Priority::ALL.len()],
             announced: false,
             early: Vec::new(),
             ending: None,
+            closing: false,
             ack_due: false,
             fences: Vec::new(),
             owed: Vec::new(),
@@ -73,17 +79,31 @@ impl Peer {
         }
     }
 
-    /// Whether a link may still come up.
-    pub(crate) fn is_announced_or_waiting(&self) -> bool {
-        !self.announced
-            && self.ending.is_none()
-            && self.links.iter().any(|link| matches!(link.state, State::Connecting | State::Greeting))
+    /// Whether a first link may still come up.
+    pub(crate) fn is_waiting(&self) -> bool {
+        let is_on_its_way = |link: &Link| matches!(link.state, State::Connecting | State::Greeting { .. });
+        !self.announced && self.links.iter().any(is_on_its_way)
+    }
+
+    /// A link carries nothing more: the events that it carried go again over another.
+    pub(crate) fn leave(&mut self, index: usize) {
+        for (carrier, lane) in self.carriers.iter_mut().zip(&mut self.lanes) {
+            if *carrier == Some(index) {
+                *carrier = None;
+                lane.send_again();
+            }
+        }
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        if self.ending.is_some() {
+            // The rails tell of the end.
+            return None;
+        }
         let retries = self.links.iter().filter_map(|link| match link.state {
             State::Down { retry_at } => retry_at,
-            _ => None,
+            State::Greeting { since } => Some(since + GREET_WITHIN),
+            State::Connecting | State::Up => None,
         });
         retries.chain(self.fences.iter().map(|fence| fence.since + FENCE_WITHIN)).min()
     }
@@ -155,7 +175,10 @@ impl Peer {
     /// The peer asks for news of a link's end: now if it has ended, else when it has.
     pub(crate) fn owe_fence(&mut self, name: LinkName, is_open: bool) {
         if is_open {
-            self.owed.push(name);
+            // Asked again, it is still owed once.
+            if !self.owed.contains(&name) {
+                self.owed.push(name);
+            }
         } else {
             self.say(&Frame::Fenced { name });
         }
@@ -183,19 +206,21 @@ impl Peer {
         self.links.iter().filter(|link| link.is_up()).map(|link| rails[link.rail].rank).min()
     }
 
-    /// The link on which `bytes` more would be done first, if its window has room.
-    fn choose<F>(&self, rails: &[Rail<F>], bytes: u64, window: u64) -> Option<usize> {
+    /// The link on which `bytes` more would be done first, of those whose window has room; `full` has a bit for each that
+    /// takes nothing now.
+    fn choose<F>(&self, rails: &[Rail<F>], bytes: u64, window: u64, full: u32) -> Option<usize> {
         let rank = self.best_rank(rails)?;
         let usable = |link: &Link| {
             link.is_up() && rails[link.rail].rank == rank && link.outstanding_bytes < window.max(1)
         };
-        let candidates = self.links.iter().enumerate().filter(|(_, link)| usable(link));
+        let candidates = self.links.iter().enumerate().filter(|(i, link)| full >> i & 1 == 0 && usable(link));
         candidates
             .min_by_key(|(_, link)| link.pace.finish_nanos(link.outstanding_bytes + bytes))
             .map(|(i, _)| i)
     }
 
-    /// Cuts and posts what waits in a lane; true when something is left.
+    /// Cuts and posts what waits in a lane; true when a rail's queue was full and must be tried again. (A window has room
+    /// again when a completion says so.)
     pub(crate) fn pump_slices<F: Fabric>(
         &mut self,
         id: PeerId,
@@ -205,6 +230,7 @@ impl Peer {
         now: Instant,
         air: &mut Air<'_>,
     ) -> bool {
+        let mut full = 0_u32;
         while let Some(mut slice) = self.lanes[lane].waiting.pop_front() {
             if let Some(front) = split_front(&mut slice.operation, config.slice_bytes) {
                 let request = slice.request;
@@ -213,20 +239,19 @@ impl Peer {
                 slice = Slice { request, operation: front };
             }
             let bytes = u64::from(bytes_of(&slice.operation));
-            let Some(index) = self.choose(rails, bytes, config.link_window_bytes) else {
+            let chosen = self.choose(rails, bytes, config.link_window_bytes, full);
+            let Some((index, inner)) = chosen.and_then(|index| Some((index, self.links[index].inner?)))
+            else {
                 self.lanes[lane].waiting.push_front(slice);
-                return true;
+                return full != 0;
             };
             let link = &mut self.links[index];
-            let Some(inner) = link.inner else {
-                self.lanes[lane].waiting.push_front(slice);
-                return true;
-            };
             let operation = slice.operation.clone();
             let post = WorkRequest { id: *air.next, peer: inner, priority: Priority::ALL[lane], operation };
             if let Err(Full(_)) = rails[link.rail].fabric.post(post) {
                 self.lanes[lane].waiting.push_front(slice);
-                return true;
+                full |= 1 << index;
+                continue;
             }
             link.outstanding_bytes += bytes;
             let (inner, ahead) = ((link.rail, inner), link.outstanding_bytes);
@@ -272,14 +297,20 @@ impl Peer {
 
     /// Posts control frames and the acknowledgement that is due; true when one did not fit.
     pub(crate) fn pump_control<F: Fabric>(&mut self, rails: &mut [Rail<F>]) -> bool {
-        let Some(rank) = self.best_rank(rails) else { return false };
-        let is_best = |link: &&Link| link.is_up() && rails[link.rail].rank == rank;
-        let Some((rail, inner)) =
-            self.links.iter().find(is_best).and_then(|link| Some((link.rail, link.inner?)))
-        else {
+        let links: Vec<(usize, PeerId)> = self
+            .links
+            .iter()
+            .filter(|link| link.is_up())
+            .filter_map(|link| Some((link.rail, link.inner?)))
+            .collect();
+        if links.is_empty() {
             return false;
+        }
+        let mut say = |frame: Box<[u8]>| {
+            links.iter().any(|&(rail, inner)| {
+                rails[rail].fabric.post(WorkRequest::message(inner, frame.clone())).is_ok()
+            })
         };
-        let mut say = |frame: Box<[u8]>| rails[rail].fabric.post(WorkRequest::message(inner, frame)).is_ok();
         while let Some(frame) = self.control.front() {
             if !say(frame.clone()) {
                 return true;

@@ -329,3 +329,47 @@ fn strangers_do_not_stay() {
     assert!(is_down(&events, mute));
     assert!(world.bonds[1].strangers.is_empty() && world.events[1].is_empty());
 }
+
+/// A rail that is dead when the connection is made costs nothing but itself, and joins when it comes back.
+#[test]
+fn a_dead_rail_does_not_stop_a_connection() {
+    for dead in [0, 1] {
+        let config = BondConfig { retry_first: Duration::from_millis(2), ..BondConfig::default() };
+        let faults = |rail| Faults { delay_ticks_max: [1, 9][rail], ..Faults::default() };
+        let mut world = World::new(3, &[0, 1], faults, config);
+        world.networks[dead].kill(1);
+        let (to_b, to_a) = world.connect();
+        let ping = |world: &mut World, value: u8| {
+            let message = Operation::Send { message: Box::new([value]) };
+            let post = WorkRequest { id: 0, peer: to_b, priority: Priority::Urgent, operation: message };
+            world.bonds[0].post(post).expect("room");
+            let expected = Event::Message { peer: to_a, message: Box::new([value]) };
+            world.until("the message", |world| world.events[1].contains(&expected));
+        };
+        ping(&mut world, 1);
+        world.networks[dead].revive(1);
+        (0..2000).for_each(|_| world.step());
+        world.networks[1 - dead].cut(0);
+        ping(&mut world, 2);
+        assert!(world.events[0].is_empty(), "rail {dead}: {:?}", world.events[0]);
+    }
+}
+
+/// A node that has started anew under the same address is another peer, not the old one going on.
+#[test]
+fn a_peer_that_starts_anew_is_another() {
+    let config = BondConfig { retry_first: Duration::from_millis(2), ..BondConfig::default() };
+    let mut world = World::new(4, &[0, 0], |_| Faults::default(), config);
+    let (to_b, to_a) = world.connect();
+    // Its end of the connection is forgotten there, as by a restart, and one rail notices before the other.
+    world.bonds[1].disconnect(to_a);
+    world.networks[0].cut(0);
+    world.until("the end", |world| {
+        world.events[0].iter().any(|event| matches!(event, Event::PeerDown { peer, .. } if *peer == to_b))
+    });
+    (0..400).for_each(|_| world.step());
+    assert!(
+        world.bonds[0].peers.is_empty() && world.bonds[1].peers.is_empty(),
+        "nothing is left of either end"
+    );
+}

@@ -23,8 +23,9 @@ pub(crate) struct LinkName {
 pub(crate) enum Frame<'a> {
     /// First message on a link, from the node that connected. With one link, the only frame ever.
     Hello { session: u64, links: u8, name: LinkName },
-    /// The answer to it.
-    Welcome,
+    /// The answer to it. A session that goes on meets the same incarnation again; a node that has started anew, or has
+    /// ended the session, is another one.
+    Welcome { incarnation: u64 },
     /// A message of the users, number `sequence` of its lane.
     Message { lane: u8, sequence: u64, bytes: &'a [u8] },
     /// An immediate of the users, alike.
@@ -48,9 +49,10 @@ impl<'a> Frame<'a> {
                 out.push(*links);
                 put_name(&mut out, name);
             }
-            Self::Welcome => {
+            Self::Welcome { incarnation } => {
                 out.push(WELCOME);
                 out.extend(MAGIC.to_le_bytes());
+                out.extend(incarnation.to_le_bytes());
             }
             Self::Message { lane, sequence, bytes } => {
                 out.reserve(bytes.len());
@@ -93,7 +95,8 @@ impl<'a> Frame<'a> {
             }
             WELCOME => {
                 let (magic, rest) = u64_of(rest)?;
-                ((magic == MAGIC).then_some(Self::Welcome)?, rest)
+                let (incarnation, rest) = u64_of(rest)?;
+                ((magic == MAGIC).then_some(Self::Welcome { incarnation })?, rest)
             }
             MESSAGE | IMMEDIATE => {
                 let (&lane, rest) = rest.split_first()?;
@@ -148,7 +151,7 @@ mod tests {
         let name = LinkName { link: 2, epoch: 77 };
         let frames = [
             Frame::Hello { session: u64::MAX, links: 3, name },
-            Frame::Welcome,
+            Frame::Welcome { incarnation: 1 << 50 },
             Frame::Message { lane: 1, sequence: 9, bytes: b"bytes" },
             Frame::Message { lane: 0, sequence: 0, bytes: b"" },
             Frame::Immediate { lane: 0, sequence: 1 << 40, value: 0xABCD },

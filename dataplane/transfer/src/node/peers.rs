@@ -24,6 +24,8 @@ pub(super) struct Peer {
     /// Where we connected to; `None` for a peer that connected to us.
     pub(super) address: Option<String>,
     pub(super) connected: bool,
+    /// When it connected.
+    pub(super) since: Instant,
     /// What we have in common with it; set by its hello.
     pub(super) cut: Option<Cut>,
     /// Messages that wait for the connection or for room.
@@ -75,7 +77,8 @@ impl<F: Fabric> TransferNode<F> {
         match self.fabric.connect(address) {
             Ok(id) => {
                 let address = Some(address.to_owned());
-                self.peers.insert(id, Peer { address, connected: false, cut: None, outbox: VecDeque::new() });
+                let (since, outbox) = (self.now, VecDeque::new());
+                self.peers.insert(id, Peer { address, connected: false, since, cut: None, outbox });
                 Ok(id)
             }
             Err(error) => {
@@ -90,10 +93,12 @@ impl<F: Fabric> TransferNode<F> {
         let state = self.peers.entry(peer).or_insert_with(|| Peer {
             address: None,
             connected: true,
+            since: self.now,
             cut: None,
             outbox: VecDeque::new(),
         });
         state.connected = true;
+        state.since = self.now;
         state.outbox.push_front(Message::Hello { version: VERSION, layout: self.layout });
         if let Some(address) = &state.address {
             self.backoff.remove(address);
@@ -130,10 +135,13 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     pub(super) fn send(&mut self, peer: PeerId, message: Message) {
-        if let Some(state) = self.peers.get_mut(&peer) {
-            state.outbox.push_back(message);
-            self.pump_outbox(peer);
+        let Some(state) = self.peers.get_mut(&peer) else { return };
+        if state.outbox.len() >= OUTBOX_MAX {
+            // It asks and does not listen.
+            return self.give_up(peer);
         }
+        state.outbox.push_back(message);
+        self.pump_outbox(peer);
     }
 
     pub(super) fn pump_outbox(&mut self, peer: PeerId) {
@@ -153,6 +161,7 @@ impl<F: Fabric> TransferNode<F> {
         if let Some(state) = self.peers.get_mut(&peer) {
             state.address = None;
             state.outbox.clear();
+            state.since = self.now + GIVEN_UP;
         }
         let now = self.now;
         let own = self.quarantine.iter_mut().filter(|((owner, _), _)| *owner == peer);

@@ -24,7 +24,6 @@ impl<F: Fabric> TransferNode<F> {
         let room = self.inbound.len() < self.limits.transfers_max
             && slots.len() <= BLOCKS_MAX
             && self.quarantine.len() < self.limits.transfers_max;
-        let is_free = room && !self.inbound.contains_key(&transfer);
         let peer = match self.peer_at(address) {
             Ok(peer) => peer,
             Err(unreachable) => {
@@ -33,6 +32,8 @@ impl<F: Fabric> TransferNode<F> {
                 return;
             }
         };
+        let is_free =
+            room && !self.inbound.contains_key(&transfer) && !self.quarantine.contains_key(&(peer, transfer));
         let is_moving = self.peers.get(&peer).is_some_and(|state| state.outbox.len() < OUTBOX_MAX);
         let Some(tag) = (is_free && is_moving).then(|| self.free_tag()).flatten() else {
             self.send(peer, Message::Cancel { transfer });

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use dataplane_fabric::Fabric;
+use dataplane_fabric::{Fabric, PeerId, Priority};
 use dataplane_memory::Lease;
 
 use super::{Notice, Outcome, TransferId, TransferNode};
@@ -80,9 +80,17 @@ impl<F: Fabric> TransferNode<F> {
             }
         }
         self.transfers_scratch = active;
-        let is_ready = |peer| self.peers.get(&peer).is_some_and(|state| state.connected);
-        // A decode step waits for each hand-off: background moves wait for them in turn.
-        self.mover.pump(&mut self.fabric, self.active.is_empty(), is_ready);
+        // A decode step waits for each hand-off: background moves to the same peer wait for them in turn.
+        let busy: Vec<PeerId> = if self.mover.has_backlog() {
+            self.active.iter().filter_map(|&id| self.outbound.get(id)?.owner).collect()
+        } else {
+            Vec::new()
+        };
+        let peers = &self.peers;
+        self.mover.pump(&mut self.fabric, |peer, priority| {
+            peers.get(&peer).is_some_and(|state| state.connected)
+                && (priority == Priority::Urgent || !busy.contains(&peer))
+        });
     }
 
     pub(super) fn end_outbound(&mut self, transfer: TransferId, complete: bool) {
