@@ -208,7 +208,9 @@ impl Worker {
             MoveOutcome::Cancelled => self.tally.moves_cancelled += 1,
             MoveOutcome::Deadline => self.tally.moves_late += 1,
             MoveOutcome::PeerDown => self.tally.moves_down += 1,
-            MoveOutcome::Refused => bail!("a move was refused: {:?}", moved.piece),
+            MoveOutcome::Refused => {
+                bail!("a move was refused, {:?} at {}", moved.piece.remote, moved.address)
+            }
         }
         if outcome == MoveOutcome::Done && moved.back.is_none() && self.lives[moved.peer] == moved.life {
             let Some(back) = self.node.pool.acquire() else {

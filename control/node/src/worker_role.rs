@@ -114,7 +114,8 @@ fn host_tier(
 /// The counters of all rails: each metric once, with a series for each rail that has it.
 fn rail_metrics(out: &mut String, rails: &[RailCounters]) {
     use std::fmt::Write;
-    let mut metrics: BTreeMap<&str, (&str, Vec<(&str, u64)>)> = BTreeMap::new();
+    type Series<'a> = Vec<(&'a str, u64)>;
+    let mut metrics: BTreeMap<&str, (&str, Series<'_>)> = BTreeMap::new();
     for rail in rails {
         for (name, help, value) in (rail.read)() {
             metrics.entry(name).or_insert((help, Vec::new())).1.push((&rail.name, value));

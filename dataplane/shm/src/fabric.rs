@@ -109,6 +109,8 @@ impl ShmFabric {
     /// A request that the peer's memory does not allow: it changes nothing and ends the connection.
     #[cold]
     fn refuse(&mut self, request: &WorkRequest, access: Access) {
+        // What was posted before is told as done: it must have been shown to the peer.
+        self.flush();
         if request.id != 0 {
             self.completions.push_back((request.id, Completion::PeerDown));
         }

@@ -94,6 +94,10 @@ impl TcpFabric {
         }
         // SAFETY: the kernel just made this descriptor for us and nobody else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(result) };
+        if self.listener.is_none() {
+            // The node is going down: whoever comes now is not kept.
+            return;
+        }
         if self.handshakes.strangers >= self.config.handshakes_max {
             self.refuse_oldest();
         }

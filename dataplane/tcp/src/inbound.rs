@@ -70,7 +70,6 @@ impl Inbound<'_> {
                 Ok(Some(Landing::Write { extent, generation: target.generation, immediate, at: 0 }))
             }
             Header::Response { number, at, len, is_verified } => {
-                self.lane.reads.promise(number, len)?;
                 Ok(Some(Landing::Response { number, first: at, at, end: at + len, is_verified }))
             }
             Header::Immediate { value } => {

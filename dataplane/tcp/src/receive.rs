@@ -176,7 +176,7 @@ impl Receiver {
     }
 
     /// Takes the headers of the next batch off the staging buffer; false when they are not all here.
-    fn decode_batch(&mut self, inbound: &Inbound<'_>) -> Result<bool, &'static str> {
+    fn decode_batch(&mut self, inbound: &mut Inbound<'_>) -> Result<bool, &'static str> {
         let staged = &self.staging[self.parsed..self.filled];
         let Some(first) = staged.first_chunk::<HEADER_BYTES>() else { return Ok(false) };
         let followers = Header::decode(first)?.followers;
@@ -189,6 +189,11 @@ impl Receiver {
                 return Err("a batch within a batch");
             }
             inbound.check(&decoded.header)?;
+            // From here on a receive may point into the read's slot: it is not complete before these bytes came, whatever
+            // another connection of the lane brings.
+            if let Header::Response { number, len, .. } = decoded.header {
+                inbound.lane.reads.promise(number, len)?;
+            }
             self.batch.push(decoded);
         }
         self.parsed += table.len();

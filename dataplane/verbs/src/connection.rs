@@ -1,7 +1,7 @@
 //! One peer: its handshake, its two lanes, and how it ends.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_fabric::PeerId;
 
@@ -29,6 +29,10 @@ pub(crate) enum Phase {
     Draining,
 }
 
+/// How long a failed pair may take to give back the receives that it holds, where the device does not say when it has
+/// (`IBV_EVENT_QP_LAST_WQE_REACHED`, ibv_destroy_qp(3)). A pair destroyed earlier takes them with it.
+const RECEIVES_RETURN_WITHIN: Duration = Duration::from_millis(20);
+
 /// A peer.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -42,6 +46,8 @@ pub(crate) struct Connection {
     pub(crate) deadline: Option<Instant>,
     /// When it began to end, or was made.
     pub(crate) ended_at: Instant,
+    /// By lane: whether the device has said that its pair holds no receive of the shared queue any more.
+    pub(crate) receives_returned: [bool; 2],
     pub(crate) reason: String,
     pub(crate) exchange: Option<Exchange>,
     pub(crate) lanes: [Lane; 2],
@@ -70,6 +76,7 @@ impl Connection {
             phase: if is_initiator { Phase::Connecting } else { Phase::Greeting },
             deadline: Some(Instant::now() + config.handshake_timeout),
             ended_at: Instant::now(),
+            receives_returned: [false; 2],
             reason: String::new(),
             exchange: Some(exchange),
             lanes: [Lane::new(queue_max), Lane::new(queue_max)],
@@ -96,7 +103,9 @@ impl Connection {
     /// When to look at it without news: at its deadline, or now when the device has returned everything.
     pub(crate) fn next_look(&self) -> Option<Instant> {
         if self.phase == Phase::Draining && self.outstanding() == 0 {
-            return Some(self.ended_at);
+            let is_drained = self.receives_returned.iter().all(|&returned| returned);
+            let until = if is_drained { self.ended_at } else { self.ended_at + RECEIVES_RETURN_WITHIN };
+            return Some(self.deadline.map_or(until, |deadline| deadline.min(until)));
         }
         self.deadline
     }

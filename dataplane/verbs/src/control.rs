@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use crate::VerbsError;
+use crate::completion::POLL_BATCH;
 use crate::connection::{Connection, Phase};
 use crate::fabric::{Route, VerbsFabric};
 use crate::handshake::{Exchange, Incoming, tune};
@@ -29,6 +30,9 @@ const ACCEPTS_MAX: usize = 32;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Peers' packet numbers have 24 bits.
 const PSN_MASK: u64 = 0xFF_FFFF;
+
+/// Looks at the completion queue before a pair is destroyed, at most.
+const DRAIN_POLLS: usize = 64;
 
 impl VerbsFabric {
     /// One look at the descriptors and at deadlines that have passed.
@@ -76,7 +80,15 @@ impl VerbsFabric {
             .collect();
         for (number, phase) in late {
             match phase {
-                Phase::Draining => self.finish_end(number),
+                Phase::Draining => {
+                    // Completions of the pair are taken before it goes, receives that it returns among them.
+                    for _ in 0..DRAIN_POLLS {
+                        if self.reap(POLL_BATCH) == 0 {
+                            break;
+                        }
+                    }
+                    self.finish_end(number);
+                }
                 Phase::Connecting => self.begin_end(number, "cannot connect: timed out"),
                 _ => self.begin_end(number, "the handshake timed out"),
             }

@@ -105,9 +105,25 @@ impl VerbsFabric {
                     let reason = format!("asynchronous event on {device}: {text}");
                     self.end_all(&reason);
                 }
-                ffi::EVENT_PORT_ACTIVE | ffi::EVENT_PORT_ERR => {
-                    // A link that comes back in time costs retries only; the retry timeout decides.
+                ffi::EVENT_QP_LAST_WQE_REACHED => {
+                    let element = event.element.cast_const();
+                    for connection in self.connections.values_mut() {
+                        for (lane, returned) in connection.lanes.iter().zip(&mut connection.receives_returned)
+                        {
+                            *returned |= lane.is_pair(element);
+                        }
+                    }
+                    self.polls_until_control = 0;
+                }
+                ffi::EVENT_PORT_ACTIVE
+                | ffi::EVENT_PORT_ERR
+                | ffi::EVENT_LID_CHANGE
+                | ffi::EVENT_CLIENT_REREGISTER
+                | ffi::EVENT_GID_CHANGE => {
+                    // A link that comes back in time costs retries only; the retry timeout decides. New connections
+                    // use the addresses as they are now.
                     self.metrics.port_events += 1;
+                    self.local.look_at_port();
                     tracing::warn!(device = self.local.device.name(), event = text, "RDMA port");
                 }
                 _ => tracing::debug!(device = self.local.device.name(), event = text, "RDMA event"),

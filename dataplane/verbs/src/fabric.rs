@@ -231,7 +231,7 @@ impl VerbsFabric {
     }
 
     /// Takes completions from the device, about `budget` of them. Returns how many.
-    fn reap(&mut self, budget: usize) -> usize {
+    pub(crate) fn reap(&mut self, budget: usize) -> usize {
         let mut taken = 0;
         while taken < budget.max(1) && self.events.len() < PENDING_EVENTS_MAX {
             let count = match self.local.completions.poll(&mut self.completions[..]) {

@@ -75,6 +75,7 @@ impl Local {
             entries: config.entries_max.min(limits.entries).max(1),
             inline_bytes: config.inline_bytes,
         };
+        let capacity = possible_capacity(&domain, &completions, &receives, capacity)?;
         let outstanding_max = u64::from(completion_entries - receive_count);
         Ok(Self {
             receives,
@@ -90,6 +91,15 @@ impl Local {
             outstanding_max,
             late_registrations: 0,
         })
+    }
+
+    /// The port has changed: looks again which address and which row of its table are the best. Connections that exist
+    /// keep theirs.
+    pub(crate) fn look_at_port(&mut self) {
+        match self.device.choose_port(&self.config) {
+            Ok((port, gid)) => (self.port, self.gid) = (port, gid),
+            Err(error) => tracing::warn!(%error, "RDMA port"),
+        }
     }
 
     pub(crate) fn mtu(&self) -> PathMtu {
@@ -185,5 +195,23 @@ impl Local {
             "a slab is registered with the RDMA device on first use: register it at start-up"
         );
         self.register(slab)
+    }
+}
+
+/// The largest inline size, down from the wanted one, with which the device makes a queue pair. Several devices refuse a
+/// size beyond their own and do not tell it.
+fn possible_capacity(
+    domain: &Arc<ProtectionDomain>,
+    completions: &Arc<CompletionQueue>,
+    receives: &SharedReceiveQueue,
+    wanted: Capacity,
+) -> Result<Capacity, VerbsError> {
+    let mut capacity = wanted;
+    loop {
+        match QueuePair::new(domain, completions, receives, capacity) {
+            Ok(_probe) => return Ok(capacity),
+            Err(_) if capacity.inline_bytes > 0 => capacity.inline_bytes /= 2,
+            Err(error) => return Err(error),
+        }
     }
 }

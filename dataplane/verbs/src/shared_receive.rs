@@ -152,6 +152,8 @@ impl SharedReceiveQueue {
             self.waiting.clear();
             return Ok(count);
         }
+        // A provider that does not say which it refused has taken none.
+        let bad = if bad.is_null() { base } else { bad };
         let accepted = (bad as usize).wrapping_sub(base as usize) / size_of::<ffi::ReceiveWorkRequest>();
         self.waiting.drain(..accepted.min(count));
         let object = format!(": {accepted} of {count} receives accepted");

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use dataplane_fabric::{Fabric, PeerId, WorkRequest};
+use dataplane_fabric::{ConnectError, Fabric, PeerId, WorkRequest};
 
 use super::{GIVEN_UP, Notice, Outcome, TransferId, TransferNode};
 use crate::flight::MoveOutcome;
@@ -42,7 +42,7 @@ pub(super) struct Backoff {
 /// Why there is no connection to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unreachable {
-    /// The last try failed a moment ago.
+    /// The last try failed, now or a moment ago.
     Resting,
     /// It is no address of this node's transports, or there is no room for it.
     Refused,
@@ -82,9 +82,13 @@ impl<F: Fabric> TransferNode<F> {
                 Ok(id)
             }
             Err(error) => {
-                tracing::warn!(%error, "transfer: cannot reach the sender");
+                tracing::warn!(%error, "transfer: cannot reach a peer");
                 self.rest(address);
-                Err(Unreachable::Refused)
+                // The operating system's refusal is about the peer, the others are about what was asked.
+                Err(match error {
+                    ConnectError::System { .. } => Unreachable::Resting,
+                    ConnectError::Address { .. } | ConnectError::TooMany { .. } => Unreachable::Refused,
+                })
             }
         }
     }

@@ -26,7 +26,8 @@ impl Lane {
         };
         let free = usize::try_from(self.depth - self.outstanding()).unwrap_or(usize::MAX);
         let room = free.min(supplies.completion_room).min(filling.batch.room());
-        self.fill(&mut filling, room);
+        // A lane that is busy with writes must not keep back what the peer may send by.
+        self.fill(&mut filling, room.saturating_sub(usize::from(self.owes_credits())));
         let credit_messages = self.fill_credits(&mut filling, room);
         let count = filling.batch.len();
         if count == 0 {
