@@ -22,9 +22,9 @@ pub struct TcpConfig {
     pub queue_depth: usize,
     /// Reads of one lane in flight to a peer, and served for it, at a time. 1 to 4096.
     pub reads_max: usize,
-    /// Bytes of the kernel's send buffer of a connection. 0: the kernel adapts it. At most 1 GiB.
+    /// Bytes of the kernel's send buffer of a connection. 0: the kernel adapts it, but for peers on this host, which get small ones. At most 1 GiB.
     pub send_buffer_bytes: usize,
-    /// Bytes of the kernel's receive buffer of a connection. 0: the kernel adapts it. At most 1 GiB.
+    /// Bytes of the kernel's receive buffer of a connection. 0: the kernel adapts it, but for peers on this host, which get small ones. At most 1 GiB.
     pub receive_buffer_bytes: usize,
     /// Payloads of at least so many bytes are sent without a copy while that works. `None`: never.
     pub zero_copy_from: Option<usize>,

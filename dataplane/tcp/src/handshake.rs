@@ -101,7 +101,7 @@ impl TcpFabric {
         if self.handshakes.strangers >= self.config.handshakes_max {
             self.refuse_oldest();
         }
-        socket::tune(&socket, &self.config);
+        socket::tune(&socket, &self.config, socket::is_local(&socket));
         let deadline = Instant::now() + self.config.handshake_timeout;
         let connection = Connection::new(socket, Phase::Greeting, deadline);
         let Some(number) = self.keep(connection) else {
@@ -184,7 +184,7 @@ impl TcpFabric {
         let peer = PeerId(self.sessions.number(index));
         self.handshakes.joining += 1;
         for (place, socket) in sockets.into_iter().enumerate() {
-            socket::tune(&socket, &self.config);
+            socket::tune(&socket, &self.config, target.ip().is_loopback());
             let mut connection = Connection::new(socket, Phase::Connecting, deadline);
             (connection.lane, connection.index) = (place / per_lane, place % per_lane);
             connection.session = Some(index);
