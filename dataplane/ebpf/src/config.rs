@@ -113,7 +113,8 @@ impl AdmissionConfig {
 #[derive(Clone, Debug, Default)]
 pub enum Scope {
     /// Those of this process. Accepted connections are not among the sockets: the kernel finishes a handshake
-    /// outside of any process.
+    /// outside of any process. Block requests that waited in a full queue are not counted either: a kernel thread
+    /// issues them.
     #[default]
     Process,
     /// The sockets of the processes in a cgroup v2 directory, accepted ones included, and the block requests of
