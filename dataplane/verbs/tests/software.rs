@@ -232,7 +232,7 @@ fn exhausted_queue_pairs_are_a_clear_error_on_either_side() {
         two.seen_a.iter().any(|event| matches!(event, Event::PeerDown { peer: down, .. } if *down == peer))
     });
     assert!(two.reason_at_a().contains("the peer refuses: Exhausted"), "{}", two.reason_at_a());
-    assert_eq!(device_b.usage().queue_pairs, 2);
+    two.until("its pair is given back", |_| device_b.usage().queue_pairs == 2);
     assert!(!two.seen_b.iter().any(|event| matches!(event, Event::Accepted { .. })));
     two.seen_a.clear();
     two.write_and_wait(9, 64);
