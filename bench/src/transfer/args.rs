@@ -170,7 +170,7 @@ impl TransferArgs {
         self.rounds = self.rounds.min(3);
         self.warmup = self.warmup.min(2);
         self.iterations = Some(self.iterations.unwrap_or(4).min(50));
-        self.memory_bytes = self.memory_bytes.min(16 << 20);
+        self.memory_bytes = self.memory_bytes.min(64 << 20);
         self
     }
 }
