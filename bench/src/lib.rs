@@ -3,6 +3,7 @@
 //! `peers`, outside this workspace.
 
 mod catalog;
+mod disk;
 mod engine;
 mod events;
 mod gateway;
@@ -11,6 +12,7 @@ mod measure;
 mod rails;
 mod route;
 mod soak;
+mod tier;
 pub mod transfer;
 mod transfer_soak;
 
@@ -59,6 +61,10 @@ enum Bench {
     Events,
     /// Block bookkeeping: match, register, evict.
     Catalog,
+    /// Reads and writes of blocks on a disk, by size, depth and engine, beside fio on the same file.
+    Disk(Box<disk::DiskArgs>),
+    /// The tiers behind a worker's pool: what they give to conversations, and that they are never worse than recomputing.
+    Tier(Box<tier::TierArgs>),
     /// Prefill and decode of the built-in model.
     Engine,
     /// What a gateway adds to chats with a mock engine.
@@ -112,6 +118,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         Bench::Route => route::run(smoke),
         Bench::Events => events::run(smoke),
         Bench::Catalog => catalog::run(smoke),
+        Bench::Disk(args) => disk::run(&args, smoke),
+        Bench::Tier(args) => tier::run(smoke, &args),
         Bench::Engine => engine::run(smoke),
         Bench::Soak { requests, seed } => soak::run(if smoke { 2000 } else { requests }, seed),
         Bench::TransferSoak { seconds, seed, peers, life } => {
@@ -126,7 +134,9 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             route::run(smoke)?;
             events::run(smoke)?;
             catalog::run(smoke)?;
+            disk::run(&disk::DiskArgs::with_defaults(), smoke)?;
             engine::run(smoke)?;
+            tier::run(smoke, &tier::TierArgs::default())?;
             gateway::run(smoke, &GatewayArgs::with_defaults())?;
             soak::run(if smoke { 2000 } else { 1_000_000 }, 1)
         }

@@ -4,6 +4,7 @@
 #   vm.sh [options] -- COMMAND [ARGUMENT…]
 #     --memory MIB      2048          --cpus N          2
 #     --timeout S       300           --nvme MIB        an NVMe disk, /dev/nvme0n1
+#     --bad-sector N    that disk's sector of 512 bytes that cannot be read
 #     --iommu           an Intel IOMMU, for vfio-pci
 #     --nic NETDEV      a virtio NIC on that QEMU netdev (`user,restrict=on`); repeatable: eth0, eth1, …
 #     --share FOLDER    writable in the guest too, at the same path; repeatable
@@ -21,7 +22,7 @@ usage() {
     exit 64
 }
 
-memory=2048 cpus=2 seconds=300 nvme=0 iommu=no project=$here/../.. install=no
+memory=2048 cpus=2 seconds=300 nvme=0 bad_sector="" iommu=no project=$here/../.. install=no
 nics=() shares=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -35,6 +36,7 @@ while [ $# -gt 0 ]; do
     --cpus) cpus=$2 ;;
     --timeout) seconds=$2 ;;
     --nvme) nvme=$2 ;;
+    --bad-sector) bad_sector=$2 ;;
     --nic) nics+=("$2") ;;
     --share) shares+=("$(readlink -f "$2")") ;;
     --project) project=$2 ;;
@@ -90,8 +92,16 @@ if [ $iommu = yes ]; then
 fi
 if [ "$nvme" -gt 0 ]; then
     truncate -s "${nvme}M" "$job/nvme"
-    arguments+=(-drive "file=$job/nvme,if=none,id=nvme,format=raw,cache=unsafe,discard=unmap"
-        -device "nvme,serial=lab0,drive=nvme")
+    disk="driver=raw,node-name=disk,discard=unmap,cache.no-flush=on,file.driver=file,file.filename=$job/nvme"
+    arguments+=(-blockdev "$disk,file.discard=unmap,file.cache.no-flush=on")
+    node=disk
+    if [ -n "$bad_sector" ]; then
+        # A filter that fails each read which touches the sector with EIO; the event `none` is always on.
+        rule="inject-error.0.event=none,inject-error.0.iotype=read,inject-error.0.errno=5"
+        arguments+=(-blockdev "driver=blkdebug,node-name=bad,image=disk,$rule,inject-error.0.sector=$bad_sector")
+        node=bad
+    fi
+    arguments+=(-device "nvme,serial=lab0,drive=$node")
 fi
 
 # QEMU's output port closes when its standard input does, so that is a pipe that nobody writes into.

@@ -18,8 +18,8 @@ mod value;
 pub use load::{ConfigError, Problem, load, parse};
 pub use reference::{example, explain, json_schema, markdown};
 pub use settings::{
-    AccessSettings, EbpfSettings, EngineSettings, FaultSettings, GatewaySettings, HostTierSettings,
-    RdmaSettings, RouterSettings, ServeSettings, Settings, TlsSettings, TraceSettings, TransferSettings,
-    WorkerSettings,
+    AccessSettings, DiskTierSettings, EbpfSettings, EngineSettings, FaultSettings, GatewaySettings,
+    HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings,
+    Settings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 pub use value::{Bytes, Kind, Range, Setting};

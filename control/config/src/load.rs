@@ -158,6 +158,10 @@ impl Reader<'_> {
             "rdma",
             "ebpf",
             "host_tier",
+            "disk_tier",
+            "remote_tier",
+            "object_tier",
+            "store",
             "faults",
         ];
         for (key, _) in root.iter() {
@@ -176,6 +180,10 @@ impl Reader<'_> {
             rdma: self.section(root),
             ebpf: self.section(root),
             host_tier: self.section(root),
+            disk_tier: self.section(root),
+            remote_tier: self.section(root),
+            object_tier: self.section(root),
+            store: self.section(root),
             faults: self.section(root),
         };
         if settings.serve.restart_pause > settings.serve.restart_pause_max {

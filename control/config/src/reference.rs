@@ -6,9 +6,9 @@ use serde_json::{Map, Value, json};
 
 use crate::load::{Key, Section};
 use crate::settings::{
-    AccessSettings, EbpfSettings, EngineSettings, FaultSettings, GatewaySettings, HostTierSettings,
-    RdmaSettings, RouterSettings, ServeSettings, TlsSettings, TraceSettings, TransferSettings,
-    WorkerSettings,
+    AccessSettings, DiskTierSettings, EbpfSettings, EngineSettings, FaultSettings, GatewaySettings,
+    HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings,
+    StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -37,7 +37,7 @@ fn describe<S: Section>() -> Described {
     Described { path: S::PATH, doc: S::doc(), keys: S::keys().into_iter().map(plain).collect() }
 }
 
-fn sections() -> [Described; 13] {
+fn sections() -> [Described; 17] {
     [
         describe::<ServeSettings>(),
         describe::<GatewaySettings>(),
@@ -51,6 +51,10 @@ fn sections() -> [Described; 13] {
         describe::<RdmaSettings>(),
         describe::<EbpfSettings>(),
         describe::<HostTierSettings>(),
+        describe::<DiskTierSettings>(),
+        describe::<RemoteTierSettings>(),
+        describe::<ObjectTierSettings>(),
+        describe::<StoreSettings>(),
         describe::<FaultSettings>(),
     ]
 }

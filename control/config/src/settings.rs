@@ -366,10 +366,106 @@ section! {
 }
 
 section! {
-    /// The host-memory tier behind each worker's pool.
+    /// The host-memory tier behind each worker's pool. Blocks of the slower tiers pass through it.
     HostTierSettings, "host_tier" {
-        /// Memory of each worker's tier; `"0 B"` turns it off.
+        /// Memory of each worker's tier; `"0 B"` turns it off, and with it the tiers below.
         capacity: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);
+        /// Which block goes when one must: the least recently used one, S3-FIFO's choice (scans do not flush what is used
+        /// often), or the one that saves the least recomputing for its bytes and its frequency.
+        eviction: String = "s3-fifo".to_owned(), one_of &["lru", "s3-fifo", "cost"];
+        /// How blocks are kept in this tier and below: as they are, or quantised to 8 bits. The README states the error.
+        format: String = "plain".to_owned(), one_of &["plain", "fp8", "int8"];
+        /// When a block is copied here: as soon as it is complete (`through`), so that the pool's slot is free the moment that
+        /// it is needed, or when it has to leave the pool (`back`).
+        write: String = "through".to_owned(), one_of &["through", "back"];
+    }
+}
+
+section! {
+    /// The SSD tier: a log of fixed slots in preallocated files, or on a device of its own. What it holds outlives the
+    /// process.
+    DiskTierSettings, "disk_tier" {
+        /// Space of each worker's tier; `"0 B"` turns it off.
+        capacity: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 50);
+        /// A folder for the files (each worker makes one of its own in it, named by its port), a block device, `/dev/ngXnY`
+        /// or a PCI address, as `engine` wants it.
+        path: String = String::new();
+        /// How it reads and writes: `auto` is io_uring where the kernel allows it, else pread; `nvme-passthrough` needs
+        /// `/dev/ngXnY`, `nvme-user` a device bound to vfio-pci.
+        engine: String = "auto".to_owned(), one_of &["auto", "io_uring", "pread", "nvme-passthrough", "nvme-user"];
+        /// Size of one file.
+        segment: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(64 << 30);
+        /// Reads and writes in flight.
+        depth: u64 = 64, in 1 => 1024;
+        /// Which block goes when one must.
+        eviction: String = "s3-fifo".to_owned(), one_of &["lru", "s3-fifo", "cost"];
+        /// When a block is written: as soon as host memory has it (`through`), or when it has to leave there (`back`).
+        write: String = "through".to_owned(), one_of &["through", "back"];
+        /// Only blocks that were seen at least so often are written.
+        write_frequency: u64 = 1, in 1 => 15;
+        /// Bytes written per second at most; `"0 B"` is no limit.
+        write_bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
+        /// Bytes written per day at most, for the device's endurance; `"0 B"` is no limit.
+        write_per_day: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 50);
+        /// Make the log anew when it was written for another model or another block size, instead of refusing to start.
+        reformat: bool = false;
+    }
+}
+
+section! {
+    /// Host memory of other nodes (`kvasir store`) as a tier.
+    RemoteTierSettings, "remote_tier" {
+        /// Where the nodes' pools are reached: what each prints at its start.
+        nodes: Vec<String> = Vec::new();
+        /// How long a look-up and the reads that follow may take before they are a miss.
+        deadline: Duration = Duration::from_millis(200), in Duration::from_millis(1) => Duration::from_secs(60);
+        /// Blocks of a chain that are kept on one node.
+        group: u64 = 32, in 1 => 1024;
+        /// Nodes that keep a group of blocks that is asked for often.
+        replicas: u64 = 2, in 1 => 8;
+    }
+}
+
+section! {
+    /// Objects in S3 or a folder as a tier, which clusters can share.
+    ObjectTierSettings, "object_tier" {
+        /// `s3://bucket/prefix` or `file:///folder`; empty turns it off.
+        url: String = String::new();
+        /// The S3 service, when it is not Amazon's.
+        endpoint: String = String::new();
+        /// Region.
+        region: String = "us-east-1".to_owned();
+        /// File in the form of AWS's `credentials`, whose section `default` is read, again every minute; it must not be readable
+        /// by everybody. Empty: `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` of the environment.
+        credentials_file: String = String::new();
+        /// Allow plain HTTP.
+        allow_http: bool = false;
+        /// Blocks of a chain in one object.
+        run: u64 = 16, in 1 => 1024;
+        /// Objects older than that are misses and are deleted.
+        ttl: Duration = Duration::from_secs(604_800), in Duration::from_secs(60) => Duration::from_secs(315_360_000);
+        /// How long a look-up and a read may take before they are a miss.
+        deadline: Duration = Duration::from_secs(2), in Duration::from_millis(1) => Duration::from_secs(600);
+    }
+}
+
+section! {
+    /// A node that keeps blocks for others (`kvasir store`).
+    StoreSettings, "store" {
+        /// Host memory that other nodes may use.
+        pool: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);
+        /// Bytes of one slot of the pool and of the tiers behind the RESP service. Workers' blocks must fit.
+        slot: Bytes = Bytes(128 << 10), in Bytes(4 << 10) => Bytes(1 << 30);
+        /// Where the pool is reached over TCP.
+        listen: SocketAddr = SocketAddr::new(LOCALHOST, 7400);
+        /// Where `/metrics` and `/health` are.
+        http: SocketAddr = SocketAddr::new(LOCALHOST, 7401);
+        /// How long a client may hold blocks that it has looked up.
+        lease: Duration = Duration::from_secs(5), in Duration::from_millis(10) => Duration::from_secs(600);
+        /// Where the Redis protocol is served; empty turns it off. An address other than loopback needs a password.
+        resp: Vec<String> = vec!["127.0.0.1:7379".to_owned()];
+        /// File with the password of the Redis protocol; empty: none.
+        resp_password_file: String = String::new();
     }
 }
 
@@ -410,6 +506,14 @@ pub struct Settings {
     pub ebpf: EbpfSettings,
     /// `[host_tier]`
     pub host_tier: HostTierSettings,
+    /// `[disk_tier]`
+    pub disk_tier: DiskTierSettings,
+    /// `[remote_tier]`
+    pub remote_tier: RemoteTierSettings,
+    /// `[object_tier]`
+    pub object_tier: ObjectTierSettings,
+    /// `[store]`
+    pub store: StoreSettings,
     /// `[faults]`
     pub faults: FaultSettings,
 }

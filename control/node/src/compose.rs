@@ -76,6 +76,7 @@ pub(crate) fn engine(settings: &Settings, model: &ModelConfig, threads: usize) -
         context_tokens: model.context_tokens.min(engine.context_tokens as usize),
         threads,
         transfer_deadline: settings.transfer.deadline,
+        offload_at_once: settings.host_tier.write == "through",
     }
 }
 

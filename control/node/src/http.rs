@@ -23,6 +23,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
+/// One metric in Prometheus' text form.
+pub(crate) fn metric(out: &mut String, name: &str, help: &str, value: u64) {
+    use std::fmt::Write;
+    let _infallible = writeln!(out, "# HELP {name} {help}\n{name} {value}");
+}
+
 /// Connections that wait to be accepted, per listener; the kernel may allow fewer.
 const BACKLOG: u32 = 4096;
 /// Connections open at a time, per listener; more wait in the kernel.

@@ -17,6 +17,9 @@ mod rails;
 mod replay_command;
 mod serve;
 mod shard;
+mod store_role;
+mod store_values;
+mod tiers;
 mod tls;
 mod top_command;
 mod worker_role;
@@ -102,6 +105,15 @@ enum Command {
         /// Threads for matrix products (default: `engine.threads` of the configuration).
         #[arg(long)]
         threads: Option<usize>,
+        /// Its name among workers with the same configuration, for its folder of the disk tier (set by `serve`).
+        #[arg(long, hide = true)]
+        instance: Option<String>,
+    },
+    /// Keep blocks for others: a pool of host memory over the data plane, and the Redis protocol over memory, disk and
+    /// objects.
+    Store {
+        #[command(flatten)]
+        common: Common,
     },
     /// Run mock engines: no model, simulated time, the contract of a real engine.
     Mock(mock_command::MockArgs),
@@ -190,7 +202,10 @@ fn main() -> ExitCode {
         Command::Gateway { common, listen, aside, workers } => {
             gateway_role::run(&common, listen, aside, &workers)
         }
-        Command::Worker { common, role, listen, threads } => worker_role::run(&common, role, listen, threads),
+        Command::Worker { common, role, listen, threads, instance } => {
+            worker_role::run(&common, role, listen, threads, instance.as_deref())
+        }
+        Command::Store { common } => store_role::run(&common),
         Command::Key { command } => key_command::run(&command),
         Command::Top(args) => top_command::execute(&args),
         Command::Mock(args) => mock_command::run(&args),

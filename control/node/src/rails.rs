@@ -45,6 +45,7 @@ pub(crate) struct RailCounters {
 struct Building<'a> {
     settings: &'a Settings,
     slab: &'a Arc<Slab>,
+    part: &'a str,
     rails: Vec<Rail<AnyFabric>>,
     out: (DataPlaneAddress, Vec<String>),
     counters: Vec<RailCounters>,
@@ -53,6 +54,11 @@ struct Building<'a> {
 /// Opens what the settings ask for. With `auto`, what this machine has not is passed over with a word in the log. What was
 /// named (a transport, a device, an address other than loopback) must be there, and what makes no sense is an error.
 pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
+    open_as(settings, slab, "worker")
+}
+
+/// `part` tells the sockets of one process apart.
+fn open_as(settings: &Settings, slab: &Arc<Slab>, part: &str) -> Result<Rails> {
     verbs_config(settings)?;
     if settings.transfer.listen.ip().is_unspecified() {
         bail!(
@@ -61,8 +67,14 @@ pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
         );
     }
     let address = DataPlaneAddress { host: host_identity(settings), shm: None, tcp: None, rdma: Vec::new() };
-    let mut building =
-        Building { settings, slab, rails: Vec::new(), out: (address, Vec::new()), counters: Vec::new() };
+    let mut building = Building {
+        settings,
+        slab,
+        part,
+        rails: Vec::new(),
+        out: (address, Vec::new()),
+        counters: Vec::new(),
+    };
     let transports = compose::transports(settings);
     let mut kinds = Vec::new();
     for (rank, &transport) in transports.iter().enumerate() {
@@ -101,6 +113,41 @@ pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
     Ok(Rails { bond, address, names, kinds, counters })
 }
 
+/// Transports of a client that registers memory of its own: those that `addresses` name.
+pub(crate) fn open_client(settings: &Settings, slab: &Arc<Slab>, addresses: &[&str]) -> Result<Rails> {
+    let mut settings = settings.clone();
+    let names = |kind: &str| {
+        addresses.iter().any(|address| address.split(',').any(|rail| rail.starts_with(&format!("{kind}:"))))
+    };
+    settings.transfer.transport = match (names("shm"), names("rdma"), names("tcp")) {
+        (true, false, false) => "shm",
+        (false, true, false) => "rdma",
+        (false, false, true) => "tcp",
+        _ => "auto",
+    }
+    .to_owned();
+    // Nobody connects to a client, so it listens wherever there is room.
+    settings.transfer.listen.set_port(0);
+    settings.rdma.listen.set_port(0);
+    open_as(&settings, slab, "client")
+}
+
+/// Transports of a node that serves its memory.
+pub(crate) fn open_server(settings: &Settings, slab: &Arc<Slab>, listen: SocketAddr) -> Result<Rails> {
+    let mut settings = settings.clone();
+    settings.transfer.listen = listen;
+    open_as(&settings, slab, "pool")
+}
+
+/// How peers name it, best first.
+pub(crate) fn notation(address: &DataPlaneAddress) -> Vec<String> {
+    let rails = address.rdma.iter().map(|address| format!("rdma:{address}"));
+    let tcp = address.tcp.iter().map(|address| format!("tcp:{address}"));
+    let network: Vec<String> = rails.chain(tcp).collect();
+    let local = address.shm.iter().map(|path| format!("shm:{path}"));
+    local.chain((!network.is_empty()).then(|| network.join(","))).collect()
+}
+
 impl Building<'_> {
     fn add(&mut self, fabric: impl Fabric + Send + 'static, rank: u8, name: String) {
         let faults = &self.settings.faults;
@@ -113,7 +160,7 @@ impl Building<'_> {
     }
 
     fn shm(&mut self, rank: u8) -> Result<()> {
-        let path = shm_socket(self.settings).display().to_string();
+        let path = shm_socket(self.settings, self.part).display().to_string();
         let transfer = &self.settings.transfer;
         let config = ShmConfig {
             spin: transfer.spin,
@@ -249,8 +296,12 @@ fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
     Ok(config)
 }
 
-fn shm_socket(settings: &Settings) -> PathBuf {
-    compose::socket_folder(settings).join(format!("kvasir-{}.sock", std::process::id()))
+fn shm_socket(settings: &Settings, part: &str) -> PathBuf {
+    let name = match part {
+        "worker" => format!("kvasir-{}.sock", std::process::id()),
+        part => format!("kvasir-{}-{part}.sock", std::process::id()),
+    };
+    compose::socket_folder(settings).join(name)
 }
 
 /// Equal for processes that can share memory: one boot of one machine, and one folder for the sockets.

@@ -179,6 +179,7 @@ fn services(
         let pinned = cores_of(settings, index + 1, count);
         let mut arguments = vec!["worker".to_owned(), "--role".to_owned(), role.name().to_owned()];
         arguments.extend(["--listen".to_owned(), address.to_string()]);
+        arguments.extend(["--instance".to_owned(), format!("{}-{number}", role.name())]);
         if settings.engine.threads == 0 {
             let threads = pinned.as_ref().map_or(shared_threads, |(_, cores)| *cores);
             arguments.extend(["--threads".to_owned(), threads.to_string()]);

@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use control_config::Settings;
-use dataplane_memory::{Slab, SlabLayout};
 use dataplane_transfer::{TransferCounters, TransferNode, TransferService};
-use kvstore_store::{HostStore, StoreCounters};
+use kvstore_store::Store;
 use router_engines::client::WorkerDescription;
 use router_tls::PlainListener;
 use tools_engine::server::{WorkerState, router};
 use tools_engine::{Engine, EventPublisher, KvPool, Services};
 
 use crate::rails::{self, RailCounters, Rails};
+use crate::tiers::{self, Blocks, Opened, TierCounters};
 use crate::{Common, Role, compose, http, process};
 
 pub(crate) fn run(
@@ -23,17 +23,25 @@ pub(crate) fn run(
     role: Role,
     listen: Option<SocketAddr>,
     threads: Option<usize>,
+    instance: Option<&str>,
 ) -> Result<ExitCode> {
     let settings = process::start(common)?;
     let threads = threads.unwrap_or(settings.engine.threads as usize);
     let threads = if threads == 0 { process::available_cores() } else { threads };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(work(&settings, role, listen.unwrap_or(settings.worker.listen), threads))?;
+    let listen = listen.unwrap_or(settings.worker.listen);
+    runtime.block_on(work(&settings, role, listen, threads, instance))?;
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
 
-async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usize) -> Result<()> {
+async fn work(
+    settings: &Settings,
+    role: Role,
+    listen: SocketAddr,
+    threads: usize,
+    instance: Option<&str>,
+) -> Result<()> {
     let listener = http::bind(listen).await?;
     let model = compose::model(settings)?;
     let text = compose::model_text(settings)?;
@@ -53,13 +61,25 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
     let notices = inbox.clone();
     let transfer = TransferService::start(node, move |notice| notices.transfer_notice(notice))?;
 
-    let host = host_tier(settings, &kv, inbox)?;
+    let blocks = Blocks {
+        bytes: layout.block_bytes(),
+        tokens: layout.tokens,
+        fingerprint: model.fingerprint() ^ layout.fingerprint(),
+        host_slots: compose::host_blocks(settings, &layout),
+        pages: compose::pages(settings),
+        instance,
+    };
+    let opened = tiers::open(settings, &blocks, move |moved| inbox.store_moved(moved))?;
+    let (store, survivors, tier_counters) = match opened {
+        Some(Opened { store, survivors, counters, .. }) => (Some(store), survivors, counters),
+        None => (None, Vec::new(), TierCounters::default()),
+    };
     let topic = format!("kv@{}@{name}", listener.local_addr()?);
     let (events, replay) = (settings.worker.events, settings.worker.replay);
     let bound = EventPublisher::bind(&events.ip().to_string(), events.port(), replay.port(), topic).await;
     let (publisher, sink) = bound.map_err(anyhow::Error::msg)?;
 
-    let services = Services { transfer: Some(transfer), host: host.clone(), events: Some(sink) };
+    let services = Services { transfer: Some(transfer), store: store.clone(), survivors, events: Some(sink) };
     let slots = Arc::clone(kv.slots());
     let handle = engine.start(config, model, text, kv, services)?;
     let description = WorkerDescription {
@@ -81,7 +101,11 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
         body_bytes_max: settings.gateway.body_max.0 as usize,
         transports: kinds,
         more_metrics: Box::new(move |out| {
-            more_metrics(out, &counters, host.as_deref());
+            transfer_metrics(out, &counters);
+            if let Some(store) = &store {
+                store_metrics(out, store);
+            }
+            tier_counters.render(out);
             rail_metrics(out, &rail_counters);
         }),
     };
@@ -94,21 +118,6 @@ async fn work(settings: &Settings, role: Role, listen: SocketAddr, threads: usiz
 fn start_nanos() -> u32 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.subsec_nanos())
-}
-
-fn host_tier(
-    settings: &Settings,
-    kv: &KvPool,
-    inbox: tools_engine::EngineInbox,
-) -> Result<Option<Arc<HostStore>>> {
-    let blocks = compose::host_blocks(settings, kv.layout());
-    if blocks == 0 {
-        return Ok(None);
-    }
-    let slots = SlabLayout { slot_bytes: kv.layout().block_bytes(), slot_count: blocks as u32 };
-    let slab = Slab::create("kvasir-host-tier", slots, compose::pages(settings))?;
-    let store = HostStore::start(Arc::new(slab), move |moved| inbox.host_moved(moved))?;
-    Ok(Some(Arc::new(store)))
 }
 
 /// The counters of all rails: each metric once, with a series for each rail that has it.
@@ -129,19 +138,18 @@ fn rail_metrics(out: &mut String, rails: &[RailCounters]) {
     }
 }
 
-fn more_metrics(out: &mut String, transfer: &TransferCounters, host: Option<&HostStore>) {
-    use std::fmt::Write;
+fn transfer_metrics(out: &mut String, transfer: &TransferCounters) {
     for (name, help, value) in transfer.snapshot() {
-        let _infallible =
-            writeln!(out, "# HELP kvasir:transfer_{name} {help}\nkvasir:transfer_{name} {value}");
+        http::metric(out, &format!("kvasir:transfer_{name}"), help, value);
     }
-    let Some(host) = host else { return };
-    for (name, help, value) in StoreCounters::snapshot(host.counters()) {
-        let _infallible = writeln!(out, "# HELP kvasir:host_{name} {help}\nkvasir:host_{name} {value}");
+}
+
+pub(crate) fn store_metrics(out: &mut String, store: &Store) {
+    for (name, help, value) in store.counters().snapshot() {
+        http::metric(out, &format!("kvasir:host_{name}"), help, value);
     }
-    let _infallible = writeln!(
-        out,
-        "# HELP kvasir:host_leased_slots Host slots under way\nkvasir:host_leased_slots {}",
-        host.leased_slots()
-    );
+    let [host, disk] = store.blocks();
+    http::metric(out, "kvasir:host_blocks", "Blocks in host memory", host);
+    http::metric(out, "kvasir:disk_blocks", "Blocks on the disk", disk);
+    http::metric(out, "kvasir:host_leased_slots", "Host slots under way", store.leased_slots() as u64);
 }

@@ -1,3 +1,5 @@
+use crate::{Operation, Request};
+
 /// What went wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoErrorKind {
@@ -29,4 +31,79 @@ pub struct IoError {
     pub kind: IoErrorKind,
     /// The errno or NVMe status, in words and as a number.
     pub reason: String,
+}
+
+impl IoError {
+    /// A request that breaks clause 5 of the contract.
+    #[must_use]
+    #[cold]
+    pub fn invalid(engine: &'static str, request: &Request, reason: &str) -> Self {
+        Self {
+            engine,
+            operation: describe(request.operation, request.buffer.len(), request.offset, request.file),
+            kind: IoErrorKind::Invalid,
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// A system call or a request that failed with an errno.
+    #[must_use]
+    #[cold]
+    pub fn from_errno(engine: &'static str, operation: String, errno: i32) -> Self {
+        let reason = std::io::Error::from_raw_os_error(errno).to_string();
+        Self { engine, operation, kind: kind_of_errno(errno), reason }
+    }
+}
+
+/// "read 1048576 bytes at 0x100000 of file 2".
+pub(crate) fn describe(operation: Operation, bytes: usize, offset: u64, file: u32) -> String {
+    let verb = match operation {
+        Operation::Read => "read",
+        Operation::Write => "write",
+    };
+    format!("{verb} {bytes} bytes at {offset:#x} of file {file}")
+}
+
+/// What an errno of a read, a write or a sync means. The block layer's own translation is `blk_errors` in
+/// `block/blk-core.c`: a bad medium is ENODATA, a failed integrity check EILSEQ, a failed target EREMOTEIO.
+#[must_use]
+pub fn kind_of_errno(errno: i32) -> IoErrorKind {
+    match errno {
+        libc::EIO | libc::EREMOTEIO | libc::ENODATA | libc::EILSEQ => IoErrorKind::Media,
+        libc::ENXIO | libc::ENODEV | libc::ETIME | libc::ETIMEDOUT | libc::ENOLINK | libc::ESHUTDOWN => {
+            IoErrorKind::Device
+        }
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoErrorKind::NoSpace,
+        libc::EINVAL => IoErrorKind::Invalid,
+        libc::EOPNOTSUPP | libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EROFS | libc::ENOTTY => {
+            IoErrorKind::Unsupported
+        }
+        _ => IoErrorKind::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_errno_says_what_it_means_for_the_caller() {
+        for (errno, kind) in [
+            (libc::EIO, IoErrorKind::Media),
+            (libc::ENODATA, IoErrorKind::Media),
+            (libc::ENODEV, IoErrorKind::Device),
+            (libc::ETIME, IoErrorKind::Device),
+            (libc::EDQUOT, IoErrorKind::NoSpace),
+            (libc::EACCES, IoErrorKind::Unsupported),
+            (libc::EBADF, IoErrorKind::Other),
+            (0, IoErrorKind::Other),
+            (-1, IoErrorKind::Other),
+            (i32::MAX, IoErrorKind::Other),
+        ] {
+            assert_eq!(kind_of_errno(errno), kind, "errno {errno}");
+        }
+        let error = IoError::from_errno("pread", describe(Operation::Read, 4096, 8192, 2), libc::EIO);
+        let text = "pread: read 4096 bytes at 0x2000 of file 2: Input/output error (os error 5)";
+        assert_eq!(error.to_string(), text);
+    }
 }

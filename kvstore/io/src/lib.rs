@@ -13,17 +13,28 @@
 //!    completed is read back by every later read, of this process or the next; it is on stable storage after a
 //!    `sync` that began later.
 //! 4. Requests that are under way at the same time are not ordered, overlapping or not.
-//! 5. Offsets, lengths and addresses are multiples of [`Geometry::block_bytes`], lengths at most
+//! 5. Offsets, lengths and addresses are multiples of [`Geometry::block_bytes`], lengths from one block to
 //!    [`Geometry::transfer_bytes_max`], ranges inside their file. Anything else completes with
 //!    [`IoErrorKind::Invalid`], without I/O.
 //! 6. One thread drives an engine; `poll` takes a budget and returns at once; `wait` sleeps. A [`Waker`] ends its
 //!    sleep from another thread.
 
+mod check;
 mod error;
+pub mod faulty;
+pub mod files;
+mod memory;
+pub mod passthrough;
+pub mod pread;
 mod request;
+pub mod ring;
+pub mod testing;
+pub mod uring;
+mod wake;
 
-pub use error::{IoError, IoErrorKind};
+pub use error::{IoError, IoErrorKind, kind_of_errno};
 pub use request::{Buffer, Completion, Full, Operation, PageBuffer, Request};
+pub use wake::Parking;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -70,7 +81,8 @@ pub trait IoEngine: Send {
     /// Moves at most `budget` completions into `completions`; returns how many.
     fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize;
 
-    /// Sleeps until `poll` would find something, until woken, or until the moment given; may return early.
+    /// Sleeps until `poll` would find something, until woken, or until the moment given; may return early. Hands over
+    /// what was queued first, so that a batch and the sleep after it can cost one system call.
     fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError>;
 
     /// Ends the sleep of `wait` from another thread.

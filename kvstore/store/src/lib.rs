@@ -1,17 +1,38 @@
-//! The tiers behind a worker's pool. First form: host memory.
+//! The tiers behind a worker's pool: host memory, a local disk, and whatever other nodes keep.
 //!
-//! [`HostStore`] keeps blocks that the pool evicts (*offload*) and brings them back when a prompt's prefix is
-//! found there (*onboard*). The catalog can be asked by any thread; the copies run on a thread of the store,
-//! so an eviction costs the engine one queue operation.
+//! [`Store`] keeps blocks that a worker has computed (*offload*) and brings them back when a prompt's prefix is found
+//! (*onboard*), if that is faster than computing them again ([`Plan`]). Host memory is the hub: blocks of every slower
+//! tier pass through it, on their way in and out, and it is the only tier that the store's own thread copies to and
+//! from; the disk and the tiers of other nodes have threads of their own.
 //!
-//! Invariants: a block is served only after its checksum was verified, and only under the identity that it
-//! was stored with; a full queue drops an offload (`Throttled`), it never blocks; memory is the slab that was
-//! made at start-up, nothing more.
+//! Invariants: a block is served only after its checksum was verified where it arrived, and only under the identity that
+//! it was stored with; a full queue gives the job back ([`Throttled`]) and never blocks; memory is taken at the start;
+//! a tier that does not answer costs a request its deadline at most, and no other request anything. Look-ups take no
+//! lock; a plan takes one that is held for arithmetic only.
 
 #![forbid(unsafe_code)]
 
-mod host;
+mod config;
+mod disk;
+mod error;
+pub mod far;
+mod job;
+mod load;
+mod memory;
 mod metrics;
+mod mover;
+mod offload;
+mod shared;
+mod store;
 
-pub use host::{HostStore, Moved, Offload, Throttled};
+pub use config::{StoreConfig, WriteMode};
+pub use error::StoreError;
+pub use far::{FarResult, FarTier, Incoming, Outgoing};
+pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, Survivor, Throttled};
+pub use memory::HostBlock;
 pub use metrics::StoreCounters;
+pub use shared::{Plan, Prompt};
+pub use store::{DiskTier, FarInbox, HostTier, Store, StoreBuilder};
+
+/// Most bytes that a caller may keep with a block on the disk: the tokens of a block of 64 and some more.
+pub const META_BYTES_MAX: usize = 400;

@@ -1,28 +1,62 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the store has done so far. Each counter only grows, except `blocks`, which is a level.
+/// What the store has done so far. Each counter only grows, except the levels that `blocks` names.
 #[derive(Debug, Default)]
 pub struct StoreCounters {
-    pub(crate) blocks: AtomicU64,
     pub(crate) offloaded: AtomicU64,
     pub(crate) onboarded: AtomicU64,
     pub(crate) throttled: AtomicU64,
     pub(crate) evicted: AtomicU64,
     pub(crate) checksum_failures: AtomicU64,
+    pub(crate) from_disk: AtomicU64,
+    pub(crate) from_far: AtomicU64,
+    pub(crate) to_disk: AtomicU64,
+    pub(crate) to_far: AtomicU64,
+    pub(crate) not_admitted: AtomicU64,
+    pub(crate) disk_evicted: AtomicU64,
+    pub(crate) disk_misses: AtomicU64,
+    pub(crate) late: AtomicU64,
+    pub(crate) not_worth: AtomicU64,
+    pub(crate) survivors: AtomicU64,
 }
 
 impl StoreCounters {
+    pub(crate) fn add(counter: &AtomicU64, count: usize) {
+        counter.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
     /// Name, help text and value of each counter.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 6] {
+    pub fn snapshot(&self) -> Vec<(&'static str, &'static str, u64)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        [
-            ("blocks", "Blocks in the host tier", read(&self.blocks)),
-            ("offloaded_blocks", "Blocks copied to the host tier", read(&self.offloaded)),
-            ("onboarded_blocks", "Blocks brought back", read(&self.onboarded)),
-            ("throttled_blocks", "Offloads dropped because the queue was full", read(&self.throttled)),
-            ("evicted_blocks", "Blocks that left the host tier", read(&self.evicted)),
+        vec![
+            ("offloaded_blocks", "Blocks copied to host memory", read(&self.offloaded)),
+            ("onboarded_blocks", "Blocks brought back into the pool", read(&self.onboarded)),
+            (
+                "throttled_blocks",
+                "Offloads dropped because a queue or the tier was full",
+                read(&self.throttled),
+            ),
+            ("evicted_blocks", "Blocks that left host memory", read(&self.evicted)),
             ("checksum_failures", "Blocks that were not what had been stored", read(&self.checksum_failures)),
+            ("disk_read_blocks", "Blocks that came from the disk", read(&self.from_disk)),
+            ("disk_written_blocks", "Blocks written to the disk", read(&self.to_disk)),
+            ("disk_evicted_blocks", "Blocks that left the disk", read(&self.disk_evicted)),
+            ("disk_missed_blocks", "Reads of the disk that gave no block", read(&self.disk_misses)),
+            (
+                "disk_not_admitted_blocks",
+                "Blocks not written: seen too rarely, or over a limit",
+                read(&self.not_admitted),
+            ),
+            ("disk_survivor_blocks", "Blocks found on the disk at the start", read(&self.survivors)),
+            ("far_read_blocks", "Blocks that came from other nodes or objects", read(&self.from_far)),
+            ("far_written_blocks", "Blocks sent to other nodes or objects", read(&self.to_far)),
+            ("late_blocks", "Blocks given up because they came too late", read(&self.late)),
+            (
+                "recomputed_blocks",
+                "Blocks that a tier had and that were faster to recompute",
+                read(&self.not_worth),
+            ),
         ]
     }
 }

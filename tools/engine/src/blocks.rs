@@ -1,7 +1,9 @@
-//! The blocks of a worker: which slots hold them, what goes to the host tier, and what the events say.
+//! The blocks of a worker: which slots hold them, what goes to the store behind the pool, and what the events say.
 //!
-//! Owned by the scheduler and used on its thread only. A block leaves the pool when a slot is needed; its
-//! removal is told after the host tier has it, so that nobody thinks it gone in between.
+//! Owned by the scheduler and used on its thread only. With `offload_at_once` a block is copied to the store as soon
+//! as it is complete, so that its slot is free the moment that it is needed; otherwise it goes when a slot is needed,
+//! and the pool waits for the copy. A block's removal is told after the store has it, so that nobody thinks it gone in
+//! between.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,44 +11,67 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::{Catalog, Registered};
-use kvstore_store::{HostStore, Offload};
+use kvstore_catalog::{PoolCatalog, PoolRegistered as Registered};
+use kvstore_store::{Description, Medium, Offload, Store, Survivor};
 use router_events::wire::{KvEvent, Removed, Stored};
 use router_radix::Tier;
 
 use crate::KvPool;
 use crate::sequence::Sequence;
 
-/// How long an eviction waits for the copy into the host tier before blocks are dropped instead: several time
-/// slices of a busy machine, so that only a tier that cannot keep up loses blocks.
+/// How long an eviction waits for the copy into the store before blocks are dropped instead: several time slices of a
+/// busy machine, so that only a store that cannot keep up loses blocks.
 const OFFLOAD_WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// What the event stream needs to know about a block that is held in some tier.
+/// What the event stream needs to know about a block that is held in the pool or in host memory. What is on the disk
+/// only is known to the store.
 #[derive(Debug)]
 struct Facts {
-    parent: Option<u64>,
+    parent: Option<BlockIdentity>,
+    position: u32,
     tokens: Box<[u32]>,
     extras: Vec<String>,
     on_device: bool,
     on_host: bool,
-    /// Copies on their way to the host tier, whose removal is told when they are there.
+    /// It is being copied to the store while it stays in the pool.
+    is_copied: bool,
+    /// Copies on their way to the store, whose removal from the pool is told when they are there.
     removals_owed: u32,
 }
 
 /// See the module's documentation.
 pub(crate) struct Blocks {
     pub(crate) kv: KvPool,
-    pub(crate) catalog: Catalog,
-    pub(crate) host: Option<Arc<HostStore>>,
+    pub(crate) catalog: PoolCatalog,
+    pub(crate) store: Option<Arc<Store>>,
+    offload_at_once: bool,
     /// What happened since the last publication.
     pub(crate) events: Vec<KvEvent>,
     facts: HashMap<BlockIdentity, Facts>,
 }
 
 impl Blocks {
-    pub(crate) fn new(kv: KvPool, host: Option<Arc<HostStore>>) -> Self {
-        let catalog = Catalog::with_capacity(kv.slots().slot_count());
-        Self { kv, catalog, host, events: Vec::new(), facts: HashMap::new() }
+    pub(crate) fn new(kv: KvPool, store: Option<Arc<Store>>, offload_at_once: bool) -> Self {
+        let catalog = PoolCatalog::with_capacity(kv.slots().slot_count());
+        Self { kv, catalog, store, offload_at_once, events: Vec::new(), facts: HashMap::new() }
+    }
+
+    /// Tells of the blocks that the disk has kept from an earlier process, each after its parent.
+    pub(crate) fn survived(&mut self, survivors: Vec<Survivor>) {
+        for Survivor { identity, description } in survivors {
+            let Some((tokens, extras)) = decode_meta(&description.meta) else { continue };
+            let facts = Facts {
+                parent: description.parent,
+                position: description.position,
+                tokens: tokens.into(),
+                extras,
+                on_device: false,
+                on_host: false,
+                is_copied: false,
+                removals_owed: 0,
+            };
+            self.events.push(stored_event(identity, &facts, Tier::Disk));
+        }
     }
 
     /// A free slot, made by evicting if need be; the evicted block goes to the host tier.
@@ -74,17 +99,24 @@ impl Blocks {
 
     fn offload(&mut self, identity: BlockIdentity, slot: SlotRef) {
         let on_host = self.facts.get(&identity).is_some_and(|facts| facts.on_host);
-        let queued = match &self.host {
-            Some(host) if !on_host => host.offload(Offload { identity, slot }).is_ok(),
-            _ => false,
-        };
-        if !queued {
+        if on_host || !self.queue_offload(identity, slot) {
             self.left_device(identity);
         } else if let Some(facts) = self.facts.get_mut(&identity) {
             // "Removed" is told once "stored" of the host tier has been: nobody shall think it gone.
             facts.on_device = false;
             facts.removals_owed += 1;
         }
+    }
+
+    /// Whether the store took it.
+    fn queue_offload(&self, identity: BlockIdentity, slot: SlotRef) -> bool {
+        let (Some(store), Some(facts)) = (&self.store, self.facts.get(&identity)) else { return false };
+        let description = Description {
+            parent: facts.parent,
+            position: facts.position,
+            meta: encode_meta(&facts.tokens, &facts.extras).into(),
+        };
+        store.offload(Offload { identity, description, slot }).is_ok()
     }
 
     pub(crate) fn acquire_many(&mut self, count: usize) -> Option<Vec<SlotRef>> {
@@ -121,33 +153,65 @@ impl Blocks {
         sequence.registered = complete.max(first);
         for block in fresh {
             let identity = sequence.identities[block];
-            let parent = block.checked_sub(1).map(|parent| sequence.identities[parent].short());
+            let parent = block.checked_sub(1).map(|parent| sequence.identities[parent]);
             let tokens = &sequence.tokens[block * block_tokens..(block + 1) * block_tokens];
             let facts = self.facts.entry(identity).or_insert_with(|| Facts {
                 parent,
+                position: block as u32,
                 tokens: tokens.into(),
                 extras: if block == 0 { sequence.extras.clone() } else { Vec::new() },
                 on_device: false,
-                on_host: false,
+                // It may have come from there just now, known to the store alone.
+                on_host: self.store.as_ref().is_some_and(|store| store.is_on_host(&identity)),
+                is_copied: false,
                 removals_owed: 0,
             });
             facts.on_device = true;
-            self.events.push(stored_event(&[identity], facts, Tier::Device, tokens));
+            self.events.push(stored_event(identity, facts, Tier::Device));
+            let wanted = self.offload_at_once && !facts.on_host && !facts.is_copied;
+            if wanted && self.queue_offload(identity, sequence.table[block].clone()) {
+                self.facts.entry(identity).and_modify(|facts| facts.is_copied = true);
+            }
         }
     }
 
-    /// An offload is over.
-    pub(crate) fn offloaded(&mut self, identity: BlockIdentity, stored: bool, evicted: Vec<BlockIdentity>) {
-        if let Some(facts) = self.facts.get_mut(&identity) {
-            if stored && !std::mem::replace(&mut facts.on_host, true) {
-                let event = stored_event(&[identity], facts, Tier::Host, &facts.tokens);
-                self.events.push(event);
+    /// The store has the block in one more tier.
+    pub(crate) fn stored(&mut self, identity: BlockIdentity, medium: Medium) {
+        let Some(facts) = self.facts.get_mut(&identity) else { return };
+        match medium {
+            Medium::Host if !std::mem::replace(&mut facts.on_host, true) => {
+                self.events.push(stored_event(identity, facts, Tier::Host));
             }
-            facts.removals_owed = facts.removals_owed.saturating_sub(1);
-            self.events.push(removed_event(identity, Tier::Device));
+            Medium::Host => {}
+            Medium::Disk => self.events.push(stored_event(identity, facts, Tier::Disk)),
+        }
+    }
+
+    /// An offload is over, whether it worked or not.
+    pub(crate) fn offloaded(&mut self, identity: BlockIdentity) {
+        if let Some(facts) = self.facts.get_mut(&identity) {
+            if facts.removals_owed > 0 {
+                // One physical copy has gone; the block may have been computed again meanwhile.
+                facts.removals_owed -= 1;
+                self.events.push(removed_event(identity, Tier::Device));
+            }
+            facts.is_copied = false;
         }
         self.forget_if_gone(identity);
-        evicted.into_iter().for_each(|identity| self.left_host(identity));
+    }
+
+    /// A tier of the store holds the block no more.
+    pub(crate) fn removed(&mut self, identity: BlockIdentity, medium: Medium) {
+        match medium {
+            Medium::Host => {
+                if let Some(facts) = self.facts.get_mut(&identity) {
+                    facts.on_host = false;
+                }
+                self.events.push(removed_event(identity, Tier::Host));
+                self.forget_if_gone(identity);
+            }
+            Medium::Disk => self.events.push(removed_event(identity, Tier::Disk)),
+        }
     }
 
     /// Evicts everything that nobody uses, without keeping it anywhere.
@@ -155,14 +219,6 @@ impl Blocks {
         while let Some((identity, _slot)) = self.catalog.evict() {
             self.left_device(identity);
         }
-    }
-
-    pub(crate) fn left_host(&mut self, identity: BlockIdentity) {
-        if let Some(facts) = self.facts.get_mut(&identity) {
-            facts.on_host = false;
-            self.events.push(removed_event(identity, Tier::Host));
-        }
-        self.forget_if_gone(identity);
     }
 
     fn left_device(&mut self, identity: BlockIdentity) {
@@ -174,19 +230,21 @@ impl Blocks {
     }
 
     fn forget_if_gone(&mut self, identity: BlockIdentity) {
-        let is_gone = |facts: &Facts| !facts.on_device && !facts.on_host && facts.removals_owed == 0;
+        let is_gone = |facts: &Facts| {
+            !facts.on_device && !facts.on_host && !facts.is_copied && facts.removals_owed == 0
+        };
         if self.facts.get(&identity).is_some_and(is_gone) {
             self.facts.remove(&identity);
         }
     }
 }
 
-fn stored_event(identities: &[BlockIdentity], facts: &Facts, tier: Tier, tokens: &[u32]) -> KvEvent {
+fn stored_event(identity: BlockIdentity, facts: &Facts, tier: Tier) -> KvEvent {
     KvEvent::Stored(Stored {
-        hashes: identities.iter().map(BlockIdentity::short).collect(),
-        parent: facts.parent,
-        tokens: tokens.to_vec(),
-        block_tokens: tokens.len() / identities.len(),
+        hashes: vec![identity.short()],
+        parent: facts.parent.map(|parent| parent.short()),
+        tokens: facts.tokens.to_vec(),
+        block_tokens: facts.tokens.len(),
         tier,
         // As vLLM does: what keeps a tenant apart is told of the first block of a chain.
         extras: match facts.parent {
@@ -199,4 +257,56 @@ fn stored_event(identities: &[BlockIdentity], facts: &Facts, tier: Tier, tokens:
 
 fn removed_event(identity: BlockIdentity, tier: Tier) -> KvEvent {
     KvEvent::Removed(Removed { hashes: vec![identity.short()], tier, group: None })
+}
+
+/// What the store keeps with a block, so that events can tell of it after a restart: how many tokens, the tokens, and
+/// each extra with its length, all as little-endian u32 where they are numbers.
+fn encode_meta(tokens: &[u32], extras: &[String]) -> Vec<u8> {
+    let mut meta = Vec::with_capacity(4 + tokens.len() * 4);
+    meta.extend((tokens.len() as u32).to_le_bytes());
+    tokens.iter().for_each(|token| meta.extend(token.to_le_bytes()));
+    for extra in extras {
+        meta.extend((extra.len() as u32).to_le_bytes());
+        meta.extend(extra.as_bytes());
+    }
+    meta
+}
+
+fn decode_meta(mut meta: &[u8]) -> Option<(Vec<u32>, Vec<String>)> {
+    let number = |meta: &mut &[u8]| {
+        let (number, rest) = meta.split_first_chunk::<4>()?;
+        *meta = rest;
+        Some(u32::from_le_bytes(*number))
+    };
+    let count = number(&mut meta)? as usize;
+    if meta.len() / 4 < count {
+        return None;
+    }
+    let tokens = (0..count).map(|_| number(&mut meta)).collect::<Option<Vec<u32>>>()?;
+    let mut extras = Vec::new();
+    while !meta.is_empty() {
+        let length = number(&mut meta)? as usize;
+        let (extra, rest) = meta.split_at_checked(length)?;
+        extras.push(String::from_utf8(extra.to_vec()).ok()?);
+        meta = rest;
+    }
+    Some((tokens, extras))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_with_a_block_comes_back_and_nonsense_is_refused() {
+        let (tokens, extras) = (vec![1, 2, u32::MAX], vec!["salt".to_owned(), String::new()]);
+        let meta = encode_meta(&tokens, &extras);
+        assert_eq!(decode_meta(&meta), Some((tokens, extras)));
+        assert_eq!(decode_meta(&encode_meta(&[], &[])), Some((Vec::new(), Vec::new())));
+        for len in 0..meta.len() {
+            let cut = decode_meta(&meta[..len]);
+            assert!(cut.is_none_or(|(tokens, extras)| tokens.len() == 3 && extras.len() < 2), "{len} bytes");
+        }
+        assert_eq!(decode_meta(&[0xFF; 12]), None);
+    }
 }

@@ -13,4 +13,6 @@ pub struct EngineConfig {
     pub threads: usize,
     /// How long a decode leg waits for its blocks before it computes them itself.
     pub transfer_deadline: std::time::Duration,
+    /// Copy blocks to the store as soon as they are complete, not when their slots are needed.
+    pub offload_at_once: bool,
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_transfer::{Notice, TransferService};
 use kvstore_block::IdentityChain;
-use kvstore_store::{HostStore, Moved};
+use kvstore_store::{Moved, Store, Survivor};
 use router_engines::openai::{Finish, Sampling};
 use router_tokens::{Detokenizer, ModelText};
 use tokio::sync::mpsc;
@@ -70,7 +70,7 @@ pub(crate) enum Message {
     Submit(Box<Sequence>),
     Cancel(u64),
     Transfer(Notice),
-    Host(Moved),
+    Store(Moved),
     ClearCache,
     Stop,
 }
@@ -80,8 +80,10 @@ pub(crate) enum Message {
 pub struct Services {
     /// Moves blocks between workers.
     pub transfer: Option<TransferService>,
-    /// Keeps evicted blocks.
-    pub host: Option<Arc<HostStore>>,
+    /// Keeps blocks outside of the pool.
+    pub store: Option<Arc<Store>>,
+    /// What it has kept from an earlier process.
+    pub survivors: Vec<Survivor>,
     /// Publishes KV events.
     pub events: Option<EventSink>,
 }
@@ -97,9 +99,9 @@ impl EngineInbox {
         let _stopped = self.0.send(Message::Transfer(notice));
     }
 
-    /// Hands over what the host tier reports.
-    pub fn host_moved(&self, moved: Moved) {
-        let _stopped = self.0.send(Message::Host(moved));
+    /// Hands over what the store reports.
+    pub fn store_moved(&self, moved: Moved) {
+        let _stopped = self.0.send(Message::Store(moved));
     }
 }
 
@@ -183,7 +185,7 @@ fn run(mut scheduler: Scheduler, inbox: &Receiver<Message>) {
                 }
                 Message::Cancel(id) => scheduler.cancel(id),
                 Message::Transfer(notice) => scheduler.transfer_notice(notice),
-                Message::Host(moved) => scheduler.host_moved(moved),
+                Message::Store(moved) => scheduler.store_moved(moved),
                 Message::ClearCache => scheduler.clear_cache(),
             }
             next = inbox.try_recv().ok();

@@ -1,6 +1,6 @@
 //! Continuous batching over paged blocks: what runs in the next step, and where its keys and values live.
 //!
-//! A request waits, may fetch blocks (from another worker, or from the host tier), runs until it is finished,
+//! A request waits, may fetch blocks (from another worker, or from the store's tiers), runs until it is finished,
 //! and may be preempted in between when blocks run out; then it starts over, with whatever of its prefix is
 //! still cached. In a step, every request that generates gets its one token first; what is left of the token
 //! budget goes to prompts, first come first served, in chunks.
@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use dataplane_memory::SlotRef;
 use dataplane_transfer::{Command, Notice, Outcome, TransferService};
-use kvstore_store::Moved;
+use kvstore_store::{Moved, Onboard, Plan, Prepare, Prompt};
 use router_engines::openai::Finish;
 use router_tokens::ModelText;
 
@@ -40,8 +40,8 @@ pub(crate) struct Scheduler {
     /// Prompts that are computed and not yet handed over, by transfer. Their requests end with the hand-over, so
     /// that a client's hang-up reaches them until then.
     handing_over: HashMap<u64, Sequence>,
-    /// Waiting for blocks of the host tier, by sequence.
-    fetching_host: HashMap<u64, Sequence>,
+    /// Waiting for blocks of the store's tiers, by sequence.
+    fetching_store: HashMap<u64, Sequence>,
     running: Vec<Sequence>,
 }
 
@@ -70,19 +70,21 @@ impl Scheduler {
         services: Services,
         stats: Arc<EngineStats>,
     ) -> Self {
-        let Services { transfer, host, events: sink } = services;
+        let Services { transfer, store, survivors, events: sink } = services;
+        let mut blocks = Blocks::new(kv, store, config.offload_at_once);
+        blocks.survived(survivors);
         Self {
             config,
             model,
             text,
-            blocks: Blocks::new(kv, host),
+            blocks,
             transfer,
             sink,
             stats,
             waiting: VecDeque::new(),
             fetching_remote: HashMap::new(),
             handing_over: HashMap::new(),
-            fetching_host: HashMap::new(),
+            fetching_store: HashMap::new(),
             running: Vec::new(),
         }
     }
@@ -125,7 +127,11 @@ impl Scheduler {
             (_, _, Some(transfer)) => self.fetching_remote.remove(&transfer).inspect(|_| {
                 self.command(Command::Cancel { transfer });
             }),
-            _ => self.fetching_host.remove(&id),
+            _ => self.fetching_store.remove(&id).inspect(|_| {
+                if let Some(store) = &self.blocks.store {
+                    store.cancel(id);
+                }
+            }),
         };
         let Some(sequence) = sequence else { return };
         self.drop_legs(&sequence);
@@ -182,18 +188,22 @@ impl Scheduler {
         if let Some(at) = self.waiting.iter().position(&is_it) {
             return self.waiting.remove(at);
         }
-        let id = self.fetching_host.iter().find(|(_, sequence)| is_it(sequence)).map(|(&id, _)| id)?;
-        self.fetching_host.remove(&id)
+        let id = self.fetching_store.iter().find(|(_, sequence)| is_it(sequence)).map(|(&id, _)| id)?;
+        self.fetching_store.remove(&id)
     }
 
-    pub(crate) fn host_moved(&mut self, moved: Moved) {
+    pub(crate) fn store_moved(&mut self, moved: Moved) {
         match moved {
-            Moved::Offloaded { identity, stored, evicted } => {
-                self.blocks.offloaded(identity, stored, evicted)
+            Moved::Stored { identity, medium } => self.blocks.stored(identity, medium),
+            Moved::Removed { identity, medium } => self.blocks.removed(identity, medium),
+            Moved::Offloaded { identity } => self.blocks.offloaded(identity),
+            Moved::Prepared { request, blocks: _ } => {
+                // What came is in host memory now, and found there when the request is admitted again.
+                let Some(sequence) = self.fetching_store.remove(&request) else { return };
+                self.waiting.push_front(sequence);
             }
-            Moved::Damaged { identity } => self.blocks.left_host(identity),
             Moved::Onboarded { request, mut slots, verified } => {
-                let Some(mut sequence) = self.fetching_host.remove(&request) else { return };
+                let Some(mut sequence) = self.fetching_store.remove(&request) else { return };
                 slots.truncate(verified);
                 sequence.cached_tokens += verified * self.blocks.kv.block_tokens();
                 EngineStats::add(&self.stats.prefix_hits, verified * self.blocks.kv.block_tokens());
@@ -224,7 +234,7 @@ impl Scheduler {
     /// Moves waiting requests to running, or to fetching, as long as there is room.
     fn admit(&mut self) {
         while let Some(mut sequence) = self.waiting.pop_front() {
-            let fetching = self.fetching_remote.len() + self.fetching_host.len();
+            let fetching = self.fetching_remote.len() + self.fetching_store.len();
             let inside = self.running.len() + fetching + self.handing_over.len();
             if inside >= self.config.sequences_max {
                 self.waiting.push_front(sequence);
@@ -247,7 +257,7 @@ impl Scheduler {
                 Fetch::NoRoom(mut sequence) => {
                     let is_alone = self.running.is_empty()
                         && self.fetching_remote.is_empty()
-                        && self.fetching_host.is_empty();
+                        && self.fetching_store.is_empty();
                     if is_alone {
                         // Nothing that ends would make room (a peer may hold slots in quarantine): compute it
                         // here, in as many slots as there are.
@@ -290,21 +300,51 @@ impl Scheduler {
             self.fetching_remote.insert(remote.transfer, sequence);
             return Fetch::Started;
         }
-        let Some(host) = self.blocks.host.clone().filter(|_| !sequence.host_tried && found < wanted) else {
+        let Some(store) = self.blocks.store.clone().filter(|_| !sequence.store_tried && found < wanted)
+        else {
             return Fetch::Unneeded(Box::new(sequence));
         };
-        let on_host = host.look_up(&sequence.identities[found..wanted]);
-        sequence.host_tried = true;
+        let prompt = Prompt {
+            chain: &sequence.identities[..wanted],
+            device_blocks: found,
+            tokens: sequence.tokens.len(),
+            block_tokens: self.blocks.kv.block_tokens(),
+            queued_tokens: self.queued_tokens(),
+        };
+        let request = sequence.id;
+        let (blocks, deadline) = match store.plan(&prompt, !sequence.others_asked) {
+            Plan::Recompute => (0, Instant::now()),
+            Plan::Onboard { blocks, deadline } => (blocks, deadline),
+            Plan::AskOthers { deadline } => {
+                sequence.others_asked = true;
+                let chain = sequence.identities[..wanted].to_vec();
+                if store.prepare(Prepare { request, chain, device_blocks: found, deadline }).is_err() {
+                    return Fetch::Unneeded(Box::new(sequence));
+                }
+                // It is admitted anew when the answers are there; until then it holds no slots.
+                sequence.release_blocks();
+                self.fetching_store.insert(request, sequence);
+                return Fetch::Started;
+            }
+        };
+        sequence.store_tried = true;
         // Without slots for them, computing needs the ones that there are anyway.
-        let Some(targets) = self.blocks.acquire_many(on_host).filter(|targets| !targets.is_empty()) else {
+        let Some(targets) = self.blocks.acquire_many(blocks).filter(|targets| !targets.is_empty()) else {
             return Fetch::Unneeded(Box::new(sequence));
         };
-        let chain = &sequence.identities[found..found + on_host];
-        if host.onboard(sequence.id, chain, targets).is_err() {
+        let chain = sequence.identities[found..found + blocks].to_vec();
+        if store.onboard(Onboard { request, chain, targets, deadline }).is_err() {
             return Fetch::Unneeded(Box::new(sequence));
         }
-        self.fetching_host.insert(sequence.id, sequence);
+        self.fetching_store.insert(request, sequence);
         Fetch::Started
+    }
+
+    /// Prompt tokens that the running requests have not computed yet.
+    fn queued_tokens(&self) -> u64 {
+        let block_tokens = self.blocks.kv.block_tokens();
+        let left = |sequence: &Sequence| sequence.target(block_tokens).saturating_sub(sequence.computed);
+        self.running.iter().map(left).filter(|&left| left > 1).sum::<usize>() as u64
     }
 
     // --- steps ---
@@ -393,6 +433,10 @@ impl Scheduler {
                 rows: if generates { Rows::Last } else { Rows::None },
             });
         }
+        // What computing costs decides whether a tier is worth asking.
+        let prompt_tokens: usize = scheduled.iter().map(|part| part.count).filter(|&count| count > 1).sum();
+        let context = items.iter().map(|item| item.start).max().unwrap_or(0);
+        let started = Instant::now();
         let logits = self.model.forward(&self.blocks.kv, &items, |layer| {
             for (transfer, content, first, slots) in &pushes {
                 self.command(Command::Push {
@@ -405,6 +449,9 @@ impl Scheduler {
             }
         });
         drop(items);
+        if let Some(store) = self.blocks.store.as_ref().filter(|_| prompt_tokens >= block_tokens) {
+            store.observe_prefill(prompt_tokens, context, started.elapsed());
+        }
         let mut rows = logits.chunks_exact(self.model.config().vocabulary);
         let mut finished = Vec::new();
         for part in scheduled {
@@ -506,7 +553,7 @@ impl Scheduler {
         EngineStats::set(&self.stats.waiting, self.waiting.len());
         EngineStats::set(
             &self.stats.fetching,
-            self.fetching_remote.len() + self.fetching_host.len() + self.handing_over.len(),
+            self.fetching_remote.len() + self.fetching_store.len() + self.handing_over.len(),
         );
         EngineStats::set(&self.stats.slots_cached, self.blocks.catalog.len());
     }

@@ -41,7 +41,10 @@ pub(crate) struct Sequence {
     pub(crate) goal: Goal,
     /// Taken when the fetch starts, so that it is tried once.
     pub(crate) remote: Option<RemotePrefill>,
-    pub(crate) host_tried: bool,
+    /// The store has been asked for this node's blocks.
+    pub(crate) store_tried: bool,
+    /// And for those of others.
+    pub(crate) others_asked: bool,
     chain: IdentityChain,
     pub(crate) identities: Vec<BlockIdentity>,
     /// Identity of the prompt's last reusable block, once known.
@@ -85,7 +88,8 @@ impl Sequence {
             extras: start.extras,
             goal: start.goal,
             remote: start.remote,
-            host_tried: false,
+            store_tried: false,
+            others_asked: false,
             chain: start.chain,
             identities: Vec::new(),
             content: None,
@@ -148,7 +152,7 @@ impl Sequence {
         self.table.clear();
         self.computed = 0;
         self.registered = 0;
-        self.host_tried = false;
+        self.store_tried = false;
     }
 
     /// Sends to the client. A receiver that is gone has been dropped, and its cancellation is on its way.

@@ -1,0 +1,36 @@
+//! The tiers behind a worker's pool: what they give to conversations, and that they are never worse than recomputing.
+
+mod conversations;
+mod slow;
+mod sweep;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+/// Which part.
+#[derive(Args, Default)]
+pub(crate) struct TierArgs {
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+#[derive(Subcommand)]
+enum Part {
+    /// Conversations of many users with the reference engine, whose pool holds a part of them: time to the first token and
+    /// tokens per second with no tier, host memory, and the tiers below it. Outputs must be equal in all.
+    Conversations(conversations::ConversationArgs),
+    /// Prefixes of many lengths behind a disk that is made slow on purpose: the plan's time beside that of always onboarding
+    /// and of never.
+    Sweep(sweep::SweepArgs),
+}
+
+pub(crate) fn run(smoke: bool, args: &TierArgs) -> Result<()> {
+    match &args.part {
+        Some(Part::Conversations(args)) => conversations::run(smoke, args),
+        Some(Part::Sweep(args)) => sweep::run(smoke, args),
+        None => {
+            conversations::run(smoke, &conversations::ConversationArgs::default())?;
+            sweep::run(smoke, &sweep::SweepArgs::default())
+        }
+    }
+}

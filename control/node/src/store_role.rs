@@ -1,0 +1,169 @@
+//! `kvasir store`: a node that keeps blocks for others, and named values for programs that speak the Redis protocol.
+//!
+//! Two things in one process, each with memory of its own: a pool that workers' stores reach over the data plane with
+//! one-sided reads (`store.pool`), and a store of tiers behind the Redis protocol (`host_tier`, `disk_tier`,
+//! `object_tier`; cut into `store.slot`s).
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use axum::Router;
+use axum::routing::get;
+use control_config::Settings;
+use dataplane_memory::{Slab, SlabLayout, SlotPool};
+use kvstore_remote::{PoolConfig, PoolCounters, PoolServer, PoolService};
+use kvstore_resp::{Listen, Password, RespConfig, RespCounters, Server};
+use kvstore_store::Store;
+use router_tls::PlainListener;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::store_values::StoredValues;
+use crate::tiers::{self, Blocks, TierCounters};
+use crate::{Common, compose, http, process, rails, worker_role};
+
+/// Blocks that hold values have no tokens; a plan is never asked for.
+const TOKENS: u32 = 1;
+
+pub(crate) fn run(common: &Common) -> Result<ExitCode> {
+    let settings = process::start(common)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(keep(&settings))?;
+    runtime.shutdown_background();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What runs, for the metrics.
+#[derive(Default)]
+struct Running {
+    pool: Option<(PoolService, Arc<PoolCounters>)>,
+    values: Option<(Arc<Store>, TierCounters, Arc<RespCounters>)>,
+}
+
+async fn keep(settings: &Settings) -> Result<()> {
+    let mut running = Running::default();
+    if settings.store.pool.0 > 0 {
+        running.pool = Some(pool(settings)?);
+    }
+    let stop = http::stop_signals(settings.serve.drain)?;
+    let mut serving = None;
+    if !settings.store.resp.is_empty() {
+        let (server, store, counters) = values(settings).await?;
+        running.values = Some((store, counters, server.counters()));
+        let mut stopping = stop.clone();
+        serving = Some(tokio::spawn(server.run(async move {
+            // The sender lives as long as the process.
+            let _gone = stopping.wait_for(Option::is_some).await;
+        })));
+    }
+    ensure!(
+        running.pool.is_some() || running.values.is_some(),
+        "store.pool is \"0 B\" and store.resp is empty: there is nothing to do"
+    );
+    let listener = http::bind(settings.store.http).await?;
+    println!("Metrics on http://{}/metrics", listener.local_addr()?);
+    let running = Arc::new(running);
+    let shown = Arc::clone(&running);
+    let router = Router::new()
+        .route("/health", get(|| async { "ok" }))
+        .route("/metrics", get(move || std::future::ready(metrics(&shown))));
+    http::serve(PlainListener::new(listener), router, stop).await;
+    if let Some(serving) = serving {
+        serving.await?;
+    }
+    Ok(())
+}
+
+fn pool(settings: &Settings) -> Result<(PoolService, Arc<PoolCounters>)> {
+    let slot_bytes = settings.store.slot.0 as usize;
+    let slots = settings.store.pool.0 as usize / slot_bytes;
+    ensure!(
+        slots > 0,
+        "store.pool is {}, less than store.slot, which is {}",
+        settings.store.pool,
+        settings.store.slot
+    );
+    let layout =
+        SlabLayout { slot_bytes, slot_count: u32::try_from(slots).context("store.pool: too many slots")? };
+    let slab = Arc::new(Slab::create("kvasir-pool", layout, compose::pages(settings))?);
+    let rails = rails::open_server(settings, &slab, settings.store.listen)?;
+    let counters = Arc::new(PoolCounters::default());
+    let config = PoolConfig { lease: settings.store.lease, ..PoolConfig::default() };
+    let server = PoolServer::new(rails.bond, SlotPool::new(slab), config, Arc::clone(&counters))?;
+    let service = PoolService::start(server)?;
+    println!("A pool of {slots} slots of {}, for `remote_tier.nodes`:", settings.store.slot);
+    for address in rails::notation(&rails.address) {
+        println!("  \"{address}\"");
+    }
+    Ok((service, counters))
+}
+
+async fn values(settings: &Settings) -> Result<(Server<StoredValues>, Arc<Store>, TierCounters)> {
+    let slot_bytes = settings.store.slot.0 as usize;
+    let blocks = Blocks {
+        bytes: slot_bytes,
+        tokens: TOKENS,
+        fingerprint: xxh3_64(format!("named values in slots of {slot_bytes} bytes").as_bytes()),
+        host_slots: settings.host_tier.capacity.0 as usize / slot_bytes,
+        pages: compose::pages(settings),
+        instance: None,
+    };
+    // Values are not announced anywhere.
+    let opened = tiers::open(settings, &blocks, |_| {})?
+        .context("store.resp is set, and host_tier.capacity holds not even one store.slot")?;
+    let config = resp_config(settings)?;
+    let values = StoredValues::new(Arc::clone(&opened.store), slot_bytes, opened.slots, opened.survivors);
+    let server = Server::bind(values, config).await?;
+    for bound in server.bound() {
+        println!("The Redis protocol on {bound}");
+    }
+    Ok((server, opened.store, opened.counters))
+}
+
+fn resp_config(settings: &Settings) -> Result<RespConfig> {
+    let mut listen = Vec::with_capacity(settings.store.resp.len());
+    let mut is_remote = false;
+    for text in &settings.store.resp {
+        let place = match text.strip_prefix("unix:") {
+            Some(path) => Listen::Unix(PathBuf::from(path)),
+            None => Listen::Tcp(text.parse().with_context(|| {
+                format!("store.resp: \"{text}\" is neither like `127.0.0.1:7379` nor like `unix:/path`")
+            })?),
+        };
+        is_remote |= matches!(&place, Listen::Tcp(SocketAddr::V4(at)) if !at.ip().is_loopback())
+            || matches!(&place, Listen::Tcp(SocketAddr::V6(at)) if !at.ip().is_loopback());
+        listen.push(place);
+    }
+    let password = match settings.store.resp_password_file.as_str() {
+        "" => None,
+        path => {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("store.resp_password_file = \"{path}\""))?;
+            Some(Password::new(text.trim_end_matches(['\r', '\n'])))
+        }
+    };
+    ensure!(
+        !is_remote || password.is_some(),
+        "store.resp names an address other than loopback, which needs store.resp_password_file"
+    );
+    Ok(RespConfig { listen, allow_remote: is_remote, password, allow_flush: true, ..RespConfig::default() })
+}
+
+fn metrics(running: &Running) -> String {
+    let mut out = String::new();
+    if let Some((_, counters)) = &running.pool {
+        for (name, help, value) in counters.snapshot() {
+            http::metric(&mut out, &format!("kvasir:pool_{name}"), help, value);
+        }
+    }
+    if let Some((store, tiers, resp)) = &running.values {
+        worker_role::store_metrics(&mut out, store);
+        tiers.render(&mut out);
+        for (name, help, value) in resp.snapshot() {
+            http::metric(&mut out, &format!("kvasir:resp_{name}"), help, value);
+        }
+    }
+    out
+}

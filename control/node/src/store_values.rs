@@ -1,0 +1,344 @@
+//! Named values of any length in the store's fixed blocks, for the Redis protocol.
+//!
+//! A value lies in as many blocks as its length takes. Their identities are chained hashes of (key, number of this `SET`,
+//! piece), so a value that replaces another has other blocks, and an old one that is still on its way somewhere can never
+//! be taken for the new one. Which keys there are, and which `SET` counts, is kept in memory, for at most
+//! [`Directory::keys_max`] keys; each value's first block carries its key, so that what the disk has kept is found again
+//! after a restart (a key of more than [`KEY_KEPT_MAX`] bytes is not).
+//!
+//! A value of which a block has been evicted or is damaged is absent, and its other blocks are given back.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use kvstore_block::{BlockIdentity, IdentityChain};
+use kvstore_resp::{
+    Condition, Entry, Expiry, KeyPage, SetOptions, SetOutcome, Usage, Value, ValueError, Values,
+};
+use kvstore_store::{Description, META_BYTES_MAX, Store, Survivor};
+use tokio::sync::{Semaphore, oneshot};
+
+/// How long a `GET` waits for the tiers.
+const READ_MAX: Duration = Duration::from_secs(10);
+/// Blocks on their way into the store at a time: fewer than its queue holds, so that it is not full because of us.
+const PUTS_MAX: usize = 512;
+/// Number of the `SET`, length of the value, and when it ends, each as little-endian u64, stand before the key.
+const META_FIXED: usize = 24;
+/// The longest key that outlives the process.
+const KEY_KEPT_MAX: usize = META_BYTES_MAX - META_FIXED;
+const KEY_CONTEXT: &str = "kvasir 2026-11 named values v1";
+
+#[derive(Debug, Clone)]
+struct Named {
+    key: Bytes,
+    number: u64,
+    bytes: u64,
+    /// Milliseconds since 1970.
+    ends_at: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Directory {
+    by_key: HashMap<Bytes, usize>,
+    /// Stable places, so that a cursor over them means something. A free place is on `free`.
+    places: Vec<Option<Named>>,
+    free: Vec<usize>,
+    /// The next place to look at when there are too many keys.
+    hand: usize,
+    bytes: u64,
+    keys_max: usize,
+}
+
+impl Directory {
+    fn get(&self, key: &[u8]) -> Option<&Named> {
+        self.by_key.get(key).and_then(|&place| self.places[place].as_ref())
+    }
+
+    /// Replaces what the key named, and gives back what that was. When there are too many keys, another goes.
+    fn insert(&mut self, named: Named) -> Vec<Named> {
+        let mut gone: Vec<Named> = self.remove(&named.key.clone()).into_iter().collect();
+        while self.by_key.len() >= self.keys_max && !self.by_key.is_empty() {
+            let place = self.hand % self.places.len();
+            self.hand = place + 1;
+            let key = self.places[place].as_ref().map(|named| named.key.clone());
+            gone.extend(key.and_then(|key| self.remove(&key)));
+        }
+        self.bytes += named.bytes;
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        self.by_key.insert(named.key.clone(), place);
+        self.places[place] = Some(named);
+        gone
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Option<Named> {
+        let place = self.by_key.remove(key)?;
+        self.free.push(place);
+        let named = self.places[place].take()?;
+        self.bytes -= named.bytes;
+        Some(named)
+    }
+}
+
+/// See the module's documentation.
+pub(crate) struct StoredValues {
+    store: Arc<Store>,
+    slot_bytes: usize,
+    bytes_max: u64,
+    value_bytes_max: u64,
+    directory: Mutex<Directory>,
+    next_number: AtomicU64,
+    puts: Semaphore,
+}
+
+impl StoredValues {
+    /// Values in a store of `slots` blocks of `slot_bytes`, `host_slots` of them in memory, with those that it has kept.
+    pub(crate) fn new(
+        store: Arc<Store>,
+        slot_bytes: usize,
+        [host_slots, slots]: [u64; 2],
+        survivors: Vec<Survivor>,
+    ) -> Self {
+        let mut directory = Directory { keys_max: slots.max(1) as usize, ..Directory::default() };
+        let mut kept: Vec<Named> = survivors.iter().filter_map(named_of).collect();
+        // The last `SET` of a key counts.
+        kept.sort_unstable_by_key(|named| named.number);
+        for named in kept {
+            directory.insert(named);
+        }
+        Self {
+            store,
+            slot_bytes,
+            bytes_max: slots * slot_bytes as u64,
+            // A value is held in memory as a whole while it is read; two of the largest fit.
+            value_bytes_max: (host_slots / 2).max(1) * slot_bytes as u64,
+            directory: Mutex::new(directory),
+            // Numbers of earlier processes are times of the past.
+            next_number: AtomicU64::new(now_ms() << 20),
+            puts: Semaphore::new(PUTS_MAX),
+        }
+    }
+
+    /// Held for map operations only.
+    fn directory(&self) -> MutexGuard<'_, Directory> {
+        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, key: &[u8]) -> Option<Named> {
+        let named = self.directory().get(key).cloned()?;
+        if named.ends_at.is_some_and(|ends_at| ends_at <= now_ms()) {
+            self.drop_value(&named);
+            return None;
+        }
+        Some(named)
+    }
+
+    fn chain(&self, key: &[u8], number: u64, bytes: u64) -> Vec<BlockIdentity> {
+        let hash = blake3::derive_key(KEY_CONTEXT, key);
+        let words: Vec<u32> = (hash.chunks_exact(4))
+            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+            .collect();
+        let mut chain = IdentityChain::new(number, &[]);
+        let pieces = bytes.div_ceil(self.slot_bytes as u64).max(1);
+        (0..pieces).map(|_| chain.next(&words)).collect()
+    }
+
+    /// Forgets a value, unless another has taken its name meanwhile.
+    fn drop_value(&self, named: &Named) -> bool {
+        let mut directory = self.directory();
+        let is_same = directory.get(&named.key).is_some_and(|now| now.number == named.number);
+        if is_same {
+            directory.remove(&named.key);
+        }
+        drop(directory);
+        self.store.forget(self.chain(&named.key, named.number, named.bytes));
+        is_same
+    }
+
+    /// Puts the blocks of a value; whether all of them are stored.
+    async fn put(&self, named: &Named, chain: &[BlockIdentity], value: &Value) -> bool {
+        let mut waiting = Vec::with_capacity(chain.len());
+        for (position, identity) in chain.iter().enumerate() {
+            let start = position * self.slot_bytes;
+            let piece = value.slice(start..start + self.slot_bytes);
+            let meta = if position == 0 { meta_of(named) } else { Vec::new() };
+            let parent = position.checked_sub(1).map(|parent| chain[parent]);
+            let description = Description { parent, position: position as u32, meta: meta.into() };
+            let Ok(permit) = self.puts.acquire().await else { return false };
+            let (done, is_stored) = oneshot::channel();
+            let done = move |stored| {
+                // Whoever asked may have gone.
+                let _gone = done.send(stored);
+            };
+            if self.store.put(*identity, description, piece.into_pieces(), done).is_err() {
+                return false;
+            }
+            waiting.push(async move {
+                let stored = is_stored.await.unwrap_or(false);
+                drop(permit);
+                stored
+            });
+        }
+        let mut all = true;
+        for stored in waiting {
+            all &= stored.await;
+        }
+        all
+    }
+}
+
+impl Values for StoredValues {
+    async fn get(&self, key: &[u8]) -> Result<Option<Value>, ValueError> {
+        let Some(named) = self.find(key) else { return Ok(None) };
+        if named.bytes == 0 {
+            return Ok(Some(Value::default()));
+        }
+        let chain = self.chain(key, named.number, named.bytes);
+        let wanted = chain.len();
+        let (reply, blocks) = oneshot::channel();
+        let sent = self.store.hold(chain, Instant::now() + READ_MAX, move |blocks| {
+            // Whoever asked may have gone; the blocks go back with the answer.
+            let _gone = reply.send(blocks);
+        });
+        if sent.is_err() {
+            let reason = "too many requests are inside".to_owned();
+            return Err(ValueError::Failed { operation: "GET", reason });
+        }
+        let blocks = blocks.await.unwrap_or_default();
+        let pieces: Option<Value> =
+            blocks.iter().map(|block| block.to_bytes().map(Bytes::from)).collect::<Option<Value>>();
+        let value = pieces.filter(|value| blocks.len() == wanted && value.len() as u64 == named.bytes);
+        if value.is_none() {
+            self.drop_value(&named);
+        }
+        Ok(value)
+    }
+
+    async fn set(&self, key: &[u8], value: Value, options: SetOptions) -> Result<SetOutcome, ValueError> {
+        let before = self.find(key);
+        let is_met = match options.condition {
+            Condition::Always => true,
+            Condition::IfAbsent => before.is_none(),
+            Condition::IfPresent => before.is_some(),
+        };
+        if !is_met {
+            return Ok(SetOutcome::ConditionUnmet);
+        }
+        let bytes = value.len() as u64;
+        if bytes > self.value_bytes_max {
+            return Ok(SetOutcome::TooLarge { bytes_max: self.value_bytes_max });
+        }
+        let ends_at = match options.expiry {
+            Expiry::Never => None,
+            Expiry::After(after) => Some(now_ms().saturating_add(after.as_millis() as u64)),
+            Expiry::Keep => before.and_then(|named| named.ends_at),
+        };
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let named = Named { key: Bytes::copy_from_slice(key), number, bytes, ends_at };
+        let chain = self.chain(key, number, bytes);
+        if bytes > 0 && !self.put(&named, &chain, &value).await {
+            self.store.forget(chain);
+            return Ok(SetOutcome::Throttled);
+        }
+        let mut directory = self.directory();
+        // Two at once: the one that came later counts.
+        let is_last = directory.get(key).is_none_or(|other| other.number < number);
+        let gone = if is_last { directory.insert(named) } else { vec![named] };
+        drop(directory);
+        for named in gone {
+            self.store.forget(self.chain(&named.key, named.number, named.bytes));
+        }
+        Ok(SetOutcome::Stored)
+    }
+
+    async fn look(&self, key: &[u8]) -> Result<Option<Entry>, ValueError> {
+        let Some(named) = self.find(key) else { return Ok(None) };
+        let chain = self.chain(key, named.number, named.bytes);
+        if named.bytes > 0 && self.store.look_up(&chain) < chain.len() {
+            self.drop_value(&named);
+            return Ok(None);
+        }
+        let left = |ends_at: u64| Duration::from_millis(ends_at.saturating_sub(now_ms()));
+        Ok(Some(Entry { bytes: named.bytes, expires_in: named.ends_at.map(left) }))
+    }
+
+    async fn delete(&self, key: &[u8]) -> Result<bool, ValueError> {
+        let was_there = self.look(key).await?.is_some();
+        Ok(self.find(key).is_some_and(|named| self.drop_value(&named)) && was_there)
+    }
+
+    async fn expire(&self, key: &[u8], after: Option<Duration>) -> Result<bool, ValueError> {
+        if self.look(key).await?.is_none() {
+            return Ok(false);
+        }
+        let ends_at = after.map(|after| now_ms().saturating_add(after.as_millis() as u64));
+        let mut directory = self.directory();
+        let place = directory.by_key.get(key).copied();
+        let named = place.and_then(|place| directory.places[place].as_mut());
+        Ok(named.map(|named| named.ends_at = ends_at).is_some())
+    }
+
+    async fn keys(&self, cursor: u64, limit: usize) -> Result<KeyPage, ValueError> {
+        let directory = self.directory();
+        let (start, now) = (cursor as usize, now_ms());
+        let mut page = KeyPage::default();
+        for (place, named) in directory.places.iter().enumerate().skip(start) {
+            if page.keys.len() >= limit {
+                page.next = place as u64;
+                break;
+            }
+            let alive = named.as_ref().filter(|named| named.ends_at.is_none_or(|ends_at| ends_at > now));
+            page.keys.extend(alive.map(|named| named.key.clone()));
+        }
+        Ok(page)
+    }
+
+    async fn clear(&self) -> Result<(), ValueError> {
+        let mut directory = self.directory();
+        let keys_max = directory.keys_max;
+        let old = std::mem::replace(&mut *directory, Directory { keys_max, ..Directory::default() });
+        drop(directory);
+        for named in old.places.into_iter().flatten() {
+            self.store.forget(self.chain(&named.key, named.number, named.bytes));
+        }
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        let directory = self.directory();
+        Usage { keys: directory.by_key.len() as u64, bytes: directory.bytes, bytes_max: self.bytes_max }
+    }
+}
+
+fn meta_of(named: &Named) -> Vec<u8> {
+    if named.key.len() > KEY_KEPT_MAX {
+        return Vec::new();
+    }
+    let mut meta = Vec::with_capacity(META_FIXED + named.key.len());
+    for number in [named.number, named.bytes, named.ends_at.unwrap_or(0)] {
+        meta.extend_from_slice(&number.to_le_bytes());
+    }
+    meta.extend_from_slice(&named.key);
+    meta
+}
+
+fn named_of(survivor: &Survivor) -> Option<Named> {
+    let mut rest: &[u8] = &survivor.description.meta;
+    let mut number = || {
+        let (number, after) = rest.split_first_chunk::<8>()?;
+        rest = after;
+        Some(u64::from_le_bytes(*number))
+    };
+    let (serial, bytes, ends_at) = (number()?, number()?, number()?);
+    let key = Bytes::copy_from_slice(rest);
+    Some(Named { key, number: serial, bytes, ends_at: (ends_at > 0).then_some(ends_at) })
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

@@ -1,0 +1,341 @@
+//! The tiers of a store: chosen here, from the settings and from what the machine has.
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use control_config::Settings;
+use dataplane_memory::PageSize;
+use kvstore_catalog::PolicyKind;
+use kvstore_disk::{Admission, AdmissionConfig, Area, DiskConfig, DiskCounters, DiskLog, Moment};
+use kvstore_io::IoEngine;
+use kvstore_io::files::{DeviceConfig, Files, FolderConfig, open_device, open_folder};
+use kvstore_io::passthrough::{self, NvmeDevice, NvmeDeviceConfig};
+use kvstore_io::pread::{PreadConfig, PreadEngine};
+use kvstore_io::ring::RingConfig;
+use kvstore_io::uring;
+use kvstore_nvme::{NvmeConfig, NvmeEngine, PciAddress};
+use kvstore_object::{Credentials, Location, ObjectConfig, ObjectCounters, S3Config};
+use kvstore_remote::{PoolNode, RemoteConfig, RemoteCounters, RemotePool};
+use kvstore_store::far::object::ObjectTier;
+use kvstore_store::far::remote::RemoteTier;
+use kvstore_store::{
+    DiskTier, HostTier, META_BYTES_MAX, Moved, Store, StoreBuilder, StoreConfig, Survivor, WriteMode,
+};
+
+use crate::rails;
+
+/// The longest single read or write: longer blocks are moved in pieces of this.
+const TRANSFER_BYTES_MAX: usize = 1 << 20;
+/// What a raw device is formatted in.
+const BLOCK_BYTES: usize = 4096;
+
+/// What is to be stored.
+pub(crate) struct Blocks<'a> {
+    /// Bytes of one.
+    pub(crate) bytes: usize,
+    /// Tokens of one.
+    pub(crate) tokens: u32,
+    /// Of model, weights and layout.
+    pub(crate) fingerprint: u64,
+    /// Slots of host memory.
+    pub(crate) host_slots: usize,
+    pub(crate) pages: PageSize,
+    /// Name of this process among those that share a configuration, for the disk tier's folder.
+    pub(crate) instance: Option<&'a str>,
+}
+
+/// A store that runs.
+pub(crate) struct Opened {
+    pub(crate) store: Arc<Store>,
+    pub(crate) survivors: Vec<Survivor>,
+    /// Slots of host memory, and of all tiers of this node.
+    pub(crate) slots: [u64; 2],
+    pub(crate) counters: TierCounters,
+}
+
+/// What the tiers count.
+#[derive(Default)]
+pub(crate) struct TierCounters {
+    disk: Option<Arc<DiskCounters>>,
+    remote: Option<Arc<RemoteCounters>>,
+    object: Option<Arc<ObjectCounters>>,
+}
+
+impl TierCounters {
+    pub(crate) fn render(&self, out: &mut String) {
+        let mut write = |tier: &str, counters: &[(&'static str, &'static str, u64)]| {
+            for (name, help, value) in counters {
+                crate::http::metric(out, &format!("kvasir:{tier}_{name}"), help, *value);
+            }
+        };
+        if let Some(disk) = &self.disk {
+            write("disk_log", &disk.snapshot());
+        }
+        if let Some(remote) = &self.remote {
+            write("remote", &remote.snapshot());
+        }
+        if let Some(object) = &self.object {
+            write("object", &object.snapshot());
+        }
+    }
+}
+
+/// Opens the tiers that the settings name; `None` without host memory, which all of them need.
+pub(crate) fn open(
+    settings: &Settings,
+    blocks: &Blocks<'_>,
+    notify: impl FnMut(Moved) + Send + 'static,
+) -> Result<Option<Opened>> {
+    if blocks.host_slots == 0 {
+        ensure!(
+            settings.disk_tier.capacity.0 == 0
+                && settings.remote_tier.nodes.is_empty()
+                && settings.object_tier.url.is_empty(),
+            "host_tier.capacity holds no block of {} bytes, and the tiers below need host memory",
+            blocks.bytes
+        );
+        return Ok(None);
+    }
+    let tier = &settings.host_tier;
+    let host = HostTier {
+        slots: u32::try_from(blocks.host_slots).context("host_tier.capacity: too many blocks")?,
+        pages: blocks.pages,
+        eviction: eviction(&tier.eviction),
+    };
+    let config = StoreConfig {
+        disk_write: if settings.disk_tier.write == "back" { WriteMode::Back } else { WriteMode::Through },
+        others_deadline: others_deadline(settings),
+        ..StoreConfig::new(blocks.bytes, blocks.tokens)
+    };
+    let mut builder = StoreBuilder::new(config, host)?;
+    let mut counters = TierCounters::default();
+    let mut slots = u64::from(host.slots);
+    if settings.disk_tier.capacity.0 > 0 {
+        let disk = disk(settings, blocks, &builder)?;
+        slots += u64::from(disk.slots);
+        counters.disk = Some(Arc::clone(disk.log.counters()));
+        builder = builder.disk(disk);
+    }
+    if !settings.remote_tier.nodes.is_empty() {
+        let (tier, counted) = remote(settings, blocks, &builder)?;
+        counters.remote = Some(counted);
+        builder = builder.other(Box::new(tier));
+    }
+    if !settings.object_tier.url.is_empty() {
+        let (tier, counted) = object(settings, blocks, &builder)?;
+        counters.object = Some(counted);
+        builder = builder.other(Box::new(tier));
+    }
+    let (store, survivors) = builder.start(notify)?;
+    Ok(Some(Opened { store: Arc::new(store), survivors, slots: [u64::from(host.slots), slots], counters }))
+}
+
+/// The slower tiers are asked one after the other, each within its own deadline.
+fn others_deadline(settings: &Settings) -> std::time::Duration {
+    let mut deadline = std::time::Duration::ZERO;
+    if !settings.remote_tier.nodes.is_empty() {
+        deadline += settings.remote_tier.deadline;
+    }
+    if !settings.object_tier.url.is_empty() {
+        deadline += settings.object_tier.deadline;
+    }
+    deadline
+}
+
+fn eviction(name: &str) -> PolicyKind {
+    match name {
+        "lru" => PolicyKind::Lru,
+        "cost" => PolicyKind::Cost,
+        _ => PolicyKind::S3Fifo,
+    }
+}
+
+fn disk(settings: &Settings, blocks: &Blocks<'_>, builder: &StoreBuilder) -> Result<DiskTier> {
+    let tier = &settings.disk_tier;
+    ensure!(!tier.path.is_empty(), "disk_tier.path is empty, and disk_tier.capacity is {}", tier.capacity);
+    let slot_bytes = blocks.bytes.next_multiple_of(BLOCK_BYTES);
+    let engine = engine(settings, blocks.instance)?;
+    let areas = areas(engine.geometry().files.as_slice(), tier.segment.0, tier.capacity.0);
+    let config = DiskConfig {
+        fingerprint: blocks.fingerprint,
+        slot_bytes: u32::try_from(slot_bytes).context("a block is too large for the disk tier")?,
+        // The block's place in its chain stands before what the worker keeps with it.
+        meta_bytes_max: (META_BYTES_MAX + 4) as u16,
+        reformat: tier.reformat,
+        operations_max: tier.depth as u32,
+        ..DiskConfig::default()
+    };
+    let name = engine.name();
+    let (mut log, recovered, report) = DiskLog::open(config, &areas, engine, fresh_id(), Moment::now())
+        .with_context(|| format!("the disk tier in {}", tier.path))?;
+    if let Err(error) = log.register(builder.slab()) {
+        tracing::info!("disk tier: memory is not registered, reads and writes take longer: {error}");
+    }
+    tracing::info!(
+        "disk tier: {} slots of {slot_bytes} bytes in {} over {name}; {} blocks from before, found in {:.1} ms",
+        log.slot_count(),
+        tier.path,
+        report.recovered,
+        report.elapsed.as_secs_f64() * 1e3
+    );
+    let limits = AdmissionConfig {
+        frequency_min: tier.write_frequency as u32,
+        bytes_per_second: tier.write_bandwidth.0,
+        burst_bytes: tier.write_bandwidth.0.max(slot_bytes as u64),
+        bytes_per_day: tier.write_per_day.0,
+    };
+    Ok(DiskTier {
+        slots: log.slot_count(),
+        log,
+        recovered,
+        depth: tier.depth as usize,
+        eviction: eviction(&tier.eviction),
+        admission: Admission::new(limits, Moment::now()),
+    })
+}
+
+/// One segment of each file, or as many as fit into a device.
+fn areas(files: &[u64], segment_bytes: u64, capacity: u64) -> Vec<Area> {
+    let mut areas = Vec::new();
+    for (file, &bytes) in (0..).zip(files) {
+        let usable = bytes.min(capacity);
+        let mut offset = 0;
+        while offset + segment_bytes.min(usable) <= usable && offset < usable {
+            areas.push(Area { file, offset, bytes: segment_bytes.min(usable) });
+            offset += segment_bytes;
+        }
+    }
+    areas
+}
+
+fn engine(settings: &Settings, instance: Option<&str>) -> Result<Box<dyn IoEngine>> {
+    let tier = &settings.disk_tier;
+    let depth = tier.depth as usize;
+    let ring = RingConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..RingConfig::default() };
+    let path = Path::new(&tier.path);
+    match tier.engine.as_str() {
+        "nvme-passthrough" => {
+            let config =
+                NvmeDeviceConfig { path: path.into(), force: tier.reformat, block_bytes: BLOCK_BYTES };
+            return Ok(Box::new(passthrough::open(NvmeDevice::open(&config)?, &ring)?));
+        }
+        "nvme-user" => return nvme_user(&tier.path, depth),
+        _ => {}
+    }
+    let mut open = files(settings, path, instance)?;
+    if tier.engine != "pread" {
+        match uring::open(open, &ring) {
+            Ok(engine) => return Ok(Box::new(engine)),
+            Err(error) if tier.engine == "io_uring" => return Err(error.into()),
+            Err(error) => tracing::info!("io_uring is not used: {error}"),
+        }
+        open = files(settings, path, instance)?;
+    }
+    let config = PreadConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..PreadConfig::default() };
+    Ok(Box::new(PreadEngine::new(open, &config)?))
+}
+
+fn nvme_user(address: &str, depth: usize) -> Result<Box<dyn IoEngine>> {
+    let address: PciAddress = address.parse().with_context(|| {
+        format!(
+            "disk_tier.path: \"{address}\" is not a PCI address like `0000:01:00.0`, which `nvme-user` needs"
+        )
+    })?;
+    let config = NvmeConfig { requests_max: depth, ..NvmeConfig::default() };
+    Ok(Box::new(NvmeEngine::open(address, &config)?))
+}
+
+fn files(settings: &Settings, path: &Path, instance: Option<&str>) -> Result<Files> {
+    let tier = &settings.disk_tier;
+    let is_device = std::fs::metadata(path).is_ok_and(|of| of.file_type().is_block_device());
+    if is_device {
+        let config = DeviceConfig { path: path.into(), force: tier.reformat, block_bytes: BLOCK_BYTES };
+        return Ok(open_device(&config)?);
+    }
+    std::fs::create_dir_all(path).with_context(|| format!("disk_tier.path = \"{}\"", tier.path))?;
+    let folder: PathBuf = instance.map_or_else(|| path.to_owned(), |instance| path.join(instance));
+    let segment_bytes = tier.segment.0.min(tier.capacity.0) / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    let count = u32::try_from(tier.capacity.0 / segment_bytes.max(1))
+        .context("disk_tier.segment: too many segments")?;
+    Ok(open_folder(&FolderConfig::new(folder, segment_bytes, count))?)
+}
+
+fn remote(
+    settings: &Settings,
+    blocks: &Blocks<'_>,
+    builder: &StoreBuilder,
+) -> Result<(RemoteTier, Arc<RemoteCounters>)> {
+    let tier = &settings.remote_tier;
+    let mut nodes = Vec::with_capacity(tier.nodes.len());
+    for text in &tier.nodes {
+        let (name, address) = text.split_once('=').unwrap_or((text, text));
+        let known = ["tcp:", "rdma:", "shm:"].iter().any(|kind| address.starts_with(kind));
+        ensure!(known, "remote_tier.nodes: \"{text}\" is not like `name=tcp:10.0.0.2:7400` (or rdma:, shm:)");
+        nodes.push(PoolNode { name: name.to_owned(), address: address.to_owned() });
+    }
+    let rails = rails::open_client(
+        settings,
+        builder.slab(),
+        &nodes.iter().map(|node| node.address.as_str()).collect::<Vec<_>>(),
+    )?;
+    let config = RemoteConfig {
+        group_blocks: tier.group as usize,
+        hot_count: if tier.replicas > 1 { RemoteConfig::default().hot_count } else { 0 },
+        request_timeout: tier.deadline,
+        ..RemoteConfig::default()
+    };
+    let counters = Arc::new(RemoteCounters::default());
+    let mut pool = RemotePool::new(rails.bond, config, Arc::clone(&counters), Instant::now())?;
+    pool.set_nodes(&nodes, Instant::now())?;
+    let tier = RemoteTier::start(pool, tier.group as u32, blocks.fingerprint, builder.inbox())?;
+    Ok((tier, counters))
+}
+
+fn object(
+    settings: &Settings,
+    blocks: &Blocks<'_>,
+    builder: &StoreBuilder,
+) -> Result<(ObjectTier, Arc<ObjectCounters>)> {
+    let tier = &settings.object_tier;
+    let (location, prefix) = location(settings)?;
+    let config = ObjectConfig {
+        prefix,
+        run_blocks: tier.run as usize,
+        ttl: Some(tier.ttl),
+        ..ObjectConfig::new(location, blocks.fingerprint)
+    };
+    let objects = Arc::new(kvstore_object::ObjectTier::open(config).context("object_tier")?);
+    let counters = objects.counters();
+    Ok((ObjectTier::start(objects, tier.run as u32, builder.inbox())?, counters))
+}
+
+fn location(settings: &Settings) -> Result<(Location, String)> {
+    let tier = &settings.object_tier;
+    if let Some(folder) = tier.url.strip_prefix("file://") {
+        return Ok((Location::Directory(folder.into()), "kvasir".to_owned()));
+    }
+    let Some(rest) = tier.url.strip_prefix("s3://") else {
+        bail!("object_tier.url: \"{}\" starts neither with s3:// nor with file://", tier.url);
+    };
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, "kvasir"));
+    let credentials = match tier.credentials_file.as_str() {
+        "" => Credentials::from_environment(|name| std::env::var(name).ok())?,
+        path => Credentials::File { path: path.into(), profile: "default".to_owned() },
+    };
+    let config = S3Config {
+        region: tier.region.clone(),
+        endpoint: Some(tier.endpoint.clone()).filter(|endpoint| !endpoint.is_empty()),
+        allow_http: tier.allow_http,
+        ..S3Config::new(bucket, credentials)
+    };
+    Ok((Location::S3(config), prefix.trim_end_matches('/').to_owned()))
+}
+
+/// A number that differs from store to store.
+fn fresh_id() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,177 @@
+/*
+ * libkvasir_kv: a store of KV blocks, for inference engines.
+ *
+ * A block has a name of 16 bytes, which stands for everything that decides what its bytes mean (model, layout, tenant
+ * and all tokens up to its end), a few bytes of meta, which are the caller's own, and a payload. It may be evicted at
+ * any time: a block that was there a moment ago can be a miss.
+ *
+ * Threads: every function may be called from any thread, also on the same handle at a time.
+ * Blocking: kvasir_kv_match, _get, _put and _delete may wait for a disk or a network. An engine's loop uses
+ * kvasir_kv_submit and kvasir_kv_poll, which do not wait (poll as long as it is told to).
+ * Status: functions return a kvasir_kv_status; 0 and above are outcomes, below 0 failures, after which
+ * kvasir_kv_last_error tells more. No function ever ends the process or unwinds into C.
+ * After fork(): only the parent may use its handles.
+ */
+#ifndef KVASIR_KV_H
+#define KVASIR_KV_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kvasir_kv_status {
+    KVASIR_KV_OK = 0,
+    /* The block is not there. */
+    KVASIR_KV_MISS = 1,
+    /* The block was there already and remains as it was. */
+    KVASIR_KV_PRESENT = 2,
+    /* No room or bandwidth at the moment; nothing was done. Not a failure: KV can be computed again. */
+    KVASIR_KV_THROTTLED = 3,
+    /* A null pointer, a size that cannot be, an unknown operation. */
+    KVASIR_KV_INVALID_ARGUMENT = -1,
+    /* No open store has this handle, for example because it was closed. */
+    KVASIR_KV_INVALID_HANDLE = -2,
+    /* The block does not fit into the buffers; nothing was read, and the sizes that it needs were written. */
+    KVASIR_KV_BUFFER_TOO_SMALL = -3,
+    /* The store never takes blocks of this size. */
+    KVASIR_KV_TOO_LARGE = -4,
+    /* The configuration is wrong. */
+    KVASIR_KV_CONFIGURATION = -5,
+    /* The store failed: an I/O error, a lost node. */
+    KVASIR_KV_FAILED = -6,
+    /* A bug in the library. The store may still be used. */
+    KVASIR_KV_PANICKED = -7
+} kvasir_kv_status;
+
+/* An open store. Never follow this pointer. */
+typedef struct kvasir_kv kvasir_kv;
+
+/* A range of memory; `start` may be null when `bytes` is 0. */
+typedef struct kvasir_kv_buffer {
+    void *start;
+    size_t bytes;
+} kvasir_kv_buffer;
+
+/* Version: major * 1000000 + minor * 1000 + patch. */
+uint32_t kvasir_kv_version(void);
+
+/* What a status means, in English. Never null; not to be freed. */
+const char *kvasir_kv_strerror(int32_t status);
+
+/*
+ * The text of this thread's last failure. Copies at most `bytes` bytes with the final 0, and returns the length of the
+ * whole text without it, so that a return of `bytes` or more says that it was cut off. `text` may be null.
+ */
+size_t kvasir_kv_last_error(char *text, size_t bytes);
+
+/*
+ * Opens a store. `configuration` is TOML:
+ *
+ *   [store]
+ *   memory_bytes = 1073741824   # bytes of blocks kept in memory; 4096 to 2^50
+ *   [queue]
+ *   threads = 2                 # carry out submitted requests; 1 to 64
+ *   depth = 256                 # submitted and not yet polled; 1 to 65536
+ *
+ * Writes the handle to `*handle`, or null and the reason to `error` (may be null) with at most `error_bytes` bytes.
+ */
+int32_t kvasir_kv_open(const char *configuration, kvasir_kv **handle, char *error, size_t error_bytes);
+
+/* The same with the configuration in a file. */
+int32_t kvasir_kv_open_file(const char *path, kvasir_kv **handle, char *error, size_t error_bytes);
+
+/*
+ * Closes a store. Requests that have not begun are forgotten without a completion, those that have are waited for;
+ * after the return no submitted request's memory is touched. Threads inside kvasir_kv_poll return with 0 completions.
+ */
+int32_t kvasir_kv_close(kvasir_kv *handle);
+
+/* How many of `count` blocks, from the first on, are there: the length of the stored prefix. */
+int32_t kvasir_kv_match(kvasir_kv *handle, const uint8_t (*identities)[16], size_t count, size_t *matched);
+
+/*
+ * Reads a block: its meta into `meta` (may be null when it has none), its payload into `payload_count` buffers, one
+ * after the other. Writes the sizes to `meta_bytes` and `payload_bytes` (may be null): what was read, or what is needed
+ * with KVASIR_KV_BUFFER_TOO_SMALL, or 0. At most 4096 buffers. OK, MISS or a failure.
+ */
+int32_t kvasir_kv_get(kvasir_kv *handle, const uint8_t (*identity)[16], const kvasir_kv_buffer *meta,
+                      const kvasir_kv_buffer *payload, size_t payload_count, size_t *meta_bytes,
+                      size_t *payload_bytes);
+
+/* Stores a block. The buffers are only read. OK, PRESENT, THROTTLED or a failure. */
+int32_t kvasir_kv_put(kvasir_kv *handle, const uint8_t (*identity)[16], const kvasir_kv_buffer *meta,
+                      const kvasir_kv_buffer *payload, size_t payload_count);
+
+/* Forgets a block. OK, MISS or a failure. */
+int32_t kvasir_kv_delete(kvasir_kv *handle, const uint8_t (*identity)[16]);
+
+typedef struct kvasir_kv_statistics {
+    uint64_t blocks;    /* there now */
+    uint64_t bytes;     /* of these */
+    uint64_t bytes_max; /* most that there may be */
+    uint64_t hits;      /* blocks read that were there */
+    uint64_t misses;    /* blocks read that were not */
+    uint64_t stored;
+    uint64_t throttled; /* not taken for lack of room or bandwidth */
+    uint64_t evicted;
+} kvasir_kv_statistics;
+
+/* Writes counters. `bytes` is sizeof(kvasir_kv_statistics) of the caller's header; fields are only ever appended. */
+int32_t kvasir_kv_stats(kvasir_kv *handle, kvasir_kv_statistics *statistics, size_t bytes);
+
+typedef enum kvasir_kv_operation {
+    KVASIR_KV_GET = 1,
+    KVASIR_KV_PUT = 2,
+    KVASIR_KV_DELETE = 3,
+    KVASIR_KV_MATCH = 4
+} kvasir_kv_operation;
+
+typedef struct kvasir_kv_request {
+    uint64_t user;      /* comes back in the completion */
+    uint32_t operation; /* kvasir_kv_operation */
+    uint32_t reserved;  /* 0 */
+    const uint8_t (*identities)[16];
+    size_t identity_count; /* 1; for a match at most 2^20 */
+    kvasir_kv_buffer meta;
+    const kvasir_kv_buffer *payload;
+    size_t payload_count;
+} kvasir_kv_request;
+
+typedef struct kvasir_kv_completion {
+    uint64_t user;
+    int32_t status;     /* kvasir_kv_status, as the blocking function returns it */
+    uint32_t reserved;
+    uint64_t meta_bytes;
+    uint64_t payload_bytes; /* for a match: how many blocks */
+} kvasir_kv_completion;
+
+/*
+ * Submits requests, in order, without waiting. Writes how many were taken to `accepted`: fewer than `count` with
+ * KVASIR_KV_THROTTLED when `queue.depth` requests are under way (poll, then submit the rest), or with
+ * KVASIR_KV_INVALID_ARGUMENT when the next one is invalid. The requests, identities and arrays of buffers are copied; the
+ * memory that the buffers name must stay as it is until the completion was polled. Requests run side by side and
+ * complete in any order.
+ */
+int32_t kvasir_kv_submit(kvasir_kv *handle, const kvasir_kv_request *requests, size_t count, size_t *accepted);
+
+/*
+ * Takes at most `capacity` completions, and writes how many to `count`. Waits for the first at most `timeout_ms`
+ * milliseconds; 0 does not wait, below 0 has no end.
+ */
+int32_t kvasir_kv_poll(kvasir_kv *handle, kvasir_kv_completion *completions, size_t capacity, int32_t timeout_ms,
+                       size_t *count);
+
+/*
+ * A file descriptor that is readable exactly while completions wait, for epoll or asyncio. It belongs to the store: never
+ * read or close it. Below 0 is a status.
+ */
+int32_t kvasir_kv_event_fd(kvasir_kv *handle);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

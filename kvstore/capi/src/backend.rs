@@ -1,0 +1,106 @@
+//! What a store does for this interface. All calls may block; any number of threads may make them.
+
+use crate::buffers::{Destination, Source};
+
+/// Names a block: model, layout, tenant and all tokens up to its end (`kvstore-block`'s `BlockIdentity`).
+pub type Identity = [u8; 16];
+
+/// A store of blocks. Each has a few bytes of meta, which are the caller's own, and a payload.
+pub trait Backend: Send + Sync + 'static {
+    /// How many of these, from the first on, are there.
+    ///
+    /// # Errors
+    /// The store cannot tell.
+    fn matched(&self, identities: &[Identity]) -> Result<usize, BackendError>;
+
+    /// Writes a block to where it is wanted; `false` when it is not there. A block that fails verification is not
+    /// there. Looks at the room of both destinations before it writes to either.
+    ///
+    /// # Errors
+    /// [`BackendError::DestinationTooSmall`], or the store cannot read.
+    fn get(
+        &self,
+        identity: &Identity,
+        meta: &mut Destination,
+        payload: &mut Destination,
+    ) -> Result<bool, BackendError>;
+
+    /// Stores a block.
+    ///
+    /// # Errors
+    /// The store cannot write, or never takes blocks of this size.
+    fn put(&self, identity: &Identity, meta: &Source, payload: &Source) -> Result<PutOutcome, BackendError>;
+
+    /// Forgets a block; tells whether it was there.
+    ///
+    /// # Errors
+    /// The store cannot write.
+    fn delete(&self, identity: &Identity) -> Result<bool, BackendError>;
+
+    /// Counters, at once.
+    fn statistics(&self) -> Statistics;
+}
+
+/// What became of a block that was to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// It is stored.
+    Stored,
+    /// It was there already, and remains as it was.
+    Present,
+    /// There is no room or bandwidth for it now.
+    Throttled,
+}
+
+/// Counters of a store, as `kvasir_kv_statistics` lays them out.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Statistics {
+    /// Blocks there now.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Most bytes that there may be.
+    pub bytes_max: u64,
+    /// Blocks read that were there.
+    pub hits: u64,
+    /// Blocks read that were not.
+    pub misses: u64,
+    /// Blocks stored.
+    pub stored: u64,
+    /// Blocks that were not taken for lack of room or bandwidth.
+    pub throttled: u64,
+    /// Blocks forgotten to make room.
+    pub evicted: u64,
+}
+
+/// A call that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BackendError {
+    /// The caller's buffers have less room than the block has bytes.
+    #[error(
+        "the buffers are too small: the block has {meta_bytes} bytes of meta and {payload_bytes} of payload"
+    )]
+    DestinationTooSmall {
+        /// What the meta needs.
+        meta_bytes: usize,
+        /// What the payload needs.
+        payload_bytes: usize,
+    },
+    /// A block larger than any that this store takes.
+    #[error("a block of {bytes} bytes is above the store's {bytes_max}")]
+    TooLarge {
+        /// What it has.
+        bytes: usize,
+        /// What is taken.
+        bytes_max: usize,
+    },
+    /// The store failed.
+    #[error("{operation}: {reason}")]
+    Failed {
+        /// What was asked.
+        operation: &'static str,
+        /// What went wrong, with errno where there is one.
+        reason: String,
+    },
+}

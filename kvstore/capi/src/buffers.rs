@@ -1,0 +1,200 @@
+//! Memory that belongs to C.
+//!
+//! The problem: the caller's memory may be uninitialised, and a submitted request's memory is used on another thread.
+//! A Rust reference to it would claim more than is known. So a [`Destination`] is only ever written through, byte
+//! range by byte range, and a [`Source`] gives slices for the time of a call. Both are made in `interface` from
+//! pointers that were checked there, under the promise of the header: valid until the call returns, or until the
+//! completion was polled or the handle closed.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use crate::status::{Failure, Status};
+
+/// Buffers of one request that cost no allocation.
+pub const INLINE_BUFFERS: usize = 4;
+/// Most buffers of one request.
+pub const BUFFERS_MAX: usize = 4096;
+
+/// A range of the caller's memory, `kvasir_kv_buffer` in C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Buffer {
+    /// Where it begins; may be null when it has no bytes.
+    pub start: *mut c_void,
+    /// Its length.
+    pub bytes: usize,
+}
+
+impl Buffer {
+    /// No bytes.
+    pub const EMPTY: Self = Self { start: std::ptr::null_mut(), bytes: 0 };
+}
+
+/// The ranges of one request, without a claim on what they may be used for.
+#[derive(Debug, Clone)]
+pub(crate) struct Ranges {
+    inline: [(NonNull<u8>, usize); INLINE_BUFFERS],
+    more: Vec<(NonNull<u8>, usize)>,
+    count: usize,
+    bytes: usize,
+}
+
+// SAFETY: the pointers are the caller's, who promised in the header that the memory may be used from another thread
+// until the request's completion was polled; nothing else in here is tied to a thread.
+unsafe impl Send for Ranges {}
+
+impl Ranges {
+    /// Checks that every range that has bytes has a place, and that the sum is a length.
+    pub(crate) fn check(buffers: &[Buffer]) -> Result<Self, Failure> {
+        let mut ranges =
+            Self { inline: [(NonNull::dangling(), 0); INLINE_BUFFERS], more: Vec::new(), count: 0, bytes: 0 };
+        for buffer in buffers.iter().filter(|buffer| buffer.bytes > 0) {
+            let start = NonNull::new(buffer.start.cast::<u8>()).ok_or_else(|| {
+                Failure::new(Status::InvalidArgument, "a buffer with bytes has a null pointer")
+            })?;
+            ranges.bytes = ranges
+                .bytes
+                .checked_add(buffer.bytes)
+                .filter(|bytes| isize::try_from(*bytes).is_ok())
+                .ok_or_else(|| Failure::new(Status::InvalidArgument, "the buffers are longer than memory"))?;
+            match ranges.inline.get_mut(ranges.count) {
+                Some(place) => *place = (start, buffer.bytes),
+                None => ranges.more.push((start, buffer.bytes)),
+            }
+            ranges.count += 1;
+        }
+        Ok(ranges)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> {
+        self.inline[..self.count.min(INLINE_BUFFERS)].iter().chain(&self.more).copied()
+    }
+}
+
+/// Where a block's bytes are wanted.
+#[derive(Debug)]
+pub struct Destination {
+    ranges: Ranges,
+    filled: usize,
+}
+
+impl Destination {
+    /// # Safety
+    /// All of the ranges must be valid for writes, and nobody else may use them, for as long as this lives.
+    pub(crate) unsafe fn new(ranges: Ranges) -> Self {
+        Self { ranges, filled: 0 }
+    }
+
+    /// Room for more bytes.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.ranges.bytes - self.filled
+    }
+
+    /// Bytes written so far.
+    #[must_use]
+    pub fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Appends bytes, across ranges where need be; `false`, and nothing is written, when there is no room for them.
+    #[must_use]
+    pub fn write(&mut self, mut bytes: &[u8]) -> bool {
+        if bytes.len() > self.room() {
+            return false;
+        }
+        let mut skip = self.filled;
+        self.filled += bytes.len();
+        for (start, length) in self.ranges.iter() {
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(length - skip));
+            let to = start.as_ptr().wrapping_add(skip);
+            // SAFETY: `now` is a live slice; `to` has `now.len()` bytes left in its range, which is valid for writes by
+            // the contract of `new`; the ranges are the caller's alone, so they do not overlap the store's memory.
+            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), to, now.len()) };
+            (bytes, skip) = (later, 0);
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        true
+    }
+}
+
+/// Where a block's bytes come from.
+#[derive(Debug)]
+pub struct Source {
+    ranges: Ranges,
+    _reads: PhantomData<*const u8>,
+}
+
+impl Source {
+    /// # Safety
+    /// All of the ranges must be initialised and valid for reads, and nobody may write to them, for as long as this
+    /// lives.
+    pub(crate) unsafe fn new(ranges: Ranges) -> Self {
+        Self { ranges, _reads: PhantomData }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ranges.bytes
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.bytes == 0
+    }
+
+    /// The bytes, range by range.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.ranges.iter().map(|(start, length)| {
+            // SAFETY: the range is initialised, valid for reads and not written to while `self` lives, by the contract
+            // of `new`; its length is at most `isize::MAX`, which `Ranges::check` has seen to.
+            unsafe { std::slice::from_raw_parts(start.as_ptr(), length) }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_cross_ranges_in_both_directions() {
+        let mut places: Vec<Vec<u8>> = [3, 0, 1, 5, 2, 4, 1].iter().map(|bytes| vec![0xEE; *bytes]).collect();
+        let buffers: Vec<Buffer> = places
+            .iter_mut()
+            .map(|place| Buffer { start: place.as_mut_ptr().cast(), bytes: place.len() })
+            .collect();
+        let ranges = Ranges::check(&buffers).expect("valid");
+        // SAFETY: the vectors live to the end of the test and are not used while this does.
+        let mut destination = unsafe { Destination::new(ranges.clone()) };
+        assert!(destination.write(b"ab") && destination.write(b"") && destination.write(b"cdefghij"));
+        assert!(!destination.write(b"klmnopq"), "7 bytes where 6 have room");
+        assert!(destination.write(b"klmno") && destination.room() == 1);
+        drop(destination);
+        assert_eq!(places.concat(), b"abcdefghijklmno\xEE");
+        // SAFETY: as above, and all bytes are initialised.
+        let source = unsafe { Source::new(ranges) };
+        assert_eq!((source.len(), source.pieces().count()), (16, 6));
+        assert_eq!(source.pieces().collect::<Vec<_>>().concat(), b"abcdefghijklmno\xEE");
+    }
+
+    #[test]
+    fn what_cannot_be_memory_is_refused() {
+        let null = Buffer { start: std::ptr::null_mut(), bytes: 1 };
+        let huge = Buffer { start: NonNull::<u8>::dangling().as_ptr().cast(), bytes: usize::MAX };
+        for buffer in [null, huge] {
+            assert_eq!(Ranges::check(&[buffer]).expect_err("refused").status, Status::InvalidArgument);
+        }
+        assert_eq!(Ranges::check(&[Buffer::EMPTY]).expect("no bytes").bytes, 0);
+    }
+}

@@ -1,0 +1,55 @@
+//! Handles are numbers that look like pointers.
+//!
+//! C cannot be kept from using a handle after closing it, or one that it never got. So a handle is never followed: it
+//! is looked up, and numbers are not given twice. Who is inside a call keeps the store alive until the call ends.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::backend::Backend;
+use crate::queue::Queue;
+use crate::status::{Failure, Status};
+
+/// An open store.
+#[derive(Clone)]
+pub(crate) struct Opened {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) queue: Arc<Queue>,
+}
+
+struct Handles {
+    next: usize,
+    opened: Option<HashMap<usize, Opened>>,
+}
+
+/// Step between handles: they shall not look like small numbers or be taken for indices.
+const STEP: usize = 16;
+/// Most stores that may be open at a time.
+const OPENED_MAX: usize = 1024;
+
+static HANDLES: RwLock<Handles> = RwLock::new(Handles { next: STEP, opened: None });
+
+pub(crate) fn insert(opened: Opened) -> Result<usize, Failure> {
+    let mut handles = HANDLES.write().unwrap_or_else(PoisonError::into_inner);
+    let handle = handles.next;
+    let all = handles.opened.get_or_insert_default();
+    if all.len() == OPENED_MAX {
+        return Err(Failure::new(Status::Failed, format!("open: {OPENED_MAX} stores are open")));
+    }
+    all.insert(handle, opened);
+    // 2^60 stores are never opened.
+    handles.next = handle + STEP;
+    Ok(handle)
+}
+
+pub(crate) fn find(handle: usize) -> Result<Opened, Failure> {
+    let handles = HANDLES.read().unwrap_or_else(PoisonError::into_inner);
+    let found = handles.opened.as_ref().and_then(|all| all.get(&handle)).cloned();
+    found.ok_or_else(|| Failure::new(Status::InvalidHandle, "no open store has this handle"))
+}
+
+pub(crate) fn remove(handle: usize) -> Result<Opened, Failure> {
+    let mut handles = HANDLES.write().unwrap_or_else(PoisonError::into_inner);
+    let found = handles.opened.as_mut().and_then(|all| all.remove(&handle));
+    found.ok_or_else(|| Failure::new(Status::InvalidHandle, "no open store has this handle"))
+}

@@ -1,0 +1,499 @@
+//! The functions that C calls. What they promise is written in `include/kvasir_kv.h`.
+//!
+//! Each one checks its pointers, looks the handle up, and runs inside a guard that turns a panic into a status. The
+//! text of a thread's last failure is kept for `kvasir_kv_last_error`.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Identity, Statistics};
+use crate::buffers::{BUFFERS_MAX, Buffer, Ranges};
+use crate::compose;
+use crate::handles::{self, Opened};
+use crate::queue::{Completion, Operation, Outcome, Queue};
+use crate::status::{Failure, Status};
+
+/// `kvasir_kv_operation` in C.
+const GET: u32 = 1;
+const PUT: u32 = 2;
+const DELETE: u32 = 3;
+const MATCH: u32 = 4;
+/// Most identities of one match.
+const IDENTITIES_MAX: usize = 1 << 20;
+/// Largest configuration file.
+const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
+
+/// What a handle points to, as far as C knows.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Handle {
+    _private: [u8; 0],
+}
+
+/// A request to submit, `kvasir_kv_request` in C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Comes back in the completion.
+    pub user: u64,
+    /// 1 get, 2 put, 3 delete, 4 match.
+    pub operation: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The block; for a match, the first of several.
+    pub identities: *const Identity,
+    /// 1; for a match, how many.
+    pub identity_count: usize,
+    /// Where the meta goes or comes from.
+    pub meta: Buffer,
+    /// Where the payload goes or comes from.
+    pub payload: *const Buffer,
+    /// How many buffers `payload` has.
+    pub payload_count: usize,
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs a call: failures are remembered, panics are failures.
+fn guarded(call: impl FnOnce() -> Result<Status, Failure>) -> i32 {
+    // After a panic the store is asked again only under its own locks, and nothing else is shared.
+    let done = catch_unwind(AssertUnwindSafe(call));
+    let failure = match done {
+        Ok(Ok(status)) => return status as i32,
+        Ok(Err(failure)) => failure,
+        Err(_) => {
+            Failure::new(Status::Panicked, "a bug in libkvasir_kv; the standard error stream tells where")
+        }
+    };
+    // A thread that is ending has nobody to ask for the text.
+    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = failure.text);
+    failure.status as i32
+}
+
+fn invalid(what: &str) -> Failure {
+    Failure::new(Status::InvalidArgument, what)
+}
+
+/// Writes to where C wants it, if it does.
+///
+/// # Safety
+/// `to` must be null or valid for a write.
+unsafe fn tell<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: not null, so valid for a write by the contract of this function.
+        unsafe { to.write(value) };
+    }
+}
+
+/// The elements of an array of C's.
+///
+/// # Safety
+/// `start` must be null or have `count` elements that nobody writes to while the slice is used.
+unsafe fn elements<'a, T>(start: *const T, count: usize, what: &str) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if start.is_null() || !start.is_aligned() || count > isize::MAX as usize / size_of::<T>().max(1) {
+        return Err(invalid(what));
+    }
+    // SAFETY: not null, aligned and no longer than memory as checked; the elements are there by this function's contract.
+    Ok(unsafe { std::slice::from_raw_parts(start, count) })
+}
+
+/// # Safety
+/// As for [`elements`], with one identity.
+unsafe fn identity(start: *const Identity) -> Result<Identity, Failure> {
+    // SAFETY: handed on to the caller.
+    let identities = unsafe { elements(start, 1, "the identity is a null pointer") }?;
+    Ok(identities[0])
+}
+
+/// Copies a text with its end, cut off where there is no room; tells how long it is without the end.
+///
+/// # Safety
+/// `to` must be null or have `room` bytes that may be written.
+unsafe fn copy_text(text: &str, to: *mut c_char, room: usize) -> usize {
+    if !to.is_null() && room > 0 {
+        let count = text.len().min(room - 1);
+        // SAFETY: `text` has `count` bytes, `to` has room for them by this function's contract, and C's buffer is not
+        // ours.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast::<u8>(), count) };
+        // SAFETY: `count` is less than `room`.
+        unsafe { to.cast::<u8>().wrapping_add(count).write(0) };
+    }
+    text.len()
+}
+
+/// # Safety
+/// `text` must be null or a string with an end.
+unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
+    if text.is_null() {
+        return Err(invalid(what));
+    }
+    // SAFETY: not null, so a string with an end by this function's contract.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Failure::new(Status::Configuration, "not UTF-8"))
+}
+
+fn open(text: &str) -> Result<*mut Handle, Failure> {
+    let (backend, queue) = compose::open(text)?;
+    let queue = Arc::new(Queue::new(Arc::clone(&backend), &queue)?);
+    handles::insert(Opened { backend, queue }).map(std::ptr::without_provenance_mut)
+}
+
+/// # Safety
+/// As in the header: `handle` and `error` null or writable.
+unsafe fn open_into(
+    made: impl FnOnce() -> Result<*mut Handle, Failure>,
+    handle: *mut *mut Handle,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> i32 {
+    // SAFETY: null or writable by this function's contract.
+    unsafe { tell(handle, std::ptr::null_mut()) };
+    let mut text = String::new();
+    let status = guarded(|| {
+        if handle.is_null() {
+            return Err(invalid("the place for the handle is a null pointer"));
+        }
+        let made = made().inspect_err(|failure| text.clone_from(&failure.text))?;
+        // SAFETY: as above.
+        unsafe { tell(handle, made) };
+        Ok(Status::Ok)
+    });
+    // SAFETY: null or writable for `error_bytes` by this function's contract.
+    unsafe { copy_text(&text, error, error_bytes) };
+    status
+}
+
+/// Opens the store that a configuration says.
+///
+/// # Safety
+/// As in the header: `configuration` a string, `handle` writable, `error` null or writable for `error_bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_open(
+    configuration: *const c_char,
+    handle: *mut *mut Handle,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> i32 {
+    // SAFETY: the caller promised a string with an end.
+    let made = || unsafe { string(configuration, "the configuration is a null pointer") }.and_then(open);
+    // SAFETY: handed on from the caller.
+    unsafe { open_into(made, handle, error, error_bytes) }
+}
+
+/// Opens the store that a configuration file says.
+///
+/// # Safety
+/// As for [`kvasir_kv_open`], with a path.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_open_file(
+    path: *const c_char,
+    handle: *mut *mut Handle,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> i32 {
+    let made = || {
+        // SAFETY: the caller promised a string with an end.
+        let path = unsafe { string(path, "the path is a null pointer") }?;
+        let refuse = |error: std::io::Error| Failure::new(Status::Configuration, format!("{path}: {error}"));
+        if std::fs::metadata(path).map_err(refuse)?.len() > CONFIGURATION_BYTES_MAX {
+            return Err(Failure::new(Status::Configuration, format!("{path}: larger than 1 MiB")));
+        }
+        open(&std::fs::read_to_string(path).map_err(refuse)?)
+    };
+    // SAFETY: handed on from the caller.
+    unsafe { open_into(made, handle, error, error_bytes) }
+}
+
+/// Closes a store: forgets requests that have not begun, waits for those that have.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_close(handle: *mut Handle) -> i32 {
+    guarded(|| {
+        handles::remove(handle.addr())?.queue.close();
+        Ok(Status::Ok)
+    })
+}
+
+/// How many of these blocks, from the first on, are there.
+///
+/// # Safety
+/// As in the header: `count` identities, `matched` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_match(
+    handle: *mut Handle,
+    identities: *const Identity,
+    count: usize,
+    matched: *mut usize,
+) -> i32 {
+    guarded(|| {
+        if matched.is_null() {
+            return Err(invalid("the place for the count is a null pointer"));
+        }
+        // SAFETY: writable by this function's contract.
+        unsafe { tell(matched, 0) };
+        // SAFETY: the caller promised `count` identities.
+        let identities = unsafe { elements(identities, count, "the identities are a null pointer") }?;
+        let count = handles::find(handle.addr())?.backend.matched(identities)?;
+        // SAFETY: as above.
+        unsafe { tell(matched, count) };
+        Ok(Status::Ok)
+    })
+}
+
+/// # Safety
+/// `meta` null or a buffer, `payload` with `count` buffers; the memory of none of them is looked at here.
+unsafe fn ranges(
+    meta: *const Buffer,
+    payload: *const Buffer,
+    count: usize,
+) -> Result<(Ranges, Ranges), Failure> {
+    if count > BUFFERS_MAX {
+        return Err(Failure::new(Status::InvalidArgument, format!("more than {BUFFERS_MAX} buffers")));
+    }
+    // SAFETY: null or one buffer, by this function's contract.
+    let meta = unsafe { elements(meta, usize::from(!meta.is_null()), "the meta buffer is not aligned") }?;
+    // SAFETY: `count` buffers, by this function's contract.
+    let payload = unsafe { elements(payload, count, "the payload buffers are a null pointer") }?;
+    Ok((Ranges::check(meta)?, Ranges::check(payload)?))
+}
+
+/// Reads a block into buffers of the caller's.
+///
+/// # Safety
+/// As in the header: the buffers writable and used by nobody else during the call, the sizes null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_get(
+    handle: *mut Handle,
+    identity_of: *const Identity,
+    meta: *const Buffer,
+    payload: *const Buffer,
+    payload_count: usize,
+    meta_bytes: *mut usize,
+    payload_bytes: *mut usize,
+) -> i32 {
+    let mut sizes = (0, 0);
+    let status = guarded(|| {
+        // SAFETY: the caller promised an identity.
+        let identity = unsafe { identity(identity_of) }?;
+        // SAFETY: the caller promised these buffers.
+        let (meta, payload) = unsafe { ranges(meta, payload, payload_count) }?;
+        let opened = handles::find(handle.addr())?;
+        let operation = Operation::Get { identity, meta, payload };
+        // SAFETY: the caller promised that the buffers are writable and nobody else's during this call.
+        let carried = unsafe { operation.carry_out(&*opened.backend) };
+        let Outcome { status, meta_bytes, payload_bytes } =
+            carried.inspect_err(|failure| sizes = failure.needed.unwrap_or_default())?;
+        sizes = (meta_bytes, payload_bytes);
+        Ok(status)
+    });
+    // SAFETY: null or writable by this function's contract.
+    unsafe { tell(meta_bytes, sizes.0) };
+    // SAFETY: as above.
+    unsafe { tell(payload_bytes, sizes.1) };
+    status
+}
+
+/// Stores a block out of buffers of the caller's.
+///
+/// # Safety
+/// As in the header: the buffers readable and written to by nobody during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_put(
+    handle: *mut Handle,
+    identity_of: *const Identity,
+    meta: *const Buffer,
+    payload: *const Buffer,
+    payload_count: usize,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller promised an identity.
+        let identity = unsafe { identity(identity_of) }?;
+        // SAFETY: the caller promised these buffers.
+        let (meta, payload) = unsafe { ranges(meta, payload, payload_count) }?;
+        let opened = handles::find(handle.addr())?;
+        let operation = Operation::Put { identity, meta, payload };
+        // SAFETY: the caller promised that the buffers are readable and not written to during this call.
+        unsafe { operation.carry_out(&*opened.backend) }.map(|outcome| outcome.status)
+    })
+}
+
+/// Forgets a block.
+///
+/// # Safety
+/// As in the header: one identity.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_delete(handle: *mut Handle, identity_of: *const Identity) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller promised an identity.
+        let identity = unsafe { identity(identity_of) }?;
+        let there = handles::find(handle.addr())?.backend.delete(&identity)?;
+        Ok(if there { Status::Ok } else { Status::Miss })
+    })
+}
+
+/// Writes counters.
+///
+/// # Safety
+/// As in the header: `statistics` writable for `bytes`, aligned to 8.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_stats(
+    handle: *mut Handle,
+    statistics: *mut Statistics,
+    bytes: usize,
+) -> i32 {
+    guarded(|| {
+        if statistics.is_null() || !statistics.is_aligned() || bytes < size_of::<Statistics>() {
+            return Err(invalid(
+                "the statistics are a null pointer, not aligned, or shorter than this library's",
+            ));
+        }
+        let told = handles::find(handle.addr())?.backend.statistics();
+        // SAFETY: not null, aligned, and large enough as the caller said.
+        unsafe { statistics.write(told) };
+        Ok(Status::Ok)
+    })
+}
+
+/// # Safety
+/// As in the header for each pointer of the request.
+unsafe fn operation(request: &Request) -> Result<Operation, Failure> {
+    if request.reserved != 0 {
+        return Err(invalid("the reserved field of a request is not zero"));
+    }
+    if request.operation == MATCH {
+        if request.identity_count > IDENTITIES_MAX {
+            return Err(invalid("more than 2^20 identities"));
+        }
+        // SAFETY: the caller promised as many identities.
+        let all = unsafe {
+            elements(request.identities, request.identity_count, "the identities are a null pointer")
+        }?;
+        return Ok(Operation::Match { identities: all.into() });
+    }
+    if request.identity_count != 1 {
+        return Err(invalid("a request of this kind has one identity"));
+    }
+    // SAFETY: the caller promised one.
+    let identity = unsafe { identity(request.identities) }?;
+    // SAFETY: the request's own meta buffer is there; the caller promised the others.
+    let (meta, payload) = unsafe { ranges(&request.meta, request.payload, request.payload_count) }?;
+    match request.operation {
+        GET => Ok(Operation::Get { identity, meta, payload }),
+        PUT => Ok(Operation::Put { identity, meta, payload }),
+        DELETE => Ok(Operation::Delete { identity }),
+        other => Err(Failure::new(Status::InvalidArgument, format!("operation {other} is unknown"))),
+    }
+}
+
+/// Takes as many requests as there is room for, in order, up to the first that is invalid.
+///
+/// # Safety
+/// As in the header: `count` requests, `accepted` writable; the buffers of accepted ones stay usable until their
+/// completions were polled or `kvasir_kv_close` returned.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_submit(
+    handle: *mut Handle,
+    requests: *const Request,
+    count: usize,
+    accepted: *mut usize,
+) -> i32 {
+    let mut taken = 0;
+    let status = guarded(|| {
+        if accepted.is_null() {
+            return Err(invalid("the place for the count is a null pointer"));
+        }
+        // SAFETY: the caller promised `count` requests.
+        let requests = unsafe { elements(requests, count, "the requests are a null pointer") }?;
+        let opened = handles::find(handle.addr())?;
+        for request in requests {
+            // SAFETY: the caller promised this for each request.
+            let operation = unsafe { operation(request) }?;
+            // SAFETY: the caller promised that the buffers stay usable until the completion was polled.
+            if !unsafe { opened.queue.submit(request.user, operation) } {
+                return Ok(Status::Throttled);
+            }
+            taken += 1;
+        }
+        Ok(Status::Ok)
+    });
+    // SAFETY: null or writable by this function's contract.
+    unsafe { tell(accepted, taken) };
+    status
+}
+
+/// Gives completions.
+///
+/// # Safety
+/// As in the header: room for `capacity` completions, `count` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_poll(
+    handle: *mut Handle,
+    completions: *mut Completion,
+    capacity: usize,
+    timeout_ms: i32,
+    count: *mut usize,
+) -> i32 {
+    guarded(|| {
+        if count.is_null() {
+            return Err(invalid("the place for the count is a null pointer"));
+        }
+        // SAFETY: writable by this function's contract.
+        unsafe { tell(count, 0) };
+        if completions.is_null() || !completions.is_aligned() || capacity == 0 {
+            return Err(invalid("no room for completions"));
+        }
+        let opened = handles::find(handle.addr())?;
+        let patience = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        let polled = opened.queue.poll(capacity, patience, |at, completion| {
+            // SAFETY: `at` is below `capacity`, for which there is room by this function's contract.
+            unsafe { completions.wrapping_add(at).write(completion) };
+        });
+        // SAFETY: as above.
+        unsafe { tell(count, polled) };
+        Ok(Status::Ok)
+    })
+}
+
+/// A file descriptor that is readable while completions wait; below zero is a failure. It belongs to the store.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_event_fd(handle: *mut Handle) -> i32 {
+    let mut event = 0;
+    let status = guarded(|| {
+        event = handles::find(handle.addr())?.queue.event();
+        Ok(Status::Ok)
+    });
+    if status < 0 { status } else { event }
+}
+
+/// What a status means, in English. Never null, never freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_strerror(status: i32) -> *const c_char {
+    Status::text(status).as_ptr()
+}
+
+/// Copies the text of this thread's last failure; tells its length.
+///
+/// # Safety
+/// As in the header: `text` null or writable for `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_last_error(text: *mut c_char, bytes: usize) -> usize {
+    let last = LAST_ERROR.try_with(|last| last.borrow().clone()).unwrap_or_default();
+    // SAFETY: handed on from the caller.
+    unsafe { copy_text(&last, text, bytes) }
+}
+
+/// Version of this library: major, minor and patch in one number each of a thousand.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_version() -> u32 {
+    let part = |text: &str| text.parse::<u32>().unwrap_or(0);
+    part(env!("CARGO_PKG_VERSION_MAJOR")) * 1_000_000
+        + part(env!("CARGO_PKG_VERSION_MINOR")) * 1000
+        + part(env!("CARGO_PKG_VERSION_PATCH"))
+}

@@ -1,0 +1,344 @@
+//! Submitted requests: threads carry them out, completions wait until they are polled.
+//!
+//! One lock guards both lists. A request counts against the depth from its submission until its completion was polled,
+//! so neither list can outgrow it and nothing is allocated for them after the start. An eventfd is readable exactly
+//! while completions wait: it is written and read under the lock.
+//!
+//! Source: eventfd(2).
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::backend::{Backend, Identity};
+use crate::buffers::{Destination, Ranges, Source};
+use crate::compose::QueueSettings;
+use crate::status::{Failure, Status};
+
+/// What a request asks for, with all pointers checked.
+#[derive(Debug)]
+pub(crate) enum Operation {
+    Get { identity: Identity, meta: Ranges, payload: Ranges },
+    Put { identity: Identity, meta: Ranges, payload: Ranges },
+    Delete { identity: Identity },
+    Match { identities: Box<[Identity]> },
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outcome {
+    pub(crate) status: Status,
+    pub(crate) meta_bytes: usize,
+    /// For a match, how many blocks.
+    pub(crate) payload_bytes: usize,
+}
+
+impl Outcome {
+    fn of(status: Status) -> Self {
+        Self { status, meta_bytes: 0, payload_bytes: 0 }
+    }
+}
+
+impl Operation {
+    /// Carries the request out; a panic of the store becomes a failure.
+    ///
+    /// # Safety
+    /// The ranges must be usable as the header says for the time of the call: a get's for writes, a put's for reads.
+    pub(crate) unsafe fn carry_out(self, backend: &dyn Backend) -> Result<Outcome, Failure> {
+        // What the closure captures is dropped by the panic or not looked at again.
+        let carried = catch_unwind(AssertUnwindSafe(|| match self {
+            Self::Get { identity, meta, payload } => {
+                // SAFETY: writable and nobody else's for the time of this call, by the contract of this function.
+                let mut meta = unsafe { Destination::new(meta) };
+                // SAFETY: as above.
+                let mut payload = unsafe { Destination::new(payload) };
+                let there = backend.get(&identity, &mut meta, &mut payload)?;
+                let status = if there { Status::Ok } else { Status::Miss };
+                Ok(Outcome { status, meta_bytes: meta.filled(), payload_bytes: payload.filled() })
+            }
+            Self::Put { identity, meta, payload } => {
+                // SAFETY: readable and not written to for the time of this call, by the contract of this function.
+                let meta = unsafe { Source::new(meta) };
+                // SAFETY: as above.
+                let payload = unsafe { Source::new(payload) };
+                Ok(Outcome::of(backend.put(&identity, &meta, &payload)?.into()))
+            }
+            Self::Delete { identity } => {
+                let there = backend.delete(&identity)?;
+                Ok(Outcome::of(if there { Status::Ok } else { Status::Miss }))
+            }
+            Self::Match { identities } => {
+                let matched = backend.matched(&identities)?;
+                Ok(Outcome { payload_bytes: matched, ..Outcome::of(Status::Ok) })
+            }
+        }));
+        carried.unwrap_or_else(|_| Err(Failure::new(Status::Panicked, "the store panicked")))
+    }
+}
+
+/// A finished request, `kvasir_kv_completion` in C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// What the caller wrote into the request.
+    pub user: u64,
+    /// A `kvasir_kv_status`.
+    pub status: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// Bytes of meta read, or needed when they did not fit.
+    pub meta_bytes: u64,
+    /// Bytes of payload read, or needed when they did not fit; for a match, the number of blocks.
+    pub payload_bytes: u64,
+}
+
+/// The queue of one open store.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    common: Arc<Common>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Common {
+    backend: Arc<dyn Backend>,
+    state: Mutex<State>,
+    /// A request was submitted, or the queue closes.
+    submitted: Condvar,
+    /// A completion waits, or the queue closes.
+    completed: Condvar,
+    event: OwnedFd,
+    depth: usize,
+}
+
+impl std::fmt::Debug for Common {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Common").field("depth", &self.depth).finish_non_exhaustive()
+    }
+}
+
+struct State {
+    requests: VecDeque<(u64, Operation)>,
+    completions: VecDeque<Completion>,
+    running: usize,
+    closed: bool,
+}
+
+impl Queue {
+    pub(crate) fn new(backend: Arc<dyn Backend>, settings: &QueueSettings) -> Result<Self, Failure> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| {
+            Failure::new(Status::Failed, format!("{what}: {error}"))
+        };
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| failed("eventfd", &error))?;
+        let state = State {
+            requests: VecDeque::with_capacity(settings.depth),
+            completions: VecDeque::with_capacity(settings.depth),
+            running: 0,
+            closed: false,
+        };
+        let common = Arc::new(Common {
+            backend,
+            state: Mutex::new(state),
+            submitted: Condvar::new(),
+            completed: Condvar::new(),
+            event,
+            depth: settings.depth,
+        });
+        let queue = Self { common, threads: Mutex::default() };
+        for at in 0..settings.threads {
+            let common = Arc::clone(&queue.common);
+            let thread =
+                std::thread::Builder::new().name(format!("kvasir-kv-{at}")).spawn(move || common.work());
+            // Those that were started end when the queue is dropped.
+            queue.threads().push(thread.map_err(|error| failed("start a thread", &error))?);
+        }
+        Ok(queue)
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a request; `false` when `depth` of them are under way or the queue is closed. The caller still has what it
+    /// was made from.
+    ///
+    /// # Safety
+    /// The ranges must be usable, as [`Operation::carry_out`] has it, until the completion was polled or
+    /// [`Queue::close`] returned.
+    pub(crate) unsafe fn submit(&self, user: u64, operation: Operation) -> bool {
+        let mut state = self.common.state();
+        let under_way = state.requests.len() + state.running + state.completions.len();
+        if state.closed || under_way >= self.common.depth {
+            return false;
+        }
+        state.requests.push_back((user, operation));
+        drop(state);
+        self.common.submitted.notify_one();
+        true
+    }
+
+    /// Gives completions to `take`, at most `limit`; waits for the first as long as `patience` says, `None` being
+    /// without end. Returns how many.
+    pub(crate) fn poll(
+        &self,
+        limit: usize,
+        patience: Option<Duration>,
+        mut take: impl FnMut(usize, Completion),
+    ) -> usize {
+        let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
+        let mut state = self.common.state();
+        while state.completions.is_empty() && !state.closed && limit > 0 {
+            state = match deadline {
+                None => self.common.completed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return 0;
+                    }
+                    let waited = self.common.completed.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        let count = state.completions.len().min(limit);
+        for (at, completion) in state.completions.drain(..count).enumerate() {
+            take(at, completion);
+        }
+        if count > 0 && state.completions.is_empty() {
+            // It was written once since it was last read; it does not block.
+            let _ = rustix::io::read(&self.common.event, &mut [0; 8]);
+        }
+        count
+    }
+
+    pub(crate) fn event(&self) -> i32 {
+        self.common.event.as_raw_fd()
+    }
+
+    /// Forgets what has not begun, waits for what has, and ends the threads.
+    pub(crate) fn close(&self) {
+        let mut state = self.common.state();
+        state.closed = true;
+        state.requests.clear();
+        drop(state);
+        self.common.submitted.notify_all();
+        self.common.completed.notify_all();
+        for thread in self.threads().drain(..) {
+            // Panics were caught inside.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Common {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return;
+            }
+            let Some((user, operation)) = state.requests.pop_front() else {
+                state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.running += 1;
+            drop(state);
+            // SAFETY: whoever submitted it promised that the ranges are usable until its completion was polled, which
+            // is made below, or until `close` returned, which waits for this thread.
+            let outcome = unsafe { operation.carry_out(&*self.backend) };
+            let (outcome, needed) = match outcome {
+                Ok(outcome) => (outcome, None),
+                Err(failure) => (Outcome::of(failure.status), failure.needed),
+            };
+            let (meta_bytes, payload_bytes) = needed.unwrap_or((outcome.meta_bytes, outcome.payload_bytes));
+            state = self.state();
+            state.running -= 1;
+            state.completions.push_back(Completion {
+                user,
+                status: outcome.status as i32,
+                reserved: 0,
+                meta_bytes: meta_bytes as u64,
+                payload_bytes: payload_bytes as u64,
+            });
+            if state.completions.len() == 1 {
+                // Cannot overflow: it is read before it is written again.
+                let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            }
+            self.completed.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{BackendError, PutOutcome, Statistics};
+
+    /// Panics for one block and fails for another.
+    struct Broken;
+
+    impl Backend for Broken {
+        fn matched(&self, identities: &[Identity]) -> Result<usize, BackendError> {
+            Ok(identities.len())
+        }
+
+        fn get(&self, _: &Identity, _: &mut Destination, _: &mut Destination) -> Result<bool, BackendError> {
+            Ok(false)
+        }
+
+        fn put(&self, _: &Identity, _: &Source, _: &Source) -> Result<PutOutcome, BackendError> {
+            Ok(PutOutcome::Throttled)
+        }
+
+        fn delete(&self, identity: &Identity) -> Result<bool, BackendError> {
+            assert!(identity[0] != 1, "a planted bug");
+            Err(BackendError::Failed { operation: "delete", reason: "errno 5".to_owned() })
+        }
+
+        fn statistics(&self) -> Statistics {
+            Statistics::default()
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_store_is_a_status_and_the_threads_go_on() {
+        let settings = QueueSettings { threads: 1, depth: 2 };
+        let queue = Queue::new(Arc::new(Broken), &settings).expect("starts");
+        let delete = |first: u8| Operation::Delete { identity: [first; 16] };
+        for (user, first, status) in
+            [(7, 1, Status::Panicked), (8, 2, Status::Failed), (9, 1, Status::Panicked)]
+        {
+            // SAFETY: a delete names no memory.
+            assert!(unsafe { queue.submit(user, delete(first)) }, "there is room");
+            let mut told = Vec::new();
+            assert_eq!(
+                queue.poll(4, Some(Duration::from_secs(20)), |_, completion| told.push(completion)),
+                1
+            );
+            assert_eq!((told[0].user, told[0].status), (user, status as i32));
+        }
+        for (user, taken) in [(1, true), (2, true), (3, false)] {
+            // SAFETY: a delete names no memory.
+            assert_eq!(unsafe { queue.submit(user, delete(2)) }, taken, "request {user} of a depth of 2");
+        }
+        queue.close();
+        // SAFETY: a delete names no memory.
+        assert!(!unsafe { queue.submit(1, delete(2)) }, "closed");
+    }
+}

@@ -1,0 +1,69 @@
+//! A C program against the header and the library, under valgrind where there is one. Skips loudly without a compiler.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+#[test]
+fn a_c_program_does_all_of_it() {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    if !Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED the C test: no compiler `{compiler}`");
+        return;
+    }
+    let crate_folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let test = std::env::current_exe().expect("a path");
+    // Cargo puts the shared library two folders above the test's own, and one above when it is only a dependency.
+    let library = test
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("libkvasir_kv.so"))
+        .find(|library| library.exists())
+        .expect("cargo has built libkvasir_kv.so");
+    let program = folder.join("kvasir_kv_test");
+    let source = crate_folder.join("tests/kvasir_kv_test.c");
+    for language in [&["-std=c99"][..], &["-std=c++11", "-x", "c++", "-fsyntax-only"]] {
+        let compiled = Command::new(&compiler)
+            .args(language)
+            .args([
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-pedantic",
+                "-D_POSIX_C_SOURCE=200809L",
+                "-g",
+                "-pthread",
+                "-I",
+            ])
+            .arg(crate_folder.join("include"))
+            .arg("-o")
+            .arg(&program)
+            .arg(&source)
+            .args(["-x", "none"])
+            .args((language.len() == 1).then_some(&library))
+            .output()
+            .expect("the compiler runs");
+        assert!(compiled.status.success(), "{language:?}\n{}", String::from_utf8_lossy(&compiled.stderr));
+    }
+    let valgrind =
+        Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success());
+    let mut run = if valgrind {
+        let mut run = Command::new("valgrind");
+        run.args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite"]);
+        run.arg(&program);
+        run
+    } else {
+        eprintln!("without valgrind: there is none");
+        Command::new(&program)
+    };
+    let output = run
+        .arg(folder.join("kvasir_kv_test.toml"))
+        .env("LD_LIBRARY_PATH", library.parent().expect("in a folder"))
+        .output()
+        .expect("the program runs");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("valgrind: {valgrind}\n{printed}");
+    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(printed.matches("ok: ").count(), 8, "{printed}");
+}

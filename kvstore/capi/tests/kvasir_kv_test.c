@@ -1,0 +1,252 @@
+/* Every function of kvasir_kv.h, with right and with wrong arguments. Prints one line for each part; exits 1 at the first
+ * surprise. The argument is a path for a configuration file. */
+#include "kvasir_kv.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            char text[256];                                                                                            \
+            kvasir_kv_last_error(text, sizeof text);                                                                   \
+            fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__, #condition, text);                              \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+#define BLOCK (3 * 1000 * 1000)
+#define MANY 200
+
+static void identity(uint8_t out[16], unsigned number) {
+    memset(out, 0, 16);
+    memcpy(out, &number, sizeof number);
+}
+
+static unsigned char *block(unsigned seed, size_t bytes) {
+    unsigned char *made = (unsigned char *)malloc(bytes);
+    for (size_t at = 0; at < bytes; at++) made[at] = (unsigned char)(seed * 31 + at * 7 + (at >> 8));
+    return made;
+}
+
+static void opening(const char *path) {
+    char error[128] = "untouched";
+    kvasir_kv *kv = (kvasir_kv *)error;
+    CHECK(kvasir_kv_open("[store]\nmemory = 3\n", &kv, error, sizeof error) == KVASIR_KV_CONFIGURATION);
+    CHECK(kv == NULL && strstr(error, "memory") != NULL);
+    memset(error, 'x', sizeof error);
+    CHECK(kvasir_kv_open("[queue]\nthreads = 0\n", &kv, error, 8) == KVASIR_KV_CONFIGURATION);
+    CHECK(strcmp(error, "queue.t") == 0 && error[8] == 'x');
+    CHECK(kvasir_kv_open(NULL, &kv, NULL, 0) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_open("", NULL, NULL, 0) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_open_file("/nonexistent", &kv, error, sizeof error) == KVASIR_KV_CONFIGURATION);
+    CHECK(kvasir_kv_open_file(path, &kv, error, sizeof error) == KVASIR_KV_CONFIGURATION);
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL && fputs("[queue]\ndepth = 3\n", file) >= 0 && fclose(file) == 0);
+    CHECK(kvasir_kv_open_file(path, &kv, error, sizeof error) == KVASIR_KV_OK && kv != NULL && error[0] == 0);
+    CHECK(kvasir_kv_close(kv) == KVASIR_KV_OK && remove(path) == 0);
+    CHECK(kvasir_kv_close(kv) == KVASIR_KV_INVALID_HANDLE);
+    CHECK(kvasir_kv_close(NULL) == KVASIR_KV_INVALID_HANDLE);
+    CHECK(kvasir_kv_close((kvasir_kv *)&kv) == KVASIR_KV_INVALID_HANDLE);
+    CHECK(kvasir_kv_version() >= 1000);
+    CHECK(strcmp(kvasir_kv_strerror(KVASIR_KV_THROTTLED), "no room or bandwidth at the moment") == 0);
+    CHECK(strcmp(kvasir_kv_strerror(12345), "unknown status") == 0);
+    CHECK(kvasir_kv_last_error(NULL, 0) > 0);
+    puts("ok: open and close");
+}
+
+static void blocking(kvasir_kv *kv) {
+    uint8_t names[4][16];
+    for (unsigned at = 0; at < 4; at++) identity(names[at], at);
+    const uint8_t(*ids)[16] = (const uint8_t(*)[16])names;
+    unsigned char *source = block(1, BLOCK), *target = (unsigned char *)malloc(BLOCK);
+    char meta[] = "layout 7", got_meta[16] = "";
+    kvasir_kv_buffer whole = {source, BLOCK}, about = {meta, sizeof meta};
+    kvasir_kv_buffer parts[3] = {{target, 1}, {NULL, 0}, {target + 1, BLOCK - 1}};
+    kvasir_kv_buffer got_about = {got_meta, sizeof got_meta};
+    size_t matched = 99, meta_bytes = 99, payload_bytes = 99;
+
+    CHECK(kvasir_kv_match(kv, ids, 4, &matched) == KVASIR_KV_OK && matched == 0);
+    CHECK(kvasir_kv_get(kv, ids, NULL, parts, 3, &meta_bytes, &payload_bytes) == KVASIR_KV_MISS);
+    CHECK(meta_bytes == 0 && payload_bytes == 0);
+    for (unsigned at = 0; at < 4; at++)
+        if (at != 2) CHECK(kvasir_kv_put(kv, &ids[at], &about, &whole, 1) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_put(kv, ids, &about, &whole, 1) == KVASIR_KV_PRESENT);
+    CHECK(kvasir_kv_match(kv, ids, 4, &matched) == KVASIR_KV_OK && matched == 2);
+    CHECK(kvasir_kv_match(kv, ids, 0, &matched) == KVASIR_KV_OK && matched == 0);
+    CHECK(kvasir_kv_get(kv, &ids[3], &got_about, parts, 3, &meta_bytes, &payload_bytes) == KVASIR_KV_OK);
+    CHECK(meta_bytes == sizeof meta && strcmp(got_meta, meta) == 0);
+    CHECK(payload_bytes == BLOCK && memcmp(source, target, BLOCK) == 0);
+    CHECK(kvasir_kv_get(kv, ids, NULL, parts, 3, &meta_bytes, &payload_bytes) == KVASIR_KV_BUFFER_TOO_SMALL);
+    CHECK(meta_bytes == sizeof meta && payload_bytes == BLOCK);
+    CHECK(kvasir_kv_get(kv, ids, &got_about, parts, 2, NULL, &payload_bytes) == KVASIR_KV_BUFFER_TOO_SMALL);
+    CHECK(kvasir_kv_delete(kv, ids) == KVASIR_KV_OK && kvasir_kv_delete(kv, ids) == KVASIR_KV_MISS);
+    puts("ok: match, put, get and delete");
+
+    kvasir_kv_statistics statistics;
+    CHECK(kvasir_kv_stats(kv, &statistics, sizeof statistics) == KVASIR_KV_OK);
+    CHECK(statistics.blocks == 2 && statistics.stored == 3 && statistics.hits == 1 && statistics.misses == 1);
+    CHECK(statistics.bytes == 2 * (BLOCK + sizeof meta));
+    CHECK(kvasir_kv_stats(kv, &statistics, sizeof statistics - 1) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_stats(kv, NULL, sizeof statistics) == KVASIR_KV_INVALID_ARGUMENT);
+    puts("ok: statistics");
+
+    kvasir_kv_buffer null = {NULL, 1}, longer = {source, SIZE_MAX}, twice[2] = {{source, SIZE_MAX / 2}, {source, SIZE_MAX / 2}};
+    CHECK(kvasir_kv_match(kv, NULL, 1, &matched) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_match(kv, ids, SIZE_MAX, &matched) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_match(kv, ids, 1, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_get(kv, NULL, NULL, parts, 3, NULL, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_get(kv, ids, NULL, NULL, 3, NULL, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_get(kv, ids, NULL, &null, 1, NULL, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_get(kv, ids, NULL, &longer, 1, NULL, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    /* There are 3: only the count may be looked at. */
+    CHECK(kvasir_kv_get(kv, ids, NULL, parts, 5000, NULL, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_put(kv, ids, NULL, twice, 2) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_put(kv, NULL, NULL, &whole, 1) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_delete(kv, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_get((kvasir_kv *)8, ids, NULL, parts, 3, NULL, NULL) == KVASIR_KV_INVALID_HANDLE);
+    kvasir_kv_buffer larger = {source, BLOCK};
+    kvasir_kv_buffer all[8] = {larger, larger, larger, larger, larger, larger, larger, larger};
+    CHECK(kvasir_kv_put(kv, ids, NULL, all, 8) == KVASIR_KV_TOO_LARGE);
+    puts("ok: wrong arguments");
+    free(source);
+    free(target);
+}
+
+static void submitted(kvasir_kv *kv) {
+    static uint8_t names[MANY][16];
+    static unsigned char payload[MANY][4096], back[MANY][4096];
+    static kvasir_kv_buffer buffers[MANY];
+    kvasir_kv_request requests[MANY];
+    kvasir_kv_completion completions[7];
+    memset(requests, 0, sizeof requests);
+    for (unsigned round = 0; round < 2; round++) {
+        for (unsigned at = 0; at < MANY; at++) {
+            identity(names[at], 1000 + at);
+            memset(payload[at], (int)at, 4096);
+            buffers[at].start = round == 0 ? payload[at] : back[at];
+            buffers[at].bytes = 4096;
+            requests[at].user = at;
+            requests[at].operation = round == 0 ? KVASIR_KV_PUT : KVASIR_KV_GET;
+            requests[at].identities = (const uint8_t(*)[16])names[at];
+            requests[at].identity_count = 1;
+            requests[at].payload = &buffers[at];
+            requests[at].payload_count = 1;
+        }
+        size_t sent = 0, done = 0, throttled = 0;
+        char seen[MANY] = {0};
+        while (done < MANY) {
+            size_t accepted = 99, count = 99;
+            int32_t status = kvasir_kv_submit(kv, requests + sent, MANY - sent, &accepted);
+            CHECK(status == KVASIR_KV_OK || (status == KVASIR_KV_THROTTLED && accepted < MANY - sent));
+            throttled += status == KVASIR_KV_THROTTLED;
+            sent += accepted;
+            struct pollfd event = {kvasir_kv_event_fd(kv), POLLIN, 0};
+            CHECK(event.fd >= 0 && poll(&event, 1, 20000) == 1);
+            CHECK(kvasir_kv_poll(kv, completions, 7, 0, &count) == KVASIR_KV_OK && count > 0 && count <= 7);
+            for (size_t at = 0; at < count; at++) {
+                CHECK(completions[at].user < MANY && !seen[completions[at].user]);
+                CHECK(completions[at].status == KVASIR_KV_OK);
+                CHECK(completions[at].payload_bytes == (round == 0 ? 0u : 4096u));
+                seen[completions[at].user] = 1;
+            }
+            done += count;
+        }
+        CHECK(throttled > 0);
+    }
+    CHECK(memcmp(payload, back, sizeof back) == 0);
+    puts("ok: submit and poll, more than the queue takes");
+
+    size_t accepted, count;
+    struct pollfd event = {kvasir_kv_event_fd(kv), POLLIN, 0};
+    CHECK(poll(&event, 1, 0) == 0);
+    CHECK(kvasir_kv_poll(kv, completions, 7, 30, &count) == KVASIR_KV_OK && count == 0);
+    kvasir_kv_request match = requests[0];
+    match.operation = KVASIR_KV_MATCH;
+    match.identities = (const uint8_t(*)[16])names;
+    match.identity_count = MANY;
+    CHECK(kvasir_kv_submit(kv, &match, 1, &accepted) == KVASIR_KV_OK && accepted == 1);
+    CHECK(kvasir_kv_poll(kv, completions, 7, -1, &count) == KVASIR_KV_OK && count == 1);
+    CHECK(completions[0].status == KVASIR_KV_OK && completions[0].payload_bytes == MANY);
+    kvasir_kv_request small = requests[0];
+    buffers[0].bytes = 4095;
+    CHECK(kvasir_kv_submit(kv, &small, 1, &accepted) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_poll(kv, completions, 7, 20000, &count) == KVASIR_KV_OK && count == 1);
+    CHECK(completions[0].status == KVASIR_KV_BUFFER_TOO_SMALL && completions[0].payload_bytes == 4096);
+    kvasir_kv_request wrong[2] = {requests[1], requests[2]};
+    wrong[1].operation = 77;
+    CHECK(kvasir_kv_submit(kv, wrong, 2, &accepted) == KVASIR_KV_INVALID_ARGUMENT && accepted == 1);
+    CHECK(kvasir_kv_poll(kv, completions, 7, 20000, &count) == KVASIR_KV_OK && count == 1);
+    wrong[1].operation = KVASIR_KV_GET;
+    wrong[1].reserved = 1;
+    CHECK(kvasir_kv_submit(kv, wrong + 1, 1, &accepted) == KVASIR_KV_INVALID_ARGUMENT && accepted == 0);
+    CHECK(kvasir_kv_submit(kv, NULL, 1, &accepted) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_submit(kv, wrong, 1, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_poll(kv, NULL, 7, 0, &count) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_poll(kv, completions, 0, 0, &count) == KVASIR_KV_INVALID_ARGUMENT);
+    puts("ok: matches and mistakes, submitted");
+}
+
+struct worker {
+    kvasir_kv *kv;
+    unsigned number;
+};
+
+static void *work(void *argument) {
+    struct worker *worker = (struct worker *)argument;
+    unsigned char *source = block(worker->number, 50000), *target = (unsigned char *)malloc(50000);
+    for (unsigned at = 0; at < 100; at++) {
+        uint8_t name[1][16];
+        identity(name[0], worker->number * 100000 + at);
+        kvasir_kv_buffer from = {source, 50000}, to = {target, 50000};
+        CHECK(kvasir_kv_put(worker->kv, (const uint8_t(*)[16])name, NULL, &from, 1) == KVASIR_KV_OK);
+        memset(target, 0, 50000);
+        int32_t status = kvasir_kv_get(worker->kv, (const uint8_t(*)[16])name, NULL, &to, 1, NULL, NULL);
+        /* The store is too small for all: what is evicted is a miss, what is there is right. */
+        CHECK(status == KVASIR_KV_MISS || (status == KVASIR_KV_OK && memcmp(source, target, 50000) == 0));
+    }
+    free(source);
+    free(target);
+    return NULL;
+}
+
+static void *wait_for_completion(void *argument) {
+    kvasir_kv_completion completion;
+    size_t count = 99;
+    int32_t status = kvasir_kv_poll((kvasir_kv *)argument, &completion, 1, -1, &count);
+    CHECK((status == KVASIR_KV_OK && count == 0) || status == KVASIR_KV_INVALID_HANDLE);
+    return NULL;
+}
+
+int main(int count, char **arguments) {
+    CHECK(count == 2);
+    opening(arguments[1]);
+    kvasir_kv *kv = NULL;
+    char error[256];
+    CHECK(kvasir_kv_open("[store]\nmemory_bytes = 20000000\n[queue]\nthreads = 3\ndepth = 32\n", &kv, error,
+                         sizeof error) == KVASIR_KV_OK);
+    blocking(kv);
+    submitted(kv);
+    struct worker workers[4];
+    pthread_t threads[4], waiting;
+    for (unsigned at = 0; at < 4; at++) {
+        workers[at].kv = kv;
+        workers[at].number = at + 1;
+        CHECK(pthread_create(&threads[at], NULL, work, &workers[at]) == 0);
+    }
+    for (unsigned at = 0; at < 4; at++) CHECK(pthread_join(threads[at], NULL) == 0);
+    kvasir_kv_statistics statistics;
+    CHECK(kvasir_kv_stats(kv, &statistics, sizeof statistics) == KVASIR_KV_OK);
+    CHECK(statistics.bytes <= 20000000 && statistics.evicted > 0);
+    puts("ok: four threads in a store that is too small");
+    CHECK(pthread_create(&waiting, NULL, wait_for_completion, kv) == 0);
+    CHECK(kvasir_kv_close(kv) == KVASIR_KV_OK);
+    CHECK(pthread_join(waiting, NULL) == 0);
+    uint8_t name[1][16] = {{0}};
+    CHECK(kvasir_kv_delete(kv, (const uint8_t(*)[16])name) == KVASIR_KV_INVALID_HANDLE);
+    puts("ok: closed, and closed for good");
+    return 0;
+}

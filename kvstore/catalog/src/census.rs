@@ -1,0 +1,38 @@
+//! Where the slots of a tier are, for metrics and tests. Walks over all of them, without a lock.
+
+use crate::catalog::Catalog;
+use crate::config::TierIndex;
+use crate::record::State;
+
+/// The slots of a tier by what they are used for, as seen one after the other while others go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Census {
+    /// On the free list.
+    pub free: usize,
+    /// Holding a block that can be looked up.
+    pub registered: usize,
+    /// Of those, read by somebody.
+    pub pinned: usize,
+    /// Being filled or evicted, or removed while somebody reads them.
+    pub under_way: usize,
+}
+
+impl Catalog {
+    /// Counts the slots of a tier.
+    #[must_use]
+    pub fn census(&self, tier: TierIndex) -> Census {
+        let mut census = Census::default();
+        let Some(tier) = self.shared.tiers.get(usize::from(tier.0)) else { return census };
+        for record in &tier.records {
+            match record.state() {
+                State::Free => census.free += 1,
+                State::Registered => {
+                    census.registered += 1;
+                    census.pinned += usize::from(record.pins() > 0);
+                }
+                State::Reserved | State::Evicting | State::Doomed => census.under_way += 1,
+            }
+        }
+        census
+    }
+}

@@ -1,0 +1,139 @@
+//! Look-up, match and lease: the hot path of every reader. Any thread, no lock, no allocation beyond what the
+//! caller's vectors need; one line of the index and one record per block, loaded in batches so that their cache
+//! misses overlap.
+//!
+//! What is counted as a use: a lease, and [`Catalog::touch`]. [`Catalog::contains`] and [`Catalog::match_prefix`]
+//! only ask, as planners and routers do many times for one use.
+
+use std::ops::ControlFlow;
+
+use kvstore_block::BlockIdentity;
+
+use crate::catalog::{Catalog, NOWHERE, Places};
+use crate::config::{TIERS_MAX, TierIndex};
+use crate::index::hash_halves;
+use crate::lease::Lease;
+use crate::record::halves;
+use crate::sketch::FrequencySketch;
+use crate::tier::Tier;
+
+/// Blocks whose cache misses overlap.
+const BATCH: usize = 16;
+
+impl Catalog {
+    /// Whether the block is in any tier.
+    #[must_use]
+    pub fn contains(&self, identity: &BlockIdentity) -> bool {
+        self.places(identity).is_some()
+    }
+
+    /// Where the block lies, if anywhere.
+    #[must_use]
+    pub fn places(&self, identity: &BlockIdentity) -> Option<Places> {
+        let identity = halves(identity);
+        self.places_of(identity, hash_halves(identity))
+    }
+
+    fn places_of(&self, identity: [u64; 2], hash: u64) -> Option<Places> {
+        let mut places = Places([NOWHERE; TIERS_MAX]);
+        let mut found = false;
+        self.shared.index.visit::<()>(hash, |tier, slot| {
+            if self.shared.tiers[usize::from(tier)].records[slot as usize].holds(identity) {
+                places.0[usize::from(tier)] = slot;
+                found = true;
+            }
+            ControlFlow::Continue(())
+        });
+        found.then_some(places)
+    }
+
+    /// Appends where the blocks of the longest prefix of `chain` lie that is in any tier; returns its length.
+    /// An answer, not a promise: a block may be gone when it is asked for.
+    pub fn match_prefix(&self, chain: &[BlockIdentity], places: &mut Vec<Places>) -> usize {
+        let before = places.len();
+        for batch in chain.chunks(BATCH) {
+            let hashes = self.warm(batch);
+            let found = batch.iter().zip(hashes);
+            let found = found.map_while(|(identity, hash)| self.places_of(halves(identity), hash));
+            let wanted = places.len() + batch.len();
+            places.extend(found);
+            if places.len() < wanted {
+                break;
+            }
+        }
+        places.len() - before
+    }
+
+    /// Holds the block in its slot of this tier.
+    #[must_use]
+    pub fn lease(&self, tier: TierIndex, identity: &BlockIdentity) -> Option<Lease> {
+        let identity = halves(identity);
+        let lease = self.lease_in(self.tier(tier)?, identity, hash_halves(identity))?;
+        self.count(tier, 1);
+        Some(lease)
+    }
+
+    /// Holds the longest prefix of `chain` that this tier has; appends the leases and returns how many.
+    pub fn lease_prefix(&self, tier: TierIndex, chain: &[BlockIdentity], leases: &mut Vec<Lease>) -> usize {
+        let Some(of) = self.tier(tier) else { return 0 };
+        let before = leases.len();
+        for batch in chain.chunks(BATCH) {
+            let hashes = self.warm(batch);
+            if let Some(sketch) = &of.sketch {
+                hashes[..batch.len()].iter().for_each(|&hash| sketch.warm(hash));
+            }
+            let held = batch.iter().zip(hashes);
+            let held = held.map_while(|(identity, hash)| self.lease_in(of, halves(identity), hash));
+            let wanted = leases.len() + batch.len();
+            leases.extend(held);
+            if leases.len() < wanted {
+                break;
+            }
+        }
+        self.count(tier, leases.len() - before);
+        leases.len() - before
+    }
+
+    /// Notes a use of the blocks of `chain` that this tier has, as a lease would.
+    pub fn touch(&self, tier: TierIndex, chain: &[BlockIdentity]) {
+        let Some(of) = self.tier(tier) else { return };
+        for identity in chain {
+            let hash = hash_halves(halves(identity));
+            if let Some(slot) = of.find(&self.shared.index, hash, halves(identity)) {
+                of.touch(slot, hash);
+            }
+        }
+        self.count(tier, chain.len());
+    }
+
+    /// How often blocks of this tier were asked for lately; only a tier under [`crate::PolicyKind::Cost`] counts.
+    #[must_use]
+    pub fn sketch(&self, tier: TierIndex) -> Option<&FrequencySketch> {
+        self.tier(tier)?.sketch.as_ref()
+    }
+
+    /// Hashes of up to [`BATCH`] blocks, whose lines of the index are on their way when this returns.
+    fn warm(&self, batch: &[BlockIdentity]) -> [u64; BATCH] {
+        let mut hashes = [0; BATCH];
+        for (identity, hash) in batch.iter().zip(&mut hashes) {
+            *hash = hash_halves(halves(identity));
+            self.shared.index.warm(*hash);
+        }
+        hashes
+    }
+
+    fn lease_in(&self, tier: &Tier, identity: [u64; 2], hash: u64) -> Option<Lease> {
+        let slot = self.shared.index.visit(hash, |number, slot| {
+            let pinned = number == tier.number && tier.records[slot as usize].pin(identity);
+            if pinned { ControlFlow::Break(slot) } else { ControlFlow::Continue(()) }
+        })?;
+        tier.touch(slot, hash);
+        Some(Lease::new(self.anchor(slot), tier.number, slot))
+    }
+
+    fn count(&self, tier: TierIndex, uses: usize) {
+        if let Some(sketch) = self.sketch(tier).filter(|_| uses > 0) {
+            sketch.advance(uses as u64);
+        }
+    }
+}

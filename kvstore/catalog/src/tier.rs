@@ -1,0 +1,507 @@
+//! One tier: its records, and under one lock its free list, candidates, accounts and policy.
+//!
+//! Changes run under the lock, which is held for a batch of blocks and never while anything is copied, written or
+//! waited for. Readers never take it. A slot that its last reader hands back lies on `returns` until the next
+//! change takes it in.
+
+use std::ops::ControlFlow;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvstore_block::BlockIdentity;
+
+use crate::config::{CatalogConfig, PolicyKind, SlotOrder, TenantId};
+use crate::index::{Index, hash_halves};
+use crate::list::{List, NONE, Node, ORDER, Place};
+use crate::policy::{self, End, Field, Policy};
+use crate::record::{Record, State, Taking, halves};
+use crate::returns::Returns;
+use crate::sketch::FrequencySketch;
+use crate::sync::{AtomicU32, Ordering};
+use crate::tenants::Tenants;
+
+/// The clock ticks this often while as many blocks are registered as there are slots.
+const TICKS_PER_TURNOVER: u32 = 64;
+
+#[derive(Debug)]
+pub(crate) struct Tier {
+    pub(crate) number: u8,
+    pub(crate) records: Box<[Record]>,
+    pub(crate) returns: Returns,
+    /// Ticks; readers stamp what they use with it. Relaxed: a stamp that is a tick old is still right enough.
+    pub(crate) clock: AtomicU32,
+    pub(crate) sketch: Option<FrequencySketch>,
+    pub(crate) policy_kind: PolicyKind,
+    changes: Mutex<Changes>,
+}
+
+/// What the lock protects.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    pub(crate) nodes: Box<[Node]>,
+    pub(crate) free: List<ORDER>,
+    pub(crate) tenants: Tenants,
+    pub(crate) policy: Box<dyn Policy>,
+    order: SlotOrder,
+    /// Registrations until the clock's next tick.
+    until_tick: u32,
+    /// The block registered last, which is the parent of the next one more often than not.
+    last: u32,
+    /// Blocks that the policy can pick.
+    pub(crate) candidates: u32,
+    pub(crate) evicted_total: u64,
+    pub(crate) registered_total: u64,
+}
+
+/// A tier with its lock taken.
+pub(crate) struct Locked<'a> {
+    pub(crate) tier: &'a Tier,
+    pub(crate) index: &'a Index,
+    pub(crate) changes: MutexGuard<'a, Changes>,
+    /// The block registered last, while it waits for the next one to be its child: in a chain all but the leaf
+    /// need not become candidates first.
+    fresh: u32,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.link_fresh();
+    }
+}
+
+/// A block about to be registered.
+pub(crate) struct Entry {
+    pub(crate) identity: BlockIdentity,
+    pub(crate) parent: Option<BlockIdentity>,
+    pub(crate) checksum: u64,
+    pub(crate) bytes: u32,
+    pub(crate) recompute_seconds: f32,
+}
+
+impl Tier {
+    pub(crate) fn new(number: u8, config: &CatalogConfig) -> Self {
+        let tier = config.tiers[usize::from(number)];
+        let mut nodes = vec![Node::EMPTY; tier.slots as usize].into_boxed_slice();
+        let mut free = List::EMPTY;
+        // Low slots first, in either order of reuse.
+        match tier.order {
+            SlotOrder::LastFreed => (0..tier.slots).rev().for_each(|slot| free.push_newest(&mut nodes, slot)),
+            SlotOrder::FirstFreed => (0..tier.slots).for_each(|slot| free.push_newest(&mut nodes, slot)),
+        }
+        let quotas = config.quotas.iter().filter(|quota| quota.tier.0 == number);
+        let quotas = quotas.map(|quota| (quota.tenant, quota.slots));
+        Self {
+            number,
+            records: (0..tier.slots).map(|_| Record::default()).collect(),
+            returns: Returns::default(),
+            clock: AtomicU32::new(0),
+            sketch: (tier.policy == PolicyKind::Cost).then(|| FrequencySketch::new(tier.slots)),
+            policy_kind: tier.policy,
+            changes: Mutex::new(Changes {
+                nodes,
+                free,
+                tenants: Tenants::new(tier.default_quota, config.tenants_max, quotas),
+                policy: policy::create(tier.policy, tier.slots, config.seed),
+                order: tier.order,
+                until_tick: (tier.slots / TICKS_PER_TURNOVER).max(1),
+                last: NONE,
+                candidates: 0,
+                evicted_total: 0,
+                registered_total: 0,
+            }),
+        }
+    }
+
+    /// The slot that the index and its record name for the block.
+    pub(crate) fn find(&self, index: &Index, hash: u64, identity: [u64; 2]) -> Option<u32> {
+        index.visit(hash, |tier, slot| {
+            let here = tier == self.number && self.records[slot as usize].holds(identity);
+            if here { ControlFlow::Break(slot) } else { ControlFlow::Continue(()) }
+        })
+    }
+
+    /// Notes a use of a registered block.
+    pub(crate) fn touch(&self, slot: u32, hash: u64) {
+        self.records[slot as usize].touch(self.clock.load(Ordering::Relaxed));
+        if let Some(sketch) = &self.sketch {
+            sketch.increment_hash(hash);
+        }
+    }
+
+    pub(crate) fn lock<'a>(&'a self, index: &'a Index) -> Locked<'a> {
+        // A panic under the lock is a bug that the process has reported already; readers go on regardless.
+        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locked = Locked { tier: self, index, changes, fresh: NONE };
+        locked.take_returned();
+        locked
+    }
+}
+
+impl<'a> Locked<'a> {
+    fn with_policy<T>(&mut self, work: impl FnOnce(&mut dyn Policy, &mut Field<'_>) -> T) -> T {
+        let changes = &mut *self.changes;
+        let mut field = Field {
+            nodes: &mut changes.nodes,
+            records: &self.tier.records,
+            sketch: self.tier.sketch.as_ref(),
+            clock: self.tier.clock.load(Ordering::Relaxed),
+        };
+        work(&mut *changes.policy, &mut field)
+    }
+
+    fn node(&mut self, slot: u32) -> &mut Node {
+        &mut self.changes.nodes[slot as usize]
+    }
+
+    fn record(&self, slot: u32) -> &'a Record {
+        &self.tier.records[slot as usize]
+    }
+
+    /// Makes the slot a candidate if nothing speaks against it.
+    fn link(&mut self, slot: u32, end: End) {
+        let node = self.changes.nodes[slot as usize];
+        if node.place != Place::Away || node.children > 0 || self.record(slot).state() != State::Registered {
+            return;
+        }
+        self.node(slot).place = Place::Candidate;
+        self.changes.candidates += 1;
+        self.with_policy(|policy, field| policy.link(field, slot, end));
+        let changes = &mut *self.changes;
+        let account = &mut changes.tenants.accounts[usize::from(node.account)];
+        if account.is_limited() {
+            match end {
+                End::Oldest => account.own.push_oldest(&mut changes.nodes, slot),
+                End::Newest => account.own.push_newest(&mut changes.nodes, slot),
+            }
+        }
+    }
+
+    fn unlink(&mut self, slot: u32, place: Place) {
+        if std::mem::replace(&mut self.node(slot).place, place) != Place::Candidate {
+            return;
+        }
+        self.changes.candidates -= 1;
+        self.with_policy(|policy, field| policy.unlink(field, slot));
+        let changes = &mut *self.changes;
+        let account = usize::from(changes.nodes[slot as usize].account);
+        let account = &mut changes.tenants.accounts[account];
+        if account.is_limited() {
+            account.own.remove(&mut changes.nodes, slot);
+        }
+    }
+
+    /// Hangs the slot on its parent, which is no candidate from now on.
+    fn attach(&mut self, slot: u32) {
+        let Node { parent, parent_generation, .. } = *self.node(slot);
+        if parent == NONE || !self.is_parent(parent, parent_generation) {
+            self.node(slot).parent = NONE;
+            return;
+        }
+        self.node(parent).children += 1;
+        if self.node(parent).place == Place::Candidate {
+            self.unlink(parent, Place::Away);
+        }
+    }
+
+    /// Takes the slot off its parent, which may be a candidate from now on.
+    fn detach(&mut self, slot: u32) {
+        let Node { parent, parent_generation, .. } = *self.node(slot);
+        if parent != NONE && self.is_parent(parent, parent_generation) {
+            self.node(parent).children -= 1;
+            self.link(parent, End::Oldest);
+        }
+    }
+
+    fn is_parent(&self, slot: u32, generation: u32) -> bool {
+        let record = self.record(slot);
+        matches!(record.state(), State::Registered | State::Evicting) && record.generation() == generation
+    }
+
+    fn take_returned(&mut self) {
+        let mut next = self.tier.returns.take();
+        while let Some(slot) = next {
+            next = Returns::below(&self.tier.records, slot);
+            self.node(slot).place = Place::Away;
+            match self.record(slot).state() {
+                State::Registered => self.link(slot, End::Newest),
+                State::Doomed if self.record(slot).park() => self.node(slot).place = Place::Parked,
+                State::Doomed => self.free(slot),
+                State::Free | State::Reserved | State::Evicting => {}
+            }
+        }
+    }
+
+    /// Puts a slot that nobody uses on the free list.
+    pub(crate) fn free(&mut self, slot: u32) {
+        self.record(slot).free();
+        let changes = &mut *self.changes;
+        let account = usize::from(changes.nodes[slot as usize].account);
+        changes.tenants.accounts[account].used -= 1;
+        changes.nodes[slot as usize] = Node::EMPTY;
+        changes.free.push_newest(&mut changes.nodes, slot);
+    }
+
+    fn reserve_free(&mut self, slot: u32, account: u16) {
+        let changes = &mut *self.changes;
+        changes.free.remove(&mut changes.nodes, slot);
+        changes.tenants.accounts[usize::from(account)].used += 1;
+        changes.nodes[slot as usize].account = account;
+        self.record(slot).reserve();
+    }
+
+    /// Reserves one slot for the tenant; evicts if need be.
+    pub(crate) fn reserve(
+        &mut self,
+        account: u16,
+        evicted: &mut impl FnMut(BlockIdentity, u32),
+    ) -> Option<u32> {
+        if self.has_quota_used(account) {
+            let slot = self.take_own(account)?;
+            evicted(self.record(slot).identity(), slot);
+            self.finish(slot);
+        } else if self.changes.free.len == 0 {
+            let slot = self.take_next()?;
+            evicted(self.record(slot).identity(), slot);
+            self.finish(slot);
+        }
+        let slot = match self.changes.order {
+            SlotOrder::LastFreed => self.changes.free.newest,
+            SlotOrder::FirstFreed => self.changes.free.oldest,
+        };
+        self.reserve_free(slot, account);
+        Some(slot)
+    }
+
+    pub(crate) fn account_of(&mut self, tenant: TenantId) -> u16 {
+        self.changes.tenants.account(tenant)
+    }
+
+    fn has_quota_used(&self, account: u16) -> bool {
+        let account = &self.changes.tenants.accounts[usize::from(account)];
+        account.used >= account.quota
+    }
+
+    /// Reserves a certain slot. `false`: it is not free, or the tenant has its quota.
+    pub(crate) fn reserve_at(&mut self, slot: u32, account: u16) -> Result<(), Refusal> {
+        if self.record(slot).state() != State::Free {
+            return Err(Refusal::Taken);
+        }
+        if self.has_quota_used(account) {
+            return Err(Refusal::Quota);
+        }
+        self.reserve_free(slot, account);
+        Ok(())
+    }
+
+    /// Takes the policy's next victim: `Registered` → `Evicting`.
+    pub(crate) fn take_next(&mut self) -> Option<u32> {
+        loop {
+            let slot = self.with_policy(|policy, field| policy.next(field))?;
+            if self.take(slot) {
+                return Some(slot);
+            }
+        }
+    }
+
+    /// Takes a block of this account's own, by CLOCK.
+    fn take_own(&mut self, account: u16) -> Option<u32> {
+        let own = self.changes.tenants.accounts[usize::from(account)].own;
+        let mut rounds = u64::from(own.len) * u64::from(crate::record::USES_MAX);
+        loop {
+            let changes = &mut *self.changes;
+            let own = &mut changes.tenants.accounts[usize::from(account)].own;
+            let slot = Some(own.oldest).filter(|&slot| slot != NONE)?;
+            let record = &self.tier.records[slot as usize];
+            if record.uses() > 0 && rounds > 0 {
+                rounds -= 1;
+                record.set_uses(record.uses().saturating_sub(1));
+                own.remove(&mut changes.nodes, slot);
+                own.push_newest(&mut changes.nodes, slot);
+            } else if self.take(slot) {
+                return Some(slot);
+            }
+        }
+    }
+
+    fn take(&mut self, slot: u32) -> bool {
+        match self.record(slot).take() {
+            Taking::Taken => {
+                self.unlink(slot, Place::Away);
+                self.detach(slot);
+                true
+            }
+            Taking::Pinned => {
+                self.unlink(slot, Place::Parked);
+                false
+            }
+            Taking::Gone => {
+                self.unlink(slot, Place::Away);
+                false
+            }
+        }
+    }
+
+    /// Ends an eviction: the slot becomes free. `false`: a child that was put back hangs on the block, which
+    /// therefore stays.
+    pub(crate) fn finish(&mut self, slot: u32) -> bool {
+        if self.record(slot).state() == State::Doomed {
+            self.free(slot);
+            return true;
+        }
+        if self.node(slot).children > 0 {
+            self.put_back(slot);
+            return false;
+        }
+        let hash = hash_halves(self.record(slot).halves());
+        self.index.remove(hash, self.tier.number, slot);
+        self.with_policy(|policy, field| policy.leave(field, slot, true));
+        self.changes.evicted_total += 1;
+        self.free(slot);
+        true
+    }
+
+    /// Takes in the slot of a state that was dropped on its way.
+    pub(crate) fn give_back(&mut self, slot: u32) {
+        match self.record(slot).state() {
+            State::Reserved => self.free(slot),
+            _ => self.put_back(slot),
+        }
+    }
+
+    /// Ends an eviction the other way: the block is registered again.
+    pub(crate) fn put_back(&mut self, slot: u32) {
+        let identity = self.record(slot).halves();
+        let hash = hash_halves(identity);
+        let doomed = self.record(slot).state() == State::Doomed;
+        if doomed || self.tier.find(self.index, hash, identity).is_some() {
+            // It was removed, or came in anew, while it was on its way out.
+            if !doomed {
+                self.index.remove(hash, self.tier.number, slot);
+                self.with_policy(|policy, field| policy.leave(field, slot, false));
+            }
+            self.free(slot);
+            return;
+        }
+        self.record(slot).restore();
+        self.attach(slot);
+        self.link(slot, End::Newest);
+    }
+
+    /// Registers what a reserved slot holds. `Err`: the block is in that other slot already; this one is free again.
+    pub(crate) fn register(&mut self, slot: u32, entry: &Entry) -> Result<(), u32> {
+        let identity = halves(&entry.identity);
+        let hash = hash_halves(identity);
+        if let Some(present) = self.tier.find(self.index, hash, identity) {
+            self.free(slot);
+            return Err(present);
+        }
+        let parent = entry.parent.and_then(|parent| self.find_parent(&parent)).unwrap_or(NONE);
+        if parent != self.fresh {
+            self.link_fresh();
+        }
+        let parent_generation = if parent == NONE { 0 } else { self.record(parent).generation() };
+        let node = self.node(slot);
+        node.parent = parent;
+        node.parent_generation = parent_generation;
+        node.children = 0;
+        node.density = entry.recompute_seconds / entry.bytes.max(1) as f32;
+        self.tick();
+        let clock = self.tier.clock.load(Ordering::Relaxed);
+        let record = self.record(slot);
+        record.publish(&entry.identity, entry.parent.as_ref(), entry.checksum, entry.bytes, clock);
+        let inserted = self.index.insert(hash, self.tier.number, slot);
+        debug_assert!(inserted, "the index has room for every slot");
+        if let Some(sketch) = &self.tier.sketch {
+            sketch.increment_hash(hash);
+            sketch.advance(1);
+        }
+        self.with_policy(|policy, field| policy.register(field, slot));
+        self.attach(slot);
+        self.fresh = slot;
+        self.changes.registered_total += 1;
+        self.changes.last = slot;
+        Ok(())
+    }
+
+    fn link_fresh(&mut self) {
+        match std::mem::replace(&mut self.fresh, NONE) {
+            NONE => {}
+            fresh => self.link(fresh, End::Newest),
+        }
+    }
+
+    fn find_parent(&self, parent: &BlockIdentity) -> Option<u32> {
+        let identity = halves(parent);
+        let last = self.changes.last;
+        if last != NONE && self.record(last).holds(identity) {
+            return Some(last);
+        }
+        self.tier.find(self.index, hash_halves(identity), identity)
+    }
+
+    fn tick(&mut self) {
+        self.changes.until_tick -= 1;
+        if self.changes.until_tick == 0 {
+            self.advance_clock();
+        }
+    }
+
+    pub(crate) fn advance_clock(&mut self) {
+        self.changes.until_tick = (self.tier.records.len() as u32 / TICKS_PER_TURNOVER).max(1);
+        self.tier.clock.fetch_add(1, Ordering::Relaxed);
+        self.with_policy(|policy, field| policy.tick(field));
+    }
+
+    /// Takes a block out of look-up at once; its slot is freed when nobody uses it any more.
+    pub(crate) fn remove(&mut self, slot: u32) {
+        let hash = hash_halves(self.record(slot).halves());
+        match self.record(slot).state() {
+            State::Registered => {
+                self.index.remove(hash, self.tier.number, slot);
+                let parked = self.node(slot).place == Place::Parked;
+                self.unlink(slot, if parked { Place::Parked } else { Place::Away });
+                self.detach(slot);
+                self.with_policy(|policy, field| policy.leave(field, slot, false));
+                if self.record(slot).doom(parked) {
+                    self.free(slot);
+                } else {
+                    self.node(slot).place = Place::Parked;
+                }
+            }
+            State::Evicting => {
+                self.index.remove(hash, self.tier.number, slot);
+                self.with_policy(|policy, field| policy.leave(field, slot, false));
+                self.record(slot).doom_evicting();
+            }
+            State::Free | State::Reserved | State::Doomed => {}
+        }
+    }
+
+    /// Hangs blocks on parents that were registered after them; returns how many.
+    pub(crate) fn relink(&mut self) -> usize {
+        let mut linked = 0;
+        for slot in 0..self.tier.records.len() as u32 {
+            let record = self.record(slot);
+            if record.state() != State::Registered {
+                continue;
+            }
+            let Some(parent) = record.parent() else { continue };
+            let node = *self.node(slot);
+            if node.parent != NONE && self.is_parent(node.parent, node.parent_generation) {
+                continue;
+            }
+            let Some(parent) = self.find_parent(&parent).filter(|&parent| parent != slot) else { continue };
+            let generation = self.record(parent).generation();
+            let node = self.node(slot);
+            (node.parent, node.parent_generation) = (parent, generation);
+            self.attach(slot);
+            linked += 1;
+        }
+        linked
+    }
+}
+
+/// Why a certain slot cannot be had.
+pub(crate) enum Refusal {
+    Taken,
+    Quota,
+}

@@ -1,0 +1,234 @@
+//! Which blocks may be written: frequency, bandwidth, endurance.
+//!
+//! Everything here is a function of its arguments, time included. [`Usage`] is what the SSD has been made to write:
+//! it travels in every page that the log writes, so a restart keeps it. The day's window rolls: the share of the
+//! day before that is not yet 24 hours old counts too, taken as even over that day (a sliding window of two
+//! counters; 24 counters would be exact and cost 192 bytes in every page). A wall clock that is set back grants
+//! nothing: bytes then count for the latest day seen.
+
+use std::time::{Duration, Instant};
+
+use crate::Moment;
+
+const DAY_S: u64 = 86_400;
+
+/// Bytes that the device was made to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Since the store was formatted.
+    pub total_bytes: u64,
+    /// The latest day that something was written, in days since 1970.
+    pub day: u32,
+    /// On that day.
+    pub day_bytes: u64,
+    /// On the day before it.
+    pub previous_day_bytes: u64,
+}
+
+impl Usage {
+    /// Counts a write.
+    pub fn add(&mut self, unix_s: u64, bytes: u64) {
+        let day = day_of(unix_s);
+        if day > self.day {
+            self.previous_day_bytes = if day == self.day.saturating_add(1) { self.day_bytes } else { 0 };
+            self.day_bytes = 0;
+            self.day = day;
+        }
+        self.total_bytes = self.total_bytes.saturating_add(bytes);
+        self.day_bytes = self.day_bytes.saturating_add(bytes);
+    }
+
+    /// Bytes written in the 24 hours before `unix_s`.
+    #[must_use]
+    pub fn rolling_bytes(&self, unix_s: u64) -> u64 {
+        let left = DAY_S - unix_s % DAY_S;
+        let share = |bytes: u64| {
+            u64::try_from(u128::from(bytes) * u128::from(left) / u128::from(DAY_S)).unwrap_or(u64::MAX)
+        };
+        match day_of(unix_s).checked_sub(self.day) {
+            // A clock that was set back: everything of both days counts.
+            None => self.day_bytes.saturating_add(self.previous_day_bytes),
+            Some(0) => self.day_bytes.saturating_add(share(self.previous_day_bytes)),
+            Some(1) => share(self.day_bytes),
+            Some(_) => 0,
+        }
+    }
+}
+
+fn day_of(unix_s: u64) -> u32 {
+    u32::try_from(unix_s / DAY_S).unwrap_or(u32::MAX)
+}
+
+/// A rate with a burst. A piece larger than the burst passes when the bucket is full, and is then paid off.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenBucket {
+    bytes_per_second: u64,
+    burst_bytes: u64,
+    level_bytes: i128,
+    filled: Instant,
+}
+
+impl TokenBucket {
+    /// A full bucket. A rate of 0 never limits.
+    #[must_use]
+    pub fn new(bytes_per_second: u64, burst_bytes: u64, now: Instant) -> Self {
+        Self { bytes_per_second, burst_bytes, level_bytes: i128::from(burst_bytes), filled: now }
+    }
+
+    /// Whether `bytes` may pass now; they are charged if so.
+    pub fn take(&mut self, now: Instant, bytes: u64) -> bool {
+        if self.bytes_per_second == 0 {
+            return true;
+        }
+        self.fill(now);
+        if self.level_bytes < i128::from(bytes.min(self.burst_bytes)) {
+            return false;
+        }
+        self.level_bytes -= i128::from(bytes);
+        true
+    }
+
+    fn fill(&mut self, now: Instant) {
+        let rate = u128::from(self.bytes_per_second);
+        let elapsed = now.saturating_duration_since(self.filled);
+        let gained = elapsed.as_nanos().saturating_mul(rate) / 1_000_000_000;
+        let level = self.level_bytes.saturating_add(i128::try_from(gained).unwrap_or(i128::MAX));
+        if level >= i128::from(self.burst_bytes) {
+            self.level_bytes = i128::from(self.burst_bytes);
+            self.filled = now;
+        } else {
+            // Only the time that gave whole bytes is used up, so frequent calls lose nothing to rounding.
+            let used_ns = u64::try_from(gained * 1_000_000_000 / rate).unwrap_or(u64::MAX);
+            self.level_bytes = level;
+            self.filled += Duration::from_nanos(used_ns);
+        }
+    }
+}
+
+/// Limits of writes. 0 switches a limit off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdmissionConfig {
+    /// How often a block must have been seen.
+    pub frequency_min: u32,
+    /// Bandwidth in bytes per second.
+    pub bytes_per_second: u64,
+    /// Bytes that may be written at once above that rate.
+    pub burst_bytes: u64,
+    /// Endurance: bytes per 24 hours, rolling.
+    pub bytes_per_day: u64,
+}
+
+impl Default for AdmissionConfig {
+    fn default() -> Self {
+        Self { frequency_min: 2, bytes_per_second: 0, burst_bytes: 256 << 20, bytes_per_day: 0 }
+    }
+}
+
+/// Whether a block may be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may; its bytes are charged to the bandwidth.
+    Admit,
+    /// It was not seen often enough.
+    TooRare,
+    /// The bandwidth is used up for now.
+    OverBandwidth,
+    /// The last 24 hours' bytes are used up.
+    OverEndurance,
+}
+
+/// Decides which blocks may be written.
+#[derive(Debug, Clone, Copy)]
+pub struct Admission {
+    config: AdmissionConfig,
+    bucket: TokenBucket,
+}
+
+impl Admission {
+    /// With a full burst.
+    #[must_use]
+    pub fn new(config: AdmissionConfig, now: Moment) -> Self {
+        let bucket = TokenBucket::new(config.bytes_per_second, config.burst_bytes, now.instant);
+        Self { config, bucket }
+    }
+
+    /// Whether a block of `bytes` that was seen `frequency` times may be written now. The endurance is judged before
+    /// the bandwidth is charged, so a refusal costs nothing.
+    pub fn decide(&mut self, frequency: u32, bytes: u64, usage: &Usage, now: Moment) -> Verdict {
+        let limit = self.config.bytes_per_day;
+        if frequency < self.config.frequency_min {
+            Verdict::TooRare
+        } else if limit > 0 && usage.rolling_bytes(now.unix_s).saturating_add(bytes) > limit {
+            Verdict::OverEndurance
+        } else if !self.bucket.take(now.instant, bytes) {
+            Verdict::OverBandwidth
+        } else {
+            Verdict::Admit
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(start: Instant, ms: u64) -> Moment {
+        Moment { instant: start + Duration::from_millis(ms), unix_s: DAY_S * 20_000 + ms / 1000 }
+    }
+
+    #[test]
+    fn each_limit_refuses_under_its_own_name() {
+        let start = Instant::now();
+        let config = AdmissionConfig {
+            frequency_min: 2,
+            bytes_per_second: 1000,
+            burst_bytes: 500,
+            bytes_per_day: 1200,
+        };
+        let mut admission = Admission::new(config, at(start, 0));
+        let mut usage = Usage::default();
+        let mut decide =
+            |frequency, bytes, usage: &Usage, ms| admission.decide(frequency, bytes, usage, at(start, ms));
+        assert_eq!(decide(1, 10, &usage, 0), Verdict::TooRare);
+        assert_eq!(decide(2, 500, &usage, 0), Verdict::Admit);
+        usage.add(at(start, 0).unix_s, 500);
+        assert_eq!(decide(2, 100, &usage, 99), Verdict::OverBandwidth);
+        assert_eq!(decide(2, 100, &usage, 100), Verdict::Admit);
+        usage.add(at(start, 0).unix_s, 100);
+        assert_eq!(decide(9, 601, &usage, 10_000), Verdict::OverEndurance);
+        assert_eq!(decide(9, 600, &usage, 10_000), Verdict::Admit, "more than the burst, from a full bucket");
+        assert_eq!(decide(9, 1, &usage, 10_000), Verdict::OverBandwidth);
+        assert_eq!(
+            decide(9, 1, &usage, 10_101),
+            Verdict::Admit,
+            "100 bytes of debt are paid off after 100 ms"
+        );
+    }
+
+    #[test]
+    fn a_bucket_asked_often_gives_its_rate() {
+        let start = Instant::now();
+        let mut bucket = TokenBucket::new(1_000_003, 1000, start);
+        let passed: u64 =
+            (0..3_000_000_u64).map(|us| u64::from(bucket.take(start + Duration::from_micros(us), 1))).sum();
+        assert!((3_000_900..=3_001_100).contains(&passed) || passed == 3_000_000, "{passed}");
+    }
+
+    #[test]
+    fn the_day_rolls_and_a_clock_set_back_grants_nothing() {
+        let mut usage = Usage::default();
+        let noon = DAY_S * 100 + DAY_S / 2;
+        usage.add(noon, 1000);
+        assert_eq!(usage.rolling_bytes(noon), 1000);
+        assert_eq!(usage.rolling_bytes(noon + DAY_S), 500, "half of the day before");
+        assert_eq!(usage.rolling_bytes(noon + 2 * DAY_S), 0);
+        usage.add(noon + DAY_S, 10);
+        assert_eq!(usage, Usage { total_bytes: 1010, day: 101, day_bytes: 10, previous_day_bytes: 1000 });
+        assert_eq!(usage.rolling_bytes(noon + DAY_S), 510);
+        usage.add(noon, 5);
+        assert_eq!(usage.day_bytes, 15);
+        assert_eq!(usage.rolling_bytes(noon), 1015);
+        usage.add(u64::MAX, u64::MAX);
+        assert_eq!(usage.total_bytes, u64::MAX);
+    }
+}

@@ -1,0 +1,246 @@
+//! The headers of segments: written, found, judged, restored.
+//!
+//! Segment 0's header is written last when a store is formatted, so a store whose segment 0 names it is complete. A
+//! segment that names another store, or whose header is lost, takes part all the same: its pages and records say
+//! themselves where they belong. What is not ours, or of another layout, is refused and left as it is.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use kvstore_io::{IoEngine, IoErrorKind, PageBuffer};
+
+use crate::format::{
+    PAGE_BYTES, PageError, PageHeader, PageKind, SegmentHeader, decode_segment_header, encode_segment_header,
+};
+use crate::layout::{Copy2, SegmentLayout};
+use crate::scan::{Extent, read_extents, write_pages};
+use crate::{Area, DiskConfig, DiskError, Usage};
+
+/// Writes the headers of an empty store, the first segment's last.
+pub(crate) fn format_segments(
+    engine: &mut dyn IoEngine,
+    config: &DiskConfig,
+    segments: &[SegmentLayout],
+    store_id: u64,
+    usage: Usage,
+) -> Result<(), DiskError> {
+    let Some((first, others)) = segments.split_first() else { return Ok(()) };
+    let operation = "format";
+    for part in [others, std::slice::from_ref(first)] {
+        let pages =
+            part.iter().flat_map(|segment| header_pages(config, segment, store_id, usage, 1)).collect();
+        write_pages(engine, operation, config.operation_timeout, pages)?;
+        sync_files(engine, operation, part)?;
+    }
+    Ok(())
+}
+
+fn sync_files(
+    engine: &mut dyn IoEngine,
+    operation: &'static str,
+    segments: &[SegmentLayout],
+) -> Result<(), DiskError> {
+    let mut files: Vec<u32> = segments.iter().map(|segment| segment.area.file).collect();
+    files.sort_unstable();
+    files.dedup();
+    files
+        .into_iter()
+        .try_for_each(|file| engine.sync(file).map_err(|source| DiskError::Io { operation, source }))
+}
+
+fn header_pages(
+    config: &DiskConfig,
+    segment: &SegmentLayout,
+    store_id: u64,
+    usage: Usage,
+    sequence: u64,
+) -> [(Extent, PageBuffer); 2] {
+    let header =
+        PageHeader { kind: PageKind::Header, store_id, sequence, segment: segment.segment, page: 0, usage };
+    [Copy2::A, Copy2::B].map(|copy| {
+        let mut buffer = PageBuffer::zeroed(PAGE_BYTES);
+        if let Some(page) = buffer.first_chunk_mut() {
+            encode_segment_header(page, &header, &segment.header(config.fingerprint));
+        }
+        let (file, offset) = (segment.area.file, segment.header_offset(copy));
+        (Extent { file, offset, bytes: PAGE_BYTES }, buffer)
+    })
+}
+
+/// What one header page said; `None` when the medium kept it.
+type FoundHeader = Option<Result<(PageHeader, SegmentHeader), PageError>>;
+
+/// What one segment's two header pages said.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum HeaderState {
+    /// And which of the copies do not say so.
+    Valid(PageHeader, SegmentHeader, [bool; 2]),
+    Version(u16),
+    Blank,
+    Damaged,
+    Foreign,
+}
+
+/// The headers of a store.
+pub(crate) struct Headers {
+    pub(crate) store_id: u64,
+    pub(crate) usage: Usage,
+    pub(crate) sequence: u64,
+    states: Vec<HeaderState>,
+}
+
+impl Headers {
+    /// Reads them; `None` when the areas are to be formatted.
+    pub(crate) fn find(
+        engine: &mut dyn IoEngine,
+        config: &DiskConfig,
+        segments: &[SegmentLayout],
+    ) -> Result<Option<Self>, DiskError> {
+        let states = read_headers(engine, config.operation_timeout, segments)?;
+        // The first segment decides. If its header is lost, the others still know.
+        let valid = states.iter().find_map(|state| match state {
+            HeaderState::Valid(page, ..) => Some(*page),
+            _ => None,
+        });
+        if let Some(problem) = Self::problem(config, segments, &states, valid.map(|page| page.store_id)) {
+            return if config.reformat { Ok(None) } else { Err(problem) };
+        }
+        let Some(page) = valid else { return Ok(None) };
+        let of_store = |state: &&HeaderState| matches!(state, HeaderState::Valid(other, ..) if other.store_id == page.store_id);
+        let mut headers =
+            Self { store_id: page.store_id, usage: page.usage, sequence: page.sequence, states: Vec::new() };
+        for state in states.iter().filter(of_store) {
+            if let HeaderState::Valid(page, ..) = state {
+                headers.sequence = headers.sequence.max(page.sequence);
+                headers.usage = later(headers.usage, page.usage);
+            }
+        }
+        headers.states = states;
+        Ok(Some(headers))
+    }
+
+    /// What forbids to use these areas as they are.
+    fn problem(
+        config: &DiskConfig,
+        segments: &[SegmentLayout],
+        states: &[HeaderState],
+        store_id: Option<u64>,
+    ) -> Option<DiskError> {
+        for (layout, state) in segments.iter().zip(states) {
+            let wanted = layout.header(config.fingerprint);
+            let mismatch = |found| {
+                let segment = layout.segment;
+                Some(DiskError::Mismatch { segment, found, wanted: describe(segment, &wanted) })
+            };
+            match state {
+                HeaderState::Valid(page, header, _)
+                    if Some(page.store_id) == store_id
+                        && (*header != wanted || page.segment != layout.segment) =>
+                {
+                    return mismatch(describe(page.segment, header));
+                }
+                HeaderState::Version(version) => return mismatch(format!("a store of version {version}")),
+                // No damage makes both copies look like this, as they lie far apart.
+                HeaderState::Foreign => {
+                    let Area { file, offset, .. } = layout.area;
+                    return Some(DiskError::NotAStore { segment: layout.segment, file, offset });
+                }
+                HeaderState::Damaged if store_id.is_none() => {
+                    return mismatch("a store whose header is damaged".to_owned());
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Writes the headers that are not as they should be, and no others; how many copies. A copy that the medium
+    /// refuses stays lost: the other one serves.
+    pub(crate) fn restore(
+        &self,
+        engine: &mut dyn IoEngine,
+        config: &DiskConfig,
+        segments: &[SegmentLayout],
+        sequence: u64,
+    ) -> Result<u32, DiskError> {
+        let mut damaged = 0;
+        for (segment, state) in segments.iter().zip(&self.states) {
+            let bad = match state {
+                HeaderState::Valid(page, _, bad) if page.store_id == self.store_id => *bad,
+                _ => [true; 2],
+            };
+            let pages = header_pages(config, segment, self.store_id, self.usage, sequence + 1);
+            for (page, _) in pages.into_iter().zip(bad).filter(|(_, bad)| *bad) {
+                damaged += 1;
+                match write_pages(engine, "restore headers", config.operation_timeout, vec![page]) {
+                    Err(DiskError::Io { source, .. }) if source.kind == IoErrorKind::Media => {}
+                    written => written?,
+                }
+            }
+        }
+        if damaged > 0 {
+            sync_files(engine, "restore headers", segments)?;
+        }
+        Ok(damaged)
+    }
+}
+
+fn describe(segment: u32, header: &SegmentHeader) -> String {
+    format!(
+        "segment {segment} of {} bytes with {} slots of {} bytes, {} meta bytes, fingerprint {:#018x}",
+        header.segment_bytes, header.slots, header.slot_bytes, header.meta_bytes_max, header.fingerprint
+    )
+}
+
+pub(crate) fn later(one: Usage, other: Usage) -> Usage {
+    if other.total_bytes > one.total_bytes { other } else { one }
+}
+
+pub(crate) fn read_headers(
+    engine: &mut dyn IoEngine,
+    timeout: Duration,
+    segments: &[SegmentLayout],
+) -> Result<Vec<HeaderState>, DiskError> {
+    let mut copies: Vec<[FoundHeader; 2]> = vec![[None, None]; segments.len()];
+    let places: HashMap<(u32, u64), (usize, usize)> = segments
+        .iter()
+        .enumerate()
+        .flat_map(|(index, segment)| {
+            [(Copy2::A, 0), (Copy2::B, 1)]
+                .map(|(copy, number)| ((segment.area.file, segment.header_offset(copy)), (index, number)))
+        })
+        .collect();
+    let extents = places.keys().map(|&(file, offset)| Extent { file, offset, bytes: PAGE_BYTES });
+    read_extents(engine, "read headers", timeout, extents, |extent, result| {
+        if let Some(&(segment, copy)) = places.get(&(extent.file, extent.offset)) {
+            copies[segment][copy] = result.ok().map(decode_segment_header);
+        }
+    })?;
+    Ok(segments.iter().zip(copies).map(|(layout, copies)| judge_headers(layout.segment, copies)).collect())
+}
+
+fn judge_headers(segment: u32, copies: [FoundHeader; 2]) -> HeaderState {
+    let valid = || copies.iter().flatten().filter_map(|copy| copy.as_ref().ok());
+    // One copy that names another segment was written here by mistake. Two are another segment.
+    let here = || valid().filter(|(page, _)| page.segment == segment);
+    let newest = here().max_by_key(|(page, _)| page.sequence);
+    if let Some((page, header)) = newest.or_else(|| valid().max_by_key(|(page, _)| page.sequence)) {
+        let says_so = |copy: &FoundHeader| {
+            matches!(copy, Some(Ok((other, same)))
+                if other.segment == page.segment && other.store_id == page.store_id && same == header)
+        };
+        return HeaderState::Valid(*page, *header, [!says_so(&copies[0]), !says_so(&copies[1])]);
+    }
+    let errors = || copies.iter().map(|copy| copy.and_then(Result::err));
+    if let Some(PageError::Version(version)) =
+        errors().flatten().find(|error| matches!(error, PageError::Version(_)))
+    {
+        HeaderState::Version(version)
+    } else if errors().all(|error| error == Some(PageError::Blank)) {
+        HeaderState::Blank
+    } else if errors().all(|error| error == Some(PageError::Foreign) || error == Some(PageError::Blank)) {
+        HeaderState::Foreign
+    } else {
+        HeaderState::Damaged
+    }
+}

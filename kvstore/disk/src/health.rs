@@ -1,0 +1,137 @@
+//! Whether the device answers, and what happens when it does not.
+//!
+//! An engine that reports a failed device, or that does not answer for `operation_timeout`, makes the log unavailable:
+//! everything then ends at once as a miss or is refused, until a read of the first header succeeds. Memory that the
+//! engine still holds is not given back, since the device may yet write into it.
+
+use std::time::{Duration, Instant};
+
+use kvstore_io::IoErrorKind;
+
+use crate::layout::Copy2;
+use crate::operation::{OperationId, Purpose};
+use crate::{DiskCounters, DiskLog, Done, MissReason, ReadOutcome, WriteOutcome};
+
+/// Failures in a row that are neither the medium's nor the device's, and yet make the log unavailable.
+const FAILURES_MAX: u32 = 8;
+/// The pause between probes doubles until it is this many times the first.
+const PROBE_BACKOFF_MAX: u32 = 32;
+
+/// Whether the device answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Health {
+    Available,
+    /// The next probe, and the pause after it in units of the first.
+    Unavailable {
+        probe_at: Instant,
+        backoff: u32,
+    },
+}
+
+impl DiskLog {
+    pub(crate) fn note_failure(&mut self, kind: IoErrorKind) {
+        match kind {
+            IoErrorKind::Media | IoErrorKind::NoSpace => {}
+            IoErrorKind::Device => self.suspend(),
+            _ => {
+                self.failures += 1;
+                if self.failures >= FAILURES_MAX {
+                    self.suspend();
+                }
+            }
+        }
+    }
+
+    /// The device is gone: what the engine has not got ends now, the rest when the engine says so or time is up.
+    fn suspend(&mut self) {
+        if !self.is_available() {
+            return;
+        }
+        DiskCounters::add(&self.counters.outages, 1);
+        let probe_at = self.now.instant + self.config.probe_interval;
+        self.health = Health::Unavailable { probe_at, backoff: 2 };
+        while let Some(id) = self.unsubmitted.pop_front() {
+            if self.operations.get(id).is_some_and(|operation| operation.withdraw(IoErrorKind::Device)) {
+                self.end_io(id);
+            }
+        }
+    }
+
+    pub(crate) fn check_timeouts(&mut self) {
+        if self.operations.in_use() == 0 || !self.is_timeout_check_due() {
+            return;
+        }
+        for index in 0..self.operations.len() {
+            let id = self.operations.id_at(index);
+            let now = self.now.instant;
+            let timeout = self.config.operation_timeout;
+            let Some(operation) = self.operations.get(id) else { continue };
+            let started = *operation.started.get_or_insert(now);
+            let is_late = now.saturating_duration_since(started) >= timeout;
+            if is_late && !operation.is_abandoned && !operation.is_io_over {
+                self.abandon(id);
+            }
+        }
+    }
+
+    fn is_timeout_check_due(&mut self) -> bool {
+        let period = (self.config.operation_timeout / 16).max(Duration::from_millis(1));
+        let is_due = self.now.instant.saturating_duration_since(self.timeouts_checked) >= period;
+        if is_due {
+            self.timeouts_checked = self.now.instant;
+        }
+        is_due
+    }
+
+    /// Reports an operation that the engine does not answer. Its place stays taken until it does.
+    fn abandon(&mut self, id: OperationId) {
+        let Some(operation) = self.operations.get(id) else { return };
+        DiskCounters::add(&self.counters.timeouts, 1);
+        if operation.withdraw(IoErrorKind::Device) {
+            // The engine never got it.
+            self.end_io(id);
+        } else {
+            operation.is_abandoned = true;
+            match operation.purpose {
+                Purpose::Write { token, slot } => {
+                    let outcome = WriteOutcome::Failed(IoErrorKind::Device);
+                    self.ready.push_back(Done::Written { token, slot, memory: None, outcome });
+                }
+                Purpose::Read { token, slot } => {
+                    let outcome = ReadOutcome::Miss(MissReason::Device);
+                    self.count_read(outcome);
+                    self.ready.push_back(Done::Read { token, slot, memory: None, outcome });
+                }
+                Purpose::Table { .. } | Purpose::Probe | Purpose::Idle => {}
+            }
+        }
+        self.suspend();
+    }
+
+    /// Tries an unavailable device with a read of the first header, one at a time.
+    pub(crate) fn probe(&mut self) {
+        let Health::Unavailable { probe_at, backoff } = self.health else { return };
+        if self.now.instant < probe_at {
+            return;
+        }
+        let probe_at = self.now.instant + self.config.probe_interval * backoff;
+        self.health = Health::Unavailable { probe_at, backoff: (backoff * 2).min(PROBE_BACKOFF_MAX) };
+        let is_probing = self.operations.iter().any(|(_, operation)| operation.purpose == Purpose::Probe);
+        let layout = self.tables.segments[0].layout;
+        if !is_probing && let Some(buffer) = self.spare_pages.pop() {
+            let place = (layout.area.file, layout.header_offset(Copy2::A));
+            self.start_page_operation(Purpose::Probe, place, buffer);
+        }
+    }
+
+    pub(crate) fn end_probe(&mut self, id: OperationId) {
+        let Some(operation) = self.operations.get(id) else { return };
+        // A page that the medium lost is an answer too.
+        let is_answered = matches!(operation.failure, None | Some(IoErrorKind::Media));
+        self.spare_pages.extend(operation.page.take());
+        self.operations.end(id);
+        if is_answered {
+            self.health = Health::Available;
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The SSD tier: blocks in fixed slots of segments, verified whenever they are read.
+//!
+//! * [`DiskLog`]: reads and writes of slots over any [`kvstore_io::IoEngine`]; one thread, driven by `poll`.
+//! * [`Recovered`], [`Report`]: what opening a store finds. Payloads are not read then.
+//! * [`SlotCursor`]: which slot is written next. The caller owns it, as it decides what is evicted.
+//! * [`Admission`], [`Usage`]: which blocks may be written: frequency, bandwidth, endurance.
+//! * [`inspect`]: what lies in segments, for people.
+//! * [`format`]: the bytes on the disk.
+//!
+//! Invariants: a read is `Verified` only if its bytes hash to what the record says, under a seed of identity,
+//! generation, slot and store, so torn, lost, misdirected, stale and rotten bytes are misses; a record is written
+//! after its payload; the newest whole copy of a table page is never written over; nothing that lies on the disk
+//! can make this crate panic or allocate more than the areas' size implies.
+//!
+//! A read is one request of the payload rounded up to 4 KiB: the record is in memory, so a block costs what the
+//! same request costs `fio`. A record header in front of each payload would also have served recovery, but makes
+//! every read 4 KiB longer: twice the bytes for a block of 4 KiB.
+
+#![forbid(unsafe_code)]
+
+mod admission;
+mod checksum;
+mod config;
+mod cursor;
+mod done;
+mod drive;
+mod error;
+pub mod format;
+mod headers;
+mod health;
+mod inspect;
+mod layout;
+mod log;
+mod metrics;
+mod open;
+mod operation;
+mod scan;
+mod table;
+mod trim;
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use admission::{Admission, AdmissionConfig, TokenBucket, Usage, Verdict};
+pub use config::{Area, DiskConfig, Moment};
+pub use cursor::SlotCursor;
+pub use done::{Block, Closed, Done, MissReason, ReadOutcome, Refused, RefusedReason, WriteOutcome};
+pub use error::DiskError;
+pub use inspect::{SegmentState, SegmentSummary, Summary, inspect};
+pub use log::DiskLog;
+pub use metrics::DiskCounters;
+pub use open::{Recovered, Report};

@@ -1,0 +1,371 @@
+//! [`DiskLog`]: what its owner calls. `drive.rs` is what happens in `poll`.
+//!
+//! One thread. `read`, `write` and `forget` queue and return; `poll` hands over to the engine, collects, verifies,
+//! writes tables and reports. Hot path (`read`, `write`, `poll`): no lock, no allocation, no system call but the
+//! engine's own.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dataplane_memory::{Slab, SlotRef};
+use kvstore_block::BlockIdentity;
+use kvstore_io::{Completion, IoEngine, PageBuffer, Waker};
+
+use crate::checksum::{self, SCRATCH_BYTES};
+use crate::format::{PAGE_BYTES, Record, RecordState};
+use crate::health::Health;
+use crate::operation::{OperationId, Operations, Purpose};
+use crate::table::Tables;
+use crate::trim::Trim;
+use crate::{
+    Block, Closed, DiskConfig, DiskCounters, DiskError, Done, MissReason, Moment, ReadOutcome, Refused,
+    RefusedReason, SlotCursor, Usage,
+};
+
+/// What a slot is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlotUse {
+    /// Its old bytes are still on the device.
+    Free,
+    /// The device was told to forget them, or there were none.
+    Blank,
+    Writing,
+    Live,
+}
+
+/// A flush that was asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Flush {
+    pub(crate) token: u64,
+    pub(crate) sync: bool,
+}
+
+/// The log of one store.
+pub struct DiskLog {
+    pub(crate) config: DiskConfig,
+    pub(crate) engine: Box<dyn IoEngine>,
+    pub(crate) tables: Tables,
+    pub(crate) slots: Vec<SlotUse>,
+    pub(crate) operations: Operations,
+    /// Block operations under way, of `operations_max`.
+    pub(crate) block_operations: u32,
+    pub(crate) table_writes: u32,
+    /// Operations with pieces that the engine has not got.
+    pub(crate) unsubmitted: VecDeque<OperationId>,
+    /// Operations whose payload is to be checksummed.
+    pub(crate) unhashed: VecDeque<OperationId>,
+    pub(crate) ready: VecDeque<Done>,
+    pub(crate) completions: Vec<Completion>,
+    pub(crate) spare_pages: Vec<PageBuffer>,
+    pub(crate) scratch: Box<[u8; SCRATCH_BYTES]>,
+    pub(crate) is_unflushed: bool,
+    pub(crate) flush: Option<Flush>,
+    pub(crate) health: Health,
+    /// Failures in a row that say nothing of the medium or the device.
+    pub(crate) failures: u32,
+    pub(crate) timeouts_checked: Instant,
+    pub(crate) trim: Trim,
+    pub(crate) generation: u64,
+    pub(crate) usage: Usage,
+    pub(crate) now: Moment,
+    pub(crate) counters: Arc<DiskCounters>,
+    /// A test's fault: whatever was read counts as verified.
+    #[cfg(test)]
+    pub(crate) trusts_device: bool,
+}
+
+impl DiskLog {
+    pub(crate) fn assemble(
+        config: DiskConfig,
+        engine: Box<dyn IoEngine>,
+        tables: Tables,
+        usage: Usage,
+        generation: u64,
+        now: Moment,
+    ) -> Self {
+        let count = config.operations_max + config.table_writes_max + 1;
+        let places = count as usize;
+        Self {
+            slots: vec![SlotUse::Blank; tables.slots() as usize],
+            operations: Operations::new(count, config.meta_bytes_max),
+            block_operations: 0,
+            table_writes: 0,
+            unsubmitted: VecDeque::with_capacity(places),
+            unhashed: VecDeque::with_capacity(places),
+            ready: VecDeque::with_capacity(places),
+            completions: Vec::with_capacity(crate::drive::COMPLETIONS_PER_POLL),
+            spare_pages: (0..=config.table_writes_max).map(|_| PageBuffer::zeroed(PAGE_BYTES)).collect(),
+            scratch: Box::new([0; SCRATCH_BYTES]),
+            is_unflushed: false,
+            flush: None,
+            health: Health::Available,
+            failures: 0,
+            timeouts_checked: now.instant,
+            trim: Trim::new(&config, now.instant),
+            generation,
+            usage,
+            now,
+            counters: Arc::default(),
+            #[cfg(test)]
+            trusts_device: false,
+            config,
+            engine,
+            tables,
+        }
+    }
+
+    /// Slots are used as the tables say.
+    pub(crate) fn adopt_tables(&mut self) {
+        for slot in 0..self.tables.slots() {
+            self.slots[slot as usize] = match self.tables.record(slot).map(|record| record.state) {
+                Some(RecordState::Live) => SlotUse::Live,
+                Some(RecordState::Tombstone) => SlotUse::Free,
+                None => SlotUse::Blank,
+            };
+        }
+    }
+
+    /// Tells the engine of memory that payloads lie in.
+    pub fn register(&mut self, slab: &Arc<Slab>) -> Result<(), DiskError> {
+        self.engine.register(slab).map_err(|source| DiskError::Io { operation: "register memory", source })
+    }
+
+    /// Slots of the store.
+    #[must_use]
+    pub fn slot_count(&self) -> u32 {
+        self.tables.slots()
+    }
+
+    /// A cursor over the slots that hold nothing now.
+    #[must_use]
+    pub fn slot_cursor(&self) -> SlotCursor {
+        let mut cursor = SlotCursor::new(self.slot_count());
+        for (slot, used) in (0..).zip(&self.slots) {
+            if matches!(used, SlotUse::Live | SlotUse::Writing) {
+                cursor.take(slot);
+            }
+        }
+        cursor
+    }
+
+    /// What it did.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<DiskCounters> {
+        &self.counters
+    }
+
+    /// What the device was made to write, for admission.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The engine's name.
+    #[must_use]
+    pub fn engine_name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    /// Whether the device answers. While it does not, reads and writes are refused.
+    #[must_use]
+    pub fn is_available(&self) -> bool {
+        matches!(self.health, Health::Available)
+    }
+
+    /// Reads and writes of blocks that have not been reported.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.block_operations as usize
+    }
+
+    /// Begins to write the first `bytes` of `payload` into a slot. What the slot held is forgotten at once. Up to the
+    /// next 4 KiB, bytes behind the payload reach the disk as well; they are never given out. Nobody may write the
+    /// payload until it comes back.
+    pub fn write(
+        &mut self,
+        slot: u32,
+        block: Block<'_>,
+        payload: SlotRef,
+        bytes: u32,
+        token: u64,
+    ) -> Result<(), Refused> {
+        let length = (bytes as usize).next_multiple_of(PAGE_BYTES);
+        let fits = bytes > 0
+            && bytes <= self.config.slot_bytes
+            && length <= payload.slab().layout().slot_bytes
+            && block.meta.len() <= usize::from(self.config.meta_bytes_max);
+        if let Some(reason) = self.refusal(slot, fits) {
+            return Err(Refused { reason, memory: payload });
+        }
+        if self.slots[slot as usize] == SlotUse::Writing {
+            return Err(Refused { reason: RefusedReason::SlotBusy, memory: payload });
+        }
+        let range = self.payload_range(slot, length);
+        let Some(id) = self.operations.start(Purpose::Write { token, slot }, range) else {
+            return Err(Refused { reason: RefusedReason::Full, memory: payload });
+        };
+        self.forget(slot);
+        if std::mem::replace(&mut self.slots[slot as usize], SlotUse::Writing) == SlotUse::Free {
+            self.trim.reused();
+        }
+        let record = Record {
+            identity: block.identity,
+            parent: block.parent,
+            checksum: 0,
+            generation: self.generation,
+            bytes,
+            tenant: block.tenant,
+            written_at_s: u32::try_from(self.now.unix_s).unwrap_or(u32::MAX),
+            meta_bytes: block.meta.len() as u16,
+            state: RecordState::Live,
+        };
+        self.generation += 1;
+        self.usage.add(self.now.unix_s, length as u64);
+        self.begin(id, record, payload, slot);
+        if let Some(operation) = self.operations.get(id) {
+            operation.meta.clear();
+            operation.meta.extend_from_slice(block.meta);
+        }
+        // The payload is hashed while the device writes it.
+        self.unhashed.push_back(id);
+        Ok(())
+    }
+
+    /// Begins to read the block in a slot into `target`: one request of its payload, rounded up to 4 KiB. A slot that
+    /// does not hold this block is a miss, without I/O.
+    pub fn read(
+        &mut self,
+        slot: u32,
+        identity: BlockIdentity,
+        target: SlotRef,
+        token: u64,
+    ) -> Result<(), Refused> {
+        if let Some(reason) = self.refusal(slot, true) {
+            return Err(Refused { reason, memory: target });
+        }
+        let found = self.tables.live(slot).filter(|record| record.identity == identity);
+        let Some(record) = found.filter(|_| self.slots[slot as usize] == SlotUse::Live) else {
+            DiskCounters::add(&self.counters.misses_stale, 1);
+            let outcome = ReadOutcome::Miss(MissReason::Stale);
+            self.ready.push_back(Done::Read { token, slot, memory: Some(target), outcome });
+            return Ok(());
+        };
+        let length = (record.bytes as usize).next_multiple_of(PAGE_BYTES);
+        if length > target.slab().layout().slot_bytes {
+            return Err(Refused { reason: RefusedReason::Invalid, memory: target });
+        }
+        let range = self.payload_range(slot, length);
+        let Some(id) = self.operations.start(Purpose::Read { token, slot }, range) else {
+            return Err(Refused { reason: RefusedReason::Full, memory: target });
+        };
+        self.begin(id, record, target, slot);
+        Ok(())
+    }
+
+    fn refusal(&self, slot: u32, fits: bool) -> Option<RefusedReason> {
+        if slot >= self.slot_count() || !fits {
+            Some(RefusedReason::Invalid)
+        } else if !self.is_available() {
+            Some(RefusedReason::Unavailable)
+        } else if self.block_operations >= self.config.operations_max
+            || self.ready.len() >= self.ready.capacity()
+        {
+            Some(RefusedReason::Full)
+        } else {
+            None
+        }
+    }
+
+    fn payload_range(&self, slot: u32, length: usize) -> (u32, u64, usize) {
+        let (segment, local) = self.tables.locate(slot);
+        let layout = &self.tables.segments[segment].layout;
+        (layout.area.file, layout.slot_offset(local), length)
+    }
+
+    fn begin(&mut self, id: OperationId, record: Record, memory: SlotRef, slot: u32) {
+        let seed = checksum::seed(self.tables.store_id, record.identity, record.generation, slot);
+        self.block_operations += 1;
+        if let Some(operation) = self.operations.get(id) {
+            operation.record = record;
+            operation.memory = Some(memory);
+            operation.checksum.restart(seed);
+        }
+        self.submit(id);
+    }
+
+    /// The slot's block is not wanted any more; whether there was one. The tombstone follows with the next table
+    /// write of its page. A write that is under way ends as superseded.
+    pub fn forget(&mut self, slot: u32) -> bool {
+        match self.slots.get(slot as usize) {
+            Some(SlotUse::Live) => {
+                self.tables.bury(slot, self.now.instant);
+                self.slots[slot as usize] = SlotUse::Free;
+                self.trim.freed(1);
+                DiskCounters::add(&self.counters.tombstones, 1);
+                true
+            }
+            Some(SlotUse::Writing) => self.supersede(slot),
+            _ => false,
+        }
+    }
+
+    fn supersede(&mut self, slot: u32) -> bool {
+        let writes = |purpose| matches!(purpose, Purpose::Write { slot: other, .. } if other == slot);
+        let found = self.operations.iter().find(|(_, operation)| writes(operation.purpose)).map(|(id, _)| id);
+        let Some(operation) = found.and_then(|id| self.operations.get(id)) else { return false };
+        !std::mem::replace(&mut operation.is_superseded, true)
+    }
+
+    /// Writes all records that are not on the disk, without waiting for more to share a page. With `sync` the files
+    /// are then put on stable storage, which blocks. False when an earlier flush is under way.
+    pub fn flush(&mut self, token: u64, sync: bool) -> bool {
+        if self.flush.is_some() {
+            return false;
+        }
+        self.flush = Some(Flush { token, sync });
+        self.tables.await_all();
+        true
+    }
+
+    /// Ends the sleep of `wait` from another thread.
+    #[must_use]
+    pub fn waker(&self) -> Arc<dyn Waker> {
+        self.engine.waker()
+    }
+
+    /// Sleeps until `poll` would find something, until woken, or until the moment given; may return early.
+    pub fn wait(&mut self, until: Option<Instant>) -> Result<(), DiskError> {
+        let deadline = [until, self.next_deadline()].into_iter().flatten().min();
+        if deadline.is_some_and(|deadline| deadline <= self.now.instant) {
+            return Ok(());
+        }
+        self.hand_over();
+        self.engine.wait(deadline).map_err(|source| DiskError::Io { operation: "wait", source })
+    }
+
+    /// Finishes what is under way, writes and syncs all records. Gives up after `within`.
+    #[must_use]
+    pub fn close(mut self, within: Duration) -> Closed {
+        let deadline = Instant::now() + within;
+        let mut done = Vec::new();
+        let mut is_clean = None;
+        let mut is_flushing = false;
+        while is_clean.is_none() && Instant::now() < deadline {
+            if self.block_operations == 0 && !is_flushing {
+                is_flushing = self.flush(u64::MAX, true);
+            }
+            self.poll(Moment::now(), &mut done);
+            is_clean = done.iter().find_map(|done| match done {
+                Done::Flushed { token: u64::MAX, failed_pages, is_synced } => {
+                    Some(*failed_pages == 0 && *is_synced)
+                }
+                _ => None,
+            });
+            if is_clean.is_none() && self.wait(Some(deadline)).is_err() {
+                break;
+            }
+        }
+        Closed { is_clean: is_clean.unwrap_or(false), done }
+    }
+}

@@ -1,0 +1,60 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a log has done so far. Each counter only grows. The log's thread writes, any thread may read.
+#[derive(Debug, Default)]
+pub struct DiskCounters {
+    pub(crate) writes: AtomicU64,
+    pub(crate) written_bytes: AtomicU64,
+    pub(crate) write_failures: AtomicU64,
+    pub(crate) reads: AtomicU64,
+    pub(crate) read_bytes: AtomicU64,
+    pub(crate) misses_damaged: AtomicU64,
+    pub(crate) misses_stale: AtomicU64,
+    pub(crate) misses_media: AtomicU64,
+    pub(crate) misses_device: AtomicU64,
+    pub(crate) table_writes: AtomicU64,
+    pub(crate) table_write_failures: AtomicU64,
+    pub(crate) tombstones: AtomicU64,
+    pub(crate) trims: AtomicU64,
+    pub(crate) trimmed_bytes: AtomicU64,
+    pub(crate) recovered: AtomicU64,
+    pub(crate) dropped: AtomicU64,
+    pub(crate) timeouts: AtomicU64,
+    pub(crate) outages: AtomicU64,
+}
+
+impl DiskCounters {
+    /// Name, help text and value of each counter.
+    #[must_use]
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 18] {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [
+            ("writes", "Blocks written", read(&self.writes)),
+            ("written_bytes", "Payload bytes written", read(&self.written_bytes)),
+            ("write_failures", "Blocks that could not be written", read(&self.write_failures)),
+            ("reads", "Blocks read and verified", read(&self.reads)),
+            ("read_bytes", "Payload bytes read and verified", read(&self.read_bytes)),
+            (
+                "misses_damaged",
+                "Reads whose bytes were not what had been written",
+                read(&self.misses_damaged),
+            ),
+            ("misses_stale", "Reads of a block that the slot no longer held", read(&self.misses_stale)),
+            ("misses_media", "Reads that the medium could not give back", read(&self.misses_media)),
+            ("misses_device", "Reads that failed with the device", read(&self.misses_device)),
+            ("table_writes", "Table pages written", read(&self.table_writes)),
+            ("table_write_failures", "Table pages given up after retries", read(&self.table_write_failures)),
+            ("tombstones", "Records of blocks that were forgotten", read(&self.tombstones)),
+            ("trims", "Runs of slots that the device was told to forget", read(&self.trims)),
+            ("trimmed_bytes", "Bytes in those runs", read(&self.trimmed_bytes)),
+            ("recovered_blocks", "Blocks found when the store was opened", read(&self.recovered)),
+            ("dropped_records", "Records that were damaged or duplicate at opening", read(&self.dropped)),
+            ("timeouts", "Requests without an answer in time", read(&self.timeouts)),
+            ("outages", "Times the device became unavailable", read(&self.outages)),
+        ]
+    }
+
+    pub(crate) fn add(counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+}

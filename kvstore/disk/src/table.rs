@@ -1,0 +1,271 @@
+//! The record tables in memory, and which of their pages must be written.
+//!
+//! A table is kept as the bytes of its pages, so writing a page is one copy and a checksum, and memory is what the
+//! disk needs for one copy. A record is changed here first; its page is then dirty, and is written to the copy that
+//! is *not* the newest, under the next sequence number. Whatever happens to that write, the newest copy is whole.
+//!
+//! Invariants: a page has at most one write under way; a live record is put here only after its payload's write
+//! completed; a page that is dirty or in flight is counted until it is neither.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use kvstore_io::PageBuffer;
+
+use crate::Usage;
+use crate::format::{
+    PAGE_BYTES, PageHeader, PageKind, RECORD_BYTES, RECORDS_AT, Record, RecordState, encode_record,
+    parse_record, seal_page,
+};
+use crate::layout::{Copy2, SegmentLayout};
+
+/// A page whose write failed this often is given up until its next change.
+const ATTEMPTS_MAX: u8 = 3;
+
+/// What is known about one page.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageState {
+    /// Where its newest copy is.
+    pub(crate) newest: Copy2,
+    dirty: bool,
+    in_flight: bool,
+    attempts: u8,
+    dirty_since: Option<Instant>,
+    /// Writes that a flush still waits for.
+    awaited: u8,
+}
+
+/// One segment's table.
+#[derive(Debug)]
+pub(crate) struct SegmentTable {
+    pub(crate) layout: SegmentLayout,
+    pub(crate) image: Vec<u8>,
+    pub(crate) pages: Vec<PageState>,
+}
+
+/// A page of the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageNumber {
+    pub(crate) segment: u32,
+    pub(crate) page: u32,
+}
+
+/// All tables.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) segments: Vec<SegmentTable>,
+    pub(crate) store_id: u64,
+    pub(crate) sequence: u64,
+    /// Dirty pages without a write under way, in the order in which they became dirty.
+    dirty: VecDeque<PageNumber>,
+    /// Pages that a flush waits for.
+    pub(crate) awaited_pages: usize,
+    /// Pages that were given up while a flush waited for them.
+    pub(crate) given_up: u32,
+}
+
+impl SegmentTable {
+    pub(crate) fn new(layout: SegmentLayout) -> Self {
+        let page = PageState {
+            newest: Copy2::B,
+            dirty: false,
+            in_flight: false,
+            attempts: 0,
+            dirty_since: None,
+            awaited: 0,
+        };
+        let pages = vec![page; layout.pages as usize];
+        Self { layout, image: vec![0; layout.table_bytes()], pages }
+    }
+}
+
+impl Tables {
+    pub(crate) fn new(segments: Vec<SegmentTable>, store_id: u64, sequence: u64) -> Self {
+        let pages = segments.iter().map(|segment| segment.pages.len()).sum();
+        let dirty = VecDeque::with_capacity(pages);
+        Self { segments, store_id, sequence, dirty, awaited_pages: 0, given_up: 0 }
+    }
+
+    /// Slots of the store.
+    pub(crate) fn slots(&self) -> u32 {
+        self.segments.last().map_or(0, |segment| segment.layout.first_slot + segment.layout.slots)
+    }
+
+    /// Segment and slot in it; `slot` exists.
+    pub(crate) fn locate(&self, slot: u32) -> (usize, u32) {
+        let index = self.segments.partition_point(|segment| segment.layout.first_slot <= slot) - 1;
+        (index, slot - self.segments[index].layout.first_slot)
+    }
+
+    pub(crate) fn record(&self, slot: u32) -> Option<Record> {
+        let (segment, local) = self.locate(slot);
+        let segment = &self.segments[segment];
+        parse_record(&segment.image[segment.layout.record_range(local)])
+    }
+
+    pub(crate) fn live(&self, slot: u32) -> Option<Record> {
+        self.record(slot).filter(|record| record.state == RecordState::Live)
+    }
+
+    /// The meta bytes beside a record.
+    pub(crate) fn meta(&self, slot: u32) -> &[u8] {
+        let (segment, local) = self.locate(slot);
+        let segment = &self.segments[segment];
+        let record = &segment.image[segment.layout.record_range(local)];
+        let bytes = parse_record(record).map_or(0, |record| usize::from(record.meta_bytes));
+        record.get(RECORD_BYTES..RECORD_BYTES + bytes).unwrap_or(&[])
+    }
+
+    /// Puts a record in place; its page is dirty from now on.
+    pub(crate) fn put(&mut self, slot: u32, record: &Record, meta: &[u8], now: Instant) {
+        let (index, local) = self.locate(slot);
+        let segment = &mut self.segments[index];
+        let range = segment.layout.record_range(local);
+        let place = segment.layout.place(self.store_id, local);
+        encode_record(&mut segment.image[range], record, meta, place);
+        let page = segment.layout.page_of(local);
+        self.touch(PageNumber { segment: index as u32, page }, now);
+    }
+
+    /// Replaces a live record by its tombstone; whether there was one.
+    pub(crate) fn bury(&mut self, slot: u32, now: Instant) -> bool {
+        let Some(record) = self.live(slot) else { return false };
+        self.put(slot, &Record { state: RecordState::Tombstone, meta_bytes: 0, ..record }, &[], now);
+        true
+    }
+
+    fn page_mut(&mut self, number: PageNumber) -> &mut PageState {
+        &mut self.segments[number.segment as usize].pages[number.page as usize]
+    }
+
+    fn touch(&mut self, number: PageNumber, now: Instant) {
+        let page = self.page_mut(number);
+        page.attempts = 0;
+        if page.dirty {
+            return;
+        }
+        page.dirty = true;
+        page.dirty_since = Some(now);
+        if !page.in_flight {
+            self.dirty.push_back(number);
+        }
+    }
+
+    /// Whether the slot's record on the disk is the one in memory.
+    pub(crate) fn is_clean(&self, slot: u32) -> bool {
+        let (segment, local) = self.locate(slot);
+        let segment = &self.segments[segment];
+        let page = &segment.pages[segment.layout.page_of(local) as usize];
+        !page.dirty && !page.in_flight
+    }
+
+    /// When the oldest waiting page became dirty.
+    pub(crate) fn oldest_dirty(&self) -> Option<Instant> {
+        let number = self.dirty.front()?;
+        self.segments[number.segment as usize].pages[number.page as usize].dirty_since
+    }
+
+    /// Takes the oldest waiting page and fills `buffer` with what is to be written; where, and under which copy.
+    pub(crate) fn start_write(
+        &mut self,
+        usage: Usage,
+        buffer: &mut PageBuffer,
+    ) -> Option<(PageNumber, Copy2, u64)> {
+        let number = self.dirty.pop_front()?;
+        self.sequence += 1;
+        let (sequence, store_id) = (self.sequence, self.store_id);
+        let segment = &mut self.segments[number.segment as usize];
+        let state = &mut segment.pages[number.page as usize];
+        (state.dirty, state.in_flight) = (false, true);
+        let copy = state.newest.other();
+        let page = buffer.first_chunk_mut::<PAGE_BYTES>()?;
+        let start = number.page as usize * PAGE_BYTES;
+        page[RECORDS_AT..].copy_from_slice(&segment.image[start + RECORDS_AT..start + PAGE_BYTES]);
+        let header = PageHeader {
+            kind: PageKind::Table,
+            store_id,
+            sequence,
+            segment: segment.layout.segment,
+            page: number.page,
+            usage,
+        };
+        seal_page(page, &header);
+        Some((number, copy, segment.layout.table_offset(copy, number.page)))
+    }
+
+    /// A page's write is over. A failed one is tried again a few times, unless the device is what failed: then it
+    /// stays dirty. Whether the page was given up.
+    pub(crate) fn end_write(
+        &mut self,
+        number: PageNumber,
+        copy: Copy2,
+        outcome: TableWrite,
+        now: Instant,
+    ) -> bool {
+        let page = self.page_mut(number);
+        page.in_flight = false;
+        let mut given_up = false;
+        match outcome {
+            TableWrite::Done => (page.newest, page.attempts) = (copy, 0),
+            TableWrite::Failed => {
+                page.attempts += 1;
+                given_up = page.attempts >= ATTEMPTS_MAX && !page.dirty;
+            }
+            TableWrite::DeviceFailed => {}
+        }
+        if outcome != TableWrite::Done && !given_up {
+            page.dirty = true;
+            page.dirty_since.get_or_insert(now);
+        }
+        let is_dirty = page.dirty;
+        if is_dirty {
+            self.dirty.push_back(number);
+        } else {
+            self.page_mut(number).dirty_since = None;
+        }
+        self.count_awaited(number, outcome, given_up);
+        given_up
+    }
+
+    fn count_awaited(&mut self, number: PageNumber, outcome: TableWrite, given_up: bool) {
+        let page = self.page_mut(number);
+        if page.awaited == 0 {
+            return;
+        }
+        if given_up {
+            page.awaited = 0;
+        } else if outcome == TableWrite::Done {
+            page.awaited -= 1;
+        } else {
+            // The next write carries what this one should have.
+            page.awaited = 1;
+        }
+        if page.awaited == 0 {
+            self.awaited_pages -= 1;
+            self.given_up += u32::from(given_up);
+        }
+    }
+
+    /// Everything that is dirty or under way now is awaited from here on.
+    pub(crate) fn await_all(&mut self) {
+        self.given_up = 0;
+        for page in self.segments.iter_mut().flat_map(|segment| &mut segment.pages) {
+            page.awaited = u8::from(page.dirty) + u8::from(page.in_flight);
+            self.awaited_pages += usize::from(page.awaited > 0);
+        }
+    }
+
+    /// Nothing is awaited any more; how many pages were.
+    pub(crate) fn await_none(&mut self) -> u32 {
+        self.segments.iter_mut().flat_map(|segment| &mut segment.pages).for_each(|page| page.awaited = 0);
+        std::mem::take(&mut self.awaited_pages) as u32
+    }
+}
+
+/// How a table write went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TableWrite {
+    Done,
+    Failed,
+    DeviceFailed,
+}

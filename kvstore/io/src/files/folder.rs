@@ -1,0 +1,225 @@
+//! A folder of segment files of equal size, or one file.
+//!
+//! Files are preallocated when they are made, so that a full file system shows at start-up and not under load. A file that
+//! is there with another size is refused: growing or cutting it could lose what the log above has in it.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+
+use super::{Files, StoredFile, failed, lock, refused};
+use crate::{IoError, IoErrorKind, PageBuffer};
+
+/// Bytes of one write of zeros.
+const ZEROS_BYTES: usize = 1 << 20;
+const LOCK_FILE: &str = "lock";
+
+/// A folder of segment files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FolderConfig {
+    /// The folder; made when it is not there (its parent must be).
+    pub path: PathBuf,
+    /// Bytes of each file, a multiple of `block_bytes`.
+    pub segment_bytes: u64,
+    /// How many files.
+    pub segment_count: u32,
+    /// O_DIRECT: past the page cache.
+    pub direct: bool,
+    /// Writes zeros into new files. Takes as long as writing all of them, and spares the file system from noting at each
+    /// first write that the range has contents now.
+    pub write_zeros: bool,
+    /// Alignment of requests, a power of two; no less than what the device wants.
+    pub block_bytes: usize,
+}
+
+impl FolderConfig {
+    /// Direct, 4 KiB blocks.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, segment_bytes: u64, segment_count: u32) -> Self {
+        let path = path.into();
+        Self { path, segment_bytes, segment_count, direct: true, write_zeros: false, block_bytes: 4096 }
+    }
+}
+
+/// Opens `segment-0000`, `segment-0001`, … in the folder, made and preallocated where they are missing, and locks the
+/// folder for as long as the result lives.
+pub fn open_folder(config: &FolderConfig) -> Result<Files, IoError> {
+    let invalid = |reason: &str| {
+        Err(refused("open the segments in", &config.path, IoErrorKind::Invalid, reason.to_owned()))
+    };
+    if !config.block_bytes.is_power_of_two() {
+        return invalid("the block size is not a power of two");
+    }
+    if config.segment_bytes == 0 || !config.segment_bytes.is_multiple_of(config.block_bytes as u64) {
+        return invalid("the segment size is not a multiple of the block size");
+    }
+    if config.segment_count == 0 {
+        return invalid("no segments");
+    }
+    match rustix::fs::mkdir(&config.path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(failed("make the folder", &config.path, errno)),
+    }
+    let lock_path = config.path.join(LOCK_FILE);
+    let lock_file = open(&lock_path, OFlags::CREATE | OFlags::RDWR)?;
+    lock(&lock_file, &config.path)?;
+    let mut files = Vec::new();
+    for index in 0..config.segment_count {
+        let path = config.path.join(format!("segment-{index:04}"));
+        files.push(open_segment(&path, config)?);
+    }
+    let folder = open(&config.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    rustix::fs::fsync(&folder).map_err(|errno| failed("fsync", &config.path, errno))?;
+    Ok(Files { files, block_bytes: config.block_bytes, _locks: vec![lock_file] })
+}
+
+/// Opens one file, made and preallocated when it is missing, and locks it for as long as the result lives.
+pub fn open_file(path: &Path, bytes: u64, direct: bool, write_zeros: bool) -> Result<Files, IoError> {
+    let config = FolderConfig { direct, write_zeros, ..FolderConfig::new(path, bytes, 1) };
+    if bytes == 0 || !bytes.is_multiple_of(config.block_bytes as u64) {
+        let reason = format!("{bytes} bytes are not a multiple of {}", config.block_bytes);
+        return Err(refused("open", path, IoErrorKind::Invalid, reason));
+    }
+    let stored = open_segment(path, &config)?;
+    lock(&stored.file, path)?;
+    Ok(Files { files: vec![stored], block_bytes: config.block_bytes, _locks: Vec::new() })
+}
+
+fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, IoError> {
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
+        .map_err(|errno| failed("open", path, errno))
+}
+
+fn open_segment(path: &Path, config: &FolderConfig) -> Result<StoredFile, IoError> {
+    let direct = if config.direct { OFlags::DIRECT } else { OFlags::empty() };
+    let file = match open(path, OFlags::RDWR | OFlags::CREATE | direct) {
+        Err(error) if config.direct && error.kind == IoErrorKind::Invalid => {
+            let reason = "this file system has no direct I/O (O_DIRECT)".to_owned();
+            return Err(refused("open", path, IoErrorKind::Unsupported, reason));
+        }
+        opened => opened?,
+    };
+    let status = rustix::fs::fstat(&file).map_err(|errno| failed("fstat", path, errno))?;
+    if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+        return Err(refused("open", path, IoErrorKind::Invalid, "not a regular file".to_owned()));
+    }
+    let bytes = status.st_size as u64;
+    // A crash between making and preallocating leaves an empty file.
+    if bytes == 0 {
+        preallocate(&file, path, config)?;
+    } else if bytes != config.segment_bytes {
+        let reason = format!("it has {bytes} bytes, not {}; files are never resized", config.segment_bytes);
+        return Err(refused("open", path, IoErrorKind::Invalid, reason));
+    }
+    if config.direct {
+        check_alignment(&file, path, config.block_bytes)?;
+    }
+    Ok(StoredFile { path: path.to_owned(), file, bytes: config.segment_bytes, is_device: false })
+}
+
+fn preallocate(file: &OwnedFd, path: &Path, config: &FolderConfig) -> Result<(), IoError> {
+    let whole = format!("preallocate {} bytes for", config.segment_bytes);
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, config.segment_bytes) {
+        Ok(()) if !config.write_zeros => {}
+        // Without fallocate, zeros are what allocates.
+        Ok(()) | Err(Errno::OPNOTSUPP) => write_zeros(file, config).map_err(|e| failed(&whole, path, e))?,
+        Err(errno) => {
+            // Else the next start would find a file of a wrong size.
+            let _empty = rustix::fs::ftruncate(file, 0);
+            return Err(failed(&whole, path, errno));
+        }
+    }
+    rustix::fs::fsync(file).map_err(|errno| failed("fsync", path, errno))
+}
+
+fn write_zeros(file: &OwnedFd, config: &FolderConfig) -> Result<(), Errno> {
+    let zeros = PageBuffer::zeroed(ZEROS_BYTES);
+    let mut at = 0;
+    while at < config.segment_bytes {
+        let count = (config.segment_bytes - at).min(ZEROS_BYTES as u64) as usize;
+        match rustix::io::pwrite(file, &zeros[..count], at) {
+            Ok(written) => at += written as u64,
+            Err(Errno::INTR) => {}
+            Err(errno) => {
+                // As after a failed fallocate.
+                let _empty = rustix::fs::ftruncate(file, 0);
+                return Err(errno);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Compares the block size with what direct I/O wants here (statx(2), STATX_DIOALIGN, Linux 6.1), where the kernel says.
+fn check_alignment(file: &OwnedFd, path: &Path, block_bytes: usize) -> Result<(), IoError> {
+    const STATX_DIOALIGN: u32 = 0x2000; // include/uapi/linux/stat.h
+    let wanted = StatxFlags::from_bits_retain(STATX_DIOALIGN);
+    let Ok(status) = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted) else { return Ok(()) };
+    if status.stx_mask & STATX_DIOALIGN == 0 {
+        return Ok(());
+    }
+    let least = status.stx_dio_offset_align.max(status.stx_dio_mem_align) as usize;
+    if least > block_bytes {
+        let reason = format!("direct I/O wants multiples of {least} bytes here, blocks have {block_bytes}");
+        return Err(refused("open", path, IoErrorKind::Invalid, reason));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("kvasir-io-{name}-{}", std::process::id()));
+        let _absent = std::fs::remove_dir_all(&path);
+        path
+    }
+
+    #[test]
+    fn segments_are_preallocated_once_and_locked() {
+        let path = folder("segments");
+        let config = FolderConfig { direct: false, ..FolderConfig::new(&path, 1 << 20, 3) };
+        let files = open_folder(&config).expect("open");
+        assert_eq!(files.geometry(4096, 1).files, vec![1 << 20; 3]);
+        let status = std::fs::metadata(path.join("segment-0002")).expect("made");
+        assert!(std::os::unix::fs::MetadataExt::blocks(&status) * 512 >= 1 << 20, "preallocated");
+
+        let error = open_folder(&config).expect_err("locked");
+        assert!(error.reason.contains(&format!("process {}", std::process::id())), "{error}");
+        assert!(error.operation.contains("segments"), "{error}");
+        drop(files);
+        let files = open_folder(&config).expect("free again");
+        drop(files);
+
+        let other = FolderConfig { segment_bytes: 2 << 20, ..config.clone() };
+        let error = open_folder(&other).expect_err("another size");
+        assert!(error.kind == IoErrorKind::Invalid && error.operation.contains("segment-0000"), "{error}");
+        std::fs::remove_dir_all(&path).expect("remove");
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_named() {
+        let path = folder("nothing").join("below");
+        let error = open_folder(&FolderConfig::new(&path, 4096, 1)).expect_err("no parent");
+        assert!(error.operation.ends_with("below"), "{error}");
+        for (bytes, count, block) in [(0, 1, 4096), (4095, 1, 4096), (4096, 0, 4096), (4096, 1, 1000)] {
+            let config = FolderConfig { block_bytes: block, ..FolderConfig::new(&path, bytes, count) };
+            assert_eq!(open_folder(&config).expect_err("unusable").kind, IoErrorKind::Invalid);
+        }
+        let error = open_file(Path::new("/dev/null"), 4096, false, false).expect_err("no file");
+        assert!(error.reason.contains("regular"), "{error}");
+    }
+
+    #[test]
+    fn no_room_is_an_error_and_leaves_no_stump() {
+        let path = folder("full");
+        let config = FolderConfig { direct: false, ..FolderConfig::new(&path, 1 << 50, 1) };
+        let error = open_folder(&config).expect_err("a petabyte");
+        assert!(matches!(error.kind, IoErrorKind::NoSpace | IoErrorKind::Other), "{error}");
+        assert_eq!(std::fs::metadata(path.join("segment-0000")).expect("the file").len(), 0);
+        std::fs::remove_dir_all(&path).expect("remove");
+    }
+}

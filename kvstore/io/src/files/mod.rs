@@ -1,0 +1,206 @@
+//! Opening what engines work on: a folder of segment files, one file, or a block device; and sync and TRIM on it.
+//!
+//! Invariants: sizes are fixed once opened; files are preallocated and never grown; whoever has a [`Files`] is the only
+//! one who has, as the folder is locked with flock(2) and the device opened with O_EXCL (open(2)). Everything here blocks
+//! and is for start-up, except [`Files::sync`] and [`Files::discard`].
+
+mod device;
+mod folder;
+mod signature;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+pub use device::{DeviceConfig, open_device};
+pub(crate) use device::{open_exclusively, refuse_contents};
+pub use folder::{FolderConfig, open_file, open_folder};
+
+use crate::{Geometry, IoError, IoErrorKind};
+
+/// Name in errors.
+const NAME: &str = "files";
+/// What a device takes in one command when sysfs does not say.
+const DEVICE_BYTES_MAX: u64 = 128 << 10;
+
+/// What an engine works on: files of a fixed size, by number.
+#[derive(Debug)]
+pub struct Files {
+    files: Vec<StoredFile>,
+    block_bytes: usize,
+    /// Held, not used: what keeps others away.
+    _locks: Vec<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct StoredFile {
+    path: PathBuf,
+    file: OwnedFd,
+    bytes: u64,
+    is_device: bool,
+}
+
+impl Files {
+    /// What an engine on these files can take.
+    #[must_use]
+    pub fn geometry(&self, transfer_bytes_max: usize, depth_max: usize) -> Geometry {
+        let files = self.files.iter().map(|file| file.bytes).collect();
+        Geometry { block_bytes: self.block_bytes, transfer_bytes_max, depth_max, files }
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// The descriptor of a file; of none, `None`.
+    #[must_use]
+    pub fn descriptor(&self, file: u32) -> Option<BorrowedFd<'_>> {
+        self.files.get(file as usize).map(|file| file.file.as_fd())
+    }
+
+    /// Where a file is; of none, `None`.
+    #[must_use]
+    pub fn path(&self, file: u32) -> Option<&Path> {
+        self.files.get(file as usize).map(|file| file.path.as_path())
+    }
+
+    fn stored(&self, engine: &'static str, file: u32, operation: &str) -> Result<&StoredFile, IoError> {
+        self.files.get(file as usize).ok_or_else(|| IoError {
+            engine,
+            operation: format!("{operation} of file {file}"),
+            kind: IoErrorKind::Invalid,
+            reason: format!("there are {}", self.files.len()),
+        })
+    }
+
+    /// Puts completed writes on stable storage (fdatasync(2)). Blocks.
+    pub fn sync(&self, engine: &'static str, file: u32) -> Result<(), IoError> {
+        let stored = self.stored(engine, file, "sync")?;
+        loop {
+            match rustix::fs::fdatasync(&stored.file) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => {
+                    let operation = format!("fdatasync of {}", stored.path.display());
+                    return Err(IoError::from_errno(engine, operation, errno.raw_os_error()));
+                }
+            }
+        }
+    }
+
+    /// Gives a range's storage back: a hole in a file (fallocate(2)), BLKDISCARD on a device. Blocks; false where neither
+    /// is supported.
+    pub fn discard(&self, engine: &'static str, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
+        let stored = self.stored(engine, file, "discard")?;
+        let operation = || format!("discard {bytes} bytes at {offset:#x} of {}", stored.path.display());
+        let limits = Geometry {
+            block_bytes: self.block_bytes,
+            transfer_bytes_max: usize::MAX,
+            depth_max: 1,
+            files: vec![stored.bytes],
+        };
+        limits.check_range(0, offset, bytes).map_err(|reason| IoError {
+            engine,
+            operation: operation(),
+            kind: IoErrorKind::Invalid,
+            reason: reason.to_owned(),
+        })?;
+        if bytes == 0 {
+            return Ok(true);
+        }
+        let outcome = if stored.is_device {
+            device::discard(&stored.file, offset, bytes)
+        } else {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&stored.file, flags, offset, bytes)
+        };
+        match outcome {
+            Ok(()) => Ok(true),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => Ok(false),
+            Err(errno) => Err(IoError::from_errno(engine, operation(), errno.raw_os_error())),
+        }
+    }
+
+    /// Fails unless the kernel can poll the devices below: it says so in `queue/io_poll` of sysfs.
+    pub(crate) fn require_poll_queues(&self, engine: &'static str) -> Result<(), IoError> {
+        for stored in &self.files {
+            if stored.queue_setting("io_poll") == Some(0) {
+                return Err(IoError {
+                    engine,
+                    operation: format!("poll the device of {}", stored.path.display()),
+                    kind: IoErrorKind::Unsupported,
+                    reason: "it has no poll queues; for NVMe load the module with poll_queues=1".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What all devices below take in one command, whatever pages the memory is made of. In whole blocks.
+    pub(crate) fn device_bytes_max(&self) -> usize {
+        let of_file = |stored: &StoredFile| {
+            let sectors = stored.queue_setting("max_sectors_kb").map(|kib| kib << 10);
+            let segments = stored.queue_setting("max_segments").map(|count| count.saturating_sub(1) << 12);
+            [sectors, segments].into_iter().flatten().min()
+        };
+        let most = self.files.iter().filter_map(of_file).min().unwrap_or(DEVICE_BYTES_MAX);
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        (most - most % self.block_bytes).max(self.block_bytes)
+    }
+}
+
+impl StoredFile {
+    /// A number in the folder `queue` that sysfs has for the device below.
+    fn queue_setting(&self, name: &str) -> Option<u64> {
+        let status = rustix::fs::fstat(&self.file).ok()?;
+        let number = if self.is_device { status.st_rdev } else { status.st_dev };
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        // A partition has no queue of its own.
+        let setting = ["queue", "../queue"]
+            .into_iter()
+            .find_map(|folder| std::fs::read_to_string(device.join(folder).join(name)).ok())?;
+        setting.trim().parse().ok()
+    }
+}
+
+/// A failed step of opening.
+fn failed(step: &str, path: &Path, errno: Errno) -> IoError {
+    IoError::from_errno(NAME, format!("{step} {}", path.display()), errno.raw_os_error())
+}
+
+/// A path that must not be used.
+fn refused(step: &str, path: &Path, kind: IoErrorKind, reason: String) -> IoError {
+    IoError { engine: NAME, operation: format!("{step} {}", path.display()), kind, reason }
+}
+
+/// The process that holds a lock of flock(2) on this file, from `/proc/locks`; unknown from inside of a PID namespace.
+fn lock_holder(file: &OwnedFd) -> Option<u32> {
+    let status = rustix::fs::fstat(file).ok()?;
+    let (major, minor) = (rustix::fs::major(status.st_dev), rustix::fs::minor(status.st_dev));
+    let name = format!("{major:02x}:{minor:02x}:{}", status.st_ino);
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        // "1: FLOCK  ADVISORY  WRITE 1234 fd:00:5678 0 EOF"
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&name.as_str());
+        held.then(|| fields.get(4)?.parse().ok()).flatten().filter(|&pid| pid > 0)
+    })
+}
+
+/// Takes the lock of a file that stands for something exclusive.
+pub(crate) fn lock(file: &OwnedFd, path: &Path) -> Result<(), IoError> {
+    match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => {
+            let holder =
+                lock_holder(file).map_or("another process".to_owned(), |pid| format!("process {pid}"));
+            Err(refused("lock", path, IoErrorKind::Unsupported, format!("in use by {holder}")))
+        }
+        Err(errno) => Err(failed("lock", path, errno)),
+    }
+}

@@ -1,0 +1,260 @@
+//! The engine over a ring.
+//!
+//! Hot path: a request is one entry in a table and one in the submission queue; no allocation, no lock. Short transfers
+//! are queued again for what is left, and so is what the kernel could not take (EAGAIN, EINTR), a bounded number of times.
+//!
+//! Thread: whoever flushes, polls or waits first, from then on (SINGLE_ISSUER). Another thread gets an error; an engine
+//! that such a thread drops while requests are in flight leaks their buffers, since the kernel may still write there.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dataplane_memory::Slab;
+use io_uring::{cqueue, squeue};
+
+use super::pending::{Outcome, Pending, PendingTable};
+use super::registered::Registered;
+use super::ring::Ring;
+use super::setup::RingConfig;
+use crate::{Completion, Full, Geometry, IoEngine, IoError, Request, Waker};
+
+/// Tries without progress after which a request fails.
+const RETRIES_MAX: u32 = 10_000;
+
+/// What requests look like to the kernel.
+pub trait Commands: Send {
+    /// Entry of the submission queue.
+    type Submission: squeue::EntryMarker;
+    /// Entry of the completion queue.
+    type Completion: cqueue::EntryMarker;
+
+    /// Name of the engine.
+    fn name(&self) -> &'static str;
+
+    /// The entry that moves what is left of a request, or its next part.
+    fn build(&self, pending: &Pending) -> Self::Submission;
+
+    /// What a completion says about its request.
+    fn outcome(&self, pending: &Pending, completion: &Self::Completion) -> Outcome;
+
+    /// See [`IoEngine::sync`].
+    fn sync(&self, file: u32) -> Result<(), IoError>;
+
+    /// See [`IoEngine::discard`].
+    fn discard(&self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError>;
+}
+
+/// See the module.
+pub struct RingEngine<K: Commands> {
+    // Dropped first, before the memory that is registered with it.
+    ring: Ring<K::Submission, K::Completion>,
+    commands: K,
+    geometry: Geometry,
+    pending: PendingTable,
+    /// Completed without the kernel: requests that were refused.
+    refused: VecDeque<Completion>,
+    /// Numbers of requests that are to be queued once more.
+    again: VecDeque<u64>,
+    registered: Registered,
+}
+
+impl<K: Commands> RingEngine<K> {
+    pub(crate) fn assemble(
+        ring: Ring<K::Submission, K::Completion>,
+        commands: K,
+        geometry: Geometry,
+    ) -> Self {
+        let depth = geometry.depth_max;
+        Self {
+            ring,
+            commands,
+            geometry,
+            pending: PendingTable::new(depth),
+            refused: VecDeque::with_capacity(depth),
+            again: VecDeque::with_capacity(depth),
+            registered: Registered::default(),
+        }
+    }
+
+    /// Calls of io_uring_enter(2) so far.
+    #[must_use]
+    pub fn enters(&self) -> u64 {
+        self.ring.enters()
+    }
+
+    /// Lets requests pass that the device must refuse.
+    #[cfg(test)]
+    pub(crate) fn extend_for_test(&mut self, bytes: u64) {
+        self.geometry.files[0] += bytes;
+    }
+
+    /// The ring for options of the config, before an engine is made of it.
+    pub(crate) fn ring(
+        name: &'static str,
+        config: &RingConfig,
+    ) -> Result<Ring<K::Submission, K::Completion>, IoError> {
+        Ring::new(name, config)
+    }
+}
+
+/// Takes one completion of the ring; `Some` when a request is over. `again` collects what has to be queued once more.
+fn settle<K: Commands>(
+    commands: &K,
+    pending: &mut PendingTable,
+    again: &mut VecDeque<u64>,
+    number: u64,
+    completion: &K::Completion,
+) -> Option<Completion> {
+    // A number that is not ours would be the kernel's mistake.
+    let request = pending.get_mut(number)?;
+    let result = match commands.outcome(request, completion) {
+        Outcome::Moved(bytes) => {
+            request.advance(bytes.min(request.left()));
+            if request.left() > 0 {
+                again.push_back(number);
+                return None;
+            }
+            Ok(())
+        }
+        Outcome::Retry if request.retry() <= RETRIES_MAX => {
+            again.push_back(number);
+            return None;
+        }
+        Outcome::Retry => Err(request.failed(commands.name(), libc::EAGAIN)),
+        Outcome::RetryUnregistered => {
+            request.forget_registration();
+            again.push_back(number);
+            return None;
+        }
+        Outcome::Failed(error) => Err(error),
+    };
+    Some(pending.remove(number)?.complete(result))
+}
+
+impl<K: Commands> RingEngine<K> {
+    /// Queues what is left of request `number`.
+    fn push(&mut self, number: u64) {
+        let Some(pending) = self.pending.get_mut(number) else { return };
+        let mut entry = self.commands.build(pending);
+        squeue::EntryMarker::set_user_data(&mut entry, number);
+        // SAFETY: the buffer belongs to the table until its completion was taken, and the descriptor to the commands for
+        // longer; the table has no more places than the ring has entries.
+        unsafe { self.ring.push(&entry) };
+    }
+
+    /// Takes completions of the ring, at most `budget` that end a request, and continues what is not over.
+    fn take(&mut self, budget: usize, mut deliver: impl FnMut(Completion)) -> Result<usize, IoError> {
+        let Self { ring, commands, pending, again, .. } = self;
+        let mut count = 0;
+        ring.reap(|number, completion| {
+            if let Some(completion) = settle(&*commands, pending, again, number, completion) {
+                deliver(completion);
+                count += 1;
+            }
+            count < budget
+        });
+        if self.again.is_empty() {
+            return Ok(count);
+        }
+        while let Some(number) = self.again.pop_front() {
+            self.push(number);
+        }
+        self.ring.submit().map(|()| count)
+    }
+
+    /// Waits until nothing is in flight any more, and lets go of the buffers.
+    fn drain(&mut self) -> Result<(), IoError> {
+        self.ring.submit()?;
+        let mut armed = self.ring.disarm();
+        while armed || self.pending.used() > 0 {
+            self.ring.block()?;
+            self.take(usize::MAX, drop)?;
+            armed = self.ring.is_armed();
+        }
+        Ok(())
+    }
+}
+
+impl<K: Commands> IoEngine for RingEngine<K> {
+    fn name(&self) -> &'static str {
+        self.commands.name()
+    }
+
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn register(&mut self, slab: &Arc<Slab>) -> Result<(), IoError> {
+        self.registered.add(self.commands.name(), &self.ring.submitter(), slab)
+    }
+
+    fn submit(&mut self, request: Request) -> Result<(), Full> {
+        if self.in_flight() >= self.geometry.depth_max {
+            return Err(Full(request));
+        }
+        match self.geometry.check(&request) {
+            Ok(address) => {
+                let registered = self.registered.find(address, request.buffer.len());
+                let number = self.pending.insert(Pending::new(request, address, registered));
+                self.push(u64::from(number));
+            }
+            Err(reason) => {
+                let result = Err(IoError::invalid(self.commands.name(), &request, reason));
+                self.refused.push_back(Completion { id: request.id, buffer: request.buffer, result });
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), IoError> {
+        self.ring.submit()
+    }
+
+    fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
+        let refused = budget.min(self.refused.len());
+        completions.extend(self.refused.drain(..refused));
+        let before = completions.len();
+        if refused < budget && self.pending.used() > 0 {
+            // An error of continuing shows again at the next flush, which reports it.
+            let _ = self.take(budget - refused, |completion| completions.push(completion));
+        }
+        refused + completions.len() - before
+    }
+
+    fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
+        if !self.refused.is_empty() {
+            return self.ring.submit();
+        }
+        self.ring.sleep(until, self.pending.used() > 0)
+    }
+
+    fn waker(&self) -> Arc<dyn Waker> {
+        Arc::clone(self.ring.waker()) as Arc<dyn Waker>
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.used() + self.refused.len()
+    }
+
+    fn sync(&mut self, file: u32) -> Result<(), IoError> {
+        self.commands.sync(file)
+    }
+
+    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
+        self.commands.discard(file, offset, bytes)
+    }
+}
+
+impl<K: Commands> Drop for RingEngine<K> {
+    fn drop(&mut self) {
+        if self.drain().is_ok() {
+            // The kernel closes a ring in its own time; files would stay open, and locked, until then.
+            let _closed = self.ring.submitter().unregister_files();
+        } else {
+            // The kernel may still write there: nobody else may ever get these buffers.
+            self.pending.leak();
+            self.ring.leak_wake_count();
+        }
+    }
+}

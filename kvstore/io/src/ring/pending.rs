@@ -1,0 +1,143 @@
+//! Requests that the kernel has, by number.
+
+use std::ptr::NonNull;
+
+use crate::error::describe;
+use crate::{Completion, IoError, Request};
+
+/// A request under way.
+#[derive(Debug)]
+pub struct Pending {
+    request: Request,
+    address: NonNull<u8>,
+    registered: Option<u16>,
+    moved: usize,
+    retries: u32,
+}
+
+// SAFETY: the address points into the buffer that the request owns; only the kernel uses it.
+unsafe impl Send for Pending {}
+
+/// What a completion of the ring means for its request.
+#[derive(Debug)]
+pub enum Outcome {
+    /// So many more bytes were moved.
+    Moved(usize),
+    /// Nothing was; the same again.
+    Retry,
+    /// Nothing was; the same again, without naming registered memory.
+    RetryUnregistered,
+    /// It is over.
+    Failed(IoError),
+}
+
+impl Pending {
+    /// `address` is the buffer's; `registered` names the registered buffer that has all of it.
+    pub(super) fn new(request: Request, address: NonNull<u8>, registered: Option<u16>) -> Self {
+        Self { request, address, registered, moved: 0, retries: 0 }
+    }
+
+    /// What was asked for.
+    #[must_use]
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Number of the registered buffer, if all of it is in one.
+    #[must_use]
+    pub fn registered(&self) -> Option<u16> {
+        self.registered
+    }
+
+    /// Bytes that are still to be moved.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.request.buffer.len() - self.moved
+    }
+
+    /// Where in the file they go.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.request.offset + self.moved as u64
+    }
+
+    /// Where in memory they are.
+    #[must_use]
+    pub fn place(&self) -> *mut u8 {
+        self.address.as_ptr().wrapping_add(self.moved)
+    }
+
+    /// An error of this request.
+    #[must_use]
+    #[cold]
+    pub fn failed(&self, engine: &'static str, errno: i32) -> IoError {
+        IoError::from_errno(engine, self.describe(), errno)
+    }
+
+    /// "read 4096 bytes at 0x0 of file 2".
+    #[must_use]
+    #[cold]
+    pub fn describe(&self) -> String {
+        let request = &self.request;
+        describe(request.operation, request.buffer.len(), request.offset, request.file)
+    }
+
+    pub(super) fn advance(&mut self, moved: usize) {
+        self.moved += moved;
+        self.retries = 0;
+    }
+
+    pub(super) fn forget_registration(&mut self) {
+        self.registered = None;
+    }
+
+    /// Counts one more try without progress.
+    pub(super) fn retry(&mut self) -> u32 {
+        self.retries += 1;
+        self.retries
+    }
+
+    pub(super) fn complete(self, result: Result<(), IoError>) -> Completion {
+        Completion { id: self.request.id, buffer: self.request.buffer, result }
+    }
+}
+
+/// A fixed number of places for requests.
+#[derive(Debug)]
+pub(super) struct PendingTable {
+    entries: Box<[Option<Pending>]>,
+    free: Vec<u32>,
+}
+
+impl PendingTable {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { entries: (0..capacity).map(|_| None).collect(), free: (0..capacity as u32).rev().collect() }
+    }
+
+    pub(super) fn used(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Keeps a request; its number. The caller has seen that there is room.
+    pub(super) fn insert(&mut self, pending: Pending) -> u32 {
+        let number = self.free.pop().expect("fewer requests than the depth are under way");
+        self.entries[number as usize] = Some(pending);
+        number
+    }
+
+    /// The request with this number, if there is one.
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Pending> {
+        self.entries.get_mut(usize::try_from(number).ok()?)?.as_mut()
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<Pending> {
+        let pending = self.entries.get_mut(usize::try_from(number).ok()?)?.take()?;
+        self.free.push(number as u32);
+        Some(pending)
+    }
+
+    /// Gives up every request for the rest of the process: their buffers are never used again.
+    pub(super) fn leak(&mut self) {
+        self.entries.iter_mut().filter_map(Option::take).for_each(std::mem::forget);
+    }
+}

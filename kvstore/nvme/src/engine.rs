@@ -1,0 +1,285 @@
+//! The I/O engine over one controller: requests in, commands out, completions back.
+//!
+//! A request becomes as many commands as the controller's limits ask for, in order; what finds no free command id or
+//! bounce buffer waits in `pending`. A slot in a registered slab is read and written by the device itself. Memory of
+//! its own ([`Buffer::Pages`]: headers, tables) goes through bounce buffers, which are mapped once, since mapping
+//! memory costs a system call and an IOMMU flush per request.
+//!
+//! Hot path, run by the one thread that drives the engine: no allocation, no lock, no system call; a doorbell per
+//! batch. The clock is read once per batch, through the vDSO. Failures are in `recovery`.
+
+mod io_engine;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvstore_io::{Buffer, Completion, Geometry, IoError, IoErrorKind, Operation, Request};
+
+use crate::bus::Bus;
+use crate::command::Command;
+use crate::commands::{Commands, InFlight, Owner};
+use crate::controller::Controller;
+use crate::dma::PAGE_BYTES;
+use crate::identify::{ControllerIdentity, NamespaceIdentity};
+use crate::layout::PAGE_LIST_ENTRIES;
+use crate::recovery::Health;
+use crate::registrations::Registrations;
+use crate::requests::{Requests, Target};
+use crate::vfio::VfioBus;
+use crate::wake::{Alarm, Pause};
+use crate::{ENGINE_NAME, NvmeConfig, NvmeError, PciAddress};
+
+/// Empty polls between two looks at the clock.
+const POLLS_PER_LOOK: u32 = 16;
+
+/// What an engine did since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NvmeCounters {
+    /// Commands given to I/O queues.
+    pub commands: u64,
+    /// Writes of submission doorbells.
+    pub doorbells: u64,
+    /// Commands that took too long and that the controller was asked to abort.
+    pub aborts: u64,
+    /// Resets of the controller after the first.
+    pub resets: u64,
+}
+
+/// The command that `sync` or `discard` waits for.
+#[derive(Debug)]
+pub(crate) enum Blocking {
+    None,
+    Waiting,
+    Done(Result<(), NvmeError>),
+}
+
+/// An NVMe namespace, driven from user space.
+pub struct NvmeEngine<B: Bus = VfioBus> {
+    pub(crate) controller: Controller<B>,
+    pub(crate) commands: Vec<Commands>,
+    pub(crate) requests: Requests,
+    /// Requests with bytes that no command was made for yet, oldest first. Only the first is partly issued.
+    pub(crate) pending: VecDeque<u16>,
+    /// The last of those, which `flush` has not handed over.
+    pub(crate) unflushed: usize,
+    pub(crate) finished: VecDeque<Completion>,
+    pub(crate) bounces: Vec<u16>,
+    pub(crate) blocking: Blocking,
+    pub(crate) health: Health,
+    pub(crate) next_check: Instant,
+    pub(crate) command_timeout: Duration,
+    pub(crate) admin_timeout: Duration,
+    /// Writes completed since the last flush, and then the controller was reset.
+    pub(crate) cache_dirty: bool,
+    pub(crate) cache_lost: bool,
+    pub(crate) counters: NvmeCounters,
+    pub(crate) command_bytes_max: usize,
+    pub(crate) bounce_bytes: usize,
+    pub(crate) use_sgl: bool,
+    pub(crate) next_pair: usize,
+    geometry: Geometry,
+    identity: ControllerIdentity,
+    pub(crate) namespace: NamespaceIdentity,
+    /// Requests accepted and not yet handed back.
+    accepted: usize,
+    registrations: Registrations,
+    alarm: Arc<Alarm>,
+    idle_polls: u32,
+}
+
+impl NvmeEngine<VfioBus> {
+    /// Opens the controller at a PCI address. It must be bound to vfio-pci; the error says how to do that. Blocks
+    /// until the controller is ready.
+    pub fn open(address: PciAddress, config: &NvmeConfig) -> Result<Self, NvmeError> {
+        config.check()?;
+        Self::attach(VfioBus::open(address)?, config)
+    }
+}
+
+impl<B: Bus> NvmeEngine<B> {
+    /// Takes over the controller behind `bus`. Blocks until it is ready.
+    pub fn attach(bus: B, config: &NvmeConfig) -> Result<Self, NvmeError> {
+        config.check()?;
+        let mut controller = Controller::new(bus, config)?;
+        controller.run_to_ready()?;
+        let Some(found) = controller.found().cloned() else {
+            let what = "it is ready, and was not identified".to_owned();
+            return Err(NvmeError::Protocol { device: controller.bus.device().to_owned(), what });
+        };
+        let page_list_bytes = PAGE_LIST_ENTRIES * PAGE_BYTES;
+        let command_bytes_max =
+            found.controller.transfer_bytes_max.unwrap_or(usize::MAX).min(page_list_bytes);
+        let entries = controller.layout.entries;
+        let geometry = Geometry {
+            block_bytes: found.namespace.block_bytes,
+            transfer_bytes_max: config.transfer_bytes_max,
+            depth_max: config.requests_max,
+            files: vec![found.namespace.bytes()],
+        };
+        Ok(Self {
+            commands: controller.pairs.iter().map(|_| Commands::new(entries)).collect(),
+            controller,
+            requests: Requests::new(config.requests_max),
+            pending: VecDeque::with_capacity(config.requests_max),
+            unflushed: 0,
+            finished: VecDeque::with_capacity(config.requests_max),
+            bounces: (0..config.bounce_buffers).rev().collect(),
+            blocking: Blocking::None,
+            health: Health::Running,
+            next_check: Instant::now(),
+            command_timeout: config.command_timeout,
+            admin_timeout: config.admin_timeout,
+            cache_dirty: false,
+            cache_lost: false,
+            counters: NvmeCounters::default(),
+            command_bytes_max,
+            bounce_bytes: config.bounce_bytes,
+            use_sgl: config.use_sgl && found.controller.takes_sgl,
+            next_pair: 0,
+            geometry,
+            identity: found.controller,
+            namespace: found.namespace,
+            accepted: 0,
+            registrations: Registrations::default(),
+            alarm: Arc::default(),
+            idle_polls: 0,
+        })
+    }
+
+    /// What the controller says about itself.
+    #[must_use]
+    pub fn identity(&self) -> &ControllerIdentity {
+        &self.identity
+    }
+
+    /// Resets the controller. What is in flight completes with a device error, what is queued goes on afterwards. Does
+    /// not wait; nothing happens while it is being reset already, or is dead.
+    pub fn reset(&mut self) {
+        if self.health.may_issue() {
+            let device = self.controller.bus.device().to_owned();
+            self.begin_reset(NvmeError::ResetRequested { device }, Instant::now());
+        }
+    }
+
+    /// What it did since it was opened.
+    #[must_use]
+    pub fn counters(&self) -> NvmeCounters {
+        self.counters
+    }
+
+    /// Queue pairs that the controller granted.
+    #[must_use]
+    pub fn queue_pairs(&self) -> usize {
+        self.controller.pairs.len()
+    }
+
+    /// Whether queues and bounce buffers lie in 2 MiB pages.
+    #[must_use]
+    pub fn has_huge_pages(&self) -> bool {
+        self.controller.memory.has_huge_pages()
+    }
+
+    /// Commands that the device has.
+    pub(crate) fn commands_in_flight(&self) -> usize {
+        self.commands.iter().map(Commands::count).sum()
+    }
+
+    fn error(&self, request: &Request, kind: IoErrorKind, reason: impl Into<String>) -> IoError {
+        IoError { engine: ENGINE_NAME, operation: describe(request), kind, reason: reason.into() }
+    }
+
+    /// How the device reaches the request's memory, after everything about the request was checked.
+    fn target(&self, request: &Request) -> Result<Target, IoError> {
+        let start =
+            self.geometry.check(request).map_err(|reason| IoError::invalid(ENGINE_NAME, request, reason))?;
+        let bytes = request.buffer.len();
+        match (&request.buffer, self.registrations.translate(start, bytes)) {
+            (_, Some(address)) => Ok(Target::Mapped(address)),
+            (Buffer::Pages(_), None) => Ok(Target::Bounced),
+            (Buffer::Slot { .. }, None) => {
+                Err(self.error(request, IoErrorKind::Unmapped, "the slot's slab is not registered"))
+            }
+        }
+    }
+
+    /// Looks once at everything: completions, what can be issued with the room they left, the clock.
+    fn turn(&mut self, budget: usize) -> bool {
+        if self.reap(budget) {
+            self.idle_polls = 0;
+            self.issue();
+            return true;
+        }
+        self.idle_polls += 1;
+        if self.idle_polls >= POLLS_PER_LOOK || !self.health.is_running() {
+            self.idle_polls = 0;
+            self.watch(Instant::now());
+        }
+        false
+    }
+
+    fn has_news(&self) -> bool {
+        let has_completion =
+            |pair: &crate::queue_pair::QueuePair| pair.has_completion(&self.controller.memory);
+        !self.finished.is_empty() || self.controller.pairs.iter().any(has_completion)
+    }
+
+    /// Runs one command, while those in flight go on, and waits for it.
+    fn run_blocking(&mut self, operation: &str, command: Command) -> Result<(), IoError> {
+        let mut pause = Pause::new();
+        while !(self.health.is_running() && self.commands.iter().any(Commands::has_room)) {
+            if let Health::Failed(error) = &self.health {
+                return Err(error.clone().into_io(operation));
+            }
+            if !self.turn(usize::MAX) {
+                pause.rest();
+            }
+        }
+        self.blocking = Blocking::Waiting;
+        self.push(&command, Owner::Blocking, Instant::now());
+        self.ring();
+        loop {
+            if let Blocking::Done(result) = std::mem::replace(&mut self.blocking, Blocking::Waiting) {
+                self.blocking = Blocking::None;
+                return result.map_err(|error| error.into_io(operation));
+            }
+            if !self.turn(usize::MAX) {
+                pause.rest();
+            }
+        }
+    }
+}
+
+/// In words, for errors.
+pub(crate) fn describe(request: &Request) -> String {
+    let operation = match request.operation {
+        Operation::Read => "read",
+        Operation::Write => "write",
+    };
+    let bytes = request.buffer.len();
+    format!("{operation} {bytes} bytes at {:#x} of file {}", request.offset, request.file)
+}
+
+impl<B: Bus> Drop for NvmeEngine<B> {
+    fn drop(&mut self) {
+        let mut pause = Pause::new();
+        // Bounded: a command that does not complete is aborted, then the controller is reset or cut off.
+        while self.commands_in_flight() > 0 || self.pending.len() > self.unflushed {
+            if !self.turn(usize::MAX) {
+                pause.rest();
+            }
+        }
+        while let Some((address, bytes, slab)) = self.registrations.pop() {
+            if self.controller.bus.unmap(address, bytes).is_err() {
+                // The device could still reach it: this memory must not be used again.
+                std::mem::forget(slab);
+            }
+        }
+    }
+}
+
+impl InFlight {
+    pub(crate) fn new(owner: Owner, now: Instant, timeout: Duration) -> Self {
+        Self { owner, deadline: now + timeout }
+    }
+}

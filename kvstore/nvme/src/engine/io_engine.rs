@@ -1,0 +1,164 @@
+//! The contract of [`IoEngine`], clause by clause.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use dataplane_memory::Slab;
+use kvstore_io::{Completion, Full, Geometry, IoEngine, IoError, IoErrorKind, Request, Waker};
+
+use super::{NvmeEngine, describe};
+use crate::bus::Bus;
+use crate::command::Command;
+use crate::layout::DEALLOCATE_RANGE;
+use crate::recovery::Health;
+use crate::wake::Pause;
+use crate::{ENGINE_NAME, NvmeError};
+
+impl<B: Bus> IoEngine for NvmeEngine<B> {
+    fn name(&self) -> &'static str {
+        ENGINE_NAME
+    }
+
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn register(&mut self, slab: &Arc<Slab>) -> Result<(), IoError> {
+        if self.registrations.contains(slab) {
+            return Ok(());
+        }
+        let bytes = slab.mapped_bytes();
+        let operation = || format!("register a slab of {bytes} bytes");
+        if self.registrations.is_full() {
+            let device = self.controller.bus.device().to_owned();
+            let error = NvmeError::NoRoom { device, bytes, limit: "16 slabs are registered" };
+            return Err(error.into_io(operation()));
+        }
+        // SAFETY: `registrations` holds the slab until this engine has unmapped it, and slabs are only accessed as
+        // memory that others change.
+        let mapped = unsafe { self.controller.bus.map(slab.base(), bytes) };
+        let address =
+            mapped.map_err(|error| IoError { kind: IoErrorKind::Unmapped, ..error.into_io(operation()) })?;
+        self.registrations.push(Arc::clone(slab), address);
+        Ok(())
+    }
+
+    fn submit(&mut self, request: Request) -> Result<(), Full> {
+        if self.accepted == self.geometry.depth_max {
+            return Err(Full(request));
+        }
+        let target = match (self.target(&request), &self.health) {
+            (Ok(_), Health::Failed(error)) => Err(error.clone().into_io(describe(&request))),
+            (target, _) => target,
+        };
+        match target {
+            Ok(target) => {
+                let index = self.requests.insert(request, target).map_err(Full)?;
+                self.pending.push_back(index);
+                self.unflushed += 1;
+            }
+            Err(error) => {
+                let Request { id, buffer, .. } = request;
+                self.finished.push_back(Completion { id, buffer, result: Err(error) });
+            }
+        }
+        self.accepted += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), IoError> {
+        self.unflushed = 0;
+        self.issue();
+        Ok(())
+    }
+
+    fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
+        self.turn(budget);
+        let moved = self.finished.len().min(budget);
+        completions.extend(self.finished.drain(..moved));
+        self.accepted -= moved;
+        moved
+    }
+
+    fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
+        let mut pause = Pause::new();
+        loop {
+            if self.has_news() || self.alarm.take() {
+                return Ok(());
+            }
+            let now = Instant::now();
+            if until.is_some_and(|until| until <= now) {
+                return Ok(());
+            }
+            let left = until.map(|until| until.duration_since(now));
+            if self.commands_in_flight() == 0 && self.health.is_settled() {
+                self.alarm.sleep(left);
+                continue;
+            }
+            self.watch(now);
+            if let Some(length) = pause.next(now) {
+                self.alarm.sleep(Some(left.map_or(length, |left| left.min(length))));
+            }
+        }
+    }
+
+    fn waker(&self) -> Arc<dyn Waker> {
+        self.alarm.clone()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.accepted
+    }
+
+    fn sync(&mut self, file: u32) -> Result<(), IoError> {
+        let operation = format!("sync file {file}");
+        let failed = |kind, reason: &str| {
+            Err(IoError {
+                engine: ENGINE_NAME,
+                operation: operation.clone(),
+                kind,
+                reason: reason.to_owned(),
+            })
+        };
+        if file as usize >= self.geometry.files.len() {
+            return failed(IoErrorKind::Invalid, "there is no such file");
+        }
+        if std::mem::take(&mut self.cache_lost) {
+            return failed(IoErrorKind::Device, crate::CACHE_LOST);
+        }
+        if !self.identity.has_volatile_cache {
+            return match &self.health {
+                Health::Failed(error) => Err(error.clone().into_io(operation)),
+                _ => Ok(()),
+            };
+        }
+        let was_dirty = std::mem::take(&mut self.cache_dirty);
+        let flushed = self.run_blocking(&operation, Command::flush(self.namespace.id));
+        self.cache_dirty |= was_dirty && flushed.is_err();
+        flushed
+    }
+
+    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
+        let operation = format!("discard {bytes} bytes at {offset:#x} of file {file}");
+        if let Err(reason) = self.geometry.check_range(file, offset, bytes) {
+            let (kind, reason) = (IoErrorKind::Invalid, reason.to_owned());
+            return Err(IoError { engine: ENGINE_NAME, operation, kind, reason });
+        }
+        if !self.identity.can_deallocate {
+            return Ok(false);
+        }
+        let block_bytes = self.geometry.block_bytes as u64;
+        let (mut block, mut blocks) = (offset / block_bytes, bytes / block_bytes);
+        while blocks > 0 {
+            let count = blocks.min(u32::MAX.into());
+            let memory = &self.controller.memory;
+            memory.long(DEALLOCATE_RANGE).store(count << 32, Ordering::Relaxed);
+            memory.long(DEALLOCATE_RANGE + 8).store(block, Ordering::Relaxed);
+            let address = self.controller.memory_address + DEALLOCATE_RANGE as u64;
+            self.run_blocking(&operation, Command::deallocate(self.namespace.id, address))?;
+            (block, blocks) = (block + count, blocks - count);
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,56 @@
+//! An NVMe driver in user space: the smallest that is complete for reads and writes.
+//!
+//! The device is behind VFIO, so that an IOMMU confines it to memory that was mapped for it; nobody else has it, no
+//! interrupt is used, and a request costs no system call: entries are written into a submission queue in memory, a
+//! doorbell tells the controller, and the completion queue is polled. This is SPDK's way, without SPDK; where SPDK is
+//! installed, the feature `spdk` drives a device through it instead.
+//!
+//! In reading order: [`NvmeConfig`]; `registers`, `command`, `status`, `identify` (what the specification defines);
+//! `bus` (how a device is reached) with `vfio` behind it; `dma` and `layout` (memory of the queues); `queue_pair`;
+//! `controller` (start, shutdown, start again); `registrations`, `commands`, `requests` (tables of the engine);
+//! [`NvmeEngine`] with `data_path` (hot) and `recovery` (timeouts, resets, removal); `wake`; [`testing`], a software
+//! controller that the whole driver runs against on any machine.
+//!
+//! Invariants: memory that a command names is neither freed nor handed back before the controller completed it, was
+//! disabled, or was cut off from memory; nothing that a device answers can panic us or reach memory that is not
+//! mapped; a device is never taken away from a kernel driver. A device belongs to one engine, an engine to one thread.
+//! Not here: metadata, several namespaces at once, multipath, interrupts.
+
+mod address;
+mod bus;
+mod command;
+mod commands;
+mod config;
+mod controller;
+mod data_path;
+mod dma;
+mod engine;
+mod error;
+mod identify;
+mod layout;
+mod queue_pair;
+mod recovery;
+mod registers;
+mod registrations;
+mod requests;
+#[cfg(feature = "spdk")]
+pub mod spdk;
+mod status;
+pub mod testing;
+mod vfio;
+mod wake;
+
+pub use address::PciAddress;
+pub use bus::Bus;
+pub use config::NvmeConfig;
+pub use engine::{NvmeCounters, NvmeEngine};
+pub use error::NvmeError;
+pub use identify::{ControllerIdentity, NamespaceIdentity};
+pub use status::Status;
+pub use vfio::VfioBus;
+
+/// In logs, metrics and errors.
+const ENGINE_NAME: &str = "nvme_user";
+
+/// Why a sync fails once after a reset.
+const CACHE_LOST: &str = "the controller was reset after writes that no sync had followed; they may be lost";

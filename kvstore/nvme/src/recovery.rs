@@ -1,0 +1,197 @@
+//! What happens when a controller does not answer.
+//!
+//! A command without a completion in its time is aborted (the others go on); if that does not end it in the time of an
+//! admin command, the controller is reset, as it is at once for a fatal status or a completion that nothing asked for.
+//! When it is disabled it has let go of every command: those complete with a device error, and with them go their
+//! buffers, not earlier. Then it is made ready again, and what was pending goes on. A controller that cannot be
+//! disabled is reset from outside, once; one that is gone or stays dead is cut off from memory, and from then on every
+//! request completes with that error. Every step only looks and returns: nothing here waits.
+
+use std::time::{Duration, Instant};
+
+use crate::NvmeError;
+use crate::bus::Bus;
+use crate::data_path::Failure;
+use crate::engine::NvmeEngine;
+
+/// An abort under way.
+#[derive(Debug)]
+pub(crate) struct Abort {
+    pair: usize,
+    id: u16,
+    until: Instant,
+    is_answered: bool,
+    is_ended: bool,
+}
+
+/// A reset under way.
+#[derive(Debug)]
+pub(crate) struct Reset {
+    reason: NvmeError,
+    was_reset_from_outside: bool,
+}
+
+/// How the controller does.
+#[derive(Debug)]
+pub(crate) enum Health {
+    Running,
+    Aborting(Abort),
+    Resetting(Reset),
+    /// For good.
+    Failed(NvmeError),
+}
+
+impl Health {
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self, Self::Running)
+    }
+
+    /// Whether the I/O queues exist.
+    pub(crate) fn may_issue(&self) -> bool {
+        matches!(self, Self::Running | Self::Aborting(_))
+    }
+
+    /// Whether nothing here changes by itself.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self, Self::Running | Self::Failed(_))
+    }
+
+    /// A command ended; its id may be used again, which must not look like the aborted one.
+    #[inline]
+    pub(crate) fn note_end(&mut self, pair: usize, id: u16) {
+        if let Self::Aborting(abort) = self {
+            abort.is_ended |= (abort.pair, abort.id) == (pair, id);
+        }
+    }
+}
+
+impl<B: Bus> NvmeEngine<B> {
+    /// Looks at the clock and at what has to be watched.
+    pub(crate) fn watch(&mut self, now: Instant) {
+        match &self.health {
+            Health::Running => self.watch_commands(now),
+            Health::Aborting(_) => self.watch_abort(now),
+            Health::Resetting(_) => self.go_on_with_reset(now),
+            Health::Failed(_) => {}
+        }
+    }
+
+    fn watch_commands(&mut self, now: Instant) {
+        if now < self.next_check {
+            return;
+        }
+        let period = (self.command_timeout / 16).clamp(Duration::from_millis(1), Duration::from_millis(100));
+        self.next_check = now + period;
+        if self.commands_in_flight() == 0 {
+            return;
+        }
+        if let Err(error) = self.controller.healthy_status() {
+            self.begin_reset(error, now);
+            return;
+        }
+        let overdue = |pair: usize| self.commands[pair].overdue(now).map(|id| (pair, id));
+        if let Some((pair, id)) = (0..self.commands.len()).find_map(overdue) {
+            self.controller.abort(pair, id);
+            self.counters.aborts += 1;
+            let until = now + self.admin_timeout;
+            self.health = Health::Aborting(Abort { pair, id, until, is_answered: false, is_ended: false });
+        }
+    }
+
+    fn watch_abort(&mut self, now: Instant) {
+        let Health::Aborting(abort) = &mut self.health else { return };
+        let answer = match abort.is_answered {
+            true => Ok(None),
+            false => self.controller.abort_answer(),
+        };
+        let is_refused = matches!(answer, Ok(Some(false)));
+        abort.is_answered |= matches!(answer, Ok(Some(_)));
+        if let Err(error) = answer.and_then(|_| self.controller.healthy_status().map(drop)) {
+            self.begin_reset(error, now);
+        } else if abort.is_answered && abort.is_ended {
+            self.health = Health::Running;
+            self.next_check = now;
+        } else if now >= abort.until || (is_refused && !abort.is_ended) {
+            let waited = self.command_timeout + self.admin_timeout;
+            let device = self.controller.bus.device().to_owned();
+            let waited_ms = waited.as_millis() as u64;
+            self.begin_reset(
+                NvmeError::Timeout { device, operation: "a command and its abort", waited_ms },
+                now,
+            );
+        }
+    }
+
+    #[cold]
+    pub(crate) fn unexpected_completion(&mut self, pair: usize, id: u16) {
+        let what = format!("it completed command {id} of queue {}, which is not in flight", pair + 1);
+        let device = self.controller.bus.device().to_owned();
+        self.begin_reset(NvmeError::Protocol { device, what }, Instant::now());
+    }
+
+    pub(crate) fn begin_reset(&mut self, reason: NvmeError, now: Instant) {
+        self.counters.resets += 1;
+        self.cache_lost |= self.cache_dirty && self.identity().has_volatile_cache;
+        self.cache_dirty = false;
+        if matches!(reason, NvmeError::Removed { .. }) {
+            self.give_up(reason);
+            return;
+        }
+        self.controller.restart(now);
+        self.health = Health::Resetting(Reset { reason, was_reset_from_outside: false });
+    }
+
+    fn go_on_with_reset(&mut self, now: Instant) {
+        let advanced = self.controller.advance(now);
+        let Health::Resetting(reset) = &mut self.health else { return };
+        match advanced {
+            Ok(()) => {
+                let reason = reset.reason.clone();
+                if self.controller.is_quiet() {
+                    self.fail_commands(&reason);
+                }
+                if self.controller.is_ready() {
+                    self.health = Health::Running;
+                    self.next_check = now;
+                    self.issue();
+                }
+            }
+            Err(NvmeError::Removed { device }) => self.give_up(NvmeError::Removed { device }),
+            Err(error) if reset.was_reset_from_outside => self.give_up(error),
+            Err(error) => match self.controller.bus.reset() {
+                Ok(()) => {
+                    reset.was_reset_from_outside = true;
+                    self.controller.restart(now);
+                }
+                Err(_) => self.give_up(error),
+            },
+        }
+    }
+
+    /// The end: without access to memory, nothing that the device has can change any more.
+    fn give_up(&mut self, error: NvmeError) {
+        self.controller.bus.isolate();
+        self.health = Health::Failed(error.clone());
+        self.fail_commands(&error);
+        self.unflushed = 0;
+        while let Some(index) = self.pending.pop_front() {
+            if let Some(active) = self.requests.get(index)
+                && active.failure.is_none()
+            {
+                active.failure = Some(error.clone().into_io(crate::engine::describe(&active.request)));
+            }
+            self.finish_if_over(index);
+        }
+    }
+
+    /// Completes every command that the device had.
+    fn fail_commands(&mut self, reason: &NvmeError) {
+        for pair in 0..self.commands.len() {
+            while let Some(id) = self.commands[pair].any() {
+                if let Some(ended) = self.commands[pair].end(id) {
+                    self.end(ended.owner, Some(Failure::Reset(reason)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The engine over SPDK: what is there, what it takes, and the blocking calls.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use kvstore_io::{Buffer, Completion, Geometry, IoError, IoErrorKind, Request};
+
+use super::SpdkConfig;
+use super::flow::WAITING;
+use super::library::{Controller, Library, Namespace, Pair};
+use super::open::{connect, initialise};
+use crate::NvmeError;
+use crate::commands::{Commands, Owner};
+use crate::engine::{Blocking, describe};
+use crate::registrations::Registrations;
+use crate::requests::{Requests, Target};
+use crate::wake::{Alarm, Pause};
+
+pub(super) const NAME: &str = "spdk";
+/// Commands in flight: half of SPDK's default queue, so that a command which it splits finds room.
+const COMMANDS_MAX: u16 = 128;
+pub(super) const PAGE_BYTES: usize = 4096;
+/// Empty polls between two looks at the clock.
+const POLLS_PER_LOOK: u32 = 16;
+
+/// Bounce buffers in SPDK's memory.
+pub(super) struct BounceMemory(*mut u8);
+
+impl BounceMemory {
+    /// The buffer with this index, which is below the configured count.
+    pub(super) fn buffer(&self, index: u16, bytes: usize) -> *mut u8 {
+        // SAFETY: the allocation has as many buffers of this size as indexes were given out.
+        unsafe { self.0.add(usize::from(index) * bytes) }
+    }
+}
+
+/// A namespace, driven by SPDK.
+pub struct SpdkEngine {
+    pub(super) library: Arc<Library>,
+    pub(super) controller: Controller,
+    pub(super) namespace: Namespace,
+    pub(super) pair: Pair,
+    pub(super) device: String,
+    pub(super) commands: Commands,
+    /// One for each command id; see `flow::completed`.
+    pub(super) words: Box<[AtomicU32]>,
+    pub(super) requests: Requests,
+    pub(super) pending: VecDeque<u16>,
+    pub(super) unflushed: usize,
+    pub(super) finished: VecDeque<Completion>,
+    pub(super) bounces: Vec<u16>,
+    pub(super) memory: BounceMemory,
+    pub(super) bounce_bytes: usize,
+    pub(super) block_bytes: usize,
+    pub(super) command_bytes_max: usize,
+    pub(super) command_timeout: Duration,
+    pub(super) blocking: Blocking,
+    pub(super) dead: Option<NvmeError>,
+    pub(super) resets: u64,
+    /// Writes completed since the last flush, and then the controller was reset.
+    pub(super) cache_dirty: bool,
+    pub(super) cache_lost: bool,
+    pub(super) namespace_id: u32,
+    pub(super) flags: u32,
+    pub(super) accepted: usize,
+    pub(super) registrations: Registrations,
+    pub(super) geometry: Geometry,
+    pub(super) alarm: Arc<Alarm>,
+    idle_polls: u32,
+}
+
+// SAFETY: SPDK's objects are bound to no thread, only to one thread at a time, and `&mut self` is that.
+unsafe impl Send for SpdkEngine {}
+
+pub(super) fn into_io(error: NvmeError, operation: impl Into<String>) -> IoError {
+    IoError { engine: NAME, ..error.into_io(operation) }
+}
+
+impl SpdkEngine {
+    /// Loads SPDK, starts its environment and connects to the device. Blocks.
+    pub fn open(config: &SpdkConfig) -> Result<Self, NvmeError> {
+        config.check()?;
+        let library = Arc::new(Library::load(&config.libraries)?);
+        initialise(&library)?;
+        let controller = connect(&library, &config.transport)?;
+        let bounce_bytes = usize::from(config.bounce_buffers) * config.bounce_bytes;
+        // SAFETY: the environment is initialised; the physical address is not asked for.
+        let memory = unsafe { (library.dma_zmalloc)(bounce_bytes, PAGE_BYTES, std::ptr::null_mut()) };
+        let mut engine = Self {
+            library,
+            controller,
+            namespace: std::ptr::null_mut(),
+            pair: std::ptr::null_mut(),
+            device: config.transport.clone(),
+            commands: Commands::new(COMMANDS_MAX + 1),
+            words: (0..COMMANDS_MAX).map(|_| AtomicU32::new(WAITING)).collect(),
+            requests: Requests::new(config.requests_max),
+            pending: VecDeque::with_capacity(config.requests_max),
+            unflushed: 0,
+            finished: VecDeque::with_capacity(config.requests_max),
+            bounces: (0..config.bounce_buffers).rev().collect(),
+            memory: BounceMemory(memory.cast()),
+            bounce_bytes: config.bounce_bytes,
+            block_bytes: 0,
+            command_bytes_max: 0,
+            command_timeout: config.command_timeout,
+            blocking: Blocking::None,
+            dead: None,
+            resets: 0,
+            cache_dirty: false,
+            cache_lost: false,
+            namespace_id: config.namespace,
+            flags: 0,
+            accepted: 0,
+            registrations: Registrations::default(),
+            geometry: Geometry {
+                block_bytes: 0,
+                transfer_bytes_max: config.transfer_bytes_max,
+                depth_max: config.requests_max,
+                files: Vec::new(),
+            },
+            alarm: Arc::default(),
+            idle_polls: 0,
+        };
+        // From here on dropping the engine frees everything.
+        if engine.memory.0.is_null() {
+            let device = config.transport.clone();
+            return Err(NvmeError::NoRoom {
+                device,
+                bytes: bounce_bytes,
+                limit: "SPDK's memory (hugepages)",
+            });
+        }
+        engine.identify()?;
+        if !engine.reopen() {
+            return Err(engine.failed("spdk_nvme_ctrlr_alloc_io_qpair", 0));
+        }
+        Ok(engine)
+    }
+
+    pub(super) fn failed(&self, operation: &'static str, errno: i32) -> NvmeError {
+        NvmeError::Spdk { device: self.device.clone(), operation, errno }
+    }
+
+    /// Resets of the controller since it was opened.
+    #[must_use]
+    pub fn resets(&self) -> u64 {
+        self.resets
+    }
+
+    pub(super) fn target(&self, request: &Request) -> Result<Target, IoError> {
+        let start = self.geometry.check(request).map_err(|reason| IoError::invalid(NAME, request, reason))?;
+        match (&request.buffer, self.registrations.translate(start, request.buffer.len())) {
+            (_, Some(address)) => Ok(Target::Mapped(address)),
+            (Buffer::Pages(_), None) => Ok(Target::Bounced),
+            (Buffer::Slot { .. }, None) => Err(IoError {
+                engine: NAME,
+                operation: describe(request),
+                kind: IoErrorKind::Unmapped,
+                reason: "the slot's slab is not registered".to_owned(),
+            }),
+        }
+    }
+
+    pub(super) fn turn(&mut self) -> bool {
+        if self.reap() {
+            self.idle_polls = 0;
+            self.issue();
+            return true;
+        }
+        self.idle_polls += 1;
+        if self.idle_polls >= POLLS_PER_LOOK {
+            self.idle_polls = 0;
+            if self.dead.is_none() {
+                // So that SPDK notices a device that was pulled out.
+                // SAFETY: the controller is attached, and no other thread uses it.
+                let _ = unsafe { (self.library.admin_completions)(self.controller) };
+            }
+            self.watch(Instant::now());
+        }
+        false
+    }
+
+    pub(super) fn run_blocking(
+        &mut self,
+        operation: &str,
+        call: impl Fn(&Library, Namespace, Pair, *mut c_void) -> i32,
+    ) -> Result<(), IoError> {
+        let mut pause = Pause::new();
+        loop {
+            if let Some(error) = &self.dead {
+                return Err(IoError { kind: IoErrorKind::Device, ..into_io(error.clone(), operation) });
+            }
+            let (library, namespace, pair) = (Arc::clone(&self.library), self.namespace, self.pair);
+            let now = Instant::now();
+            match self.submit_command(Owner::Blocking, now, |word| call(&library, namespace, pair, word)) {
+                Ok(()) => break,
+                Err(libc::ENOMEM) if self.commands.count() > 0 => {
+                    if !self.turn() {
+                        pause.rest();
+                    }
+                }
+                Err(errno) => return Err(into_io(self.failed("submit", errno), operation)),
+            }
+        }
+        self.blocking = Blocking::Waiting;
+        loop {
+            if let Blocking::Done(result) = std::mem::replace(&mut self.blocking, Blocking::Waiting) {
+                self.blocking = Blocking::None;
+                return result.map_err(|error| into_io(error, operation));
+            }
+            if !self.turn() {
+                pause.rest();
+            }
+        }
+    }
+}
+
+impl Drop for SpdkEngine {
+    fn drop(&mut self) {
+        let mut pause = Pause::new();
+        while self.dead.is_none() && (self.commands.count() > 0 || self.pending.len() > self.unflushed) {
+            if !self.turn() {
+                pause.rest();
+            }
+        }
+        if !self.pair.is_null() {
+            // SAFETY: alive, and not used after this.
+            unsafe { (self.library.free_pair)(self.pair) };
+        }
+        while let Some((address, bytes, slab)) = self.registrations.pop() {
+            let start = std::ptr::with_exposed_provenance_mut(address as usize);
+            // SAFETY: registered with these bounds, and no command is in flight.
+            if unsafe { (self.library.mem_unregister)(start, bytes) } != 0 {
+                // The device could still reach it: this memory must not be used again.
+                std::mem::forget(slab);
+            }
+        }
+        if !self.memory.0.is_null() {
+            // SAFETY: allocated by `dma_zmalloc`, and no command is in flight.
+            unsafe { (self.library.dma_free)(self.memory.0.cast()) };
+        }
+        // SAFETY: attached, and not used after this.
+        unsafe { (self.library.detach)(self.controller) };
+    }
+}

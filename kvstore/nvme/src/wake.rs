@@ -1,0 +1,76 @@
+//! The sleep of a polled engine.
+//!
+//! Nobody but the driver looks at the completion queues, so that a sleep while commands are in flight must be short:
+//! its length is what a completion may wait. `wait` spins first ([`SPIN`], about the latency of a fast read, giving
+//! the core to others in between), then sleeps from [`SLEEP_MIN`] doubling to [`SLEEP_MAX`]: a long command then costs
+//! 1 % of a core, and a completion is at most 1 ms late. With nothing in flight it sleeps until it is woken.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use kvstore_io::Waker;
+use rustix::thread::futex;
+
+/// How long `wait` looks without sleeping.
+const SPIN: Duration = Duration::from_micros(100);
+/// The first sleep after that.
+const SLEEP_MIN: Duration = Duration::from_micros(20);
+/// The longest sleep while commands are in flight.
+const SLEEP_MAX: Duration = Duration::from_millis(1);
+
+/// A flag to sleep on. `wake` sets it, the sleeper takes it.
+#[derive(Debug, Default)]
+pub(crate) struct Alarm {
+    rung: AtomicU32,
+}
+
+impl Alarm {
+    /// Whether it was woken since the last call. Acquire pairs with the release in `wake`.
+    pub(crate) fn take(&self) -> bool {
+        self.rung.load(Ordering::Relaxed) != 0 && self.rung.swap(0, Ordering::Acquire) != 0
+    }
+
+    /// Sleeps until woken, or for this long, or less.
+    pub(crate) fn sleep(&self, limit: Option<Duration>) {
+        let limit = limit.and_then(|limit| rustix::time::Timespec::try_from(limit).ok());
+        // Each of its errors means that the time is over or the flag is set: `wait` may return early.
+        let _ = futex::wait(&self.rung, futex::Flags::PRIVATE, 0, limit.as_ref());
+    }
+}
+
+impl Waker for Alarm {
+    fn wake(&self) {
+        if self.rung.swap(1, Ordering::Release) == 0 {
+            let _ = futex::wake(&self.rung, futex::Flags::PRIVATE, 1);
+        }
+    }
+}
+
+/// Rests that get longer, for callers that may block.
+pub(crate) struct Pause {
+    started: Instant,
+    length: Duration,
+}
+
+impl Pause {
+    pub(crate) fn new() -> Self {
+        Self { started: Instant::now(), length: SLEEP_MIN }
+    }
+
+    /// How long to sleep now; `None` to look again after having let others run.
+    pub(crate) fn next(&mut self, now: Instant) -> Option<Duration> {
+        if now.duration_since(self.started) < SPIN {
+            std::thread::yield_now();
+            return None;
+        }
+        let length = self.length;
+        self.length = (length * 2).min(SLEEP_MAX);
+        Some(length)
+    }
+
+    pub(crate) fn rest(&mut self) {
+        if let Some(length) = self.next(Instant::now()) {
+            std::thread::sleep(length);
+        }
+    }
+}

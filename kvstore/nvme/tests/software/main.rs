@@ -1,0 +1,7 @@
+//! The driver over the software controller: the suite of the trait, faults, and what the hot path may not do.
+
+mod allocation;
+mod chaos;
+mod conformance;
+mod faults;
+mod rig;

@@ -1,0 +1,285 @@
+//! The engine over SPDK, against a library in C that has SPDK's functions over a file: `mock.c`, compiled here. What is
+//! exercised for real is the order of arguments, the callbacks and the paths of errors; not SPDK.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use kvstore_io::testing::{Conformance, conformance};
+use kvstore_io::{Buffer, Completion, IoEngine, IoErrorKind, Operation, PageBuffer, Request};
+use kvstore_nvme::NvmeError;
+use kvstore_nvme::spdk::{SpdkConfig, SpdkEngine};
+
+const FILE_BYTES: u64 = 32 << 20;
+
+/// The compiled library, or `None` without a compiler.
+fn library() -> Option<&'static Path> {
+    static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/spdk/mock.c");
+        let target =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("spdk-mock-{}.so", std::process::id()));
+        let mut compiler = Command::new("cc");
+        compiler
+            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+            .arg(&target)
+            .arg(&source);
+        match compiler.status() {
+            Err(error) => {
+                eprintln!("SKIPPED: cc cannot be run: {error}");
+                None
+            }
+            Ok(status) => {
+                assert!(status.success(), "cc failed on {}", source.display());
+                Some(target)
+            }
+        }
+    };
+    LIBRARY.get_or_init(build).as_deref()
+}
+
+/// The mock's variables, and a file for the device; one test has them at a time.
+struct Mock {
+    loaded: libloading::Library,
+    file: PathBuf,
+    config: SpdkConfig,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Mock {
+    fn new() -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let library = library()?;
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the library has no initialisers.
+        let loaded = unsafe { libloading::Library::new(library) }.expect("the mock loads");
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("spdk-device-{}", std::process::id()));
+        std::fs::File::create(&file).expect("file").set_len(FILE_BYTES).expect("size");
+        let config = SpdkConfig {
+            libraries: vec![library.to_owned()],
+            transfer_bytes_max: 1 << 20,
+            command_timeout: Duration::from_millis(100),
+            ..SpdkConfig::new(format!("trtype:PCIe traddr:{}", file.display()))
+        };
+        Some(Self { loaded, file, config, _turn: turn })
+    }
+
+    fn variable(&self, name: &str) -> *mut i64 {
+        // SAFETY: every variable of that prefix is an `int64_t`.
+        let symbol = unsafe { self.loaded.get::<*mut i64>(name.as_bytes()) };
+        *symbol.expect(name)
+    }
+
+    fn set(&self, name: &str, value: i64) {
+        // SAFETY: the variable lives as long as the library; the engines of this test run in this thread.
+        unsafe { self.variable(name).write(value) };
+    }
+
+    fn get(&self, name: &str) -> i64 {
+        // SAFETY: as in `set`.
+        unsafe { self.variable(name).read() }
+    }
+
+    fn open(&self) -> Rig {
+        let mut engine = SpdkEngine::open(&self.config).expect("open");
+        let layout = SlabLayout { slot_bytes: 64 << 10, slot_count: 200 };
+        let slab = Slab::create("spdk test", layout, PageSize::Standard).expect("slab");
+        let slots = SlotPool::new(Arc::new(slab));
+        engine.register(slots.slab()).expect("register");
+        Rig { engine, slots }
+    }
+
+    /// Nothing is left, and nothing was asked for that SPDK would refuse.
+    fn close(&self, rig: Rig) {
+        let Rig { engine, slots } = rig;
+        drop(engine);
+        assert_eq!(slots.used_count(), 0, "every slot was given back");
+        self.check();
+    }
+
+    fn check(&self) {
+        // SAFETY: the function takes nothing and returns a number.
+        let memories = unsafe { self.loaded.get::<unsafe extern "C" fn() -> i64>(b"mock_memories") };
+        let memories = memories.expect("mock_memories");
+        // SAFETY: as above.
+        assert_eq!(unsafe { memories() }, 0, "all memory was freed and unregistered");
+        for name in ["mock_violations", "mock_pairs", "mock_controllers"] {
+            assert_eq!(self.get(name), 0, "{name}");
+        }
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        // The next test shall find it as it was.
+        self.set("mock_bad_lba", -1);
+        for name in
+            ["mock_lose", "mock_completions_errno", "mock_reset_fails", "mock_register_errno", "mock_resets"]
+        {
+            self.set(name, 0);
+        }
+        let _ = std::fs::remove_file(&self.file);
+    }
+}
+
+struct Rig {
+    engine: SpdkEngine,
+    slots: Arc<SlotPool>,
+}
+
+impl Rig {
+    fn read(&mut self, id: u64) {
+        let buffer = Buffer::Slot { slot: self.slots.acquire().expect("slot"), offset: 0, len: 4096 };
+        let request = Request { id, operation: Operation::Read, file: 0, offset: id * 4096, buffer };
+        self.engine.submit(request).expect("room");
+    }
+
+    fn collect(&mut self) -> Vec<Completion> {
+        self.engine.flush().expect("flush");
+        let (mut completions, started) = (Vec::new(), Instant::now());
+        while self.engine.in_flight() > 0 {
+            if self.engine.poll(usize::MAX, &mut completions) == 0 {
+                assert!(started.elapsed() < Duration::from_secs(30), "{} stuck", self.engine.in_flight());
+                self.engine.wait(Some(Instant::now() + Duration::from_millis(20))).expect("wait");
+            }
+        }
+        completions.sort_by_key(|completion| completion.id);
+        completions
+    }
+
+    /// How eight reads end.
+    fn eight_reads(&mut self) -> Vec<Option<IoErrorKind>> {
+        (0..8).for_each(|id| self.read(id));
+        let kind = |completion: Completion| completion.result.err().map(|error| error.kind);
+        self.collect().into_iter().map(kind).collect()
+    }
+}
+
+#[test]
+fn conforms() {
+    let Some(mock) = Mock::new() else { return };
+    let config = SpdkConfig { command_timeout: Duration::from_secs(10), ..mock.config.clone() };
+    let mut open = || -> Box<dyn IoEngine> { Box::new(SpdkEngine::open(&config).expect("open")) };
+    conformance(&mut open, &Conformance { requests: 800, ..Conformance::default() });
+    mock.check();
+    assert!(mock.get("mock_flushes") > 0 && mock.get("mock_deallocations") > 0);
+    eprintln!("requests that the mock had no room for: {}", mock.get("mock_out_of_memory"));
+}
+
+#[test]
+fn more_commands_than_spdk_has_room_for_wait() {
+    let Some(mock) = Mock::new() else { return };
+    let mut rig = mock.open();
+    let before = mock.get("mock_out_of_memory");
+    (0..128).for_each(|id| rig.read(id));
+    assert!(rig.collect().iter().all(|completion| completion.result.is_ok()));
+    assert!(mock.get("mock_out_of_memory") > before, "the mock's 40 places were full");
+    mock.close(rig);
+}
+
+#[test]
+fn a_bad_block_is_a_media_error() {
+    let Some(mock) = Mock::new() else { return };
+    let mut rig = mock.open();
+    mock.set("mock_bad_lba", 20);
+    let mut expected = vec![None; 8];
+    expected[2] = Some(IoErrorKind::Media);
+    assert_eq!(rig.eight_reads(), expected);
+    let buffer = Buffer::Pages(PageBuffer::zeroed(256 << 10));
+    rig.engine
+        .submit(Request { id: 1, operation: Operation::Read, file: 0, offset: 0, buffer })
+        .expect("room");
+    let error = rig.collect().remove(0).result.expect_err("bad");
+    let text = "spdk: read 262144 bytes at 0x0 of file 0: unrecovered read error (status type 2, code 0x81)";
+    assert_eq!(error.to_string(), text);
+    assert_eq!(rig.engine.resets(), 0);
+    mock.close(rig);
+}
+
+#[test]
+fn lost_commands_and_failed_queue_pairs_end_in_a_reset() {
+    let Some(mock) = Mock::new() else { return };
+    let mut rig = mock.open();
+    mock.set("mock_lose", 1);
+    assert_eq!(rig.eight_reads(), [Some(IoErrorKind::Device); 8]);
+    assert_eq!(rig.engine.sync(0).expect_err("lost").kind, IoErrorKind::Device);
+    mock.set("mock_lose", 0);
+    assert_eq!(rig.eight_reads(), [None; 8]);
+    mock.set("mock_completions_errno", -6);
+    assert_eq!(rig.eight_reads(), [Some(IoErrorKind::Device); 8]);
+    assert_eq!(rig.eight_reads(), [None; 8]);
+    rig.engine.sync(0).expect("nothing was written");
+    let buffer = Buffer::Pages(PageBuffer::zeroed(4096));
+    rig.engine
+        .submit(Request { id: 1, operation: Operation::Write, file: 0, offset: 0, buffer })
+        .expect("room");
+    assert_eq!(rig.collect().remove(0).result, Ok(()));
+    mock.set("mock_completions_errno", -6);
+    assert_eq!(rig.eight_reads(), [Some(IoErrorKind::Device); 8]);
+    assert!(rig.engine.sync(0).expect_err("the write may be lost").reason.contains("may be lost"));
+    rig.engine.sync(0).expect("once");
+    assert_eq!((rig.engine.resets(), mock.get("mock_resets")), (4, 4));
+    mock.close(rig);
+}
+
+#[test]
+fn a_device_that_cannot_be_reset_is_dead() {
+    let Some(mock) = Mock::new() else { return };
+    let mut rig = mock.open();
+    mock.set("mock_completions_errno", -6);
+    mock.set("mock_reset_fails", 1);
+    for _ in 0..2 {
+        assert_eq!(rig.eight_reads(), [Some(IoErrorKind::Device); 8]);
+    }
+    assert_eq!(rig.engine.sync(0).expect_err("dead").kind, IoErrorKind::Device);
+    assert_eq!(rig.engine.discard(0, 0, 4096).expect_err("dead").kind, IoErrorKind::Device);
+    mock.close(rig);
+}
+
+#[test]
+fn what_cannot_be_opened_or_registered_says_why() {
+    let missing = SpdkConfig {
+        libraries: vec![PathBuf::from("/nonexistent/libspdk_nvme.so")],
+        ..SpdkConfig::new("trtype:PCIe traddr:0000:01:00.0")
+    };
+    let error = SpdkEngine::open(&missing).map(drop).expect_err("no library");
+    assert!(
+        matches!(error, NvmeError::Library { .. }) && error.kind() == IoErrorKind::Unsupported,
+        "{error}"
+    );
+    assert!(error.to_string().contains("/nonexistent/libspdk_nvme.so"), "{error}");
+
+    let Some(mock) = Mock::new() else { return };
+    for (change, words) in [
+        (
+            SpdkConfig { transport: "nonsense".to_owned(), ..mock.config.clone() },
+            "spdk_nvme_transport_id_parse",
+        ),
+        (
+            SpdkConfig { transport: "trtype:PCIe traddr:/nonexistent".to_owned(), ..mock.config.clone() },
+            "connect",
+        ),
+        (SpdkConfig { namespace: 2, ..mock.config.clone() }, "namespace 2 is not active"),
+        (SpdkConfig { requests_max: 0, ..mock.config.clone() }, "requests_max"),
+    ] {
+        let error = SpdkEngine::open(&change).map(drop).expect_err(words);
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    mock.check();
+
+    mock.set("mock_register_errno", -22);
+    let mut engine = SpdkEngine::open(&mock.config).expect("open");
+    let layout = SlabLayout { slot_bytes: 4096, slot_count: 1 };
+    let slots = SlotPool::new(Arc::new(Slab::create("s", layout, PageSize::Standard).expect("slab")));
+    let error = engine.register(slots.slab()).expect_err("refused");
+    assert!(error.kind == IoErrorKind::Unmapped && error.reason.contains("2 MiB"), "{error}");
+    let buffer = Buffer::Slot { slot: slots.acquire().expect("slot"), offset: 0, len: 4096 };
+    engine.submit(Request { id: 1, operation: Operation::Read, file: 0, offset: 0, buffer }).expect("room");
+    let mut completions = Vec::new();
+    assert_eq!(engine.poll(1, &mut completions), 1);
+    assert_eq!(completions[0].result.as_ref().expect_err("unmapped").kind, IoErrorKind::Unmapped);
+    drop(engine);
+    mock.check();
+}

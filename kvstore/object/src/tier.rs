@@ -1,0 +1,143 @@
+//! The tier itself: what it is made of and how it is opened.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use kvstore_block::BlockIdentity;
+use tokio::sync::Semaphore;
+
+use crate::backend::Backend;
+use crate::breaker::Breaker;
+use crate::budget::{Jitter, RetryBudget};
+use crate::config::ObjectConfig;
+use crate::error::{ConfigError, ObjectError};
+use crate::key::object_key;
+use crate::metrics::ObjectCounters;
+use crate::presence::PresenceCache;
+
+/// Wall-clock time, for the age of objects.
+pub trait Clock: std::fmt::Debug + Send + Sync {
+    /// Milliseconds since 1970.
+    fn unix_ms(&self) -> u64;
+}
+
+/// The system's clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn unix_ms(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    }
+}
+
+/// A block that was read and is what was stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerifiedBlock {
+    /// Its identity.
+    pub identity: BlockIdentity,
+    /// Its meta, as it was put.
+    pub meta: Bytes,
+    /// Its KV.
+    pub payload: Bytes,
+}
+
+/// What became of a put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was stored.
+    Stored,
+    /// The run was there already.
+    Present,
+    /// Not now: too many puts in flight, the breaker is open, or the server asks to slow down.
+    Throttled,
+}
+
+/// The object tier. Share it in an `Arc`; every method takes `&self` and may run many times at once.
+///
+/// A deadline is an instant of tokio's clock. Dropping a future ends what it does.
+#[derive(Debug)]
+pub struct ObjectTier {
+    pub(crate) config: ObjectConfig,
+    pub(crate) backend: Backend,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) counters: Arc<ObjectCounters>,
+    pub(crate) presence: PresenceCache,
+    pub(crate) budget: RetryBudget,
+    pub(crate) breaker: Breaker,
+    pub(crate) jitter: Jitter,
+    pub(crate) in_flight: Semaphore,
+    pub(crate) puts: Semaphore,
+    pub(crate) sweep_after: Mutex<Option<String>>,
+    last_error: Mutex<Option<ObjectError>>,
+}
+
+impl ObjectTier {
+    /// Opens the tier. Makes no request: a store that is down now may be up later.
+    pub fn open(config: ObjectConfig) -> Result<Self, ConfigError> {
+        Self::open_with_clock(config, Arc::new(SystemClock))
+    }
+
+    /// As [`ObjectTier::open`], with another clock.
+    pub fn open_with_clock(config: ObjectConfig, clock: Arc<dyn Clock>) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let backend = Backend::open(&config)?;
+        let (present, absent, avoid) = (config.present_ttl, config.absent_ttl, config.avoid_ttl);
+        Ok(Self {
+            backend,
+            clock,
+            counters: Arc::default(),
+            presence: PresenceCache::new(config.cache_bytes, present, absent, avoid),
+            budget: RetryBudget::new(config.retry_percent, config.retry_burst),
+            breaker: Breaker::new(config.breaker_failures, config.breaker_pause),
+            jitter: Jitter::new(config.seed),
+            in_flight: Semaphore::new(config.requests_max),
+            puts: Semaphore::new(config.puts_max),
+            sweep_after: Mutex::default(),
+            last_error: Mutex::default(),
+            config,
+        })
+    }
+
+    /// Counters of this tier.
+    #[must_use]
+    pub fn counters(&self) -> Arc<ObjectCounters> {
+        self.counters.clone()
+    }
+
+    /// The configuration; its `Debug` shows no secret.
+    #[must_use]
+    pub fn config(&self) -> &ObjectConfig {
+        &self.config
+    }
+
+    /// The last request that failed, for a log line; look-ups and gets only count such failures as misses.
+    /// Taken away by the call.
+    #[must_use]
+    pub fn take_last_error(&self) -> Option<ObjectError> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Whether puts are still made under a condition, see
+    /// [`S3Config::conditional_put`](crate::S3Config::conditional_put).
+    #[must_use]
+    pub fn puts_are_conditional(&self) -> bool {
+        self.backend.conditional.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note(&self, error: &ObjectError) {
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
+    }
+
+    pub(crate) fn key(&self, last: BlockIdentity) -> String {
+        object_key(&self.config.prefix, self.config.layout_fingerprint, last)
+    }
+
+    /// Whether something that was created then is too old. A time in the future counts as now.
+    pub(crate) fn is_expired(&self, created_unix_ms: u64) -> bool {
+        let age = Duration::from_millis(self.clock.unix_ms().saturating_sub(created_unix_ms));
+        self.config.ttl.is_some_and(|ttl| age >= ttl)
+    }
+}

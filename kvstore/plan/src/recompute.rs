@@ -1,0 +1,117 @@
+//! How long a worker takes to compute a piece of a prompt.
+//!
+//! `fixed + linear × (tokens + tokens in the queue) + quadratic × tokens × (context + tokens / 2)`: projections
+//! and feed-forward cost the same for each token; a token attends to the context and to half of the tokens
+//! that are computed with it. Learnt from prefills as they happen, with the same learner as the tiers.
+
+use std::time::Duration;
+
+use crate::learner::Learner;
+use crate::speed::duration;
+
+/// Coefficients that are assumed before anything was measured: an 8-billion-parameter model on one data
+/// centre GPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillGuess {
+    /// Seconds for each prefill, however short.
+    pub fixed_s: f64,
+    /// Seconds for each token.
+    pub linear_s: f64,
+    /// Seconds for each pair of a token and a token that it attends to.
+    pub quadratic_s: f64,
+}
+
+impl Default for PrefillGuess {
+    fn default() -> Self {
+        Self { fixed_s: 5e-3, linear_s: 5e-5, quadratic_s: 1e-9 }
+    }
+}
+
+/// The learnt time of a prefill of one worker.
+#[derive(Debug, Clone)]
+pub struct RecomputeModel {
+    learner: Learner<3>,
+}
+
+impl Default for RecomputeModel {
+    fn default() -> Self {
+        Self::new(PrefillGuess::default())
+    }
+}
+
+impl RecomputeModel {
+    /// Starts from a guess.
+    #[must_use]
+    pub fn new(guess: PrefillGuess) -> Self {
+        Self { learner: Learner::new([guess.fixed_s, guess.linear_s, guess.quadratic_s]) }
+    }
+
+    /// A finished prefill: `tokens` computed after `context_tokens`, started behind `queued_tokens`.
+    pub fn observe(&mut self, tokens: u32, context_tokens: u32, queued_tokens: u64, elapsed: Duration) {
+        if tokens > 0 {
+            self.learner.observe(features(tokens, context_tokens, queued_tokens), elapsed.as_secs_f64());
+        }
+    }
+
+    /// Expected time of a prefill behind `queued_tokens`.
+    #[must_use]
+    pub fn expected(&self, tokens: u32, context_tokens: u32, queued_tokens: u64) -> Duration {
+        duration(self.learner.predict(&features(tokens, context_tokens, queued_tokens)))
+    }
+
+    /// Prefills measured.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.learner.rows()
+    }
+
+    /// The coefficients now, for planning.
+    #[must_use]
+    pub fn coefficients(&self) -> PrefillGuess {
+        let [fixed_s, linear_s, quadratic_s] = *self.learner.parameters();
+        PrefillGuess { fixed_s, linear_s, quadratic_s }
+    }
+}
+
+impl PrefillGuess {
+    /// Seconds to compute `tokens` after `context` tokens on an idle worker.
+    pub(crate) fn seconds(&self, tokens: f64, context: f64) -> f64 {
+        self.fixed_s + tokens * (self.linear_s + self.quadratic_s * (context + tokens / 2.0))
+    }
+
+    /// Seconds that the worker is busy with what waits in front.
+    pub(crate) fn queue_seconds(&self, queued_tokens: u64) -> f64 {
+        queued_tokens as f64 * self.linear_s
+    }
+}
+
+fn features(tokens: u32, context_tokens: u32, queued_tokens: u64) -> [f64; 3] {
+    let (tokens, context) = (f64::from(tokens), f64::from(context_tokens));
+    [1.0, tokens + queued_tokens as f64, tokens * (context + tokens / 2.0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Random;
+
+    #[test]
+    fn a_worker_far_from_the_guess_is_learnt() {
+        let mut random = Random::new(21);
+        let truth = PrefillGuess { fixed_s: 0.03, linear_s: 8e-4, quadratic_s: 4e-8 };
+        let mut model = RecomputeModel::default();
+        for _ in 0..300 {
+            let tokens = 2_f64.powf(4.0 + 12.0 * random.uniform()) as u32;
+            let context = (random.uniform() * 60_000.0) as u32;
+            let seconds = truth.seconds(tokens.into(), context.into()) * random.noise(0.05);
+            model.observe(tokens, context, 0, duration(seconds));
+        }
+        for (tokens, context) in [(16, 0), (16, 50_000), (2000, 0), (2000, 30_000), (60_000, 0)] {
+            let ratio = model.expected(tokens, context, 0).as_secs_f64()
+                / truth.seconds(tokens.into(), context.into());
+            assert!((0.95..1.05).contains(&ratio), "{tokens} after {context}: {ratio}");
+        }
+        let waiting = model.expected(16, 0, 1000) - model.expected(16, 0, 0);
+        assert!((0.7..0.9).contains(&waiting.as_secs_f64()), "{waiting:?}");
+    }
+}

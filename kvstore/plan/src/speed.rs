@@ -1,0 +1,188 @@
+//! How long a transfer from a tier takes, learnt from transfers.
+//!
+//! The model is `latency + (bytes + bytes in front) × seconds per byte`: a tier serves in order, so what
+//! already waits delays what comes. The store measures one onboarding from one tier as a whole (from the
+//! first read posted to the last byte verified), because its blocks overlap in the tier's queue.
+//!
+//! [`TierSpeeds`] is owned by the thread that polls completions; planning uses a [`SpeedSnapshot`], 200 bytes
+//! of plain numbers that are copied. Atomics per field were not taken: latency and slope are fitted together,
+//! and a reader that mixes an old latency with a new slope predicts a time that neither fit ever meant.
+
+use std::time::Duration;
+
+use crate::learner::Learner;
+use crate::tier::{TIERS, Tier};
+
+/// What is known of a tier.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TierSpeed {
+    /// Seconds before the first byte.
+    pub latency_s: f64,
+    /// Seconds for each byte after that.
+    pub seconds_per_byte: f64,
+    /// A transfer that takes this many times the expected is at the high quantile.
+    pub tail_factor: f64,
+    /// Transfers that this rests on.
+    pub samples: u64,
+    /// The largest transfer measured.
+    pub largest_bytes: u64,
+}
+
+impl TierSpeed {
+    /// A tier that nobody has measured.
+    #[must_use]
+    pub fn guess(latency: Duration, bytes_per_s: f64) -> Self {
+        Self {
+            latency_s: latency.as_secs_f64(),
+            seconds_per_byte: 1.0 / bytes_per_s.max(1.0),
+            tail_factor: 2.0,
+            samples: 0,
+            largest_bytes: 0,
+        }
+    }
+
+    /// Expected time of a transfer behind `queued_bytes`.
+    #[must_use]
+    pub fn expected(&self, bytes: u64, queued_bytes: u64) -> Duration {
+        duration(self.latency_s + (bytes as f64 + queued_bytes as f64) * self.seconds_per_byte)
+    }
+}
+
+/// What is known of all tiers.
+pub type SpeedSnapshot = [TierSpeed; TIERS];
+
+/// The learner for each tier.
+#[derive(Debug, Clone)]
+pub struct TierSpeeds {
+    learners: [Learner<2>; TIERS],
+    largest_bytes: [u64; TIERS],
+    quantile: f64,
+}
+
+impl TierSpeeds {
+    /// The usual quantile for `tail_factor`. Not 0.99: with a memory of 256 transfers one stall would move it.
+    pub const TAIL_QUANTILE: f64 = 0.97;
+
+    /// Starts from guesses; `quantile` (0.5 … 0.999) is the one that `tail_factor` states.
+    #[must_use]
+    pub fn new(guesses: &SpeedSnapshot, quantile: f64) -> Self {
+        Self {
+            learners: guesses.map(|guess| Learner::new([guess.latency_s, guess.seconds_per_byte])),
+            largest_bytes: [0; TIERS],
+            quantile,
+        }
+    }
+
+    /// Careful guesses: slower than what such tiers usually are, so that an unknown tier has to prove itself.
+    #[must_use]
+    pub fn guesses() -> SpeedSnapshot {
+        [
+            TierSpeed::guess(Duration::from_micros(50), 4e9),
+            TierSpeed::guess(Duration::from_millis(1), 5e8),
+            TierSpeed::guess(Duration::from_millis(1), 5e8),
+            TierSpeed::guess(Duration::from_millis(50), 5e7),
+        ]
+    }
+
+    /// A finished transfer of `bytes` that started behind `queued_bytes`.
+    pub fn observe(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let ahead = bytes as f64 + queued_bytes as f64;
+        self.learners[tier.index()].observe([1.0, ahead], elapsed.as_secs_f64());
+        let largest = &mut self.largest_bytes[tier.index()];
+        *largest = bytes.max(*largest);
+    }
+
+    /// A transfer of `bytes` that was given up after `elapsed`. It counts as twice that time, unless less time than
+    /// expected has passed, which says nothing. After three in a row the tier is unknown again: taken in small
+    /// pieces, and assumed to be that slow until one finishes.
+    pub fn observe_given_up(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
+        if bytes == 0 || elapsed < self.snapshot_of(tier).expected(bytes, queued_bytes) {
+            return;
+        }
+        let ahead = bytes as f64 + queued_bytes as f64;
+        let learner = &mut self.learners[tier.index()];
+        learner.observe_unfinished([1.0, ahead], elapsed.as_secs_f64());
+        if learner.rows() == 0 {
+            self.largest_bytes[tier.index()] = 0;
+        }
+    }
+
+    /// What is known of a tier now.
+    #[must_use]
+    pub fn snapshot_of(&self, tier: Tier) -> TierSpeed {
+        let learner = &self.learners[tier.index()];
+        let [latency_s, seconds_per_byte] = *learner.parameters();
+        TierSpeed {
+            latency_s,
+            seconds_per_byte,
+            tail_factor: learner.spread(self.quantile),
+            samples: learner.rows(),
+            largest_bytes: self.largest_bytes[tier.index()],
+        }
+    }
+
+    /// What is known of all tiers now.
+    #[must_use]
+    pub fn snapshot(&self) -> SpeedSnapshot {
+        Tier::ALL.map(|tier| self.snapshot_of(tier))
+    }
+
+    /// How often a tier changed its speed for good; for metrics.
+    #[must_use]
+    pub fn changes(&self, tier: Tier) -> u64 {
+        self.learners[tier.index()].changes()
+    }
+}
+
+/// Seconds as a duration; what no duration can hold becomes the longest.
+pub(crate) fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Random;
+
+    #[test]
+    fn latency_and_bandwidth_are_told_apart_and_the_queue_counts() {
+        for (latency, bytes_per_s) in [(1e-5, 5e10), (1e-3, 3e9), (0.1, 1e7)] {
+            let mut random = Random::new(11);
+            let mut speeds = TierSpeeds::new(&TierSpeeds::guesses(), 0.99);
+            for _ in 0..400 {
+                let bytes = (2_f64.powf(12.0 + 22.0 * random.uniform())) as u64;
+                let queued = bytes * (random.uniform() * 3.0) as u64;
+                let seconds = (latency + (bytes + queued) as f64 / bytes_per_s) * random.noise(0.1);
+                speeds.observe(Tier::Disk, bytes, duration(seconds), queued);
+            }
+            let speed = speeds.snapshot_of(Tier::Disk);
+            for bytes in [1 << 12, 1 << 20, 1 << 30] {
+                let truth = latency + (bytes + 1000) as f64 / bytes_per_s;
+                let ratio = speed.expected(bytes, 1000).as_secs_f64() / truth;
+                assert!((0.93..1.07).contains(&ratio), "{latency} {bytes_per_s} {bytes}: {ratio}");
+            }
+            assert!((1.1..1.6).contains(&speed.tail_factor), "{}", speed.tail_factor);
+        }
+    }
+
+    #[test]
+    fn giving_up_early_says_nothing_and_late_says_slow() {
+        let mut speeds = TierSpeeds::new(&TierSpeeds::guesses(), 0.99);
+        for _ in 0..20 {
+            speeds.observe(Tier::Disk, 1 << 20, Duration::from_millis(2), 0);
+        }
+        let before = speeds.snapshot();
+        speeds.observe_given_up(Tier::Disk, 1 << 20, Duration::from_millis(1), 0);
+        assert_eq!(before, speeds.snapshot());
+        for _ in 0..3 {
+            speeds.observe_given_up(Tier::Disk, 1 << 20, Duration::from_millis(100), 0);
+        }
+        let after = speeds.snapshot_of(Tier::Disk);
+        assert!(after.expected(1 << 20, 0) > Duration::from_millis(150), "{after:?}");
+        assert_eq!((after.samples, after.largest_bytes), (0, 0), "unknown again");
+        assert_eq!(speeds.changes(Tier::Disk), 1);
+    }
+}

@@ -1,0 +1,110 @@
+//! The circuit breaker of one node: after some failures in a row nobody asks it any more, and it is probed now and
+//! then until it answers.
+//!
+//! Waits double up to a maximum and are shortened by up to half at random, so that the clients of a node that
+//! restarts do not all come at once. Requests never pay for a probe: it is a message of its own.
+
+use std::time::{Duration, Instant};
+
+/// Whether a node is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BreakerState {
+    /// It is asked.
+    Closed,
+    /// It is not asked before then.
+    Open {
+        /// When it is probed.
+        until: Instant,
+    },
+    /// A connection is made and a probe is on its way (half open).
+    Probing {
+        /// When the probe has failed.
+        until: Instant,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct Breaker {
+    state: BreakerState,
+    failures_in_row: u32,
+    opened_in_row: u32,
+}
+
+/// Doublings after which the wait has surely reached its maximum.
+const DOUBLINGS_MAX: u32 = 16;
+
+impl Breaker {
+    /// Open until now: a new node is probed at once.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { state: BreakerState::Open { until: now }, failures_in_row: 0, opened_in_row: 0 }
+    }
+
+    pub(crate) fn state(&self) -> BreakerState {
+        self.state
+    }
+
+    /// When it wants attention.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match self.state {
+            BreakerState::Closed => None,
+            BreakerState::Open { until } | BreakerState::Probing { until } => Some(until),
+        }
+    }
+
+    pub(crate) fn success(&mut self) {
+        self.failures_in_row = 0;
+        self.opened_in_row = 0;
+    }
+
+    /// True when it is enough.
+    pub(crate) fn failure(&mut self, enough: u32) -> bool {
+        self.failures_in_row += 1;
+        self.failures_in_row >= enough
+    }
+
+    pub(crate) fn open(&mut self, now: Instant, wait: (Duration, Duration), random: u64) {
+        let (first, most) = wait;
+        let whole = first.saturating_mul(1 << self.opened_in_row.min(DOUBLINGS_MAX)).min(most);
+        let half_nanos = (whole.as_nanos() / 2).max(1) as u64;
+        let until = now + whole - Duration::from_nanos(random % half_nanos);
+        self.opened_in_row = self.opened_in_row.saturating_add(1);
+        self.failures_in_row = 0;
+        self.state = BreakerState::Open { until };
+    }
+
+    pub(crate) fn probe(&mut self, until: Instant) {
+        self.state = BreakerState::Probing { until };
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.failures_in_row = 0;
+        self.state = BreakerState::Closed;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_to_their_maximum_and_differ() {
+        let now = Instant::now();
+        let wait = (Duration::from_millis(100), Duration::from_secs(1));
+        let mut breaker = Breaker::new(now);
+        for whole_ms in [100, 200, 400, 800, 1000, 1000] {
+            let mut other = Breaker { opened_in_row: breaker.opened_in_row, ..Breaker::new(now) };
+            breaker.open(now, wait, 0);
+            assert_eq!(breaker.deadline(), Some(now + Duration::from_millis(whole_ms)));
+            other.open(now, wait, u64::MAX / 3);
+            let until = other.deadline().expect("open");
+            assert!(until >= now + Duration::from_millis(whole_ms / 2) && Some(until) < breaker.deadline());
+        }
+        breaker.probe(now);
+        breaker.close();
+        assert!(!breaker.failure(3) && !breaker.failure(3));
+        breaker.success();
+        assert!(!breaker.failure(3) && !breaker.failure(3) && breaker.failure(3));
+        breaker.open(now, wait, 0);
+        assert_eq!(breaker.deadline(), Some(now + wait.0), "a success starts the waits anew");
+    }
+}

@@ -1,0 +1,123 @@
+//! Second homes for groups that are asked for often, written in the background by who has just read them.
+//!
+//! Each client counts for itself and remembers what it has copied; that it copies a group which another client
+//! has copied costs one round trip, as the node says that the blocks are present. The first of the ranking
+//! stays the one that is sure to get what is stored; a second home that has dropped blocks is forgotten as soon as
+//! it shows.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use dataplane_fabric::Fabric;
+use kvstore_block::BlockIdentity;
+
+use super::RemotePool;
+use super::operation::{Operation, StoreBlock, Verified};
+use super::storing::Store;
+use crate::NodeId;
+use crate::bucket::TokenBucket;
+use crate::metrics::add;
+use crate::sketch::Sketch;
+
+/// How soon a copy that the rate forbids is tried again.
+const RETRY_AFTER: Duration = Duration::from_millis(10);
+
+pub(super) struct Replication {
+    pub(super) sketch: Sketch,
+    pub(super) bucket: TokenBucket,
+    pub(super) waiting: VecDeque<Waiting>,
+    /// Groups with a second home.
+    pub(super) done: BTreeSet<BlockIdentity>,
+    /// The same in the order of their coming; may name some that were forgotten.
+    pub(super) order: VecDeque<BlockIdentity>,
+}
+
+/// A group to copy. It keeps the slots that it was read into.
+pub(super) struct Waiting {
+    group: BlockIdentity,
+    to: NodeId,
+    blocks: Vec<StoreBlock>,
+    since: Instant,
+}
+
+impl Replication {
+    pub(super) fn remember(&mut self, group: BlockIdentity, most: usize) {
+        while self.order.len() >= most {
+            if let Some(oldest) = self.order.pop_front() {
+                self.done.remove(&oldest);
+            }
+        }
+        if self.done.insert(group) {
+            self.order.push_back(group);
+        }
+    }
+
+    pub(super) fn forget(&mut self, group: &BlockIdentity) {
+        self.done.remove(group);
+    }
+
+    /// The ranking is another one.
+    pub(super) fn forget_all(&mut self) {
+        self.done.clear();
+        self.order.clear();
+        self.waiting.clear();
+    }
+}
+
+impl<F: Fabric> RemotePool<F> {
+    /// Queues those groups of a fetch that ends with these blocks which deserve a second home.
+    pub(super) fn consider_hot(&mut self, ticket: u64, blocks: &[Verified], now: Instant) {
+        if self.config.hot_count == 0 || self.config.replicate_bytes_per_second == 0 {
+            return;
+        }
+        let Some(Operation::Fetch(fetch)) = self.operations.get(&ticket) else { return };
+        for group in fetch.groups.iter().filter(|group| group.blocks.start < blocks.len()) {
+            let is_hot = self.replication.sketch.estimate(&group.name) >= self.config.hot_count;
+            let is_known = self.replication.done.contains(&group.name)
+                || self.replication.waiting.iter().any(|waiting| waiting.group == group.name);
+            if !is_hot || is_known {
+                continue;
+            }
+            let usable = |id| self.nodes.get(&id).is_some_and(|node| node.is_usable());
+            let Some(to) = self.placement.best_two(&group.name, usable)[1] else { continue };
+            if self.replication.waiting.len() >= self.config.replications_max {
+                add(&self.counters.totals.dropped_replications, 1);
+                continue;
+            }
+            let range = group.blocks.start..group.blocks.end.min(blocks.len());
+            let blocks = range
+                .map(|index| StoreBlock {
+                    identity: fetch.blocks[index].identity,
+                    group: group.name,
+                    slot: blocks[index].slot.clone(),
+                    description: blocks[index].description,
+                })
+                .collect();
+            self.replication.waiting.push_back(Waiting { group: group.name, to, blocks, since: now });
+        }
+    }
+
+    /// Begins as many copies as the rate allows.
+    pub(super) fn replicate(&mut self, now: Instant) {
+        while let Some(waiting) = self.replication.waiting.front() {
+            let bytes = waiting.blocks.iter().map(|block| u64::from(block.description.bytes)).sum();
+            let is_late = now.saturating_duration_since(waiting.since) > self.config.hot_window;
+            if !is_late {
+                let has_room = self.operations.len() < self.config.operations_max;
+                if !has_room || !self.replication.bucket.take(bytes, now) {
+                    return self.due_at(now + RETRY_AFTER);
+                }
+            }
+            let Some(Waiting { group, to, blocks, .. }) = self.replication.waiting.pop_front() else {
+                return;
+            };
+            if is_late {
+                add(&self.counters.totals.dropped_replications, 1);
+                continue;
+            }
+            let deadline = now + self.config.request_timeout + self.config.transfer_timeout;
+            let store = Store { replicates: Some(group), ..Store::new(blocks.len(), deadline) };
+            self.start_store(store, blocks, Some(to), now);
+        }
+    }
+}

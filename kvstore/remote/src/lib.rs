@@ -1,0 +1,52 @@
+//! Another node's host memory as a tier of KV blocks, over the data plane.
+//!
+//! * [`PoolServer`] serves the slots of one slab: it tells clients where blocks lie, for as long as they hold a
+//!   lease, grants slots to write into and registers what was written once its checksum is right.
+//!   [`PoolService`] runs one on a thread.
+//! * [`RemotePool`] is a client of many such nodes: it finds the node of a block without asking anybody
+//!   (rendezvous hashing), asks all nodes of a chain at once, reads one-sidedly into slots of its own slab and
+//!   verifies every block before it counts.
+//!
+//! Invariants:
+//! 1. A block counts only after the checksum of the bytes here, seeded with its identity, was right. Whatever
+//!    the wire, a stale lease or a peer does, the worst is a miss.
+//! 2. A slot that a peer was told of is not reused until the peer gave it back (release, commit) or its
+//!    connection has ended. An expired lease therefore ends the connection first (see `server::leases`).
+//! 3. A dead or slow node costs what its deadlines say, and only those who asked it.
+//! 4. Every table has a capacity; time and randomness are arguments. One thread drives each side.
+//!
+//! This crate knows blocks and where they live; of models, requests or HTTP it knows nothing.
+
+#![forbid(unsafe_code)]
+
+mod breaker;
+mod bucket;
+mod checksum;
+mod client;
+mod config;
+mod error;
+mod metrics;
+mod placement;
+mod server;
+mod service;
+mod sketch;
+mod wire;
+
+pub use breaker::BreakerState;
+pub use checksum::checksum;
+pub use client::{
+    Outcome, PoolNode, Refusal, Refused, RemotePool, StoreBlock, StoreResult, Ticket, Verified,
+};
+pub use config::{PoolConfig, RemoteConfig};
+pub use error::RemoteError;
+pub use metrics::{NodeCounters, PoolCounters, RemoteCounters};
+pub use placement::{NodeId, Placement, group_of};
+pub use server::PoolServer;
+pub use service::PoolService;
+pub use wire::{BLOCKS_PER_MESSAGE_MAX, Description};
+
+/// For fuzzing: bytes of a peer, as both sides read them. What decodes must encode to the same bytes.
+#[doc(hidden)]
+pub fn fuzz_wire(bytes: &[u8]) {
+    wire::fuzz(bytes);
+}

@@ -1,0 +1,126 @@
+//! What has happened so far. Written by the thread that drives a side, read by whoever scrapes; all relaxed, as
+//! nothing depends on their order. Counters only grow; those called levels say what is now.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Name, help text and value.
+pub(crate) type Counted = (&'static str, &'static str, u64);
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $visibility:vis $name:ident, $count:literal, { $($field:ident: $help:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        $visibility struct $name {
+            $(pub(crate) $field: AtomicU64,)*
+        }
+
+        impl $name {
+            /// Name, help text and value of each counter.
+            #[must_use]
+            $visibility fn snapshot(&self) -> [Counted; $count] {
+                [$((stringify!($field), $help, self.$field.load(Ordering::Relaxed)),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Counters of a pool node.
+    pub PoolCounters, 18, {
+        slots: "Slots of the pool (level)",
+        free_slots: "Slots that nobody uses (level)",
+        blocks: "Blocks that can be found (level)",
+        leases: "Leases and reservations out (level)",
+        fenced_slots: "Slots kept until the connection of a late client has ended (level)",
+        verifying_blocks: "Blocks that wait for their checksum (level)",
+        peers: "Connected clients (level)",
+        look_ups: "Look-ups answered",
+        hit_blocks: "Blocks found by look-ups",
+        missed_blocks: "Blocks asked for beyond the first that was not here",
+        reserved_blocks: "Slots granted to clients",
+        refused_blocks: "Offers refused for want of a slot or because of their size",
+        registered_blocks: "Blocks written, verified and registered",
+        damaged_blocks: "Blocks whose bytes had the wrong checksum",
+        evicted_blocks: "Blocks that made room for others",
+        expired_leases: "Leases that their client did not end in time",
+        fences: "Connections ended because of an expired lease",
+        violations: "Connections ended because of a message that makes no sense",
+    }
+}
+
+counters! {
+    /// Counters of one node as a client sees it.
+    pub NodeCounters, 11, {
+        breaker: "0 closed, 1 open, 2 probing (level)",
+        latency_us: "Moving average of the time to answer a look-up, in µs (level)",
+        leases: "Leases held there (level)",
+        transfers: "Reads and writes in flight (level)",
+        requests: "Requests sent",
+        timeouts: "Requests not answered in time",
+        hit_blocks: "Blocks read and verified",
+        damaged_blocks: "Blocks read whose checksum was wrong",
+        opened: "Times the breaker opened",
+        busy: "Requests that the node refused for want of room",
+        read_bytes: "Bytes read and verified",
+    }
+}
+
+counters! {
+    /// Counters of a client, over all nodes.
+    pub(crate) PoolClientTotals, 17, {
+        operations: "Operations under way (level)",
+        usable_nodes: "Nodes that are asked (level)",
+        held_slots: "Target slots of ended operations whose reads are still in flight (level)",
+        asked_blocks: "Blocks asked for",
+        hit_blocks: "Blocks fetched and verified",
+        missed_blocks: "Blocks asked for and not fetched",
+        damaged_blocks: "Blocks read whose checksum was wrong",
+        stored_blocks: "Blocks stored",
+        present_blocks: "Blocks offered that the node had or was getting",
+        full_blocks: "Blocks offered that the node had no room for",
+        failed_blocks: "Blocks offered and not stored for another reason",
+        deadlines: "Operations ended by their deadline",
+        late_answers: "Answers to requests of operations that had ended",
+        second_asks: "Groups asked for again at their other home",
+        replicated_groups: "Groups that got a second home",
+        dropped_replications: "Hot groups not replicated because the queue was full",
+        lost_leases: "Leases that ended with their connection or by time",
+    }
+}
+
+/// Counters of a client.
+#[derive(Debug, Default)]
+pub struct RemoteCounters {
+    pub(crate) totals: PoolClientTotals,
+    /// Locked when membership changes and when somebody scrapes, never for an operation.
+    nodes: Mutex<Vec<(String, Arc<NodeCounters>)>>,
+}
+
+impl RemoteCounters {
+    /// Name, help text and value of each counter over all nodes.
+    #[must_use]
+    pub fn snapshot(&self) -> [Counted; 17] {
+        self.totals.snapshot()
+    }
+
+    /// The present nodes: name and counters.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<(String, Arc<NodeCounters>)> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_nodes(&self, nodes: Vec<(String, Arc<NodeCounters>)>) {
+        *self.nodes.lock().unwrap_or_else(PoisonError::into_inner) = nodes;
+    }
+}
+
+/// Adds to a counter.
+pub(crate) fn add(counter: &AtomicU64, amount: usize) {
+    counter.fetch_add(amount as u64, Ordering::Relaxed);
+}
+
+/// Sets a level.
+pub(crate) fn set(level: &AtomicU64, value: usize) {
+    level.store(value as u64, Ordering::Relaxed);
+}

@@ -1,0 +1,136 @@
+//! When a slot that a client was told of may be reused.
+//!
+//! The problem: reads and writes are one-sided. The client's NIC carries them out whenever it gets to it, and this
+//! node's NIC does not know generations (clause 4 of the fabric contract; fabrics that do know them take the
+//! connection down for a stale one). So neither a clock nor a generation says that a slot is safe again: a client
+//! that was descheduled for a minute may post what it decided a minute ago.
+//!
+//! The rule: such a slot stays referenced until one of three things has happened.
+//! 1. The client said so. A release says that its reads have completed; a commit travels behind its writes on
+//!    their lane, so when it is delivered they have landed (clause 1).
+//! 2. The connection has ended: `PeerDown` arrives only once nothing can arrive from the client any more.
+//! 3. Time is up: then the *connection* is ended, not the lease. Its slots move to `fenced` and stay there until
+//!    `PeerDown`. This costs a client that holds several leases all of them; it should not be late, and it knows
+//!    the lease time (it posts nothing in the last quarter of it, see the client's `fetch`).
+//!
+//! The rule is the same on fabrics that check generations: what it saves there is an exception with tests of its
+//! own, and expiry is rare. Should all this fail, a reader gets bytes whose checksum, seeded with the identity that
+//! it asked for, is wrong: a miss.
+//!
+//! A client that writes outside of what was granted cannot be stopped here (the slab is registered as a
+//! whole); readers find out by the same checksum.
+
+use std::time::Instant;
+
+use dataplane_fabric::{Fabric, PeerId};
+use dataplane_memory::{Lease, SlotRef};
+
+use super::PoolServer;
+use super::storing::Reserved;
+use crate::metrics::add;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum LeaseName {
+    /// To read, by the id that the client was given.
+    Read(u64),
+    /// To write, by the client's own request id.
+    Reservation(PeerId, u64),
+}
+
+#[derive(Debug)]
+pub(super) enum Held {
+    Read(Vec<SlotRef>),
+    Reservation(Vec<Option<Reserved>>),
+}
+
+impl<F: Fabric> PoolServer<F> {
+    pub(super) fn has_room_for_lease(&self, peer: PeerId) -> bool {
+        let own = self.sessions.get(&peer).map_or(usize::MAX, |session| session.leases);
+        own < self.config.leases_per_peer_max && self.leases.len() < self.config.leases_max
+    }
+
+    /// Leases slots for reading; returns the lease's id. There must be room.
+    pub(super) fn lease_out(&mut self, peer: PeerId, slots: Vec<SlotRef>, now: Instant) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.grant(peer, LeaseName::Read(id), Held::Read(slots), now);
+        id
+    }
+
+    pub(super) fn grant(&mut self, peer: PeerId, name: LeaseName, held: Held, now: Instant) {
+        let expires_at = now + self.config.lease;
+        let granted = self.leases.grant(name, Lease { owner: peer, expires_at, held });
+        assert!(matches!(granted, Ok(None)), "room and the name were checked before");
+        if let Some(session) = self.sessions.get_mut(&peer) {
+            session.leases += 1;
+        }
+        self.next_expiry = Some(self.next_expiry.map_or(expires_at, |next| next.min(expires_at)));
+    }
+
+    /// A lease that is not there has expired, which its client will hear of in another way.
+    pub(super) fn release(&mut self, peer: PeerId, lease: u64) {
+        let name = LeaseName::Read(lease);
+        if self.leases.get(name).is_some_and(|lease| lease.owner == peer) {
+            self.leases.release(name);
+            self.forget_one(peer);
+        }
+    }
+
+    pub(super) fn forget_one(&mut self, peer: PeerId) {
+        if let Some(session) = self.sessions.get_mut(&peer) {
+            session.leases -= 1;
+        }
+    }
+
+    /// Fences the clients whose leases have expired.
+    pub(super) fn expire(&mut self, now: Instant) {
+        if self.next_expiry.is_none_or(|next| next > now) {
+            return;
+        }
+        let mut expired = self.leases.expire(now);
+        // The table has no order of its own, and equal runs shall be equal.
+        expired.sort_by_key(|(name, _)| *name);
+        for (_, lease) in expired {
+            add(&self.counters.expired_leases, 1);
+            let peer = lease.owner;
+            self.forget_one(peer);
+            let slots = self.end_held(lease.held);
+            self.fenced.entry(peer).or_default().extend(slots);
+            let is_first = self.sessions.get(&peer).is_some_and(|session| !session.ending);
+            if is_first {
+                tracing::warn!(?peer, "pool: a client did not end its lease in time; closing its connection");
+                add(&self.counters.fences, 1);
+                self.end_session(peer);
+            }
+        }
+        self.next_expiry = self.leases.next_expiry();
+    }
+
+    /// The connection has ended: nothing of this client's can arrive any more.
+    pub(super) fn peer_down(&mut self, peer: PeerId, reason: &str) {
+        tracing::debug!(?peer, reason, "pool: a connection ended");
+        self.sessions.remove(&peer);
+        self.backlog.retain(|other| *other != peer);
+        let mut ended = self.leases.end_owner(&peer);
+        ended.sort_by_key(|(name, _)| *name);
+        for (_, lease) in ended {
+            drop(self.end_held(lease.held));
+        }
+        self.fenced.remove(&peer);
+    }
+
+    /// What is no longer to be written may be offered by others; the slots are the caller's to keep or drop.
+    fn end_held(&mut self, held: Held) -> Vec<SlotRef> {
+        match held {
+            Held::Read(slots) => slots,
+            Held::Reservation(blocks) => blocks
+                .into_iter()
+                .flatten()
+                .map(|block| {
+                    self.pending.remove(&block.offer.identity);
+                    block.slot
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Blocks on their way into the pool: reserved, written by the client, verified here, registered.
+//!
+//! A block is registered only when the bytes that lie in its slot have the checksum that the client announced.
+//! Verification runs on this thread, so many bytes a poll, in the order of the commits.
+
+use std::time::Instant;
+
+use dataplane_fabric::{Fabric, PeerId};
+use dataplane_memory::SlotRef;
+use kvstore_block::BlockIdentity;
+
+use super::PoolServer;
+use super::leases::{Held, LeaseName};
+use crate::metrics::add;
+use crate::wire::{Grant, Message, Offer};
+
+/// A slot that a client may write.
+#[derive(Debug)]
+pub(super) struct Reserved {
+    pub(super) offer: Offer,
+    pub(super) slot: SlotRef,
+}
+
+/// A commit whose blocks are being verified.
+#[derive(Debug)]
+pub(super) struct Committing {
+    peer: PeerId,
+    request: u64,
+    left: usize,
+    registered: u64,
+    damaged: u64,
+}
+
+/// A block to verify.
+#[derive(Debug)]
+pub(super) struct Job {
+    offer: Offer,
+    slot: SlotRef,
+    purpose: Purpose,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    /// Register it for a commit; which bit it is there.
+    Register { commit: u64, bit: u32 },
+    /// It is registered, and a client read something else.
+    Recheck,
+}
+
+impl<F: Fabric> PoolServer<F> {
+    /// False when the client breaks the protocol.
+    pub(super) fn reserve(&mut self, peer: PeerId, request: u64, offers: Vec<Offer>, now: Instant) -> bool {
+        let name = LeaseName::Reservation(peer, request);
+        if self.leases.get(name).is_some() {
+            return false;
+        }
+        if !self.has_room_for_lease(peer) {
+            self.send(peer, &Message::Busy { request });
+            return true;
+        }
+        let mut blocks = Vec::with_capacity(offers.len());
+        let grants = offers
+            .into_iter()
+            .map(|offer| {
+                let (grant, reserved) = self.answer(peer, offer);
+                blocks.push(reserved);
+                grant
+            })
+            .collect();
+        if blocks.iter().any(Option::is_some) {
+            self.grant(peer, name, Held::Reservation(blocks), now);
+        }
+        let lease_ms = self.config.lease.as_millis() as u32;
+        self.send(peer, &Message::Granted { request, lease_ms, grants });
+        true
+    }
+
+    fn answer(&mut self, peer: PeerId, offer: Offer) -> (Grant, Option<Reserved>) {
+        let bytes = offer.description.bytes as usize;
+        if bytes == 0 || bytes > self.pool.slab().layout().slot_bytes {
+            add(&self.counters.refused_blocks, 1);
+            return (Grant::Refused, None);
+        }
+        if self.catalog.get(&offer.identity).is_some() {
+            return (Grant::Present, None);
+        }
+        if self.pending.contains(&offer.identity) {
+            return (Grant::Pending, None);
+        }
+        let Some(session) = self.sessions.get_mut(&peer) else { return (Grant::Full, None) };
+        let may = session.reserved_slots < self.config.reserved_slots_per_peer_max;
+        let Some(slot) = may.then(|| self.acquire()).flatten() else {
+            add(&self.counters.refused_blocks, 1);
+            return (Grant::Full, None);
+        };
+        if let Some(session) = self.sessions.get_mut(&peer) {
+            session.reserved_slots += 1;
+        }
+        add(&self.counters.reserved_blocks, 1);
+        self.pending.insert(offer.identity);
+        let grant = Grant::Slot { slot: slot.slot(), generation: slot.generation() };
+        (grant, Some(Reserved { offer, slot }))
+    }
+
+    /// A free slot, at the cost of the least recently used block that nobody holds.
+    fn acquire(&mut self) -> Option<SlotRef> {
+        if let Some(slot) = self.pool.acquire() {
+            return Some(slot);
+        }
+        self.catalog.evict()?;
+        add(&self.counters.evicted_blocks, 1);
+        self.pool.acquire()
+    }
+
+    /// False when the client breaks the protocol.
+    pub(super) fn commit(&mut self, peer: PeerId, request: u64, written: u64) -> bool {
+        let Some(lease) = self.leases.release(LeaseName::Reservation(peer, request)) else { return false };
+        self.forget_one(peer);
+        let Held::Reservation(blocks) = lease.held else { return false };
+        let commit = self.next_id;
+        self.next_id += 1;
+        let mut left = 0;
+        for (bit, reserved) in blocks.into_iter().enumerate() {
+            let Some(Reserved { offer, slot }) = reserved else { continue };
+            if let Some(session) = self.sessions.get_mut(&peer) {
+                session.reserved_slots -= 1;
+            }
+            // No write of a block that is not named is under way: what was posted has landed before this message.
+            if written & (1 << bit) == 0 {
+                self.pending.remove(&offer.identity);
+                continue;
+            }
+            left += 1;
+            let purpose = Purpose::Register { commit, bit: bit as u32 };
+            self.jobs.push_back(Job { offer, slot, purpose });
+        }
+        if left == 0 {
+            self.send(peer, &Message::Committed { request, registered: 0, damaged: 0 });
+        } else {
+            let committing = Committing { peer, request, left, registered: 0, damaged: 0 };
+            self.committing.insert(commit, committing);
+        }
+        true
+    }
+
+    /// Looks at a block itself before it believes that it is damaged.
+    pub(super) fn suspect(&mut self, identity: &BlockIdentity) {
+        if self.suspects >= self.config.suspects_max {
+            return;
+        }
+        let Some(slot) = self.catalog.get(identity) else { return };
+        self.suspects += 1;
+        let offer = Offer { identity: *identity, description: self.described[slot.slot() as usize] };
+        self.jobs.push_back(Job { offer, slot, purpose: Purpose::Recheck });
+    }
+
+    /// Verifies as many bytes as a poll may; returns how many blocks it worked on.
+    pub(super) fn verify(&mut self) -> usize {
+        let mut budget = self.config.verify_bytes_per_poll;
+        let mut work = 0;
+        while budget > 0 {
+            let Some(job) = self.jobs.front() else { break };
+            work += 1;
+            let Offer { identity, description } = &job.offer;
+            let bytes = description.bytes as usize;
+            let Some(sum) = self.verifier.advance(identity, &job.slot, bytes, &mut budget) else { break };
+            let Some(job) = self.jobs.pop_front() else { break };
+            self.verified(job, sum);
+        }
+        work
+    }
+
+    fn verified(&mut self, job: Job, sum: u64) {
+        let Job { offer, slot, purpose } = job;
+        let right = sum == offer.description.checksum;
+        if !right {
+            add(&self.counters.damaged_blocks, 1);
+        }
+        match purpose {
+            Purpose::Recheck => {
+                self.suspects -= 1;
+                if !right {
+                    tracing::warn!(
+                        identity = offer.identity.short(),
+                        "pool: a block is damaged; dropping it"
+                    );
+                    self.catalog.remove(&offer.identity);
+                }
+            }
+            Purpose::Register { commit, bit } => {
+                self.pending.remove(&offer.identity);
+                if right {
+                    self.described[slot.slot() as usize] = offer.description;
+                    // Nobody else can have registered it: it was pending.
+                    let _new = self.catalog.register(offer.identity, slot);
+                    add(&self.counters.registered_blocks, 1);
+                }
+                self.count_verified(commit, bit, right);
+            }
+        }
+    }
+
+    fn count_verified(&mut self, commit: u64, bit: u32, right: bool) {
+        let Some(committing) = self.committing.get_mut(&commit) else { return };
+        committing.left -= 1;
+        let bits = if right { &mut committing.registered } else { &mut committing.damaged };
+        *bits |= 1 << bit;
+        if committing.left > 0 {
+            return;
+        }
+        if let Some(Committing { peer, request, registered, damaged, .. }) = self.committing.remove(&commit) {
+            self.send(peer, &Message::Committed { request, registered, damaged });
+        }
+    }
+}

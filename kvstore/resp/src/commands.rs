@@ -1,0 +1,202 @@
+//! What is understood: one line for each command.
+//!
+//! The table says how many arguments a command has, which of them are keys, and whether it changes them; `COMMAND`
+//! answers from it, arity is checked by it, and the order of commands on one connection is kept by it.
+
+use crate::reply::Reply;
+use crate::values::Value;
+
+/// A command, apart from aliases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Get,
+    Set,
+    SetEx,
+    PSetEx,
+    SetNx,
+    MGet,
+    MSet,
+    Exists,
+    Delete,
+    StrLen,
+    GetRange,
+    Ttl,
+    PTtl,
+    Expire,
+    PExpire,
+    Persist,
+    Type,
+    Memory,
+    DbSize,
+    Keys,
+    Scan,
+    Flush,
+    Ping,
+    Echo,
+    Hello,
+    Auth,
+    Select,
+    Client,
+    Quit,
+    Reset,
+    Command,
+    Config,
+    Info,
+}
+
+/// Which arguments are keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeyPlaces {
+    /// The command concerns the connection or the server.
+    Connection,
+    /// It concerns all keys.
+    Everything,
+    /// One argument.
+    At(usize),
+    /// All arguments.
+    All,
+    /// Every other argument.
+    Pairs,
+}
+
+/// One line of the table.
+#[derive(Debug)]
+pub(crate) struct Specification {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    /// Number of arguments with the name; negative is at least that many.
+    pub(crate) arity: i64,
+    pub(crate) keys: KeyPlaces,
+    pub(crate) writes: bool,
+}
+
+const fn reads(name: &'static str, kind: Kind, arity: i64, keys: KeyPlaces) -> Specification {
+    Specification { name, kind, arity, keys, writes: false }
+}
+
+const fn writes(name: &'static str, kind: Kind, arity: i64, keys: KeyPlaces) -> Specification {
+    Specification { name, kind, arity, keys, writes: true }
+}
+
+/// All commands, the frequent ones first because they are looked for in this order.
+pub(crate) static COMMANDS: &[Specification] = &[
+    reads("get", Kind::Get, 2, KeyPlaces::At(1)),
+    writes("set", Kind::Set, -3, KeyPlaces::At(1)),
+    reads("exists", Kind::Exists, -2, KeyPlaces::All),
+    reads("mget", Kind::MGet, -2, KeyPlaces::All),
+    writes("mset", Kind::MSet, -3, KeyPlaces::Pairs),
+    writes("del", Kind::Delete, -2, KeyPlaces::All),
+    writes("unlink", Kind::Delete, -2, KeyPlaces::All),
+    writes("setex", Kind::SetEx, 4, KeyPlaces::At(1)),
+    writes("psetex", Kind::PSetEx, 4, KeyPlaces::At(1)),
+    writes("setnx", Kind::SetNx, 3, KeyPlaces::At(1)),
+    reads("strlen", Kind::StrLen, 2, KeyPlaces::At(1)),
+    reads("getrange", Kind::GetRange, 4, KeyPlaces::At(1)),
+    reads("substr", Kind::GetRange, 4, KeyPlaces::At(1)),
+    reads("touch", Kind::Exists, -2, KeyPlaces::All),
+    reads("ttl", Kind::Ttl, 2, KeyPlaces::At(1)),
+    reads("pttl", Kind::PTtl, 2, KeyPlaces::At(1)),
+    writes("expire", Kind::Expire, 3, KeyPlaces::At(1)),
+    writes("pexpire", Kind::PExpire, 3, KeyPlaces::At(1)),
+    writes("persist", Kind::Persist, 2, KeyPlaces::At(1)),
+    reads("type", Kind::Type, 2, KeyPlaces::At(1)),
+    reads("memory", Kind::Memory, -2, KeyPlaces::At(2)),
+    reads("dbsize", Kind::DbSize, 1, KeyPlaces::Everything),
+    reads("keys", Kind::Keys, 2, KeyPlaces::Everything),
+    reads("scan", Kind::Scan, -2, KeyPlaces::Everything),
+    writes("flushdb", Kind::Flush, -1, KeyPlaces::Everything),
+    writes("flushall", Kind::Flush, -1, KeyPlaces::Everything),
+    reads("ping", Kind::Ping, -1, KeyPlaces::Connection),
+    reads("echo", Kind::Echo, 2, KeyPlaces::Connection),
+    reads("hello", Kind::Hello, -1, KeyPlaces::Connection),
+    reads("auth", Kind::Auth, -2, KeyPlaces::Connection),
+    reads("select", Kind::Select, 2, KeyPlaces::Connection),
+    reads("client", Kind::Client, -2, KeyPlaces::Connection),
+    reads("quit", Kind::Quit, -1, KeyPlaces::Connection),
+    reads("reset", Kind::Reset, 1, KeyPlaces::Connection),
+    reads("command", Kind::Command, -1, KeyPlaces::Connection),
+    reads("config", Kind::Config, -2, KeyPlaces::Connection),
+    reads("info", Kind::Info, -1, KeyPlaces::Connection),
+];
+
+impl Specification {
+    /// The line of a name, in whatever case it is written.
+    pub(crate) fn of(name: &[u8]) -> Option<&'static Self> {
+        COMMANDS.iter().find(|line| line.name.as_bytes().eq_ignore_ascii_case(name))
+    }
+
+    /// Whether a command has as many arguments as it must.
+    pub(crate) fn takes(&self, arguments: &[Value]) -> bool {
+        let count = i64::try_from(arguments.len()).unwrap_or(i64::MAX);
+        let right = if self.arity < 0 { count >= -self.arity } else { count == self.arity };
+        right && (self.keys != KeyPlaces::Pairs || arguments.len() % 2 == 1)
+    }
+
+    /// The arguments that are keys.
+    pub(crate) fn keys<'a>(&self, arguments: &'a [Value]) -> impl Iterator<Item = &'a Value> + use<'a> {
+        let (from, to, step) = match self.keys {
+            KeyPlaces::Connection | KeyPlaces::Everything => (0, 0, 1),
+            KeyPlaces::At(at) => (at, at + 1, 1),
+            KeyPlaces::All => (1, usize::MAX, 1),
+            KeyPlaces::Pairs => (1, usize::MAX, 2),
+        };
+        let to = to.min(arguments.len());
+        arguments[from.min(to)..to].iter().step_by(step)
+    }
+
+    /// The line as `COMMAND` tells it: name, arity, flags, first key, last key, step.
+    pub(crate) fn describe(&self) -> Reply {
+        let (first, last, step) = match self.keys {
+            KeyPlaces::Connection | KeyPlaces::Everything => (0, 0, 0),
+            KeyPlaces::At(at) => (at, at, 1),
+            KeyPlaces::All => (1, usize::MAX, 1),
+            KeyPlaces::Pairs => (1, usize::MAX, 2),
+        };
+        let last = if last == usize::MAX { Reply::Integer(-1) } else { Reply::count(last) };
+        let flag = if self.writes { Reply::Simple("write") } else { Reply::Simple("readonly") };
+        Reply::Array(vec![
+            Reply::text(self.name),
+            Reply::Integer(self.arity),
+            Reply::Array(vec![flag]),
+            Reply::count(first),
+            last,
+            Reply::Integer(step),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn names_arity_and_keys() {
+        let arguments = |line: &'static str| -> Vec<Value> {
+            line.split(' ').map(|word| Value::from(Bytes::from(word))).collect()
+        };
+        let keys = |line| {
+            let arguments = arguments(line);
+            let found = Specification::of(arguments[0].contiguous().expect("short")).expect("known");
+            let keys: Vec<_> =
+                found.keys(&arguments).map(|key| key.contiguous().expect("short").to_vec()).collect();
+            (found.takes(&arguments), keys.join(&b' '))
+        };
+        assert_eq!(keys("GeT k"), (true, b"k".to_vec()));
+        assert_eq!(keys("get"), (false, b"".to_vec()));
+        assert_eq!(keys("mset a 1 b 2"), (true, b"a b".to_vec()));
+        assert_eq!(keys("mset a 1 b"), (false, b"a b".to_vec()));
+        assert_eq!(keys("DEL a b c"), (true, b"a b c".to_vec()));
+        assert_eq!(keys("memory usage a"), (true, b"a".to_vec()));
+        assert_eq!(keys("memory doctor"), (true, b"".to_vec()));
+        assert!(Specification::of(b"multi").is_none());
+    }
+
+    #[test]
+    fn no_name_is_twice_in_the_table() {
+        for (at, line) in COMMANDS.iter().enumerate() {
+            assert!(COMMANDS[..at].iter().all(|other| other.name != line.name), "{}", line.name);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! How the server behaves, and its bounds.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use subtle::ConstantTimeEq;
+
+use crate::error::RespError;
+use crate::wire::Limits;
+
+/// Where the server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Listen {
+    /// A TCP address; port 0 lets the system choose.
+    Tcp(SocketAddr),
+    /// A unix socket, made with mode 0600.
+    Unix(PathBuf),
+}
+
+/// A password that no log shows.
+#[derive(Clone)]
+pub struct Password(Box<[u8]>);
+
+impl Password {
+    /// Wraps a password.
+    #[must_use]
+    pub fn new(password: impl AsRef<[u8]>) -> Self {
+        Self(password.as_ref().into())
+    }
+
+    /// Compares in time that depends on the lengths only.
+    #[must_use]
+    pub fn is(&self, other: &[u8]) -> bool {
+        self.0.ct_eq(other).into()
+    }
+}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Password(…)")
+    }
+}
+
+/// How the server behaves. [`RespConfig::default`] has the defaults of all but `listen`.
+#[derive(Debug, Clone)]
+pub struct RespConfig {
+    /// Where to listen; at least one place.
+    pub listen: Vec<Listen>,
+    /// Whether TCP addresses other than loopback are allowed. The protocol is not encrypted.
+    pub allow_remote: bool,
+    /// What clients must say in `AUTH` or `HELLO`; `None` lets everybody in who reaches the socket.
+    pub password: Option<Password>,
+    /// Connections at a time; one more is told so and closed. 1 to 65,536.
+    pub clients_max: usize,
+    /// Largest argument, so largest value. 1 KiB to 512 MiB.
+    pub value_bytes_max: usize,
+    /// Most bytes of all arguments of one command. At least `value_bytes_max`.
+    pub command_bytes_max: usize,
+    /// Most arguments of a command, its name included. 16 to 1,048,576.
+    pub arguments_max: usize,
+    /// Commands of one connection that are carried out at a time. 1 to 1,024.
+    pub pipeline_max: usize,
+    /// Arguments being carried out and answers not yet sent, for one connection: above this no further command is
+    /// started until the client reads. One command may exceed it alone. Also the most bytes that `MGET` answers.
+    pub buffered_bytes_max: usize,
+    /// Bytes of large arguments (above 32 KiB) that all connections together may be receiving or have in hand; above
+    /// it connections wait their turn. At least `command_bytes_max`.
+    pub received_bytes_max: usize,
+    /// Most keys that `KEYS` answers.
+    pub keys_reply_max: usize,
+    /// A connection that asks nothing for so long is closed; zero is never. LMCache's native client does not
+    /// reconnect, so the default is never.
+    pub idle_timeout: Duration,
+    /// A connection that stops in the middle of a command or does not take its answers for so long is closed.
+    pub stall_timeout: Duration,
+    /// How long connections may finish what they have begun when the server stops.
+    pub drain: Duration,
+    /// Whether `FLUSHDB` and `FLUSHALL` work.
+    pub allow_flush: bool,
+}
+
+impl Default for RespConfig {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            allow_remote: false,
+            password: None,
+            clients_max: 4096,
+            value_bytes_max: 64 << 20,
+            command_bytes_max: 128 << 20,
+            arguments_max: 65_536,
+            pipeline_max: 32,
+            buffered_bytes_max: 64 << 20,
+            received_bytes_max: 1 << 30,
+            keys_reply_max: 100_000,
+            idle_timeout: Duration::ZERO,
+            stall_timeout: Duration::from_secs(60),
+            drain: Duration::from_secs(5),
+            allow_flush: false,
+        }
+    }
+}
+
+impl RespConfig {
+    /// Refuses what leaves its range, all problems at once.
+    ///
+    /// # Errors
+    /// [`RespError::Configuration`] with one line for each problem.
+    pub fn check(&self) -> Result<(), RespError> {
+        let ranges = [
+            ("clients_max", self.clients_max, 1, 65_536),
+            ("value_bytes_max", self.value_bytes_max, 1 << 10, 512 << 20),
+            ("command_bytes_max", self.command_bytes_max, self.value_bytes_max, 1 << 40),
+            ("arguments_max", self.arguments_max, 16, 1 << 20),
+            ("pipeline_max", self.pipeline_max, 1, 1024),
+            ("buffered_bytes_max", self.buffered_bytes_max, 1 << 10, 1 << 40),
+            ("received_bytes_max", self.received_bytes_max, self.command_bytes_max, 1 << 41),
+            ("keys_reply_max", self.keys_reply_max, 1, 10_000_000),
+        ];
+        let mut problems: Vec<String> = ranges
+            .iter()
+            .filter(|(_, value, least, most)| !(least..=most).contains(&value))
+            .map(|(name, value, least, most)| format!("{name} = {value} is not in {least} to {most}"))
+            .collect();
+        if self.listen.is_empty() {
+            problems.push("no place to listen".to_owned());
+        }
+        if self.stall_timeout.is_zero() {
+            problems.push("stall_timeout = 0 would close every connection".to_owned());
+        }
+        for place in &self.listen {
+            if let Listen::Tcp(address) = place
+                && !address.ip().is_loopback()
+                && !self.allow_remote
+            {
+                problems.push(format!("{address} is not a loopback address and allow_remote is false"));
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(RespError::Configuration(problems.join("; "))) }
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            value_bytes_max: self.value_bytes_max,
+            command_bytes_max: self.command_bytes_max,
+            arguments_max: self.arguments_max,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let mut config = RespConfig::default();
+        config.listen.push(Listen::Tcp((Ipv4Addr::LOCALHOST, 0).into()));
+        config.check().expect("the defaults are in range");
+        config.listen.push(Listen::Tcp((Ipv4Addr::UNSPECIFIED, 0).into()));
+        config.pipeline_max = 0;
+        let told = config.check().expect_err("two problems").to_string();
+        assert!(told.contains("pipeline_max") && told.contains("loopback"), "{told}");
+    }
+
+    #[test]
+    fn passwords_are_compared_and_not_shown() {
+        let password = Password::new("secret");
+        assert!(password.is(b"secret") && !password.is(b"secreT") && !password.is(b"secret2"));
+        assert!(!format!("{password:?}").contains("secret"));
+    }
+}

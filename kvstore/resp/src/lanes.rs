@@ -1,0 +1,180 @@
+//! Commands of one connection that run side by side, answered in order.
+//!
+//! The problem: a client sends sixteen `GET`s in one packet, and each may wait for a disk. One after the other they
+//! would take sixteen times as long. But a `GET` behind a `SET` of the same key must see it.
+//!
+//! So each command [`Claims`] keys, to read or to write. It may start when no command before it that is still running
+//! claims one of the same keys with either of them writing. Commands that concern all keys run alone. Claims are
+//! compared by 64-bit hashes of the keys: equal hashes of different keys make a command wait, nothing worse.
+//!
+//! A lane's future lives in a box that is used again, so a command costs no allocation here. On each wake all running
+//! futures are polled: their number is small and bounded, and one waker serves all.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::commands::{KeyPlaces, Specification};
+use crate::values::Value;
+
+/// What a command reads or writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Claims {
+    /// All keys.
+    Everything,
+    /// Some keys, by their hashes. The first stands apart because most commands have one.
+    Keys { writes: bool, first: u64, more: Vec<u64> },
+}
+
+impl Claims {
+    pub(crate) fn of(specification: &Specification, arguments: &[Value], hasher: &impl BuildHasher) -> Self {
+        if specification.keys == KeyPlaces::Everything {
+            return Self::Everything;
+        }
+        let mut keys =
+            specification.keys(arguments).map(|key| hasher.hash_one(key.contiguous().unwrap_or_default()));
+        match keys.next() {
+            None => Self::Everything,
+            Some(first) => Self::Keys { writes: specification.writes, first, more: keys.collect() },
+        }
+    }
+
+    fn meets(&self, other: &Self) -> bool {
+        let (Self::Keys { writes, first, more }, Self::Keys { writes: wrote, first: one, more: others }) =
+            (self, other)
+        else {
+            return true;
+        };
+        let claimed = |key: &u64| key == first || more.contains(key);
+        (*writes || *wrote) && (claimed(one) || others.iter().any(claimed))
+    }
+}
+
+struct Lane<F: Future, T> {
+    future: Pin<Box<Option<F>>>,
+    done: Option<F::Output>,
+    claims: Claims,
+    tag: T,
+}
+
+/// The running commands of a connection; each carries a tag of the caller's.
+pub(crate) struct Lanes<F: Future, T> {
+    running: VecDeque<Lane<F, T>>,
+    free: Vec<Pin<Box<Option<F>>>>,
+    lanes_max: usize,
+}
+
+impl<F: Future, T> Lanes<F, T> {
+    pub(crate) fn new(lanes_max: usize) -> Self {
+        Self { running: VecDeque::new(), free: Vec::new(), lanes_max }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Whether a command with these claims may start now.
+    pub(crate) fn admits(&self, claims: &Claims) -> bool {
+        self.running.len() < self.lanes_max && !self.running.iter().any(|lane| lane.claims.meets(claims))
+    }
+
+    /// Starts a command and lets it run as far as it gets at once. The caller has asked [`Lanes::admits`].
+    pub(crate) fn start(&mut self, context: &mut Context<'_>, future: F, claims: Claims, tag: T) {
+        debug_assert!(self.running.len() < self.lanes_max, "a lane more than there are");
+        let mut place = self.free.pop().unwrap_or_else(|| Box::pin(None));
+        place.as_mut().set(Some(future));
+        let mut lane = Lane { future: place, done: None, claims, tag };
+        lane.poll(context);
+        self.running.push_back(lane);
+    }
+
+    /// The oldest command's output, if it is finished.
+    pub(crate) fn pop(&mut self) -> Option<(F::Output, T)> {
+        self.running.front()?.done.as_ref()?;
+        let lane = self.running.pop_front()?;
+        self.free.push(lane.future);
+        lane.done.map(|output| (output, lane.tag))
+    }
+
+    /// Outputs that wait for an older command.
+    pub(crate) fn finished(&self) -> impl Iterator<Item = &F::Output> {
+        self.running.iter().filter_map(|lane| lane.done.as_ref())
+    }
+
+    /// Lets all commands run; ready when [`Lanes::pop`] gives one, or when a command that was in another's way is done.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let mut finished = false;
+        for lane in &mut self.running {
+            if lane.done.is_none() {
+                lane.poll(context);
+                finished |= lane.done.is_some();
+            }
+        }
+        let first = self.running.front().is_some_and(|lane| lane.done.is_some());
+        if first || finished { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl<F: Future, T> Lane<F, T> {
+    fn poll(&mut self, context: &mut Context<'_>) {
+        let Some(future) = self.future.as_mut().as_pin_mut() else { return };
+        if let Poll::Ready(output) = future.poll(context) {
+            self.done = Some(output);
+            // What it has done is visible to those who waited for it, so it claims nothing any more.
+            self.claims = Claims::Keys { writes: false, first: 0, more: Vec::new() };
+            self.future.as_mut().set(None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::poll_fn;
+    use std::task::Waker;
+
+    use super::*;
+
+    fn claims(writes: bool, keys: &[u64]) -> Claims {
+        Claims::Keys { writes, first: keys[0], more: keys[1..].to_vec() }
+    }
+
+    #[test]
+    fn reads_share_and_writes_do_not() {
+        let (read, write) = (claims(false, &[1, 2]), claims(true, &[2, 3]));
+        assert!(!read.meets(&read) && read.meets(&write) && write.meets(&read) && write.meets(&write));
+        assert!(!write.meets(&claims(true, &[4])) && !read.meets(&claims(true, &[3])));
+        assert!(Claims::Everything.meets(&read) && read.meets(&Claims::Everything));
+    }
+
+    #[test]
+    fn outputs_come_in_order_whatever_finishes_first() {
+        let ready: Vec<Cell<bool>> = (0..3).map(|_| Cell::new(false)).collect();
+        let context = &mut Context::from_waker(Waker::noop());
+        let wait = |at: usize| {
+            let ready = &ready;
+            poll_fn(move |_| if ready[at].get() { Poll::Ready(at) } else { Poll::Pending })
+        };
+        let mut lanes = Lanes::new(3);
+        for at in 0..3 {
+            let claims = claims(at == 1, &[at as u64 + 1]);
+            assert!(lanes.admits(&claims));
+            lanes.start(context, wait(at), claims, at * 10);
+        }
+        assert!(!lanes.admits(&claims(false, &[9])), "all lanes are taken");
+        ready[1].set(true);
+        assert!(lanes.poll(context).is_ready());
+        assert_eq!(lanes.pop(), None);
+        assert!(lanes.poll(context).is_pending(), "told once");
+        ready[0].set(true);
+        assert!(lanes.poll(context).is_ready());
+        assert_eq!((lanes.pop(), lanes.pop(), lanes.pop()), (Some((0, 0)), Some((1, 10)), None));
+        assert!(!lanes.admits(&claims(true, &[3])) && lanes.admits(&claims(true, &[2])));
+        ready[2].set(true);
+        assert!(lanes.poll(context).is_ready());
+        assert_eq!(lanes.pop(), Some((2, 20)));
+        assert!(lanes.is_empty());
+        assert_eq!(lanes.free.len(), 3, "places are used again");
+    }
+}

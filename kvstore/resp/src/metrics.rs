@@ -1,0 +1,62 @@
+//! What the server counts. Relaxed atomics: each is a number of its own, and nothing is decided by them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counters since the start.
+#[derive(Debug, Default)]
+pub struct RespCounters {
+    /// Connections taken.
+    pub connections: AtomicU64,
+    /// Connections open now.
+    pub connections_open: AtomicU64,
+    /// Connections refused because `clients_max` were open.
+    pub connections_refused: AtomicU64,
+    /// Connections closed for standing still.
+    pub connections_stalled: AtomicU64,
+    /// Commands answered.
+    pub commands: AtomicU64,
+    /// Commands answered with an error.
+    pub errors: AtomicU64,
+    /// Keys read that were there.
+    pub hits: AtomicU64,
+    /// Keys read that were not.
+    pub misses: AtomicU64,
+    /// Values that the store had no room for at the time.
+    pub throttled: AtomicU64,
+    /// Bytes received.
+    pub bytes_received: AtomicU64,
+    /// Bytes sent.
+    pub bytes_sent: AtomicU64,
+}
+
+impl RespCounters {
+    /// Name, help text and value of each counter.
+    #[must_use]
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 11] {
+        [
+            ("connections", "Connections taken", Self::read(&self.connections)),
+            ("connections_open", "Connections open now", Self::read(&self.connections_open)),
+            ("connections_refused", "Connections refused: too many", Self::read(&self.connections_refused)),
+            (
+                "connections_stalled",
+                "Connections closed for standing still",
+                Self::read(&self.connections_stalled),
+            ),
+            ("commands", "Commands answered", Self::read(&self.commands)),
+            ("errors", "Commands answered with an error", Self::read(&self.errors)),
+            ("hits", "Keys read that were there", Self::read(&self.hits)),
+            ("misses", "Keys read that were not", Self::read(&self.misses)),
+            ("throttled", "Values that the store had no room for at the time", Self::read(&self.throttled)),
+            ("bytes_received", "Bytes received", Self::read(&self.bytes_received)),
+            ("bytes_sent", "Bytes sent", Self::read(&self.bytes_sent)),
+        ]
+    }
+
+    pub(crate) fn add(counter: &AtomicU64, count: usize) {
+        counter.fetch_add(count as u64, Relaxed);
+    }
+
+    pub(crate) fn read(counter: &AtomicU64) -> u64 {
+        counter.load(Relaxed)
+    }
+}

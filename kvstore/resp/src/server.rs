@@ -1,0 +1,260 @@
+//! Listening, taking connections, and stopping.
+//!
+//! [`Server::bind`] takes the places to listen, so that a caller learns of a taken port before anything else starts;
+//! [`Server::run`] serves until it is told to stop, lets connections finish what they have begun, and ends those that
+//! take too long. One more client than `clients_max` is told so, as Redis does, and closed.
+
+use std::fs;
+use std::hash::RandomState;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+use crate::config::{Listen, RespConfig};
+use crate::connection::serve;
+use crate::error::RespError;
+use crate::metrics::RespCounters;
+use crate::values::Values;
+
+/// Unit of the budget for long arguments.
+pub(crate) const CHARGE_BYTES: usize = 1024;
+/// Pause after a failed `accept`, which says mostly that file descriptors have run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// What all connections share.
+#[derive(Debug)]
+pub(crate) struct Shared<V> {
+    pub(crate) values: V,
+    pub(crate) config: RespConfig,
+    pub(crate) counters: Arc<RespCounters>,
+    pub(crate) started: Instant,
+    /// Budget for long arguments, in units of [`CHARGE_BYTES`].
+    pub(crate) received: Semaphore,
+    pub(crate) hasher: RandomState,
+    next_id: AtomicU64,
+}
+
+/// A place that is listened on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bound {
+    /// A TCP address with its real port.
+    Tcp(SocketAddr),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(formatter, "{address}"),
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, SocketFile),
+}
+
+/// Removes the socket's file at the end.
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            tracing::debug!(path = %self.0.display(), %error, "the socket's file was not removed");
+        }
+    }
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// A server that has its places to listen.
+#[derive(Debug)]
+pub struct Server<V> {
+    shared: Arc<Shared<V>>,
+    listeners: Vec<Listener>,
+}
+
+impl<V: Values> Server<V> {
+    /// Listens. A unix socket's file that nobody answers on any more is replaced.
+    ///
+    /// # Errors
+    /// The configuration is out of range, or a place cannot be had.
+    pub async fn bind(values: V, config: RespConfig) -> Result<Self, RespError> {
+        config.check()?;
+        let mut listeners = Vec::new();
+        for place in &config.listen {
+            let (listener, name) = match place {
+                Listen::Tcp(address) => {
+                    (TcpListener::bind(address).await.map(Listener::Tcp), address.to_string())
+                }
+                Listen::Unix(path) => (bind_unix(path).await, path.display().to_string()),
+            };
+            listeners.push(listener.map_err(|source| RespError::Listen { place: name, source })?);
+        }
+        let received = Semaphore::new(config.received_bytes_max.div_ceil(CHARGE_BYTES));
+        let shared = Shared {
+            values,
+            config,
+            counters: Arc::default(),
+            started: Instant::now(),
+            received,
+            hasher: RandomState::new(),
+            next_id: AtomicU64::new(1),
+        };
+        Ok(Self { shared: Arc::new(shared), listeners })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn bound(&self) -> Vec<Bound> {
+        let place = |listener: &Listener| match listener {
+            Listener::Tcp(listener) => listener.local_addr().ok().map(Bound::Tcp),
+            Listener::Unix(_, file) => Some(Bound::Unix(file.0.clone())),
+        };
+        self.listeners.iter().filter_map(place).collect()
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counters(&self) -> Arc<RespCounters> {
+        Arc::clone(&self.shared.counters)
+    }
+
+    /// Serves until `stop` is ready, then for at most [`RespConfig::drain`] longer.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let (told, telling) = watch::channel(false);
+        let mut accepting = JoinSet::new();
+        for listener in self.listeners {
+            accepting.spawn(accept(Arc::clone(&self.shared), listener, telling.clone()));
+        }
+        stop.await;
+        // Nobody listens any more if this fails.
+        let _ = told.send(true);
+        let ended = async { while accepting.join_next().await.is_some() {} };
+        if tokio::time::timeout(self.shared.config.drain, ended).await.is_err() {
+            tracing::info!("connections were ended in the middle of a command");
+        }
+        // Dropping the set ends what still runs.
+    }
+}
+
+/// Takes connections of one listener until told to stop, and waits for them.
+async fn accept<V: Values>(shared: Arc<Shared<V>>, listener: Listener, mut stop: watch::Receiver<bool>) {
+    let mut connections = JoinSet::new();
+    let telling = stop.clone();
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => break,
+            Some(_) = connections.join_next() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "accept failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let counters = &shared.counters;
+        if counters.connections_open.fetch_add(1, Relaxed) >= shared.config.clients_max as u64 {
+            counters.connections_open.fetch_sub(1, Relaxed);
+            RespCounters::add(&counters.connections_refused, 1);
+            refuse(stream);
+            continue;
+        }
+        RespCounters::add(&counters.connections, 1);
+        let id = shared.next_id.fetch_add(1, Relaxed);
+        connections.spawn(connection(Arc::clone(&shared), stream, telling.clone(), id));
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Counts a connection out, however its task ends.
+struct Open<'a>(&'a RespCounters);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.connections_open.fetch_sub(1, Relaxed);
+    }
+}
+
+async fn connection<V: Values>(shared: Arc<Shared<V>>, stream: Stream, stop: watch::Receiver<bool>, id: u64) {
+    let _open = Open(&shared.counters);
+    let ended = match stream {
+        Stream::Tcp(stream) => {
+            // Answers are small and awaited: collecting them would add 40 ms to each.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(id, %error, "TCP_NODELAY was refused");
+            }
+            let (reader, writer) = stream.into_split();
+            serve(&shared, reader, writer, stop, id).await
+        }
+        Stream::Unix(stream) => {
+            let (reader, writer) = stream.into_split();
+            serve(&shared, reader, writer, stop, id).await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(id, %error, "a connection broke");
+    }
+}
+
+/// Tells a client that there are too many, as far as that works at once.
+fn refuse(stream: Stream) {
+    const TEXT: &[u8] = b"-ERR max number of clients reached\r\n";
+    tokio::spawn(async move {
+        let told = async {
+            match stream {
+                Stream::Tcp(mut stream) => stream.write_all(TEXT).await,
+                Stream::Unix(mut stream) => stream.write_all(TEXT).await,
+            }
+        };
+        // The client may have gone; it gets no more than this moment.
+        let _ = tokio::time::timeout(ACCEPT_PAUSE, told).await;
+    });
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Self::Tcp(listener) => listener.accept().await.map(|(stream, _)| Stream::Tcp(stream)),
+            Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Stream::Unix(stream)),
+        }
+    }
+}
+
+async fn bind_unix(path: &Path) -> io::Result<Listener> {
+    let left_over = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    if left_over
+        && UnixStream::connect(path)
+            .await
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    {
+        fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    let file = SocketFile(path.to_owned());
+    // Until here the umask decides; nobody has been let in yet, because nothing is accepted before this returns.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(Listener::Unix(listener, file))
+}

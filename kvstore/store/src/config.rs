@@ -1,0 +1,40 @@
+use std::time::Duration;
+
+/// When a block is written to the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WriteMode {
+    /// As soon as host memory has it.
+    #[default]
+    Through,
+    /// When it has to leave host memory.
+    Back,
+}
+
+/// How the store behaves.
+#[derive(Debug, Clone)]
+pub struct StoreConfig {
+    /// Longest block, in bytes.
+    pub block_bytes: usize,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// When blocks are written to the disk.
+    pub disk_write: WriteMode,
+    /// Only blocks that were seen at least so often are written there.
+    pub disk_frequency_min: u32,
+    /// How long the tiers of other nodes may take.
+    pub others_deadline: Duration,
+}
+
+impl StoreConfig {
+    /// Blocks of at most `block_bytes`; everything else as it is by default.
+    #[must_use]
+    pub fn new(block_bytes: usize, block_tokens: u32) -> Self {
+        Self {
+            block_bytes,
+            block_tokens,
+            disk_write: WriteMode::Through,
+            disk_frequency_min: 1,
+            others_deadline: Duration::from_millis(200),
+        }
+    }
+}

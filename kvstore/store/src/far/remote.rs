@@ -1,0 +1,282 @@
+//! Host memory of other nodes, over the data plane: the thread that drives the client.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use dataplane_fabric::{Fabric, Sleeper};
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::Filling;
+use kvstore_remote::{Outcome, RemotePool, StoreBlock, StoreResult, Ticket};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use crate::far::{FarResult, FarTier, Incoming, Outgoing, Portion};
+use crate::store::FarInbox;
+
+/// Commands that may wait for the thread.
+const COMMANDS_MAX: usize = 4096;
+/// Blocks that may be on their way to other nodes: new ones are dropped meanwhile, nobody waits for them.
+const OFFERS_MAX: usize = 256;
+/// How long a block may take to get there.
+const OFFER_MAX: Duration = Duration::from_secs(5);
+/// Empty polls before the thread sleeps.
+const IDLE_POLLS: u32 = 64;
+/// Nobody rings when a full queue of the fabric has room again.
+const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
+/// The longest sleep.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+enum Command {
+    LookUp { request: u64, chain: Vec<BlockIdentity>, first: usize, deadline: Instant },
+    Read(Incoming),
+    Offer(Outgoing, BlockIdentity),
+    Leave(u64),
+}
+
+/// Ends the thread's sleep, whichever way it sleeps.
+#[derive(Clone)]
+struct Bell {
+    descriptor: Arc<OwnedFd>,
+    sleeper: Option<Arc<dyn Sleeper>>,
+}
+
+impl Bell {
+    fn ring(&self) {
+        match &self.sleeper {
+            Some(sleeper) => sleeper.wake(),
+            // Fails only when the counter is at its maximum, and then the thread is being woken anyway.
+            None => drop(rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes())),
+        }
+    }
+}
+
+/// The way to the thread.
+pub struct RemoteTier {
+    commands: Option<Sender<Command>>,
+    bell: Bell,
+    group: u32,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RemoteTier {
+    /// Starts the thread over a client whose fabric has registered the store's memory. Blocks with another `fingerprint` are
+    /// not taken for ours.
+    pub fn start<F: Fabric + Send + 'static>(
+        pool: RemotePool<F>,
+        group: u32,
+        fingerprint: u64,
+        inbox: FarInbox,
+    ) -> std::io::Result<Self> {
+        let (commands, receiver) = bounded(COMMANDS_MAX);
+        let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let bell = Bell { descriptor: Arc::new(descriptor), sleeper: pool.fabric().sleeper() };
+        let mut driver = Driver {
+            pool,
+            receiver,
+            inbox,
+            bell: bell.clone(),
+            fingerprint,
+            looking: HashMap::new(),
+            found: HashMap::new(),
+            reading: HashMap::new(),
+            held: HashMap::new(),
+            offers: HashMap::new(),
+        };
+        let thread =
+            std::thread::Builder::new().name("kvasir-remote-tier".to_owned()).spawn(move || driver.run())?;
+        Ok(Self { commands: Some(commands), bell, group, thread: Some(thread) })
+    }
+
+    fn send(&self, command: Command) -> Result<(), Command> {
+        let Some(commands) = &self.commands else { return Err(command) };
+        commands.try_send(command).map_err(crossbeam_channel::TrySendError::into_inner)?;
+        self.bell.ring();
+        Ok(())
+    }
+}
+
+impl FarTier for RemoteTier {
+    fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, deadline: Instant) -> bool {
+        self.send(Command::LookUp { request, chain: chain.to_vec(), first, deadline }).is_ok()
+    }
+
+    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+        self.send(Command::Read(incoming)).map_err(|command| match command {
+            Command::Read(incoming) => incoming,
+            _ => unreachable!("a refused command comes back as it was"),
+        })
+    }
+
+    fn leave(&mut self, request: u64) {
+        // The lease ends by itself if this does not fit.
+        let _full = self.send(Command::Leave(request));
+    }
+
+    fn portion(&self) -> Portion {
+        Portion::Single { group: self.group }
+    }
+
+    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) {
+        for block in blocks {
+            // Offers that do not fit are not made.
+            let _full = self.send(Command::Offer(block, head));
+        }
+    }
+}
+
+impl Drop for RemoteTier {
+    fn drop(&mut self) {
+        self.commands = None;
+        self.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed; there is nobody to hand it to.
+            let _panicked = thread.join();
+        }
+    }
+}
+
+struct Driver<F> {
+    pool: RemotePool<F>,
+    receiver: Receiver<Command>,
+    inbox: FarInbox,
+    bell: Bell,
+    fingerprint: u64,
+    /// Look-ups under way: whose they are.
+    looking: HashMap<Ticket, u64>,
+    /// Look-ups that have found something, by request, until it is read.
+    found: HashMap<u64, Ticket>,
+    reading: HashMap<Ticket, Incoming>,
+    /// Slots that the fabric may still write although nobody waits any more.
+    held: HashMap<Ticket, Vec<Filling>>,
+    /// Blocks on their way out, which stay where they are until they have arrived.
+    offers: HashMap<Ticket, Outgoing>,
+}
+
+impl<F: Fabric> Driver<F> {
+    fn run(&mut self) {
+        let mut outcomes = Vec::new();
+        let mut idle_polls = 0;
+        while self.take_commands() {
+            let work = self.pool.poll(Instant::now(), &mut outcomes);
+            let is_idle = work == 0 && outcomes.is_empty();
+            for outcome in outcomes.drain(..) {
+                self.ended(outcome);
+            }
+            idle_polls = if is_idle { idle_polls + 1 } else { 0 };
+            if idle_polls >= IDLE_POLLS && self.receiver.is_empty() && self.pool.fabric_mut().prepare_wait() {
+                idle_polls = 0;
+                self.sleep();
+            }
+        }
+    }
+
+    /// False when nobody can ask any more.
+    fn take_commands(&mut self) -> bool {
+        loop {
+            match self.receiver.try_recv() {
+                Ok(command) => self.start(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn start(&mut self, command: Command) {
+        let now = Instant::now();
+        match command {
+            Command::LookUp { request, chain, first, deadline } => {
+                match self.pool.look_up(&chain, first, deadline, now) {
+                    Ok(ticket) => drop(self.looking.insert(ticket, request)),
+                    Err(_) => self.inbox.send(FarResult::Found { request, blocks: 0 }),
+                }
+            }
+            Command::Read(mut incoming) => {
+                let targets = std::mem::take(&mut incoming.targets);
+                let Some(ticket) = self.found.remove(&incoming.request) else {
+                    return self.inbox.send(FarResult::Arrived { incoming, bytes: Vec::new() });
+                };
+                match self.pool.read(ticket, targets, incoming.deadline, now) {
+                    Ok(()) => drop(self.reading.insert(ticket, incoming)),
+                    Err(_) => self.inbox.send(FarResult::Arrived { incoming, bytes: Vec::new() }),
+                }
+            }
+            Command::Leave(request) => {
+                if let Some(ticket) = self.found.remove(&request) {
+                    self.pool.cancel(ticket, now);
+                }
+            }
+            Command::Offer(block, group) => {
+                if self.offers.len() >= OFFERS_MAX {
+                    return;
+                }
+                let bytes = block.block.len();
+                let description = kvstore_remote::Description {
+                    parent: block.description.parent.unwrap_or(BlockIdentity([0; 16])),
+                    bytes: bytes as u32,
+                    checksum: kvstore_remote::checksum(&block.identity, &block.slot, bytes),
+                    meta: self.fingerprint,
+                };
+                let stored =
+                    StoreBlock { identity: block.identity, group, slot: block.slot.clone(), description };
+                if let Ok(ticket) = self.pool.store(vec![stored], now + OFFER_MAX, now) {
+                    self.offers.insert(ticket, block);
+                }
+            }
+        }
+    }
+
+    fn ended(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Found { ticket, blocks } => {
+                let Some(request) = self.looking.remove(&ticket) else { return };
+                let ours = blocks.iter().take_while(|block| block.meta == self.fingerprint).count();
+                if !blocks.is_empty() {
+                    self.found.insert(request, ticket);
+                }
+                self.inbox.send(FarResult::Found { request, blocks: ours });
+            }
+            Outcome::Fetched { ticket, blocks, held, .. } => {
+                let Some(mut incoming) = self.reading.remove(&ticket) else { return };
+                let bytes: Vec<u32> = blocks.iter().map(|block| block.description.bytes).collect();
+                if held > 0 {
+                    // What the fabric may still write stays ours until it cannot.
+                    self.held.insert(ticket, incoming.fillings.split_off(bytes.len()));
+                }
+                self.inbox.send(FarResult::Arrived { incoming, bytes });
+            }
+            Outcome::Returned { ticket, .. } => drop(self.held.remove(&ticket)),
+            Outcome::Stored { ticket, results } => {
+                let kept = results.iter().filter(|result| **result == StoreResult::Stored).count();
+                self.offers.remove(&ticket);
+                self.inbox.send(FarResult::Kept { blocks: kept });
+            }
+        }
+    }
+
+    fn sleep(&self) {
+        let retry = self.pool.has_backlog().then_some(RETRY_FULL_AFTER);
+        let left = self.pool.next_deadline().map(|due| due.saturating_duration_since(Instant::now()));
+        let timeout = retry.into_iter().chain(left).min().unwrap_or(SLEEP_MAX).min(SLEEP_MAX);
+        match &self.bell.sleeper {
+            Some(sleeper) => sleeper.sleep(Some(Instant::now() + timeout)),
+            None => {
+                let mut descriptors = vec![self.bell.descriptor.as_fd()];
+                self.pool.fabric().wait_descriptors(&mut descriptors);
+                wait(&descriptors, timeout);
+                // The count is of no interest; empty is an error of no interest either.
+                let _empty = rustix::io::read(&self.bell.descriptor, &mut [0; 8]);
+            }
+        }
+    }
+}
+
+fn wait(descriptors: &[BorrowedFd<'_>], timeout: Duration) {
+    let mut polled: Vec<PollFd<'_>> =
+        descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN | PollFlags::HUP)).collect();
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
+    // EINTR is as good as an event: the loop looks again.
+    let _interrupted = rustix::event::poll(&mut polled, Some(&timeout));
+}

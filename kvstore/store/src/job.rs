@@ -1,0 +1,151 @@
+//! What the store is asked, and what it reports.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use dataplane_memory::SlotRef;
+use kvstore_block::BlockIdentity;
+
+use crate::HostBlock;
+
+/// A tier, as events name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Medium {
+    /// Host memory.
+    Host,
+    /// The local disk.
+    Disk,
+}
+
+/// What a block is, besides its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// The block before it in its chain.
+    pub parent: Option<BlockIdentity>,
+    /// Its place in the chain, from 0.
+    pub position: u32,
+    /// Whatever the caller wants back with a block that outlived the process: its tokens, for events. At most
+    /// [`crate::META_BYTES_MAX`] bytes; a block with more is not written below host memory.
+    pub meta: Arc<[u8]>,
+}
+
+/// A block on its way out of the worker's pool.
+#[derive(Debug)]
+pub struct Offload {
+    /// Which block.
+    pub identity: BlockIdentity,
+    /// What it is.
+    pub description: Description,
+    /// Where it is; the reference is dropped when the copy is made.
+    pub slot: SlotRef,
+}
+
+/// Blocks wanted in the worker's pool.
+#[derive(Debug)]
+pub struct Onboard {
+    /// The caller's number for the request.
+    pub request: u64,
+    /// The blocks, each hanging on the one before.
+    pub chain: Vec<BlockIdentity>,
+    /// A slot for each.
+    pub targets: Vec<SlotRef>,
+    /// What has not arrived by then is not waited for.
+    pub deadline: Instant,
+}
+
+/// Blocks to look for in the tiers of other nodes, and to bring into host memory.
+#[derive(Debug)]
+pub struct Prepare {
+    /// The caller's number for the request.
+    pub request: u64,
+    /// The prompt's blocks, from the first.
+    pub chain: Vec<BlockIdentity>,
+    /// Leading blocks that the worker's pool has.
+    pub device_blocks: usize,
+    /// What has not arrived by then is not waited for.
+    pub deadline: Instant,
+}
+
+/// The queue is full; the job comes back.
+#[derive(Debug)]
+pub struct Throttled<T>(pub T);
+
+/// What the store's thread reports.
+#[derive(Debug)]
+pub enum Moved {
+    /// The tier holds the block now.
+    Stored {
+        /// The block.
+        identity: BlockIdentity,
+        /// The tier.
+        medium: Medium,
+    },
+    /// The tier holds it no more.
+    Removed {
+        /// The block.
+        identity: BlockIdentity,
+        /// The tier.
+        medium: Medium,
+    },
+    /// An offload is over, and the slot that it came from no longer needed. `Stored` came before, if it worked.
+    Offloaded {
+        /// The block.
+        identity: BlockIdentity,
+    },
+    /// Blocks were brought into the given slots; the leading `verified` of them are good.
+    Onboarded {
+        /// The caller's number for the request.
+        request: u64,
+        /// The slots that were given.
+        slots: Vec<SlotRef>,
+        /// How many of them hold verified blocks.
+        verified: usize,
+    },
+    /// The search in other nodes' tiers is over.
+    Prepared {
+        /// The caller's number for the request.
+        request: u64,
+        /// Leading blocks of the chain that are on this node now, those in the worker's pool included.
+        blocks: usize,
+    },
+}
+
+/// A block that the disk tier has kept from an earlier process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Survivor {
+    /// Which block.
+    pub identity: BlockIdentity,
+    /// What it is.
+    pub description: Description,
+}
+
+/// Where blocks that were asked for go.
+pub(crate) enum Destination {
+    /// Into these slots, one for each.
+    Slots(Vec<SlotRef>),
+    /// They stay in host memory and are held there for whoever gets them.
+    Held(Box<dyn FnOnce(Vec<HostBlock>) + Send>),
+}
+
+/// Where the bytes of a new block are.
+pub(crate) enum Source {
+    /// In a slot of the worker's pool.
+    Slot(SlotRef),
+    /// In pieces on the heap.
+    Bytes(Vec<bytes::Bytes>),
+}
+
+pub(crate) enum Job {
+    Load { request: u64, chain: Vec<BlockIdentity>, destination: Destination, deadline: Instant },
+    Prepare(Prepare),
+    Cancel(u64),
+    Forget(Vec<BlockIdentity>),
+}
+
+pub(crate) struct NewBlock {
+    pub(crate) identity: BlockIdentity,
+    pub(crate) description: Description,
+    pub(crate) source: Source,
+    /// Told whether it was stored.
+    pub(crate) done: Option<Box<dyn FnOnce(bool) + Send>>,
+}

@@ -1,0 +1,141 @@
+//! The store's thread: it copies, decides what goes where, and keeps the slower tiers busy.
+//!
+//! What somebody waits for (loads, results of reads) comes before what nobody does (offloads), one block at a time, so
+//! that a load never waits longer than the copies of [`COPY_BYTES_MAX`]. The slower tiers have threads of their own;
+//! this one hands them commands and gets their results through its inbox, and never waits for one of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, select};
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::FrequencySketch;
+use kvstore_disk::{Admission, Usage};
+
+use crate::disk::{DiskLink, DiskResult};
+use crate::far::{FarLinks, FarResult};
+use crate::job::{Description, Job, Moved, NewBlock};
+use crate::load::Load;
+use crate::shared::Shared;
+
+/// The longest sleep when nothing has a deadline.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// What reaches the thread at once; new blocks have a queue of their own.
+pub(crate) enum Message {
+    Job(Job),
+    Disk(DiskResult),
+    Far(FarResult),
+    Stop,
+}
+
+/// Somebody who waits for a block that is being read: which load, and which block of it.
+pub(crate) type Waiter = (u64, usize);
+
+pub(crate) struct Mover {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) inbox: Receiver<Message>,
+    pub(crate) offloads: Receiver<NewBlock>,
+    pub(crate) disk: Option<DiskLink>,
+    pub(crate) far: FarLinks,
+    pub(crate) notify: Box<dyn FnMut(Moved) + Send>,
+    pub(crate) loads: HashMap<u64, Load>,
+    /// Blocks on their way from the disk into host memory.
+    pub(crate) reading: HashMap<BlockIdentity, Vec<Waiter>>,
+    /// What the block in each slot of host memory is, for the tiers below.
+    pub(crate) descriptions: Vec<Option<Description>>,
+    /// New blocks that found all of host memory in use by writes to the disk, and wait for one to end.
+    pub(crate) held: VecDeque<NewBlock>,
+    /// Blocks on their way to the disk, which stay in host memory until they are there.
+    pub(crate) writing: usize,
+    /// Something was let go of since those who wait for room were tried last.
+    pub(crate) has_room: bool,
+    /// The same for held blocks.
+    pub(crate) has_held_room: bool,
+    /// How often blocks are offered: what is seen once need not be written to the disk.
+    pub(crate) seen: FrequencySketch,
+    pub(crate) admission: Admission,
+    /// What the disk has been written so far.
+    pub(crate) usage: Usage,
+}
+
+impl Mover {
+    pub(crate) fn run(mut self) {
+        loop {
+            let mut is_idle = true;
+            while let Ok(message) = self.inbox.try_recv() {
+                is_idle = false;
+                if !self.take(message) {
+                    return;
+                }
+            }
+            if self.advance_loads() {
+                is_idle = false;
+            } else if let Some(block) = self.next_offload() {
+                is_idle = false;
+                self.offload(block);
+            }
+            let now = Instant::now();
+            self.expire_loads(now);
+            self.expire_searches(now);
+            if is_idle && !self.sleep(now) {
+                return;
+            }
+        }
+    }
+
+    fn next_offload(&mut self) -> Option<NewBlock> {
+        if !self.held.is_empty() {
+            // The others would only queue up behind it.
+            return std::mem::take(&mut self.has_held_room).then(|| self.held.pop_front()).flatten();
+        }
+        self.offloads.try_recv().ok()
+    }
+
+    /// Sleeps until there is something to do; false when everything is over.
+    fn sleep(&mut self, now: Instant) -> bool {
+        let deadline = self.loads.values().map(|load| load.deadline).chain(self.far.next_deadline()).min();
+        let timeout = deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(now));
+        if !self.held.is_empty() {
+            // Only a result can make room.
+            return match self.inbox.recv_timeout(timeout.min(SLEEP_MAX)) {
+                Ok(message) => self.take(message),
+                Err(error) => error.is_timeout(),
+            };
+        }
+        select! {
+            recv(self.inbox) -> message => message.is_ok_and(|message| self.take(message)),
+            recv(self.offloads) -> block => match block {
+                Ok(block) => {
+                    self.offload(block);
+                    true
+                }
+                Err(_) => false,
+            },
+            default(timeout.min(SLEEP_MAX)) => true,
+        }
+    }
+
+    /// False when it was the last one.
+    fn take(&mut self, message: Message) -> bool {
+        match message {
+            Message::Job(Job::Load { request, chain, destination, deadline }) => {
+                self.start_load(request, chain, destination, deadline);
+            }
+            Message::Job(Job::Prepare(prepare)) => self.prepare(prepare),
+            Message::Job(Job::Cancel(request)) => {
+                self.loads.remove(&request);
+                self.far.cancel(request);
+            }
+            Message::Job(Job::Forget(chain)) => self.forget(&chain),
+            Message::Disk(DiskResult::Written { write, is_written, usage }) => {
+                self.written(*write, is_written, usage);
+            }
+            Message::Disk(DiskResult::Read { read, bytes, is_gone }) => self.read(*read, bytes, is_gone),
+            Message::Far(result) => self.far_result(result),
+            Message::Stop => return false,
+        }
+        true
+    }
+}

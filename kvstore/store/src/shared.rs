@@ -1,0 +1,212 @@
+//! What the store's thread and its callers share.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Catalog, TenantId, TierIndex};
+use kvstore_plan::{Choice, PlanConfig, RecomputeModel, Request, Tier, TierSet, TierSpeeds, plan};
+
+use crate::config::StoreConfig;
+use crate::memory::HostMemory;
+use crate::metrics::StoreCounters;
+
+pub(crate) const HOST: TierIndex = TierIndex(0);
+pub(crate) const DISK: TierIndex = TierIndex(1);
+/// Blocks of all tenants share the tiers: whose they are is part of their identity.
+pub(crate) const TENANT: TenantId = TenantId(0);
+/// The quantile of transfer times that plans know of.
+const TAIL: f64 = 0.95;
+
+/// A prompt that is about to be computed.
+#[derive(Debug, Clone, Copy)]
+pub struct Prompt<'a> {
+    /// Its whole blocks, from the first.
+    pub chain: &'a [BlockIdentity],
+    /// Leading blocks that the worker's pool has.
+    pub device_blocks: usize,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// Prompt tokens that the worker computes before.
+    pub queued_tokens: u64,
+}
+
+/// What to do with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plan {
+    /// Compute it: no tier has what would be faster.
+    Recompute,
+    /// Bring so many blocks in, after those that the pool has, and compute the rest.
+    Onboard {
+        /// How many.
+        blocks: usize,
+        /// Not waiting any longer is what costs least.
+        deadline: Instant,
+    },
+    /// Ask the tiers of other nodes first ([`crate::Store::prepare`]), then plan again.
+    AskOthers {
+        /// Not waiting any longer is what costs least.
+        deadline: Instant,
+    },
+}
+
+#[derive(Debug)]
+struct Estimates {
+    speeds: TierSpeeds,
+    recompute: RecomputeModel,
+    previous: Choice,
+    /// Scratch of `plan`.
+    held: Vec<TierSet>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) memory: Arc<HostMemory>,
+    pub(crate) counters: Arc<StoreCounters>,
+    pub(crate) config: StoreConfig,
+    has_disk: bool,
+    has_others: bool,
+    planning: PlanConfig,
+    estimates: Mutex<Estimates>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        catalog: Arc<Catalog>,
+        memory: Arc<HostMemory>,
+        config: StoreConfig,
+        has_disk: bool,
+        has_others: bool,
+    ) -> Self {
+        let estimates = Estimates {
+            speeds: TierSpeeds::new(&TierSpeeds::guesses(), TAIL),
+            recompute: RecomputeModel::default(),
+            previous: Choice::Recompute,
+            held: Vec::new(),
+        };
+        Self {
+            catalog,
+            memory,
+            counters: Arc::new(StoreCounters::default()),
+            config,
+            has_disk,
+            has_others,
+            planning: PlanConfig::default(),
+            estimates: Mutex::new(estimates),
+        }
+    }
+
+    /// Whether the tier has the block. Takes no lock.
+    pub(crate) fn holds(&self, tier: TierIndex, identity: &BlockIdentity) -> bool {
+        self.catalog.places(identity).is_some_and(|places| places.slot(tier).is_some())
+    }
+
+    /// Leading blocks of a chain that are in some tier of this node. Takes no lock.
+    pub(crate) fn match_count(&self, chain: &[BlockIdentity]) -> usize {
+        chain.iter().take_while(|identity| self.catalog.contains(identity)).count()
+    }
+
+    /// Slots of a tier that nothing uses.
+    pub(crate) fn free(&self, tier: TierIndex) -> u32 {
+        self.catalog.usage(tier).map_or(0, |usage| usage.free)
+    }
+
+    /// Held for arithmetic only.
+    fn estimates(&self) -> MutexGuard<'_, Estimates> {
+        self.estimates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> Plan {
+        let now = Instant::now();
+        let mut estimates = self.estimates();
+        let mut held = std::mem::take(&mut estimates.held);
+        held.clear();
+        held.resize(prompt.device_blocks.min(prompt.chain.len()), TierSet::EMPTY);
+        for identity in &prompt.chain[held.len()..] {
+            let mut tiers = TierSet::EMPTY;
+            if self.holds(HOST, identity) {
+                tiers = tiers.with(Tier::Host);
+            }
+            if self.has_disk && self.holds(DISK, identity) {
+                tiers = tiers.with(Tier::Disk);
+            }
+            if tiers.is_empty() {
+                break;
+            }
+            held.push(tiers);
+        }
+        let bytes = self.config.block_bytes as u64;
+        let request = Request {
+            held: &held,
+            block_bytes: [bytes; kvstore_plan::TIERS],
+            block_tokens: prompt.block_tokens as u32,
+            prompt_tokens: prompt.tokens as u32,
+            device_blocks: prompt.device_blocks,
+            queued_bytes: [0; kvstore_plan::TIERS],
+            queued_tokens: prompt.queued_tokens,
+            deadline: None,
+            previous: estimates.previous,
+        };
+        let speeds = estimates.speeds.snapshot();
+        let chosen = plan(&self.planning, &request, &speeds, &estimates.recompute);
+        let missing = prompt.chain.len().saturating_sub(held.len());
+        let others = (may_ask && self.has_others && missing > 0).then(|| {
+            // Worth a question when computing what is missing takes longer than an answer and its bytes would.
+            let context = (held.len() * prompt.block_tokens) as u32;
+            let rest = (prompt.tokens as u32).saturating_sub(context);
+            let compute = estimates.recompute.expected(rest, context, prompt.queued_tokens);
+            let fetch = speeds[Tier::Remote.index()].expected(bytes * missing as u64, 0);
+            (compute, fetch)
+        });
+        let available = held.len() - prompt.device_blocks.min(held.len());
+        estimates.held = held;
+        if let Some((compute, _)) = others.filter(|(compute, fetch)| fetch < compute) {
+            return Plan::AskOthers { deadline: now + compute.min(self.config.others_deadline) };
+        }
+        estimates.previous = chosen.choice();
+        let blocks = chosen.recompute_from.saturating_sub(prompt.device_blocks);
+        StoreCounters::add(&self.counters.not_worth, available.saturating_sub(blocks));
+        match blocks {
+            0 => Plan::Recompute,
+            _ => Plan::Onboard { blocks, deadline: now + chosen.give_up_after },
+        }
+    }
+
+    pub(crate) fn observe_prefill(&self, tokens: usize, context: usize, elapsed: Duration) {
+        self.estimates().recompute.observe(tokens as u32, context as u32, 0, elapsed);
+    }
+
+    /// A load is over: what came from the disk took all of the time, what came from host memory the time of copying.
+    pub(crate) fn observe_load(
+        &self,
+        elapsed: Duration,
+        disk: u64,
+        copying: Duration,
+        host: u64,
+        is_late: bool,
+    ) {
+        let mut estimates = self.estimates();
+        if is_late {
+            estimates.speeds.observe_given_up(Tier::Disk, disk.max(1), elapsed, 0);
+        } else if disk > 0 {
+            estimates.speeds.observe(Tier::Disk, disk, elapsed, 0);
+        }
+        if host > 0 {
+            estimates.speeds.observe(Tier::Host, host, copying, 0);
+        }
+    }
+
+    pub(crate) fn observe_copy(&self, bytes: usize, elapsed: Duration) {
+        self.estimates().speeds.observe(Tier::Host, bytes as u64, elapsed, 0);
+    }
+
+    /// What an eviction of the block at this place of its chain would cost, in seconds.
+    pub(crate) fn recompute_cost(&self, position: u32) -> f32 {
+        let block_tokens = self.config.block_tokens;
+        let context = position.saturating_mul(block_tokens);
+        self.estimates().recompute.expected(block_tokens, context, 0).as_secs_f32()
+    }
+}

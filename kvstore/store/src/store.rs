@@ -1,0 +1,347 @@
+//! The store as its callers see it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crossbeam_channel::{Sender, TrySendError, bounded, unbounded};
+use dataplane_memory::{PageSize, Slab};
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Catalog, CatalogConfig, FrequencySketch, PolicyKind, SlotOrder, TierConfig};
+use kvstore_disk::{Admission, AdmissionConfig, DiskLog, Moment, Recovered, Usage};
+
+use crate::Description;
+use crate::config::StoreConfig;
+use crate::disk::{DiskLink, NO_PARENT};
+use crate::error::StoreError;
+use crate::far::{FarLinks, FarResult, FarTier};
+use crate::job::{Destination, Job, Moved, NewBlock, Offload, Onboard, Prepare, Source, Survivor, Throttled};
+use crate::memory::{HostBlock, HostMemory};
+use crate::metrics::StoreCounters;
+use crate::mover::{Message, Mover};
+use crate::shared::{DISK, HOST, Plan, Prompt, Shared, TENANT};
+
+/// Blocks that may wait for the copying thread.
+const OFFLOADS_MAX: usize = 1024;
+/// Loads, searches and the like that may be inside at a time.
+const REQUESTS_MAX: usize = 16_384;
+/// Requests that the store numbers itself have this bit; callers' numbers must not.
+const OWN_REQUEST: u64 = 1 << 63;
+
+/// The disk tier, opened.
+pub struct DiskTier {
+    /// The log.
+    pub log: DiskLog,
+    /// What it has kept from an earlier process.
+    pub recovered: Vec<Recovered>,
+    /// Its slots.
+    pub slots: u32,
+    /// Operations that may be under way.
+    pub depth: usize,
+    /// Which block goes when one must.
+    pub eviction: PolicyKind,
+    /// What is written at all.
+    pub admission: Admission,
+}
+
+/// Host memory that becomes the host tier.
+#[derive(Debug, Clone, Copy)]
+pub struct HostTier {
+    /// Its slots.
+    pub slots: u32,
+    /// What backs them.
+    pub pages: PageSize,
+    /// Which block goes when one must.
+    pub eviction: PolicyKind,
+}
+
+/// A store that is not running yet: its memory exists, so that the tiers of other nodes can register it.
+pub struct StoreBuilder {
+    config: StoreConfig,
+    host: HostTier,
+    memory: Arc<HostMemory>,
+    disk: Option<DiskTier>,
+    others: Vec<Box<dyn FarTier>>,
+    sender: Sender<Message>,
+    inbox: crossbeam_channel::Receiver<Message>,
+}
+
+/// The way for the answers of other nodes' tiers into the store.
+#[derive(Clone)]
+pub struct FarInbox(Sender<Message>);
+
+impl FarInbox {
+    /// Hands over an answer.
+    pub fn send(&self, result: FarResult) {
+        // A store that has stopped needs no answers.
+        let _stopped = self.0.send(Message::Far(result));
+    }
+}
+
+impl StoreBuilder {
+    /// Takes the host tier's memory.
+    pub fn new(config: StoreConfig, host: HostTier) -> Result<Self, StoreError> {
+        let memory = HostMemory::new(config.block_bytes, host.slots, host.pages)?;
+        let (sender, inbox) = unbounded();
+        Ok(Self { config, host, memory: Arc::new(memory), disk: None, others: Vec::new(), sender, inbox })
+    }
+
+    /// The host tier's memory.
+    #[must_use]
+    pub fn slab(&self) -> &Arc<Slab> {
+        self.memory.slab()
+    }
+
+    /// The way in for the answers of tiers that are added.
+    #[must_use]
+    pub fn inbox(&self) -> FarInbox {
+        FarInbox(self.sender.clone())
+    }
+
+    /// Adds the disk tier.
+    #[must_use]
+    pub fn disk(mut self, disk: DiskTier) -> Self {
+        self.disk = Some(disk);
+        self
+    }
+
+    /// Adds a tier that is not on this node; they are asked in the order of adding.
+    #[must_use]
+    pub fn other(mut self, tier: Box<dyn FarTier>) -> Self {
+        self.others.push(tier);
+        self
+    }
+
+    /// Starts the threads. `notify` is called on one of them and must not block. What the disk has kept comes back too,
+    /// each block after its parent.
+    pub fn start(
+        self,
+        notify: impl FnMut(Moved) + Send + 'static,
+    ) -> Result<(Store, Vec<Survivor>), StoreError> {
+        let Self { config, host, memory, disk, others, sender, inbox } = self;
+        let mut tiers = vec![TierConfig::new(host.slots, host.eviction)];
+        if let Some(disk) = &disk {
+            let order = SlotOrder::FirstFreed;
+            tiers.push(TierConfig { order, ..TierConfig::new(disk.slots, disk.eviction) });
+        }
+        let catalog = Arc::new(Catalog::new(&CatalogConfig::new(tiers))?);
+        let shared = Arc::new(Shared::new(catalog, memory, config, disk.is_some(), !others.is_empty()));
+        let (mut survivors, mut link, mut usage) = (Vec::new(), None, Usage::default());
+        let mut admission = Admission::new(AdmissionConfig::default(), Moment::now());
+        if let Some(disk) = disk {
+            survivors = adopt(&shared, disk.recovered);
+            admission = disk.admission;
+            usage = disk.log.usage();
+            let results = sender.clone();
+            let report = move |result| {
+                // A store that has stopped needs no results.
+                let _stopped = results.send(Message::Disk(result));
+            };
+            link = Some(DiskLink::start(disk.log, disk.depth, report)?);
+        }
+        StoreCounters::add(&shared.counters.survivors, survivors.len());
+        let (offloads, new_blocks) = bounded(OFFLOADS_MAX);
+        let mover = Mover {
+            shared: Arc::clone(&shared),
+            inbox,
+            offloads: new_blocks,
+            disk: link,
+            far: FarLinks::new(others),
+            notify: Box::new(notify),
+            loads: HashMap::new(),
+            reading: HashMap::new(),
+            descriptions: vec![None; host.slots as usize],
+            held: VecDeque::new(),
+            writing: 0,
+            has_room: false,
+            has_held_room: false,
+            seen: FrequencySketch::new(host.slots.saturating_mul(4)),
+            admission,
+            usage,
+        };
+        let thread =
+            std::thread::Builder::new().name("kvasir-store".to_owned()).spawn(move || mover.run())?;
+        let store = Store {
+            shared,
+            messages: sender,
+            offloads,
+            next_request: AtomicU64::new(OWN_REQUEST),
+            thread: Some(thread),
+        };
+        Ok((store, survivors))
+    }
+}
+
+/// Makes the recovered blocks known, parents first; a block whose parent is gone is of no use and is left out.
+fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<Survivor> {
+    let mut blocks: Vec<(u32, Recovered)> = (recovered.into_iter())
+        .filter_map(|block| Some((u32::from_le_bytes(*block.meta.first_chunk::<4>()?), block)))
+        .collect();
+    blocks.sort_unstable_by_key(|(position, _)| *position);
+    let mut survivors = Vec::with_capacity(blocks.len());
+    for (position, block) in blocks {
+        let Recovered { slot, identity, checksum, bytes, .. } = block;
+        let parent = (block.parent != NO_PARENT).then_some(block.parent);
+        let parent_is_here = parent.is_none_or(|parent| shared.holds(DISK, &parent));
+        if parent_is_here
+            && shared.catalog.adopt(DISK, slot, identity, parent, checksum, bytes, TENANT).is_ok()
+        {
+            let description = Description { parent, position, meta: block.meta[4..].into() };
+            survivors.push(Survivor { identity, description });
+        }
+    }
+    survivors
+}
+
+/// Blocks in the tiers behind a worker's pool. Dropping it stops the threads; what the disk holds stays.
+pub struct Store {
+    shared: Arc<Shared>,
+    messages: Sender<Message>,
+    offloads: Sender<NewBlock>,
+    next_request: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Store {
+    /// What it has done so far.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<StoreCounters> {
+        &self.shared.counters
+    }
+
+    /// Blocks that host memory and the disk hold now.
+    #[must_use]
+    pub fn blocks(&self) -> [u64; 2] {
+        [HOST, DISK].map(|tier| self.shared.catalog.census(tier).registered as u64)
+    }
+
+    /// Slots of host memory that somebody uses or fills now: zero when nothing is under way.
+    #[must_use]
+    pub fn leased_slots(&self) -> usize {
+        let census = self.shared.catalog.census(HOST);
+        census.under_way + census.pinned
+    }
+
+    /// Whether host memory has the block. Takes no lock.
+    #[must_use]
+    pub fn is_on_host(&self, identity: &BlockIdentity) -> bool {
+        self.shared.holds(HOST, identity)
+    }
+
+    /// Length of the longest prefix of `chain` that is on this node. Takes no lock.
+    #[must_use]
+    pub fn look_up(&self, chain: &[BlockIdentity]) -> usize {
+        self.shared.match_count(chain)
+    }
+
+    /// What is best done with a prompt; the tiers of other nodes come into question when they `may` be `asked`.
+    #[must_use]
+    pub fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> Plan {
+        self.shared.plan(prompt, may_ask)
+    }
+
+    /// Tells how long the worker took to compute so many tokens behind so many.
+    pub fn observe_prefill(&self, tokens: usize, context: usize, elapsed: Duration) {
+        self.shared.observe_prefill(tokens, context, elapsed);
+    }
+
+    /// Queues a block for the copy into host memory; [`Moved::Offloaded`] follows.
+    pub fn offload(&self, offload: Offload) -> Result<(), Throttled<Offload>> {
+        let Offload { identity, description, slot } = offload;
+        let block = NewBlock { identity, description, source: Source::Slot(slot), done: None };
+        self.offloads.try_send(block).map_err(|error| {
+            StoreCounters::add(&self.shared.counters.throttled, 1);
+            let (TrySendError::Full(block) | TrySendError::Disconnected(block)) = error;
+            let Source::Slot(slot) = block.source else { unreachable!("it went in with a slot") };
+            Throttled(Offload { identity: block.identity, description: block.description, slot })
+        })
+    }
+
+    /// Stores a block of bytes; `done` is told on the store's thread whether host memory has it.
+    pub fn put(
+        &self,
+        identity: BlockIdentity,
+        description: Description,
+        bytes: Vec<Bytes>,
+        done: impl FnOnce(bool) + Send + 'static,
+    ) -> Result<(), Throttled<()>> {
+        let length: usize = bytes.iter().map(Bytes::len).sum();
+        if length > self.shared.config.block_bytes {
+            return Err(Throttled(()));
+        }
+        let block =
+            NewBlock { identity, description, source: Source::Bytes(bytes), done: Some(Box::new(done)) };
+        self.offloads.try_send(block).map_err(|_| {
+            StoreCounters::add(&self.shared.counters.throttled, 1);
+            Throttled(())
+        })
+    }
+
+    /// Queues the copy of a chain into slots; [`Moved::Onboarded`] with the request's number follows. Blocks that have gone
+    /// since the plan was made are simply not counted as verified.
+    pub fn onboard(&self, onboard: Onboard) -> Result<(), Throttled<Onboard>> {
+        assert_eq!(onboard.chain.len(), onboard.targets.len(), "one slot for each block");
+        let Onboard { request, chain, targets, deadline } = onboard;
+        let job = Job::Load { request, chain, destination: Destination::Slots(targets), deadline };
+        self.send(job).map_err(|job| match job {
+            Job::Load { request, chain, destination: Destination::Slots(targets), deadline } => {
+                Throttled(Onboard { request, chain, targets, deadline })
+            }
+            _ => unreachable!("it went in as a load into slots"),
+        })
+    }
+
+    /// Brings a chain into host memory and holds it there: `reply` gets the leading blocks, on the store's thread.
+    pub fn hold(
+        &self,
+        chain: Vec<BlockIdentity>,
+        deadline: Instant,
+        reply: impl FnOnce(Vec<HostBlock>) + Send + 'static,
+    ) -> Result<(), Throttled<()>> {
+        let request = self.next_request.fetch_add(1, Ordering::Relaxed);
+        let destination = Destination::Held(Box::new(reply));
+        self.send(Job::Load { request, chain, destination, deadline }).map_err(|_| Throttled(()))
+    }
+
+    /// Starts a search in the tiers of other nodes; [`Moved::Prepared`] follows.
+    pub fn prepare(&self, prepare: Prepare) -> Result<(), Throttled<Prepare>> {
+        self.send(Job::Prepare(prepare)).map_err(|job| match job {
+            Job::Prepare(prepare) => Throttled(prepare),
+            _ => unreachable!("it went in as a search"),
+        })
+    }
+
+    /// Nobody waits for this request any more; nothing follows.
+    pub fn cancel(&self, request: u64) {
+        // What is inside is bounded already, and a cancellation makes it less.
+        let _stopped = self.messages.send(Message::Job(Job::Cancel(request)));
+    }
+
+    /// Throws blocks away, in every tier of this node.
+    pub fn forget(&self, chain: Vec<BlockIdentity>) {
+        let _stopped = self.messages.send(Message::Job(Job::Forget(chain)));
+    }
+
+    fn send(&self, job: Job) -> Result<(), Job> {
+        if self.messages.len() >= REQUESTS_MAX {
+            return Err(job);
+        }
+        self.messages.send(Message::Job(job)).map_err(|error| match error.into_inner() {
+            Message::Job(job) => job,
+            _ => unreachable!("it went in as a job"),
+        })
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _stopped = self.messages.send(Message::Stop);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed; there is nobody to hand it to.
+            let _panicked = thread.join();
+        }
+    }
+}
