@@ -279,11 +279,22 @@ impl Target {
             );
             return Ok(Self { path, bytes: 0, is_device: true, made: false });
         }
+        let only_reads = args.mode.iter().all(|mode| *mode == Mode::Read);
+        ensure!(
+            found.is_none() || args.force || only_reads,
+            "{} exists and would be overwritten; --force says so, or --mode read",
+            path.display()
+        );
         // A block is the granularity of direct I/O.
         let bytes = match &found {
             Some(found) if found.len() > 0 => found.len(),
             _ => args.file_size - args.file_size % 4096,
         };
+        ensure!(
+            bytes > 0 && bytes.is_multiple_of(4096),
+            "{} has {bytes} bytes, no multiple of 4096",
+            path.display()
+        );
         let target = Self { path, bytes, is_device: false, made: found.is_none() };
         // Opening makes, preallocates and fills it.
         drop(open_file(&target.path, target.bytes, true, true)?);

@@ -12,7 +12,7 @@ use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use dataplane_tcp::{TcpConfig, TcpFabric};
 use kvstore_block::BlockLayout;
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{Admission, AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
+use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::{IoEngine, pread, uring};
@@ -20,7 +20,9 @@ use kvstore_remote::{
     PoolConfig, PoolCounters, PoolNode, PoolServer, PoolService, RemoteConfig, RemoteCounters, RemotePool,
 };
 use kvstore_store::far::remote::RemoteTier;
-use kvstore_store::{DiskTier, HostTier, Moved, Store, StoreBuilder, StoreConfig, Survivor};
+use kvstore_store::{
+    DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, Store, StoreBuilder, StoreConfig, Survivor,
+};
 use router_engines::openai::CompletionRequest;
 use router_tokens::ModelText;
 use tokio::sync::Semaphore;
@@ -264,36 +266,32 @@ fn word(seed: u64, at: u64) -> u32 {
 }
 
 /// A disk tier in files, over io_uring where the kernel allows it.
-fn disk(folder: &Path, block_bytes: usize, slots: u32) -> Result<DiskTier> {
+fn disk(folder: &Path, block_bytes: usize, slots: u32) -> DiskTier {
     const DEPTH: usize = 64;
     let slot_bytes = block_bytes.next_multiple_of(4096);
     let bytes = (u64::from(slots) * slot_bytes as u64 * 17 / 16 + (1 << 20)).next_multiple_of(4096);
-    let files = || open_folder(&FolderConfig::new(folder, bytes, 1));
-    let ring = RingConfig { depth: DEPTH, ..RingConfig::default() };
-    let engine: Box<dyn IoEngine> = match uring::open(files()?, &ring) {
-        Ok(engine) => Box::new(engine),
-        Err(error) => {
-            println!("SKIPPED: io_uring ({error}); the disk is read and written with pread");
-            Box::new(pread::PreadEngine::new(files()?, &pread::PreadConfig::default())?)
-        }
+    let folder = folder.to_owned();
+    let open = move || {
+        let files = || open_folder(&FolderConfig::new(&folder, bytes, 1));
+        let ring = RingConfig { depth: DEPTH, ..RingConfig::default() };
+        let engine: Box<dyn IoEngine> = match uring::open(files()?, &ring) {
+            Ok(engine) => Box::new(engine),
+            Err(error) => {
+                println!("SKIPPED: io_uring ({error}); the disk is read and written with pread");
+                Box::new(pread::PreadEngine::new(files()?, &pread::PreadConfig::default())?)
+            }
+        };
+        let config = DiskConfig {
+            slot_bytes: slot_bytes as u32,
+            meta_bytes_max: DISK_META_BYTES_MAX as u16,
+            operations_max: DEPTH as u32,
+            ..DiskConfig::default()
+        };
+        let areas = [Area { file: 0, offset: 0, bytes }];
+        Ok((DiskLog::format(config, &areas, engine, 1, Moment::now())?, Vec::new()))
     };
-    let config = DiskConfig {
-        slot_bytes: slot_bytes as u32,
-        meta_bytes_max: 404,
-        operations_max: DEPTH as u32,
-        ..DiskConfig::default()
-    };
-    let areas = [Area { file: 0, offset: 0, bytes }];
-    let log = DiskLog::format(config, &areas, engine, 1, Moment::now())?;
-    let all = AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() };
-    Ok(DiskTier {
-        slots: log.slot_count(),
-        log,
-        recovered: Vec::new(),
-        depth: DEPTH,
-        eviction: PolicyKind::Lru,
-        admission: Admission::new(all, Moment::now()),
-    })
+    let admission = AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() };
+    DiskTier { open: Box::new(open), depth: DEPTH, eviction: PolicyKind::Lru, admission }
 }
 
 /// A folder that goes with the run.
@@ -347,7 +345,7 @@ impl Behind {
         let mut builder = StoreBuilder::new(StoreConfig::new(block_bytes, BLOCK_TOKENS as u32), host)?;
         if matches!(tiers, Tiers::Disk | Tiers::Remote) {
             let slots = if tiers == Tiers::Disk { all + all / 8 } else { all / 4 };
-            builder = builder.disk(disk(folder, block_bytes, slots)?);
+            builder = builder.disk(disk(folder, block_bytes, slots));
         }
         if tiers == Tiers::Remote {
             let slab_layout =
@@ -364,7 +362,14 @@ impl Behind {
             let mut pool = RemotePool::new(fabric, RemoteConfig::default(), counters, Instant::now())?;
             pool.set_nodes(&[PoolNode { name: "node".to_owned(), address }], Instant::now())?;
             let group = RemoteConfig::default().group_blocks as u32;
-            let tier = RemoteTier::start(pool, group, layout.fingerprint(), builder.inbox())?;
+            let tier = RemoteTier::start(
+                pool,
+                group,
+                layout.fingerprint(),
+                Duration::from_secs(2),
+                host_slots as usize,
+                builder.inbox(),
+            )?;
             builder = builder.other(Box::new(tier));
         }
         let (store, survivors) = builder.start(notify)?;

@@ -13,10 +13,11 @@ use crossbeam_channel::{Receiver, unbounded};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{Admission, AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
+use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
 use kvstore_io::testing::{MemoryEngine, MemoryFiles};
 use kvstore_store::{
-    Description, DiskTier, HostTier, Moved, Offload, Onboard, Plan, Prompt, Store, StoreBuilder, StoreConfig,
+    DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Moved, Offload, Onboard, Plan, Prompt, Store,
+    StoreBuilder, StoreConfig,
 };
 
 use super::slow::SlowEngine;
@@ -100,23 +101,25 @@ impl Rig {
         let pool = SlotPool::new(Arc::new(Slab::create("kvasir-bench-pool", layout, PageSize::Standard)?));
         let segment_bytes =
             (u64::from(slot_count) * BLOCK_BYTES as u64 + (4 << 20)).next_multiple_of(1 << 20);
-        let files = MemoryFiles::new(&[segment_bytes as usize]);
-        let engine = MemoryEngine::new(&files, 4096, 1 << 20, 64);
-        let engine = SlowEngine::new(engine, Duration::from_micros(args.latency_us), bytes_per_s);
-        let config =
-            DiskConfig { slot_bytes: BLOCK_BYTES as u32, operations_max: 64, ..DiskConfig::default() };
-        let areas = [Area { file: 0, offset: 0, bytes: segment_bytes }];
-        let log = DiskLog::format(config, &areas, Box::new(engine), 1, Moment::now())?;
+        let latency = Duration::from_micros(args.latency_us);
+        let open = move || {
+            let files = MemoryFiles::new(&[segment_bytes as usize]);
+            let engine = SlowEngine::new(MemoryEngine::new(&files, 4096, 1 << 20, 64), latency, bytes_per_s);
+            let config = DiskConfig {
+                slot_bytes: BLOCK_BYTES as u32,
+                meta_bytes_max: DISK_META_BYTES_MAX as u16,
+                operations_max: 64,
+                operation_timeout: Duration::from_secs(600),
+                ..DiskConfig::default()
+            };
+            let areas = [Area { file: 0, offset: 0, bytes: segment_bytes }];
+            Ok((DiskLog::format(config, &areas, Box::new(engine), 1, Moment::now())?, Vec::new()))
+        };
         let disk = DiskTier {
-            slots: log.slot_count(),
-            log,
-            recovered: Vec::new(),
+            open: Box::new(open),
             depth: 64,
             eviction: PolicyKind::Lru,
-            admission: Admission::new(
-                AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() },
-                Moment::now(),
-            ),
+            admission: AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() },
         };
         let host = HostTier { slots: HOST_SLOTS, pages: PageSize::Standard, eviction: PolicyKind::Lru };
         let builder = StoreBuilder::new(StoreConfig::new(BLOCK_BYTES, BLOCK_TOKENS as u32), host)?.disk(disk);

@@ -387,8 +387,8 @@ section! {
     DiskTierSettings, "disk_tier" {
         /// Space of each worker's tier; `"0 B"` turns it off.
         capacity: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 50);
-        /// A folder for the files (each worker makes one of its own in it, named by its port), a block device, `/dev/ngXnY`
-        /// or a PCI address, as `engine` wants it.
+        /// A folder for the files (each worker of `kvasir serve` makes one of its own in it), a block device, `/dev/ngXnY` or a
+        /// PCI address, as `engine` wants it.
         path: String = String::new();
         /// How it reads and writes: `auto` is io_uring where the kernel allows it, else pread; `nvme-passthrough` needs
         /// `/dev/ngXnY`, `nvme-user` a device bound to vfio-pci.
@@ -415,14 +415,15 @@ section! {
 section! {
     /// Host memory of other nodes (`kvasir store`) as a tier.
     RemoteTierSettings, "remote_tier" {
-        /// Where the nodes' pools are reached: what each prints at its start.
+        /// Where the nodes' pools are reached, `name=address`: what each prints at its start. The names decide which blocks are
+        /// whose, so all clients must use the same ones.
         nodes: Vec<String> = Vec::new();
         /// How long a look-up and the reads that follow may take before they are a miss.
         deadline: Duration = Duration::from_millis(200), in Duration::from_millis(1) => Duration::from_secs(60);
-        /// Blocks of a chain that are kept on one node.
-        group: u64 = 32, in 1 => 1024;
+        /// Blocks of a chain that are kept on one node; equal at all clients.
+        group: u64 = 32, in 1 => 64;
         /// Nodes that keep a group of blocks that is asked for often.
-        replicas: u64 = 2, in 1 => 8;
+        replicas: u64 = 2, in 1 => 2;
     }
 }
 
@@ -440,8 +441,8 @@ section! {
         credentials_file: String = String::new();
         /// Allow plain HTTP.
         allow_http: bool = false;
-        /// Blocks of a chain in one object.
-        run: u64 = 16, in 1 => 1024;
+        /// Blocks of a chain in one object; equal in all clusters that share it.
+        run: String = "16".to_owned(), one_of &["1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1024"];
         /// Objects older than that are misses and are deleted.
         ttl: Duration = Duration::from_secs(604_800), in Duration::from_secs(60) => Duration::from_secs(315_360_000);
         /// How long a look-up and a read may take before they are a miss.
@@ -452,19 +453,21 @@ section! {
 section! {
     /// A node that keeps blocks for others (`kvasir store`).
     StoreSettings, "store" {
+        /// Name of the node among the others.
+        name: String = "store".to_owned();
         /// Host memory that other nodes may use.
         pool: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);
         /// Bytes of one slot of the pool and of the tiers behind the RESP service. Workers' blocks must fit.
         slot: Bytes = Bytes(128 << 10), in Bytes(4 << 10) => Bytes(1 << 30);
-        /// Where the pool is reached over TCP.
+        /// Where the pool is reached over TCP. Whoever reaches it can read and write the pool: a network of its own.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 7400);
         /// Where `/metrics` and `/health` are.
         http: SocketAddr = SocketAddr::new(LOCALHOST, 7401);
         /// How long a client may hold blocks that it has looked up.
-        lease: Duration = Duration::from_secs(5), in Duration::from_millis(10) => Duration::from_secs(600);
+        lease: Duration = Duration::from_secs(10), in Duration::from_secs(5) => Duration::from_secs(600);
         /// Where the Redis protocol is served; empty turns it off. An address other than loopback needs a password.
         resp: Vec<String> = vec!["127.0.0.1:7379".to_owned()];
-        /// File with the password of the Redis protocol; empty: none.
+        /// File with the password of the Redis protocol, not readable by everybody; empty: none.
         resp_password_file: String = String::new();
     }
 }

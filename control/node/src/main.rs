@@ -109,11 +109,13 @@ enum Command {
         #[arg(long, hide = true)]
         instance: Option<String>,
     },
-    /// Keep blocks for others: a pool of host memory over the data plane, and the Redis protocol over memory, disk and
-    /// objects.
+    /// Keep blocks for others: a pool of host memory over the data plane, and the Redis protocol over memory and disk.
     Store {
         #[command(flatten)]
         common: Common,
+        /// Where `/metrics` and `/health` are (default: `store.http` of the configuration).
+        #[arg(long, value_name = "IP:PORT")]
+        listen: Option<SocketAddr>,
     },
     /// Run mock engines: no model, simulated time, the contract of a real engine.
     Mock(mock_command::MockArgs),
@@ -205,7 +207,7 @@ fn main() -> ExitCode {
         Command::Worker { common, role, listen, threads, instance } => {
             worker_role::run(&common, role, listen, threads, instance.as_deref())
         }
-        Command::Store { common } => store_role::run(&common),
+        Command::Store { common, listen } => store_role::run(&common, listen),
         Command::Key { command } => key_command::run(&command),
         Command::Top(args) => top_command::execute(&args),
         Command::Mock(args) => mock_command::run(&args),

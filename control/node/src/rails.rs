@@ -1,6 +1,6 @@
 //! The transports of a worker: chosen here, from the settings and from what the machine has, and bonded into one.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -61,8 +61,9 @@ pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
 fn open_as(settings: &Settings, slab: &Arc<Slab>, part: &str) -> Result<Rails> {
     verbs_config(settings)?;
     if settings.transfer.listen.ip().is_unspecified() {
+        let key = if part == "pool" { "store.listen" } else { "transfer.listen" };
         bail!(
-            "transfer.listen = \"{}\": peers are told this address, so it must be one of this host",
+            "{key} = \"{}\": peers are told this address, so it must be one of this host",
             settings.transfer.listen
         );
     }
@@ -126,8 +127,8 @@ pub(crate) fn open_client(settings: &Settings, slab: &Arc<Slab>, addresses: &[&s
         _ => "auto",
     }
     .to_owned();
-    // Nobody connects to a client, so it listens wherever there is room.
-    settings.transfer.listen.set_port(0);
+    // Nobody connects to a client: it listens on this host only, wherever there is room.
+    settings.transfer.listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     settings.rdma.listen.set_port(0);
     open_as(&settings, slab, "client")
 }
@@ -167,7 +168,8 @@ impl Building<'_> {
             same_user_only: transfer.same_user_only,
             ..ShmConfig::default()
         };
-        let fabric = ShmFabric::new(Arc::clone(self.slab), Some(&path), config)?;
+        let listen = (self.part != "client").then_some(path.as_str());
+        let fabric = ShmFabric::new(Arc::clone(self.slab), listen, config)?;
         let counters = Arc::clone(fabric.counters());
         self.counters.push(RailCounters {
             name: "shm".to_owned(),
@@ -186,7 +188,8 @@ impl Building<'_> {
             peer_dead_after: transfer.peer_dead_after,
             ..TcpConfig::default()
         };
-        let fabric = TcpFabric::new(Arc::clone(self.slab), Some(transfer.listen), config)?;
+        let listen = (self.part != "client").then_some(transfer.listen);
+        let fabric = TcpFabric::new(Arc::clone(self.slab), listen, config)?;
         let counters = fabric.counters();
         self.counters
             .push(RailCounters { name: "tcp".to_owned(), read: Box::new(move || tcp_counted(&counters)) });

@@ -1,16 +1,19 @@
 //! `kvasir store`: a node that keeps blocks for others, and named values for programs that speak the Redis protocol.
 //!
 //! Two things in one process, each with memory of its own: a pool that workers' stores reach over the data plane with
-//! one-sided reads (`store.pool`), and a store of tiers behind the Redis protocol (`host_tier`, `disk_tier`,
-//! `object_tier`; cut into `store.slot`s).
+//! one-sided reads (`store.pool`), and a store of host memory and disk behind the Redis protocol (`host_tier`,
+//! `disk_tier`, cut into `store.slot`s). Values have names, not contents, for identities: they are not shared with other
+//! nodes, so the tiers of others are refused here.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use axum::Router;
+use axum::http::StatusCode;
 use axum::routing::get;
 use control_config::Settings;
 use dataplane_memory::{Slab, SlabLayout, SlotPool};
@@ -27,8 +30,9 @@ use crate::{Common, compose, http, process, rails, worker_role};
 /// Blocks that hold values have no tokens; a plan is never asked for.
 const TOKENS: u32 = 1;
 
-pub(crate) fn run(common: &Common) -> Result<ExitCode> {
-    let settings = process::start(common)?;
+pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCode> {
+    let mut settings = process::start(common)?;
+    settings.store.http = listen.unwrap_or(settings.store.http);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(keep(&settings))?;
     runtime.shutdown_background();
@@ -65,13 +69,17 @@ async fn keep(settings: &Settings) -> Result<()> {
     let listener = http::bind(settings.store.http).await?;
     println!("Metrics on http://{}/metrics", listener.local_addr()?);
     let running = Arc::new(running);
-    let shown = Arc::clone(&running);
+    let (shown, asked) = (Arc::clone(&running), Arc::clone(&running));
     let router = Router::new()
-        .route("/health", get(|| async { "ok" }))
+        .route("/health", get(move || std::future::ready(health(&asked))))
         .route("/metrics", get(move || std::future::ready(metrics(&shown))));
     http::serve(PlainListener::new(listener), router, stop).await;
     if let Some(serving) = serving {
         serving.await?;
+    }
+    if let Some((store, ..)) = &running.values {
+        // What the disk was given is put on stable storage.
+        store.close();
     }
     Ok(())
 }
@@ -93,17 +101,29 @@ fn pool(settings: &Settings) -> Result<(PoolService, Arc<PoolCounters>)> {
     let config = PoolConfig { lease: settings.store.lease, ..PoolConfig::default() };
     let server = PoolServer::new(rails.bond, SlotPool::new(slab), config, Arc::clone(&counters))?;
     let service = PoolService::start(server)?;
-    println!("A pool of {slots} slots of {}, for `remote_tier.nodes`:", settings.store.slot);
+    println!(
+        "A pool of {slots} slots of {}; one of these goes into `remote_tier.nodes`:",
+        settings.store.slot
+    );
     for address in rails::notation(&rails.address) {
-        println!("  \"{address}\"");
+        println!("  \"{}={address}\"", settings.store.name);
     }
     Ok((service, counters))
 }
 
 async fn values(settings: &Settings) -> Result<(Server<StoredValues>, Arc<Store>, TierCounters)> {
     let slot_bytes = settings.store.slot.0 as usize;
+    ensure!(
+        settings.remote_tier.nodes.is_empty() && settings.object_tier.url.is_empty(),
+        "remote_tier and object_tier are for workers: values of the Redis protocol stay on this node"
+    );
+    ensure!(
+        settings.disk_tier.write_frequency == 1,
+        "disk_tier.write_frequency must be 1 for the Redis protocol: each SET is new"
+    );
     let blocks = Blocks {
         bytes: slot_bytes,
+        quantised: None,
         tokens: TOKENS,
         fingerprint: xxh3_64(format!("named values in slots of {slot_bytes} bytes").as_bytes()),
         host_slots: settings.host_tier.capacity.0 as usize / slot_bytes,
@@ -114,7 +134,7 @@ async fn values(settings: &Settings) -> Result<(Server<StoredValues>, Arc<Store>
     let opened = tiers::open(settings, &blocks, |_| {})?
         .context("store.resp is set, and host_tier.capacity holds not even one store.slot")?;
     let config = resp_config(settings)?;
-    let values = StoredValues::new(Arc::clone(&opened.store), slot_bytes, opened.slots, opened.survivors);
+    let values = StoredValues::new(Arc::clone(&opened.store), slot_bytes, opened.survivors);
     let server = Server::bind(values, config).await?;
     for bound in server.bound() {
         println!("The Redis protocol on {bound}");
@@ -141,14 +161,38 @@ fn resp_config(settings: &Settings) -> Result<RespConfig> {
         path => {
             let text = std::fs::read_to_string(path)
                 .with_context(|| format!("store.resp_password_file = \"{path}\""))?;
-            Some(Password::new(text.trim_end_matches(['\r', '\n'])))
+            let text = text.trim_end_matches(['\r', '\n']);
+            ensure!(!text.is_empty(), "store.resp_password_file = \"{path}\" is empty");
+            let mode = std::fs::metadata(path)?.permissions().mode();
+            ensure!(
+                mode & 0o007 == 0,
+                "store.resp_password_file = \"{path}\" can be read by everybody (chmod 600)"
+            );
+            Some(Password::new(text))
         }
     };
     ensure!(
         !is_remote || password.is_some(),
         "store.resp names an address other than loopback, which needs store.resp_password_file"
     );
-    Ok(RespConfig { listen, allow_remote: is_remote, password, allow_flush: true, ..RespConfig::default() })
+    Ok(RespConfig {
+        listen,
+        allow_remote: is_remote,
+        password,
+        allow_flush: true,
+        drain: settings.serve.drain,
+        ..RespConfig::default()
+    })
+}
+
+fn health(running: &Running) -> (StatusCode, &'static str) {
+    if running.pool.as_ref().is_some_and(|(service, _)| service.has_stopped()) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the pool's thread has ended");
+    }
+    if running.values.as_ref().is_some_and(|(store, ..)| !store.is_alive()) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the store's thread has ended");
+    }
+    (StatusCode::OK, "ok")
 }
 
 fn metrics(running: &Running) -> String {

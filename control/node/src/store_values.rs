@@ -2,11 +2,12 @@
 //!
 //! A value lies in as many blocks as its length takes. Their identities are chained hashes of (key, number of this `SET`,
 //! piece), so a value that replaces another has other blocks, and an old one that is still on its way somewhere can never
-//! be taken for the new one. Which keys there are, and which `SET` counts, is kept in memory, for at most
-//! [`Directory::keys_max`] keys; each value's first block carries its key, so that what the disk has kept is found again
-//! after a restart (a key of more than [`KEY_KEPT_MAX`] bytes is not).
+//! be taken for the new one. Which keys there are, and which `SET` counts, is kept in memory, for at most as many keys as
+//! there are blocks; each value's first block carries its key, so that what the disk has kept is found again after a
+//! restart (a key of more than [`KEY_KEPT_MAX`] bytes is not, nor is what `EXPIRE` said later).
 //!
-//! A value of which a block has been evicted or is damaged is absent, and its other blocks are given back.
+//! A value of which a block has been evicted is absent. A `SET` that has begun goes on to its end though its client leaves,
+//! so that no block of it is left behind.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +31,12 @@ const META_FIXED: usize = 24;
 /// The longest key that outlives the process.
 const KEY_KEPT_MAX: usize = META_BYTES_MAX - META_FIXED;
 const KEY_CONTEXT: &str = "kvasir 2026-11 named values v1";
+/// Bytes of values that are read at a time, as a part of host memory: they are held there as a whole.
+const READS_SHARE: u64 = 2;
+/// Keys have at least so much memory.
+const KEY_BYTES_MIN: u64 = 16 << 20;
+/// What a key costs in memory besides its bytes, for the bound on all of them.
+const KEY_OVERHEAD_BYTES: u64 = 256;
 
 #[derive(Debug, Clone)]
 struct Named {
@@ -49,7 +56,10 @@ struct Directory {
     /// The next place to look at when there are too many keys.
     hand: usize,
     bytes: u64,
+    /// Memory of the keys themselves.
+    key_bytes: u64,
     keys_max: usize,
+    key_bytes_max: u64,
 }
 
 impl Directory {
@@ -60,7 +70,9 @@ impl Directory {
     /// Replaces what the key named, and gives back what that was. When there are too many keys, another goes.
     fn insert(&mut self, named: Named) -> Vec<Named> {
         let mut gone: Vec<Named> = self.remove(&named.key.clone()).into_iter().collect();
-        while self.by_key.len() >= self.keys_max && !self.by_key.is_empty() {
+        self.key_bytes += named.key.len() as u64 + KEY_OVERHEAD_BYTES;
+        let is_full = |of: &Self| of.by_key.len() >= of.keys_max || of.key_bytes > of.key_bytes_max;
+        while is_full(self) && !self.by_key.is_empty() {
             let place = self.hand % self.places.len();
             self.hand = place + 1;
             let key = self.places[place].as_ref().map(|named| named.key.clone());
@@ -81,54 +93,72 @@ impl Directory {
         self.free.push(place);
         let named = self.places[place].take()?;
         self.bytes -= named.bytes;
+        self.key_bytes -= named.key.len() as u64 + KEY_OVERHEAD_BYTES;
         Some(named)
     }
 }
 
 /// See the module's documentation.
-pub(crate) struct StoredValues {
+pub(crate) struct StoredValues(Arc<Inner>);
+
+struct Inner {
     store: Arc<Store>,
     slot_bytes: usize,
     bytes_max: u64,
     value_bytes_max: u64,
     directory: Mutex<Directory>,
     next_number: AtomicU64,
-    puts: Semaphore,
+    /// Blocks on their way into the store.
+    puts: Arc<Semaphore>,
+    /// Blocks of host memory that reads hold.
+    reads: Semaphore,
 }
 
 impl StoredValues {
-    /// Values in a store of `slots` blocks of `slot_bytes`, `host_slots` of them in memory, with those that it has kept.
-    pub(crate) fn new(
-        store: Arc<Store>,
-        slot_bytes: usize,
-        [host_slots, slots]: [u64; 2],
-        survivors: Vec<Survivor>,
-    ) -> Self {
-        let mut directory = Directory { keys_max: slots.max(1) as usize, ..Directory::default() };
+    /// Values in a store with slots of `slot_bytes`, with those that it has kept.
+    pub(crate) fn new(store: Arc<Store>, slot_bytes: usize, survivors: Vec<Survivor>) -> Self {
+        let [host_slots, disk_slots] = store.slots();
+        let slots = host_slots + disk_slots;
         let mut kept: Vec<Named> = survivors.iter().filter_map(named_of).collect();
-        // The last `SET` of a key counts.
+        // The last `SET` of a key counts, if all of it is here.
         kept.sort_unstable_by_key(|named| named.number);
-        for named in kept {
-            directory.insert(named);
-        }
-        Self {
-            store,
+        let newest = kept.last().map_or(0, |named| named.number);
+        let reads = (host_slots / READS_SHARE).max(1);
+        let inner = Inner {
             slot_bytes,
             bytes_max: slots * slot_bytes as u64,
-            // A value is held in memory as a whole while it is read; two of the largest fit.
-            value_bytes_max: (host_slots / 2).max(1) * slot_bytes as u64,
-            directory: Mutex::new(directory),
-            // Numbers of earlier processes are times of the past.
-            next_number: AtomicU64::new(now_ms() << 20),
-            puts: Semaphore::new(PUTS_MAX),
+            value_bytes_max: reads * slot_bytes as u64,
+            directory: Mutex::new(Directory {
+                keys_max: slots.max(1) as usize,
+                key_bytes_max: (host_slots * slot_bytes as u64).max(KEY_BYTES_MIN),
+                ..Directory::default()
+            }),
+            // Numbers of earlier processes are times of the past, unless the clock was set back.
+            next_number: AtomicU64::new((now_ms() << 20).max(newest + 1)),
+            puts: Arc::new(Semaphore::new(PUTS_MAX)),
+            reads: Semaphore::new(reads.min(Semaphore::MAX_PERMITS as u64) as usize),
+            store,
+        };
+        for named in kept {
+            let chain = inner.chain(&named.key, named.number, named.bytes);
+            let is_alive = named.ends_at.is_none_or(|ends_at| ends_at > now_ms());
+            let gone = match is_alive && inner.store.look_up(&chain) == chain.len() {
+                true => inner.directory().insert(named),
+                false => vec![named],
+            };
+            gone.iter().for_each(|named| inner.forget(named));
         }
+        Self(Arc::new(inner))
     }
+}
 
+impl Inner {
     /// Held for map operations only.
     fn directory(&self) -> MutexGuard<'_, Directory> {
         self.directory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What the key names, if its time is not over.
     fn find(&self, key: &[u8]) -> Option<Named> {
         let named = self.directory().get(key).cloned()?;
         if named.ends_at.is_some_and(|ends_at| ends_at <= now_ms()) {
@@ -136,6 +166,16 @@ impl StoredValues {
             return None;
         }
         Some(named)
+    }
+
+    /// The same, if all of the value is here.
+    fn find_whole(&self, key: &[u8]) -> Option<Named> {
+        self.find(key).filter(|named| self.is_whole(named))
+    }
+
+    fn is_whole(&self, named: &Named) -> bool {
+        let chain = self.chain(&named.key, named.number, named.bytes);
+        named.bytes == 0 || self.store.look_up(&chain) == chain.len()
     }
 
     fn chain(&self, key: &[u8], number: u64, bytes: u64) -> Vec<BlockIdentity> {
@@ -148,7 +188,11 @@ impl StoredValues {
         (0..pieces).map(|_| chain.next(&words)).collect()
     }
 
-    /// Forgets a value, unless another has taken its name meanwhile.
+    fn forget(&self, named: &Named) {
+        self.store.forget(self.chain(&named.key, named.number, named.bytes));
+    }
+
+    /// Forgets a value; false when another has taken its name meanwhile.
     fn drop_value(&self, named: &Named) -> bool {
         let mut directory = self.directory();
         let is_same = directory.get(&named.key).is_some_and(|now| now.number == named.number);
@@ -156,135 +200,149 @@ impl StoredValues {
             directory.remove(&named.key);
         }
         drop(directory);
-        self.store.forget(self.chain(&named.key, named.number, named.bytes));
+        self.forget(named);
         is_same
     }
 
-    /// Puts the blocks of a value; whether all of them are stored.
+    /// Puts the blocks of a value; whether all of them are stored. Returns when none is on its way any more.
     async fn put(&self, named: &Named, chain: &[BlockIdentity], value: &Value) -> bool {
         let mut waiting = Vec::with_capacity(chain.len());
+        let mut all = true;
         for (position, identity) in chain.iter().enumerate() {
             let start = position * self.slot_bytes;
             let piece = value.slice(start..start + self.slot_bytes);
             let meta = if position == 0 { meta_of(named) } else { Vec::new() };
             let parent = position.checked_sub(1).map(|parent| chain[parent]);
             let description = Description { parent, position: position as u32, meta: meta.into() };
-            let Ok(permit) = self.puts.acquire().await else { return false };
+            let Ok(permit) = Arc::clone(&self.puts).acquire_owned().await else { return false };
             let (done, is_stored) = oneshot::channel();
             let done = move |stored| {
-                // Whoever asked may have gone.
+                // The permit goes back with the block, whoever waits for it or not.
+                drop(permit);
                 let _gone = done.send(stored);
             };
             if self.store.put(*identity, description, piece.into_pieces(), done).is_err() {
-                return false;
+                all = false;
+                break;
             }
-            waiting.push(async move {
-                let stored = is_stored.await.unwrap_or(false);
-                drop(permit);
-                stored
-            });
+            waiting.push(is_stored);
         }
-        let mut all = true;
-        for stored in waiting {
-            all &= stored.await;
+        for is_stored in waiting {
+            all &= is_stored.await.unwrap_or(false);
         }
         all
+    }
+
+    async fn set(&self, key: Bytes, value: Value, options: SetOptions) -> SetOutcome {
+        let is_met = |before: Option<&Named>| match options.condition {
+            Condition::Always => true,
+            Condition::IfAbsent => before.is_none(),
+            Condition::IfPresent => before.is_some(),
+        };
+        let before = self.find_whole(&key);
+        if !is_met(before.as_ref()) {
+            return SetOutcome::ConditionUnmet;
+        }
+        let bytes = value.len() as u64;
+        if bytes > self.value_bytes_max {
+            return SetOutcome::TooLarge { bytes_max: self.value_bytes_max };
+        }
+        let ends_at = match options.expiry {
+            Expiry::Never => None,
+            Expiry::After(after) => Some(now_ms().saturating_add(after.as_millis() as u64)),
+            Expiry::Keep => before.as_ref().and_then(|named| named.ends_at),
+        };
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let named = Named { key, number, bytes, ends_at };
+        let chain = self.chain(&named.key, number, bytes);
+        if bytes > 0 && !self.put(&named, &chain, &value).await {
+            self.store.forget(chain);
+            return SetOutcome::Throttled;
+        }
+        let mut directory = self.directory();
+        let other = directory.get(&named.key);
+        // Others may have set the key meanwhile: a condition counts now, and of two the one that began later.
+        let was_there = before.as_ref().map(|named| named.number);
+        let is_changed = other.map(|other| other.number) != was_there;
+        let is_unmet = is_changed && !is_met(other);
+        let is_last = other.is_none_or(|other| other.number < number);
+        let gone = if is_last && !is_unmet { directory.insert(named) } else { vec![named] };
+        drop(directory);
+        gone.iter().for_each(|named| self.forget(named));
+        if is_unmet { SetOutcome::ConditionUnmet } else { SetOutcome::Stored }
     }
 }
 
 impl Values for StoredValues {
     async fn get(&self, key: &[u8]) -> Result<Option<Value>, ValueError> {
-        let Some(named) = self.find(key) else { return Ok(None) };
+        let inner = &self.0;
+        let Some(named) = inner.find(key) else { return Ok(None) };
         if named.bytes == 0 {
             return Ok(Some(Value::default()));
         }
-        let chain = self.chain(key, named.number, named.bytes);
+        let chain = inner.chain(key, named.number, named.bytes);
         let wanted = chain.len();
+        let failed = |reason: &str| ValueError::Failed { operation: "GET", reason: reason.to_owned() };
+        let room =
+            inner.reads.acquire_many(wanted as u32).await.map_err(|_| failed("the store has stopped"))?;
         let (reply, blocks) = oneshot::channel();
-        let sent = self.store.hold(chain, Instant::now() + READ_MAX, move |blocks| {
+        let sent = inner.store.hold(chain, Instant::now() + READ_MAX, move |blocks| {
             // Whoever asked may have gone; the blocks go back with the answer.
             let _gone = reply.send(blocks);
         });
         if sent.is_err() {
-            let reason = "too many requests are inside".to_owned();
-            return Err(ValueError::Failed { operation: "GET", reason });
+            return Err(failed("too many requests are inside"));
         }
         let blocks = blocks.await.unwrap_or_default();
-        let pieces: Option<Value> =
-            blocks.iter().map(|block| block.to_bytes().map(Bytes::from)).collect::<Option<Value>>();
-        let value = pieces.filter(|value| blocks.len() == wanted && value.len() as u64 == named.bytes);
+        if blocks.len() < wanted {
+            // Evicted, or late: what is here stays until something else needs its place.
+            return Ok(None);
+        }
+        let pieces = blocks.iter().map(|block| block.to_bytes().map(Bytes::from)).collect::<Option<Value>>();
+        drop((blocks, room));
+        let value = pieces.filter(|value| value.len() as u64 == named.bytes);
         if value.is_none() {
-            self.drop_value(&named);
+            tracing::warn!("a value is damaged and is thrown away");
+            inner.drop_value(&named);
         }
         Ok(value)
     }
 
     async fn set(&self, key: &[u8], value: Value, options: SetOptions) -> Result<SetOutcome, ValueError> {
-        let before = self.find(key);
-        let is_met = match options.condition {
-            Condition::Always => true,
-            Condition::IfAbsent => before.is_none(),
-            Condition::IfPresent => before.is_some(),
-        };
-        if !is_met {
-            return Ok(SetOutcome::ConditionUnmet);
-        }
-        let bytes = value.len() as u64;
-        if bytes > self.value_bytes_max {
-            return Ok(SetOutcome::TooLarge { bytes_max: self.value_bytes_max });
-        }
-        let ends_at = match options.expiry {
-            Expiry::Never => None,
-            Expiry::After(after) => Some(now_ms().saturating_add(after.as_millis() as u64)),
-            Expiry::Keep => before.and_then(|named| named.ends_at),
-        };
-        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let named = Named { key: Bytes::copy_from_slice(key), number, bytes, ends_at };
-        let chain = self.chain(key, number, bytes);
-        if bytes > 0 && !self.put(&named, &chain, &value).await {
-            self.store.forget(chain);
-            return Ok(SetOutcome::Throttled);
-        }
-        let mut directory = self.directory();
-        // Two at once: the one that came later counts.
-        let is_last = directory.get(key).is_none_or(|other| other.number < number);
-        let gone = if is_last { directory.insert(named) } else { vec![named] };
-        drop(directory);
-        for named in gone {
-            self.store.forget(self.chain(&named.key, named.number, named.bytes));
-        }
-        Ok(SetOutcome::Stored)
+        let (inner, key) = (Arc::clone(&self.0), Bytes::copy_from_slice(key));
+        // A task of its own: what has begun ends, though the client may leave.
+        let set = tokio::spawn(async move { inner.set(key, value, options).await });
+        set.await.map_err(|error| ValueError::Failed { operation: "SET", reason: error.to_string() })
+    }
+
+    fn size_hint(&self, key: &[u8]) -> Option<u64> {
+        Some(self.0.find(key).map_or(0, |named| named.bytes))
     }
 
     async fn look(&self, key: &[u8]) -> Result<Option<Entry>, ValueError> {
-        let Some(named) = self.find(key) else { return Ok(None) };
-        let chain = self.chain(key, named.number, named.bytes);
-        if named.bytes > 0 && self.store.look_up(&chain) < chain.len() {
-            self.drop_value(&named);
-            return Ok(None);
-        }
+        let Some(named) = self.0.find_whole(key) else { return Ok(None) };
         let left = |ends_at: u64| Duration::from_millis(ends_at.saturating_sub(now_ms()));
         Ok(Some(Entry { bytes: named.bytes, expires_in: named.ends_at.map(left) }))
     }
 
     async fn delete(&self, key: &[u8]) -> Result<bool, ValueError> {
-        let was_there = self.look(key).await?.is_some();
-        Ok(self.find(key).is_some_and(|named| self.drop_value(&named)) && was_there)
+        let Some(named) = self.0.find(key) else { return Ok(false) };
+        let was_whole = self.0.is_whole(&named);
+        Ok(self.0.drop_value(&named) && was_whole)
     }
 
     async fn expire(&self, key: &[u8], after: Option<Duration>) -> Result<bool, ValueError> {
-        if self.look(key).await?.is_none() {
-            return Ok(false);
-        }
+        let Some(found) = self.0.find_whole(key) else { return Ok(false) };
         let ends_at = after.map(|after| now_ms().saturating_add(after.as_millis() as u64));
-        let mut directory = self.directory();
+        let mut directory = self.0.directory();
         let place = directory.by_key.get(key).copied();
         let named = place.and_then(|place| directory.places[place].as_mut());
-        Ok(named.map(|named| named.ends_at = ends_at).is_some())
+        let same = named.filter(|named| named.number == found.number);
+        Ok(same.map(|named| named.ends_at = ends_at).is_some())
     }
 
     async fn keys(&self, cursor: u64, limit: usize) -> Result<KeyPage, ValueError> {
-        let directory = self.directory();
+        let directory = self.0.directory();
         let (start, now) = (cursor as usize, now_ms());
         let mut page = KeyPage::default();
         for (place, named) in directory.places.iter().enumerate().skip(start) {
@@ -299,19 +357,18 @@ impl Values for StoredValues {
     }
 
     async fn clear(&self) -> Result<(), ValueError> {
-        let mut directory = self.directory();
-        let keys_max = directory.keys_max;
-        let old = std::mem::replace(&mut *directory, Directory { keys_max, ..Directory::default() });
+        let mut directory = self.0.directory();
+        let (keys_max, key_bytes_max) = (directory.keys_max, directory.key_bytes_max);
+        let empty = Directory { keys_max, key_bytes_max, ..Directory::default() };
+        let old = std::mem::replace(&mut *directory, empty);
         drop(directory);
-        for named in old.places.into_iter().flatten() {
-            self.store.forget(self.chain(&named.key, named.number, named.bytes));
-        }
+        old.places.iter().flatten().for_each(|named| self.0.forget(named));
         Ok(())
     }
 
     fn usage(&self) -> Usage {
-        let directory = self.directory();
-        Usage { keys: directory.by_key.len() as u64, bytes: directory.bytes, bytes_max: self.bytes_max }
+        let directory = self.0.directory();
+        Usage { keys: directory.by_key.len() as u64, bytes: directory.bytes, bytes_max: self.0.bytes_max }
     }
 }
 

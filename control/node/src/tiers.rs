@@ -9,20 +9,23 @@ use anyhow::{Context, Result, bail, ensure};
 use control_config::Settings;
 use dataplane_memory::PageSize;
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{Admission, AdmissionConfig, Area, DiskConfig, DiskCounters, DiskLog, Moment};
+use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskCounters, DiskLog, Moment, Recovered};
 use kvstore_io::IoEngine;
-use kvstore_io::files::{DeviceConfig, Files, FolderConfig, open_device, open_folder};
+use kvstore_io::files::{
+    DeviceConfig, Files, FolderConfig, SIGNATURE_BYTES, open_device, open_folder, signature,
+};
 use kvstore_io::passthrough::{self, NvmeDevice, NvmeDeviceConfig};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
 use kvstore_nvme::{NvmeConfig, NvmeEngine, PciAddress};
 use kvstore_object::{Credentials, Location, ObjectConfig, ObjectCounters, S3Config};
+use kvstore_quantise::QuantisedLayout;
 use kvstore_remote::{PoolNode, RemoteConfig, RemoteCounters, RemotePool};
 use kvstore_store::far::object::ObjectTier;
 use kvstore_store::far::remote::RemoteTier;
 use kvstore_store::{
-    DiskTier, HostTier, META_BYTES_MAX, Moved, Store, StoreBuilder, StoreConfig, Survivor, WriteMode,
+    DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, Store, StoreBuilder, StoreConfig, Survivor, WriteMode,
 };
 
 use crate::rails;
@@ -34,8 +37,10 @@ const BLOCK_BYTES: usize = 4096;
 
 /// What is to be stored.
 pub(crate) struct Blocks<'a> {
-    /// Bytes of one.
+    /// Bytes of one, as it is kept.
     pub(crate) bytes: usize,
+    /// How that is; `None`: as it is.
+    pub(crate) quantised: Option<QuantisedLayout>,
     /// Tokens of one.
     pub(crate) tokens: u32,
     /// Of model, weights and layout.
@@ -51,8 +56,6 @@ pub(crate) struct Blocks<'a> {
 pub(crate) struct Opened {
     pub(crate) store: Arc<Store>,
     pub(crate) survivors: Vec<Survivor>,
-    /// Slots of host memory, and of all tiers of this node.
-    pub(crate) slots: [u64; 2],
     pub(crate) counters: TierCounters,
 }
 
@@ -108,16 +111,13 @@ pub(crate) fn open(
     let config = StoreConfig {
         disk_write: if settings.disk_tier.write == "back" { WriteMode::Back } else { WriteMode::Through },
         others_deadline: others_deadline(settings),
+        quantised: blocks.quantised,
         ..StoreConfig::new(blocks.bytes, blocks.tokens)
     };
     let mut builder = StoreBuilder::new(config, host)?;
     let mut counters = TierCounters::default();
-    let mut slots = u64::from(host.slots);
     if settings.disk_tier.capacity.0 > 0 {
-        let disk = disk(settings, blocks, &builder)?;
-        slots += u64::from(disk.slots);
-        counters.disk = Some(Arc::clone(disk.log.counters()));
-        builder = builder.disk(disk);
+        builder = builder.disk(disk(settings, blocks)?);
     }
     if !settings.remote_tier.nodes.is_empty() {
         let (tier, counted) = remote(settings, blocks, &builder)?;
@@ -130,7 +130,8 @@ pub(crate) fn open(
         builder = builder.other(Box::new(tier));
     }
     let (store, survivors) = builder.start(notify)?;
-    Ok(Some(Opened { store: Arc::new(store), survivors, slots: [u64::from(host.slots), slots], counters }))
+    counters.disk = store.disk_counters().cloned();
+    Ok(Some(Opened { store: Arc::new(store), survivors, counters }))
 }
 
 /// The slower tiers are asked one after the other, each within its own deadline.
@@ -153,27 +154,47 @@ fn eviction(name: &str) -> PolicyKind {
     }
 }
 
-fn disk(settings: &Settings, blocks: &Blocks<'_>, builder: &StoreBuilder) -> Result<DiskTier> {
+fn disk(settings: &Settings, blocks: &Blocks<'_>) -> Result<DiskTier> {
     let tier = &settings.disk_tier;
     ensure!(!tier.path.is_empty(), "disk_tier.path is empty, and disk_tier.capacity is {}", tier.capacity);
     let slot_bytes = blocks.bytes.next_multiple_of(BLOCK_BYTES);
-    let engine = engine(settings, blocks.instance)?;
-    let areas = areas(engine.geometry().files.as_slice(), tier.segment.0, tier.capacity.0);
     let config = DiskConfig {
         fingerprint: blocks.fingerprint,
         slot_bytes: u32::try_from(slot_bytes).context("a block is too large for the disk tier")?,
-        // The block's place in its chain stands before what the worker keeps with it.
-        meta_bytes_max: (META_BYTES_MAX + 4) as u16,
+        meta_bytes_max: DISK_META_BYTES_MAX as u16,
         reformat: tier.reformat,
         operations_max: tier.depth as u32,
         ..DiskConfig::default()
     };
+    let admission = AdmissionConfig {
+        frequency_min: tier.write_frequency as u32,
+        bytes_per_second: tier.write_bandwidth.0,
+        burst_bytes: tier.write_bandwidth.0.max(slot_bytes as u64),
+        bytes_per_day: tier.write_per_day.0,
+    };
+    let (settings, instance) = (settings.clone(), blocks.instance.map(str::to_owned));
+    let open = move || Ok(open_log(&settings, instance.as_deref(), config)?);
+    Ok(DiskTier {
+        open: Box::new(open),
+        depth: tier.depth as usize,
+        eviction: eviction(&tier.eviction),
+        admission,
+    })
+}
+
+/// Opens the log; called on the thread that drives it.
+fn open_log(
+    settings: &Settings,
+    instance: Option<&str>,
+    config: DiskConfig,
+) -> Result<(DiskLog, Vec<Recovered>)> {
+    let tier = &settings.disk_tier;
+    let slot_bytes = config.slot_bytes;
+    let engine = engine(settings, instance)?;
+    let areas = areas(engine.geometry().files.as_slice(), tier.segment.0, tier.capacity.0);
     let name = engine.name();
-    let (mut log, recovered, report) = DiskLog::open(config, &areas, engine, fresh_id(), Moment::now())
+    let (log, recovered, report) = DiskLog::open(config, &areas, engine, fresh_id(), Moment::now())
         .with_context(|| format!("the disk tier in {}", tier.path))?;
-    if let Err(error) = log.register(builder.slab()) {
-        tracing::info!("disk tier: memory is not registered, reads and writes take longer: {error}");
-    }
     tracing::info!(
         "disk tier: {} slots of {slot_bytes} bytes in {} over {name}; {} blocks from before, found in {:.1} ms",
         log.slot_count(),
@@ -181,20 +202,7 @@ fn disk(settings: &Settings, blocks: &Blocks<'_>, builder: &StoreBuilder) -> Res
         report.recovered,
         report.elapsed.as_secs_f64() * 1e3
     );
-    let limits = AdmissionConfig {
-        frequency_min: tier.write_frequency as u32,
-        bytes_per_second: tier.write_bandwidth.0,
-        burst_bytes: tier.write_bandwidth.0.max(slot_bytes as u64),
-        bytes_per_day: tier.write_per_day.0,
-    };
-    Ok(DiskTier {
-        slots: log.slot_count(),
-        log,
-        recovered,
-        depth: tier.depth as usize,
-        eviction: eviction(&tier.eviction),
-        admission: Admission::new(limits, Moment::now()),
-    })
+    Ok((log, recovered))
 }
 
 /// One segment of each file, or as many as fit into a device.
@@ -222,7 +230,7 @@ fn engine(settings: &Settings, instance: Option<&str>) -> Result<Box<dyn IoEngin
                 NvmeDeviceConfig { path: path.into(), force: tier.reformat, block_bytes: BLOCK_BYTES };
             return Ok(Box::new(passthrough::open(NvmeDevice::open(&config)?, &ring)?));
         }
-        "nvme-user" => return nvme_user(&tier.path, depth),
+        "nvme-user" => return nvme_user(&tier.path, depth, tier.reformat),
         _ => {}
     }
     let mut open = files(settings, path, instance)?;
@@ -238,14 +246,18 @@ fn engine(settings: &Settings, instance: Option<&str>) -> Result<Box<dyn IoEngin
     Ok(Box::new(PreadEngine::new(open, &config)?))
 }
 
-fn nvme_user(address: &str, depth: usize) -> Result<Box<dyn IoEngine>> {
-    let address: PciAddress = address.parse().with_context(|| {
+fn nvme_user(address: &str, depth: usize, reformat: bool) -> Result<Box<dyn IoEngine>> {
+    let parsed: PciAddress = address.parse().with_context(|| {
         format!(
             "disk_tier.path: \"{address}\" is not a PCI address like `0000:01:00.0`, which `nvme-user` needs"
         )
     })?;
     let config = NvmeConfig { requests_max: depth, ..NvmeConfig::default() };
-    Ok(Box::new(NvmeEngine::open(address, &config)?))
+    let mut engine = NvmeEngine::open(parsed, &config)?;
+    if !reformat && let Some(what) = signature(&engine.first_bytes(SIGNATURE_BYTES)?) {
+        bail!("{address}: {what} is on it, and disk_tier.reformat is not set");
+    }
+    Ok(Box::new(engine))
 }
 
 fn files(settings: &Settings, path: &Path, instance: Option<&str>) -> Result<Files> {
@@ -271,9 +283,16 @@ fn remote(
     let tier = &settings.remote_tier;
     let mut nodes = Vec::with_capacity(tier.nodes.len());
     for text in &tier.nodes {
-        let (name, address) = text.split_once('=').unwrap_or((text, text));
+        let Some((name, address)) = text.split_once('=') else {
+            bail!(
+                "remote_tier.nodes: \"{text}\" is not like `name=tcp:10.0.0.2:7400`; the name decides which blocks are its"
+            );
+        };
         let known = ["tcp:", "rdma:", "shm:"].iter().any(|kind| address.starts_with(kind));
-        ensure!(known, "remote_tier.nodes: \"{text}\" is not like `name=tcp:10.0.0.2:7400` (or rdma:, shm:)");
+        ensure!(
+            known,
+            "remote_tier.nodes: \"{address}\" of {name} is not like `tcp:10.0.0.2:7400` (or rdma:, shm:)"
+        );
         nodes.push(PoolNode { name: name.to_owned(), address: address.to_owned() });
     }
     let rails = rails::open_client(
@@ -290,7 +309,9 @@ fn remote(
     let counters = Arc::new(RemoteCounters::default());
     let mut pool = RemotePool::new(rails.bond, config, Arc::clone(&counters), Instant::now())?;
     pool.set_nodes(&nodes, Instant::now())?;
-    let tier = RemoteTier::start(pool, tier.group as u32, blocks.fingerprint, builder.inbox())?;
+    let (group, patience) = (tier.group as u32, tier.deadline);
+    let tier =
+        RemoteTier::start(pool, group, blocks.fingerprint, patience, blocks.host_slots, builder.inbox())?;
     Ok((tier, counters))
 }
 
@@ -301,15 +322,16 @@ fn object(
 ) -> Result<(ObjectTier, Arc<ObjectCounters>)> {
     let tier = &settings.object_tier;
     let (location, prefix) = location(settings)?;
+    let run: u32 = tier.run.parse().context("object_tier.run")?;
     let config = ObjectConfig {
         prefix,
-        run_blocks: tier.run as usize,
+        run_blocks: run as usize,
         ttl: Some(tier.ttl),
         ..ObjectConfig::new(location, blocks.fingerprint)
     };
     let objects = Arc::new(kvstore_object::ObjectTier::open(config).context("object_tier")?);
     let counters = objects.counters();
-    Ok((ObjectTier::start(objects, tier.run as u32, builder.inbox())?, counters))
+    Ok((ObjectTier::start(objects, run, tier.deadline, builder.inbox())?, counters))
 }
 
 fn location(settings: &Settings) -> Result<(Location, String)> {

@@ -13,6 +13,7 @@ use router_engines::client::WorkerDescription;
 use router_tls::PlainListener;
 use tools_engine::server::{WorkerState, router};
 use tools_engine::{Engine, EventPublisher, KvPool, Services};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::rails::{self, RailCounters, Rails};
 use crate::tiers::{self, Blocks, Opened, TierCounters};
@@ -61,10 +62,13 @@ async fn work(
     let notices = inbox.clone();
     let transfer = TransferService::start(node, move |notice| notices.transfer_notice(notice))?;
 
+    let quantised = compose::quantised(settings, &layout)?;
+    let format = xxh3_64(settings.host_tier.format.as_bytes());
     let blocks = Blocks {
-        bytes: layout.block_bytes(),
+        bytes: compose::kept_bytes(settings, &layout),
+        quantised,
         tokens: layout.tokens,
-        fingerprint: model.fingerprint() ^ layout.fingerprint(),
+        fingerprint: model.fingerprint() ^ layout.fingerprint() ^ format,
         host_slots: compose::host_blocks(settings, &layout),
         pages: compose::pages(settings),
         instance,
@@ -80,6 +84,7 @@ async fn work(
     let (publisher, sink) = bound.map_err(anyhow::Error::msg)?;
 
     let services = Services { transfer: Some(transfer), store: store.clone(), survivors, events: Some(sink) };
+    let kept = store.clone();
     let slots = Arc::clone(kv.slots());
     let handle = engine.start(config, model, text, kv, services)?;
     let description = WorkerDescription {
@@ -112,6 +117,10 @@ async fn work(
     let stop = http::stop_signals(settings.serve.drain)?;
     http::serve(PlainListener::new(listener), router(state), stop).await;
     handle.stop();
+    if let Some(store) = kept {
+        // What the disk was given is put on stable storage.
+        store.close();
+    }
     Ok(())
 }
 

@@ -71,7 +71,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  * Opens a store. `configuration` is TOML:
  *
  *   [store]
- *   memory_bytes = 1073741824   # bytes of blocks kept in memory; 4096 to 2^50
+ *   memory_bytes = 1073741824   # bytes of blocks kept in memory, and 256 for each block; 4096 to 2^50
  *   [queue]
  *   threads = 2                 # carry out submitted requests; 1 to 64
  *   depth = 256                 # submitted and not yet polled; 1 to 65536
@@ -119,7 +119,11 @@ typedef struct kvasir_kv_statistics {
     uint64_t evicted;
 } kvasir_kv_statistics;
 
-/* Writes counters. `bytes` is sizeof(kvasir_kv_statistics) of the caller's header; fields are only ever appended. */
+/*
+ * Writes counters. `bytes` is sizeof(kvasir_kv_statistics) of the caller's header. Fields are only ever appended, and
+ * those are written that the caller's header and the library both know: a caller with a newer header than the library
+ * sets the structure to zero before.
+ */
 int32_t kvasir_kv_stats(kvasir_kv *handle, kvasir_kv_statistics *statistics, size_t bytes);
 
 typedef enum kvasir_kv_operation {
@@ -134,7 +138,7 @@ typedef struct kvasir_kv_request {
     uint32_t operation; /* kvasir_kv_operation */
     uint32_t reserved;  /* 0 */
     const uint8_t (*identities)[16];
-    size_t identity_count; /* 1; for a match at most 2^20 */
+    size_t identity_count; /* 1; for a match at most 2^20, also of all matches under way together */
     kvasir_kv_buffer meta;
     const kvasir_kv_buffer *payload;
     size_t payload_count;
@@ -150,8 +154,8 @@ typedef struct kvasir_kv_completion {
 
 /*
  * Submits requests, in order, without waiting. Writes how many were taken to `accepted`: fewer than `count` with
- * KVASIR_KV_THROTTLED when `queue.depth` requests are under way (poll, then submit the rest), or with
- * KVASIR_KV_INVALID_ARGUMENT when the next one is invalid. The requests, identities and arrays of buffers are copied; the
+ * KVASIR_KV_THROTTLED when `queue.depth` requests are under way or the matches under way would have more than 2^20
+ * identities together (poll, then submit the rest), or with KVASIR_KV_INVALID_ARGUMENT when the next one is invalid. The requests, identities and arrays of buffers are copied; the
  * memory that the buffers name must stay as it is until the completion was polled. Requests run side by side and
  * complete in any order.
  */

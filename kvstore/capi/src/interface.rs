@@ -13,7 +13,7 @@ use crate::backend::{Identity, Statistics};
 use crate::buffers::{BUFFERS_MAX, Buffer, Ranges};
 use crate::compose;
 use crate::handles::{self, Opened};
-use crate::queue::{Completion, Operation, Outcome, Queue};
+use crate::queue::{Completion, IDENTITIES_MAX, Operation, Outcome, Queue};
 use crate::status::{Failure, Status};
 
 /// `kvasir_kv_operation` in C.
@@ -21,8 +21,6 @@ const GET: u32 = 1;
 const PUT: u32 = 2;
 const DELETE: u32 = 3;
 const MATCH: u32 = 4;
-/// Most identities of one match.
-const IDENTITIES_MAX: usize = 1 << 20;
 /// Largest configuration file.
 const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 
@@ -338,10 +336,10 @@ pub unsafe extern "C" fn kvasir_kv_delete(handle: *mut Handle, identity_of: *con
     })
 }
 
-/// Writes counters.
+/// Writes counters: as many bytes of them as the caller's header and this library both know.
 ///
 /// # Safety
-/// As in the header: `statistics` writable for `bytes`, aligned to 8.
+/// As in the header: `statistics` writable for `bytes`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_kv_stats(
     handle: *mut Handle,
@@ -349,14 +347,16 @@ pub unsafe extern "C" fn kvasir_kv_stats(
     bytes: usize,
 ) -> i32 {
     guarded(|| {
-        if statistics.is_null() || !statistics.is_aligned() || bytes < size_of::<Statistics>() {
-            return Err(invalid(
-                "the statistics are a null pointer, not aligned, or shorter than this library's",
-            ));
+        if statistics.is_null() || !statistics.is_aligned() {
+            return Err(invalid("the statistics are a null pointer or not aligned"));
         }
         let told = handles::find(handle.addr())?.backend.statistics();
-        // SAFETY: not null, aligned, and large enough as the caller said.
-        unsafe { statistics.write(told) };
+        let known = bytes.min(size_of::<Statistics>());
+        // SAFETY: `told` has `known` bytes, all of them initialised because eight u64 have no padding; `statistics` has
+        // room for `bytes`, which is no less, by this function's contract; C's memory is not ours.
+        unsafe {
+            std::ptr::copy_nonoverlapping((&raw const told).cast::<u8>(), statistics.cast::<u8>(), known)
+        };
         Ok(Status::Ok)
     })
 }

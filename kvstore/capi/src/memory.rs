@@ -6,6 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::backend::{Backend, BackendError, Identity, PutOutcome, Statistics};
 use crate::buffers::{Destination, Source};
 
+/// Counted for each block beyond its bytes: its places in the map, which is at most 16/7 as large as it has entries of 56
+/// bytes, and in the order, of 24 bytes for up to two entries, and what the allocator adds to two allocations.
+const BLOCK_OVERHEAD_BYTES: u64 = 256;
+
 /// A bounded map.
 #[derive(Debug)]
 pub struct MemoryBackend {
@@ -36,7 +40,7 @@ impl Block {
 }
 
 impl MemoryBackend {
-    /// An empty store for at most so many bytes.
+    /// An empty store for at most so many bytes, of which each block takes 256 beyond its own.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         let statistics = Statistics { bytes_max: bytes_max as u64, ..Statistics::default() };
@@ -50,6 +54,11 @@ impl MemoryBackend {
 }
 
 impl State {
+    /// What the blocks take in memory.
+    fn occupied(&self) -> u64 {
+        self.statistics.bytes + self.statistics.blocks * BLOCK_OVERHEAD_BYTES
+    }
+
     fn forget(&mut self, identity: &Identity) -> bool {
         let Some(block) = self.blocks.remove(identity) else { return false };
         self.statistics.bytes -= block.bytes();
@@ -86,8 +95,9 @@ impl Backend for MemoryBackend {
 
     fn put(&self, identity: &Identity, meta: &Source, payload: &Source) -> Result<PutOutcome, BackendError> {
         let bytes = meta.len().saturating_add(payload.len());
-        if bytes > self.bytes_max {
-            return Err(BackendError::TooLarge { bytes, bytes_max: self.bytes_max });
+        let bytes_max = self.bytes_max.saturating_sub(BLOCK_OVERHEAD_BYTES as usize);
+        if bytes > bytes_max {
+            return Err(BackendError::TooLarge { bytes, bytes_max });
         }
         let joined = |source: &Source| source.pieces().collect::<Vec<_>>().concat().into_boxed_slice();
         let (meta, payload) = (joined(meta), joined(payload));
@@ -95,7 +105,7 @@ impl Backend for MemoryBackend {
         if state.blocks.contains_key(identity) {
             return Ok(PutOutcome::Present);
         }
-        while state.statistics.bytes + bytes as u64 > self.bytes_max as u64 {
+        while state.occupied() + bytes as u64 + BLOCK_OVERHEAD_BYTES > self.bytes_max as u64 {
             let Some((oldest, number)) = state.order.pop_front() else { break };
             if state.blocks.get(&oldest).is_some_and(|block| block.number == number) {
                 state.forget(&oldest);
@@ -125,5 +135,28 @@ impl Backend for MemoryBackend {
 
     fn statistics(&self) -> Statistics {
         self.state().statistics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffers::Ranges;
+
+    #[test]
+    fn blocks_of_no_bytes_take_room_too() {
+        let store = MemoryBackend::new(4096);
+        let ranges = || Ranges::check(&[]).expect("no buffers are valid");
+        for number in 0..1000_u128 {
+            // SAFETY: there is no memory in it.
+            let meta = unsafe { Source::new(ranges()) };
+            // SAFETY: as above.
+            let payload = unsafe { Source::new(ranges()) };
+            let put = store.put(&number.to_le_bytes(), &meta, &payload);
+            assert_eq!(put, Ok(PutOutcome::Stored));
+        }
+        let statistics = store.statistics();
+        assert_eq!((statistics.blocks, statistics.evicted, statistics.bytes), (16, 984, 0));
+        assert!(store.state().order.len() < 100);
     }
 }

@@ -1,7 +1,8 @@
 //! Submitted requests: threads carry them out, completions wait until they are polled.
 //!
 //! One lock guards both lists. A request counts against the depth from its submission until its completion was polled,
-//! so neither list can outgrow it and nothing is allocated for them after the start. An eventfd is readable exactly
+//! so neither list can outgrow it and nothing is allocated for them after the start. The identities of matches are kept
+//! apart: all that are under way together are at most [`IDENTITIES_MAX`], which is 16 MiB. An eventfd is readable exactly
 //! while completions wait: it is written and read under the lock.
 //!
 //! Source: eventfd(2).
@@ -19,6 +20,9 @@ use crate::backend::{Backend, Identity};
 use crate::buffers::{Destination, Ranges, Source};
 use crate::compose::QueueSettings;
 use crate::status::{Failure, Status};
+
+/// Most identities of matches that are under way, so also of one match.
+pub(crate) const IDENTITIES_MAX: usize = 1 << 20;
 
 /// What a request asks for, with all pointers checked.
 #[derive(Debug)]
@@ -45,6 +49,14 @@ impl Outcome {
 }
 
 impl Operation {
+    /// Identities that it keeps apart.
+    fn identities(&self) -> usize {
+        match self {
+            Self::Match { identities } => identities.len(),
+            _ => 0,
+        }
+    }
+
     /// Carries the request out; a panic of the store becomes a failure.
     ///
     /// # Safety
@@ -125,6 +137,8 @@ struct State {
     requests: VecDeque<(u64, Operation)>,
     completions: VecDeque<Completion>,
     running: usize,
+    /// Of requests that wait or run.
+    identities: usize,
     closed: bool,
 }
 
@@ -139,6 +153,7 @@ impl Queue {
             requests: VecDeque::with_capacity(settings.depth),
             completions: VecDeque::with_capacity(settings.depth),
             running: 0,
+            identities: 0,
             closed: false,
         };
         let common = Arc::new(Common {
@@ -164,8 +179,8 @@ impl Queue {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request; `false` when `depth` of them are under way or the queue is closed. The caller still has what it
-    /// was made from.
+    /// Takes a request; `false` when `depth` of them or [`IDENTITIES_MAX`] identities are under way, or the queue is
+    /// closed. The caller still has what it was made from.
     ///
     /// # Safety
     /// The ranges must be usable, as [`Operation::carry_out`] has it, until the completion was polled or
@@ -173,9 +188,11 @@ impl Queue {
     pub(crate) unsafe fn submit(&self, user: u64, operation: Operation) -> bool {
         let mut state = self.common.state();
         let under_way = state.requests.len() + state.running + state.completions.len();
-        if state.closed || under_way >= self.common.depth {
+        let identities = state.identities.saturating_add(operation.identities());
+        if state.closed || under_way >= self.common.depth || identities > IDENTITIES_MAX {
             return false;
         }
+        state.identities = identities;
         state.requests.push_back((user, operation));
         drop(state);
         self.common.submitted.notify_one();
@@ -224,7 +241,8 @@ impl Queue {
     pub(crate) fn close(&self) {
         let mut state = self.common.state();
         state.closed = true;
-        state.requests.clear();
+        let forgotten: usize = state.requests.drain(..).map(|(_, operation)| operation.identities()).sum();
+        state.identities -= forgotten;
         drop(state);
         self.common.submitted.notify_all();
         self.common.completed.notify_all();
@@ -258,6 +276,7 @@ impl Common {
                 continue;
             };
             state.running += 1;
+            let identities = operation.identities();
             drop(state);
             // SAFETY: whoever submitted it promised that the ranges are usable until its completion was polled, which
             // is made below, or until `close` returned, which waits for this thread.
@@ -269,6 +288,7 @@ impl Common {
             let (meta_bytes, payload_bytes) = needed.unwrap_or((outcome.meta_bytes, outcome.payload_bytes));
             state = self.state();
             state.running -= 1;
+            state.identities -= identities;
             state.completions.push_back(Completion {
                 user,
                 status: outcome.status as i32,
@@ -314,6 +334,27 @@ mod tests {
         fn statistics(&self) -> Statistics {
             Statistics::default()
         }
+    }
+
+    #[test]
+    fn identities_of_matches_under_way_are_bounded() {
+        let settings = QueueSettings { threads: 1, depth: 100 };
+        let queue = Queue::new(Arc::new(Broken), &settings).expect("starts");
+        let matching = |count: usize| Operation::Match { identities: vec![[0; 16]; count].into() };
+        // The thread takes nothing while the lock is held, so this is how it looks with one request waiting.
+        queue.common.state().identities = IDENTITIES_MAX - 5;
+        // SAFETY: a match names no memory that is not its own.
+        assert!(!unsafe { queue.submit(1, matching(6)) }, "one identity too many");
+        // SAFETY: as above.
+        assert!(unsafe { queue.submit(2, matching(5)) }, "exactly as many as may be");
+        let patience = Some(Duration::from_secs(20));
+        assert_eq!(queue.poll(1, patience, |_, completion| assert_eq!(completion.payload_bytes, 5)), 1);
+        assert_eq!(queue.common.state().identities, IDENTITIES_MAX - 5, "given back");
+        queue.common.state().identities = 0;
+        // SAFETY: as above.
+        assert!(unsafe { queue.submit(3, matching(IDENTITIES_MAX)) }, "the largest alone");
+        queue.close();
+        assert_eq!(queue.common.state().identities, 0, "given back by a request that ran or was forgotten");
     }
 
     #[test]

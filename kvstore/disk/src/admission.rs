@@ -3,8 +3,9 @@
 //! Everything here is a function of its arguments, time included. [`Usage`] is what the SSD has been made to write:
 //! it travels in every page that the log writes, so a restart keeps it. The day's window rolls: the share of the
 //! day before that is not yet 24 hours old counts too, taken as even over that day (a sliding window of two
-//! counters; 24 counters would be exact and cost 192 bytes in every page). A wall clock that is set back grants
-//! nothing: bytes then count for the latest day seen.
+//! counters; 24 counters would be exact and cost 192 bytes in every page). A wall clock that is set back by up to a day
+//! grants nothing: bytes then count for the latest day seen. By more, what was wrong is the day that is stored, which
+//! would forbid writes until it comes: the present day is taken, and the stored day's bytes count as the day before's.
 
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ impl Usage {
             self.previous_day_bytes = if day == self.day.saturating_add(1) { self.day_bytes } else { 0 };
             self.day_bytes = 0;
             self.day = day;
+        } else if is_impossible(self.day, day) {
+            (self.previous_day_bytes, self.day_bytes, self.day) = (self.day_bytes, 0, day);
         }
         self.total_bytes = self.total_bytes.saturating_add(bytes);
         self.day_bytes = self.day_bytes.saturating_add(bytes);
@@ -45,7 +48,10 @@ impl Usage {
         let share = |bytes: u64| {
             u64::try_from(u128::from(bytes) * u128::from(left) / u128::from(DAY_S)).unwrap_or(u64::MAX)
         };
-        match day_of(unix_s).checked_sub(self.day) {
+        let day = day_of(unix_s);
+        match day.checked_sub(self.day) {
+            // As `add` would have it.
+            None if is_impossible(self.day, day) => share(self.day_bytes),
             // A clock that was set back: everything of both days counts.
             None => self.day_bytes.saturating_add(self.previous_day_bytes),
             Some(0) => self.day_bytes.saturating_add(share(self.previous_day_bytes)),
@@ -53,6 +59,11 @@ impl Usage {
             Some(_) => 0,
         }
     }
+}
+
+/// Whether a stored day is so far ahead of the present that the clock must have been wrong then.
+fn is_impossible(stored: u32, day: u32) -> bool {
+    stored > day.saturating_add(1)
 }
 
 fn day_of(unix_s: u64) -> u32 {
@@ -230,5 +241,22 @@ mod tests {
         assert_eq!(usage.rolling_bytes(noon), 1015);
         usage.add(u64::MAX, u64::MAX);
         assert_eq!(usage.total_bytes, u64::MAX);
+    }
+
+    #[test]
+    fn a_day_far_ahead_does_not_forbid_writes_for_ever() {
+        let start = Instant::now();
+        let config = AdmissionConfig { frequency_min: 0, bytes_per_day: 1000, ..AdmissionConfig::default() };
+        let mut usage = Usage::default();
+        usage.add(DAY_S * 90_000, 1000);
+        let mut admission = Admission::new(config, at(start, 0));
+        let mut decide = |usage: &Usage, ms| admission.decide(0, 100, usage, at(start, ms));
+        assert_eq!(decide(&usage, 0), Verdict::OverEndurance, "the bytes are not forgotten");
+        let noon_ms = DAY_S * 500;
+        assert_eq!(decide(&usage, noon_ms), Verdict::Admit);
+        usage.add(at(start, noon_ms).unix_s, 100);
+        let expected = Usage { total_bytes: 1100, day: 20_000, day_bytes: 100, previous_day_bytes: 1000 };
+        assert_eq!(usage, expected);
+        assert_eq!(usage.rolling_bytes(at(start, noon_ms).unix_s), 600);
     }
 }

@@ -33,7 +33,7 @@ pub enum RefusedReason {
     Full,
     /// An earlier write to this slot is under way.
     SlotBusy,
-    /// The device failed and is being probed.
+    /// The device failed and is being probed; for a write also: its writes fail, and it rests from them.
     Unavailable,
     /// No such slot, or lengths that do not fit into it or into the memory: a fault of the caller.
     Invalid,
@@ -46,9 +46,9 @@ pub enum MissReason {
     Damaged,
     /// The slot does not hold this block, or stopped to while it was read.
     Stale,
-    /// The medium cannot give the bytes back. The block was forgotten.
+    /// The medium cannot give the bytes back, and says so. The block was forgotten.
     Media,
-    /// The device failed or did not answer. The block may be there later.
+    /// The device failed, did not answer, or did not say why it failed (EIO). The block may be there later.
     Device,
 }
 
@@ -104,7 +104,7 @@ pub enum Done {
     Flushed {
         /// The caller's number.
         token: u64,
-        /// Pages that could not be written.
+        /// Pages that could not be written; the next flush tries them again.
         failed_pages: u32,
         /// Whether the files were synced: what was written survives a loss of power.
         is_synced: bool,

@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use kvstore_io::{Completion, Full, IoErrorKind, PageBuffer};
+use kvstore_io::{Completion, Full, IoErrorKind, Operation as Direction, PageBuffer};
 
 use crate::format::PAGE_BYTES;
 use crate::health::Health;
@@ -49,17 +49,18 @@ impl DiskLog {
             return Some(now);
         }
         let is_available = self.is_available();
-        let can_write = is_available && self.table_writes < self.config.table_writes_max;
-        let tables = self.tables.oldest_dirty().filter(|_| can_write).map(|since| match self.flush {
+        let has_room = is_available && self.table_writes < self.config.table_writes_max;
+        let tables = self.tables.oldest_dirty().filter(|_| has_room).map(|since| match self.flush {
             Some(_) => now,
-            None => since + self.config.table_delay,
+            None if self.can_write() => since + self.config.table_delay,
+            None => self.writes.refused_until.unwrap_or(now),
         });
         let timeout = (self.operations.in_use() > 0).then(|| now + self.config.operation_timeout / 4);
         let probe = match self.health {
             Health::Available => None,
             Health::Unavailable { probe_at, .. } => Some(probe_at),
         };
-        let trim = self.trim.next_deadline().filter(|_| is_available);
+        let trim = self.trim.next_deadline().filter(|_| self.can_write());
         [tables, timeout, probe, trim].into_iter().flatten().min()
     }
 
@@ -75,7 +76,9 @@ impl DiskLog {
         if std::mem::take(&mut self.is_unflushed)
             && let Err(error) = self.engine.flush()
         {
-            self.note_failure(error.kind);
+            // What the engine has not handed over is tried again at the next call.
+            self.is_unflushed = true;
+            self.note_failure(error.kind, Direction::Read);
         }
     }
 
@@ -104,12 +107,13 @@ impl DiskLog {
         let id = OperationId::from_request_id(completion.id);
         let kind = completion.result.err().map(|error| error.kind);
         let Some(operation) = self.operations.get(id) else { return };
+        let direction = operation.direction();
         if operation.complete(completion.buffer, kind) {
             self.end_io(id);
         }
         match kind {
-            None => self.failures = 0,
-            Some(kind) => self.note_failure(kind),
+            None => self.note_success(direction),
+            Some(kind) => self.note_failure(kind, direction),
         }
     }
 
@@ -245,7 +249,7 @@ impl DiskLog {
 
     /// Starts the table writes that are due.
     fn write_tables(&mut self) {
-        while self.is_available() && self.table_writes < self.config.table_writes_max {
+        while self.can_write() && self.table_writes < self.config.table_writes_max {
             let Some(since) = self.tables.oldest_dirty() else { break };
             if self.flush.is_none() && since + self.config.table_delay > self.now.instant {
                 break;
@@ -290,10 +294,10 @@ impl DiskLog {
     }
 
     fn end_flush(&mut self) {
-        let is_over = self.tables.awaited_pages == 0 || !self.is_available();
+        let is_over = self.tables.awaited_pages == 0 || !self.can_write();
         let Some(flush) = self.flush.take_if(|_| is_over) else { return };
         let failed_pages = self.tables.await_none() + std::mem::take(&mut self.tables.given_up);
-        let is_synced = flush.sync && self.is_available() && self.sync();
+        let is_synced = flush.sync && self.can_write() && self.sync();
         self.ready.push_back(Done::Flushed { token: flush.token, failed_pages, is_synced });
     }
 
@@ -306,7 +310,7 @@ impl DiskLog {
                 continue;
             }
             if let Err(error) = self.engine.sync(file) {
-                self.note_failure(error.kind);
+                self.note_failure(error.kind, Direction::Write);
                 return false;
             }
         }

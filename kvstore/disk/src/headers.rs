@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use kvstore_io::{IoEngine, IoErrorKind, PageBuffer};
+use kvstore_io::{IoEngine, IoError, IoErrorKind, PageBuffer};
 
 use crate::format::{
     PAGE_BYTES, PageError, PageHeader, PageKind, SegmentHeader, decode_segment_header, encode_segment_header,
@@ -96,7 +96,15 @@ impl Headers {
         config: &DiskConfig,
         segments: &[SegmentLayout],
     ) -> Result<Option<Self>, DiskError> {
-        let states = read_headers(engine, config.operation_timeout, segments)?;
+        let (states, failure) = read_headers(engine, config.operation_timeout, segments)?;
+        // A device that gives back no header, and does not say that it lost them, is not to be formatted.
+        if let Some(kind) = failure {
+            let (engine, operation) =
+                (engine.name(), format!("read the headers of {} segments", segments.len()));
+            let reason = "none could be read".to_owned();
+            let source = IoError { engine, operation, kind, reason };
+            return Err(DiskError::Io { operation: "open", source });
+        }
         // The first segment decides. If its header is lost, the others still know.
         let valid = states.iter().find_map(|state| match state {
             HeaderState::Valid(page, ..) => Some(*page),
@@ -173,7 +181,8 @@ impl Headers {
             for (page, _) in pages.into_iter().zip(bad).filter(|(_, bad)| *bad) {
                 damaged += 1;
                 match write_pages(engine, "restore headers", config.operation_timeout, vec![page]) {
-                    Err(DiskError::Io { source, .. }) if source.kind == IoErrorKind::Media => {}
+                    Err(DiskError::Io { source, .. })
+                        if matches!(source.kind, IoErrorKind::Media | IoErrorKind::Other) => {}
                     written => written?,
                 }
             }
@@ -196,11 +205,14 @@ pub(crate) fn later(one: Usage, other: Usage) -> Usage {
     if other.total_bytes > one.total_bytes { other } else { one }
 }
 
+/// What the headers say; and how reading them failed, when none could be read and one for another reason than that the
+/// medium lost it.
 pub(crate) fn read_headers(
     engine: &mut dyn IoEngine,
     timeout: Duration,
     segments: &[SegmentLayout],
-) -> Result<Vec<HeaderState>, DiskError> {
+) -> Result<(Vec<HeaderState>, Option<IoErrorKind>), DiskError> {
+    let (mut read, mut failure) = (0, None);
     let mut copies: Vec<[FoundHeader; 2]> = vec![[None, None]; segments.len()];
     let places: HashMap<(u32, u64), (usize, usize)> = segments
         .iter()
@@ -212,11 +224,17 @@ pub(crate) fn read_headers(
         .collect();
     let extents = places.keys().map(|&(file, offset)| Extent { file, offset, bytes: PAGE_BYTES });
     read_extents(engine, "read headers", timeout, extents, |extent, result| {
+        match result {
+            Ok(_) => read += 1,
+            Err(IoErrorKind::Media) => {}
+            Err(kind) => failure = Some(kind),
+        }
         if let Some(&(segment, copy)) = places.get(&(extent.file, extent.offset)) {
             copies[segment][copy] = result.ok().map(decode_segment_header);
         }
     })?;
-    Ok(segments.iter().zip(copies).map(|(layout, copies)| judge_headers(layout.segment, copies)).collect())
+    let judge = |(layout, copies): (&SegmentLayout, [FoundHeader; 2])| judge_headers(layout.segment, copies);
+    Ok((segments.iter().zip(copies).map(judge).collect(), failure.filter(|_| read == 0)))
 }
 
 fn judge_headers(segment: u32, copies: [FoundHeader; 2]) -> HeaderState {

@@ -1,18 +1,22 @@
 //! Whether the device answers, and what happens when it does not.
 //!
 //! An engine that reports a failed device, or that does not answer for `operation_timeout`, makes the log unavailable:
-//! everything then ends at once as a miss or is refused, until a read of the first header succeeds. Memory that the
+//! everything then ends at once as a miss or is refused, until a read of the first header succeeds. So does one whose
+//! reads fail one after the other, whatever it calls that: no medium loses all that is asked for. Memory that the
 //! engine still holds is not given back, since the device may yet write into it.
+//!
+//! Writes are judged apart. A device that is full, worn out or write protected still reads: when only its writes fail,
+//! they are refused for a while, and those that come after that show whether it takes them again.
 
 use std::time::{Duration, Instant};
 
-use kvstore_io::IoErrorKind;
+use kvstore_io::{IoErrorKind, Operation as Direction};
 
 use crate::layout::Copy2;
 use crate::operation::{OperationId, Purpose};
 use crate::{DiskCounters, DiskLog, Done, MissReason, ReadOutcome, WriteOutcome};
 
-/// Failures in a row that are neither the medium's nor the device's, and yet make the log unavailable.
+/// Failures of reads in a row that make the log unavailable, and of writes that make it refuse them.
 const FAILURES_MAX: u32 = 8;
 /// The pause between probes doubles until it is this many times the first.
 const PROBE_BACKOFF_MAX: u32 = 32;
@@ -28,15 +32,55 @@ pub(crate) enum Health {
     },
 }
 
+/// How writes go while reads do not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WriteHealth {
+    /// Failures in a row.
+    failures: u32,
+    /// They are refused until then.
+    pub(crate) refused_until: Option<Instant>,
+    /// The next pause in units of the first.
+    backoff: u32,
+}
+
+impl WriteHealth {
+    pub(crate) const GOOD: Self = Self { failures: 0, refused_until: None, backoff: 1 };
+}
+
 impl DiskLog {
-    pub(crate) fn note_failure(&mut self, kind: IoErrorKind) {
-        match kind {
-            IoErrorKind::Media | IoErrorKind::NoSpace => {}
-            IoErrorKind::Device => self.suspend(),
-            _ => {
+    /// Whether the device may be asked to write.
+    pub(crate) fn can_write(&self) -> bool {
+        self.is_available() && self.writes.refused_until.is_none_or(|until| self.now.instant >= until)
+    }
+
+    pub(crate) fn note_success(&mut self, direction: Direction) {
+        match direction {
+            Direction::Read => self.failures = 0,
+            Direction::Write => {
+                if self.writes.refused_until.is_some() {
+                    self.tables.revive_stale(self.now.instant);
+                }
+                self.writes = WriteHealth::GOOD;
+            }
+        }
+    }
+
+    pub(crate) fn note_failure(&mut self, kind: IoErrorKind, direction: Direction) {
+        match (kind, direction) {
+            (IoErrorKind::Device, _) => self.suspend(),
+            (_, Direction::Read) => {
                 self.failures += 1;
                 if self.failures >= FAILURES_MAX {
                     self.suspend();
+                }
+            }
+            (_, Direction::Write) => {
+                self.writes.failures += 1;
+                // Those that were under way when a pause began say nothing new.
+                if self.writes.failures >= FAILURES_MAX && self.can_write() {
+                    let pause = self.config.probe_interval * self.writes.backoff;
+                    self.writes.refused_until = Some(self.now.instant + pause);
+                    self.writes.backoff = (self.writes.backoff * 2).min(PROBE_BACKOFF_MAX);
                 }
             }
         }
@@ -126,12 +170,13 @@ impl DiskLog {
 
     pub(crate) fn end_probe(&mut self, id: OperationId) {
         let Some(operation) = self.operations.get(id) else { return };
-        // A page that the medium lost is an answer too.
+        // A page that the medium says it lost is an answer too.
         let is_answered = matches!(operation.failure, None | Some(IoErrorKind::Media));
         self.spare_pages.extend(operation.page.take());
         self.operations.end(id);
         if is_answered {
             self.health = Health::Available;
+            self.failures = 0;
         }
     }
 }

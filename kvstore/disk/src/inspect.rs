@@ -82,7 +82,7 @@ pub fn inspect(engine: &mut dyn IoEngine, areas: &[Area], timeout: Duration) -> 
                 reason: "too small for a segment".to_owned(),
             }
         })?;
-        let states = read_headers(engine, timeout, &[place])?;
+        let (states, _) = read_headers(engine, timeout, &[place])?;
         let state = states.first().copied().unwrap_or(HeaderState::Blank);
         let segment = inspect_segment(engine, area, state, timeout, &mut summary.usage)?;
         summary.segments.push(segment);

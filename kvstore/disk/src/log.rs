@@ -14,7 +14,7 @@ use kvstore_io::{Completion, IoEngine, PageBuffer, Waker};
 
 use crate::checksum::{self, SCRATCH_BYTES};
 use crate::format::{PAGE_BYTES, Record, RecordState};
-use crate::health::Health;
+use crate::health::{Health, WriteHealth};
 use crate::operation::{OperationId, Operations, Purpose};
 use crate::table::Tables;
 use crate::trim::Trim;
@@ -62,8 +62,9 @@ pub struct DiskLog {
     pub(crate) is_unflushed: bool,
     pub(crate) flush: Option<Flush>,
     pub(crate) health: Health,
-    /// Failures in a row that say nothing of the medium or the device.
+    /// Failures of reads in a row.
     pub(crate) failures: u32,
+    pub(crate) writes: WriteHealth,
     pub(crate) timeouts_checked: Instant,
     pub(crate) trim: Trim,
     pub(crate) generation: u64,
@@ -101,6 +102,7 @@ impl DiskLog {
             flush: None,
             health: Health::Available,
             failures: 0,
+            writes: WriteHealth::GOOD,
             timeouts_checked: now.instant,
             trim: Trim::new(&config, now.instant),
             generation,
@@ -167,7 +169,8 @@ impl DiskLog {
         self.engine.name()
     }
 
-    /// Whether the device answers. While it does not, reads and writes are refused.
+    /// Whether the device answers. While it does not, reads and writes are refused. A device that only fails to write
+    /// is available, and refuses writes.
     #[must_use]
     pub fn is_available(&self) -> bool {
         matches!(self.health, Health::Available)
@@ -197,6 +200,9 @@ impl DiskLog {
             && block.meta.len() <= usize::from(self.config.meta_bytes_max);
         if let Some(reason) = self.refusal(slot, fits) {
             return Err(Refused { reason, memory: payload });
+        }
+        if !self.can_write() {
+            return Err(Refused { reason: RefusedReason::Unavailable, memory: payload });
         }
         if self.slots[slot as usize] == SlotUse::Writing {
             return Err(Refused { reason: RefusedReason::SlotBusy, memory: payload });
@@ -324,7 +330,7 @@ impl DiskLog {
             return false;
         }
         self.flush = Some(Flush { token, sync });
-        self.tables.await_all();
+        self.tables.await_all(self.now.instant);
         true
     }
 
@@ -344,7 +350,11 @@ impl DiskLog {
         self.engine.wait(deadline).map_err(|source| DiskError::Io { operation: "wait", source })
     }
 
-    /// Finishes what is under way, writes and syncs all records. Gives up after `within`.
+    /// Finishes what is under way, writes and syncs all records. Gives up after `within`; only a sync that hangs in the
+    /// kernel holds it for longer.
+    ///
+    /// Dropping an engine waits for its requests, so one that still has some then is leaked: its memory is never used
+    /// again, and its files stay open and locked until the process ends. Dropping a log does wait.
     #[must_use]
     pub fn close(mut self, within: Duration) -> Closed {
         let deadline = Instant::now() + within;
@@ -366,6 +376,24 @@ impl DiskLog {
                 break;
             }
         }
+        release(self.engine, deadline);
         Closed { is_clean: is_clean.unwrap_or(false), done }
+    }
+}
+
+/// Drops an engine, or leaks one that has requests in flight at the deadline.
+pub(crate) fn release(mut engine: Box<dyn IoEngine>, deadline: Instant) {
+    let mut completions = Vec::new();
+    loop {
+        engine.poll(crate::drive::COMPLETIONS_PER_POLL, &mut completions);
+        completions.clear();
+        if engine.in_flight() == 0 {
+            return;
+        }
+        if Instant::now() >= deadline || engine.wait(Some(deadline)).is_err() {
+            // It owns the memory of what is in flight, which the device may yet write to.
+            std::mem::forget(engine);
+            return;
+        }
     }
 }

@@ -17,7 +17,9 @@ use kvstore_io::IoEngine;
 
 use crate::format::{PAGE_BYTES, PageError, Record, RecordState, decode_record, is_blank, parse_record};
 use crate::headers::{Headers, format_segments, later};
+use crate::inspect::inspect;
 use crate::layout::{Copy2, SegmentLayout, plan};
+use crate::log::release;
 use crate::scan::{Extent, read_extents, scan_tables};
 use crate::table::{SegmentTable, Tables};
 use crate::{Area, DiskConfig, DiskCounters, DiskError, DiskLog, Moment, Usage};
@@ -79,8 +81,9 @@ struct Found {
 }
 
 impl DiskLog {
-    /// Makes an empty store. Whatever the areas held is lost. `store_id` must differ from that of every store that
-    /// was ever there: draw it at random.
+    /// Makes an empty store. Whatever the areas held is lost, but for the account of what the device was made to
+    /// write. `store_id` must differ from that of every store that was ever there: draw it at random. An engine with a
+    /// request that hangs is leaked, as in [`DiskLog::close`].
     pub fn format(
         config: DiskConfig,
         areas: &[Area],
@@ -88,14 +91,15 @@ impl DiskLog {
         store_id: u64,
         now: Moment,
     ) -> Result<Self, DiskError> {
-        let segments = plan(&config, areas, engine.geometry())?;
-        format_segments(engine.as_mut(), &config, &segments, store_id, Usage::default())?;
-        let tables = Tables::new(segments.into_iter().map(SegmentTable::new).collect(), store_id, 1);
-        Ok(Self::assemble(config, engine, tables, Usage::default(), 1, now))
+        match plan_and_format(engine.as_mut(), &config, areas, store_id) {
+            Ok((tables, usage)) => Ok(Self::assemble(config, engine, tables, usage, 1, now)),
+            Err(error) => Err(give_up(engine, &config, error)),
+        }
     }
 
     /// Finds the store in these areas, in the order in which they were formatted; further areas may follow and join
     /// it. Areas that are blank, or that may be reformatted, become an empty store with the id `store_id`.
+    /// An engine with a request that hangs is leaked, as in [`DiskLog::close`].
     pub fn open(
         config: DiskConfig,
         areas: &[Area],
@@ -104,16 +108,16 @@ impl DiskLog {
         now: Moment,
     ) -> Result<(Self, Vec<Recovered>, Report), DiskError> {
         let started = Instant::now();
-        let segments = plan(&config, areas, engine.geometry())?;
-        let Some(headers) = Headers::find(engine.as_mut(), &config, &segments)? else {
-            let log = Self::format(config, areas, engine, store_id, now)?;
-            let elapsed = started.elapsed();
-            return Ok((log, Vec::new(), Report { is_formatted: true, elapsed, ..Report::default() }));
+        let (mut found, store_id) = match find(engine.as_mut(), &config, areas) {
+            Ok(Some(found)) => found,
+            Ok(None) => {
+                let log = Self::format(config, areas, engine, store_id, now)?;
+                let elapsed = started.elapsed();
+                return Ok((log, Vec::new(), Report { is_formatted: true, elapsed, ..Report::default() }));
+            }
+            Err(error) => return Err(give_up(engine, &config, error)),
         };
-        let mut found = scan(engine.as_mut(), &config, &segments, &headers)?;
-        found.report.headers_damaged =
-            headers.restore(engine.as_mut(), &config, &segments, found.sequence)?;
-        let mut tables = Tables::new(found.tables, headers.store_id, found.sequence + 1);
+        let mut tables = Tables::new(found.tables, store_id, found.sequence + 1);
         let (recovered, generation) = index(&mut tables, &mut found.report, now);
         let mut log = Self::assemble(config, engine, tables, found.usage, generation + 1, now);
         log.adopt_tables();
@@ -123,6 +127,44 @@ impl DiskLog {
         DiskCounters::add(&log.counters.dropped, report.records_damaged + report.duplicates);
         Ok((log, recovered, report))
     }
+}
+
+/// What is on the disk and the store's id, its headers whole again; `None` when the areas are to be formatted.
+fn find(
+    engine: &mut dyn IoEngine,
+    config: &DiskConfig,
+    areas: &[Area],
+) -> Result<Option<(Found, u64)>, DiskError> {
+    let segments = plan(config, areas, engine.geometry())?;
+    let Some(headers) = Headers::find(engine, config, &segments)? else { return Ok(None) };
+    let mut found = scan(engine, config, &segments, &headers)?;
+    found.report.headers_damaged = headers.restore(engine, config, &segments, found.sequence)?;
+    Ok(Some((found, headers.store_id)))
+}
+
+/// Writes the headers of an empty store; its tables, and what earlier stores there had made the device write.
+fn plan_and_format(
+    engine: &mut dyn IoEngine,
+    config: &DiskConfig,
+    areas: &[Area],
+    store_id: u64,
+) -> Result<(Tables, Usage), DiskError> {
+    let segments = plan(config, areas, engine.geometry())?;
+    let usage = inspect(engine, areas, config.operation_timeout)?.usage;
+    format_segments(engine, config, &segments, store_id, usage)?;
+    let tables = Tables::new(segments.into_iter().map(SegmentTable::new).collect(), store_id, 1);
+    Ok((tables, usage))
+}
+
+/// Lets go of an engine that could not be used: without waiting when it has not answered, else for no longer than
+/// that takes to know.
+fn give_up(engine: Box<dyn IoEngine>, config: &DiskConfig, error: DiskError) -> DiskError {
+    let patience = match error {
+        DiskError::Timeout { .. } => Duration::ZERO,
+        _ => config.operation_timeout,
+    };
+    release(engine, Instant::now() + patience);
+    error
 }
 
 /// Reads all tables and keeps the newest whole copy of each page.
@@ -191,7 +233,9 @@ fn salvage(
                 let source = &bytes[start..start + range.len()];
                 let Ok(Some(record)) = decode_record(source, layout.place(store_id, slot)) else { continue };
                 let known = parse_record(&table.image[range.clone()]);
-                if known.is_none_or(|known| known.generation < record.generation) {
+                // A tombstone has the generation of the write that it ends.
+                let rank = |record: &Record| (record.generation, record.state == RecordState::Tombstone);
+                if known.is_none_or(|known| rank(&known) < rank(&record)) {
                     table.image[range].copy_from_slice(source);
                     found.report.records_salvaged += u64::from(known.is_none());
                 }

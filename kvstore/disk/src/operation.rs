@@ -162,6 +162,14 @@ impl Operation {
         }
     }
 
+    /// Which way its bytes go.
+    pub(crate) fn direction(&self) -> Direction {
+        match self.purpose {
+            Purpose::Write { .. } | Purpose::Table { .. } => Direction::Write,
+            Purpose::Read { .. } | Purpose::Probe | Purpose::Idle => Direction::Read,
+        }
+    }
+
     /// The next piece that the engine has to be given; `None` when it has all, or when one has failed.
     pub(crate) fn next_request(&mut self, id: OperationId, transfer_bytes_max: usize) -> Option<Request> {
         if self.failure.is_some() {
@@ -175,10 +183,7 @@ impl Operation {
             (Some(slot), _) => Buffer::Slot { slot: slot.clone(), offset: self.submitted, len },
             (None, _) => Buffer::Pages(self.page.take()?),
         };
-        let operation = match self.purpose {
-            Purpose::Write { .. } | Purpose::Table { .. } => Direction::Write,
-            Purpose::Read { .. } | Purpose::Probe | Purpose::Idle => Direction::Read,
-        };
+        let operation = self.direction();
         let offset = self.offset + self.submitted as u64;
         self.submitted += len;
         self.outstanding += 1;

@@ -14,6 +14,8 @@ use crate::layout::{Copy2, SegmentLayout};
 
 const DEPTH_MAX: usize = 32;
 const CHUNK_BYTES: usize = 128 << 10;
+/// Failures in a row that may be the medium's, and are the device's when they are more: a bad chunk and all its pages.
+const UNCERTAIN_MAX: u32 = 64;
 
 /// A range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +26,7 @@ pub(crate) struct Extent {
 }
 
 /// Reads every extent, in any order, and hands over each with its bytes or the kind of its failure. A failed device
-/// ends it.
+/// ends it, and so do more than [`UNCERTAIN_MAX`] failures in a row that do not say what failed (EIO).
 pub(crate) fn read_extents(
     engine: &mut dyn IoEngine,
     operation: &'static str,
@@ -88,13 +90,15 @@ struct Transact<'a> {
     next_id: u64,
     pending: BTreeMap<u64, Extent>,
     completions: Vec<Completion>,
+    /// Failures in a row that do not say what failed.
+    uncertain: u32,
 }
 
 impl<'a> Transact<'a> {
     fn new(engine: &'a mut dyn IoEngine, operation: &'static str, timeout: Duration) -> Self {
         let depth = engine.geometry().depth_max.clamp(1, DEPTH_MAX);
         let (pending, completions) = (BTreeMap::new(), Vec::with_capacity(depth));
-        Self { engine, operation, timeout, depth, next_id: 0, pending, completions }
+        Self { engine, operation, timeout, depth, next_id: 0, pending, completions, uncertain: 0 }
     }
 
     fn submit(
@@ -146,8 +150,15 @@ impl<'a> Transact<'a> {
                 continue;
             };
             match completion.result {
-                Ok(()) => on_done(extent, buffer, Ok(())),
+                Ok(()) => {
+                    self.uncertain = 0;
+                    on_done(extent, buffer, Ok(()));
+                }
                 Err(source) if source.kind == IoErrorKind::Media => on_done(extent, buffer, Err(source.kind)),
+                Err(source) if source.kind == IoErrorKind::Other && self.uncertain < UNCERTAIN_MAX => {
+                    self.uncertain += 1;
+                    on_done(extent, buffer, Err(source.kind));
+                }
                 Err(source) => return Err(DiskError::Io { operation, source }),
             }
         }

@@ -5,7 +5,8 @@
 //! is *not* the newest, under the next sequence number. Whatever happens to that write, the newest copy is whole.
 //!
 //! Invariants: a page has at most one write under way; a live record is put here only after its payload's write
-//! completed; a page that is dirty or in flight is counted until it is neither.
+//! completed; a page that is dirty or in flight is counted until it is neither; one that was given up is stale, and
+//! not clean, until a write of it succeeds: its next change, the next flush or the next write that works tries again.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -29,6 +30,8 @@ pub(crate) struct PageState {
     pub(crate) newest: Copy2,
     dirty: bool,
     in_flight: bool,
+    /// Given up: the disk has not got what is here.
+    stale: bool,
     attempts: u8,
     dirty_since: Option<Instant>,
     /// Writes that a flush still waits for.
@@ -70,6 +73,7 @@ impl SegmentTable {
             newest: Copy2::B,
             dirty: false,
             in_flight: false,
+            stale: false,
             attempts: 0,
             dirty_since: None,
             awaited: 0,
@@ -156,7 +160,7 @@ impl Tables {
         let (segment, local) = self.locate(slot);
         let segment = &self.segments[segment];
         let page = &segment.pages[segment.layout.page_of(local) as usize];
-        !page.dirty && !page.in_flight
+        !page.dirty && !page.in_flight && !page.stale
     }
 
     /// When the oldest waiting page became dirty.
@@ -206,10 +210,11 @@ impl Tables {
         page.in_flight = false;
         let mut given_up = false;
         match outcome {
-            TableWrite::Done => (page.newest, page.attempts) = (copy, 0),
+            TableWrite::Done => (page.newest, page.attempts, page.stale) = (copy, 0, false),
             TableWrite::Failed => {
                 page.attempts += 1;
                 given_up = page.attempts >= ATTEMPTS_MAX && !page.dirty;
+                page.stale |= given_up;
             }
             TableWrite::DeviceFailed => {}
         }
@@ -246,8 +251,21 @@ impl Tables {
         }
     }
 
-    /// Everything that is dirty or under way now is awaited from here on.
-    pub(crate) fn await_all(&mut self) {
+    /// Pages that were given up are dirty again.
+    pub(crate) fn revive_stale(&mut self, now: Instant) {
+        for (index, segment) in (0..).zip(&mut self.segments) {
+            for (page, state) in (0..).zip(&mut segment.pages) {
+                if state.stale && !state.dirty && !state.in_flight {
+                    (state.dirty, state.attempts, state.dirty_since) = (true, 0, Some(now));
+                    self.dirty.push_back(PageNumber { segment: index, page });
+                }
+            }
+        }
+    }
+
+    /// Everything that is dirty, under way or was given up is awaited from here on.
+    pub(crate) fn await_all(&mut self, now: Instant) {
+        self.revive_stale(now);
         self.given_up = 0;
         for page in self.segments.iter_mut().flat_map(|segment| &mut segment.pages) {
             page.awaited = u8::from(page.dirty) + u8::from(page.in_flight);

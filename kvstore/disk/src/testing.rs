@@ -64,6 +64,13 @@ pub(crate) struct Disk {
     pub(crate) happened: Happened,
     /// Every request fails.
     pub(crate) is_gone: bool,
+    /// Every request of this direction fails in this way.
+    pub(crate) failing: Option<(Operation, IoErrorKind)>,
+    /// So many calls of `flush` fail.
+    pub(crate) flushes_to_fail: u32,
+    pub(crate) flushes: u32,
+    /// Engines that were dropped.
+    pub(crate) engines_dropped: u32,
     /// No request completes.
     pub(crate) is_silent: bool,
     pub(crate) requests: u64,
@@ -86,6 +93,10 @@ impl SharedDisk {
             faults: Faults::default(),
             happened: Happened::default(),
             is_gone: false,
+            failing: None,
+            flushes_to_fail: 0,
+            flushes: 0,
+            engines_dropped: 0,
             is_silent: false,
             requests: 0,
             discards: Vec::new(),
@@ -149,6 +160,11 @@ impl Disk {
         }
         if self.is_gone {
             return Err(IoErrorKind::Device);
+        }
+        if let Some((operation, kind)) = self.failing
+            && operation == request.operation
+        {
+            return Err(kind);
         }
         if self.random.per_mille(self.faults.rot) {
             self.flip_bit();
@@ -233,6 +249,12 @@ struct MemoryEngine {
     waker: Arc<Bell>,
 }
 
+impl Drop for MemoryEngine {
+    fn drop(&mut self) {
+        self.disk.with(|disk| disk.engines_dropped += 1);
+    }
+}
+
 fn error(kind: IoErrorKind) -> IoError {
     IoError { engine: "memory", operation: "injected".to_owned(), kind, reason: format!("{kind:?}") }
 }
@@ -261,7 +283,14 @@ impl IoEngine for MemoryEngine {
     }
 
     fn flush(&mut self) -> Result<(), IoError> {
-        Ok(())
+        self.disk.with(|disk| {
+            disk.flushes += 1;
+            if disk.flushes_to_fail > 0 {
+                disk.flushes_to_fail -= 1;
+                return Err(error(IoErrorKind::Other));
+            }
+            Ok(())
+        })
     }
 
     fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::{SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
-use kvstore_io::IoErrorKind;
+use kvstore_io::{IoErrorKind, Operation};
 
 use crate::format::{PAGE_BYTES, PageHeader, PageKind, seal_page};
 use crate::layout::{Copy2, SegmentLayout};
@@ -391,10 +391,177 @@ fn table_writes_that_fail_are_tried_again_then_given_up() {
     let done = bench.settle();
     assert!(matches!(done[..], [Done::Flushed { token: 7, failed_pages: 1, is_synced: false }]), "{done:?}");
     assert_eq!(bench.count("table_write_failures"), 1);
+    assert!(!bench.log.tables.is_clean(0), "the disk has not got it");
+    assert!(bench.log.flush(8, false));
+    let done = bench.settle();
+    assert!(matches!(done[..], [Done::Flushed { failed_pages: 1, .. }]), "no flush forgets it: {done:?}");
     bench.disk.with(|disk| disk.faults = Faults::default());
     assert_eq!(bench.read(0, 1), GOOD);
+    assert!(bench.log.flush(9, true));
+    let done = bench.settle();
+    assert!(matches!(done[..], [Done::Flushed { failed_pages: 0, is_synced: true, .. }]), "{done:?}");
+    assert!(bench.log.tables.is_clean(0));
     bench.write(1, 2);
     assert_eq!(bench.reopen().1.len(), 2, "the next change of the page carried both");
+}
+
+#[test]
+fn a_log_whose_tables_could_not_be_written_is_not_closed_cleanly() {
+    let mut bench = Bench::new(config());
+    let memory = bench.memory(1);
+    bench.log.write(0, block(1), memory, 5000, 1).expect("accepted");
+    while bench.poll(0).is_empty() {}
+    bench.disk.with(|disk| disk.failing = Some((Operation::Write, IoErrorKind::Media)));
+    bench.settle();
+    assert_eq!(bench.count("table_write_failures"), 1, "given up before it is closed");
+    let Bench { log, .. } = bench;
+    assert!(!log.close(TIMEOUT).is_clean);
+}
+
+#[test]
+fn errors_that_say_nothing_of_the_medium_forget_nothing_and_become_an_outage() {
+    let mut bench = Bench::new(config());
+    bench.write(0, 1);
+    bench.disk.with(|disk| disk.failing = Some((Operation::Read, IoErrorKind::Other)));
+    for failures in 1..=8 {
+        assert!(bench.log.is_available());
+        assert_eq!(bench.read(0, 1), miss(MissReason::Device), "failure {failures}");
+    }
+    (0..100).for_each(|_| drop(bench.poll(100)));
+    assert!(!bench.log.is_available(), "it is no answer to a probe");
+    bench.disk.with(|disk| disk.failing = None);
+    (0..400).for_each(|_| drop(bench.poll(100)));
+    assert!(bench.log.is_available());
+    assert_eq!(bench.read(0, 1), GOOD);
+    assert_eq!((bench.count("tombstones"), bench.count("outages")), (0, 1));
+}
+
+#[test]
+fn a_device_that_reads_nothing_is_not_formatted() {
+    let mut bench = Bench::new(config());
+    bench.write(0, 1);
+    let disk = bench.disk.clone();
+    drop(bench);
+    disk.with(|disk| disk.failing = Some((Operation::Read, IoErrorKind::Other)));
+    let careless = DiskConfig { reformat: true, ..config() };
+    assert!(matches!(open(&disk, careless, 2).err(), Some(DiskError::Io { .. })));
+    disk.with(|disk| disk.failing = None);
+    assert_eq!(open(&disk, config(), 2).expect("untouched").1.len(), 1);
+}
+
+#[test]
+fn a_medium_that_gives_nothing_back_does_not_empty_the_index() {
+    let mut bench = Bench::new(config());
+    (0..20).for_each(|slot| bench.write(slot, slot as u8));
+    bench.disk.with(|disk| disk.failing = Some((Operation::Read, IoErrorKind::Media)));
+    for slot in 0..20 {
+        let memory = bench.memory(0);
+        let _refused = bench.log.read(slot, identity(slot as u8), memory, 1);
+        (0..20).for_each(|_| drop(bench.poll(0)));
+    }
+    assert!(!bench.log.is_available());
+    assert_eq!(bench.count("tombstones"), 8);
+}
+
+#[test]
+fn a_device_that_only_reads_goes_on_reading() {
+    let mut bench = Bench::new(config());
+    bench.write(0, 1);
+    bench.disk.with(|disk| disk.failing = Some((Operation::Write, IoErrorKind::Unsupported)));
+    let mut tried = [0, 0];
+    for round in 0..2 {
+        for _ in 0..400 {
+            let memory = bench.memory(2);
+            match bench.log.write(1, block(2), memory, 5000, 2) {
+                Ok(()) => tried[round] += 1,
+                Err(refused) => assert_eq!(refused.reason, RefusedReason::Unavailable),
+            }
+            bench.poll(25);
+            (0..8).for_each(|_| drop(bench.poll(0)));
+            if round == 0 && tried[0] >= 8 {
+                break;
+            }
+        }
+        assert_eq!(bench.read(0, 1), GOOD);
+        assert!(bench.log.is_available());
+    }
+    // Ten seconds with pauses of 1, 2, 4 and 8.
+    assert!(tried[0] == 8 && (1..=6).contains(&tried[1]), "{tried:?}");
+    assert_eq!(bench.count("outages"), 0);
+    bench.disk.with(|disk| disk.failing = None);
+    (0..40).for_each(|_| drop(bench.poll(1000)));
+    bench.write(1, 2);
+    assert_eq!(bench.read(1, 2), GOOD);
+}
+
+#[test]
+fn a_flush_of_the_engine_that_failed_is_tried_again() {
+    let mut bench = Bench::new(config());
+    bench.write(0, 1);
+    let target = bench.memory(0);
+    bench.disk.with(|disk| (disk.is_silent, disk.flushes, disk.flushes_to_fail) = (true, 0, 3));
+    bench.log.read(0, identity(1), target, 1).expect("accepted");
+    (0..5).for_each(|_| drop(bench.poll(0)));
+    assert_eq!(bench.disk.with(|disk| disk.flushes), 4, "until one succeeds, and no more");
+}
+
+#[test]
+fn an_engine_with_a_request_that_hangs_is_not_waited_for() {
+    let mut bench = Bench::new(config());
+    bench.write(0, 1);
+    let target = bench.memory(0);
+    bench.disk.with(|disk| disk.is_silent = true);
+    bench.log.read(0, identity(1), target, 1).expect("accepted");
+    let Bench { disk, log, memory, .. } = bench;
+    assert!(!log.close(Duration::from_millis(50)).is_clean);
+    assert_eq!(disk.with(|disk| disk.engines_dropped), 0, "dropping it would wait");
+    assert_eq!(memory.used_count(), 1, "the device may write there");
+    let impatient = DiskConfig { operation_timeout: Duration::from_millis(20), ..config() };
+    assert!(matches!(open(&disk, impatient, 2).err(), Some(DiskError::Timeout { .. })));
+    assert_eq!(disk.with(|disk| disk.engines_dropped), 0);
+    disk.with(|disk| disk.is_silent = false);
+    drop(open(&disk, config(), 2).expect("a store").0.close(TIMEOUT));
+    assert_eq!(disk.with(|disk| disk.engines_dropped), 1);
+}
+
+#[test]
+fn a_salvaged_record_is_a_tombstone_if_there_is_one_of_its_generation() {
+    // The copies are read in an order that the seed draws.
+    for seed in 0..16 {
+        let mut bench = Bench::on(SharedDisk::new(DISK_BYTES, seed), config());
+        bench.write(30, 2);
+        assert!(bench.log.forget(30));
+        bench.settle();
+        for copy in [Copy2::A, Copy2::B] {
+            bench.damage(layout().table_offset(copy, 0) + (layout().record_range(0).start + 10) as u64, 2);
+        }
+        let (_, recovered, report) = bench.reopen();
+        assert!(recovered.is_empty() && report.pages_damaged == 2, "seed {seed}: {report:?}");
+    }
+}
+
+#[test]
+fn formatting_anew_keeps_the_account_of_what_was_written() {
+    let mut bench = Bench::new(config());
+    (0..10).for_each(|slot| bench.write(slot, slot as u8));
+    let before = bench.log.usage();
+    let disk = bench.disk.clone();
+    drop(bench);
+    let other = DiskConfig { fingerprint: 1, slot_bytes: 8192, reformat: true, ..config() };
+    let (log, _, report) = open(&disk, other.clone(), 2).expect("anew");
+    // A page carries what had been written before it.
+    let expected = Usage {
+        total_bytes: before.total_bytes - PAGE_BYTES as u64,
+        day_bytes: before.day_bytes - PAGE_BYTES as u64,
+        ..before
+    };
+    assert!(report.is_formatted && log.usage() == expected, "{:?} {expected:?}", log.usage());
+    drop(log);
+    let now = Moment { instant: Instant::now(), unix_s: 9 };
+    let log = DiskLog::format(other.clone(), &[AREA], disk.engine(), 3, now).expect("anew");
+    assert_eq!(log.usage(), expected);
+    drop(log);
+    assert_eq!(open(&disk, other, 4).expect("the new one").0.usage(), expected);
 }
 
 #[test]

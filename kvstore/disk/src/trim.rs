@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvstore_io::IoErrorKind;
+use kvstore_io::{IoErrorKind, Operation as Direction};
 
 use crate::log::SlotUse;
 use crate::{DiskConfig, DiskCounters, DiskLog, TokenBucket};
@@ -63,7 +63,7 @@ impl Trim {
 impl DiskLog {
     /// Looks for one run and tells the device of it.
     pub(crate) fn trim_some(&mut self) {
-        if !self.trim.has_enough() || self.now.instant < self.trim.next_scan || !self.is_available() {
+        if !self.trim.has_enough() || self.now.instant < self.trim.next_scan || !self.can_write() {
             return;
         }
         self.trim.next_scan = self.now.instant + SCAN_INTERVAL;
@@ -88,7 +88,7 @@ impl DiskLog {
             }
             Ok(false) => self.trim.is_supported = false,
             Err(error) if error.kind == IoErrorKind::Unsupported => self.trim.is_supported = false,
-            Err(error) => self.note_failure(error.kind),
+            Err(error) => self.note_failure(error.kind, Direction::Write),
         }
     }
 

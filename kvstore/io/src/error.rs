@@ -5,7 +5,7 @@ use crate::{Operation, Request};
 pub enum IoErrorKind {
     /// The request breaks the contract: alignment, length or range.
     Invalid,
-    /// The medium cannot give these bytes back; the range is lost, the rest is not.
+    /// The medium cannot give these bytes back, and says so: the range is lost, the rest is not.
     Media,
     /// The device is gone, was reset under the request, or does not answer.
     Device,
@@ -15,7 +15,8 @@ pub enum IoErrorKind {
     NoSpace,
     /// Not supported or not permitted here.
     Unsupported,
-    /// Anything else.
+    /// Anything else. A plain EIO too: it may be the medium, a dead device or a file system that shut down, so
+    /// nobody may take the bytes for lost.
     Other,
 }
 
@@ -65,11 +66,12 @@ pub(crate) fn describe(operation: Operation, bytes: usize, offset: u64, file: u3
 }
 
 /// What an errno of a read, a write or a sync means. The block layer's own translation is `blk_errors` in
-/// `block/blk-core.c`: a bad medium is ENODATA, a failed integrity check EILSEQ, a failed target EREMOTEIO.
+/// `block/blk-core.c`: a bad medium is ENODATA, a failed integrity check EILSEQ, a failed target EREMOTEIO;
+/// EIO is everything that has no errno of its own, and so says nothing of the medium.
 #[must_use]
 pub fn kind_of_errno(errno: i32) -> IoErrorKind {
     match errno {
-        libc::EIO | libc::EREMOTEIO | libc::ENODATA | libc::EILSEQ => IoErrorKind::Media,
+        libc::EREMOTEIO | libc::ENODATA | libc::EILSEQ => IoErrorKind::Media,
         libc::ENXIO | libc::ENODEV | libc::ETIME | libc::ETIMEDOUT | libc::ENOLINK | libc::ESHUTDOWN => {
             IoErrorKind::Device
         }
@@ -89,7 +91,9 @@ mod tests {
     #[test]
     fn an_errno_says_what_it_means_for_the_caller() {
         for (errno, kind) in [
-            (libc::EIO, IoErrorKind::Media),
+            (libc::EIO, IoErrorKind::Other),
+            (libc::EREMOTEIO, IoErrorKind::Media),
+            (libc::EILSEQ, IoErrorKind::Media),
             (libc::ENODATA, IoErrorKind::Media),
             (libc::ENODEV, IoErrorKind::Device),
             (libc::ETIME, IoErrorKind::Device),

@@ -16,8 +16,10 @@
 //! 5. Offsets, lengths and addresses are multiples of [`Geometry::block_bytes`], lengths from one block to
 //!    [`Geometry::transfer_bytes_max`], ranges inside their file. Anything else completes with
 //!    [`IoErrorKind::Invalid`], without I/O.
-//! 6. One thread drives an engine; `poll` takes a budget and returns at once; `wait` sleeps. A [`Waker`] ends its
-//!    sleep from another thread.
+//! 6. One thread drives an engine, from the first `flush`, `poll` or `wait` on: it may be made on another thread, and
+//!    must stay where it was used first. An engine that cannot work for another thread says so at once, with
+//!    [`IoErrorKind::Device`] from then on, and completes what the kernel has not got with that error. `poll` takes a
+//!    budget and returns at once; `wait` sleeps. A [`Waker`] ends its sleep from another thread.
 
 mod check;
 mod error;

@@ -19,6 +19,8 @@ use crate::files::Files;
 use crate::{Completion, Full, Geometry, IoEngine, IoError, IoErrorKind, Operation, Request, Waker};
 
 const NAME: &str = "pread";
+/// Tries without progress after which a request fails, as in the ring.
+const RETRIES_MAX: u32 = 10_000;
 
 /// Options of the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,19 +154,9 @@ impl PreadEngine {
 fn perform(files: &Files, job: Job) -> Completion {
     let Job { request, address } = job;
     let len = request.buffer.len();
-    let mut done = 0;
-    let errno = loop {
-        if done == len {
-            return Completion { id: request.id, buffer: request.buffer, result: Ok(()) };
-        }
-        match transfer(files, &request, address, done) {
-            0 => break None,
-            moved if moved > 0 => done += moved as usize,
-            _ => match std::io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN) => {}
-                errno => break errno,
-            },
-        }
+    let (done, errno) = match move_all(len, |done| transfer(files, &request, address, done)) {
+        Ok(()) => return Completion { id: request.id, buffer: request.buffer, result: Ok(()) },
+        Err(stopped) => stopped,
     };
     let operation = describe(request.operation, len, request.offset, request.file);
     let error = match errno {
@@ -179,20 +171,41 @@ fn perform(files: &Files, job: Job) -> Completion {
     Completion { id: request.id, buffer: request.buffer, result: Err(error) }
 }
 
+/// Calls `transfer` for what is left until all is moved. Else how much was, and the errno; `None` at the file's end.
+fn move_all(
+    len: usize,
+    mut transfer: impl FnMut(usize) -> Result<usize, i32>,
+) -> Result<(), (usize, Option<i32>)> {
+    let (mut done, mut retries) = (0, 0);
+    while done < len {
+        match transfer(done) {
+            Ok(0) => return Err((done, None)),
+            Ok(moved) => (done, retries) = (done + moved, 0),
+            Err(libc::EINTR | libc::EAGAIN) if retries < RETRIES_MAX => {
+                retries += 1;
+                std::thread::yield_now();
+            }
+            Err(errno) => return Err((done, Some(errno))),
+        }
+    }
+    Ok(())
+}
+
 /// One pread or pwrite of what is left; its result.
-fn transfer(files: &Files, request: &Request, address: NonNull<u8>, done: usize) -> isize {
+fn transfer(files: &Files, request: &Request, address: NonNull<u8>, done: usize) -> Result<usize, i32> {
     // `submit` checked the file.
     let descriptor = files.descriptor(request.file).map_or(-1, |file| file.as_raw_fd());
     let left = request.buffer.len() - done;
     let at = (request.offset + done as u64) as libc::off64_t;
     // SAFETY: `done` is less than the buffer's length, so the place is inside of the buffer.
     let place = unsafe { address.add(done) }.as_ptr();
-    match request.operation {
+    let moved = match request.operation {
         // SAFETY: `left` bytes from `place` belong to the buffer that this request owns, so nobody else uses them.
         Operation::Read => unsafe { libc::pread64(descriptor, place.cast(), left, at) },
         // SAFETY: as above.
         Operation::Write => unsafe { libc::pwrite64(descriptor, place.cast(), left, at) },
-    }
+    };
+    usize::try_from(moved).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
 impl IoEngine for PreadEngine {
@@ -298,6 +311,25 @@ mod tests {
     use super::*;
     use crate::files::{FolderConfig, open_folder};
     use crate::testing::{Conformance, conformance};
+
+    #[test]
+    fn trying_again_has_an_end() {
+        let mut calls = 0;
+        let mut always = |_| {
+            calls += 1;
+            Err(libc::EAGAIN)
+        };
+        assert_eq!(move_all(8, &mut always), Err((0, Some(libc::EAGAIN))));
+        assert_eq!(calls, RETRIES_MAX + 1);
+        // Progress grants new tries.
+        let mut tries = 0;
+        let mut slow = |_| {
+            tries += 1;
+            if tries % RETRIES_MAX == 0 { Ok(1) } else { Err(libc::EINTR) }
+        };
+        assert_eq!(move_all(3, &mut slow), Ok(()));
+        assert_eq!(move_all(8, |done| Ok(4 - done)), Err((4, None)));
+    }
 
     #[test]
     fn keeps_the_contract() {

@@ -153,6 +153,13 @@ impl<B: Bus> NvmeEngine<B> {
         &self.identity
     }
 
+    /// The first bytes of the namespace, for a look at what is on it before something else is written there: `bytes`,
+    /// or all that it has in whole pages of 4 KiB where that is less. Blocks. For an engine that is not in use yet: while
+    /// requests are queued or in flight it fails with [`IoErrorKind::Invalid`].
+    pub fn first_bytes(&mut self, bytes: usize) -> Result<Vec<u8>, IoError> {
+        crate::start::first_bytes(self, bytes)
+    }
+
     /// Resets the controller. What is in flight completes with a device error, what is queued goes on afterwards. Does
     /// not wait; nothing happens while it is being reset already, or is dead.
     pub fn reset(&mut self) {
@@ -218,10 +225,12 @@ impl<B: Bus> NvmeEngine<B> {
         false
     }
 
+    /// Whether `poll` would find something. What the device left in queues that are gone is never taken.
     fn has_news(&self) -> bool {
         let has_completion =
             |pair: &crate::queue_pair::QueuePair| pair.has_completion(&self.controller.memory);
-        !self.finished.is_empty() || self.controller.pairs.iter().any(has_completion)
+        !self.finished.is_empty()
+            || (self.health.may_issue() && self.controller.pairs.iter().any(has_completion))
     }
 
     /// Runs one command, while those in flight go on, and waits for it.

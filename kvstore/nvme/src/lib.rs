@@ -8,8 +8,8 @@
 //! In reading order: [`NvmeConfig`]; `registers`, `command`, `status`, `identify` (what the specification defines);
 //! `bus` (how a device is reached) with `vfio` behind it; `dma` and `layout` (memory of the queues); `queue_pair`;
 //! `controller` (start, shutdown, start again); `registrations`, `commands`, `requests` (tables of the engine);
-//! [`NvmeEngine`] with `data_path` (hot) and `recovery` (timeouts, resets, removal); `wake`; [`testing`], a software
-//! controller that the whole driver runs against on any machine.
+//! [`NvmeEngine`] with `data_path` (hot), `recovery` (timeouts, resets, removal) and `start` (what a device begins
+//! with); `wake`; [`testing`], a software controller that the whole driver runs against on any machine.
 //!
 //! Invariants: memory that a command names is neither freed nor handed back before the controller completed it, was
 //! disabled, or was cut off from memory; nothing that a device answers can panic us or reach memory that is not
@@ -35,6 +35,7 @@ mod registrations;
 mod requests;
 #[cfg(feature = "spdk")]
 pub mod spdk;
+mod start;
 mod status;
 pub mod testing;
 mod vfio;

@@ -62,18 +62,22 @@ pub struct RespConfig {
     pub arguments_max: usize,
     /// Commands of one connection that are carried out at a time. 1 to 1,024.
     pub pipeline_max: usize,
-    /// Arguments being carried out and answers not yet sent, for one connection: above this no further command is
-    /// started until the client reads. One command may exceed it alone. Also the most bytes that `MGET` answers.
+    /// Arguments being carried out, values being read and answers not yet sent, for one connection: above this no
+    /// further command or read is started until the client reads. One command may exceed it alone, and so may four
+    /// reads of a store that has no [`Values::size_hint`](crate::Values::size_hint). Also the most bytes that `MGET`
+    /// answers.
     pub buffered_bytes_max: usize,
-    /// Bytes of large arguments (above 32 KiB) that all connections together may be receiving or have in hand; above
-    /// it connections wait their turn. At least `command_bytes_max`.
+    /// Bytes of large arguments (above 32 KiB) that all connections together have received and not yet carried out.
+    /// Above it one command at a time goes on, so that up to `command_bytes_max` come on top; the others wait their turn,
+    /// and one that waits for 3 s is answered with `TRYAGAIN`. At least `command_bytes_max`.
     pub received_bytes_max: usize,
     /// Most keys that `KEYS` answers.
     pub keys_reply_max: usize,
     /// A connection that asks nothing for so long is closed; zero is never. LMCache's native client does not
     /// reconnect, so the default is never.
     pub idle_timeout: Duration,
-    /// A connection that stops in the middle of a command or does not take its answers for so long is closed.
+    /// A connection that stops in the middle of a command or does not take its answers for so long is closed; so is one
+    /// that moves less than 64 KiB/s for so long while it has a share of `received_bytes_max`.
     pub stall_timeout: Duration,
     /// How long connections may finish what they have begun when the server stops.
     pub drain: Duration,

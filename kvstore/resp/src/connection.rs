@@ -5,8 +5,11 @@
 //! [`RespConfig::buffered_bytes_max`](crate::RespConfig) is used up: a client that does not read its answers is
 //! slowed down first and closed in the end.
 //!
-//! Time is counted without a clock per operation: an alarm rings at a fixed pace and looks whether anything has moved
-//! since. A connection is closed after one to two times its limit of standing still.
+//! Long arguments are paid for out of a budget that all connections share, as their bytes come. Connections that each
+//! have a part and wait for more could wait for each other: so one command at a time may go beyond the budget, and those
+//! that wait finish one by one. A command that waits for [`CHARGE_WAIT`] is given up: its part goes back, the rest of it
+//! is let pass, and it is answered with `TRYAGAIN`. Who has a part must be at least as fast as
+//! [`RATE_MIN`](crate::quiet::RATE_MIN).
 
 use std::future::poll_fn;
 use std::io;
@@ -16,13 +19,15 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{SemaphorePermit, watch};
-use tokio::time::{Instant, sleep};
+use tokio::sync::{AcquireError, SemaphorePermit, watch};
+use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::admission::{Admission, Size};
 use crate::execute::execute;
 use crate::lanes::{Claims, Lanes};
 use crate::metrics::RespCounters;
 use crate::output::Output;
+use crate::quiet::Quiet;
 use crate::reply::Reply;
 use crate::server::{CHARGE_BYTES, Shared};
 use crate::session::{Next, Session};
@@ -32,8 +37,16 @@ use crate::wire::{READ_BYTES, RequestParser, Room, SHORT_MAX, WireError};
 /// Room that is worth a read.
 const READ_BYTES_MIN: usize = 4 << 10;
 
+/// How long a command may wait for the common budget.
+const CHARGE_WAIT: Duration = Duration::from_secs(3);
 /// Held by a command from its first long argument to its answer.
-type Charge<'a> = Option<SemaphorePermit<'a>>;
+#[derive(Default)]
+struct Charge<'a> {
+    /// Its part of the common budget.
+    paid: Option<SemaphorePermit<'a>>,
+    /// It need not pay any more.
+    beyond: Option<SemaphorePermit<'a>>,
+}
 
 /// Serves a connection until the client leaves, breaks the protocol or stands still, or the server stops.
 pub(crate) async fn serve<V: Values>(
@@ -47,11 +60,15 @@ pub(crate) async fn serve<V: Values>(
     let mut session = Session::new(id, config.password.is_none());
     let mut input = Input::new(reader, RequestParser::new(session.limits(config.limits())));
     let mut output = Output::default();
+    let admission = Admission::new(config.buffered_bytes_max);
     let mut lanes = Lanes::new(config.pipeline_max);
     let mut quiet = Quiet::default();
     // Bytes of the arguments that running commands hold.
     let mut held = 0;
-    let mut charge: Charge<'_> = None;
+    let mut charge = Charge::default();
+    // When the wait for the budget began, and whether it was in vain.
+    let mut short_since: Option<Instant> = None;
+    let mut given_up = false;
     let mut waiting: Option<Next> = None;
     let mut fault: Option<WireError> = None;
 
@@ -66,19 +83,31 @@ pub(crate) async fn serve<V: Values>(
 
     loop {
         loop {
-            while let Some((reply, (bytes, paid))) = lanes.pop() {
+            while let Some(((reply, size), (bytes, paid))) = lanes.pop() {
                 held -= bytes;
-                let _: Charge<'_> = paid;
+                admission.release(size);
+                drop::<Charge<'_>>(paid);
                 answer(shared, &session, &mut output, &reply);
-                quiet.moved();
+                quiet.excuse();
             }
             if waiting.is_none() && fault.is_none() && !session.closing {
                 match input.parser.next(&mut input.buffer) {
-                    Ok(command) => waiting = command.map(|command| session.recognise(command)),
+                    Ok(None) => {}
+                    Ok(Some(_)) if given_up => {
+                        given_up = false;
+                        RespCounters::add(&shared.counters.throttled, 1);
+                        let text = "TRYAGAIN too many large values are being received at the moment";
+                        waiting = Some(Next::Answer(Reply::error(text)));
+                    }
+                    Ok(Some(command)) => waiting = Some(session.recognise(command)),
                     Err(error) => fault = Some(error),
                 }
             }
-            let buffered = held + output.remaining() + lanes.finished().map(Reply::bytes).sum::<usize>();
+            // An answer may be longer than was reserved for it.
+            let beyond = |(reply, size): &(Reply, Size)| reply.bytes().saturating_sub(size.bytes);
+            let finished = lanes.finished().map(beyond).sum::<usize>();
+            let buffered = held + output.remaining() + admission.reserved() + finished;
+            admission.unsent(output.remaining());
             let full = (!lanes.is_empty() || output.has_remaining()) && buffered >= config.buffered_bytes_max;
             match waiting.take() {
                 None => break,
@@ -90,8 +119,8 @@ pub(crate) async fn serve<V: Values>(
                     }
                     let bytes = command.bytes;
                     held += bytes;
-                    let future = execute(shared, specification, command);
-                    let mut start = Some((future, claims, (bytes, charge.take())));
+                    let future = execute(shared, specification, command, &admission);
+                    let mut start = Some((future, claims, (bytes, std::mem::take(&mut charge))));
                     poll_fn(|context| {
                         if let Some((future, claims, tag)) = start.take() {
                             lanes.start(context, future, claims, tag);
@@ -104,13 +133,16 @@ pub(crate) async fn serve<V: Values>(
                     waiting = Some(next);
                     break;
                 }
-                Some(Next::Answer(reply)) => answer(shared, &session, &mut output, &reply),
+                Some(Next::Answer(reply)) => {
+                    answer(shared, &session, &mut output, &reply);
+                    charge = Charge::default();
+                }
                 Some(Next::Session(specification, command)) => {
                     // `HELLO` and `RESET` are answered in the version that they choose.
                     let reply = session.answer(shared, specification, command);
                     answer(shared, &session, &mut output, &reply);
                     input.parser.limit(session.limits(config.limits()));
-                    charge = None;
+                    charge = Charge::default();
                 }
             }
         }
@@ -127,32 +159,59 @@ pub(crate) async fn serve<V: Values>(
         }
 
         let reading = waiting.is_none() && fault.is_none() && !session.closing;
-        let lacking = lacking(&input.parser, charge.as_ref());
+        let mut lacking = charge.lacking(&input.parser);
+        if reading
+            && lacking > 0
+            && let Ok(permit) = shared.received.try_acquire_many(lacking)
+        {
+            if !charge.is_some() {
+                // From here on it must be fast.
+                quiet.excuse();
+            }
+            charge.pay(permit);
+            lacking = 0;
+        }
+        if lacking == 0 {
+            short_since = None;
+        }
+        let mut short_until = || *short_since.get_or_insert_with(Instant::now) + CHARGE_WAIT;
         tokio::select! {
             biased;
-            () = poll_fn(|context| lanes.poll(context)), if !lanes.is_empty() => {}
+            () = poll_fn(|context| {
+                admission.begin_pass();
+                lanes.poll(context)
+            }), if !lanes.is_empty() => {}
             written = writer.write_buf(&mut output), if output.has_remaining() => {
                 let written = written?;
                 if written == 0 {
                     return Err(io::ErrorKind::WriteZero.into());
                 }
                 RespCounters::add(&shared.counters.bytes_sent, written);
-                quiet.moved();
+                quiet.moved(written);
             }
-            permit = shared.received.acquire_many(lacking), if reading && lacking > 0 => {
-                match (permit, &mut charge) {
-                    (Ok(permit), Some(charge)) => charge.merge(permit),
-                    (Ok(permit), none) => *none = Some(permit),
-                    // The semaphore is never closed.
-                    (Err(_), _) => return Ok(()),
+            permit = async { timeout_at(short_until(), permit(shared, lacking)).await },
+                if reading && lacking > 0 =>
+            {
+                match permit {
+                    Ok(Ok(Permit::Paid(permit))) => charge.pay(permit),
+                    Ok(Ok(Permit::Beyond(permit))) => charge.beyond = Some(permit),
+                    // The semaphores are never closed.
+                    Ok(Err(_)) => return Ok(()),
+                    Err(_) => {
+                        input.parser.abandon();
+                        given_up = true;
+                        charge = Charge::default();
+                    }
                 }
+                // The client could not send meanwhile.
+                quiet.excuse();
             }
             read = input.read(), if reading && lacking == 0 => {
                 let read = read?;
                 // A client that has said all may still want its answers.
                 session.closing |= read == 0;
                 RespCounters::add(&shared.counters.bytes_received, read);
-                quiet.moved();
+                quiet.moved(read);
             }
             _ = &mut stopping, if !session.closing => session.closing = true,
             () = &mut alarm => {
@@ -163,7 +222,8 @@ pub(crate) async fn serve<V: Values>(
                     // The store is slow, which is not the client's fault.
                     false => Duration::ZERO,
                 };
-                if quiet.rang(pace, limit) {
+                let slow_limit = (owing && charge.is_some()).then_some(config.stall_timeout);
+                if quiet.rang(pace, limit, slow_limit) {
                     RespCounters::add(&shared.counters.connections_stalled, 1);
                     tracing::debug!(id, owing, "closed a connection that stands still");
                     return Ok(());
@@ -182,30 +242,41 @@ fn answer<V>(shared: &Shared<V>, session: &Session, output: &mut Output, reply: 
     reply.encode(session.protocol, output);
 }
 
-/// How much of the common budget the command in progress needs beyond what it has, in units of [`CHARGE_BYTES`].
-fn lacking(parser: &RequestParser, charge: Option<&SemaphorePermit<'_>>) -> u32 {
-    let needed = parser.long_bytes().div_ceil(CHARGE_BYTES);
-    let has = charge.map_or(0, SemaphorePermit::num_permits);
-    // At most the largest command, which is far less than 2^32 units.
-    u32::try_from(needed.saturating_sub(has)).unwrap_or(u32::MAX)
+enum Permit<'a> {
+    Paid(SemaphorePermit<'a>),
+    Beyond(SemaphorePermit<'a>),
 }
 
-/// How long nothing has moved.
-#[derive(Debug, Default)]
-struct Quiet {
-    moved: bool,
-    time: Duration,
+/// Waits for a part of the common budget, or for being the one that needs none.
+async fn permit<V>(shared: &Shared<V>, units: u32) -> Result<Permit<'_>, AcquireError> {
+    tokio::select! {
+        biased;
+        permit = shared.received.acquire_many(units) => permit.map(Permit::Paid),
+        permit = shared.beyond.acquire() => permit.map(Permit::Beyond),
+    }
 }
 
-impl Quiet {
-    fn moved(&mut self) {
-        self.moved = true;
+impl<'a> Charge<'a> {
+    fn pay(&mut self, permit: SemaphorePermit<'a>) {
+        match &mut self.paid {
+            Some(paid) => paid.merge(permit),
+            none => *none = Some(permit),
+        }
     }
 
-    /// The alarm rang after `pace`: whether the limit is reached; zero is none.
-    fn rang(&mut self, pace: Duration, limit: Duration) -> bool {
-        self.time = if std::mem::take(&mut self.moved) { Duration::ZERO } else { self.time + pace };
-        !limit.is_zero() && self.time >= limit
+    fn is_some(&self) -> bool {
+        self.paid.is_some() || self.beyond.is_some()
+    }
+
+    /// How much of the common budget the command in progress needs beyond what it has, in units of [`CHARGE_BYTES`].
+    fn lacking(&self, parser: &RequestParser) -> u32 {
+        if self.beyond.is_some() {
+            return 0;
+        }
+        let needed = parser.long_bytes().div_ceil(CHARGE_BYTES);
+        let has = self.paid.as_ref().map_or(0, SemaphorePermit::num_permits);
+        // At most the largest command, which is far less than 2^32 units.
+        u32::try_from(needed.saturating_sub(has)).unwrap_or(u32::MAX)
     }
 }
 

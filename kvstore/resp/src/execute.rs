@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use crate::admission::{Admission, Size};
 use crate::commands::{Kind, Specification};
 use crate::metrics::RespCounters;
 use crate::options::{SYNTAX, integer, key, life, milliseconds, range, set_options, word};
@@ -20,27 +21,44 @@ const READS_AT_ONCE: usize = 16;
 /// Keys that are asked for at a time.
 const KEYS_AT_ONCE: usize = 1000;
 
-/// Carries a command out. Its number of arguments has been checked.
+/// What a command may read, and what it has reserved for that.
+struct Reads<'a> {
+    admission: &'a Admission,
+    taken: Size,
+}
+
+impl Reads<'_> {
+    /// Waits until a value may be read.
+    async fn admit<V: Values>(&mut self, shared: &Shared<V>, name: &[u8]) -> Result<(), Reply> {
+        let size = self.admission.size(&shared.values, &[name]).await?;
+        self.taken = self.admission.reserve(size).await;
+        Ok(())
+    }
+}
+
+/// Carries a command out. Its number of arguments has been checked. Tells also what it has reserved in `admission`.
 pub(crate) async fn execute<V: Values>(
     shared: &Shared<V>,
     specification: &'static Specification,
     mut command: Command,
-) -> Reply {
+    admission: &Admission,
+) -> (Reply, Size) {
     let arguments = &mut command.arguments;
+    let reads = &mut Reads { admission, taken: Size::default() };
     let done = match specification.kind {
-        Kind::Get => get(shared, arguments).await,
-        Kind::Set => set(shared, arguments).await,
+        Kind::Get => get(shared, arguments, reads).await,
+        Kind::Set => set(shared, arguments, reads).await,
         Kind::SetEx => set_for(shared, arguments, 1000, specification.name).await,
         Kind::PSetEx => set_for(shared, arguments, 1, specification.name).await,
         Kind::SetNx => set_if_absent(shared, arguments).await,
-        Kind::MGet => get_many(shared, arguments).await,
+        Kind::MGet => get_many(shared, arguments, reads).await,
         Kind::MSet => set_many(shared, arguments).await,
         Kind::Exists => exists(shared, arguments).await,
         Kind::Delete => delete(shared, arguments).await,
         Kind::StrLen => {
             look(shared, &arguments[1]).await.map(|entry| length(entry.map_or(0, |entry| entry.bytes)))
         }
-        Kind::GetRange => get_range(shared, arguments).await,
+        Kind::GetRange => get_range(shared, arguments, reads).await,
         Kind::Ttl => look(shared, &arguments[1]).await.map(|entry| remaining(entry, 1000)),
         Kind::PTtl => look(shared, &arguments[1]).await.map(|entry| remaining(entry, 1)),
         Kind::Expire => expire(shared, arguments, 1000, specification.name).await,
@@ -57,7 +75,7 @@ pub(crate) async fn execute<V: Values>(
         Kind::Flush => flush(shared, arguments, specification.name).await,
         other => Err(Reply::error(format!("ERR {other:?} does not concern stored values"))),
     };
-    done.unwrap_or_else(|refusal| refusal)
+    (done.unwrap_or_else(|refusal| refusal), reads.taken)
 }
 
 /// The answer, or the one that says why not.
@@ -74,31 +92,39 @@ fn found<V: Values>(shared: &Shared<V>, value: Option<Value>) -> Option<Value> {
     value
 }
 
-async fn get<V: Values>(shared: &Shared<V>, arguments: &[Value]) -> Answer {
-    let value = shared.values.get(key(&arguments[1])?).await?;
+async fn get<V: Values>(shared: &Shared<V>, arguments: &[Value], reads: &mut Reads<'_>) -> Answer {
+    let name = key(&arguments[1])?;
+    reads.admit(shared, name).await?;
+    let value = shared.values.get(name).await?;
     Ok(found(shared, value).map_or(Reply::Null, Reply::Bulk))
 }
 
-async fn get_range<V: Values>(shared: &Shared<V>, arguments: &[Value]) -> Answer {
+async fn get_range<V: Values>(shared: &Shared<V>, arguments: &[Value], reads: &mut Reads<'_>) -> Answer {
     let (start, end) = (integer(&arguments[2])?, integer(&arguments[3])?);
-    let value = shared.values.get(key(&arguments[1])?).await?;
+    let name = key(&arguments[1])?;
+    reads.admit(shared, name).await?;
+    let value = shared.values.get(name).await?;
     let value = found(shared, value).unwrap_or_default();
     Ok(Reply::Bulk(value.slice(range(start, end, value.len()))))
 }
 
-async fn get_many<V: Values>(shared: &Shared<V>, arguments: &[Value]) -> Answer {
+async fn get_many<V: Values>(shared: &Shared<V>, arguments: &[Value], reads: &mut Reads<'_>) -> Answer {
     let bytes_max = shared.config.buffered_bytes_max;
+    let refuse = || Reply::error(format!("ERR the values exceed {bytes_max} bytes: ask for fewer"));
+    let names = arguments[1..].iter().map(key).collect::<Result<Vec<_>, _>>()?;
+    let size = reads.admission.size(&shared.values, &names).await?;
+    if size.bytes > bytes_max && names.len() > 1 {
+        return Err(refuse());
+    }
+    reads.taken = reads.admission.reserve(size).await;
     let (mut replies, mut bytes) = (Vec::new(), 0);
-    for some in arguments[1..].chunks(READS_AT_ONCE) {
-        let mut reads = Vec::with_capacity(some.len());
-        for argument in some {
-            reads.push(shared.values.get(key(argument)?));
-        }
-        for value in join_all(reads).await {
+    for some in names.chunks(READS_AT_ONCE) {
+        for value in join_all(some.iter().map(|name| shared.values.get(name))).await {
             let value = found(shared, value?);
             bytes += value.as_ref().map_or(0, Value::len);
-            if bytes > bytes_max && arguments.len() > 2 {
-                return Err(Reply::error(format!("ERR the values exceed {bytes_max} bytes: ask for fewer")));
+            // What a value weighs may not have been known, or have changed since.
+            if bytes > bytes_max && names.len() > 1 {
+                return Err(refuse());
             }
             replies.push(value.map_or(Reply::Null, Reply::Bulk));
         }
@@ -127,12 +153,15 @@ async fn put<V: Values>(
     }
 }
 
-async fn set<V: Values>(shared: &Shared<V>, arguments: &mut [Value]) -> Answer {
+async fn set<V: Values>(shared: &Shared<V>, arguments: &mut [Value], reads: &mut Reads<'_>) -> Answer {
     let (options, previous) = set_options(&arguments[3..])?;
     let value = std::mem::take(&mut arguments[2]);
     let name = key(&arguments[1])?;
     let before = match previous {
-        true => Some(shared.values.get(name).await?.map_or(Reply::Null, Reply::Bulk)),
+        true => {
+            reads.admit(shared, name).await?;
+            Some(shared.values.get(name).await?.map_or(Reply::Null, Reply::Bulk))
+        }
         false => None,
     };
     let stored = put(shared, name, value, options).await?;

@@ -3,7 +3,8 @@
 //!
 //! In reading order: [`values`] is what the server needs of a store; [`wire`] makes commands out of bytes and
 //! [`reply`] bytes out of answers; `commands` lists what is understood; `execute` carries it out; `session` holds
-//! what belongs to one connection; `lanes` and `connection` run commands side by side and keep answers in order;
+//! what belongs to one connection; `lanes`, `admission` and `connection` run commands side by side, bounded, and
+//! keep answers in order;
 //! [`server`] listens.
 //!
 //! Invariants: answers come in the order of the commands; a command that reads or writes a key sees what earlier
@@ -33,9 +34,11 @@ mod options;
 mod pattern;
 mod session;
 
+mod admission;
 mod connection;
 mod lanes;
 mod output;
+mod quiet;
 
 mod config;
 mod error;

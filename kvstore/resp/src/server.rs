@@ -39,6 +39,8 @@ pub(crate) struct Shared<V> {
     pub(crate) started: Instant,
     /// Budget for long arguments, in units of [`CHARGE_BYTES`].
     pub(crate) received: Semaphore,
+    /// Held by the one command that may exceed that budget.
+    pub(crate) beyond: Semaphore,
     pub(crate) hasher: RandomState,
     next_id: AtomicU64,
 }
@@ -115,6 +117,7 @@ impl<V: Values> Server<V> {
             counters: Arc::default(),
             started: Instant::now(),
             received,
+            beyond: Semaphore::new(1),
             hasher: RandomState::new(),
             next_id: AtomicU64::new(1),
         };

@@ -141,6 +141,10 @@ impl Values for MemoryValues {
         }))
     }
 
+    fn size_hint(&self, key: &[u8]) -> Option<u64> {
+        Some(self.state().find(key).map_or(0, |kept| kept.value.len() as u64))
+    }
+
     async fn delete(&self, key: &[u8]) -> Result<bool, ValueError> {
         self.wait().await;
         let mut state = self.state();

@@ -6,13 +6,18 @@
 //!
 //! Implementations may be asked by any number of tasks at a time. They answer a damaged or half-written value with
 //! "absent": a wrong value is worse than a miss.
+//!
+//! A future may be dropped before it is ready, at any point where it waits: its client has gone, or the server stops.
+//! What it has taken must then be given back by what it holds, and a `set` that was cut off must leave the old value,
+//! the new one or none, never a part.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-/// Named strings of bytes. `async fn` satisfies each method.
+/// Named strings of bytes. `async fn` satisfies each method that gives a future; futures may be dropped half-way (see
+/// the module).
 pub trait Values: Send + Sync + 'static {
     /// The value of a key; `None` is absent, expired, or not readable in time.
     fn get(&self, key: &[u8]) -> impl Future<Output = Result<Option<Value>, ValueError>> + Send;
@@ -27,6 +32,14 @@ pub trait Values: Send + Sync + 'static {
 
     /// Whether a key is there, its size and remaining life, without reading the value.
     fn look(&self, key: &[u8]) -> impl Future<Output = Result<Option<Entry>, ValueError>> + Send;
+
+    /// Length of a key's value, if that is known at once, without waiting: what a `get` will take in memory. 0 for a key
+    /// that is not there; `None` is not known, and then [`Values::look`] is asked where it matters. A wrong one makes
+    /// reads wait too long or too little, nothing worse.
+    fn size_hint(&self, key: &[u8]) -> Option<u64> {
+        let _ = key;
+        None
+    }
 
     /// Forgets a key; tells whether it was there.
     fn delete(&self, key: &[u8]) -> impl Future<Output = Result<bool, ValueError>> + Send;

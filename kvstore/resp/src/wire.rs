@@ -105,6 +105,8 @@ pub struct RequestParser {
     expected: usize,
     command: Command,
     value: Value,
+    /// Nothing of the command in progress is kept.
+    abandoned: bool,
 }
 
 impl RequestParser {
@@ -117,6 +119,7 @@ impl RequestParser {
             expected: 0,
             command: Command::default(),
             value: Value::default(),
+            abandoned: false,
         }
     }
 
@@ -155,6 +158,7 @@ impl RequestParser {
                 return Ok(None);
             }
             if self.state == State::Start && !self.command.arguments.is_empty() {
+                self.abandoned = false;
                 return Ok(Some(std::mem::take(&mut self.command)));
             }
         }
@@ -184,10 +188,24 @@ impl RequestParser {
         self.state != State::Start
     }
 
-    /// Bytes of long arguments that the command in progress has declared so far.
+    /// Bytes of long arguments of the command in progress that have come, and those that the next read makes room for.
     #[must_use]
     pub fn long_bytes(&self) -> usize {
-        self.command.long_bytes
+        match self.state {
+            _ if self.abandoned => 0,
+            State::Long { lacking, piece } => self.command.long_bytes - lacking + piece,
+            _ => self.command.long_bytes,
+        }
+    }
+
+    /// Forgets what has come of the command in progress, and lets the rest of it pass. When it is complete, it is given
+    /// out with empty arguments. Between commands there is nothing to forget.
+    pub fn abandon(&mut self) {
+        if self.inside() {
+            self.abandoned = true;
+            self.value = Value::default();
+            self.command.arguments.fill_with(Value::default);
+        }
     }
 
     fn count(&mut self, buffer: &mut BytesMut) -> Result<bool, WireError> {
@@ -238,6 +256,15 @@ impl RequestParser {
 
     fn long(&mut self, buffer: &mut BytesMut, lacking: usize, piece: usize) -> bool {
         let take = buffer.len().min(lacking);
+        if self.abandoned && take > 0 {
+            buffer.advance(take);
+            let lacking = lacking - take;
+            self.state = match lacking {
+                0 => State::LongEnd,
+                _ => State::Long { lacking, piece: READ_BYTES.min(lacking) },
+            };
+            return true;
+        }
         // What came along with the header is taken at once, whatever its size.
         let first = self.value.is_empty() && take > 0;
         if take < lacking && take < piece && !first {
@@ -253,7 +280,7 @@ impl RequestParser {
     }
 
     fn push(&mut self, value: Value) {
-        self.command.arguments.push(value);
+        self.command.arguments.push(if self.abandoned { Value::default() } else { value });
         self.expected -= 1;
         self.state = if self.expected == 0 { State::Start } else { State::Header };
     }

@@ -150,3 +150,31 @@ fn numbers() {
         assert_eq!(number(digits), *expected, "{}", digits.escape_ascii());
     }
 }
+
+#[test]
+fn what_is_abandoned_is_let_pass_and_the_next_command_is_whole() {
+    let long = vec![b'v'; 300_000];
+    let mut bytes = b"*4\r\n$4\r\nMSET\r\n$1\r\na\r\n$300000\r\n".to_vec();
+    bytes.extend(&long);
+    bytes.extend(b"\r\n$1\r\nb\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n");
+    for cut in [1, 1000, 100_000] {
+        let limits = Limits { value_bytes_max: 1 << 20, command_bytes_max: 1 << 20, arguments_max: 16 };
+        let (mut parser, mut buffer) = (RequestParser::new(limits), BytesMut::new());
+        buffer.extend_from_slice(&bytes[..200_000]);
+        assert_eq!(parser.next(&mut buffer), Ok(None));
+        assert!((200_000..=300_000).contains(&parser.long_bytes()), "{}", parser.long_bytes());
+        parser.abandon();
+        assert_eq!(parser.long_bytes(), 0);
+        let mut commands = Vec::new();
+        for part in bytes[200_000..].chunks(cut) {
+            buffer.extend_from_slice(part);
+            while let Some(command) = parser.next(&mut buffer).expect("valid") {
+                commands.push(command);
+            }
+            assert!(buffer.len() < 100, "nothing of it is kept");
+        }
+        let lengths: Vec<Vec<usize>> =
+            commands.iter().map(|command| command.arguments.iter().map(Value::len).collect()).collect();
+        assert_eq!(lengths, [vec![0; 4], vec![3, 1]]);
+    }
+}

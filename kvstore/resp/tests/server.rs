@@ -4,11 +4,14 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvstore_resp::testing::MemoryValues;
-use kvstore_resp::{Bound, Listen, Password, RespConfig, RespCounters, Server};
+use kvstore_resp::{
+    Bound, Entry, KeyPage, Listen, Password, RespConfig, RespCounters, Server, SetOptions, SetOutcome, Usage,
+    Value, ValueError, Values,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::oneshot;
@@ -24,7 +27,7 @@ struct Running {
     task: JoinHandle<()>,
 }
 
-async fn start_with(values: MemoryValues, change: impl FnOnce(&mut RespConfig)) -> Running {
+async fn start_with(values: impl Values, change: impl FnOnce(&mut RespConfig)) -> Running {
     let listen = vec![Listen::Tcp((Ipv4Addr::LOCALHOST, 0).into())];
     let mut config = RespConfig { listen, ..RespConfig::default() };
     change(&mut config);
@@ -293,12 +296,16 @@ async fn long_values_share_one_budget() {
     })
     .await;
     let (first, second) = (&mut running.client().await, &mut running.client().await);
+    let beyond = &mut running.client().await;
     // Two of these are more than the budget.
     let value = vec![b'v'; 3 << 19];
     let set = |key| request(&[b"SET", key, &value]);
     let (one, two) = (set(b"one"), set(b"two"));
-    first.write_all(&one[..100_000]).await.expect("writes");
-    // The budget is taken when the server has seen the header; this client's bytes must not come in before that.
+    first.write_all(&one[..1_400_000]).await.expect("writes");
+    // The budget is taken as bytes come; the other clients' must not come in before that.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    // One may go beyond the budget.
+    beyond.write_all(&one[..1_400_000]).await.expect("writes");
     tokio::time::sleep(Duration::from_millis(200)).await;
     let send_and_wait = async {
         second.write_all(&two).await.expect("writes");
@@ -308,11 +315,186 @@ async fn long_values_share_one_budget() {
     };
     tokio::pin!(send_and_wait);
     assert!(timeout(Duration::from_millis(500), &mut send_and_wait).await.is_err(), "the budget is used up");
-    first.write_all(&one[100_000..]).await.expect("writes");
+    first.write_all(&one[1_400_000..]).await.expect("writes");
     expect(first, b"+OK\r\n").await;
     assert_eq!(&timeout(SOON, send_and_wait).await.expect("its turn comes"), b"+OK\r\n");
     ask(first, &[b"STRLEN", b"two"], b":1572864\r\n").await;
     running.stop().await;
+}
+
+#[tokio::test]
+async fn a_declared_length_takes_nothing_and_a_shortage_ends() {
+    const TRY_AGAIN: &[u8] = b"-TRYAGAIN too many large values are being received at the moment\r\n";
+    let running = start(|config| {
+        config.value_bytes_max = 2 << 20;
+        config.command_bytes_max = 2 << 20;
+        config.received_bytes_max = 2 << 20;
+    })
+    .await;
+    let value = vec![b'v'; 3 << 19];
+    let set = request(&[b"SET", b"k", &value]);
+    let client = &mut running.client().await;
+    // Each declares three quarters of the budget and has sent little, so that it has taken the room for one read.
+    let mut idle = Vec::new();
+    for _ in 0..4 {
+        let mut other = running.client().await;
+        other.write_all(&set[..100]).await.expect("writes");
+        idle.push(other);
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let before = Instant::now();
+    ask(client, &[b"SET", b"k", &value], b"+OK\r\n").await;
+    assert!(before.elapsed() < Duration::from_secs(2), "{:?}", before.elapsed());
+    drop(idle);
+
+    // Two have sent nearly all of it and stop, one of them beyond the budget: the next is refused, and stays in step.
+    let (half, other) = (&mut running.client().await, &mut running.client().await);
+    for half in [&mut *half, &mut *other] {
+        half.write_all(&set[..1_400_000]).await.expect("writes");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    client.write_all(&set).await.expect("writes");
+    client.write_all(b"PING\r\n").await.expect("writes");
+    expect(client, TRY_AGAIN).await;
+    expect(client, b"+PONG\r\n").await;
+    for half in [half, other] {
+        half.write_all(&set[1_400_000..]).await.expect("writes");
+        expect(half, b"+OK\r\n").await;
+    }
+    ask(client, &[b"SET", b"k", &value], b"+OK\r\n").await;
+
+    // Each has a part and waits for the rest: they finish one by one.
+    let mut tasks = Vec::new();
+    for _ in 0..8 {
+        let (mut client, set) = (running.client().await, set.clone());
+        tasks.push(tokio::spawn(async move {
+            client.write_all(&set[..600_000]).await.expect("writes");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            client.write_all(&set[600_000..]).await.expect("writes");
+            let mut first = [0];
+            timeout(SOON, client.read_exact(&mut first)).await.expect("in time").expect("answers");
+            assert!(matches!(first[0], b'+' | b'-'), "{first:?}");
+            first[0] == b'+'
+        }));
+    }
+    let mut stored = 0;
+    for task in tasks {
+        stored += usize::from(task.await.expect("no panic"));
+    }
+    println!("{stored} of 8 were stored");
+    assert!(stored > 4, "{stored}");
+    ask(client, &[b"SET", b"k", &value], b"+OK\r\n").await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_trickles_does_not_keep_its_part_of_the_budget() {
+    let running = start(|config| config.stall_timeout = Duration::from_millis(500)).await;
+    let set = request(&[b"SET", b"k", &[b'v'; 1 << 20]]);
+    let (slow, steady) = (&mut running.client().await, &mut running.client().await);
+    slow.write_all(&set[..200_000]).await.expect("writes");
+    let trickle = async {
+        let mut at = 200_000;
+        while slow.write_all(&set[at..at + 10]).await.is_ok() {
+            at += 10;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(SOON, trickle).await.expect("closed in time");
+    assert_eq!(running.counters.connections_stalled.load(Relaxed), 1);
+    // Twice as long as the limit, at twelve times the rate.
+    for part in set.chunks(set.len() / 13) {
+        steady.write_all(part).await.expect("writes");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    expect(steady, b"+OK\r\n").await;
+    running.stop().await;
+}
+
+/// Every key has a value of 1 MiB, which takes a while to read.
+struct Heavy {
+    hints: bool,
+    reading: AtomicUsize,
+    /// Most reads at a time, and all reads.
+    seen: Arc<(AtomicUsize, AtomicUsize)>,
+}
+
+const HEAVY_BYTES: usize = 1 << 20;
+
+impl Values for Heavy {
+    async fn get(&self, _: &[u8]) -> Result<Option<Value>, ValueError> {
+        self.seen.0.fetch_max(self.reading.fetch_add(1, Relaxed) + 1, Relaxed);
+        self.seen.1.fetch_add(1, Relaxed);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        self.reading.fetch_sub(1, Relaxed);
+        Ok(Some(Value::from(bytes::Bytes::from(vec![b'h'; HEAVY_BYTES]))))
+    }
+
+    async fn look(&self, _: &[u8]) -> Result<Option<Entry>, ValueError> {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        Ok(Some(Entry { bytes: HEAVY_BYTES as u64, expires_in: None }))
+    }
+
+    fn size_hint(&self, _: &[u8]) -> Option<u64> {
+        self.hints.then_some(HEAVY_BYTES as u64)
+    }
+
+    async fn set(&self, _: &[u8], _: Value, _: SetOptions) -> Result<SetOutcome, ValueError> {
+        Ok(SetOutcome::Stored)
+    }
+
+    async fn delete(&self, _: &[u8]) -> Result<bool, ValueError> {
+        Ok(false)
+    }
+
+    async fn expire(&self, _: &[u8], _: Option<Duration>) -> Result<bool, ValueError> {
+        Ok(false)
+    }
+
+    async fn keys(&self, _: u64, _: usize) -> Result<KeyPage, ValueError> {
+        Ok(KeyPage::default())
+    }
+
+    async fn clear(&self) -> Result<(), ValueError> {
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+#[tokio::test]
+async fn reads_of_large_values_are_bounded_before_they_begin() {
+    // Four fit, and of a store that does not know sizes at once, four more may be under way.
+    for (hints, reads_max) in [(true, 4), (false, 8)] {
+        let seen = Arc::<(AtomicUsize, AtomicUsize)>::default();
+        let values = Heavy { hints, reading: AtomicUsize::new(0), seen: Arc::clone(&seen) };
+        let running = start_with(values, |config| config.buffered_bytes_max = 4 * HEAVY_BYTES).await;
+        let client = &mut running.client().await;
+        // A write among them holds its argument, and an answer that is short holds its value.
+        let mut batch = request(&[b"GET", b"k"]).repeat(32);
+        batch.extend(request(&[b"SET", b"other", &[b'v'; HEAVY_BYTES]]));
+        batch.extend(request(&[b"GETRANGE", b"k", b"0", b"1"]).repeat(32));
+        let (mut reader, mut writer) = client.split();
+        let mut expected = bulk(&[b'h'; HEAVY_BYTES]).repeat(32);
+        expected.extend(b"+OK\r\n");
+        expected.extend(bulk(b"hh").repeat(32));
+        let mut got = vec![0; expected.len()];
+        let both = async { tokio::join!(writer.write_all(&batch), reader.read_exact(&mut got)) };
+        let (written, read) = timeout(SOON, both).await.expect("nothing waits for ever");
+        written.expect("writes");
+        read.expect("answers");
+        assert!(got == expected);
+        let (most, all) = (seen.0.load(Relaxed), seen.1.load(Relaxed));
+        println!("hints {hints}: {most} of {all} reads at a time");
+        assert_eq!(all, 64);
+        assert!((2..=reads_max).contains(&most), "{most} reads at a time");
+        // This many are refused before anything is read.
+        ask(client, &[b"MGET", b"a", b"b", b"c", b"d", b"e"], b"-ERR the values exceed 4194304 bytes").await;
+        assert_eq!(seen.1.load(Relaxed), all);
+        running.stop().await;
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use kvstore_quantise::QuantisedLayout;
+
 /// When a block is written to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WriteMode {
@@ -13,14 +15,14 @@ pub enum WriteMode {
 /// How the store behaves.
 #[derive(Debug, Clone)]
 pub struct StoreConfig {
-    /// Longest block, in bytes.
+    /// Longest block as it is kept, in bytes.
     pub block_bytes: usize,
+    /// How blocks of the worker's pool are kept; `None`: as they are. `block_bytes` is then [`QuantisedLayout::bytes`].
+    pub quantised: Option<QuantisedLayout>,
     /// Tokens of a block.
     pub block_tokens: u32,
     /// When blocks are written to the disk.
     pub disk_write: WriteMode,
-    /// Only blocks that were seen at least so often are written there.
-    pub disk_frequency_min: u32,
     /// How long the tiers of other nodes may take.
     pub others_deadline: Duration,
 }
@@ -31,9 +33,9 @@ impl StoreConfig {
     pub fn new(block_bytes: usize, block_tokens: u32) -> Self {
         Self {
             block_bytes,
+            quantised: None,
             block_tokens,
             disk_write: WriteMode::Through,
-            disk_frequency_min: 1,
             others_deadline: Duration::from_millis(200),
         }
     }

@@ -1,4 +1,4 @@
-//! The thread that drives the disk's log.
+//! The thread that drives the disk's log, and opens it: an engine belongs to the thread that uses it first.
 //!
 //! The store's thread hands it commands through a bounded queue and gets results through its own inbox. What a command
 //! needs to stay as it is (the slot of the disk, the block in host memory) travels with it as a guard and comes back
@@ -10,12 +10,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
-use dataplane_memory::SlotRef;
+use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Evicting, Filling, Lease};
-use kvstore_disk::{Block, DiskLog, Done, MissReason, Moment, ReadOutcome, Usage, WriteOutcome};
+use kvstore_disk::{
+    Block, DiskCounters, DiskLog, Done, MissReason, Moment, ReadOutcome, Recovered, Usage, WriteOutcome,
+};
 use kvstore_io::Waker;
 
+use crate::error::StoreError;
 use crate::shared::TENANT;
 
 /// The longest sleep: a wake-up that was lost would cost no more than that.
@@ -31,9 +34,19 @@ pub(crate) const NO_PARENT: BlockIdentity = BlockIdentity([0; 16]);
 #[derive(Debug)]
 pub(crate) enum Hold {
     /// It stays there afterwards.
-    Lease { _held: Lease },
+    Lease(Lease),
     /// It leaves once it is written.
     Evicting(Evicting),
+}
+
+impl Hold {
+    /// The block's checksum from when it came.
+    pub(crate) fn checksum(&self) -> u64 {
+        match self {
+            Self::Lease(lease) => lease.checksum(),
+            Self::Evicting(evicting) => evicting.checksum(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -78,6 +91,24 @@ pub(crate) enum DiskResult {
         bytes: Option<u32>,
         is_gone: bool,
     },
+    /// The device does not answer. What it may still touch stays held; `Written` or `Read` follows if it ever lets go.
+    Stuck {
+        identity: BlockIdentity,
+        is_write: bool,
+    },
+}
+
+/// Opens the log, on the thread that will drive it; gives what it has kept from an earlier process, too.
+pub type OpenDisk =
+    Box<dyn FnOnce() -> Result<(DiskLog, Vec<Recovered>), Box<dyn std::error::Error + Send + Sync>> + Send>;
+
+/// What was found.
+pub(crate) struct Opened {
+    pub(crate) slots: u32,
+    pub(crate) recovered: Vec<Recovered>,
+    pub(crate) usage: Usage,
+    pub(crate) counters: Arc<DiskCounters>,
+    waker: Arc<dyn Waker>,
 }
 
 /// The way to the thread.
@@ -88,26 +119,54 @@ pub(crate) struct DiskLink {
 }
 
 impl DiskLink {
-    /// Starts the thread. `report` is called on it and must not block.
+    /// Starts the thread and waits until it has opened the log over `slab`. `report` is called on it and must not block.
     pub(crate) fn start(
-        log: DiskLog,
+        open: OpenDisk,
+        slab: Arc<Slab>,
         depth: usize,
         report: impl FnMut(DiskResult) + Send + 'static,
-    ) -> std::io::Result<Self> {
+    ) -> Result<(Self, Opened), StoreError> {
         let (commands, inbox) = bounded(depth.max(1) * 4);
-        let waker = log.waker();
-        let driver = Driver {
-            log,
-            inbox,
-            depth: depth.max(1),
-            under_way: HashMap::new(),
-            limbo: Vec::new(),
-            next_token: 0,
-            report: Box::new(report),
+        let (opened, is_open) = bounded(1);
+        let work = move || {
+            let (mut log, recovered) = match open() {
+                Ok(found) => found,
+                Err(error) => return drop(opened.send(Err(error))),
+            };
+            if let Err(error) = log.register(&slab) {
+                tracing::info!("disk tier: memory is not registered, reads and writes take longer: {error}");
+            }
+            let found = Opened {
+                slots: log.slot_count(),
+                recovered,
+                usage: log.usage(),
+                counters: Arc::clone(log.counters()),
+                waker: log.waker(),
+            };
+            // Whoever starts us waits for this.
+            let _gone = opened.send(Ok(found));
+            let driver = Driver {
+                log,
+                inbox,
+                depth: depth.max(1),
+                under_way: HashMap::new(),
+                limbo: Vec::new(),
+                next_token: 0,
+                report: Box::new(report),
+            };
+            driver.run();
         };
-        let thread =
-            std::thread::Builder::new().name("kvasir-disk-tier".to_owned()).spawn(move || driver.run())?;
-        Ok(Self { commands: Some(commands), waker, thread: Some(thread) })
+        let thread = std::thread::Builder::new().name("kvasir-disk-tier".to_owned()).spawn(work)?;
+        let opened =
+            is_open.recv().unwrap_or_else(|_| Err("its thread has ended: its panic is above".into()));
+        let opened = opened.map_err(StoreError::Disk)?;
+        let link = Self { commands: Some(commands), waker: Arc::clone(&opened.waker), thread: Some(thread) };
+        Ok((link, opened))
+    }
+
+    /// Whether a command would be taken now.
+    pub(crate) fn has_room(&self) -> bool {
+        self.commands.as_ref().is_some_and(|commands| !commands.is_full())
     }
 
     /// Hands over a command; "full" gives it back.
@@ -157,7 +216,8 @@ impl Driver {
         while is_open || !self.under_way.is_empty() {
             is_open = is_open && self.take_commands();
             self.log.poll(Moment::now(), &mut done);
-            let is_idle = done.is_empty() && self.inbox.is_empty();
+            let is_full = self.under_way.len() >= self.depth;
+            let is_idle = done.is_empty() && (is_full || self.inbox.is_empty());
             for done in done.drain(..) {
                 self.finished(done);
             }
@@ -231,6 +291,7 @@ impl Driver {
             Done::Written { token, memory, outcome, .. } => {
                 let Some(UnderWay::Write(write)) = self.under_way.remove(&token) else { return };
                 if memory.is_none() {
+                    (self.report)(DiskResult::Stuck { identity: write.identity, is_write: true });
                     return self.limbo.push((write.payload.clone(), UnderWay::Write(write)));
                 }
                 drop(memory);
@@ -239,6 +300,7 @@ impl Driver {
             Done::Read { token, memory, outcome, .. } => {
                 let Some(UnderWay::Read(read)) = self.under_way.remove(&token) else { return };
                 if memory.is_none() {
+                    (self.report)(DiskResult::Stuck { identity: read.identity, is_write: false });
                     return self.limbo.push((read.target.clone(), UnderWay::Read(read)));
                 }
                 drop(memory);

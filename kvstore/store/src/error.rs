@@ -10,6 +10,9 @@ pub enum StoreError {
     /// The tiers' sizes make no catalog.
     #[error("catalog: {0}")]
     Catalog(#[from] CatalogError),
+    /// The disk tier cannot be opened.
+    #[error("disk tier: {0}")]
+    Disk(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A thread could not be started.
     #[error("a thread of the store cannot be started: {0}")]
     Thread(#[from] std::io::Error),

@@ -26,6 +26,7 @@ mod shared;
 mod store;
 
 pub use config::{StoreConfig, WriteMode};
+pub use disk::OpenDisk;
 pub use error::StoreError;
 pub use far::{FarResult, FarTier, Incoming, Outgoing};
 pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, Survivor, Throttled};
@@ -36,3 +37,6 @@ pub use store::{DiskTier, FarInbox, HostTier, Store, StoreBuilder};
 
 /// Most bytes that a caller may keep with a block on the disk: the tokens of a block of 64 and some more.
 pub const META_BYTES_MAX: usize = 400;
+
+/// What the disk's log must be able to keep with a block.
+pub const DISK_META_BYTES_MAX: usize = META_BYTES_MAX + offload::META_FIXED;

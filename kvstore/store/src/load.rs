@@ -42,6 +42,8 @@ enum Started {
 }
 
 pub(crate) struct Load {
+    /// The caller's number; the store's own is its key in the map and never used twice.
+    request: u64,
     chain: Vec<BlockIdentity>,
     states: Vec<State>,
     /// Blocks before this one are done.
@@ -56,6 +58,17 @@ pub(crate) struct Load {
     copying: Duration,
 }
 
+impl Load {
+    /// Whether it gives each block back as soon as it is copied, and not all of them at its end.
+    fn lets_go(&self) -> bool {
+        matches!(self.destination, Destination::Slots(_))
+    }
+
+    pub(crate) fn waits_for_room(&self) -> bool {
+        matches!(self.states.get(self.cursor), Some(State::Wanted))
+    }
+}
+
 impl Mover {
     pub(crate) fn start_load(
         &mut self,
@@ -65,7 +78,10 @@ impl Mover {
         deadline: Instant,
     ) {
         let states = chain.iter().map(|_| State::Wanted).collect();
+        let number = self.next_load;
+        self.next_load += 1;
         let mut load = Load {
+            request,
             chain,
             states,
             cursor: 0,
@@ -77,24 +93,32 @@ impl Mover {
             host_bytes: 0,
             copying: Duration::ZERO,
         };
-        self.take_hold(request, &mut load);
-        self.loads.insert(request, load);
+        self.take_hold(number, &mut load);
+        self.loads.insert(number, load);
+    }
+
+    /// Ends a load of which nobody wants to hear any more.
+    pub(crate) fn cancel_load(&mut self, request: u64) {
+        self.loads.retain(|_, load| load.request != request);
+        self.room_came_free();
+    }
+
+    /// Those who wait for room are tried again.
+    pub(crate) fn room_came_free(&mut self) {
+        self.has_room = true;
+        self.has_held_room = true;
     }
 
     /// Takes hold of the next blocks, as far as there is room.
-    fn take_hold(&mut self, request: u64, load: &mut Load) {
+    fn take_hold(&mut self, number: u64, load: &mut Load) {
         while let Some(identity) = load.chain.get(load.next) {
             let state = match self.shared.catalog.lease(HOST, identity) {
                 Some(lease) => State::Here(lease),
-                None => match self.read_from_disk(*identity, (request, load.next)) {
+                None => match self.read_from_disk(*identity, (number, load.next)) {
                     Started::Coming => State::Coming,
-                    // Somebody who uses the room now will let go of it; if it is nobody, nothing changes any more.
-                    Started::Later
-                        if !self.reading.is_empty() || self.writing > 0 || !self.loads.is_empty() =>
-                    {
-                        return;
-                    }
-                    Started::Later if load.cursor < load.next => return,
+                    // Whoever uses the room now will let go of it; if nobody will, nothing changes any more.
+                    Started::Later if load.cursor < load.next && load.lets_go() => return,
+                    Started::Later if self.will_make_room() => return,
                     Started::Later | Started::Nowhere => State::Failed,
                 },
             };
@@ -105,6 +129,13 @@ impl Mover {
         }
     }
 
+    /// Whether something is under way that ends by itself and leaves room.
+    fn will_make_room(&self) -> bool {
+        let goes_on =
+            |load: &Load| load.lets_go() && !matches!(load.states.get(load.cursor), Some(State::Wanted));
+        !self.reading.is_empty() || self.writing() > 0 || self.loads.values().any(goes_on)
+    }
+
     /// Starts a read, or joins one that is under way.
     fn read_from_disk(&mut self, identity: BlockIdentity, waiter: (u64, usize)) -> Started {
         if let Some(waiters) = self.reading.get_mut(&identity) {
@@ -113,6 +144,10 @@ impl Mover {
         }
         if self.disk.is_none() {
             return Started::Nowhere;
+        }
+        if self.in_writing.get(&identity).is_some_and(|state| !state.is_stuck) {
+            // It is leaving host memory: it can be read once it is there.
+            return Started::Later;
         }
         let Some(lease) = self.shared.catalog.lease(DISK, &identity) else { return Started::Nowhere };
         let Some(reserved) = self.host_slot() else { return Started::Later };
@@ -132,12 +167,20 @@ impl Mover {
     pub(crate) fn read(&mut self, read: Read, bytes: Option<u32>, is_gone: bool) {
         let Read { identity, lease, filling, .. } = read;
         let waiters = self.reading.remove(&identity).unwrap_or_default();
-        self.has_room = true;
-        let parent = waiters.iter().find_map(|(request, index)| {
-            self.loads.get(request).and_then(|load| index.checked_sub(1).map(|before| load.chain[before]))
+        self.room_came_free();
+        let parent = waiters.iter().find_map(|(number, index)| {
+            let load = self.loads.get(number)?;
+            load.chain.get(index.checked_sub(1)?).copied()
         });
-        if let Some(bytes) = bytes {
-            let checksum = self.shared.memory.checksum(filling.slot(), bytes as usize);
+        let was_forgotten = self.forgotten.remove(&identity);
+        let checksum = bytes.map(|bytes| self.shared.memory.checksum(filling.slot(), bytes as usize));
+        // The disk gave what it was given; this is about what had been stored.
+        let is_damaged = checksum.is_some_and(|checksum| checksum != lease.checksum());
+        if is_damaged {
+            StoreCounters::add(&self.shared.counters.checksum_failures, 1);
+        }
+        let is_gone = is_gone || is_damaged;
+        if let (Some(bytes), Some(checksum), false, false) = (bytes, checksum, was_forgotten, is_damaged) {
             self.descriptions[filling.slot() as usize] = None;
             let place = waiters.first().map_or(0, |(_, index)| *index as u32);
             let cost = self.shared.recompute_cost(place);
@@ -154,11 +197,20 @@ impl Mover {
                 self.drop_from_disk(identity);
             }
         }
-        for (request, index) in waiters {
+        for (number, index) in waiters {
             let lease = self.shared.catalog.lease(HOST, &identity);
-            let Some(load) = self.loads.get_mut(&request) else { continue };
+            let Some(load) = self.loads.get_mut(&number) else { continue };
             load.disk_bytes += lease.as_ref().map_or(0, |lease| u64::from(lease.bytes()));
             load.states[index] = lease.map_or(State::Failed, State::Here);
+        }
+    }
+
+    /// The device does not answer: whoever waits for the block goes on without it.
+    pub(crate) fn give_up_read(&mut self, identity: &BlockIdentity) {
+        for (number, index) in self.reading.remove(identity).unwrap_or_default() {
+            if let Some(load) = self.loads.get_mut(&number) {
+                load.states[index] = State::Failed;
+            }
         }
     }
 
@@ -171,32 +223,32 @@ impl Mover {
             Some(State::Wanted) => has_room,
             _ => true,
         };
-        let mut requests: Vec<u64> =
-            self.loads.iter().filter(|(_, load)| is_due(load)).map(|(&request, _)| request).collect();
+        let mut due: Vec<u64> =
+            self.loads.iter().filter(|(_, load)| is_due(load)).map(|(&number, _)| number).collect();
         // First come, first served.
-        requests.sort_unstable_by_key(|request| self.loads.get(request).map(|load| load.started));
+        due.sort_unstable();
         let mut worked = false;
-        for request in requests {
-            let Some(mut load) = self.loads.remove(&request) else { continue };
+        for number in due {
+            let Some(mut load) = self.loads.remove(&number) else { continue };
             let before = load.cursor;
-            let is_over = self.advance(request, &mut load, &mut budget);
+            let is_over = self.advance(number, &mut load, &mut budget);
             worked |= is_over || load.cursor > before;
             if is_over {
-                self.finish(request, load, false);
+                self.finish(load, false);
             } else {
-                self.take_hold(request, &mut load);
-                self.loads.insert(request, load);
+                self.take_hold(number, &mut load);
+                self.loads.insert(number, load);
             }
         }
         if worked {
             // What was let go of is room for others.
-            self.has_room = true;
+            self.room_came_free();
         }
         worked
     }
 
     /// Whether the load is over.
-    fn advance(&mut self, request: u64, load: &mut Load, budget: &mut usize) -> bool {
+    fn advance(&mut self, number: u64, load: &mut Load, budget: &mut usize) -> bool {
         loop {
             let Some(state) = load.states.get_mut(load.cursor) else { return true };
             match state {
@@ -210,6 +262,11 @@ impl Mover {
                     *budget = budget.saturating_sub(bytes);
                     match &load.destination {
                         Destination::Held(_) => *state = State::Done(Some(lease)),
+                        Destination::Slots(targets)
+                            if !self.shared.memory.fits(&lease, &targets[load.cursor]) =>
+                        {
+                            *state = State::Failed;
+                        }
                         Destination::Slots(targets) => {
                             let started = Instant::now();
                             let is_good = self.shared.memory.copy_out(&lease, &targets[load.cursor]);
@@ -218,7 +275,7 @@ impl Mover {
                             drop(lease);
                             if !is_good {
                                 load.states[load.cursor] =
-                                    self.damaged(load.chain[load.cursor], request, load.cursor);
+                                    self.damaged(load.chain[load.cursor], number, load.cursor);
                             }
                         }
                     }
@@ -228,11 +285,11 @@ impl Mover {
     }
 
     /// A block of host memory is not what had been stored. The disk may still have it.
-    fn damaged(&mut self, identity: BlockIdentity, request: u64, index: usize) -> State {
+    fn damaged(&mut self, identity: BlockIdentity, number: u64, index: usize) -> State {
         tracing::warn!(block = identity.short(), "host tier: a block is damaged and is thrown away");
         StoreCounters::add(&self.shared.counters.checksum_failures, 1);
         self.drop_from_host(identity);
-        match self.read_from_disk(identity, (request, index)) {
+        match self.read_from_disk(identity, (number, index)) {
             Started::Coming => State::Coming,
             Started::Later | Started::Nowhere => State::Failed,
         }
@@ -240,17 +297,18 @@ impl Mover {
 
     pub(crate) fn expire_loads(&mut self, now: Instant) {
         let late: Vec<u64> =
-            self.loads.iter().filter(|(_, load)| load.deadline <= now).map(|(&request, _)| request).collect();
-        for request in late {
-            if let Some(load) = self.loads.remove(&request) {
+            self.loads.iter().filter(|(_, load)| load.deadline <= now).map(|(&number, _)| number).collect();
+        for number in late {
+            if let Some(load) = self.loads.remove(&number) {
                 StoreCounters::add(&self.shared.counters.late, load.chain.len() - load.cursor);
-                self.finish(request, load, true);
+                self.finish(load, true);
+                self.room_came_free();
             }
         }
     }
 
-    fn finish(&mut self, request: u64, load: Load, is_late: bool) {
-        let Load { states, cursor, destination, .. } = load;
+    fn finish(&mut self, load: Load, is_late: bool) {
+        let Load { request, states, cursor, destination, .. } = load;
         self.shared.observe_load(
             load.started.elapsed(),
             load.disk_bytes,

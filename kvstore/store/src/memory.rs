@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use dataplane_memory::{MemoryError, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_catalog::Lease;
+use kvstore_quantise::QuantisedLayout;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const CHUNK_BYTES: usize = 16 << 10;
@@ -16,20 +17,27 @@ pub(crate) const SLOT_ALIGNMENT: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct HostMemory {
+    /// How blocks of the worker's pool are kept; `None`: as they are.
+    quantised: Option<QuantisedLayout>,
     slab: Arc<Slab>,
     /// A reference to each slot, by number; they are never given back.
     slots: Vec<SlotRef>,
 }
 
 impl HostMemory {
-    /// Memory for `slot_count` blocks of at most `block_bytes`.
-    pub(crate) fn new(block_bytes: usize, slot_count: u32, pages: PageSize) -> Result<Self, MemoryError> {
+    /// Memory for `slot_count` blocks of at most `block_bytes`, as they are kept.
+    pub(crate) fn new(
+        block_bytes: usize,
+        slot_count: u32,
+        pages: PageSize,
+        quantised: Option<QuantisedLayout>,
+    ) -> Result<Self, MemoryError> {
         let layout = SlabLayout { slot_bytes: block_bytes.next_multiple_of(SLOT_ALIGNMENT), slot_count };
         let slab = Arc::new(Slab::create("kvasir-host-tier", layout, pages)?);
         let pool = SlotPool::new(Arc::clone(&slab));
         let mut slots: Vec<SlotRef> = std::iter::from_fn(|| pool.acquire()).collect();
         slots.sort_unstable_by_key(SlotRef::slot);
-        Ok(Self { slab, slots })
+        Ok(Self { quantised, slab, slots })
     }
 
     pub(crate) fn slab(&self) -> &Arc<Slab> {
@@ -41,10 +49,26 @@ impl HostMemory {
         &self.slots[slot as usize]
     }
 
-    /// Copies a block of `bytes` bytes in; returns its checksum, taken from what arrived.
-    pub(crate) fn copy_in(&self, slot: u32, source: &SlotRef, bytes: usize) -> u64 {
-        self.slab.copy_from(source.slab(), (source.slot(), 0), (slot, 0), bytes);
-        checksum(&self.slab, slot, bytes)
+    /// Copies a block in; returns its length here and its checksum, taken from what arrived. `None`: it cannot be kept
+    /// (quantised, and it holds numbers that are not finite).
+    pub(crate) fn copy_in(&self, slot: u32, source: &SlotRef) -> Option<(usize, u64)> {
+        let Some(quantised) = &self.quantised else {
+            let bytes = source.slab().layout().slot_bytes;
+            if bytes > self.slab.layout().slot_bytes {
+                return None;
+            }
+            self.slab.copy_from(source.slab(), (source.slot(), 0), (slot, 0), bytes);
+            return Some((bytes, checksum(&self.slab, slot, bytes)));
+        };
+        let mut plain = vec![0; quantised.layout().block_bytes()];
+        if plain.len() > source.slab().layout().slot_bytes {
+            return None;
+        }
+        source.slab().read(source.slot(), 0, &mut plain);
+        let mut kept = vec![0; quantised.bytes()];
+        quantised.quantise(&plain, &mut kept).ok()?;
+        self.slab.write(slot, 0, &kept);
+        Some((kept.len(), checksum(&self.slab, slot, kept.len())))
     }
 
     /// The same from the heap.
@@ -57,11 +81,32 @@ impl HostMemory {
         checksum(&self.slab, slot, at)
     }
 
+    /// Whether the block is one of those that the target's pool holds.
+    pub(crate) fn fits(&self, lease: &Lease, target: &SlotRef) -> bool {
+        let slot_bytes = target.slab().layout().slot_bytes;
+        match &self.quantised {
+            None => lease.bytes() as usize == slot_bytes,
+            Some(quantised) => {
+                lease.bytes() as usize == quantised.bytes() && quantised.layout().block_bytes() <= slot_bytes
+            }
+        }
+    }
+
     /// Copies a block out; false when what arrived is not what had been stored.
     pub(crate) fn copy_out(&self, lease: &Lease, target: &SlotRef) -> bool {
         let bytes = lease.bytes() as usize;
-        target.slab().copy_from(&self.slab, (lease.slot(), 0), (target.slot(), 0), bytes);
-        checksum(target.slab(), target.slot(), bytes) == lease.checksum()
+        let Some(quantised) = &self.quantised else {
+            target.slab().copy_from(&self.slab, (lease.slot(), 0), (target.slot(), 0), bytes);
+            return checksum(target.slab(), target.slot(), bytes) == lease.checksum();
+        };
+        let mut kept = vec![0; bytes];
+        self.slab.read(lease.slot(), 0, &mut kept);
+        let mut plain = vec![0; quantised.layout().block_bytes()];
+        let is_good = xxh3_64(&kept) == lease.checksum() && quantised.dequantise(&kept, &mut plain).is_ok();
+        if is_good {
+            target.slab().write(target.slot(), 0, &plain);
+        }
+        is_good
     }
 
     pub(crate) fn checksum(&self, slot: u32, bytes: usize) -> u64 {
@@ -102,6 +147,11 @@ impl HostBlock {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether its bytes are what had been stored.
+    pub(crate) fn is_intact(&self) -> bool {
+        self.memory.checksum(self.lease.slot(), self.len()) == self.lease.checksum()
     }
 
     /// Its bytes, or `None` when they are not what had been stored.

@@ -18,6 +18,7 @@ pub struct StoreCounters {
     pub(crate) late: AtomicU64,
     pub(crate) not_worth: AtomicU64,
     pub(crate) survivors: AtomicU64,
+    pub(crate) unfit: AtomicU64,
 }
 
 impl StoreCounters {
@@ -51,6 +52,7 @@ impl StoreCounters {
             ("disk_survivor_blocks", "Blocks found on the disk at the start", read(&self.survivors)),
             ("far_read_blocks", "Blocks that came from other nodes or objects", read(&self.from_far)),
             ("far_written_blocks", "Blocks sent to other nodes or objects", read(&self.to_far)),
+            ("unfit_blocks", "Blocks not kept because quantising cannot represent them", read(&self.unfit)),
             ("late_blocks", "Blocks given up because they came too late", read(&self.late)),
             (
                 "recomputed_blocks",

@@ -4,8 +4,9 @@
 //! that a load never waits longer than the copies of [`COPY_BYTES_MAX`]. The slower tiers have threads of their own;
 //! this one hands them commands and gets their results through its inbox, and never waits for one of them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select};
@@ -17,10 +18,13 @@ use crate::disk::{DiskLink, DiskResult};
 use crate::far::{FarLinks, FarResult};
 use crate::job::{Description, Job, Moved, NewBlock};
 use crate::load::Load;
+use crate::offload::WriteState;
 use crate::shared::Shared;
 
 /// The longest sleep when nothing has a deadline.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// How soon those who wait for room are tried again when nothing tells that there is some.
+const ROOM_RECHECK: Duration = Duration::from_millis(1);
 
 /// What reaches the thread at once; new blocks have a queue of their own.
 pub(crate) enum Message {
@@ -30,7 +34,7 @@ pub(crate) enum Message {
     Stop,
 }
 
-/// Somebody who waits for a block that is being read: which load, and which block of it.
+/// Somebody who waits for a block that is being read: the load's number, and which block of it.
 pub(crate) type Waiter = (u64, usize);
 
 pub(crate) struct Mover {
@@ -41,6 +45,7 @@ pub(crate) struct Mover {
     pub(crate) far: FarLinks,
     pub(crate) notify: Box<dyn FnMut(Moved) + Send>,
     pub(crate) loads: HashMap<u64, Load>,
+    pub(crate) next_load: u64,
     /// Blocks on their way from the disk into host memory.
     pub(crate) reading: HashMap<BlockIdentity, Vec<Waiter>>,
     /// What the block in each slot of host memory is, for the tiers below.
@@ -48,7 +53,15 @@ pub(crate) struct Mover {
     /// New blocks that found all of host memory in use by writes to the disk, and wait for one to end.
     pub(crate) held: VecDeque<NewBlock>,
     /// Blocks on their way to the disk, which stay in host memory until they are there.
-    pub(crate) writing: usize,
+    pub(crate) in_writing: HashMap<BlockIdentity, WriteState>,
+    /// Blocks that wait for room in the disk's queue.
+    pub(crate) unwritten: VecDeque<BlockIdentity>,
+    /// Blocks written back since children were hung on their parents last.
+    pub(crate) orphans: usize,
+    /// Blocks being read that were forgotten meanwhile.
+    pub(crate) forgotten: HashSet<BlockIdentity>,
+    /// Slots of the disk whose tombstones have not been handed to it.
+    pub(crate) tombstones: HashSet<u32>,
     /// Something was let go of since those who wait for room were tried last.
     pub(crate) has_room: bool,
     /// The same for held blocks.
@@ -76,9 +89,11 @@ impl Mover {
                 is_idle = false;
                 self.offload(block);
             }
+            self.shared.loads.store(self.loads.len(), Ordering::Relaxed);
             let now = Instant::now();
             self.expire_loads(now);
             self.expire_searches(now);
+            self.bury();
             if is_idle && !self.sleep(now) {
                 return;
             }
@@ -90,16 +105,25 @@ impl Mover {
             // The others would only queue up behind it.
             return std::mem::take(&mut self.has_held_room).then(|| self.held.pop_front()).flatten();
         }
-        self.offloads.try_recv().ok()
+        let block = self.offloads.try_recv().ok()?;
+        self.seen.increment(&block.identity);
+        Some(block)
     }
 
     /// Sleeps until there is something to do; false when everything is over.
     fn sleep(&mut self, now: Instant) -> bool {
         let deadline = self.loads.values().map(|load| load.deadline).chain(self.far.next_deadline()).min();
-        let timeout = deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(now));
+        let mut timeout =
+            deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(now)).min(SLEEP_MAX);
+        let waits_for_room = !self.held.is_empty() || self.loads.values().any(Load::waits_for_room);
+        if waits_for_room || !self.tombstones.is_empty() {
+            // Those outside who let go of host memory tell nobody.
+            timeout = timeout.min(ROOM_RECHECK);
+            self.room_came_free();
+        }
         if !self.held.is_empty() {
             // Only a result can make room.
-            return match self.inbox.recv_timeout(timeout.min(SLEEP_MAX)) {
+            return match self.inbox.recv_timeout(timeout) {
                 Ok(message) => self.take(message),
                 Err(error) => error.is_timeout(),
             };
@@ -108,12 +132,13 @@ impl Mover {
             recv(self.inbox) -> message => message.is_ok_and(|message| self.take(message)),
             recv(self.offloads) -> block => match block {
                 Ok(block) => {
+                    self.seen.increment(&block.identity);
                     self.offload(block);
                     true
                 }
                 Err(_) => false,
             },
-            default(timeout.min(SLEEP_MAX)) => true,
+            default(timeout) => true,
         }
     }
 
@@ -125,7 +150,7 @@ impl Mover {
             }
             Message::Job(Job::Prepare(prepare)) => self.prepare(prepare),
             Message::Job(Job::Cancel(request)) => {
-                self.loads.remove(&request);
+                self.cancel_load(request);
                 self.far.cancel(request);
             }
             Message::Job(Job::Forget(chain)) => self.forget(&chain),
@@ -133,6 +158,7 @@ impl Mover {
                 self.written(*write, is_written, usage);
             }
             Message::Disk(DiskResult::Read { read, bytes, is_gone }) => self.read(*read, bytes, is_gone),
+            Message::Disk(DiskResult::Stuck { identity, is_write }) => self.stuck(identity, is_write),
             Message::Far(result) => self.far_result(result),
             Message::Stop => return false,
         }

@@ -15,15 +15,29 @@ use crate::shared::{DISK, HOST, TENANT};
 
 /// Blocks written back to the disk at a time, so that their slots come free while new blocks arrive.
 const LEAVING_MAX: usize = 16;
+/// Blocks that may wait for room in the disk's queue; further ones stay in host memory only.
+const UNWRITTEN_MAX: usize = 65_536;
+/// Blocks written back between two walks over the disk's slots that hang children on their parents.
+const ORPHANS_MAX: usize = 4096;
+/// A block's place in its chain and its checksum stand before what its owner keeps with it.
+pub(crate) const META_FIXED: usize = 12;
+
+/// A write that is under way.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct WriteState {
+    /// The block was forgotten meanwhile.
+    is_forgotten: bool,
+    /// The device does not answer.
+    pub(crate) is_stuck: bool,
+}
 
 impl Mover {
     pub(crate) fn offload(&mut self, mut block: NewBlock) {
-        self.seen.increment(&block.identity);
         if self.shared.holds(HOST, &block.identity) {
             return self.over(block, true);
         }
         let Some(reserved) = self.host_slot() else {
-            if self.writing > 0 {
+            if self.writing() > 0 {
                 self.held.push_front(block);
             } else {
                 StoreCounters::add(&self.shared.counters.throttled, 1);
@@ -33,17 +47,21 @@ impl Mover {
         };
         let filling = reserved.fill();
         let slot = filling.slot();
-        let (bytes, checksum) = match &block.source {
+        let copied = match &block.source {
             Source::Slot(source) => {
-                let bytes = source.slab().layout().slot_bytes;
                 let started = Instant::now();
-                let checksum = self.shared.memory.copy_in(slot, source, bytes);
-                self.shared.observe_copy(bytes, started.elapsed());
-                (bytes, checksum)
+                let copied = self.shared.memory.copy_in(slot, source);
+                self.shared.observe_copy(self.shared.config.block_bytes, started.elapsed());
+                copied
             }
             Source::Bytes(pieces) => {
-                (pieces.iter().map(bytes::Bytes::len).sum(), self.shared.memory.write(slot, pieces))
+                Some((pieces.iter().map(bytes::Bytes::len).sum(), self.shared.memory.write(slot, pieces)))
             }
+        };
+        let Some((bytes, checksum)) = copied else {
+            StoreCounters::add(&self.shared.counters.unfit, 1);
+            drop(filling);
+            return self.over(block, false);
         };
         // The pool can have its slot back now; the rest concerns the store alone.
         block.source = Source::Bytes(Vec::new());
@@ -76,10 +94,15 @@ impl Mover {
         let writes_back = self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back;
         if writes_back && self.shared.free(HOST) == 0 {
             self.write_back();
-            if self.shared.free(HOST) == 0 && self.writing > 0 {
+            if self.shared.free(HOST) == 0 && self.writing() > 0 {
                 return None;
             }
         }
+        self.host_slot_now()
+    }
+
+    /// The same without waiting for what would have to be written first.
+    pub(crate) fn host_slot_now(&mut self) -> Option<Reserved> {
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
         self.shared.catalog.reserve(HOST, 1, TENANT, &mut evicted, &mut reserved);
         for evicted in evicted {
@@ -95,11 +118,26 @@ impl Mover {
     }
 
     fn write_through(&mut self, identity: BlockIdentity) {
-        if let Some(lease) = self.shared.catalog.lease(HOST, &identity) {
-            let slot = lease.slot();
-            let bytes = lease.bytes();
-            // A block that is not written stays in host memory all the same.
-            let _not_written = self.write_to_disk(identity, slot, bytes, Hold::Lease { _held: lease });
+        if self.disk.is_none() || self.unwritten.len() >= UNWRITTEN_MAX {
+            return;
+        }
+        // In the order of arrival, so that a chain is written from its root.
+        self.unwritten.push_back(identity);
+        self.write_waiting();
+    }
+
+    /// Writes what waits, as far as the disk's queue has room.
+    fn write_waiting(&mut self) {
+        while let Some(&identity) = self.unwritten.front() {
+            if self.disk.as_ref().is_none_or(|disk| !disk.has_room()) {
+                return;
+            }
+            self.unwritten.pop_front();
+            if let Some(lease) = self.shared.catalog.lease(HOST, &identity) {
+                let (slot, bytes) = (lease.slot(), lease.bytes());
+                // A block that is not written stays in host memory all the same.
+                let _not_written = self.write_to_disk(identity, slot, bytes, Hold::Lease(lease));
+            }
         }
     }
 
@@ -107,23 +145,29 @@ impl Mover {
     /// once.
     fn write_back(&mut self) {
         let mut evicting = Vec::new();
-        self.shared.catalog.evict(HOST, LEAVING_MAX.saturating_sub(self.writing), &mut evicting);
+        self.shared.catalog.evict(HOST, LEAVING_MAX.saturating_sub(self.writing()), &mut evicting);
         for evicting in evicting {
             let (identity, slot, bytes) = (evicting.identity(), evicting.slot(), evicting.bytes());
             match self.write_to_disk(identity, slot, bytes, Hold::Evicting(evicting)) {
                 Ok(()) => {}
-                Err(Hold::Evicting(evicting)) => self.finish_eviction(evicting),
-                Err(Hold::Lease { .. }) => {}
+                Err(Hold::Evicting(evicting)) => self.finish_eviction(evicting, false),
+                Err(Hold::Lease(_)) => {}
             }
         }
     }
 
-    fn finish_eviction(&mut self, evicting: Evicting) {
+    fn finish_eviction(&mut self, evicting: Evicting, was_forgotten: bool) {
         let (identity, slot) = (evicting.identity(), evicting.slot());
-        // It stays when a block that hangs on it was put back meanwhile.
-        if evicting.finish() {
+        // It stays when a block that hangs on it was put back meanwhile; and what was forgotten, or is here again, has
+        // been told already.
+        if evicting.finish() && !was_forgotten && !self.shared.holds(HOST, &identity) {
             self.left_host(identity, slot);
         }
+    }
+
+    /// Writes under way that can still be answered.
+    pub(crate) fn writing(&self) -> usize {
+        self.in_writing.values().filter(|state| !state.is_stuck).count()
     }
 
     /// Hands a block of host memory to the disk; gives `hold` back when the disk has it, or does not get it.
@@ -137,7 +181,13 @@ impl Mover {
         let (Some(disk), Some(description)) = (&self.disk, &self.descriptions[slot as usize]) else {
             return Err(hold);
         };
-        if self.shared.holds(DISK, &identity) || description.meta.len() > crate::META_BYTES_MAX {
+        let is_there = self.shared.holds(DISK, &identity) || self.in_writing.contains_key(&identity);
+        // Without its parent a block could never be found; leaves that are written back come before their parents.
+        let parent_is_there = description
+            .parent
+            .is_none_or(|parent| self.shared.holds(DISK, &parent) || self.in_writing.contains_key(&parent));
+        let is_wanted = parent_is_there || matches!(hold, Hold::Evicting(_));
+        if is_there || !is_wanted || !disk.has_room() || description.meta.len() > crate::META_BYTES_MAX {
             return Err(hold);
         }
         let seen = u32::from(self.seen.estimate(&identity));
@@ -148,14 +198,18 @@ impl Mover {
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
         self.shared.catalog.reserve(DISK, 1, TENANT, &mut evicted, &mut reserved);
         for evicted in evicted {
-            // A tombstone that is lost costs nothing: what comes back after a restart is still what it says.
-            let _full = disk.try_send(DiskCommand::Forget(evicted.slot));
+            self.tombstones.insert(evicted.slot);
             StoreCounters::add(&self.shared.counters.disk_evicted, 1);
             (self.notify)(Moved::Removed { identity: evicted.identity, medium: Medium::Disk });
         }
         let Some(reserved) = reserved.pop() else { return Err(hold) };
-        let mut meta = description.position.to_le_bytes().to_vec();
+        // The checksum is that of the copy into host memory: damage since then is found when the block is read.
+        let mut meta = Vec::with_capacity(META_FIXED + description.meta.len());
+        meta.extend_from_slice(&description.position.to_le_bytes());
+        meta.extend_from_slice(&hold.checksum().to_le_bytes());
         meta.extend_from_slice(&description.meta);
+        // What was to be forgotten there is replaced.
+        self.tombstones.remove(&reserved.slot());
         let write = Write {
             identity,
             parent: description.parent,
@@ -168,7 +222,7 @@ impl Mover {
         };
         match disk.try_send(DiskCommand::Write(Box::new(write))) {
             Ok(()) => {
-                self.writing += 1;
+                self.in_writing.insert(identity, WriteState::default());
                 Ok(())
             }
             Err(DiskCommand::Write(write)) => {
@@ -182,27 +236,66 @@ impl Mover {
     /// The disk has answered a write.
     pub(crate) fn written(&mut self, write: Write, is_written: bool, usage: Usage) {
         self.usage = usage;
-        self.writing -= 1;
-        self.has_room = true;
-        self.has_held_room = true;
         let Write { identity, parent, position, payload, bytes, hold, filling, .. } = write;
-        if is_written {
-            let checksum = self.shared.memory.checksum(payload.slot(), bytes as usize);
+        let state = self.in_writing.remove(&identity).unwrap_or_default();
+        self.room_came_free();
+        drop(payload);
+        let slot = filling.slot();
+        if is_written && !state.is_forgotten {
             let cost = self.shared.recompute_cost(position);
-            if let Registered::New = filling.complete(checksum, bytes).register(identity, parent, cost) {
+            let complete = filling.complete(hold.checksum(), bytes);
+            if let Registered::New = complete.register(identity, parent, cost) {
                 StoreCounters::add(&self.shared.counters.to_disk, 1);
                 (self.notify)(Moved::Stored { identity, medium: Medium::Disk });
             }
+        } else {
+            self.tombstones.insert(slot);
+            drop(filling);
         }
-        drop(payload);
         if let Hold::Evicting(evicting) = hold {
-            self.finish_eviction(evicting);
+            self.finish_eviction(evicting, state.is_forgotten);
+            self.relink();
+        }
+        self.write_waiting();
+    }
+
+    /// Blocks that were written before their parents are hung on them from time to time.
+    fn relink(&mut self) {
+        self.orphans += 1;
+        if self.orphans >= ORPHANS_MAX {
+            self.orphans = 0;
+            self.shared.catalog.relink(DISK);
         }
     }
 
-    /// Takes blocks out of every tier of this node.
+    /// The device does not answer: nobody waits for it any more.
+    pub(crate) fn stuck(&mut self, identity: BlockIdentity, is_write: bool) {
+        if is_write {
+            self.in_writing.entry(identity).and_modify(|state| state.is_stuck = true);
+            self.room_came_free();
+        } else {
+            self.give_up_read(&identity);
+        }
+    }
+
+    /// Hands tombstones to the disk, as far as its queue has room.
+    pub(crate) fn bury(&mut self) {
+        let Some(disk) = &self.disk else { return };
+        while let Some(&slot) = self.tombstones.iter().next() {
+            if disk.try_send(DiskCommand::Forget(slot)).is_err() {
+                return;
+            }
+            self.tombstones.remove(&slot);
+        }
+    }
+
+    /// Takes blocks out of every tier of this node, also those on their way from one to another.
     pub(crate) fn forget(&mut self, chain: &[BlockIdentity]) {
         for identity in chain {
+            self.in_writing.entry(*identity).and_modify(|state| state.is_forgotten = true);
+            if self.reading.contains_key(identity) {
+                self.forgotten.insert(*identity);
+            }
             self.drop_from_host(*identity);
             self.drop_from_disk(*identity);
         }
@@ -215,11 +308,9 @@ impl Mover {
     }
 
     pub(crate) fn drop_from_disk(&mut self, identity: BlockIdentity) {
-        let slot = self.shared.catalog.lease(DISK, &identity).map(|lease| lease.slot());
+        let slot = self.shared.catalog.places(&identity).and_then(|places| places.slot(DISK));
         if self.shared.catalog.remove(DISK, &identity) {
-            if let (Some(disk), Some(slot)) = (&self.disk, slot) {
-                let _full = disk.try_send(DiskCommand::Forget(slot));
-            }
+            self.tombstones.extend(slot);
             (self.notify)(Moved::Removed { identity, medium: Medium::Disk });
         }
     }

@@ -1,5 +1,6 @@
 //! What the store's thread and its callers share.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,13 @@ pub(crate) const DISK: TierIndex = TierIndex(1);
 /// Blocks of all tenants share the tiers: whose they are is part of their identity.
 pub(crate) const TENANT: TenantId = TenantId(0);
 /// The quantile of transfer times that plans know of.
-const TAIL: f64 = 0.95;
+const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
+/// The tiers of other nodes are asked for one in so many prompts although it does not seem to pay.
+const CURIOSITY: u64 = 32;
+/// How much the last answer counts in what is known of their hits.
+const LAST: f64 = 0.1;
+/// No plan waits longer.
+const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// A prompt that is about to be computed.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +66,10 @@ struct Estimates {
     previous: Choice,
     /// Scratch of `plan`.
     held: Vec<TierSet>,
+    /// How often the tiers of other nodes had something, lately.
+    far_hit: f64,
+    /// Prompts for which they came into question.
+    questions: u64,
 }
 
 #[derive(Debug)]
@@ -67,8 +78,11 @@ pub(crate) struct Shared {
     pub(crate) memory: Arc<HostMemory>,
     pub(crate) counters: Arc<StoreCounters>,
     pub(crate) config: StoreConfig,
+    /// Loads inside, for the bound on them.
+    pub(crate) loads: AtomicUsize,
     has_disk: bool,
-    has_others: bool,
+    /// The tiers of other nodes, in the order in which they are asked.
+    others: Vec<Tier>,
     planning: PlanConfig,
     estimates: Mutex<Estimates>,
 }
@@ -79,21 +93,24 @@ impl Shared {
         memory: Arc<HostMemory>,
         config: StoreConfig,
         has_disk: bool,
-        has_others: bool,
+        others: Vec<Tier>,
     ) -> Self {
         let estimates = Estimates {
             speeds: TierSpeeds::new(&TierSpeeds::guesses(), TAIL),
             recompute: RecomputeModel::default(),
             previous: Choice::Recompute,
             held: Vec::new(),
+            far_hit: 0.5,
+            questions: 0,
         };
         Self {
             catalog,
             memory,
             counters: Arc::new(StoreCounters::default()),
             config,
+            loads: AtomicUsize::new(0),
             has_disk,
-            has_others,
+            others,
             planning: PlanConfig::default(),
             estimates: Mutex::new(estimates),
         }
@@ -153,25 +170,31 @@ impl Shared {
         let speeds = estimates.speeds.snapshot();
         let chosen = plan(&self.planning, &request, &speeds, &estimates.recompute);
         let missing = prompt.chain.len().saturating_sub(held.len());
-        let others = (may_ask && self.has_others && missing > 0).then(|| {
-            // Worth a question when computing what is missing takes longer than an answer and its bytes would.
+        let nearest = self.others.first().filter(|_| may_ask && missing > 0);
+        let question = nearest.map(|tier| {
             let context = (held.len() * prompt.block_tokens) as u32;
             let rest = (prompt.tokens as u32).saturating_sub(context);
             let compute = estimates.recompute.expected(rest, context, prompt.queued_tokens);
-            let fetch = speeds[Tier::Remote.index()].expected(bytes * missing as u64, 0);
-            (compute, fetch)
+            let speed = &speeds[tier.index()];
+            let gain = compute.saturating_sub(speed.expected(bytes * missing as u64, 0)).as_secs_f64();
+            // The answer costs its latency whether anything is there or not.
+            (compute, gain * estimates.far_hit > speed.latency_s)
         });
         let available = held.len() - prompt.device_blocks.min(held.len());
         estimates.held = held;
-        if let Some((compute, _)) = others.filter(|(compute, fetch)| fetch < compute) {
-            return Plan::AskOthers { deadline: now + compute.min(self.config.others_deadline) };
+        if let Some((compute, is_worth)) = question {
+            estimates.questions += 1;
+            // Now and then it is asked all the same: what is there may have changed.
+            if is_worth || estimates.questions.is_multiple_of(CURIOSITY) {
+                return Plan::AskOthers { deadline: now + compute.min(self.config.others_deadline) };
+            }
         }
         estimates.previous = chosen.choice();
         let blocks = chosen.recompute_from.saturating_sub(prompt.device_blocks);
         StoreCounters::add(&self.counters.not_worth, available.saturating_sub(blocks));
         match blocks {
             0 => Plan::Recompute,
-            _ => Plan::Onboard { blocks, deadline: now + chosen.give_up_after },
+            _ => Plan::Onboard { blocks, deadline: now + chosen.give_up_after.min(WAIT_MAX) },
         }
     }
 
@@ -197,6 +220,22 @@ impl Shared {
         if host > 0 {
             estimates.speeds.observe(Tier::Host, host, copying, 0);
         }
+    }
+
+    /// A tier of other nodes has delivered.
+    pub(crate) fn observe_far(&self, tier: Tier, bytes: u64, elapsed: Duration, is_late: bool) {
+        let mut estimates = self.estimates();
+        match is_late {
+            true => estimates.speeds.observe_given_up(tier, bytes.max(1), elapsed, 0),
+            false => estimates.speeds.observe(tier, bytes, elapsed, 0),
+        }
+    }
+
+    /// A search in the tiers of other nodes is over.
+    pub(crate) fn observe_search(&self, found_something: bool) {
+        let mut estimates = self.estimates();
+        let hit = if found_something { 1.0 } else { 0.0 };
+        estimates.far_hit += (hit - estimates.far_hit) * LAST;
     }
 
     pub(crate) fn observe_copy(&self, bytes: usize, elapsed: Duration) {

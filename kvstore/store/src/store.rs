@@ -1,8 +1,8 @@
 //! The store as its callers see it.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,18 @@ use crossbeam_channel::{Sender, TrySendError, bounded, unbounded};
 use dataplane_memory::{PageSize, Slab};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, CatalogConfig, FrequencySketch, PolicyKind, SlotOrder, TierConfig};
-use kvstore_disk::{Admission, AdmissionConfig, DiskLog, Moment, Recovered, Usage};
+use kvstore_disk::{Admission, AdmissionConfig, DiskCounters, Moment, Recovered, Usage};
 
 use crate::Description;
 use crate::config::StoreConfig;
-use crate::disk::{DiskLink, NO_PARENT};
+use crate::disk::{DiskLink, NO_PARENT, OpenDisk};
 use crate::error::StoreError;
 use crate::far::{FarLinks, FarResult, FarTier};
 use crate::job::{Destination, Job, Moved, NewBlock, Offload, Onboard, Prepare, Source, Survivor, Throttled};
 use crate::memory::{HostBlock, HostMemory};
 use crate::metrics::StoreCounters;
 use crate::mover::{Message, Mover};
+use crate::offload::META_FIXED;
 use crate::shared::{DISK, HOST, Plan, Prompt, Shared, TENANT};
 
 /// Blocks that may wait for the copying thread.
@@ -31,20 +32,16 @@ const REQUESTS_MAX: usize = 16_384;
 /// Requests that the store numbers itself have this bit; callers' numbers must not.
 const OWN_REQUEST: u64 = 1 << 63;
 
-/// The disk tier, opened.
+/// The disk tier.
 pub struct DiskTier {
-    /// The log.
-    pub log: DiskLog,
-    /// What it has kept from an earlier process.
-    pub recovered: Vec<Recovered>,
-    /// Its slots.
-    pub slots: u32,
+    /// Opens its log, on the thread that will drive it.
+    pub open: OpenDisk,
     /// Operations that may be under way.
     pub depth: usize,
     /// Which block goes when one must.
     pub eviction: PolicyKind,
     /// What is written at all.
-    pub admission: Admission,
+    pub admission: AdmissionConfig,
 }
 
 /// Host memory that becomes the host tier.
@@ -84,7 +81,7 @@ impl FarInbox {
 impl StoreBuilder {
     /// Takes the host tier's memory.
     pub fn new(config: StoreConfig, host: HostTier) -> Result<Self, StoreError> {
-        let memory = HostMemory::new(config.block_bytes, host.slots, host.pages)?;
+        let memory = HostMemory::new(config.block_bytes, host.slots, host.pages, config.quantised)?;
         let (sender, inbox) = unbounded();
         Ok(Self { config, host, memory: Arc::new(memory), disk: None, others: Vec::new(), sender, inbox })
     }
@@ -123,25 +120,26 @@ impl StoreBuilder {
     ) -> Result<(Store, Vec<Survivor>), StoreError> {
         let Self { config, host, memory, disk, others, sender, inbox } = self;
         let mut tiers = vec![TierConfig::new(host.slots, host.eviction)];
-        if let Some(disk) = &disk {
-            let order = SlotOrder::FirstFreed;
-            tiers.push(TierConfig { order, ..TierConfig::new(disk.slots, disk.eviction) });
-        }
-        let catalog = Arc::new(Catalog::new(&CatalogConfig::new(tiers))?);
-        let shared = Arc::new(Shared::new(catalog, memory, config, disk.is_some(), !others.is_empty()));
-        let (mut survivors, mut link, mut usage) = (Vec::new(), None, Usage::default());
-        let mut admission = Admission::new(AdmissionConfig::default(), Moment::now());
+        let (mut link, mut recovered, mut usage) = (None, Vec::new(), Usage::default());
+        let (mut admission, mut disk_counters) = (AdmissionConfig::default(), None);
         if let Some(disk) = disk {
-            survivors = adopt(&shared, disk.recovered);
-            admission = disk.admission;
-            usage = disk.log.usage();
             let results = sender.clone();
             let report = move |result| {
                 // A store that has stopped needs no results.
                 let _stopped = results.send(Message::Disk(result));
             };
-            link = Some(DiskLink::start(disk.log, disk.depth, report)?);
+            let slab = Arc::clone(memory.slab());
+            let (started, opened) = DiskLink::start(disk.open, slab, disk.depth, report)?;
+            let order = SlotOrder::FirstFreed;
+            tiers.push(TierConfig { order, ..TierConfig::new(opened.slots, disk.eviction) });
+            (link, recovered, usage) = (Some(started), opened.recovered, opened.usage);
+            (admission, disk_counters) = (disk.admission, Some(opened.counters));
         }
+        let slots = tiers.iter().map(|tier| tier.slots).collect();
+        let catalog = Arc::new(Catalog::new(&CatalogConfig::new(tiers))?);
+        let kinds = others.iter().map(|tier| tier.tier()).collect();
+        let shared = Arc::new(Shared::new(catalog, memory, config, link.is_some(), kinds));
+        let survivors = adopt(&shared, recovered);
         StoreCounters::add(&shared.counters.survivors, survivors.len());
         let (offloads, new_blocks) = bounded(OFFLOADS_MAX);
         let mover = Mover {
@@ -152,14 +150,19 @@ impl StoreBuilder {
             far: FarLinks::new(others),
             notify: Box::new(notify),
             loads: HashMap::new(),
+            next_load: 0,
+            in_writing: HashMap::new(),
+            unwritten: VecDeque::new(),
+            orphans: 0,
+            forgotten: HashSet::new(),
+            tombstones: HashSet::new(),
             reading: HashMap::new(),
             descriptions: vec![None; host.slots as usize],
             held: VecDeque::new(),
-            writing: 0,
             has_room: false,
             has_held_room: false,
             seen: FrequencySketch::new(host.slots.saturating_mul(4)),
-            admission,
+            admission: Admission::new(admission, Moment::now()),
             usage,
         };
         let thread =
@@ -169,7 +172,9 @@ impl StoreBuilder {
             messages: sender,
             offloads,
             next_request: AtomicU64::new(OWN_REQUEST),
-            thread: Some(thread),
+            slots,
+            disk_counters,
+            thread: Mutex::new(Some(thread)),
         };
         Ok((store, survivors))
     }
@@ -177,19 +182,23 @@ impl StoreBuilder {
 
 /// Makes the recovered blocks known, parents first; a block whose parent is gone is of no use and is left out.
 fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<Survivor> {
-    let mut blocks: Vec<(u32, Recovered)> = (recovered.into_iter())
-        .filter_map(|block| Some((u32::from_le_bytes(*block.meta.first_chunk::<4>()?), block)))
+    let mut blocks: Vec<(u32, u64, Recovered)> = (recovered.into_iter())
+        .filter_map(|block| {
+            let (position, rest) = block.meta.split_first_chunk::<4>()?;
+            let (checksum, _) = rest.split_first_chunk::<8>()?;
+            Some((u32::from_le_bytes(*position), u64::from_le_bytes(*checksum), block))
+        })
         .collect();
-    blocks.sort_unstable_by_key(|(position, _)| *position);
+    blocks.sort_unstable_by_key(|(position, ..)| *position);
     let mut survivors = Vec::with_capacity(blocks.len());
-    for (position, block) in blocks {
-        let Recovered { slot, identity, checksum, bytes, .. } = block;
+    for (position, checksum, block) in blocks {
+        let Recovered { slot, identity, bytes, .. } = block;
         let parent = (block.parent != NO_PARENT).then_some(block.parent);
         let parent_is_here = parent.is_none_or(|parent| shared.holds(DISK, &parent));
         if parent_is_here
             && shared.catalog.adopt(DISK, slot, identity, parent, checksum, bytes, TENANT).is_ok()
         {
-            let description = Description { parent, position, meta: block.meta[4..].into() };
+            let description = Description { parent, position, meta: block.meta[META_FIXED..].into() };
             survivors.push(Survivor { identity, description });
         }
     }
@@ -202,7 +211,9 @@ pub struct Store {
     messages: Sender<Message>,
     offloads: Sender<NewBlock>,
     next_request: AtomicU64,
-    thread: Option<JoinHandle<()>>,
+    slots: Vec<u32>,
+    disk_counters: Option<Arc<DiskCounters>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Store {
@@ -210,6 +221,35 @@ impl Store {
     #[must_use]
     pub fn counters(&self) -> &Arc<StoreCounters> {
         &self.shared.counters
+    }
+
+    /// What the disk's log has done.
+    #[must_use]
+    pub fn disk_counters(&self) -> Option<&Arc<DiskCounters>> {
+        self.disk_counters.as_ref()
+    }
+
+    /// Slots of host memory, and of the disk.
+    #[must_use]
+    pub fn slots(&self) -> [u64; 2] {
+        [0, 1].map(|tier| self.slots.get(tier).copied().map_or(0, u64::from))
+    }
+
+    /// Whether its thread runs, which only a panic or `close` ends.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Stops the threads and puts what the disk holds on stable storage. Nothing is answered any more.
+    pub fn close(&self) {
+        let _stopped = self.messages.send(Message::Stop);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic there has been printed; there is nobody to hand it to.
+            let _panicked = thread.join();
+        }
     }
 
     /// Blocks that host memory and the disk hold now.
@@ -221,6 +261,8 @@ impl Store {
     /// Slots of host memory that somebody uses or fills now: zero when nothing is under way.
     #[must_use]
     pub fn leased_slots(&self) -> usize {
+        // Slots that their last readers have handed back are taken in by any change, or by this.
+        self.shared.free(HOST);
         let census = self.shared.catalog.census(HOST);
         census.under_way + census.pinned
     }
@@ -326,7 +368,8 @@ impl Store {
     }
 
     fn send(&self, job: Job) -> Result<(), Job> {
-        if self.messages.len() >= REQUESTS_MAX {
+        let inside = self.shared.loads.load(Ordering::Relaxed);
+        if self.messages.len() + inside >= REQUESTS_MAX {
             return Err(job);
         }
         self.messages.send(Message::Job(job)).map_err(|error| match error.into_inner() {
@@ -338,10 +381,6 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        let _stopped = self.messages.send(Message::Stop);
-        if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; there is nobody to hand it to.
-            let _panicked = thread.join();
-        }
+        self.close();
     }
 }

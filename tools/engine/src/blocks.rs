@@ -22,6 +22,8 @@ use crate::sequence::Sequence;
 /// How long an eviction waits for the copy into the store before blocks are dropped instead: several time slices of a
 /// busy machine, so that only a store that cannot keep up loses blocks.
 const OFFLOAD_WAIT_MAX: Duration = Duration::from_millis(100);
+/// How long a store that could not keep up is not waited for again.
+const SLOW_FOR: Duration = Duration::from_secs(1);
 
 /// What the event stream needs to know about a block that is held in the pool or in host memory. What is on the disk
 /// only is known to the store.
@@ -33,6 +35,8 @@ struct Facts {
     extras: Vec<String>,
     on_device: bool,
     on_host: bool,
+    /// The events say that it is there.
+    is_told: bool,
     /// It is being copied to the store while it stays in the pool.
     is_copied: bool,
     /// Copies on their way to the store, whose removal from the pool is told when they are there.
@@ -48,12 +52,22 @@ pub(crate) struct Blocks {
     /// What happened since the last publication.
     pub(crate) events: Vec<KvEvent>,
     facts: HashMap<BlockIdentity, Facts>,
+    /// Until then the store is not waited for: it could not keep up.
+    slow_until: Option<Instant>,
 }
 
 impl Blocks {
     pub(crate) fn new(kv: KvPool, store: Option<Arc<Store>>, offload_at_once: bool) -> Self {
         let catalog = PoolCatalog::with_capacity(kv.slots().slot_count());
-        Self { kv, catalog, store, offload_at_once, events: Vec::new(), facts: HashMap::new() }
+        Self {
+            kv,
+            catalog,
+            store,
+            offload_at_once,
+            events: Vec::new(),
+            facts: HashMap::new(),
+            slow_until: None,
+        }
     }
 
     /// Tells of the blocks that the disk has kept from an earlier process, each after its parent.
@@ -67,6 +81,7 @@ impl Blocks {
                 extras,
                 on_device: false,
                 on_host: false,
+                is_told: false,
                 is_copied: false,
                 removals_owed: 0,
             };
@@ -76,7 +91,7 @@ impl Blocks {
 
     /// A free slot, made by evicting if need be; the evicted block goes to the host tier.
     pub(crate) fn acquire(&mut self) -> Option<SlotRef> {
-        let mut tier_is_slow = false;
+        let mut tier_is_slow = self.slow_until.is_some_and(|until| Instant::now() < until);
         loop {
             if let Some(slot) = self.kv.slots().acquire() {
                 return Some(slot);
@@ -94,6 +109,9 @@ impl Blocks {
                 std::thread::yield_now();
             }
             tier_is_slow = self.kv.slots().free_count() == 0;
+            if tier_is_slow {
+                self.slow_until = Some(Instant::now() + SLOW_FOR);
+            }
         }
     }
 
@@ -163,9 +181,14 @@ impl Blocks {
                 on_device: false,
                 // It may have come from there just now, known to the store alone.
                 on_host: self.store.as_ref().is_some_and(|store| store.is_on_host(&identity)),
+                is_told: false,
                 is_copied: false,
                 removals_owed: 0,
             });
+            if !facts.on_device && !facts.is_told && facts.on_host {
+                self.events.push(stored_event(identity, facts, Tier::Host));
+                facts.is_told = true;
+            }
             facts.on_device = true;
             self.events.push(stored_event(identity, facts, Tier::Device));
             let wanted = self.offload_at_once && !facts.on_host && !facts.is_copied;
@@ -179,10 +202,12 @@ impl Blocks {
     pub(crate) fn stored(&mut self, identity: BlockIdentity, medium: Medium) {
         let Some(facts) = self.facts.get_mut(&identity) else { return };
         match medium {
-            Medium::Host if !std::mem::replace(&mut facts.on_host, true) => {
-                self.events.push(stored_event(identity, facts, Tier::Host));
+            Medium::Host => {
+                facts.on_host = true;
+                if !std::mem::replace(&mut facts.is_told, true) {
+                    self.events.push(stored_event(identity, facts, Tier::Host));
+                }
             }
-            Medium::Host => {}
             Medium::Disk => self.events.push(stored_event(identity, facts, Tier::Disk)),
         }
     }
@@ -204,10 +229,11 @@ impl Blocks {
     pub(crate) fn removed(&mut self, identity: BlockIdentity, medium: Medium) {
         match medium {
             Medium::Host => {
-                if let Some(facts) = self.facts.get_mut(&identity) {
-                    facts.on_host = false;
+                let Some(facts) = self.facts.get_mut(&identity) else { return };
+                facts.on_host = false;
+                if std::mem::replace(&mut facts.is_told, false) {
+                    self.events.push(removed_event(identity, Tier::Host));
                 }
-                self.events.push(removed_event(identity, Tier::Host));
                 self.forget_if_gone(identity);
             }
             Medium::Disk => self.events.push(removed_event(identity, Tier::Disk)),

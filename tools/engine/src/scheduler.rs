@@ -251,6 +251,7 @@ impl Scheduler {
                 sequence.cached_tokens = sequence.computed;
             }
             let (prompt_len, hits) = (sequence.prompt_len, sequence.computed);
+            let is_first = !sequence.others_asked;
             match self.fetch(sequence, wanted) {
                 Fetch::Started => {}
                 Fetch::Unneeded(sequence) => self.running.push(*sequence),
@@ -271,8 +272,10 @@ impl Scheduler {
                     continue;
                 }
             }
-            EngineStats::add(&self.stats.prefix_queries, prompt_len);
-            EngineStats::add(&self.stats.prefix_hits, hits);
+            if is_first {
+                EngineStats::add(&self.stats.prefix_queries, prompt_len);
+                EngineStats::add(&self.stats.prefix_hits, hits);
+            }
         }
     }
 

@@ -1,19 +1,21 @@
 //! A folder of segment files of equal size, or one file.
 //!
-//! Files are preallocated when they are made, so that a full file system shows at start-up and not under load. A file that
-//! is there with another size is refused: growing or cutting it could lose what the log above has in it.
+//! Files are preallocated when they are made, so that a full file system shows at start-up and not under load. They are made
+//! under another name (`segment-0000.new`) and renamed once they are whole and synced, so a crash meanwhile leaves nothing
+//! that a later start would take for a segment. A file that is there with another size is refused: growing or cutting it
+//! could lose what the log above has in it. Segments beyond the count are removed: they would keep their room, and join
+//! again later with what they held when they were left.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
+use super::make::{make_segment, no_direct, path_while_made};
 use super::{Files, StoredFile, failed, lock, refused};
-use crate::{IoError, IoErrorKind, PageBuffer};
+use crate::{IoError, IoErrorKind};
 
-/// Bytes of one write of zeros.
-const ZEROS_BYTES: usize = 1 << 20;
 const LOCK_FILE: &str = "lock";
 
 /// A folder of segment files.
@@ -23,7 +25,7 @@ pub struct FolderConfig {
     pub path: PathBuf,
     /// Bytes of each file, a multiple of `block_bytes`.
     pub segment_bytes: u64,
-    /// How many files.
+    /// How many files. Those of a larger count before are removed, with what is in them.
     pub segment_count: u32,
     /// O_DIRECT: past the page cache.
     pub direct: bool,
@@ -44,7 +46,8 @@ impl FolderConfig {
 }
 
 /// Opens `segment-0000`, `segment-0001`, … in the folder, made and preallocated where they are missing, and locks the
-/// folder for as long as the result lives.
+/// folder for as long as the result lives. Segments that follow without a gap, numbered `segment_count` and above, are
+/// removed once all others could be opened.
 pub fn open_folder(config: &FolderConfig) -> Result<Files, IoError> {
     let invalid = |reason: &str| {
         Err(refused("open the segments in", &config.path, IoErrorKind::Invalid, reason.to_owned()))
@@ -67,9 +70,10 @@ pub fn open_folder(config: &FolderConfig) -> Result<Files, IoError> {
     lock(&lock_file, &config.path)?;
     let mut files = Vec::new();
     for index in 0..config.segment_count {
-        let path = config.path.join(format!("segment-{index:04}"));
+        let path = segment_path(&config.path, index);
         files.push(open_segment(&path, config)?);
     }
+    remove_surplus(config)?;
     let folder = open(&config.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     rustix::fs::fsync(&folder).map_err(|errno| failed("fsync", &config.path, errno))?;
     Ok(Files { files, block_bytes: config.block_bytes, _locks: vec![lock_file] })
@@ -87,69 +91,65 @@ pub fn open_file(path: &Path, bytes: u64, direct: bool, write_zeros: bool) -> Re
     Ok(Files { files: vec![stored], block_bytes: config.block_bytes, _locks: Vec::new() })
 }
 
-fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, IoError> {
+pub(super) fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, IoError> {
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
         .map_err(|errno| failed("open", path, errno))
 }
 
-fn open_segment(path: &Path, config: &FolderConfig) -> Result<StoredFile, IoError> {
+/// Removes the segments that follow the last one of the count without a gap: a larger count made those. What lies behind
+/// a gap was somebody else's doing, and stays. The caller has the folder's lock.
+fn remove_surplus(config: &FolderConfig) -> Result<(), IoError> {
+    let remove = |path: &Path| match rustix::fs::unlink(path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed("remove", path, errno)),
+    };
+    let mut end = config.segment_count;
+    while segment_path(&config.path, end).symlink_metadata().is_ok() {
+        end += 1;
+    }
+    // One that was being made when the process ended.
+    remove(&path_while_made(&segment_path(&config.path, end)))?;
+    // The last first, so that what is left after a crash has no gap.
+    (config.segment_count..end).rev().try_for_each(|number| remove(&segment_path(&config.path, number)))
+}
+
+fn segment_path(folder: &Path, number: u32) -> PathBuf {
+    folder.join(format!("segment-{number:04}"))
+}
+
+/// Opens a segment that is there; `None` when it is not, or has never had its size.
+fn open_made(path: &Path, config: &FolderConfig) -> Result<Option<(OwnedFd, u64)>, IoError> {
     let direct = if config.direct { OFlags::DIRECT } else { OFlags::empty() };
-    let file = match open(path, OFlags::RDWR | OFlags::CREATE | direct) {
-        Err(error) if config.direct && error.kind == IoErrorKind::Invalid => {
-            let reason = "this file system has no direct I/O (O_DIRECT)".to_owned();
-            return Err(refused("open", path, IoErrorKind::Unsupported, reason));
-        }
-        opened => opened?,
+    let file = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | direct, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::INVAL) if config.direct => return Err(no_direct(path)),
+        opened => opened.map_err(|errno| failed("open", path, errno))?,
     };
     let status = rustix::fs::fstat(&file).map_err(|errno| failed("fstat", path, errno))?;
     if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
         return Err(refused("open", path, IoErrorKind::Invalid, "not a regular file".to_owned()));
     }
     let bytes = status.st_size as u64;
-    // A crash between making and preallocating leaves an empty file.
-    if bytes == 0 {
-        preallocate(&file, path, config)?;
-    } else if bytes != config.segment_bytes {
-        let reason = format!("it has {bytes} bytes, not {}; files are never resized", config.segment_bytes);
+    Ok((bytes > 0).then_some((file, bytes)))
+}
+
+fn open_segment(path: &Path, config: &FolderConfig) -> Result<StoredFile, IoError> {
+    let (file, bytes) = match open_made(path, config)? {
+        Some(made) => made,
+        None => (make_segment(path, config)?, config.segment_bytes),
+    };
+    if bytes != config.segment_bytes {
+        let reason = format!(
+            "it has {bytes} bytes, not {}, and files are never resized: remove the segments, or set `segment` to \
+             {bytes} bytes again",
+            config.segment_bytes
+        );
         return Err(refused("open", path, IoErrorKind::Invalid, reason));
     }
     if config.direct {
         check_alignment(&file, path, config.block_bytes)?;
     }
     Ok(StoredFile { path: path.to_owned(), file, bytes: config.segment_bytes, is_device: false })
-}
-
-fn preallocate(file: &OwnedFd, path: &Path, config: &FolderConfig) -> Result<(), IoError> {
-    let whole = format!("preallocate {} bytes for", config.segment_bytes);
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, config.segment_bytes) {
-        Ok(()) if !config.write_zeros => {}
-        // Without fallocate, zeros are what allocates.
-        Ok(()) | Err(Errno::OPNOTSUPP) => write_zeros(file, config).map_err(|e| failed(&whole, path, e))?,
-        Err(errno) => {
-            // Else the next start would find a file of a wrong size.
-            let _empty = rustix::fs::ftruncate(file, 0);
-            return Err(failed(&whole, path, errno));
-        }
-    }
-    rustix::fs::fsync(file).map_err(|errno| failed("fsync", path, errno))
-}
-
-fn write_zeros(file: &OwnedFd, config: &FolderConfig) -> Result<(), Errno> {
-    let zeros = PageBuffer::zeroed(ZEROS_BYTES);
-    let mut at = 0;
-    while at < config.segment_bytes {
-        let count = (config.segment_bytes - at).min(ZEROS_BYTES as u64) as usize;
-        match rustix::io::pwrite(file, &zeros[..count], at) {
-            Ok(written) => at += written as u64,
-            Err(Errno::INTR) => {}
-            Err(errno) => {
-                // As after a failed fallocate.
-                let _empty = rustix::fs::ftruncate(file, 0);
-                return Err(errno);
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Compares the block size with what direct I/O wants here (statx(2), STATX_DIOALIGN, Linux 6.1), where the kernel says.
@@ -197,6 +197,7 @@ mod tests {
         let other = FolderConfig { segment_bytes: 2 << 20, ..config.clone() };
         let error = open_folder(&other).expect_err("another size");
         assert!(error.kind == IoErrorKind::Invalid && error.operation.contains("segment-0000"), "{error}");
+        assert!(error.reason.contains("remove the segments, or set `segment` to 1048576"), "{error}");
         std::fs::remove_dir_all(&path).expect("remove");
     }
 
@@ -219,7 +220,52 @@ mod tests {
         let config = FolderConfig { direct: false, ..FolderConfig::new(&path, 1 << 50, 1) };
         let error = open_folder(&config).expect_err("a petabyte");
         assert!(matches!(error.kind, IoErrorKind::NoSpace | IoErrorKind::Other), "{error}");
-        assert_eq!(std::fs::metadata(path.join("segment-0000")).expect("the file").len(), 0);
+        let names: Vec<_> =
+            std::fs::read_dir(&path).expect("list").flatten().map(|e| e.file_name()).collect();
+        assert_eq!(names, ["lock"]);
+        std::fs::remove_dir_all(&path).expect("remove");
+    }
+
+    #[test]
+    fn a_crash_while_segments_are_made_does_not_matter() {
+        let path = folder("crash");
+        std::fs::create_dir(&path).expect("a folder");
+        // Cut short while it was filled, longer than wanted, and an empty file of the final name.
+        std::fs::write(path.join("segment-0000.new"), [7; 5000]).expect("write");
+        std::fs::write(path.join("segment-0001.new"), vec![7; 3 << 20]).expect("write");
+        std::fs::write(path.join("segment-0002"), []).expect("write");
+        let config = FolderConfig { direct: false, ..FolderConfig::new(&path, 1 << 20, 3) };
+        drop(open_folder(&config).expect("open"));
+        for index in 0..3 {
+            let bytes = std::fs::read(path.join(format!("segment-{index:04}"))).expect("made");
+            assert!(bytes.len() == 1 << 20 && bytes.iter().all(|&byte| byte == 0), "{index}");
+        }
+        assert_eq!(std::fs::read_dir(&path).expect("list").count(), 4, "three segments and the lock");
+        std::fs::remove_dir_all(&path).expect("remove");
+    }
+
+    #[test]
+    fn segments_beyond_the_count_are_removed_and_nothing_else() {
+        let path = folder("fewer");
+        let config = FolderConfig { direct: false, ..FolderConfig::new(&path, 1 << 20, 4) };
+        let files = open_folder(&config).expect("open");
+        std::fs::write(path.join("segment-0003"), vec![7; 1 << 20]).expect("contents");
+        let fewer = FolderConfig { segment_count: 2, ..config.clone() };
+        open_folder(&fewer).expect_err("locked");
+        assert!(path.join("segment-0003").exists(), "not without the lock");
+        drop(files);
+        let kept = ["segment-3", "segment-0003.old", "segment-0005"];
+        std::fs::write(path.join("segment-0004.new"), "a stump").expect("write");
+        kept.iter().for_each(|name| std::fs::write(path.join(name), "mine").expect("write"));
+        open_folder(&FolderConfig { segment_bytes: 2 << 20, ..fewer.clone() }).expect_err("another size");
+        assert!(path.join("segment-0003").exists(), "not before the others are known to be right");
+        drop(open_folder(&fewer).expect("open"));
+        let gone = ["segment-0002", "segment-0003", "segment-0004.new"];
+        assert!(gone.iter().all(|name| !path.join(name).exists()));
+        assert!(path.join("segment-0001").exists() && kept.iter().all(|name| path.join(name).exists()));
+        drop(open_folder(&config).expect("open"));
+        let again = std::fs::read(path.join("segment-0003")).expect("made anew");
+        assert!(again.iter().all(|&byte| byte == 0), "nothing of what it held");
         std::fs::remove_dir_all(&path).expect("remove");
     }
 }

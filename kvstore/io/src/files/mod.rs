@@ -6,6 +6,7 @@
 
 mod device;
 mod folder;
+mod make;
 mod signature;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,6 +18,7 @@ use rustix::io::Errno;
 pub use device::{DeviceConfig, open_device};
 pub(crate) use device::{open_exclusively, refuse_contents};
 pub use folder::{FolderConfig, open_file, open_folder};
+pub use signature::{SIGNATURE_BYTES, signature};
 
 use crate::{Geometry, IoError, IoErrorKind};
 

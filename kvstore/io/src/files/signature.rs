@@ -4,7 +4,7 @@
 //! not a determined hand.
 
 /// How much of a device's start is looked at.
-pub(super) const SIGNATURE_BYTES: usize = 72 << 10;
+pub const SIGNATURE_BYTES: usize = 72 << 10;
 
 const SIGNATURES: [(&str, usize, &[u8]); 17] = [
     ("an ext2, ext3 or ext4 file system", 0x438, b"\x53\xEF"),
@@ -27,7 +27,7 @@ const SIGNATURES: [(&str, usize, &[u8]); 17] = [
 ];
 
 /// What the first bytes of a device say is on it.
-pub(super) fn signature(start: &[u8]) -> Option<&'static str> {
+pub fn signature(start: &[u8]) -> Option<&'static str> {
     let found = |(_, at, magic): &&(&str, usize, &[u8])| start.get(*at..at + magic.len()) == Some(*magic);
     SIGNATURES.iter().find(found).map(|(name, ..)| *name)
 }

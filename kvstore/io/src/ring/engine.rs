@@ -3,8 +3,9 @@
 //! Hot path: a request is one entry in a table and one in the submission queue; no allocation, no lock. Short transfers
 //! are queued again for what is left, and so is what the kernel could not take (EAGAIN, EINTR), a bounded number of times.
 //!
-//! Thread: whoever flushes, polls or waits first, from then on (SINGLE_ISSUER). Another thread gets an error; an engine
-//! that such a thread drops while requests are in flight leaks their buffers, since the kernel may still write there.
+//! Thread: whoever flushes, polls or waits first, from then on (SINGLE_ISSUER; another gets EEXIST). An engine that another
+//! thread uses is over: every call is an error from then on, on any thread, what the kernel has not got completes with that
+//! error, and what it has got never completes. Dropping it leaks those buffers, since the kernel may still write there.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -138,6 +139,7 @@ impl<K: Commands> RingEngine<K> {
         let Some(pending) = self.pending.get_mut(number) else { return };
         let mut entry = self.commands.build(pending);
         squeue::EntryMarker::set_user_data(&mut entry, number);
+        pending.enter(self.ring.pushed());
         // SAFETY: the buffer belongs to the table until its completion was taken, and the descriptor to the commands for
         // longer; the table has no more places than the ring has entries.
         unsafe { self.ring.push(&entry) };
@@ -161,6 +163,17 @@ impl<K: Commands> RingEngine<K> {
             self.push(number);
         }
         self.ring.submit().map(|()| count)
+    }
+
+    /// After a call of the ring: when it is over, completes what the kernel has not got.
+    fn settle_misdriven(&mut self) {
+        if self.ring.is_misdriven() {
+            // The queue is never handed over any more, so nobody else uses these buffers.
+            while let Some(pending) = self.pending.take_from(self.ring.handed_over()) {
+                let error = self.ring.misdriven(&pending.describe());
+                self.refused.push_back(pending.complete(Err(error)));
+            }
+        }
     }
 
     /// Waits until nothing is in flight any more, and lets go of the buffers.
@@ -194,6 +207,11 @@ impl<K: Commands> IoEngine for RingEngine<K> {
             return Err(Full(request));
         }
         match self.geometry.check(&request) {
+            Ok(address) if self.ring.is_misdriven() => {
+                let pending = Pending::new(request, address, None);
+                let error = self.ring.misdriven(&pending.describe());
+                self.refused.push_back(pending.complete(Err(error)));
+            }
             Ok(address) => {
                 let registered = self.registered.find(address, request.buffer.len());
                 let number = self.pending.insert(Pending::new(request, address, registered));
@@ -208,7 +226,9 @@ impl<K: Commands> IoEngine for RingEngine<K> {
     }
 
     fn flush(&mut self) -> Result<(), IoError> {
-        self.ring.submit()
+        let flushed = self.ring.submit();
+        self.settle_misdriven();
+        flushed
     }
 
     fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
@@ -218,15 +238,19 @@ impl<K: Commands> IoEngine for RingEngine<K> {
         if refused < budget && self.pending.used() > 0 {
             // An error of continuing shows again at the next flush, which reports it.
             let _ = self.take(budget - refused, |completion| completions.push(completion));
+            self.settle_misdriven();
         }
         refused + completions.len() - before
     }
 
     fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
-        if !self.refused.is_empty() {
-            return self.ring.submit();
-        }
-        self.ring.sleep(until, self.pending.used() > 0)
+        let waited = if self.refused.is_empty() {
+            self.ring.sleep(until, self.pending.used() > 0)
+        } else {
+            self.ring.submit()
+        };
+        self.settle_misdriven();
+        waited
     }
 
     fn waker(&self) -> Arc<dyn Waker> {

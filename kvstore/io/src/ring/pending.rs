@@ -13,6 +13,8 @@ pub struct Pending {
     registered: Option<u16>,
     moved: usize,
     retries: u32,
+    /// Number of its latest entry in the ring.
+    entry: u64,
 }
 
 // SAFETY: the address points into the buffer that the request owns; only the kernel uses it.
@@ -34,7 +36,7 @@ pub enum Outcome {
 impl Pending {
     /// `address` is the buffer's; `registered` names the registered buffer that has all of it.
     pub(super) fn new(request: Request, address: NonNull<u8>, registered: Option<u16>) -> Self {
-        Self { request, address, registered, moved: 0, retries: 0 }
+        Self { request, address, registered, moved: 0, retries: 0, entry: 0 }
     }
 
     /// What was asked for.
@@ -87,6 +89,11 @@ impl Pending {
         self.retries = 0;
     }
 
+    /// Its next entry in the ring has this number.
+    pub(super) fn enter(&mut self, entry: u64) {
+        self.entry = entry;
+    }
+
     pub(super) fn forget_registration(&mut self) {
         self.registered = None;
     }
@@ -134,6 +141,13 @@ impl PendingTable {
         let pending = self.entries.get_mut(usize::try_from(number).ok()?)?.take()?;
         self.free.push(number as u32);
         Some(pending)
+    }
+
+    /// A request whose latest entry has this number or a later one.
+    pub(super) fn take_from(&mut self, entry: u64) -> Option<Pending> {
+        let is_later = |place: &Option<Pending>| place.as_ref().is_some_and(|pending| pending.entry >= entry);
+        let number = self.entries.iter().position(is_later)?;
+        self.remove(number as u64)
     }
 
     /// Gives up every request for the rest of the process: their buffers are never used again.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use dataplane_memory::Slab;
 use io_uring::Submitter;
 
+use super::ring::MISDRIVEN;
 use crate::{IoError, IoErrorKind};
 
 /// Pieces in all: 1 TiB.
@@ -64,6 +65,9 @@ impl Registered {
         let bytes = slab.mapped_bytes();
         let failed = |errno: i32| {
             let mut error = IoError::from_errno(engine, format!("register {bytes} bytes of a slab"), errno);
+            if errno == libc::EEXIST {
+                (error.kind, error.reason) = (IoErrorKind::Device, MISDRIVEN.to_owned());
+            }
             if errno == libc::ENOMEM {
                 error.reason += "; RLIMIT_MEMLOCK or CAP_IPC_LOCK may be what is missing";
             }

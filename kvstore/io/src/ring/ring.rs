@@ -17,11 +17,13 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::setup::{Mode, RingConfig};
-use crate::IoError;
 use crate::wake::EventWaker;
+use crate::{IoError, IoErrorKind};
 
 /// `user_data` of the read of the eventfd; requests have small numbers.
 const WAKE: u64 = u64::MAX;
+/// What the kernel's EEXIST means: the ring has an issuer, and this thread is not it.
+pub(super) const MISDRIVEN: &str = "driven by another thread than the one that opened it";
 /// How often a submission that the kernel has no memory for is tried again at once.
 const SUBMIT_RETRIES: u32 = 100;
 
@@ -32,6 +34,11 @@ pub(crate) struct Ring<S: squeue::EntryMarker, C: cqueue::EntryMarker> {
     mode: Mode,
     /// Entries that were pushed and not handed over.
     queued: u32,
+    /// Entries that were pushed, ever.
+    pushed: u64,
+    /// Another thread than the issuer entered. For good: what is queued has been given back, and the issuer's next
+    /// call would make the kernel take it.
+    is_misdriven: bool,
     waker: Arc<EventWaker>,
     /// Where the kernel puts what it reads from the eventfd.
     wake_count: Box<UnsafeCell<u64>>,
@@ -59,6 +66,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             ring,
             mode,
             queued: 0,
+            pushed: 0,
+            is_misdriven: false,
             waker: Arc::new(waker),
             wake_count: Box::new(UnsafeCell::new(0)),
             armed: false,
@@ -91,21 +100,51 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(pushed.is_ok(), "more entries than the ring was made for");
         self.queued += 1;
+        self.pushed += 1;
     }
 
-    fn failed(&self, operation: &str, errno: Errno) -> IoError {
-        let mut error = IoError::from_errno(self.engine, operation.to_owned(), errno.raw_os_error());
-        if errno == Errno::EXIST {
-            error.reason = "the ring belongs to the thread that used it first".to_owned();
-            error.kind = crate::IoErrorKind::Unsupported;
+    /// Entries that were pushed so far; the next one has this number.
+    pub(crate) fn pushed(&self) -> u64 {
+        self.pushed
+    }
+
+    /// Entries with numbers below this were handed over.
+    pub(crate) fn handed_over(&self) -> u64 {
+        self.pushed - u64::from(self.queued)
+    }
+
+    /// Whether it can never be used again, as another thread than its issuer tried to.
+    pub(crate) fn is_misdriven(&self) -> bool {
+        self.is_misdriven
+    }
+
+    /// What every call gets once `is_misdriven`.
+    #[cold]
+    pub(crate) fn misdriven(&self, operation: &str) -> IoError {
+        IoError {
+            engine: self.engine,
+            operation: operation.to_owned(),
+            kind: IoErrorKind::Device,
+            reason: MISDRIVEN.to_owned(),
         }
-        error
     }
 
+    fn failed(&mut self, operation: &str, errno: Errno) -> IoError {
+        if errno == Errno::EXIST {
+            self.is_misdriven = true;
+            return self.misdriven(operation);
+        }
+        IoError::from_errno(self.engine, operation.to_owned(), errno.raw_os_error())
+    }
+
+    /// To be called before the kernel is entered.
     fn enable(&mut self) -> Result<(), IoError> {
+        if self.is_misdriven {
+            return Err(self.misdriven("enter the ring"));
+        }
         if self.mode.disabled {
-            let enabled = self.ring.submitter().register_enable_rings();
-            enabled.map_err(|error| self.failed("enable the ring", errno_of(&error)))?;
+            let enabled = self.ring.submitter().register_enable_rings().map_err(|error| errno_of(&error));
+            enabled.map_err(|errno| self.failed("enable the ring", errno))?;
             self.mode.disabled = false;
         }
         Ok(())
@@ -113,6 +152,9 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
 
     /// Hands over what was pushed: one system call, none when there is nothing.
     pub(crate) fn submit(&mut self) -> Result<(), IoError> {
+        if self.is_misdriven {
+            return Err(self.misdriven("io_uring_enter to submit"));
+        }
         let mut retries = 0;
         while self.queued > 0 {
             self.enable()?;
@@ -165,13 +207,16 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         let flags = EnterFlags::GETEVENTS.bits();
         // SAFETY: no argument is passed, so there is nothing to be valid.
         let fetched = unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, flags, None) };
-        // EINTR and EBUSY leave the completions for the next time; a wrong thread is told when it submits.
-        drop(fetched);
+        // EINTR and EBUSY leave the completions for the next time.
+        self.is_misdriven |= fetched.is_err_and(|error| errno_of(&error) == Errno::EXIST);
     }
 
     /// Sleeps until there is a completion, a wake-up, or the moment; hands over what was pushed. `busy` says whether
     /// requests are in flight.
     pub(crate) fn sleep(&mut self, until: Option<Instant>, busy: bool) -> Result<(), IoError> {
+        if self.is_misdriven {
+            return Err(self.misdriven("io_uring_enter to wait"));
+        }
         self.take_idle_wake(busy);
         if self.woken || !self.ring.completion().is_empty() {
             self.woken = false;
@@ -227,6 +272,9 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
                 return Ok(());
             }
             self.fetch();
+            if self.is_misdriven {
+                return Err(self.misdriven("io_uring_enter to poll"));
+            }
         }
         if self.waker.is_pending() {
             // `wake` writes the eventfd right after it set the flag, so this blocks for no longer than that.
@@ -271,8 +319,9 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         }
         if self.mode.io_poll {
             self.fetch();
-            return Ok(());
+            return if self.is_misdriven { Err(self.misdriven("io_uring_enter to drain")) } else { Ok(()) };
         }
+        self.enable()?;
         self.enters += 1;
         match self.ring.submit_and_wait(1).map_err(|error| errno_of(&error)) {
             Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => Ok(()),

@@ -82,6 +82,7 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
     }
 
     fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
+        self.flush()?;
         let mut pause = Pause::new();
         loop {
             if self.has_news() || self.alarm.take() {
@@ -133,9 +134,17 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
                 _ => Ok(()),
             };
         }
-        let was_dirty = std::mem::take(&mut self.cache_dirty);
+        let (was_dirty, resets) = (std::mem::take(&mut self.cache_dirty), self.counters.resets);
         let flushed = self.run_blocking(&operation, Command::flush(self.namespace.id));
-        self.cache_dirty |= was_dirty && flushed.is_err();
+        if self.counters.resets == resets {
+            self.cache_dirty |= was_dirty && flushed.is_err();
+            return flushed;
+        }
+        // The cache went with the reset; a flush that succeeded came after it and says nothing about those writes.
+        self.cache_lost |= was_dirty;
+        if flushed.is_ok() && std::mem::take(&mut self.cache_lost) {
+            return failed(IoErrorKind::Device, crate::CACHE_LOST);
+        }
         flushed
     }
 

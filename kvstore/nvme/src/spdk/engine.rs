@@ -60,6 +60,7 @@ pub struct SpdkEngine {
     pub(super) blocking: Blocking,
     pub(super) dead: Option<NvmeError>,
     pub(super) resets: u64,
+    pub(super) abandoned_commands: u64,
     /// Writes completed since the last flush, and then the controller was reset.
     pub(super) cache_dirty: bool,
     pub(super) cache_lost: bool,
@@ -110,6 +111,7 @@ impl SpdkEngine {
             blocking: Blocking::None,
             dead: None,
             resets: 0,
+            abandoned_commands: 0,
             cache_dirty: false,
             cache_lost: false,
             namespace_id: config.namespace,
@@ -149,6 +151,18 @@ impl SpdkEngine {
     #[must_use]
     pub fn resets(&self) -> u64 {
         self.resets
+    }
+
+    /// Reads and writes that were in flight when a reset failed, so that the device may still access their memory. Their
+    /// slots stay in use for as long as the process lives, and so do the bounce buffers. Not zero only in a dead engine.
+    #[must_use]
+    pub fn abandoned_commands(&self) -> u64 {
+        self.abandoned_commands
+    }
+
+    /// As [`NvmeEngine::first_bytes`](crate::NvmeEngine::first_bytes).
+    pub fn first_bytes(&mut self, bytes: usize) -> Result<Vec<u8>, IoError> {
+        crate::start::first_bytes(self, bytes)
     }
 
     pub(super) fn target(&self, request: &Request) -> Result<Target, IoError> {
@@ -233,13 +247,13 @@ impl Drop for SpdkEngine {
         }
         while let Some((address, bytes, slab)) = self.registrations.pop() {
             let start = std::ptr::with_exposed_provenance_mut(address as usize);
-            // SAFETY: registered with these bounds, and no command is in flight.
+            // SAFETY: registered with these bounds; no command is in flight, and slots of abandoned ones keep their slab.
             if unsafe { (self.library.mem_unregister)(start, bytes) } != 0 {
                 // The device could still reach it: this memory must not be used again.
                 std::mem::forget(slab);
             }
         }
-        if !self.memory.0.is_null() {
+        if !self.memory.0.is_null() && self.abandoned_commands == 0 {
             // SAFETY: allocated by `dma_zmalloc`, and no command is in flight.
             unsafe { (self.library.dma_free)(self.memory.0.cast()) };
         }

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use kvstore_io::{Buffer, IoError, IoErrorKind, Operation};
+use kvstore_io::{Buffer, IoError, Operation};
 
 use super::engine::SpdkEngine;
 use crate::commands::{InFlight, Owner};
@@ -198,56 +198,11 @@ impl SpdkEngine {
         self.finish_if_over(index);
     }
 
-    fn finish_if_over(&mut self, index: u16) {
+    pub(super) fn finish_if_over(&mut self, index: u16) {
         let Some(active) = self.requests.get(index) else { return };
         let is_pending = self.pending.front() == Some(&index);
         if active.outstanding == 0 && !is_pending && (active.is_issued() || active.failure.is_some()) {
             self.finished.extend(self.requests.remove(index));
-        }
-    }
-
-    /// Looks for a command whose time is over.
-    pub(super) fn watch(&mut self, now: Instant) {
-        if self.commands.overdue(now).is_some() {
-            let waited_ms = self.command_timeout.as_millis() as u64;
-            let device = self.device.clone();
-            self.reset(NvmeError::Timeout { device, operation: "a command", waited_ms });
-        }
-    }
-
-    /// Resets the controller and makes a new queue pair. SPDK's reset waits, so that this blocks for as long as the
-    /// controller takes. Freeing the old pair calls the callbacks of everything that it had.
-    pub(super) fn reset(&mut self, reason: NvmeError) {
-        self.resets += 1;
-        self.cache_lost |= std::mem::take(&mut self.cache_dirty);
-        // SAFETY: the controller is attached, and no other thread uses it.
-        let failed = unsafe { (self.library.reset)(self.controller) } != 0;
-        // SAFETY: the pair is alive, we are not inside of its completions, and it is not used after this.
-        unsafe { (self.library.free_pair)(self.pair) };
-        self.pair = std::ptr::null_mut();
-        self.collect();
-        while let Some(id) = self.commands.any() {
-            if let Some(ended) = self.commands.end(id) {
-                self.end(ended.owner, Some(Status::new(0, 0x08)));
-            }
-        }
-        if failed || !self.reopen() {
-            self.give_up(reason);
-        }
-        self.issue();
-    }
-
-    fn give_up(&mut self, error: NvmeError) {
-        self.dead = Some(error.clone());
-        self.unflushed = 0;
-        while let Some(index) = self.pending.pop_front() {
-            if let Some(active) = self.requests.get(index)
-                && active.failure.is_none()
-            {
-                let failure = super::engine::into_io(error.clone(), describe(&active.request));
-                active.failure = Some(IoError { kind: IoErrorKind::Device, ..failure });
-            }
-            self.finish_if_over(index);
         }
     }
 }

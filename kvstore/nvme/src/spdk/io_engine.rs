@@ -87,6 +87,7 @@ impl IoEngine for SpdkEngine {
     }
 
     fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
+        self.flush()?;
         let mut pause = Pause::new();
         loop {
             self.turn();
@@ -121,19 +122,30 @@ impl IoEngine for SpdkEngine {
             let (kind, reason) = (IoErrorKind::Invalid, "there is no such file".to_owned());
             return Err(IoError { engine: NAME, operation, kind, reason });
         }
-        if std::mem::take(&mut self.cache_lost) {
+        let lost = |operation| {
             let (kind, reason) = (IoErrorKind::Device, crate::CACHE_LOST.to_owned());
-            return Err(IoError { engine: NAME, operation, kind, reason });
+            Err(IoError { engine: NAME, operation, kind, reason })
+        };
+        if std::mem::take(&mut self.cache_lost) {
+            return lost(operation);
         }
         if self.flags & NAMESPACE_CAN_FLUSH == 0 && self.dead.is_none() {
             return Ok(());
         }
-        let was_dirty = std::mem::take(&mut self.cache_dirty);
+        let (was_dirty, resets) = (std::mem::take(&mut self.cache_dirty), self.resets);
         let flushed = self.run_blocking(&operation, |library, namespace, pair, word| {
             // SAFETY: namespace and queue pair are alive, and the word lives as long as the engine.
             unsafe { (library.flush)(namespace, pair, completed, word) }
         });
-        self.cache_dirty |= was_dirty && flushed.is_err();
+        if self.resets == resets {
+            self.cache_dirty |= was_dirty && flushed.is_err();
+            return flushed;
+        }
+        // The cache went with the reset; a flush that succeeded came after it and says nothing about those writes.
+        self.cache_lost |= was_dirty;
+        if flushed.is_ok() && std::mem::take(&mut self.cache_lost) {
+            return lost(operation);
+        }
         flushed
     }
 

@@ -154,6 +154,43 @@ fn after_a_reset_one_sync_says_that_writes_may_be_lost() {
 }
 
 #[test]
+fn a_flush_that_a_reset_ends_says_once_more_that_writes_may_be_lost() {
+    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &impatient());
+    rig.works();
+    let lost = Faults { seed: 1, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };
+    rig.controller.set_faults(lost);
+    assert_eq!(rig.engine.sync(0).expect_err("lost").kind, IoErrorKind::Device);
+    rig.controller.set_faults(Faults::default());
+    let error = rig.engine.sync(0).expect_err("the reset came between the writes and this");
+    assert!(error.reason.contains("may be lost"), "{error}");
+    rig.engine.sync(0).expect("once");
+    rig.close();
+}
+
+#[test]
+fn a_flush_after_a_reset_that_sync_waited_for_is_no_success() {
+    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &impatient());
+    rig.works();
+    let lost = Faults { seed: 1, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };
+    rig.controller.set_faults(lost);
+    let buffer = rig.buffer(4096);
+    rig.submit(1, Operation::Read, 0, buffer);
+    rig.engine.flush().expect("flush");
+    while rig.engine.counters().aborts == 0 {
+        assert_eq!(rig.engine.poll(1, &mut Vec::new()), 0);
+    }
+    // The abort is refused by now, of which the engine learns in `sync`.
+    std::thread::sleep(Duration::from_millis(20));
+    rig.controller.set_faults(Faults::default());
+    let error = rig.engine.sync(0).expect_err("the reset came between the writes and the flush");
+    assert!(error.reason.contains("may be lost"), "{error}");
+    assert_eq!(rig.engine.counters().resets, 1);
+    rig.engine.sync(0).expect("once");
+    assert_eq!(rig.collect().len(), 1);
+    rig.close();
+}
+
+#[test]
 fn a_blocking_command_survives_or_reports_a_reset() {
     let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &impatient());
     let lost = Faults { seed: 1, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };

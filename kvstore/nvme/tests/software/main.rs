@@ -5,3 +5,5 @@ mod chaos;
 mod conformance;
 mod faults;
 mod rig;
+mod start;
+mod waiting;

@@ -99,12 +99,16 @@ impl Mock {
         self.check();
     }
 
-    fn check(&self) {
-        // SAFETY: the function takes nothing and returns a number.
-        let memories = unsafe { self.loaded.get::<unsafe extern "C" fn() -> i64>(b"mock_memories") };
-        let memories = memories.expect("mock_memories");
+    fn call(&self, name: &str) -> i64 {
+        // SAFETY: the functions that are called take nothing and return an `int64_t`.
+        let function = unsafe { self.loaded.get::<unsafe extern "C" fn() -> i64>(name.as_bytes()) };
+        let function = function.expect(name);
         // SAFETY: as above.
-        assert_eq!(unsafe { memories() }, 0, "all memory was freed and unregistered");
+        unsafe { function() }
+    }
+
+    fn check(&self) {
+        assert_eq!(self.call("mock_memories"), 0, "all memory was freed and unregistered");
         for name in ["mock_violations", "mock_pairs", "mock_controllers"] {
             assert_eq!(self.get(name), 0, "{name}");
         }
@@ -225,16 +229,79 @@ fn lost_commands_and_failed_queue_pairs_end_in_a_reset() {
 }
 
 #[test]
-fn a_device_that_cannot_be_reset_is_dead() {
+fn a_device_that_cannot_be_reset_is_dead_and_keeps_the_memory_it_may_still_access() {
     let Some(mock) = Mock::new() else { return };
     let mut rig = mock.open();
     mock.set("mock_completions_errno", -6);
     mock.set("mock_reset_fails", 1);
-    for _ in 0..2 {
-        assert_eq!(rig.eight_reads(), [Some(IoErrorKind::Device); 8]);
+    let buffer = Buffer::Pages(PageBuffer::zeroed(4096));
+    rig.engine
+        .submit(Request { id: 9, operation: Operation::Read, file: 0, offset: 0, buffer })
+        .expect("room");
+    for round in 0..2 {
+        let mut kinds = rig.eight_reads();
+        assert_eq!(kinds.len(), if round == 0 { 9 } else { 8 });
+        kinds.retain(|kind| *kind != Some(IoErrorKind::Device));
+        assert_eq!(kinds, []);
+        assert_eq!(rig.engine.abandoned_commands(), 9, "none when nothing reaches the device");
+        assert_eq!(rig.slots.used_count(), 8, "handed back, and never reused");
     }
     assert_eq!(rig.engine.sync(0).expect_err("dead").kind, IoErrorKind::Device);
     assert_eq!(rig.engine.discard(0, 0, 4096).expect_err("dead").kind, IoErrorKind::Device);
+    let Rig { engine, slots } = rig;
+    let slab = Arc::downgrade(slots.slab());
+    drop((engine, slots));
+    assert!(slab.upgrade().is_some(), "the slab is not freed under the device");
+    assert_eq!(mock.call("mock_memories"), 1, "the bounce buffers are left, the slab is unregistered");
+    assert_eq!(mock.call("mock_late_accesses"), 9);
+    mock.check();
+}
+
+#[test]
+fn wait_hands_over_what_is_queued() {
+    let Some(mock) = Mock::new() else { return };
+    let mut rig = mock.open();
+    rig.read(1);
+    let (waker, started, mut completions) = (rig.engine.waker(), Instant::now(), Vec::new());
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let _ = is_done.recv_timeout(Duration::from_secs(10));
+            waker.wake();
+        });
+        while rig.engine.poll(1, &mut completions) == 0 && started.elapsed() < Duration::from_secs(5) {
+            rig.engine.wait(None).expect("wait");
+        }
+        drop(done);
+    });
+    assert_eq!(completions.len(), 1, "nobody called `flush`, and `wait` slept until it was woken");
+    drop(completions);
+    mock.close(rig);
+}
+
+#[test]
+fn a_flush_that_a_reset_ends_says_once_more_that_writes_may_be_lost() {
+    let Some(mock) = Mock::new() else { return };
+    let mut rig = mock.open();
+    let buffer = Buffer::Pages(PageBuffer::zeroed(4096));
+    rig.engine
+        .submit(Request { id: 1, operation: Operation::Write, file: 0, offset: 0, buffer })
+        .expect("room");
+    assert_eq!(rig.collect().remove(0).result, Ok(()));
+    mock.set("mock_lose", 1);
+    assert_eq!(rig.engine.sync(0).expect_err("lost").kind, IoErrorKind::Device);
+    mock.set("mock_lose", 0);
+    assert!(rig.engine.sync(0).expect_err("the write may be lost").reason.contains("may be lost"));
+    rig.engine.sync(0).expect("once");
+    mock.close(rig);
+}
+
+#[test]
+fn the_first_bytes_are_those_of_the_device() {
+    let Some(mock) = Mock::new() else { return };
+    std::fs::write(&mock.file, vec![0xA5; FILE_BYTES as usize]).expect("contents");
+    let mut rig = mock.open();
+    assert!(rig.engine.first_bytes(100_001).expect("read") == vec![0xA5; 100_001]);
     mock.close(rig);
 }
 

@@ -59,6 +59,21 @@ static bool reachable(char *start, size_t bytes) {
     return false;
 }
 
+/* What the device may still access, since a reset failed while it had these commands. */
+static struct memory late[DEPTH];
+static int late_count;
+
+/* The device does so; afterwards nothing of that engine is remembered. Returns the number of accesses. */
+int64_t mock_late_accesses(void) {
+    int64_t count = late_count;
+    while (late_count > 0) {
+        struct memory *memory = &late[--late_count];
+        memset(memory->start, 0xEE, memory->bytes);
+    }
+    memset(memories, 0, sizeof memories);
+    return count;
+}
+
 int64_t mock_memories(void) {
     int64_t count = 0;
     for (int i = 0; i < 64; i++) count += memories[i].start != NULL;
@@ -86,6 +101,7 @@ void *spdk_dma_zmalloc(size_t size, size_t align, uint64_t *physical) {
 }
 void spdk_dma_free(void *start) {
     check(forget(start, 0, true), "spdk_dma_free");
+    check(late_count == 0, "memory is freed that the device may still access");
     free(start);
 }
 int spdk_mem_register(void *start, size_t bytes) {
@@ -152,9 +168,13 @@ int spdk_nvme_ctrlr_free_io_qpair(struct pair *pair) {
     return 0;
 }
 int spdk_nvme_ctrlr_reset(struct controller *controller) {
-    (void)controller;
     mock_resets++;
-    return mock_reset_fails ? -1 : 0;
+    if (!mock_reset_fails) return 0;
+    for (int i = 0; controller->pair && i < controller->pair->count; i++) {
+        struct command *command = &controller->pair->commands[i];
+        if (command->payload) late[late_count++] = (struct memory){command->payload, (size_t)command->count * BLOCK, false};
+    }
+    return -1;
 }
 int32_t spdk_nvme_ctrlr_process_admin_completions(struct controller *controller) { return (void)controller, 0; }
 static void execute(struct pair *pair, struct command *command) {

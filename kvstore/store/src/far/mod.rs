@@ -8,11 +8,12 @@ pub mod object;
 pub mod remote;
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::{Filling, Registered};
+use kvstore_catalog::{Filling, Lease, Registered};
+use kvstore_plan::Tier;
 
 use crate::job::{Medium, Moved, Prepare};
 use crate::metrics::StoreCounters;
@@ -22,7 +23,7 @@ use crate::{Description, HostBlock};
 
 /// Requests that may be looking for blocks in other nodes' tiers.
 const PREPARES_MAX: usize = 1024;
-/// Share of host memory that one request may fill from there, as a divisor.
+/// Share of host memory that is filled from there at a time, as a divisor.
 const SHARE: usize = 2;
 
 /// A block for a tier further away.
@@ -93,6 +94,10 @@ pub enum Portion {
 /// A tier that is not on this node. Called by the store's thread; must not block. Each `look_up` and `read` is answered
 /// once, at about its deadline at the latest, through the way that the tier was given at its start.
 pub trait FarTier: Send {
+    /// Which kind it is, for what is known of its speed.
+    fn tier(&self) -> Tier;
+    /// How long a look-up and the read after it may take.
+    fn patience(&self) -> Duration;
     /// Asks how many blocks it has of `chain` (which starts at the root) from the block `first` on. False when it cannot be
     /// asked now.
     fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, deadline: Instant) -> bool;
@@ -111,26 +116,37 @@ struct Search {
     /// Blocks of the chain that are on this node.
     found: usize,
     tier: usize,
+    /// Holds the prefix that is here: what is fetched is of no use without it.
+    held: Vec<Lease>,
+    /// When the present tier was asked.
+    asked: Instant,
+    /// When it has had its time.
+    patience: Instant,
+    has_found: bool,
 }
 
 /// The tiers in the order in which they are asked.
 #[derive(Default)]
 pub(crate) struct FarLinks {
     tiers: Vec<Box<dyn FarTier>>,
+    /// By a number that is new for each question, so that an answer that comes late is known as such.
     searches: HashMap<u64, Search>,
+    next_question: u64,
+    /// Slots of host memory that are being filled.
+    filling: usize,
 }
 
 impl FarLinks {
     pub(crate) fn new(tiers: Vec<Box<dyn FarTier>>) -> Self {
-        Self { tiers, searches: HashMap::new() }
+        Self { tiers, ..Self::default() }
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.searches.values().map(|search| search.prepare.deadline).min()
+        self.searches.values().map(|search| search.patience.min(search.prepare.deadline)).min()
     }
 
     pub(crate) fn cancel(&mut self, request: u64) {
-        self.searches.remove(&request);
+        self.searches.retain(|_, search| search.prepare.request != request);
     }
 }
 
@@ -140,7 +156,19 @@ impl Mover {
         if self.far.searches.len() >= PREPARES_MAX {
             return (self.notify)(Moved::Prepared { request, blocks: 0 });
         }
-        let search = Search { found: self.local_blocks(&prepare), prepare, tier: 0 };
+        let now = Instant::now();
+        let mut held = Vec::new();
+        let rest = &prepare.chain[prepare.device_blocks.min(prepare.chain.len())..];
+        self.shared.catalog.lease_prefix(HOST, rest, &mut held);
+        let search = Search {
+            found: self.local_blocks(&prepare),
+            prepare,
+            tier: 0,
+            held,
+            asked: now,
+            patience: now,
+            has_found: false,
+        };
         self.ask_next(search);
     }
 
@@ -151,65 +179,87 @@ impl Mover {
 
     /// Asks the next tier that can be asked, or ends the search.
     fn ask_next(&mut self, mut search: Search) {
-        let request = search.prepare.request;
+        let now = Instant::now();
         while let Some(tier) = self.far.tiers.get_mut(search.tier) {
             let Prepare { chain, deadline, .. } = &search.prepare;
-            if search.found >= chain.len() {
+            if search.found >= chain.len() || *deadline <= now {
                 break;
             }
-            if tier.look_up(request, chain, search.found, *deadline) {
-                self.far.searches.insert(request, search);
+            let question = self.far.next_question;
+            self.far.next_question += 1;
+            let patience = (now + tier.patience()).min(*deadline);
+            if tier.look_up(question, chain, search.found, patience) {
+                (search.asked, search.patience) = (now, patience);
+                self.far.searches.insert(question, search);
                 return;
             }
             search.tier += 1;
         }
-        (self.notify)(Moved::Prepared { request, blocks: search.found });
+        self.end_search(search);
+    }
+
+    fn end_search(&mut self, search: Search) {
+        let blocks = self.local_blocks(&search.prepare);
+        self.shared.observe_search(search.has_found);
+        (self.notify)(Moved::Prepared { request: search.prepare.request, blocks });
     }
 
     pub(crate) fn far_result(&mut self, result: FarResult) {
         match result {
             FarResult::Found { request, blocks } => self.far_found(request, blocks),
             FarResult::Arrived { incoming, bytes } => self.far_arrived(incoming, &bytes),
-            FarResult::Kept { blocks } => StoreCounters::add(&self.shared.counters.to_far, blocks),
+            FarResult::Kept { blocks } => {
+                StoreCounters::add(&self.shared.counters.to_far, blocks);
+                self.room_came_free();
+            }
         }
     }
 
-    fn far_found(&mut self, request: u64, blocks: usize) {
-        let Some(mut search) = self.far.searches.remove(&request) else {
+    fn far_found(&mut self, question: u64, blocks: usize) {
+        let Some(mut search) = self.far.searches.remove(&question) else {
             // Nobody waits any more.
-            return self.far.tiers.iter_mut().for_each(|tier| tier.leave(request));
+            return self.far.tiers.iter_mut().for_each(|tier| tier.leave(question));
         };
-        let wanted = blocks.min(self.descriptions.len() / SHARE);
+        // All searches together take a part of host memory at most.
+        let share = (self.descriptions.len() / SHARE).saturating_sub(self.far.filling);
+        let wanted = blocks.min(search.prepare.chain.len() - search.found).min(share);
         let mut fillings = Vec::with_capacity(wanted);
         while fillings.len() < wanted {
-            let Some(reserved) = self.host_slot() else { break };
+            let Some(reserved) = self.host_slot_now() else { break };
             fillings.push(reserved.fill());
         }
         if fillings.is_empty() {
-            self.far.tiers[search.tier].leave(request);
+            self.far.tiers[search.tier].leave(question);
             search.tier += 1;
             return self.ask_next(search);
         }
+        search.has_found = true;
+        self.far.filling += fillings.len();
         let incoming = Incoming {
-            request,
+            request: question,
             chain: search.prepare.chain[..search.found + fillings.len()].to_vec(),
             first: search.found,
             targets: fillings.iter().map(|filling| self.shared.memory.slot(filling.slot()).clone()).collect(),
-            deadline: search.prepare.deadline,
+            deadline: search.patience,
             fillings,
         };
-        let tier = &mut self.far.tiers[search.tier];
-        if tier.read(incoming).is_err() {
+        if let Err(incoming) = self.far.tiers[search.tier].read(incoming) {
+            self.far.filling -= incoming.fillings.len();
+            drop(incoming);
+            self.far.tiers[search.tier].leave(question);
+            self.room_came_free();
             search.tier += 1;
             return self.ask_next(search);
         }
-        self.far.searches.insert(request, search);
+        self.far.searches.insert(question, search);
     }
 
     /// What arrived becomes part of host memory, also when nobody waits for it any more.
     fn far_arrived(&mut self, incoming: Incoming, bytes: &[u32]) {
-        let Incoming { request, chain, first, targets, fillings, .. } = incoming;
+        let Incoming { request: question, chain, first, targets, fillings, .. } = incoming;
+        self.far.filling = self.far.filling.saturating_sub(targets.len().max(fillings.len()));
         drop(targets);
+        self.room_came_free();
         let mut parent = first.checked_sub(1).map(|before| chain[before]);
         for ((identity, filling), &bytes) in chain[first..].iter().zip(fillings).zip(bytes) {
             let slot = filling.slot();
@@ -222,22 +272,30 @@ impl Mover {
             }
             parent = Some(*identity);
         }
-        let Some(mut search) = self.far.searches.remove(&request) else { return };
+        let Some(mut search) = self.far.searches.remove(&question) else { return };
+        let tier = self.far.tiers[search.tier].tier();
+        let sum = bytes.iter().map(|&bytes| u64::from(bytes)).sum();
+        self.shared.observe_far(tier, sum, search.asked.elapsed(), false);
+        self.shared.catalog.lease_prefix(HOST, &chain[first..], &mut search.held);
         search.found = self.local_blocks(&search.prepare);
         search.tier += 1;
         self.ask_next(search);
     }
 
-    /// Ends the searches that have taken too long.
+    /// Ends the searches that have taken too long, and moves on from tiers that have had their time.
     pub(crate) fn expire_searches(&mut self, now: Instant) {
+        let is_late = |search: &Search| search.patience <= now || search.prepare.deadline <= now;
         let late: Vec<u64> = (self.far.searches.iter())
-            .filter(|(_, search)| search.prepare.deadline <= now)
-            .map(|(&request, _)| request)
+            .filter(|(_, search)| is_late(search))
+            .map(|(&question, _)| question)
             .collect();
-        for request in late {
-            let Some(search) = self.far.searches.remove(&request) else { continue };
-            let blocks = self.local_blocks(&search.prepare);
-            (self.notify)(Moved::Prepared { request, blocks });
+        for question in late {
+            let Some(mut search) = self.far.searches.remove(&question) else { continue };
+            let tier = self.far.tiers[search.tier].tier();
+            self.shared.observe_far(tier, 0, search.asked.elapsed(), true);
+            search.found = self.local_blocks(&search.prepare);
+            search.tier += 1;
+            self.ask_next(search);
         }
     }
 

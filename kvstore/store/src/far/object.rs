@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 use kvstore_object::{Block, ObjectTier as Objects, Outcome};
+use kvstore_plan::Tier;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
@@ -15,6 +16,9 @@ use crate::store::FarInbox;
 const REQUESTS_MAX: usize = 256;
 /// Runs being written at a time: further ones are dropped, nobody waits for them.
 const PUTS_MAX: usize = 8;
+/// Objects that are too old are deleted so often, and so many at a time.
+const SWEEP_EVERY: Duration = Duration::from_secs(3600);
+const SWEEP_MAX: u64 = 100_000;
 /// How long one may take.
 const PUT_MAX: Duration = Duration::from_secs(60);
 
@@ -23,6 +27,7 @@ pub struct ObjectTier {
     runtime: Option<Runtime>,
     objects: Arc<Objects>,
     run: u32,
+    patience: Duration,
     inbox: FarInbox,
     requests: Arc<Semaphore>,
     puts: Arc<Semaphore>,
@@ -30,14 +35,28 @@ pub struct ObjectTier {
 
 impl ObjectTier {
     /// Starts the runtime, one thread.
-    pub fn start(objects: Arc<Objects>, run: u32, inbox: FarInbox) -> std::io::Result<Self> {
+    pub fn start(
+        objects: Arc<Objects>,
+        run: u32,
+        patience: Duration,
+        inbox: FarInbox,
+    ) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("kvasir-object-tier")
             .enable_all()
             .build()?;
         let (requests, puts) = (Arc::new(Semaphore::new(REQUESTS_MAX)), Arc::new(Semaphore::new(PUTS_MAX)));
-        Ok(Self { runtime: Some(runtime), objects, run, inbox, requests, puts })
+        let sweeping = Arc::clone(&objects);
+        drop(runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(SWEEP_EVERY).await;
+                if let Err(error) = sweeping.sweep(SWEEP_MAX, (Instant::now() + SWEEP_EVERY).into()).await {
+                    tracing::warn!("object tier: old objects were not deleted: {error}");
+                }
+            }
+        }));
+        Ok(Self { runtime: Some(runtime), objects, run, patience, inbox, requests, puts })
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
@@ -49,6 +68,14 @@ impl ObjectTier {
 }
 
 impl FarTier for ObjectTier {
+    fn tier(&self) -> Tier {
+        Tier::Object
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
     fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, deadline: Instant) -> bool {
         let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else { return false };
         let (objects, inbox, chain) = (Arc::clone(&self.objects), self.inbox.clone(), chain.to_vec());

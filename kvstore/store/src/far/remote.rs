@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use dataplane_fabric::{Fabric, Sleeper};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::Filling;
+use kvstore_plan::Tier;
 use kvstore_remote::{Outcome, RemotePool, StoreBlock, StoreResult, Ticket};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
@@ -20,6 +22,11 @@ use crate::store::FarInbox;
 const COMMANDS_MAX: usize = 4096;
 /// Blocks that may be on their way to other nodes: new ones are dropped meanwhile, nobody waits for them.
 const OFFERS_MAX: usize = 256;
+/// And as a part of host memory, as a divisor.
+const OFFERS_SHARE: usize = 8;
+/// What was found and not read is forgotten after this time, when there is much of it: its lease is over by then.
+const FOUND_AGE_MAX: Duration = Duration::from_secs(60);
+const FOUND_MAX: usize = 1024;
 /// How long a block may take to get there.
 const OFFER_MAX: Duration = Duration::from_secs(5);
 /// Empty polls before the thread sleeps.
@@ -32,7 +39,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 enum Command {
     LookUp { request: u64, chain: Vec<BlockIdentity>, first: usize, deadline: Instant },
     Read(Incoming),
-    Offer(Outgoing, BlockIdentity),
+    Offer(Outgoing, BlockIdentity, Counted),
     Leave(u64),
 }
 
@@ -58,16 +65,31 @@ pub struct RemoteTier {
     commands: Option<Sender<Command>>,
     bell: Bell,
     group: u32,
+    patience: Duration,
+    /// Blocks on their way out, and how many may be: each stays in host memory until it is there.
+    offers: Arc<AtomicUsize>,
+    offers_max: usize,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Counts a block on its way out.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl RemoteTier {
     /// Starts the thread over a client whose fabric has registered the store's memory. Blocks with another `fingerprint` are
-    /// not taken for ours.
+    /// not taken for ours; of `host_slots` a part is used for blocks on their way out.
     pub fn start<F: Fabric + Send + 'static>(
         pool: RemotePool<F>,
         group: u32,
         fingerprint: u64,
+        patience: Duration,
+        host_slots: usize,
         inbox: FarInbox,
     ) -> std::io::Result<Self> {
         let (commands, receiver) = bounded(COMMANDS_MAX);
@@ -87,7 +109,9 @@ impl RemoteTier {
         };
         let thread =
             std::thread::Builder::new().name("kvasir-remote-tier".to_owned()).spawn(move || driver.run())?;
-        Ok(Self { commands: Some(commands), bell, group, thread: Some(thread) })
+        let offers_max = OFFERS_MAX.min(host_slots / OFFERS_SHARE).max(1);
+        let offers = Arc::default();
+        Ok(Self { commands: Some(commands), bell, group, patience, offers, offers_max, thread: Some(thread) })
     }
 
     fn send(&self, command: Command) -> Result<(), Command> {
@@ -99,6 +123,14 @@ impl RemoteTier {
 }
 
 impl FarTier for RemoteTier {
+    fn tier(&self) -> Tier {
+        Tier::Remote
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
     fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, deadline: Instant) -> bool {
         self.send(Command::LookUp { request, chain: chain.to_vec(), first, deadline }).is_ok()
     }
@@ -121,8 +153,12 @@ impl FarTier for RemoteTier {
 
     fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) {
         for block in blocks {
+            if self.offers.fetch_add(1, Ordering::Relaxed) >= self.offers_max {
+                self.offers.fetch_sub(1, Ordering::Relaxed);
+                return;
+            }
             // Offers that do not fit are not made.
-            let _full = self.send(Command::Offer(block, head));
+            let _full = self.send(Command::Offer(block, head, Counted(Arc::clone(&self.offers))));
         }
     }
 }
@@ -147,12 +183,12 @@ struct Driver<F> {
     /// Look-ups under way: whose they are.
     looking: HashMap<Ticket, u64>,
     /// Look-ups that have found something, by request, until it is read.
-    found: HashMap<u64, Ticket>,
+    found: HashMap<u64, (Ticket, Instant)>,
     reading: HashMap<Ticket, Incoming>,
     /// Slots that the fabric may still write although nobody waits any more.
     held: HashMap<Ticket, Vec<Filling>>,
     /// Blocks on their way out, which stay where they are until they have arrived.
-    offers: HashMap<Ticket, Outgoing>,
+    offers: HashMap<Ticket, (Outgoing, Counted)>,
 }
 
 impl<F: Fabric> Driver<F> {
@@ -164,6 +200,9 @@ impl<F: Fabric> Driver<F> {
             let is_idle = work == 0 && outcomes.is_empty();
             for outcome in outcomes.drain(..) {
                 self.ended(outcome);
+            }
+            if self.found.len() > FOUND_MAX {
+                self.found.retain(|_, (_, since)| since.elapsed() < FOUND_AGE_MAX);
             }
             idle_polls = if is_idle { idle_polls + 1 } else { 0 };
             if idle_polls >= IDLE_POLLS && self.receiver.is_empty() && self.pool.fabric_mut().prepare_wait() {
@@ -195,7 +234,7 @@ impl<F: Fabric> Driver<F> {
             }
             Command::Read(mut incoming) => {
                 let targets = std::mem::take(&mut incoming.targets);
-                let Some(ticket) = self.found.remove(&incoming.request) else {
+                let Some((ticket, _)) = self.found.remove(&incoming.request) else {
                     return self.inbox.send(FarResult::Arrived { incoming, bytes: Vec::new() });
                 };
                 match self.pool.read(ticket, targets, incoming.deadline, now) {
@@ -204,13 +243,13 @@ impl<F: Fabric> Driver<F> {
                 }
             }
             Command::Leave(request) => {
-                if let Some(ticket) = self.found.remove(&request) {
+                if let Some((ticket, _)) = self.found.remove(&request) {
                     self.pool.cancel(ticket, now);
                 }
             }
-            Command::Offer(block, group) => {
-                if self.offers.len() >= OFFERS_MAX {
-                    return;
+            Command::Offer(block, group, counted) => {
+                if !block.block.is_intact() {
+                    return tracing::warn!("host tier: a block is damaged and is not sent to other nodes");
                 }
                 let bytes = block.block.len();
                 let description = kvstore_remote::Description {
@@ -222,7 +261,7 @@ impl<F: Fabric> Driver<F> {
                 let stored =
                     StoreBlock { identity: block.identity, group, slot: block.slot.clone(), description };
                 if let Ok(ticket) = self.pool.store(vec![stored], now + OFFER_MAX, now) {
-                    self.offers.insert(ticket, block);
+                    self.offers.insert(ticket, (block, counted));
                 }
             }
         }
@@ -234,7 +273,7 @@ impl<F: Fabric> Driver<F> {
                 let Some(request) = self.looking.remove(&ticket) else { return };
                 let ours = blocks.iter().take_while(|block| block.meta == self.fingerprint).count();
                 if !blocks.is_empty() {
-                    self.found.insert(request, ticket);
+                    self.found.insert(request, (ticket, Instant::now()));
                 }
                 self.inbox.send(FarResult::Found { request, blocks: ours });
             }

@@ -1,0 +1,177 @@
+//! The tiers below host memory, with real processes: blocks on the disk outlive a killed worker, another node's memory
+//! and a folder of objects serve what this node has lost, and the Redis protocol serves values from the same tiers.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::Value;
+use support::{Cluster, Process, Scratch, free_address, prompt, request, wait_for};
+
+const PREFIX: usize = 800;
+const BLOCKS: f64 = 49.0;
+
+fn answer(cluster: &Cluster, seed: u64) -> (Value, usize) {
+    answer_to(cluster, seed, PREFIX)
+}
+
+fn answer_to(cluster: &Cluster, seed: u64, tokens: usize) -> (Value, usize) {
+    let answer = cluster.complete(&request(&prompt(seed, tokens), 8));
+    let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+    (answer["choices"][0].clone(), cached as usize)
+}
+
+#[test]
+fn a_killed_worker_comes_back_with_its_disk() {
+    let folder = Scratch::new("disk-tier-files");
+    let config = format!(
+        "[engine]\nblocks = 160\n[host_tier]\ncapacity = \"1 MiB\"\n[disk_tier]\ncapacity = \"32 MiB\"\nsegment = \"8 MiB\"\n\
+         path = \"{}\"\n",
+        folder.0.display()
+    );
+    let mut cluster = Cluster::start("disk-tier", &["both"], &config);
+    let expected: Vec<Value> = (0..4).map(|seed| answer(&cluster, seed).0).collect();
+    wait_for("blocks to be written", || cluster.workers[0].metric("kvasir:disk_blocks") >= BLOCKS * 4.0);
+    cluster.workers[0].kill();
+    cluster.workers[0].restart();
+    cluster.workers[0].wait_healthy();
+    cluster.wait_ready(1);
+    let survivors = cluster.workers[0].metric("kvasir:host_disk_survivor_blocks");
+    assert!(survivors >= BLOCKS * 3.0, "{survivors} blocks survived");
+    // The first prompts teach the worker what computing costs and what its disk costs.
+    let mut from_disk = 0.0;
+    for round in 0..3 {
+        for (seed, expected) in (0..4).zip(&expected) {
+            let (choice, _) = answer(&cluster, seed);
+            assert_eq!(choice, *expected, "round {round}, prompt {seed}");
+        }
+        from_disk = cluster.workers[0].metric("kvasir:host_disk_read_blocks");
+    }
+    println!("{survivors} blocks survived a SIGKILL, {from_disk} were read back");
+    assert!(from_disk > 0.0);
+    assert_eq!(cluster.workers[0].metric("kvasir:host_checksum_failures"), 0.0);
+}
+
+#[test]
+fn another_nodes_memory_and_objects_serve_what_this_node_has_lost() {
+    let folder = Scratch::new("object-tier-files");
+    let listen = free_address();
+    let store_config = format!(
+        "[store]\npool = \"16 MiB\"\nslot = \"16 KiB\"\nlisten = \"{listen}\"\nresp = []\n\
+         [transfer]\ntransport = \"tcp\"\n"
+    );
+    let scratch = Scratch::new("store-node");
+    let path = scratch.config("store", &store_config);
+    let node = Process::start(&["store", "--config", &path]);
+    node.wait_healthy();
+    // Objects are only worth a question when computing takes long.
+    for (name, tokens, tier) in [
+        ("remote", PREFIX, format!("[remote_tier]\nnodes = [\"a=tcp:{listen}\"]\ndeadline = \"2s\"\n")),
+        (
+            "object",
+            3600,
+            format!(
+                "[object_tier]\nurl = \"file://{}\"\nrun = \"8\"\ndeadline = \"5s\"\n",
+                folder.0.display()
+            ),
+        ),
+    ] {
+        let config = format!("[engine]\nblocks = 300\n[host_tier]\ncapacity = \"16 MiB\"\n{tier}");
+        let mut cluster = Cluster::start(&format!("far-{name}"), &["both"], &config);
+        let expected: Vec<Value> = (0..3).map(|seed| answer_to(&cluster, seed, tokens).0).collect();
+        wait_for("blocks to be sent", || cluster.workers[0].metric("kvasir:host_far_written_blocks") >= 60.0);
+        cluster.workers[0].kill();
+        cluster.workers[0].restart();
+        cluster.workers[0].wait_healthy();
+        cluster.wait_ready(1);
+        let mut from_far = 0.0;
+        for round in 0..3 {
+            for (seed, expected) in (0..3).zip(&expected) {
+                assert_eq!(answer_to(&cluster, seed, tokens).0, *expected, "{name}, round {round}");
+            }
+            from_far = cluster.workers[0].metric("kvasir:host_far_read_blocks");
+        }
+        println!("{name}: {from_far} blocks came from there");
+        assert!(from_far > 0.0, "{name}");
+    }
+    drop(node);
+}
+
+struct Resp(BufReader<TcpStream>);
+
+impl Resp {
+    fn open(address: &str) -> Self {
+        let stream = TcpStream::connect(address).expect("the server listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        Self(BufReader::new(stream))
+    }
+
+    /// One command; the answer's text, `None` for nil.
+    fn ask(&mut self, arguments: &[&[u8]]) -> Option<Vec<u8>> {
+        let mut command = format!("*{}\r\n", arguments.len()).into_bytes();
+        for argument in arguments {
+            command.extend(format!("${}\r\n", argument.len()).as_bytes());
+            command.extend(*argument);
+            command.extend(b"\r\n");
+        }
+        self.0.get_mut().write_all(&command).expect("it takes the command");
+        let mut line = String::new();
+        self.0.read_line(&mut line).expect("an answer");
+        let line = line.trim_end();
+        match line.split_at(1) {
+            ("$", "-1") => None,
+            ("$", length) => {
+                let mut bytes = vec![0; length.parse::<usize>().expect("a length") + 2];
+                self.0.read_exact(&mut bytes).expect("the value");
+                bytes.truncate(bytes.len() - 2);
+                Some(bytes)
+            }
+            (_, text) => Some(text.as_bytes().to_vec()),
+        }
+    }
+}
+
+#[test]
+fn values_over_the_redis_protocol_outlive_the_process() {
+    let folder = Scratch::new("resp-files");
+    let resp = free_address();
+    let config = format!(
+        "[store]\npool = \"0 B\"\nslot = \"16 KiB\"\nresp = [\"{resp}\"]\n[host_tier]\ncapacity = \"2 MiB\"\n\
+         [disk_tier]\ncapacity = \"32 MiB\"\nsegment = \"8 MiB\"\npath = \"{}\"\n",
+        folder.0.display()
+    );
+    let scratch = Scratch::new("resp");
+    let path = scratch.config("store", &config);
+    let mut node = Process::start(&["store", "--config", &path]);
+    wait_for("the server", || TcpStream::connect(&resp).is_ok());
+    let mut client = Resp::open(&resp);
+    let value =
+        |number: u8, length: usize| -> Vec<u8> { (0..length).map(|at| number ^ (at / 7) as u8).collect() };
+    let lengths = [0, 1, 16_384, 16_385, 100_000, 500_000];
+    for (number, &length) in (0..).zip(&lengths) {
+        let key = [b"key\r\n\0".as_slice(), &[number]].concat();
+        assert_eq!(client.ask(&[b"SET", &key, &value(number, length)]).as_deref(), Some(b"OK".as_slice()));
+        assert_eq!(client.ask(&[b"GET", &key]), Some(value(number, length)));
+        assert_eq!(client.ask(&[b"EXISTS", &key]).as_deref(), Some(b"1".as_slice()));
+    }
+    let key = [b"key\r\n\0".as_slice(), &[4]].concat();
+    assert_eq!(client.ask(&[b"SET", &key, &value(77, 90_000)]).as_deref(), Some(b"OK".as_slice()));
+    assert_eq!(client.ask(&[b"GET", &key]), Some(value(77, 90_000)), "a value is replaced");
+    assert_eq!(client.ask(&[b"DEL", b"key\r\n\0\x05"]).as_deref(), Some(b"1".as_slice()));
+    assert_eq!(client.ask(&[b"GET", b"key\r\n\0\x05"]), None);
+    // A clean stop puts everything on the disk; what is found there is what was last set.
+    node.signal("-TERM");
+    wait_for("the end", || TcpStream::connect(&resp).is_err());
+    node.restart();
+    wait_for("the server", || TcpStream::connect(&resp).is_ok());
+    let mut client = Resp::open(&resp);
+    assert_eq!(client.ask(&[b"GET", &key]), Some(value(77, 90_000)));
+    for (number, &length) in (0..4).zip(&lengths[1..4]) {
+        let number = number + 1;
+        let key = [b"key\r\n\0".as_slice(), &[number]].concat();
+        assert_eq!(client.ask(&[b"GET", &key]), Some(value(number, length)), "{length} bytes");
+    }
+    assert_eq!(client.ask(&[b"GET", b"key\r\n\0\x05"]), None, "what was deleted stays so");
+}
