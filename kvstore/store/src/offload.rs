@@ -190,7 +190,8 @@ impl Mover {
         if is_there || !is_wanted || !disk.has_room() || description.meta.len() > crate::META_BYTES_MAX {
             return Err(hold);
         }
-        let seen = u32::from(self.seen.estimate(&identity));
+        // The sketch forgets; this block was offered just now.
+        let seen = u32::from(self.seen.estimate(&identity)).max(1);
         if self.admission.decide(seen, u64::from(bytes), &self.usage, Moment::now()) != Verdict::Admit {
             StoreCounters::add(&self.shared.counters.not_admitted, 1);
             return Err(hold);
