@@ -162,8 +162,7 @@ fn values_over_the_redis_protocol_outlive_the_process() {
     assert_eq!(client.ask(&[b"DEL", b"key\r\n\0\x05"]).as_deref(), Some(b"1".as_slice()));
     assert_eq!(client.ask(&[b"GET", b"key\r\n\0\x05"]), None);
     // A clean stop puts everything on the disk; what is found there is what was last set.
-    node.signal("-TERM");
-    wait_for("the end", || TcpStream::connect(&resp).is_err());
+    node.stop();
     node.restart();
     wait_for("the server", || TcpStream::connect(&resp).is_ok());
     let mut client = Resp::open(&resp);

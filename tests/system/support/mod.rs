@@ -50,6 +50,12 @@ impl Process {
         assert!(status.success());
     }
 
+    /// Asks it to end, and waits until it has.
+    pub fn stop(&mut self) {
+        self.signal("-TERM");
+        self.child.wait().expect("its end");
+    }
+
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
