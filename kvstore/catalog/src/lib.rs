@@ -10,8 +10,8 @@
 //! registered child in its tier is not evicted before it (chains stay whole from the root); every structure
 //! is sized at construction and nothing grows. The catalog sees no bytes: it knows slot numbers only.
 //!
-//! Changes take one short lock per tier. The order of the files is that of reading: [`record`] is the
-//! protocol between readers and evictor, [`index`] the lock-free map, `tier` what the lock protects, `policy`
+//! Changes take one short lock per tier. The order of the files is that of reading: `record` is the
+//! protocol between readers and evictor, `index` the lock-free map, `tier` what the lock protects, `policy`
 //! who goes first. [`PoolCatalog`] is the older, single-threaded relative over `SlotRef`.
 
 #![forbid(unsafe_code)]

@@ -5,7 +5,7 @@
 //! * [`SlotCursor`]: which slot is written next. The caller owns it, as it decides what is evicted.
 //! * [`Admission`], [`Usage`]: which blocks may be written: frequency, bandwidth, endurance.
 //! * [`inspect`]: what lies in segments, for people.
-//! * [`format`]: the bytes on the disk.
+//! * [`mod@format`]: the bytes on the disk.
 //!
 //! Invariants: a read is `Verified` only if its bytes hash to what the record says, under a seed of identity,
 //! generation, slot and store, so torn, lost, misdirected, stale and rotten bytes are misses; a record is written

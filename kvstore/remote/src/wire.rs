@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Raised when a message changes its meaning.
 const VERSION: u8 = 1;
-/// Blocks that one message may name: the bits of a `u64` in [`Message::Commit`].
+/// Blocks that one message may name: the bits of a `u64` in `Message::Commit`.
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 64;
 const SUM_BYTES: usize = 8;
 

@@ -1,6 +1,6 @@
 //! io_uring, as the engines for files and for NVMe commands use it.
 //!
-//! [`Ring`] owns the queues, the sleep and the waker; [`RingEngine`] owns the requests; what a request looks like to the
+//! `Ring` owns the queues, the sleep and the waker; [`RingEngine`] owns the requests; what a request looks like to the
 //! kernel is a [`Commands`]. Reading order: `setup`, `ring`, `registered`, `pending`, `engine`.
 
 mod engine;
