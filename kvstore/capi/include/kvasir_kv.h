@@ -3,7 +3,7 @@
  *
  * A block has a name of 16 bytes, which stands for everything that decides what its bytes mean (model, layout, tenant
  * and all tokens up to its end), a few bytes of meta, which are the caller's own, and a payload. It may be evicted at
- * any time: a block that was there a moment ago can be a miss.
+ * any time: a block that was there a moment ago can be a miss. This version keeps blocks in the process's memory only.
  *
  * Threads: every function may be called from any thread, also on the same handle at a time.
  * Blocking: kvasir_kv_match, _get, _put and _delete may wait for a disk or a network. An engine's loop uses
