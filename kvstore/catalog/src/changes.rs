@@ -9,10 +9,11 @@ use crate::catalog::{Catalog, Outcome, Registration, TierUsage};
 use crate::config::{TenantId, TierIndex};
 use crate::error::CatalogError;
 use crate::index::hash_halves;
+use crate::lease::Lease;
 use crate::record::{Record, State, halves};
 use crate::states::{Evicted, Evicting, Registered, Reserved};
 use crate::sync::Ordering;
-use crate::tier::{Entry, Locked, Refusal};
+use crate::tier::{Contents, Locked, Refusal};
 
 impl Catalog {
     /// Reserves up to `count` slots for the tenant, appends them and returns how many. Evicts what it must,
@@ -58,7 +59,7 @@ impl Catalog {
             }
             let locked = locked.get_or_insert_with(|| self.shared.lock(tier));
             let (slot, checksum, bytes) = complete.into_parts();
-            match locked.register(slot, &Entry { identity, parent, checksum, bytes, recompute_seconds }) {
+            match locked.register(slot, &Contents { identity, parent, checksum, bytes, recompute_seconds }) {
                 Ok(()) => outcome.new += 1,
                 Err(_) => outcome.present += 1,
             }
@@ -100,15 +101,11 @@ impl Catalog {
 
     /// Registers what a slot holds since before this process, as after a warm restart. Any order will do if
     /// [`Catalog::relink`] follows.
-    #[expect(clippy::too_many_arguments, reason = "one recovered record, field by field")]
     pub fn adopt(
         &self,
         tier: TierIndex,
         slot: u32,
-        identity: BlockIdentity,
-        parent: Option<BlockIdentity>,
-        checksum: u64,
-        bytes: u32,
+        block: Contents,
         tenant: TenantId,
     ) -> Result<(), CatalogError> {
         let mut locked = self.lock(tier).ok_or(CatalogError::UnknownTier(tier.0))?;
@@ -121,8 +118,7 @@ impl Catalog {
             Refusal::Taken => CatalogError::SlotTaken { tier, slot },
             Refusal::Quota => CatalogError::Quota { tier, tenant: tenant.0 },
         })?;
-        let entry = Entry { identity, parent, checksum, bytes, recompute_seconds: 0.0 };
-        locked.register(slot, &entry).map_err(|present| CatalogError::Duplicate { tier, slot, present })
+        locked.register(slot, &block).map_err(|present| CatalogError::Duplicate { tier, slot, present })
     }
 
     /// Hangs every block of a tier on its parent where that was registered later; returns how many. Walks over
@@ -185,6 +181,12 @@ impl Catalog {
             evicted_total: locked.changes.evicted_total,
             registered_total: locked.changes.registered_total,
         })
+    }
+
+    /// Whose quota a leased block counts against; `None`: nobody's.
+    #[must_use]
+    pub fn tenant_of(&self, lease: &Lease) -> Option<TenantId> {
+        self.lock(lease.tier())?.tenant_of(lease.slot())
     }
 
     /// Slots that a tenant with a quota has in a tier; 0 for one without.

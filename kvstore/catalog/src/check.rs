@@ -108,7 +108,7 @@ mod tests {
 
     use kvstore_block::BlockIdentity;
 
-    use crate::{Catalog, CatalogConfig, PolicyKind, TenantId, TierConfig, TierIndex};
+    use crate::{Catalog, CatalogConfig, Contents, PolicyKind, TenantId, TierConfig, TierIndex};
 
     /// Everything that a reader does, while somebody sits on the lock.
     #[test]
@@ -117,7 +117,8 @@ mod tests {
         for policy in [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::Cost] {
             let config = CatalogConfig::new(vec![TierConfig::new(4, policy)]);
             let catalog = Arc::new(Catalog::new(&config).expect("valid"));
-            catalog.adopt(tier, 1, identity, None, 0, 1, TenantId(0)).expect("a free slot");
+            let contents = Contents { identity, parent: None, checksum: 0, bytes: 1, recompute_seconds: 0.0 };
+            catalog.adopt(tier, 1, contents, TenantId(0)).expect("a free slot");
             let parked = catalog.lease(tier, &identity);
             assert_eq!(catalog.evict(tier, 1, &mut Vec::new()), 0);
             let locked = catalog.shared.lock(0);

@@ -64,3 +64,4 @@ pub use lease::Lease;
 pub use pool::{IdentityHasher, PoolCatalog, PoolRegistered};
 pub use sketch::FrequencySketch;
 pub use states::{Complete, Evicted, Evicting, Filling, Registered, Reserved};
+pub use tier::Contents;

@@ -8,7 +8,7 @@ use kvstore_block::BlockIdentity;
 use crate::catalog::{Anchor, Shared};
 use crate::config::TierIndex;
 use crate::record::Record;
-use crate::tier::Entry;
+use crate::tier::Contents;
 
 /// Sole ownership of a slot that is not registered.
 #[derive(Debug)]
@@ -161,7 +161,7 @@ impl Complete {
         let (slot, checksum, bytes) = self.into_parts();
         match shared
             .lock(tier)
-            .register(slot, &Entry { identity, parent, checksum, bytes, recompute_seconds })
+            .register(slot, &Contents { identity, parent, checksum, bytes, recompute_seconds })
         {
             Ok(()) => Registered::New,
             Err(_) => Registered::Present,

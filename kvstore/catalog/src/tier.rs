@@ -68,13 +68,19 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// A block about to be registered.
-pub(crate) struct Entry {
-    pub(crate) identity: BlockIdentity,
-    pub(crate) parent: Option<BlockIdentity>,
-    pub(crate) checksum: u64,
-    pub(crate) bytes: u32,
-    pub(crate) recompute_seconds: f32,
+/// What a slot holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Contents {
+    /// Which block.
+    pub identity: BlockIdentity,
+    /// The block before it in its chain.
+    pub parent: Option<BlockIdentity>,
+    /// Of its bytes.
+    pub checksum: u64,
+    /// How many those are.
+    pub bytes: u32,
+    /// What computing it again would cost.
+    pub recompute_seconds: f32,
 }
 
 impl Tier {
@@ -275,6 +281,12 @@ impl<'a> Locked<'a> {
         self.changes.tenants.account(tenant)
     }
 
+    /// Whose quota the slot counts against.
+    pub(crate) fn tenant_of(&self, slot: u32) -> Option<TenantId> {
+        let account = self.changes.nodes[slot as usize].account;
+        self.changes.tenants.accounts[usize::from(account)].tenant
+    }
+
     fn has_quota_used(&self, account: u16) -> bool {
         let account = &self.changes.tenants.accounts[usize::from(account)];
         account.used >= account.quota
@@ -387,7 +399,7 @@ impl<'a> Locked<'a> {
     }
 
     /// Registers what a reserved slot holds. `Err`: the block is in that other slot already; this one is free again.
-    pub(crate) fn register(&mut self, slot: u32, entry: &Entry) -> Result<(), u32> {
+    pub(crate) fn register(&mut self, slot: u32, entry: &Contents) -> Result<(), u32> {
         let identity = halves(&entry.identity);
         let hash = hash_halves(identity);
         if let Some(present) = self.tier.find(self.index, hash, identity) {

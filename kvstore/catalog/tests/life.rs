@@ -5,7 +5,7 @@ mod bed;
 
 use std::time::{Duration, Instant};
 
-use bed::{ANYBODY, TIER, catalog, evict, identity, number, reserve, store, store_chain};
+use bed::{ANYBODY, TIER, catalog, contents, evict, identity, number, reserve, store, store_chain};
 use kvstore_catalog::{
     Catalog, CatalogConfig, CatalogError, LeaseGrants, PolicyKind, Registered, Registration, SlotOrder,
     TenantId, TenantQuota, TierConfig, TierIndex,
@@ -79,7 +79,7 @@ fn a_block_lies_in_several_tiers_at_once() {
     let disk = TierIndex(1);
     store_chain(&catalog, ANYBODY, 1..=3);
     for block in 2..=5 {
-        catalog.adopt(disk, block as u32, identity(block), None, 0, 1, ANYBODY).expect("a free slot");
+        catalog.adopt(disk, block as u32, contents(block, None, 0, 1), ANYBODY).expect("a free slot");
     }
     let mut places = Vec::new();
     assert_eq!(catalog.match_prefix(&[1, 2, 3, 4, 5, 6].map(identity), &mut places), 5);
@@ -260,9 +260,9 @@ fn adopted_blocks_are_linked_in_any_order() {
     let catalog = catalog(PolicyKind::Lru, 8);
     for (slot, block) in [(5, 3), (1, 2), (7, 1), (0, 4)] {
         let parent = Some(block - 1).filter(|&parent| parent > 0).map(identity);
-        catalog.adopt(TIER, slot, identity(block), parent, block, 9, ANYBODY).expect("a free slot");
+        catalog.adopt(TIER, slot, contents(block, parent, block, 9), ANYBODY).expect("a free slot");
     }
-    let adopt = |slot, block| catalog.adopt(TIER, slot, identity(block), None, 0, 9, ANYBODY);
+    let adopt = |slot, block| catalog.adopt(TIER, slot, contents(block, None, 0, 9), ANYBODY);
     assert_eq!(adopt(5, 9), Err(CatalogError::SlotTaken { tier: 0, slot: 5 }));
     assert_eq!(adopt(8, 9), Err(CatalogError::UnknownSlot { tier: 0, slot: 8 }));
     assert_eq!(adopt(2, 1), Err(CatalogError::Duplicate { tier: 0, slot: 2, present: 7 }));

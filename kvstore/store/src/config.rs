@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use kvstore_plan::{BandwidthLimit, ReturnConfig, TIERS};
 use kvstore_quantise::QuantisedLayout;
 
 /// When a block is written to the disk.
@@ -25,6 +26,12 @@ pub struct StoreConfig {
     pub disk_write: WriteMode,
     /// How long the tiers of other nodes may take.
     pub others_deadline: Duration,
+    /// The part of each tier of this node that the blocks of one tenant may fill; 1: all of it.
+    pub tenant_share: f64,
+    /// When blocks of idle conversations are fetched ahead; `None`: never.
+    pub prefetch: Option<ReturnConfig>,
+    /// What all traffic of a tier may take; what requests wait for comes first. By [`kvstore_plan::Tier::index`].
+    pub bandwidth: [Option<BandwidthLimit>; TIERS],
 }
 
 impl StoreConfig {
@@ -37,6 +44,9 @@ impl StoreConfig {
             block_tokens,
             disk_write: WriteMode::Through,
             others_deadline: Duration::from_millis(200),
+            tenant_share: 1.0,
+            prefetch: Some(ReturnConfig::default()),
+            bandwidth: [None; TIERS],
         }
     }
 }

@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::{Evicting, Filling, Lease};
+use kvstore_catalog::{Evicting, Filling, Lease, TenantId};
 use kvstore_disk::{
     Block, DiskCounters, DiskLog, Done, MissReason, Moment, ReadOutcome, Recovered, Usage, WriteOutcome,
 };
 use kvstore_io::Waker;
 
 use crate::error::StoreError;
-use crate::shared::TENANT;
 
 /// The longest sleep: a wake-up that was lost would cost no more than that.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
@@ -53,6 +52,7 @@ impl Hold {
 pub(crate) struct Write {
     pub(crate) identity: BlockIdentity,
     pub(crate) parent: Option<BlockIdentity>,
+    pub(crate) tenant: TenantId,
     pub(crate) position: u32,
     pub(crate) meta: Vec<u8>,
     pub(crate) payload: SlotRef,
@@ -268,7 +268,7 @@ impl Driver {
                 let block = Block {
                     identity: write.identity,
                     parent: write.parent.unwrap_or(NO_PARENT),
-                    tenant: TENANT.0,
+                    tenant: write.tenant.0,
                     meta: &write.meta,
                 };
                 let started =

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
+use kvstore_catalog::TenantId;
 
 use crate::HostBlock;
 
@@ -27,6 +28,8 @@ pub struct Description {
     /// Whatever the caller wants back with a block that outlived the process: its tokens, for events. At most
     /// [`crate::META_BYTES_MAX`] bytes; a block with more is not written below host memory.
     pub meta: Arc<[u8]>,
+    /// Whose quota it counts against, where there is one.
+    pub tenant: TenantId,
 }
 
 /// A block on its way out of the worker's pool.
@@ -123,6 +126,8 @@ pub struct Survivor {
 pub(crate) enum Destination {
     /// Into these slots, one for each.
     Slots(Vec<SlotRef>),
+    /// They stay in host memory; nobody holds them.
+    Host,
     /// They stay in host memory and are held there for whoever gets them.
     Held(Box<dyn FnOnce(Vec<HostBlock>) + Send>),
 }
@@ -136,9 +141,23 @@ pub(crate) enum Source {
 }
 
 pub(crate) enum Job {
-    Load { request: u64, chain: Vec<BlockIdentity>, destination: Destination, deadline: Instant },
+    Load {
+        request: u64,
+        chain: Vec<BlockIdentity>,
+        destination: Destination,
+        deadline: Instant,
+    },
     Prepare(Prepare),
     Cancel(u64),
+    /// A prompt has come: a conversation begins or goes on.
+    Came(Vec<BlockIdentity>),
+    /// Nobody computes on this chain any more.
+    WentIdle(Vec<BlockIdentity>),
+    /// Read these from the disk, to learn how long it takes.
+    Probe {
+        chain: Vec<BlockIdentity>,
+        deadline: Instant,
+    },
     Forget(Vec<BlockIdentity>),
 }
 

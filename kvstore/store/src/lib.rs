@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod background;
 mod config;
 mod disk;
 mod error;
@@ -30,6 +31,8 @@ pub use disk::OpenDisk;
 pub use error::StoreError;
 pub use far::{FarResult, FarTier, Incoming, Outgoing};
 pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, Survivor, Throttled};
+pub use kvstore_catalog::TenantId;
+pub use kvstore_plan::{BandwidthLimit, ReturnConfig, Tier as BandwidthTier};
 pub use memory::HostBlock;
 pub use metrics::StoreCounters;
 pub use shared::{Plan, Prompt};

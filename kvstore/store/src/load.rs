@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Lease, Registered};
+use kvstore_plan::Tier;
 
 use crate::disk::{DiskCommand, Read};
 use crate::job::{Destination, Moved};
 use crate::memory::HostBlock;
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
-use crate::shared::{DISK, HOST};
+use crate::shared::{DISK, HOST, NOBODY};
 
 /// Bytes copied for all loads together before the inbox is looked at again.
 pub(crate) const COPY_BYTES_MAX: usize = 8 << 20;
@@ -61,7 +62,12 @@ pub(crate) struct Load {
 impl Load {
     /// Whether it gives each block back as soon as it is copied, and not all of them at its end.
     fn lets_go(&self) -> bool {
-        matches!(self.destination, Destination::Slots(_))
+        !matches!(self.destination, Destination::Held(_))
+    }
+
+    /// Nobody waits for it, and its bandwidth was taken when it began.
+    fn is_background(&self) -> bool {
+        matches!(self.destination, Destination::Host)
     }
 
     pub(crate) fn waits_for_room(&self) -> bool {
@@ -114,7 +120,7 @@ impl Mover {
         while let Some(identity) = load.chain.get(load.next) {
             let state = match self.shared.catalog.lease(HOST, identity) {
                 Some(lease) => State::Here(lease),
-                None => match self.read_from_disk(*identity, (number, load.next)) {
+                None => match self.read_from_disk(*identity, (number, load.next), load.is_background()) {
                     Started::Coming => State::Coming,
                     // Whoever uses the room now will let go of it; if nobody will, nothing changes any more.
                     Started::Later if load.cursor < load.next && load.lets_go() => return,
@@ -136,8 +142,8 @@ impl Mover {
         !self.reading.is_empty() || self.writing() > 0 || self.loads.values().any(goes_on)
     }
 
-    /// Starts a read, or joins one that is under way.
-    fn read_from_disk(&mut self, identity: BlockIdentity, waiter: (u64, usize)) -> Started {
+    /// Starts a read, or joins one that is under way. `is_paid`: its bandwidth has been taken.
+    fn read_from_disk(&mut self, identity: BlockIdentity, waiter: (u64, usize), is_paid: bool) -> Started {
         if let Some(waiters) = self.reading.get_mut(&identity) {
             waiters.push(waiter);
             return Started::Coming;
@@ -150,14 +156,19 @@ impl Mover {
             return Started::Later;
         }
         let Some(lease) = self.shared.catalog.lease(DISK, &identity) else { return Started::Nowhere };
-        let Some(reserved) = self.host_slot() else { return Started::Later };
+        let tenant = self.shared.catalog.tenant_of(&lease).unwrap_or(NOBODY);
+        let Some(reserved) = self.host_slot(tenant) else { return Started::Later };
         let filling = reserved.fill();
         let target = self.shared.memory.slot(filling.slot()).clone();
+        let bytes = u64::from(lease.bytes());
         let read = Read { identity, lease, filling, target };
         let sent =
             self.disk.as_ref().is_some_and(|disk| disk.try_send(DiskCommand::Read(Box::new(read))).is_ok());
         if !sent {
             return Started::Later;
+        }
+        if !is_paid {
+            self.background.charge(Tier::Disk, bytes);
         }
         self.reading.insert(identity, vec![waiter]);
         Started::Coming
@@ -262,6 +273,7 @@ impl Mover {
                     *budget = budget.saturating_sub(bytes);
                     match &load.destination {
                         Destination::Held(_) => *state = State::Done(Some(lease)),
+                        Destination::Host => drop(lease),
                         Destination::Slots(targets)
                             if !self.shared.memory.fits(&lease, &targets[load.cursor]) =>
                         {
@@ -289,7 +301,7 @@ impl Mover {
         tracing::warn!(block = identity.short(), "host tier: a block is damaged and is thrown away");
         StoreCounters::add(&self.shared.counters.checksum_failures, 1);
         self.drop_from_host(identity);
-        match self.read_from_disk(identity, (number, index)) {
+        match self.read_from_disk(identity, (number, index), false) {
             Started::Coming => State::Coming,
             Started::Later | Started::Nowhere => State::Failed,
         }
@@ -316,8 +328,11 @@ impl Mover {
             load.host_bytes,
             is_late,
         );
-        StoreCounters::add(&self.shared.counters.onboarded, cursor);
+        if !matches!(destination, Destination::Host) {
+            StoreCounters::add(&self.shared.counters.onboarded, cursor);
+        }
         match destination {
+            Destination::Host => {}
             Destination::Slots(slots) => {
                 (self.notify)(Moved::Onboarded { request, slots, verified: cursor });
             }

@@ -40,6 +40,10 @@ impl HostMemory {
         Ok(Self { quantised, slab, slots })
     }
 
+    pub(crate) fn slot_count(&self) -> usize {
+        self.slots.len()
+    }
+
     pub(crate) fn slab(&self) -> &Arc<Slab> {
         &self.slab
     }

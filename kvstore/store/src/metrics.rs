@@ -19,6 +19,10 @@ pub struct StoreCounters {
     pub(crate) not_worth: AtomicU64,
     pub(crate) survivors: AtomicU64,
     pub(crate) unfit: AtomicU64,
+    pub(crate) prefetched: AtomicU64,
+    pub(crate) prefetch_used: AtomicU64,
+    pub(crate) prefetch_wasted: AtomicU64,
+    pub(crate) probed: AtomicU64,
 }
 
 impl StoreCounters {
@@ -53,6 +57,18 @@ impl StoreCounters {
             ("far_read_blocks", "Blocks that came from other nodes or objects", read(&self.from_far)),
             ("far_written_blocks", "Blocks sent to other nodes or objects", read(&self.to_far)),
             ("unfit_blocks", "Blocks not kept because quantising cannot represent them", read(&self.unfit)),
+            (
+                "prefetched_blocks",
+                "Blocks brought into host memory because their conversation was likely to go on",
+                read(&self.prefetched),
+            ),
+            ("prefetch_used_blocks", "Of those, blocks whose conversation did", read(&self.prefetch_used)),
+            (
+                "prefetch_wasted_blocks",
+                "Of those, blocks whose conversation did not in time",
+                read(&self.prefetch_wasted),
+            ),
+            ("probed_blocks", "Blocks read to learn a tier's speed", read(&self.probed)),
             ("late_blocks", "Blocks given up because they came too late", read(&self.late)),
             (
                 "recomputed_blocks",

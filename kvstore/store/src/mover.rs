@@ -14,6 +14,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::FrequencySketch;
 use kvstore_disk::{Admission, Usage};
 
+use crate::background::Background;
 use crate::disk::{DiskLink, DiskResult};
 use crate::far::{FarLinks, FarResult};
 use crate::job::{Description, Job, Moved, NewBlock};
@@ -71,6 +72,9 @@ pub(crate) struct Mover {
     pub(crate) admission: Admission,
     /// What the disk has been written so far.
     pub(crate) usage: Usage,
+    /// The block at the head of `unwritten` was admitted, and waits for bandwidth.
+    pub(crate) admitted: Option<BlockIdentity>,
+    pub(crate) background: Background,
 }
 
 impl Mover {
@@ -94,6 +98,9 @@ impl Mover {
             self.expire_loads(now);
             self.expire_searches(now);
             self.bury();
+            if is_idle {
+                self.work_ahead(now);
+            }
             if is_idle && !self.sleep(now) {
                 return;
             }
@@ -112,7 +119,13 @@ impl Mover {
 
     /// Sleeps until there is something to do; false when everything is over.
     fn sleep(&mut self, now: Instant) -> bool {
-        let deadline = self.loads.values().map(|load| load.deadline).chain(self.far.next_deadline()).min();
+        let deadline = self
+            .loads
+            .values()
+            .map(|load| load.deadline)
+            .chain(self.far.next_deadline())
+            .chain(self.background.next_deadline())
+            .min();
         let mut timeout =
             deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(now)).min(SLEEP_MAX);
         let waits_for_room = !self.held.is_empty() || self.loads.values().any(Load::waits_for_room);
@@ -153,6 +166,9 @@ impl Mover {
                 self.cancel_load(request);
                 self.far.cancel(request);
             }
+            Message::Job(Job::Came(chain)) => self.conversation_came(&chain),
+            Message::Job(Job::WentIdle(chain)) => self.conversation_went_idle(chain),
+            Message::Job(Job::Probe { chain, deadline }) => self.probe(chain, deadline),
             Message::Job(Job::Forget(chain)) => self.forget(&chain),
             Message::Disk(DiskResult::Written { write, is_written, usage }) => {
                 self.written(*write, is_written, usage);

@@ -1,17 +1,19 @@
 //! New blocks: into host memory, and from there to the tiers below.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::{Evicting, Registered, Reserved};
+use kvstore_catalog::{Evicting, Registered, Reserved, TenantId};
 use kvstore_disk::{Moment, Usage, Verdict};
 
 use crate::config::WriteMode;
+use kvstore_plan::{Priority, Tier};
+
 use crate::disk::{DiskCommand, Hold, Write};
 use crate::job::{Medium, Moved, NewBlock, Source};
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
-use crate::shared::{DISK, HOST, TENANT};
+use crate::shared::{DISK, HOST};
 
 /// Blocks written back to the disk at a time, so that their slots come free while new blocks arrive.
 const LEAVING_MAX: usize = 16;
@@ -31,12 +33,25 @@ pub(crate) struct WriteState {
     pub(crate) is_stuck: bool,
 }
 
+/// A block that was not handed to the disk.
+struct Refused {
+    hold: Hold,
+    /// After this time there is bandwidth for it; `None`: it is not wanted there.
+    wait: Option<Duration>,
+}
+
+impl From<Hold> for Refused {
+    fn from(hold: Hold) -> Self {
+        Self { hold, wait: None }
+    }
+}
+
 impl Mover {
     pub(crate) fn offload(&mut self, mut block: NewBlock) {
         if self.shared.holds(HOST, &block.identity) {
             return self.over(block, true);
         }
-        let Some(reserved) = self.host_slot() else {
+        let Some(reserved) = self.host_slot(block.description.tenant) else {
             if self.writing() > 0 {
                 self.held.push_front(block);
             } else {
@@ -90,7 +105,7 @@ impl Mover {
     }
 
     /// A slot of host memory, made by evicting if need be.
-    pub(crate) fn host_slot(&mut self) -> Option<Reserved> {
+    pub(crate) fn host_slot(&mut self, tenant: TenantId) -> Option<Reserved> {
         let writes_back = self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back;
         if writes_back && self.shared.free(HOST) == 0 {
             self.write_back();
@@ -98,13 +113,13 @@ impl Mover {
                 return None;
             }
         }
-        self.host_slot_now()
+        self.host_slot_now(tenant)
     }
 
     /// The same without waiting for what would have to be written first.
-    pub(crate) fn host_slot_now(&mut self) -> Option<Reserved> {
+    pub(crate) fn host_slot_now(&mut self, tenant: TenantId) -> Option<Reserved> {
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
-        self.shared.catalog.reserve(HOST, 1, TENANT, &mut evicted, &mut reserved);
+        self.shared.catalog.reserve(HOST, 1, tenant, &mut evicted, &mut reserved);
         for evicted in evicted {
             self.left_host(evicted.identity, evicted.slot);
         }
@@ -127,17 +142,23 @@ impl Mover {
     }
 
     /// Writes what waits, as far as the disk's queue has room.
-    fn write_waiting(&mut self) {
+    pub(crate) fn write_waiting(&mut self) {
         while let Some(&identity) = self.unwritten.front() {
             if self.disk.as_ref().is_none_or(|disk| !disk.has_room()) {
                 return;
             }
-            self.unwritten.pop_front();
             if let Some(lease) = self.shared.catalog.lease(HOST, &identity) {
                 let (slot, bytes) = (lease.slot(), lease.bytes());
                 // A block that is not written stays in host memory all the same.
-                let _not_written = self.write_to_disk(identity, slot, bytes, Hold::Lease(lease));
+                match self.write_to_disk(identity, slot, bytes, Hold::Lease(lease)) {
+                    Ok(()) | Err(Refused { wait: None, .. }) => {}
+                    Err(Refused { wait: Some(wait), .. }) => {
+                        self.admitted = Some(identity);
+                        return self.background.hold_writes(wait);
+                    }
+                }
             }
+            self.unwritten.pop_front();
         }
     }
 
@@ -150,8 +171,9 @@ impl Mover {
             let (identity, slot, bytes) = (evicting.identity(), evicting.slot(), evicting.bytes());
             match self.write_to_disk(identity, slot, bytes, Hold::Evicting(evicting)) {
                 Ok(()) => {}
-                Err(Hold::Evicting(evicting)) => self.finish_eviction(evicting, false),
-                Err(Hold::Lease(_)) => {}
+                // It has to make room now, so it does not wait for bandwidth.
+                Err(Refused { hold: Hold::Evicting(evicting), .. }) => self.finish_eviction(evicting, false),
+                Err(Refused { hold: Hold::Lease(_), .. }) => {}
             }
         }
     }
@@ -177,9 +199,9 @@ impl Mover {
         slot: u32,
         bytes: u32,
         hold: Hold,
-    ) -> Result<(), Hold> {
+    ) -> Result<(), Refused> {
         let (Some(disk), Some(description)) = (&self.disk, &self.descriptions[slot as usize]) else {
-            return Err(hold);
+            return Err(hold.into());
         };
         let is_there = self.shared.holds(DISK, &identity) || self.in_writing.contains_key(&identity);
         // Without its parent a block could never be found; leaves that are written back come before their parents.
@@ -188,22 +210,28 @@ impl Mover {
             .is_none_or(|parent| self.shared.holds(DISK, &parent) || self.in_writing.contains_key(&parent));
         let is_wanted = parent_is_there || matches!(hold, Hold::Evicting(_));
         if is_there || !is_wanted || !disk.has_room() || description.meta.len() > crate::META_BYTES_MAX {
-            return Err(hold);
+            return Err(hold.into());
         }
         // The sketch forgets; this block was offered just now.
         let seen = u32::from(self.seen.estimate(&identity)).max(1);
-        if self.admission.decide(seen, u64::from(bytes), &self.usage, Moment::now()) != Verdict::Admit {
+        let was_admitted = self.admitted.take() == Some(identity);
+        if !was_admitted
+            && self.admission.decide(seen, u64::from(bytes), &self.usage, Moment::now()) != Verdict::Admit
+        {
             StoreCounters::add(&self.shared.counters.not_admitted, 1);
-            return Err(hold);
+            return Err(hold.into());
+        }
+        if let Err(wait) = self.background.admit(Tier::Disk, Priority::Offload, u64::from(bytes)) {
+            return Err(Refused { hold, wait: Some(wait) });
         }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
-        self.shared.catalog.reserve(DISK, 1, TENANT, &mut evicted, &mut reserved);
+        self.shared.catalog.reserve(DISK, 1, description.tenant, &mut evicted, &mut reserved);
         for evicted in evicted {
             self.tombstones.insert(evicted.slot);
             StoreCounters::add(&self.shared.counters.disk_evicted, 1);
             (self.notify)(Moved::Removed { identity: evicted.identity, medium: Medium::Disk });
         }
-        let Some(reserved) = reserved.pop() else { return Err(hold) };
+        let Some(reserved) = reserved.pop() else { return Err(hold.into()) };
         // The checksum is that of the copy into host memory: damage since then is found when the block is read.
         let mut meta = Vec::with_capacity(META_FIXED + description.meta.len());
         meta.extend_from_slice(&description.position.to_le_bytes());
@@ -214,6 +242,7 @@ impl Mover {
         let write = Write {
             identity,
             parent: description.parent,
+            tenant: description.tenant,
             position: description.position,
             meta,
             payload: self.shared.memory.slot(slot).clone(),
@@ -228,7 +257,7 @@ impl Mover {
             }
             Err(DiskCommand::Write(write)) => {
                 StoreCounters::add(&self.shared.counters.throttled, 1);
-                Err(write.hold)
+                Err(write.hold.into())
             }
             Err(_) => unreachable!("a refused command comes back as it was"),
         }

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, TenantId, TierIndex};
-use kvstore_plan::{Choice, PlanConfig, RecomputeModel, Request, Tier, TierSet, TierSpeeds, plan};
+use kvstore_plan::{
+    Choice, Exploration, ExplorationConfig, PlanConfig, RecomputeModel, Request, Tier, TierSet, TierSpeeds,
+    plan,
+};
 
 use crate::config::StoreConfig;
 use crate::memory::HostMemory;
@@ -14,14 +17,19 @@ use crate::metrics::StoreCounters;
 
 pub(crate) const HOST: TierIndex = TierIndex(0);
 pub(crate) const DISK: TierIndex = TierIndex(1);
-/// Blocks of all tenants share the tiers: whose they are is part of their identity.
-pub(crate) const TENANT: TenantId = TenantId(0);
+/// Whose blocks are that came from elsewhere, where nobody knows.
+pub(crate) const NOBODY: TenantId = TenantId(0);
 /// The quantile of transfer times that plans know of.
 const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
 /// The tiers of other nodes are asked for one in so many prompts although it does not seem to pay.
 const CURIOSITY: u64 = 32;
 /// How much the last answer counts in what is known of their hits.
 const LAST: f64 = 0.1;
+/// The part of host memory that one probe may fill, as a divisor.
+const PROBE_SHARE: u64 = 16;
+/// A probe is broken off after so many times its expected time, and never before [`PROBE_MIN`].
+const PROBE_PATIENCE: u32 = 10;
+const PROBE_MIN: Duration = Duration::from_millis(10);
 /// No plan waits longer.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 
@@ -59,6 +67,9 @@ pub enum Plan {
     },
 }
 
+/// Blocks to read, and when to break that off.
+pub(crate) type Probe = (Vec<BlockIdentity>, Instant);
+
 #[derive(Debug)]
 struct Estimates {
     speeds: TierSpeeds,
@@ -70,6 +81,7 @@ struct Estimates {
     far_hit: f64,
     /// Prompts for which they came into question.
     questions: u64,
+    exploration: Exploration,
 }
 
 #[derive(Debug)]
@@ -85,6 +97,8 @@ pub(crate) struct Shared {
     others: Vec<Tier>,
     planning: PlanConfig,
     estimates: Mutex<Estimates>,
+    /// Where the clock of probes starts.
+    origin: Instant,
 }
 
 impl Shared {
@@ -95,6 +109,12 @@ impl Shared {
         has_disk: bool,
         others: Vec<Tier>,
     ) -> Self {
+        // A probe shall not empty host memory.
+        let host_bytes = memory.slot_count() as u64 * config.block_bytes as u64;
+        let probing = ExplorationConfig {
+            bytes_max: (host_bytes / PROBE_SHARE).max(1),
+            ..ExplorationConfig::default()
+        };
         let estimates = Estimates {
             speeds: TierSpeeds::new(&TierSpeeds::guesses(), TAIL),
             recompute: RecomputeModel::default(),
@@ -102,6 +122,7 @@ impl Shared {
             held: Vec::new(),
             far_hit: 0.5,
             questions: 0,
+            exploration: Exploration::new(probing),
         };
         Self {
             catalog,
@@ -113,6 +134,7 @@ impl Shared {
             others,
             planning: PlanConfig::default(),
             estimates: Mutex::new(estimates),
+            origin: Instant::now(),
         }
     }
 
@@ -136,7 +158,8 @@ impl Shared {
         self.estimates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> Plan {
+    /// The plan, and what is to be read besides so that the disk's speed stays known.
+    pub(crate) fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> (Plan, Option<Probe>) {
         let now = Instant::now();
         let mut estimates = self.estimates();
         let mut held = std::mem::take(&mut estimates.held);
@@ -169,6 +192,8 @@ impl Shared {
         };
         let speeds = estimates.speeds.snapshot();
         let chosen = plan(&self.planning, &request, &speeds, &estimates.recompute);
+        let Request { block_bytes, block_tokens, prompt_tokens, device_blocks, queued_bytes, .. } = request;
+        let Request { queued_tokens, previous, .. } = request;
         let missing = prompt.chain.len().saturating_sub(held.len());
         let nearest = self.others.first().filter(|_| may_ask && missing > 0);
         let question = nearest.map(|tier| {
@@ -181,21 +206,46 @@ impl Shared {
             (compute, gain * estimates.far_hit > speed.latency_s)
         });
         let available = held.len() - prompt.device_blocks.min(held.len());
+        let probe = self.has_disk.then(|| {
+            // What host memory has too would be found there.
+            for tiers in &mut held {
+                *tiers = if tiers.contains(Tier::Host) { TierSet::EMPTY } else { *tiers };
+            }
+            let request = Request {
+                held: &held,
+                block_bytes,
+                block_tokens,
+                prompt_tokens,
+                device_blocks,
+                queued_bytes,
+                queued_tokens,
+                deadline: None,
+                previous,
+            };
+            let passed = now.saturating_duration_since(self.origin);
+            let piece = estimates.exploration.probe(passed, &self.planning, &request, &chosen, &speeds)?;
+            let expected = speeds[piece.tier.index()].expected(bytes * piece.blocks.len() as u64, 0);
+            let patience = expected.saturating_mul(PROBE_PATIENCE).clamp(PROBE_MIN, WAIT_MAX);
+            Some((prompt.chain[piece.blocks].to_vec(), now + patience))
+        });
+        let probe = probe.flatten();
         estimates.held = held;
         if let Some((compute, is_worth)) = question {
             estimates.questions += 1;
             // Now and then it is asked all the same: what is there may have changed.
             if is_worth || estimates.questions.is_multiple_of(CURIOSITY) {
-                return Plan::AskOthers { deadline: now + compute.min(self.config.others_deadline) };
+                let deadline = now + compute.min(self.config.others_deadline);
+                return (Plan::AskOthers { deadline }, probe);
             }
         }
         estimates.previous = chosen.choice();
         let blocks = chosen.recompute_from.saturating_sub(prompt.device_blocks);
         StoreCounters::add(&self.counters.not_worth, available.saturating_sub(blocks));
-        match blocks {
+        let plan = match blocks {
             0 => Plan::Recompute,
             _ => Plan::Onboard { blocks, deadline: now + chosen.give_up_after.min(WAIT_MAX) },
-        }
+        };
+        (plan, probe)
     }
 
     pub(crate) fn observe_prefill(&self, tokens: usize, context: usize, elapsed: Duration) {

@@ -10,10 +10,13 @@ use bytes::Bytes;
 use crossbeam_channel::{Sender, TrySendError, bounded, unbounded};
 use dataplane_memory::{PageSize, Slab};
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::{Catalog, CatalogConfig, FrequencySketch, PolicyKind, SlotOrder, TierConfig};
+use kvstore_catalog::{
+    Catalog, CatalogConfig, Contents, FrequencySketch, PolicyKind, SlotOrder, TenantId, TierConfig,
+};
 use kvstore_disk::{Admission, AdmissionConfig, DiskCounters, Moment, Recovered, Usage};
 
 use crate::Description;
+use crate::background::Background;
 use crate::config::StoreConfig;
 use crate::disk::{DiskLink, NO_PARENT, OpenDisk};
 use crate::error::StoreError;
@@ -23,7 +26,7 @@ use crate::memory::{HostBlock, HostMemory};
 use crate::metrics::StoreCounters;
 use crate::mover::{Message, Mover};
 use crate::offload::META_FIXED;
-use crate::shared::{DISK, HOST, Plan, Prompt, Shared, TENANT};
+use crate::shared::{DISK, HOST, Plan, Prompt, Shared};
 
 /// Blocks that may wait for the copying thread.
 const OFFLOADS_MAX: usize = 1024;
@@ -119,7 +122,13 @@ impl StoreBuilder {
         notify: impl FnMut(Moved) + Send + 'static,
     ) -> Result<(Store, Vec<Survivor>), StoreError> {
         let Self { config, host, memory, disk, others, sender, inbox } = self;
-        let mut tiers = vec![TierConfig::new(host.slots, host.eviction)];
+        // With a quota both tiers tell tenants apart, so that a block that comes back counts for its own.
+        let quota = |slots: u32| {
+            let share = config.tenant_share.clamp(0.0, 1.0);
+            (share < 1.0).then(|| (f64::from(slots) * share).ceil() as u32)
+        };
+        let default_quota = quota(host.slots);
+        let mut tiers = vec![TierConfig { default_quota, ..TierConfig::new(host.slots, host.eviction) }];
         let (mut link, mut recovered, mut usage) = (None, Vec::new(), Usage::default());
         let (mut admission, mut disk_counters) = (AdmissionConfig::default(), None);
         if let Some(disk) = disk {
@@ -131,7 +140,8 @@ impl StoreBuilder {
             let slab = Arc::clone(memory.slab());
             let (started, opened) = DiskLink::start(disk.open, slab, disk.depth, report)?;
             let order = SlotOrder::FirstFreed;
-            tiers.push(TierConfig { order, ..TierConfig::new(opened.slots, disk.eviction) });
+            let default_quota = quota(opened.slots);
+            tiers.push(TierConfig { order, default_quota, ..TierConfig::new(opened.slots, disk.eviction) });
             (link, recovered, usage) = (Some(started), opened.recovered, opened.usage);
             (admission, disk_counters) = (disk.admission, Some(opened.counters));
         }
@@ -164,6 +174,8 @@ impl StoreBuilder {
             seen: FrequencySketch::new(host.slots.saturating_mul(4)),
             admission: Admission::new(admission, Moment::now()),
             usage,
+            admitted: None,
+            background: Background::new(shared.config.prefetch, shared.config.bandwidth),
         };
         let thread =
             std::thread::Builder::new().name("kvasir-store".to_owned()).spawn(move || mover.run())?;
@@ -192,13 +204,14 @@ fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<Survivor> {
     blocks.sort_unstable_by_key(|(position, ..)| *position);
     let mut survivors = Vec::with_capacity(blocks.len());
     for (position, checksum, block) in blocks {
-        let Recovered { slot, identity, bytes, .. } = block;
+        let Recovered { slot, identity, bytes, tenant, .. } = block;
+        let tenant = TenantId(tenant);
+        let cost = shared.recompute_cost(position);
         let parent = (block.parent != NO_PARENT).then_some(block.parent);
         let parent_is_here = parent.is_none_or(|parent| shared.holds(DISK, &parent));
-        if parent_is_here
-            && shared.catalog.adopt(DISK, slot, identity, parent, checksum, bytes, TENANT).is_ok()
-        {
-            let description = Description { parent, position, meta: block.meta[META_FIXED..].into() };
+        let adopted = Contents { identity, parent, checksum, bytes, recompute_seconds: cost };
+        if parent_is_here && shared.catalog.adopt(DISK, slot, adopted, tenant).is_ok() {
+            let description = Description { parent, position, meta: block.meta[META_FIXED..].into(), tenant };
             survivors.push(Survivor { identity, description });
         }
     }
@@ -282,7 +295,28 @@ impl Store {
     /// What is best done with a prompt; the tiers of other nodes come into question when they `may` be `asked`.
     #[must_use]
     pub fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> Plan {
-        self.shared.plan(prompt, may_ask)
+        let (plan, probe) = self.shared.plan(prompt, may_ask);
+        if let Some((chain, deadline)) = probe {
+            // What is not known today will be asked again.
+            let _full = self.send(Job::Probe { chain, deadline });
+        }
+        plan
+    }
+
+    /// A prompt has come. With [`Store::went_idle`] this teaches when conversations go on, so that their blocks can be
+    /// fetched ahead; without prefetch it does nothing.
+    pub fn came(&self, chain: &[BlockIdentity]) {
+        if self.shared.config.prefetch.is_some() {
+            // One that is not counted is no loss.
+            let _full = self.send(Job::Came(chain.to_vec()));
+        }
+    }
+
+    /// The conversation with these blocks waits for its user.
+    pub fn went_idle(&self, chain: &[BlockIdentity]) {
+        if self.shared.config.prefetch.is_some() {
+            let _full = self.send(Job::WentIdle(chain.to_vec()));
+        }
     }
 
     /// Tells how long the worker took to compute so many tokens behind so many.

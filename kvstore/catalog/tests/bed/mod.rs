@@ -3,7 +3,8 @@
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{
-    Catalog, CatalogConfig, Evicted, PolicyKind, Registered, Reserved, TenantId, TierConfig, TierIndex,
+    Catalog, CatalogConfig, Contents, Evicted, PolicyKind, Registered, Reserved, TenantId, TierConfig,
+    TierIndex,
 };
 
 pub(crate) const TIER: TierIndex = TierIndex(0);
@@ -11,6 +12,10 @@ pub(crate) const ANYBODY: TenantId = TenantId(0);
 
 pub(crate) fn identity(number: u64) -> BlockIdentity {
     BlockIdentity(u128::from(number).to_le_bytes())
+}
+
+pub(crate) fn contents(block: u64, parent: Option<BlockIdentity>, checksum: u64, bytes: u32) -> Contents {
+    Contents { identity: identity(block), parent, checksum, bytes, recompute_seconds: 1.0 }
 }
 
 pub(crate) fn number(identity: &BlockIdentity) -> u64 {

@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Filling, Lease, Registered};
-use kvstore_plan::Tier;
+use kvstore_plan::{Priority, Tier};
 
+use crate::background::BACKGROUND_REQUEST;
 use crate::job::{Medium, Moved, Prepare};
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
-use crate::shared::HOST;
+use crate::shared::{HOST, NOBODY};
 use crate::{Description, HostBlock};
 
 /// Requests that may be looking for blocks in other nodes' tiers.
@@ -141,6 +142,11 @@ impl FarLinks {
         Self { tiers, ..Self::default() }
     }
 
+    /// Whether nobody searches.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.tiers.is_empty() && self.searches.is_empty()
+    }
+
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.searches.values().map(|search| search.patience.min(search.prepare.deadline)).min()
     }
@@ -154,7 +160,7 @@ impl Mover {
     pub(crate) fn prepare(&mut self, prepare: Prepare) {
         let request = prepare.request;
         if self.far.searches.len() >= PREPARES_MAX {
-            return (self.notify)(Moved::Prepared { request, blocks: 0 });
+            return self.prepared(request, 0);
         }
         let now = Instant::now();
         let mut held = Vec::new();
@@ -201,7 +207,13 @@ impl Mover {
     fn end_search(&mut self, search: Search) {
         let blocks = self.local_blocks(&search.prepare);
         self.shared.observe_search(search.has_found);
-        (self.notify)(Moved::Prepared { request: search.prepare.request, blocks });
+        self.prepared(search.prepare.request, blocks);
+    }
+
+    fn prepared(&mut self, request: u64, blocks: usize) {
+        if request != BACKGROUND_REQUEST {
+            (self.notify)(Moved::Prepared { request, blocks });
+        }
     }
 
     pub(crate) fn far_result(&mut self, result: FarResult) {
@@ -225,7 +237,7 @@ impl Mover {
         let wanted = blocks.min(search.prepare.chain.len() - search.found).min(share);
         let mut fillings = Vec::with_capacity(wanted);
         while fillings.len() < wanted {
-            let Some(reserved) = self.host_slot_now() else { break };
+            let Some(reserved) = self.host_slot_now(NOBODY) else { break };
             fillings.push(reserved.fill());
         }
         if fillings.is_empty() {
@@ -275,6 +287,7 @@ impl Mover {
         let Some(mut search) = self.far.searches.remove(&question) else { return };
         let tier = self.far.tiers[search.tier].tier();
         let sum = bytes.iter().map(|&bytes| u64::from(bytes)).sum();
+        self.background.charge(tier, sum);
         self.shared.observe_far(tier, sum, search.asked.elapsed(), false);
         self.shared.catalog.lease_prefix(HOST, &chain[first..], &mut search.held);
         search.found = self.local_blocks(&search.prepare);
@@ -311,8 +324,13 @@ impl Mover {
                 Portion::Run(run) if (position + 1).is_multiple_of(run.max(1)) => (run.max(1) - 1, true),
                 Portion::Run(_) => continue,
             };
-            if let Some((blocks, head)) = self.portion_of(last, steps, is_run) {
+            let Some((blocks, head)) = self.portion_of(last, steps, is_run) else { continue };
+            let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
+            let tier = self.far.tiers[index].tier();
+            if self.background.admit(tier, Priority::Offload, bytes).is_ok() {
                 self.far.tiers[index].offer(blocks, head);
+            } else {
+                StoreCounters::add(&self.shared.counters.throttled, blocks.len());
             }
         }
     }

@@ -1,0 +1,156 @@
+//! What the store does although nobody waits for it: it brings the blocks of conversations that are about to go on into
+//! host memory, and reads a little from a disk that plans do not use, so that its speed stays known.
+//!
+//! It comes last: only while no request's load is inside, within the tier's bandwidth ([`BandwidthGate`]), one piece of
+//! [`PIECE_BLOCKS`] at a time. What was fetched for conversations that have not returned yet fills a quarter of host memory
+//! at most.
+
+mod conversations;
+
+use std::time::{Duration, Instant};
+
+use kvstore_block::BlockIdentity;
+use kvstore_plan::{Admission, BandwidthGate, BandwidthLimit, Priority, ReturnConfig, TIERS, Tier};
+
+use crate::job::{Destination, Prepare};
+use crate::metrics::StoreCounters;
+use crate::mover::Mover;
+use crate::shared::{DISK, HOST};
+use conversations::Conversations;
+
+/// The number of all requests that the store makes of itself; nobody is told how they end.
+pub(crate) const BACKGROUND_REQUEST: u64 = u64::MAX;
+/// Blocks that are brought up at a time.
+const PIECE_BLOCKS: usize = 16;
+/// How often idle conversations are looked through.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+/// The part of host memory that blocks fetched ahead may fill, as a divisor.
+const AHEAD_SHARE: usize = 4;
+
+pub(crate) struct Background {
+    conversations: Option<Conversations>,
+    gate: BandwidthGate,
+    /// Where the gate's clock starts.
+    origin: Instant,
+    /// Nothing is to be done before.
+    next_check: Instant,
+    /// Writes wait for bandwidth until then.
+    writes_from: Option<Instant>,
+}
+
+impl Background {
+    pub(crate) fn new(prefetch: Option<ReturnConfig>, limits: [Option<BandwidthLimit>; TIERS]) -> Self {
+        let now = Instant::now();
+        Self {
+            conversations: prefetch.map(Conversations::new),
+            gate: BandwidthGate::new(limits, Duration::ZERO),
+            origin: now,
+            next_check: now,
+            writes_from: None,
+        }
+    }
+
+    /// Counts bytes that a request waits for; they are never held back.
+    pub(crate) fn charge(&mut self, tier: Tier, bytes: u64) {
+        let _granted = self.gate.admit(self.origin.elapsed(), tier, Priority::Onboard, bytes);
+    }
+
+    /// Whether bytes may be moved now that nobody waits for; how long they have to wait if not.
+    pub(crate) fn admit(&mut self, tier: Tier, priority: Priority, bytes: u64) -> Result<(), Duration> {
+        match self.gate.admit(self.origin.elapsed(), tier, priority, bytes) {
+            Admission::Granted => Ok(()),
+            Admission::Throttled(wait) => Err(wait),
+        }
+    }
+
+    /// Writes that wait are tried again after this time.
+    pub(crate) fn hold_writes(&mut self, wait: Duration) {
+        self.writes_from = Some(Instant::now() + wait);
+    }
+
+    /// When there may be something to do.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let has_idle = self.conversations.as_ref().is_some_and(|conversations| !conversations.is_empty());
+        let check = has_idle.then_some(self.next_check);
+        [check, self.writes_from].into_iter().flatten().min()
+    }
+}
+
+impl Mover {
+    /// A prompt has come.
+    pub(crate) fn conversation_came(&mut self, chain: &[BlockIdentity]) {
+        let Some(conversations) = &mut self.background.conversations else { return };
+        let used = conversations.came(chain, Instant::now());
+        StoreCounters::add(&self.shared.counters.prefetch_used, used);
+    }
+
+    /// Its answer is complete.
+    pub(crate) fn conversation_went_idle(&mut self, chain: Vec<BlockIdentity>) {
+        if let Some(conversations) = &mut self.background.conversations {
+            conversations.went_idle(chain, Instant::now());
+        }
+    }
+
+    /// Reads blocks only to learn how long it takes.
+    pub(crate) fn probe(&mut self, chain: Vec<BlockIdentity>, deadline: Instant) {
+        let bytes = (chain.len() * self.shared.config.block_bytes) as u64;
+        if self.loads.is_empty() && self.background.admit(Tier::Disk, Priority::Prefetch, bytes).is_ok() {
+            StoreCounters::add(&self.shared.counters.probed, chain.len());
+            self.start_load(BACKGROUND_REQUEST, chain, Destination::Host, deadline);
+        }
+    }
+
+    /// Does what is due; called when nothing else is to be done.
+    pub(crate) fn work_ahead(&mut self, now: Instant) {
+        if self.background.writes_from.is_some_and(|from| from <= now) {
+            self.background.writes_from = None;
+            self.write_waiting();
+        }
+        if now < self.background.next_check || !self.loads.is_empty() {
+            return;
+        }
+        let Some(conversations) = &mut self.background.conversations else { return };
+        self.background.next_check = now + CHECK_EVERY;
+        let wasted = conversations.give_up(now);
+        StoreCounters::add(&self.shared.counters.prefetch_wasted, wasted);
+        let Some((last, chain, from)) = conversations.next(now) else { return };
+        let first = (from..chain.len()).find(|&at| !self.shared.holds(HOST, &chain[at]));
+        let room = (self.descriptions.len() / AHEAD_SHARE).saturating_sub(conversations.ahead());
+        let Some(first) = first.filter(|_| room > 0) else {
+            conversations.fetched(&last, now);
+            return;
+        };
+        let is_here =
+            |at: &usize| self.shared.holds(DISK, &chain[*at]) && !self.shared.holds(HOST, &chain[*at]);
+        let count = (first..chain.len()).take(PIECE_BLOCKS.min(room)).take_while(is_here).count();
+        if count == 0 {
+            // The rest is on no tier of this node.
+            conversations.fetched(&last, now);
+            self.search_ahead(&chain, now);
+            return;
+        }
+        let bytes = (count * self.shared.config.block_bytes) as u64;
+        if let Err(wait) = self.background.admit(Tier::Disk, Priority::Prefetch, bytes) {
+            self.background.next_check = now + wait.max(CHECK_EVERY);
+            return;
+        }
+        if let Some(conversations) = &mut self.background.conversations {
+            conversations.went_on(&last, first + count, count);
+        }
+        // The next piece follows at once when this one is here.
+        self.background.next_check = now;
+        StoreCounters::add(&self.shared.counters.prefetched, count);
+        let deadline = now + self.shared.config.prefetch.map_or(CHECK_EVERY, |config| config.lead);
+        let piece = chain[first..first + count].to_vec();
+        self.start_load(BACKGROUND_REQUEST, piece, Destination::Host, deadline);
+    }
+
+    /// Asks the tiers of other nodes for the rest of a chain.
+    fn search_ahead(&mut self, chain: &[BlockIdentity], now: Instant) {
+        if self.far.is_idle() {
+            let deadline = now + self.shared.config.others_deadline;
+            let chain = chain.to_vec();
+            self.prepare(Prepare { request: BACKGROUND_REQUEST, chain, device_blocks: 0, deadline });
+        }
+    }
+}

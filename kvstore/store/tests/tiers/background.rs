@@ -1,0 +1,165 @@
+//! What the store does although nobody waits for it.
+
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use kvstore_block::BlockIdentity;
+use kvstore_store::{
+    BandwidthLimit, BandwidthTier, Plan, Prompt, ReturnConfig, StoreConfig, TenantId, WriteMode,
+};
+
+use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, files, with_disk};
+
+fn wait_for(rig: &mut Rig, what: &str, is_done: impl Fn(&Rig) -> bool) {
+    let started = Instant::now();
+    while !is_done(rig) {
+        assert!(started.elapsed() < PATIENCE, "{what}: {:?}", rig.store.counters().snapshot());
+        std::thread::sleep(Duration::from_millis(1));
+        rig.listen();
+    }
+}
+
+/// Conversations that go on after 300 ms each, behind a host tier that others fill meanwhile: after some turns their blocks
+/// are in host memory before they are asked for.
+#[test]
+fn blocks_of_a_conversation_are_there_before_it_goes_on() {
+    let disk = files(256);
+    let prefetch = ReturnConfig { lead: Duration::from_millis(250), ..ReturnConfig::default() };
+    let config = StoreConfig { prefetch: Some(prefetch), ..StoreConfig::new(BLOCK, TOKENS) };
+    let mut rig = Rig::configured(with_disk(24, &disk, WriteMode::Through), config);
+    let gap = Duration::from_millis(300);
+    let mut ready = 0;
+    let mut at_disk = 0;
+    for turn in 0..12_u64 {
+        let talk = chain(1000 + turn, 6);
+        rig.store.came(&talk);
+        (0..6).for_each(|position| rig.offload(&talk, position));
+        let others = chain(turn, 24);
+        (0..24).for_each(|position| rig.offload(&others, position));
+        at_disk += 30;
+        rig.settle(at_disk.min(rig.store.slots()[1]));
+        assert!(!rig.store.is_on_host(&talk[0]), "others have filled host memory");
+        rig.store.went_idle(&talk);
+        std::thread::sleep(gap);
+        rig.listen();
+        let longer = chain(1000 + turn, 8);
+        ready += usize::from(talk.iter().all(|identity| rig.store.is_on_host(identity)));
+        rig.store.came(&longer);
+        assert_eq!(rig.onboard(&talk, PATIENCE), 6, "there, whether ahead or not");
+    }
+    assert!(ready >= 3, "{ready} of 12 were fetched ahead");
+    let told = ["prefetched_blocks", "prefetch_used_blocks"].map(|name| rig.counter(name));
+    assert!(told[0] >= 18 && told[1] >= 18 && told[1] <= told[0], "{told:?}");
+}
+
+/// Host memory that conversations fetched ahead of time may fill is bounded, and what is fetched in vain is told.
+#[test]
+fn what_is_fetched_in_vain_is_bounded_and_counted() {
+    let disk = files(256);
+    let lead = Duration::from_millis(100);
+    // Whatever is idle is fetched.
+    let prefetch = ReturnConfig { lead, prefetch_chance: 0.0, ..ReturnConfig::default() };
+    let config = StoreConfig { prefetch: Some(prefetch), ..StoreConfig::new(BLOCK, TOKENS) };
+    let mut rig = Rig::configured(with_disk(16, &disk, WriteMode::Through), config);
+    for seed in 0..6 {
+        let talk = chain(seed, 8);
+        (0..8).for_each(|position| rig.offload(&talk, position));
+    }
+    rig.settle(48);
+    for seed in 0..3 {
+        rig.store.went_idle(&chain(seed, 8));
+    }
+    wait_for(&mut rig, "fetched", |rig| rig.counter("prefetched_blocks") > 0);
+    wait_for(&mut rig, "given up", |rig| rig.counter("prefetch_wasted_blocks") > 0);
+    let [fetched, wasted] = ["prefetched_blocks", "prefetch_wasted_blocks"].map(|name| rig.counter(name));
+    assert!(wasted <= fetched && fetched <= 8, "a quarter of host memory at a time: {fetched}, {wasted}");
+    assert_eq!(rig.counter("prefetch_used_blocks"), 0);
+}
+
+/// A disk that plans do not use is read a little now and then, so that they may use it again.
+#[test]
+fn a_disk_that_does_not_pay_is_probed() {
+    let disk = files(256);
+    let mut rig = Rig::new(with_disk(8, &disk, WriteMode::Through));
+    let talk = chain(3, 40);
+    (0..40).for_each(|position| rig.offload(&talk, position));
+    rig.settle(40);
+    // Computing is so cheap that no tier is.
+    (0..200).for_each(|_| rig.store.observe_prefill(10_000, 0, Duration::from_micros(1)));
+    let prompt = Prompt {
+        chain: &talk,
+        device_blocks: 0,
+        tokens: 40 * TOKENS as usize,
+        block_tokens: TOKENS as usize,
+        queued_tokens: 0,
+    };
+    assert_eq!(rig.store.plan(&prompt, false), Plan::Recompute);
+    wait_for(&mut rig, "a probe", |rig| rig.counter("probed_blocks") > 0);
+    let probed = rig.counter("probed_blocks");
+    assert_eq!(rig.store.plan(&prompt, false), Plan::Recompute);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(rig.counter("probed_blocks"), probed, "once an interval");
+    wait_for(&mut rig, "its end", |rig| rig.store.leased_slots() == 0);
+}
+
+/// Writes keep to the tier's bandwidth, none is lost to it, and what a request waits for is not held back.
+#[test]
+fn writes_wait_for_bandwidth_and_reads_do_not() {
+    let disk = files(256);
+    let bytes = |count: usize| NonZeroU64::new((count * BLOCK) as u64).expect("not zero");
+    let mut config = StoreConfig::new(BLOCK, TOKENS);
+    // Forty blocks a second, four at once.
+    config.bandwidth[BandwidthTier::Disk.index()] = Some(BandwidthLimit {
+        bytes_per_s: bytes(40),
+        burst_bytes: bytes(4),
+        debt_max_bytes: bytes(8).get(),
+    });
+    let mut rig = Rig::configured(with_disk(64, &disk, WriteMode::Through), config);
+    let talk = chain(5, 24);
+    let started = Instant::now();
+    (0..24).for_each(|position| rig.offload(&talk, position));
+    assert!(started.elapsed() < Duration::from_millis(400), "offloading does not wait for the disk");
+    rig.settle(24);
+    let took = started.elapsed();
+    // Twenty blocks beyond the burst at forty a second.
+    assert!(took >= Duration::from_millis(450), "{took:?}");
+    assert_eq!(rig.counter("disk_written_blocks"), 24, "none was dropped");
+    drop(rig);
+
+    let mut config = StoreConfig::new(BLOCK, TOKENS);
+    config.bandwidth[BandwidthTier::Disk.index()] =
+        Some(BandwidthLimit { bytes_per_s: bytes(1), burst_bytes: bytes(1), debt_max_bytes: bytes(1).get() });
+    let mut rig = Rig::configured(with_disk(64, &disk, WriteMode::Through), config);
+    assert_eq!(rig.survivors.len(), 24);
+    let started = Instant::now();
+    assert_eq!(rig.onboard(&talk, PATIENCE), 24);
+    assert!(started.elapsed() < Duration::from_secs(5), "at one block a second it would have taken 23 s");
+}
+
+/// A tenant with a share of the tiers evicts its own blocks, and leaves those of others alone.
+#[test]
+fn a_tenant_keeps_to_its_share() {
+    let disk = files(256);
+    let config = StoreConfig { tenant_share: 0.25, ..StoreConfig::new(BLOCK, TOKENS) };
+    let mut rig = Rig::configured(with_disk(16, &disk, WriteMode::Through), config);
+    let quiet = chain(1, 4);
+    (0..4).for_each(|position| rig.offload_for(TenantId(7), &quiet, position));
+    let loud: Vec<Vec<BlockIdentity>> = (10..30).map(|seed| chain(seed, 4)).collect();
+    for chain in &loud {
+        (0..4).for_each(|position| rig.offload_for(TenantId(8), chain, position));
+    }
+    wait_for(&mut rig, "rest", |rig| rig.store.leased_slots() == 0);
+    assert!(quiet.iter().all(|identity| rig.store.is_on_host(identity)), "nobody else's blocks go");
+    let kept = loud.iter().flatten().filter(|identity| rig.store.is_on_host(identity)).count();
+    assert_eq!(kept, 4, "a quarter of 16 slots");
+    drop(rig);
+
+    // Whose they are is known after a restart, too.
+    let config = StoreConfig { tenant_share: 0.25, ..StoreConfig::new(BLOCK, TOKENS) };
+    let mut rig = Rig::configured(with_disk(16, &disk, WriteMode::Through), config);
+    let tenants: Vec<u32> = rig.survivors.iter().map(|survivor| survivor.description.tenant.0).collect();
+    assert!(tenants.iter().filter(|&&tenant| tenant == 7).count() == 4, "{tenants:?}");
+    assert_eq!(rig.onboard(&quiet, PATIENCE), 4);
+    assert_eq!(rig.onboard(loud.last().expect("twenty"), PATIENCE), 4);
+    assert!(quiet.iter().all(|identity| rig.store.is_on_host(identity)));
+}

@@ -1,0 +1,196 @@
+//! Blocks go out and come back as they were.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use kvstore_block::{BlockIdentity, BlockLayout, ElementType};
+use kvstore_catalog::PolicyKind;
+use kvstore_io::faulty::Faults;
+use kvstore_quantise::{Format, QuantisedLayout, Scheme};
+use kvstore_store::{
+    Description, HostTier, Moved, Offload, Onboard, StoreBuilder, StoreConfig, TenantId, WriteMode,
+};
+
+use crate::rig::{Behind, PATIENCE, Rig, TOKENS, chain, contents, files, no_disk, with_disk};
+
+#[test]
+fn blocks_come_back_from_host_memory_as_they_went() {
+    let mut rig = Rig::new(no_disk(3));
+    let blocks = chain(1, 4);
+    (0..3).for_each(|position| rig.offload(&blocks, position));
+    assert_eq!(rig.store.look_up(&blocks), 3);
+    assert_eq!(rig.onboard(&blocks, PATIENCE), 3, "the fourth was never stored");
+    // A block hangs on the one before it: the last of the chain goes first.
+    let other = chain(2, 1);
+    rig.offload(&other, 0);
+    assert_eq!(rig.store.look_up(&blocks), 2);
+    rig.events_are_true(&[blocks, other].concat());
+    assert_eq!(rig.pool.used_count(), 0);
+    assert_eq!(rig.store.leased_slots(), 0);
+}
+
+#[test]
+fn what_host_memory_has_no_room_for_comes_back_from_the_disk_and_outlives_the_process() {
+    for write in [WriteMode::Through, WriteMode::Back] {
+        let files = files(24);
+        let blocks = chain(3, 16);
+        let mut rig = Rig::new(with_disk(4, &files, write));
+        (0..16).for_each(|position| rig.offload(&blocks, position));
+        let written = if write == WriteMode::Through { 16 } else { rig.store.blocks()[1] };
+        rig.settle(written);
+        assert!(written >= 12, "{write:?}: {written}");
+        assert_eq!(rig.onboard(&blocks, PATIENCE), 16, "{write:?}");
+        rig.settle(rig.store.blocks()[1]);
+        rig.events_are_true(&blocks);
+        assert_eq!(rig.counter("checksum_failures"), 0);
+        let on_disk = rig.store.blocks()[1] as usize;
+        drop(rig);
+
+        let mut rig = Rig::new(with_disk(4, &files, write));
+        assert_eq!(rig.survivors.len(), on_disk.min(rig.store.look_up(&blocks)), "{write:?}");
+        for survivor in &rig.survivors {
+            let position = survivor.description.position as usize;
+            assert_eq!(survivor.identity, blocks[position]);
+            assert_eq!(survivor.description.parent, position.checked_sub(1).map(|before| blocks[before]));
+            assert_eq!(*survivor.description.meta, [position as u8; 40]);
+        }
+        let kept = rig.store.look_up(&blocks);
+        assert!(kept >= 12, "{write:?}: {kept}");
+        assert_eq!(rig.onboard(&blocks, PATIENCE), kept);
+        rig.events_are_true(&blocks);
+    }
+}
+
+#[test]
+fn a_damaged_block_on_the_disk_is_a_miss_and_is_thrown_away() {
+    let files = files(16);
+    let blocks = chain(4, 8);
+    let mut rig = Rig::new(with_disk(2, &files, WriteMode::Through));
+    (0..8).for_each(|position| rig.offload(&blocks, position));
+    rig.settle(8);
+    // Every block's first bytes, wherever they are.
+    let mut bytes = files.bytes();
+    for identity in &blocks[..6] {
+        let wanted = &contents(identity)[..64];
+        let at = bytes[0].windows(64).position(|window| window == wanted).expect("it is on the disk");
+        bytes[0][at + 1000] ^= 4;
+    }
+    drop(bytes);
+    let mut good = 0;
+    while rig.store.look_up(&blocks) > 0 && good < 8 {
+        good += 1;
+        rig.onboard(&blocks, PATIENCE);
+    }
+    assert!(rig.counter("disk_missed_blocks") >= 1);
+    rig.events_are_true(&blocks);
+    assert_eq!(rig.pool.used_count(), 0);
+}
+
+/// A request's number is used again while a read of its first use is under way.
+#[test]
+fn an_old_read_never_lands_in_a_new_load_with_the_same_number() {
+    let files = files(24);
+    let blocks = chain(9, 12);
+    let mut rig = Rig::new(with_disk(16, &files, WriteMode::Through));
+    (0..12).for_each(|position| rig.offload(&blocks, position));
+    rig.settle(12);
+    drop(rig);
+    let slow = Faults { delay: 0.7, delay_polls_max: 40, ..Faults::default() };
+    let mut rig = Rig::new(Behind { host_slots: 16, disk: Some((files, slow)), write: WriteMode::Through });
+    for round in 0..40_u64 {
+        rig.next_request = 1000;
+        let from = (round as usize * 5) % 8;
+        let within = Duration::from_micros(200 + 150 * (round % 7));
+        // Every byte that is said to be good is compared.
+        rig.onboard(&blocks[from..], within);
+        if round % 5 == 0 {
+            rig.store.forget(vec![blocks[3], blocks[7]]);
+        }
+    }
+    assert_eq!(rig.pool.used_count(), 0);
+}
+
+#[test]
+fn what_is_forgotten_on_its_way_stays_forgotten() {
+    let files = files(40);
+    let mut rig = Rig::new(with_disk(8, &files, WriteMode::Through));
+    let chains: Vec<Vec<BlockIdentity>> = (0..12).map(|number| chain(200 + number, 2)).collect();
+    for of in &chains {
+        rig.offload(of, 0);
+        rig.offload(of, 1);
+        rig.store.forget(of.clone());
+    }
+    rig.settle(0);
+    assert_eq!(rig.store.blocks(), [0, 0]);
+    rig.events_are_true(&chains.concat());
+    drop(rig);
+    let rig = Rig::new(with_disk(8, &files, WriteMode::Through));
+    assert_eq!(rig.survivors, [], "nothing comes back after a restart");
+}
+
+/// 8-bit blocks take half the room of bf16 ones and come back close to what they were; what cannot be represented is
+/// not kept.
+#[test]
+fn quantised_blocks_come_back_within_their_error() {
+    let layout = BlockLayout {
+        layers: 2,
+        parts: 2,
+        tokens: TOKENS,
+        kv_heads: 2,
+        head_dim: 32,
+        element: ElementType::Bf16,
+    };
+    for (format, tolerance) in [(Format::Int8, 0.012), (Format::Fp8E4m3, 0.07)] {
+        let quantised = QuantisedLayout::new(layout, Scheme::recommended(format, &layout)).expect("it fits");
+        assert!(quantised.bytes() < layout.block_bytes() * 3 / 4);
+        let slab = SlabLayout { slot_bytes: layout.block_bytes(), slot_count: 4 };
+        let pool = SlotPool::new(Arc::new(Slab::create("pool", slab, PageSize::Standard).expect("slab")));
+        let config =
+            StoreConfig { quantised: Some(quantised), ..StoreConfig::new(quantised.bytes(), TOKENS) };
+        let host = HostTier { slots: 2, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+        let (sender, moved) = unbounded();
+        let notify = move |event| {
+            let _over = sender.send(event);
+        };
+        let (store, survivors) =
+            StoreBuilder::new(config, host).expect("memory").start(notify).expect("threads");
+        let mut rig = Rig { pool, store, moved, survivors, told: HashMap::new(), next_request: 0 };
+        let blocks = chain(20, 2);
+        let values: Vec<f32> =
+            (0..layout.block_bytes() / 2).map(|at| ((at * 37 % 401) as f32 - 200.0) / 50.0).collect();
+        let offload = |rig: &mut Rig, position: usize, first: f32| {
+            let slot = rig.pool.acquire().expect("slot");
+            let all = std::iter::once(first).chain(values[1..].iter().copied());
+            let bytes: Vec<u8> =
+                all.flat_map(|value| ((value.to_bits() >> 16) as u16).to_le_bytes()).collect();
+            slot.slab().write(slot.slot(), 0, &bytes);
+            let description =
+                Description { parent: None, position: 0, meta: Arc::from([]), tenant: TenantId(0) };
+            let identity = blocks[position];
+            assert!(rig.store.offload(Offload { identity, description, slot }).is_ok());
+            while !matches!(rig.next(), Moved::Offloaded { .. }) {}
+        };
+        offload(&mut rig, 0, values[0]);
+        offload(&mut rig, 1, f32::NAN);
+        assert_eq!(rig.store.look_up(&blocks), 1, "what is not finite is not kept");
+        assert_eq!(rig.counter("unfit_blocks"), 1);
+        let target = rig.pool.acquire().expect("slot");
+        let deadline = Instant::now() + PATIENCE;
+        let job = Onboard { request: 1, chain: blocks[..1].to_vec(), targets: vec![target], deadline };
+        assert!(rig.store.onboard(job).is_ok());
+        let slots = loop {
+            if let Moved::Onboarded { slots, verified: 1, .. } = rig.next() {
+                break slots;
+            }
+        };
+        let mut bytes = vec![0; layout.block_bytes()];
+        slots[0].slab().read(slots[0].slot(), 0, &mut bytes);
+        for (value, bytes) in values.iter().zip(bytes.chunks_exact(2)) {
+            let back = f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);
+            assert!((back - value).abs() <= tolerance * 4.0, "{value} came back as {back}");
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The store as a worker uses it: blocks go out and come back as they were, through host memory and the disk, whatever
+//! the disk does.
+
+mod background;
+mod blocks;
+mod damage;
+mod rig;
