@@ -17,7 +17,7 @@ use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
 use kvstore_io::testing::{MemoryEngine, MemoryFiles};
 use kvstore_store::{
     DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Moved, Offload, Onboard, Plan, Prompt, Store,
-    StoreBuilder, StoreConfig,
+    StoreBuilder, StoreConfig, TenantId,
 };
 
 use super::slow::SlowEngine;
@@ -143,7 +143,8 @@ impl Rig {
             let slot = self.pool.acquire().context("a slot")?;
             slot.slab().write(slot.slot(), 0, &[position as u8; BLOCK_BYTES]);
             let parent = position.checked_sub(1).map(|parent| self.chain[parent]);
-            let description = Description { parent, position: position as u32, meta: Arc::from([]) };
+            let description =
+                Description { parent, position: position as u32, meta: Arc::from([]), tenant: TenantId(0) };
             ensure!(
                 self.store.offload(Offload { identity, description, slot }).is_ok(),
                 "the store takes it"

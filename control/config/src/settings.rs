@@ -378,6 +378,16 @@ section! {
         /// When a block is copied here: as soon as it is complete (`through`), so that the pool's slot is free the moment that
         /// it is needed, or when it has to leave the pool (`back`).
         write: String = "through".to_owned(), one_of &["through", "back"];
+        /// Bring the blocks of an idle conversation up from the slower tiers when it is likely to go on: when the chance that
+        /// it does within `prefetch_lead`, learnt from the conversations before it, is at least `prefetch_chance`.
+        prefetch: bool = true;
+        /// See `prefetch`.
+        prefetch_chance: f64 = 0.25, in 0.0 => 1.0;
+        /// See `prefetch`.
+        prefetch_lead: Duration = Duration::from_secs(10), in Duration::from_millis(1) => Duration::from_secs(3600);
+        /// The part of this tier, and of the disk tier, that the blocks of one tenant (one `cache_salt`; requests without one
+        /// are a tenant together) may fill.
+        tenant_share: f64 = 1.0, in 0.001 => 1.0;
     }
 }
 
@@ -403,7 +413,9 @@ section! {
         write: String = "through".to_owned(), one_of &["through", "back"];
         /// Only blocks that were seen at least so often are written.
         write_frequency: u64 = 1, in 1 => 15;
-        /// Bytes written per second at most; `"0 B"` is no limit.
+        /// Bytes read and written per second at most; what requests wait for comes first, the rest waits. `"0 B"` is no limit.
+        bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
+        /// Bytes written per second at most, what is above is not written; `"0 B"` is no limit.
         write_bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
         /// Bytes written per day at most, for the device's endurance; `"0 B"` is no limit.
         write_per_day: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 50);
@@ -420,6 +432,9 @@ section! {
         nodes: Vec<String> = Vec::new();
         /// How long a look-up and the reads that follow may take before they are a miss.
         deadline: Duration = Duration::from_millis(200), in Duration::from_millis(1) => Duration::from_secs(60);
+        /// Bytes read and written per second at most; what requests wait for comes first, and new blocks that exceed it are not
+        /// sent. `"0 B"` is no limit.
+        bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
         /// Blocks of a chain that are kept on one node; equal at all clients.
         group: u64 = 32, in 1 => 64;
         /// Nodes that keep a group of blocks that is asked for often.
@@ -445,6 +460,8 @@ section! {
         run: String = "16".to_owned(), one_of &["1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1024"];
         /// Objects older than that are misses and are deleted.
         ttl: Duration = Duration::from_secs(604_800), in Duration::from_secs(60) => Duration::from_secs(315_360_000);
+        /// Bytes read and written per second at most, as for `[remote_tier]`.
+        bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
         /// How long a look-up and a read may take before they are a miss.
         deadline: Duration = Duration::from_secs(2), in Duration::from_millis(1) => Duration::from_secs(600);
     }

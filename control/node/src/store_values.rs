@@ -19,7 +19,7 @@ use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_resp::{
     Condition, Entry, Expiry, KeyPage, SetOptions, SetOutcome, Usage, Value, ValueError, Values,
 };
-use kvstore_store::{Description, META_BYTES_MAX, Store, Survivor};
+use kvstore_store::{Description, META_BYTES_MAX, Store, Survivor, TenantId};
 use tokio::sync::{Semaphore, oneshot};
 
 /// How long a `GET` waits for the tiers.
@@ -213,7 +213,8 @@ impl Inner {
             let piece = value.slice(start..start + self.slot_bytes);
             let meta = if position == 0 { meta_of(named) } else { Vec::new() };
             let parent = position.checked_sub(1).map(|parent| chain[parent]);
-            let description = Description { parent, position: position as u32, meta: meta.into() };
+            let description =
+                Description { parent, position: position as u32, meta: meta.into(), tenant: TenantId(0) };
             let Ok(permit) = Arc::clone(&self.puts).acquire_owned().await else { return false };
             let (done, is_stored) = oneshot::channel();
             let done = move |stored| {

@@ -1,5 +1,6 @@
 //! The tiers of a store: chosen here, from the settings and from what the machine has.
 
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +26,8 @@ use kvstore_remote::{PoolNode, RemoteConfig, RemoteCounters, RemotePool};
 use kvstore_store::far::object::ObjectTier;
 use kvstore_store::far::remote::RemoteTier;
 use kvstore_store::{
-    DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, Store, StoreBuilder, StoreConfig, Survivor, WriteMode,
+    BandwidthLimit, BandwidthTier, DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, ReturnConfig, Store,
+    StoreBuilder, StoreConfig, Survivor, WriteMode,
 };
 
 use crate::rails;
@@ -112,6 +114,13 @@ pub(crate) fn open(
         disk_write: if settings.disk_tier.write == "back" { WriteMode::Back } else { WriteMode::Through },
         others_deadline: others_deadline(settings),
         quantised: blocks.quantised,
+        tenant_share: tier.tenant_share,
+        prefetch: tier.prefetch.then_some(ReturnConfig {
+            prefetch_chance: tier.prefetch_chance,
+            lead: tier.prefetch_lead,
+            ..ReturnConfig::default()
+        }),
+        bandwidth: bandwidth(settings, blocks.bytes),
         ..StoreConfig::new(blocks.bytes, blocks.tokens)
     };
     let mut builder = StoreBuilder::new(config, host)?;
@@ -132,6 +141,24 @@ pub(crate) fn open(
     let (store, survivors) = builder.start(notify)?;
     counters.disk = store.disk_counters().cloned();
     Ok(Some(Opened { store: Arc::new(store), survivors, counters }))
+}
+
+/// What each tier may take, by its place among the tiers.
+fn bandwidth(settings: &Settings, block_bytes: usize) -> [Option<BandwidthLimit>; BandwidthTier::ALL.len()] {
+    let mut limits = [None; BandwidthTier::ALL.len()];
+    for (tier, bytes) in [
+        (BandwidthTier::Disk, settings.disk_tier.bandwidth),
+        (BandwidthTier::Remote, settings.remote_tier.bandwidth),
+        (BandwidthTier::Object, settings.object_tier.bandwidth),
+    ] {
+        // A second's worth at once, and as much to be paid off at most; a block always fits.
+        limits[tier.index()] = NonZeroU64::new(bytes.0).map(|bytes_per_s| BandwidthLimit {
+            bytes_per_s,
+            burst_bytes: bytes_per_s.max(NonZeroU64::new(block_bytes as u64).unwrap_or(NonZeroU64::MIN)),
+            debt_max_bytes: bytes.0,
+        });
+    }
+    limits
 }
 
 /// The slower tiers are asked one after the other, each within its own deadline.

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{PoolCatalog, PoolRegistered as Registered};
-use kvstore_store::{Description, Medium, Offload, Store, Survivor};
+use kvstore_store::{Description, Medium, Offload, Store, Survivor, TenantId};
 use router_events::wire::{KvEvent, Removed, Stored};
 use router_radix::Tier;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::KvPool;
 use crate::sequence::Sequence;
@@ -41,6 +42,7 @@ struct Facts {
     is_copied: bool,
     /// Copies on their way to the store, whose removal from the pool is told when they are there.
     removals_owed: u32,
+    tenant: TenantId,
 }
 
 /// See the module's documentation.
@@ -84,6 +86,7 @@ impl Blocks {
                 is_told: false,
                 is_copied: false,
                 removals_owed: 0,
+                tenant: description.tenant,
             };
             self.events.push(stored_event(identity, &facts, Tier::Disk));
         }
@@ -133,6 +136,7 @@ impl Blocks {
             parent: facts.parent,
             position: facts.position,
             meta: encode_meta(&facts.tokens, &facts.extras).into(),
+            tenant: facts.tenant,
         };
         store.offload(Offload { identity, description, slot }).is_ok()
     }
@@ -169,6 +173,9 @@ impl Blocks {
             }
         }
         sequence.registered = complete.max(first);
+        // Whoever keeps the cache apart by a salt is a tenant.
+        let tenant =
+            sequence.extras.first().map_or(TenantId(0), |salt| TenantId(xxh3_64(salt.as_bytes()) as u32));
         for block in fresh {
             let identity = sequence.identities[block];
             let parent = block.checked_sub(1).map(|parent| sequence.identities[parent]);
@@ -184,6 +191,7 @@ impl Blocks {
                 is_told: false,
                 is_copied: false,
                 removals_owed: 0,
+                tenant,
             });
             if !facts.on_device && !facts.is_told && facts.on_host {
                 self.events.push(stored_event(identity, facts, Tier::Host));

@@ -112,6 +112,12 @@ impl Scheduler {
             return;
         }
         EngineStats::add(&self.stats.prompt_tokens, sequence.prompt_len);
+        if let Some(store) = &self.blocks.store {
+            let block_tokens = self.blocks.kv.block_tokens();
+            let wanted = sequence.reusable_blocks(block_tokens);
+            sequence.identify(wanted, block_tokens);
+            store.came(&sequence.identities[..wanted]);
+        }
         self.waiting.push_back(sequence);
     }
 
@@ -176,8 +182,7 @@ impl Scheduler {
         };
         if let Some(mut sequence) = sequence {
             sequence.finish(Finish::Length);
-            self.blocks.catalog.touch(&sequence.identities[..sequence.registered]);
-            EngineStats::add(&self.stats.finished, 1);
+            self.finished(&sequence);
         }
     }
 
@@ -473,10 +478,19 @@ impl Scheduler {
         finished.sort_unstable();
         for index in finished.into_iter().rev() {
             let sequence = running.remove(index);
-            self.blocks.catalog.touch(&sequence.identities[..sequence.registered]);
-            EngineStats::add(&self.stats.finished, 1);
+            self.finished(&sequence);
         }
         self.running = running;
+    }
+
+    /// Its blocks stay where they are; its user may go on later.
+    fn finished(&mut self, sequence: &Sequence) {
+        let known = &sequence.identities[..sequence.registered];
+        self.blocks.catalog.touch(known);
+        if let Some(store) = &self.blocks.store {
+            store.went_idle(known);
+        }
+        EngineStats::add(&self.stats.finished, 1);
     }
 
     /// Draws the next token; true when the sequence is finished.
