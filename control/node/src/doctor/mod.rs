@@ -1,5 +1,7 @@
 //! `kvasir doctor`: what this machine offers, what Kvasir will use of it, and why.
 
+mod disk;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -41,7 +43,16 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!("kvasir {} on {}\n", env!("CARGO_PKG_VERSION"), kernel());
-    for finding in [cores(), memory(), io_uring(), shared_memory(), rdma(&settings), gpu(), clock()] {
+    for finding in [
+        cores(),
+        memory(),
+        io_uring(),
+        shared_memory(),
+        rdma(&settings),
+        disk::disk(&settings),
+        gpu(),
+        clock(),
+    ] {
         println!("{:<14} {}\n{:<14} → {}", finding.what, finding.found, "", finding.consequence);
     }
     println!("\nlinks and memory");
