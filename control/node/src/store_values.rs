@@ -19,7 +19,7 @@ use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_resp::{
     Condition, Entry, Expiry, KeyPage, SetOptions, SetOutcome, Usage, Value, ValueError, Values,
 };
-use kvstore_store::{Description, META_BYTES_MAX, Store, Survivor, TenantId};
+use kvstore_store::{Description, HostBlock, META_BYTES_MAX, Store, Survivor, TenantId};
 use tokio::sync::{Semaphore, oneshot};
 
 /// How long a `GET` waits for the tiers.
@@ -204,6 +204,17 @@ impl Inner {
         is_same
     }
 
+    /// A value from its blocks; one that is not what had been stored is thrown away.
+    fn value_of(&self, named: &Named, blocks: &[HostBlock]) -> Option<Value> {
+        let pieces = blocks.iter().map(|block| block.to_bytes().map(Bytes::from)).collect::<Option<Value>>();
+        let value = pieces.filter(|value| value.len() as u64 == named.bytes);
+        if value.is_none() {
+            tracing::warn!("a value is damaged and is thrown away");
+            self.drop_value(named);
+        }
+        value
+    }
+
     /// Puts the blocks of a value; whether all of them are stored. Returns when none is on its way any more.
     async fn put(&self, named: &Named, chain: &[BlockIdentity], value: &Value) -> bool {
         let mut waiting = Vec::with_capacity(chain.len());
@@ -282,6 +293,9 @@ impl Values for StoredValues {
             return Ok(Some(Value::default()));
         }
         let chain = inner.chain(key, named.number, named.bytes);
+        if let Some(blocks) = inner.store.hold_now(&chain) {
+            return Ok(inner.value_of(&named, &blocks));
+        }
         let wanted = chain.len();
         let failed = |reason: &str| ValueError::Failed { operation: "GET", reason: reason.to_owned() };
         let room =
@@ -299,13 +313,8 @@ impl Values for StoredValues {
             // Evicted, or late: what is here stays until something else needs its place.
             return Ok(None);
         }
-        let pieces = blocks.iter().map(|block| block.to_bytes().map(Bytes::from)).collect::<Option<Value>>();
+        let value = inner.value_of(&named, &blocks);
         drop((blocks, room));
-        let value = pieces.filter(|value| value.len() as u64 == named.bytes);
-        if value.is_none() {
-            tracing::warn!("a value is damaged and is thrown away");
-            inner.drop_value(&named);
-        }
         Ok(value)
     }
 

@@ -382,6 +382,15 @@ impl Store {
         self.send(Job::Load { request, chain, destination, deadline }).map_err(|_| Throttled(()))
     }
 
+    /// The blocks of a chain, if host memory has all of them now. Takes no lock and asks no other thread.
+    #[must_use]
+    pub fn hold_now(&self, chain: &[BlockIdentity]) -> Option<Vec<HostBlock>> {
+        let mut leases = Vec::with_capacity(chain.len());
+        let found = self.shared.catalog.lease_prefix(HOST, chain, &mut leases);
+        let held = |lease| HostBlock { lease, memory: Arc::clone(&self.shared.memory) };
+        (found == chain.len()).then(|| leases.into_iter().map(held).collect())
+    }
+
     /// Starts a search in the tiers of other nodes; [`Moved::Prepared`] follows.
     pub fn prepare(&self, prepare: Prepare) -> Result<(), Throttled<Prepare>> {
         self.send(Job::Prepare(prepare)).map_err(|job| match job {
