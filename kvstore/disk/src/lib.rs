@@ -2,7 +2,6 @@
 //!
 //! * [`DiskLog`]: reads and writes of slots over any [`kvstore_io::IoEngine`]; one thread, driven by `poll`.
 //! * [`Recovered`], [`Report`]: what opening a store finds. Payloads are not read then.
-//! * [`SlotCursor`]: which slot is written next. The caller owns it, as it decides what is evicted.
 //! * [`Admission`], [`Usage`]: which blocks may be written: frequency, bandwidth, endurance.
 //! * [`inspect`]: what lies in segments, for people.
 //! * [`mod@format`]: the bytes on the disk.
@@ -21,7 +20,6 @@
 mod admission;
 mod checksum;
 mod config;
-mod cursor;
 mod done;
 mod drive;
 mod error;
@@ -47,7 +45,6 @@ mod tests;
 
 pub use admission::{Admission, AdmissionConfig, TokenBucket, Usage, Verdict};
 pub use config::{Area, DiskConfig, Moment};
-pub use cursor::SlotCursor;
 pub use done::{Block, Closed, Done, MissReason, ReadOutcome, Refused, RefusedReason, WriteOutcome};
 pub use error::DiskError;
 pub use inspect::{SegmentState, SegmentSummary, Summary, inspect};

@@ -20,7 +20,7 @@ use crate::table::Tables;
 use crate::trim::Trim;
 use crate::{
     Block, Closed, DiskConfig, DiskCounters, DiskError, Done, MissReason, Moment, ReadOutcome, Refused,
-    RefusedReason, SlotCursor, Usage,
+    RefusedReason, Usage,
 };
 
 /// What a slot is used for.
@@ -137,18 +137,6 @@ impl DiskLog {
     #[must_use]
     pub fn slot_count(&self) -> u32 {
         self.tables.slots()
-    }
-
-    /// A cursor over the slots that hold nothing now.
-    #[must_use]
-    pub fn slot_cursor(&self) -> SlotCursor {
-        let mut cursor = SlotCursor::new(self.slot_count());
-        for (slot, used) in (0..).zip(&self.slots) {
-            if matches!(used, SlotUse::Live | SlotUse::Writing) {
-                cursor.take(slot);
-            }
-        }
-        cursor
     }
 
     /// What it did.

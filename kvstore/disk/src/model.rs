@@ -4,7 +4,7 @@
 //! Power is cut and the store reopened in between. The same harness with verification switched off has to find
 //! wrong blocks: a check that cannot fail proves nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,7 @@ use kvstore_block::BlockIdentity;
 
 use crate::testing::{Faults, Happened, Random, SharedDisk, pool};
 use crate::{
-    Area, Block, DiskConfig, DiskLog, Done, MissReason, Moment, ReadOutcome, Recovered, SlotCursor,
-    WriteOutcome,
+    Area, Block, DiskConfig, DiskLog, Done, MissReason, Moment, ReadOutcome, Recovered, WriteOutcome,
 };
 
 const SLOT_BYTES: u32 = 8192;
@@ -59,7 +58,9 @@ struct World {
     disk: SharedDisk,
     log: Option<DiskLog>,
     memory: Arc<SlotPool>,
-    cursor: SlotCursor,
+    /// Slots that nothing was put into, and where the search for the next one begins.
+    free: BTreeSet<u32>,
+    next_slot: u32,
     random: Random,
     /// What each slot holds: block, and version where this process wrote it.
     stored: BTreeMap<u32, (u64, Option<u64>)>,
@@ -107,7 +108,8 @@ impl World {
             disk,
             log: None,
             memory: pool(SLOT_BYTES as usize, 16),
-            cursor: SlotCursor::new(0),
+            free: BTreeSet::new(),
+            next_slot: 0,
             random: Random(run.seed),
             stored: BTreeMap::new(),
             versions: HashMap::new(),
@@ -148,7 +150,7 @@ impl World {
         });
         let (mut log, recovered, _) = opened.expect("a store");
         log.trusts_device = self.run.trusts_device;
-        self.cursor = log.slot_cursor();
+        (self.free, self.next_slot) = ((0..log.slot_count()).collect(), 0);
         self.log = Some(log);
         self.pending.clear();
         self.stored.clear();
@@ -158,6 +160,7 @@ impl World {
             assert_eq!(block.meta[..], id.to_le_bytes(), "the meta bytes are the block's");
             assert_eq!(block.parent, identity(id + 1));
             self.stored.insert(block.slot, (id, None));
+            self.free.remove(&block.slot);
         }
         self.outcome.recovered += recovered.len() as u64;
         recovered
@@ -189,8 +192,12 @@ impl World {
         if let Some(slot) = before {
             self.forget(slot);
         }
-        let slot = match self.cursor.next() {
-            Some(slot) => slot,
+        let slot = match self.free.range(self.next_slot..).chain(&self.free).next().copied() {
+            Some(slot) => {
+                self.free.remove(&slot);
+                self.next_slot = slot + 1;
+                slot
+            }
             None => {
                 let Some((slot, ..)) = self.any_stored() else { return };
                 self.stored.remove(&slot);
@@ -222,7 +229,7 @@ impl World {
     fn forget(&mut self, slot: u32) {
         self.stored.remove(&slot);
         self.log().forget(slot);
-        self.cursor.release(slot);
+        self.free.insert(slot);
     }
 
     fn poll(&mut self) {
@@ -246,7 +253,7 @@ impl World {
                     }
                     self.stored.insert(slot, (id, Some(version)));
                 } else {
-                    self.cursor.release(slot);
+                    self.free.insert(slot);
                 }
             }
             Done::Read { token, slot, outcome, memory } => {
@@ -282,7 +289,7 @@ impl World {
                 }
                 if is_current && matches!(reason, MissReason::Damaged | MissReason::Media) {
                     self.stored.remove(&slot);
-                    self.cursor.release(slot);
+                    self.free.insert(slot);
                 }
             }
         }

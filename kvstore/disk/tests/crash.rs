@@ -6,7 +6,7 @@
 //! on the disk, so the parent knows which blocks must have survived, and not only that the others are not wrong.
 //! `--planted` makes the child store wrong bytes now and then under a good checksum: the parent has to find them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -162,22 +162,25 @@ fn memory(log: &mut DiskLog) -> Arc<SlotPool> {
 fn child(options: &Options) {
     let (mut log, recovered, _) = open(options);
     let memory = memory(&mut log);
-    let mut cursor = log.slot_cursor();
     let mut stored: BTreeMap<u64, u32> =
         recovered.iter().map(|block| (id_of(block.identity), block.slot)).collect();
+    let mut free: BTreeSet<u32> = (0..log.slot_count()).collect();
+    free.retain(|slot| recovered.iter().all(|block| block.slot != *slot));
+    // Free slots in turn, so that records go into all pages of the tables.
+    let mut next_slot = 0;
     let mut writing: BTreeMap<u64, u32> = BTreeMap::new();
     let (mut next, mut reported, mut flushing) = (options.first_id, options.first_id, None);
     let mut random = options.seed;
     let mut done = Vec::new();
     loop {
         while writing.len() < DEPTH && next < reported + AHEAD_MAX {
-            while cursor.free_count() <= SPARE {
+            while free.len() <= SPARE as usize {
                 let Some((_, slot)) = stored.pop_first() else { break };
                 log.forget(slot);
-                cursor.release(slot);
+                free.insert(slot);
             }
             let Some(slot) = memory.acquire() else { break };
-            let Some(target) = cursor.next() else { break };
+            let Some(target) = free.range(next_slot..).chain(&free).next().copied() else { break };
             let is_planted = options.planted && mix(&mut random).is_multiple_of(10);
             let bytes = content(next);
             let mut stored_bytes = bytes.clone();
@@ -190,9 +193,10 @@ fn child(options: &Options) {
                 Block { identity: identity(next), parent: identity(next - 1), tenant: 1, meta: &meta };
             if let Err(refused) = log.write(target, block, slot, bytes.len() as u32, next) {
                 assert!(refused.reason == kvstore_disk::RefusedReason::Full, "{refused:?}");
-                cursor.release(target);
                 break;
             }
+            free.remove(&target);
+            next_slot = target + 1;
             writing.insert(next, target);
             next += 1;
         }

@@ -25,11 +25,11 @@ fn engine(folder: &Path, file_bytes: u64) -> Box<dyn IoEngine> {
 }
 
 fn fill(log: &mut DiskLog, memory: &Arc<SlotPool>) {
-    let mut cursor = log.slot_cursor();
+    let mut targets = 0..log.slot_count();
     let (mut done, mut written) = (Vec::new(), 0);
     while written < log.slot_count() {
         while let Some(slot) = memory.acquire() {
-            let Some(target) = cursor.next() else { break };
+            let Some(target) = targets.next() else { break };
             let mut identity = [7; 16];
             identity[..4].copy_from_slice(&target.to_le_bytes());
             let identity = BlockIdentity(identity);

@@ -9,8 +9,9 @@ use crate::bus::Bus;
 use crate::command::{Command, DataPointer, nvm};
 use crate::commands::{Commands, InFlight, Owner};
 use crate::dma::PAGE_BYTES;
-use crate::engine::{Blocking, NvmeEngine, describe};
+use crate::engine::{Blocking, NvmeEngine};
 use crate::queue_pair::CompletionEntry;
+use crate::request_queue::describe;
 use crate::requests::Target;
 use crate::status::Status;
 use crate::{ENGINE_NAME, NvmeError};
@@ -18,12 +19,11 @@ use crate::{ENGINE_NAME, NvmeError};
 impl<B: Bus> NvmeEngine<B> {
     /// Makes commands of what is pending, as far as there is room, and rings the doorbells.
     pub(crate) fn issue(&mut self) {
-        if self.pending.len() <= self.unflushed || !self.health.may_issue() {
+        if self.queue.first().is_none() || !self.health.may_issue() {
             return;
         }
         let now = Instant::now();
-        while self.pending.len() > self.unflushed {
-            let Some(&index) = self.pending.front() else { break };
+        while let Some(index) = self.queue.first() {
             if !self.commands.iter().any(Commands::has_room) || !self.issue_request(index, now) {
                 break;
             }
@@ -33,13 +33,13 @@ impl<B: Bus> NvmeEngine<B> {
 
     /// Makes the next command of the first pending request, or takes it off the queue. False when it must wait.
     fn issue_request(&mut self, index: u16, now: Instant) -> bool {
-        let Some(active) = self.requests.get(index) else {
-            self.pending.pop_front();
+        let Some(active) = self.queue.requests.get(index) else {
+            self.queue.pending.pop_front();
             return true;
         };
         if active.is_issued() || active.failure.is_some() {
-            self.pending.pop_front();
-            self.finish_if_over(index);
+            self.queue.pending.pop_front();
+            self.queue.finish_if_over(index);
             return true;
         }
         let bytes_left = active.request.buffer.len() - active.issued;
@@ -146,7 +146,7 @@ impl<B: Bus> NvmeEngine<B> {
         let mut found = false;
         for pair in 0..self.controller.pairs.len() {
             // A completion that begins a reset is the last that is believed.
-            while self.finished.len() < budget && self.health.may_issue() {
+            while self.queue.finished.len() < budget && self.health.may_issue() {
                 let Some(entry) = self.controller.pairs[pair].pop(&self.controller.memory) else { break };
                 found = true;
                 self.complete(pair, entry);
@@ -182,7 +182,7 @@ impl<B: Bus> NvmeEngine<B> {
         if let Some(bounce) = bounce {
             self.bounces.push(bounce);
         }
-        let Some(active) = self.requests.get(index) else { return };
+        let Some(active) = self.queue.requests.get(index) else { return };
         active.outstanding -= 1;
         match (failure, active.request.operation, &mut active.request.buffer) {
             (Some(failure), _, _) => {
@@ -190,7 +190,7 @@ impl<B: Bus> NvmeEngine<B> {
                     active.failure = Some(failure.into_io(describe(&active.request)));
                 }
             }
-            (None, Operation::Write, _) => self.cache_dirty = true,
+            (None, Operation::Write, _) => self.cache.note_write(),
             (None, Operation::Read, Buffer::Pages(pages)) => {
                 if let Some(bounce) = bounce {
                     let place = self.controller.layout.bounce_buffer(bounce);
@@ -199,17 +199,7 @@ impl<B: Bus> NvmeEngine<B> {
             }
             (None, Operation::Read, Buffer::Slot { .. }) => {}
         }
-        self.finish_if_over(index);
-    }
-
-    /// Hands a request back when no command of it is in flight and none will be. One that failed before all of it was
-    /// issued is first of the pending ones, and is taken off there.
-    pub(crate) fn finish_if_over(&mut self, index: u16) {
-        let Some(active) = self.requests.get(index) else { return };
-        let is_pending = self.pending.front() == Some(&index);
-        if active.outstanding == 0 && !is_pending && (active.is_issued() || active.failure.is_some()) {
-            self.finished.extend(self.requests.remove(index));
-        }
+        self.queue.finish_if_over(index);
     }
 }
 

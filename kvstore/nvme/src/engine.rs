@@ -10,11 +10,10 @@
 
 mod io_engine;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvstore_io::{Buffer, Completion, Geometry, IoError, IoErrorKind, Operation, Request};
+use kvstore_io::{Geometry, IoError};
 
 use crate::bus::Bus;
 use crate::command::Command;
@@ -24,9 +23,9 @@ use crate::dma::PAGE_BYTES;
 use crate::identify::{ControllerIdentity, NamespaceIdentity};
 use crate::layout::PAGE_LIST_ENTRIES;
 use crate::recovery::Health;
-use crate::registrations::Registrations;
-use crate::requests::{Requests, Target};
+use crate::request_queue::RequestQueue;
 use crate::vfio::VfioBus;
+use crate::volatile_cache::VolatileCache;
 use crate::wake::{Alarm, Pause};
 use crate::{ENGINE_NAME, NvmeConfig, NvmeError, PciAddress};
 
@@ -58,32 +57,21 @@ pub(crate) enum Blocking {
 pub struct NvmeEngine<B: Bus = VfioBus> {
     pub(crate) controller: Controller<B>,
     pub(crate) commands: Vec<Commands>,
-    pub(crate) requests: Requests,
-    /// Requests with bytes that no command was made for yet, oldest first. Only the first is partly issued.
-    pub(crate) pending: VecDeque<u16>,
-    /// The last of those, which `flush` has not handed over.
-    pub(crate) unflushed: usize,
-    pub(crate) finished: VecDeque<Completion>,
+    pub(crate) queue: RequestQueue,
     pub(crate) bounces: Vec<u16>,
     pub(crate) blocking: Blocking,
     pub(crate) health: Health,
     pub(crate) next_check: Instant,
     pub(crate) command_timeout: Duration,
     pub(crate) admin_timeout: Duration,
-    /// Writes completed since the last flush, and then the controller was reset.
-    pub(crate) cache_dirty: bool,
-    pub(crate) cache_lost: bool,
+    pub(crate) cache: VolatileCache,
     pub(crate) counters: NvmeCounters,
     pub(crate) command_bytes_max: usize,
     pub(crate) bounce_bytes: usize,
     pub(crate) use_sgl: bool,
     pub(crate) next_pair: usize,
-    geometry: Geometry,
     identity: ControllerIdentity,
     pub(crate) namespace: NamespaceIdentity,
-    /// Requests accepted and not yet handed back.
-    accepted: usize,
-    registrations: Registrations,
     alarm: Arc<Alarm>,
     idle_polls: u32,
 }
@@ -120,28 +108,21 @@ impl<B: Bus> NvmeEngine<B> {
         Ok(Self {
             commands: controller.pairs.iter().map(|_| Commands::new(entries)).collect(),
             controller,
-            requests: Requests::new(config.requests_max),
-            pending: VecDeque::with_capacity(config.requests_max),
-            unflushed: 0,
-            finished: VecDeque::with_capacity(config.requests_max),
+            queue: RequestQueue::new(ENGINE_NAME, geometry),
             bounces: (0..config.bounce_buffers).rev().collect(),
             blocking: Blocking::None,
             health: Health::Running,
             next_check: Instant::now(),
             command_timeout: config.command_timeout,
             admin_timeout: config.admin_timeout,
-            cache_dirty: false,
-            cache_lost: false,
+            cache: VolatileCache::default(),
             counters: NvmeCounters::default(),
             command_bytes_max,
             bounce_bytes: config.bounce_bytes,
             use_sgl: config.use_sgl && found.controller.takes_sgl,
             next_pair: 0,
-            geometry,
             identity: found.controller,
             namespace: found.namespace,
-            accepted: 0,
-            registrations: Registrations::default(),
             alarm: Arc::default(),
             idle_polls: 0,
         })
@@ -155,7 +136,7 @@ impl<B: Bus> NvmeEngine<B> {
 
     /// The first bytes of the namespace, for a look at what is on it before something else is written there: `bytes`,
     /// or all that it has in whole pages of 4 KiB where that is less. Blocks. For an engine that is not in use yet: while
-    /// requests are queued or in flight it fails with [`IoErrorKind::Invalid`].
+    /// requests are queued or in flight it fails with [`IoErrorKind::Invalid`](kvstore_io::IoErrorKind::Invalid).
     pub fn first_bytes(&mut self, bytes: usize) -> Result<Vec<u8>, IoError> {
         crate::start::first_bytes(self, bytes)
     }
@@ -192,24 +173,6 @@ impl<B: Bus> NvmeEngine<B> {
         self.commands.iter().map(Commands::count).sum()
     }
 
-    fn error(&self, request: &Request, kind: IoErrorKind, reason: impl Into<String>) -> IoError {
-        IoError { engine: ENGINE_NAME, operation: describe(request), kind, reason: reason.into() }
-    }
-
-    /// How the device reaches the request's memory, after everything about the request was checked.
-    fn target(&self, request: &Request) -> Result<Target, IoError> {
-        let start =
-            self.geometry.check(request).map_err(|reason| IoError::invalid(ENGINE_NAME, request, reason))?;
-        let bytes = request.buffer.len();
-        match (&request.buffer, self.registrations.translate(start, bytes)) {
-            (_, Some(address)) => Ok(Target::Mapped(address)),
-            (Buffer::Pages(_), None) => Ok(Target::Bounced),
-            (Buffer::Slot { .. }, None) => {
-                Err(self.error(request, IoErrorKind::Unmapped, "the slot's slab is not registered"))
-            }
-        }
-    }
-
     /// Looks once at everything: completions, what can be issued with the room they left, the clock.
     fn turn(&mut self, budget: usize) -> bool {
         if self.reap(budget) {
@@ -229,7 +192,7 @@ impl<B: Bus> NvmeEngine<B> {
     fn has_news(&self) -> bool {
         let has_completion =
             |pair: &crate::queue_pair::QueuePair| pair.has_completion(&self.controller.memory);
-        !self.finished.is_empty()
+        !self.queue.finished.is_empty()
             || (self.health.may_issue() && self.controller.pairs.iter().any(has_completion))
     }
 
@@ -259,26 +222,16 @@ impl<B: Bus> NvmeEngine<B> {
     }
 }
 
-/// In words, for errors.
-pub(crate) fn describe(request: &Request) -> String {
-    let operation = match request.operation {
-        Operation::Read => "read",
-        Operation::Write => "write",
-    };
-    let bytes = request.buffer.len();
-    format!("{operation} {bytes} bytes at {:#x} of file {}", request.offset, request.file)
-}
-
 impl<B: Bus> Drop for NvmeEngine<B> {
     fn drop(&mut self) {
         let mut pause = Pause::new();
         // Bounded: a command that does not complete is aborted, then the controller is reset or cut off.
-        while self.commands_in_flight() > 0 || self.pending.len() > self.unflushed {
+        while self.commands_in_flight() > 0 || self.queue.first().is_some() {
             if !self.turn(usize::MAX) {
                 pause.rest();
             }
         }
-        while let Some((address, bytes, slab)) = self.registrations.pop() {
+        while let Some((address, bytes, slab)) = self.queue.registrations.pop() {
             if self.controller.bus.unmap(address, bytes).is_err() {
                 // The device could still reach it: this memory must not be used again.
                 std::mem::forget(slab);

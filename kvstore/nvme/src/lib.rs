@@ -8,6 +8,7 @@
 //! In reading order: [`NvmeConfig`]; `registers`, `command`, `status`, `identify` (what the specification defines);
 //! `bus` (how a device is reached) with `vfio` behind it; `dma` and `layout` (memory of the queues); `queue_pair`;
 //! `controller` (start, shutdown, start again); `registrations`, `commands`, `requests` (tables of the engine);
+//! `request_queue` and `volatile_cache` (what every engine does with requests and syncs);
 //! [`NvmeEngine`] with `data_path` (hot), `recovery` (timeouts, resets, removal) and `start` (what a device begins
 //! with); `wake`; [`testing`], a software controller that the whole driver runs against on any machine.
 //!
@@ -32,6 +33,7 @@ mod queue_pair;
 mod recovery;
 mod registers;
 mod registrations;
+mod request_queue;
 mod requests;
 #[cfg(feature = "spdk")]
 pub mod spdk;
@@ -39,6 +41,7 @@ mod start;
 mod status;
 pub mod testing;
 mod vfio;
+mod volatile_cache;
 mod wake;
 
 pub use address::PciAddress;
@@ -52,6 +55,3 @@ pub use vfio::VfioBus;
 
 /// In logs, metrics and errors.
 const ENGINE_NAME: &str = "nvme_user";
-
-/// Why a sync fails once after a reset.
-const CACHE_LOST: &str = "the controller was reset after writes that no sync had followed; they may be lost";

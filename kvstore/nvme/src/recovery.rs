@@ -13,6 +13,7 @@ use crate::NvmeError;
 use crate::bus::Bus;
 use crate::data_path::Failure;
 use crate::engine::NvmeEngine;
+use crate::request_queue::describe;
 
 /// An abort under way.
 #[derive(Debug)]
@@ -131,8 +132,9 @@ impl<B: Bus> NvmeEngine<B> {
 
     pub(crate) fn begin_reset(&mut self, reason: NvmeError, now: Instant) {
         self.counters.resets += 1;
-        self.cache_lost |= self.cache_dirty && self.identity().has_volatile_cache;
-        self.cache_dirty = false;
+        if self.identity().has_volatile_cache {
+            self.cache.note_reset();
+        }
         if matches!(reason, NvmeError::Removed { .. }) {
             self.give_up(reason);
             return;
@@ -173,15 +175,7 @@ impl<B: Bus> NvmeEngine<B> {
         self.controller.bus.isolate();
         self.health = Health::Failed(error.clone());
         self.fail_commands(&error);
-        self.unflushed = 0;
-        while let Some(index) = self.pending.pop_front() {
-            if let Some(active) = self.requests.get(index)
-                && active.failure.is_none()
-            {
-                active.failure = Some(error.clone().into_io(crate::engine::describe(&active.request)));
-            }
-            self.finish_if_over(index);
-        }
+        self.queue.fail_pending(|request| error.clone().into_io(describe(request)));
     }
 
     /// Completes every command that the device had.

@@ -5,9 +5,15 @@
 //! an unknown kind or version, a field outside of its range or left-over bytes make the whole message invalid;
 //! the connection is then closed. Nothing is allocated for a length that the bytes do not back.
 
+mod fields;
+#[cfg(test)]
+mod tests;
+
 use dataplane_fabric::Priority;
 use kvstore_block::BlockIdentity;
 use xxhash_rust::xxh3::xxh3_64;
+
+use fields::{Field, get_list, put_list};
 
 /// Raised when a message changes its meaning.
 const VERSION: u8 = 1;
@@ -211,134 +217,9 @@ impl Message {
     }
 }
 
-/// A value of fixed size.
-trait Field: Sized {
-    const BYTES: usize;
-    fn put(&self, out: &mut Vec<u8>);
-    fn get(from: &mut &[u8]) -> Option<Self>;
-}
-
-macro_rules! integer_fields {
-    ($($integer:ty),*) => {$(
-        impl Field for $integer {
-            const BYTES: usize = size_of::<Self>();
-            fn put(&self, out: &mut Vec<u8>) {
-                out.extend(self.to_le_bytes());
-            }
-            fn get(from: &mut &[u8]) -> Option<Self> {
-                let (head, rest) = from.split_first_chunk()?;
-                *from = rest;
-                Some(Self::from_le_bytes(*head))
-            }
-        }
-    )*};
-}
-
-integer_fields!(u8, u16, u32, u64);
-
-impl Field for BlockIdentity {
-    const BYTES: usize = 16;
-
-    fn put(&self, out: &mut Vec<u8>) {
-        out.extend(self.0);
-    }
-
-    fn get(from: &mut &[u8]) -> Option<Self> {
-        let (head, rest) = from.split_first_chunk()?;
-        *from = rest;
-        Some(Self(*head))
-    }
-}
-
-impl Field for Description {
-    const BYTES: usize = 36;
-
-    fn put(&self, out: &mut Vec<u8>) {
-        self.parent.put(out);
-        self.bytes.put(out);
-        self.checksum.put(out);
-        self.meta.put(out);
-    }
-
-    fn get(from: &mut &[u8]) -> Option<Self> {
-        let (parent, bytes) = (Field::get(from)?, Field::get(from)?);
-        Some(Self { parent, bytes, checksum: Field::get(from)?, meta: Field::get(from)? })
-    }
-}
-
-impl Field for Offer {
-    const BYTES: usize = BlockIdentity::BYTES + Description::BYTES;
-
-    fn put(&self, out: &mut Vec<u8>) {
-        self.identity.put(out);
-        self.description.put(out);
-    }
-
-    fn get(from: &mut &[u8]) -> Option<Self> {
-        Some(Self { identity: Field::get(from)?, description: Field::get(from)? })
-    }
-}
-
-impl Field for FoundBlock {
-    const BYTES: usize = 8 + Description::BYTES;
-
-    fn put(&self, out: &mut Vec<u8>) {
-        self.slot.put(out);
-        self.generation.put(out);
-        self.description.put(out);
-    }
-
-    fn get(from: &mut &[u8]) -> Option<Self> {
-        Some(Self { slot: Field::get(from)?, generation: Field::get(from)?, description: Field::get(from)? })
-    }
-}
-
-impl Field for Grant {
-    const BYTES: usize = 9;
-
-    fn put(&self, out: &mut Vec<u8>) {
-        let (kind, slot, generation) = match *self {
-            Self::Slot { slot, generation } => (0_u8, slot, generation),
-            Self::Present => (1, 0, 0),
-            Self::Pending => (2, 0, 0),
-            Self::Full => (3, 0, 0),
-            Self::Refused => (4, 0, 0),
-        };
-        kind.put(out);
-        slot.put(out);
-        generation.put(out);
-    }
-
-    fn get(from: &mut &[u8]) -> Option<Self> {
-        match (u8::get(from)?, u32::get(from)?, u32::get(from)?) {
-            (0, slot, generation) => Some(Self::Slot { slot, generation }),
-            (1, 0, 0) => Some(Self::Present),
-            (2, 0, 0) => Some(Self::Pending),
-            (3, 0, 0) => Some(Self::Full),
-            (4, 0, 0) => Some(Self::Refused),
-            _ => None,
-        }
-    }
-}
-
 fn put_plain(kind: u8, name: u64, out: &mut Vec<u8>) {
     out.push(kind);
     name.put(out);
-}
-
-fn put_list<T: Field>(list: &[T], out: &mut Vec<u8>) {
-    debug_assert!(list.len() <= BLOCKS_PER_MESSAGE_MAX, "a list of {} is never sent", list.len());
-    (list.len() as u16).put(out);
-    list.iter().for_each(|item| item.put(out));
-}
-
-/// The list that is the rest of a message.
-fn get_list<T: Field>(from: &mut &[u8]) -> Option<Vec<T>> {
-    let count = usize::from(u16::get(from)?);
-    if count > BLOCKS_PER_MESSAGE_MAX || count * T::BYTES != from.len() {
-        return None;
-    }
-    (0..count).map(|_| T::get(from)).collect()
 }
 
 /// See [`crate::fuzz_wire`]. The body is tried without its sum, which a fuzzer would not find.
@@ -351,86 +232,5 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         message.encode_body(&mut body);
         assert_eq!(body, bytes, "what decodes must encode to the same bytes");
         assert_eq!(Message::decode(&message.encode()), Some(message));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn samples() -> Vec<Message> {
-        let identity = BlockIdentity([7; 16]);
-        let description = Description { parent: identity, bytes: 1, checksum: u64::MAX, meta: 3 };
-        let grant = |slot| Grant::Slot { slot, generation: 9 };
-        vec![
-            Message::LookUp { request: 1, chain: vec![identity; BLOCKS_PER_MESSAGE_MAX] },
-            Message::Release { lease: 2 },
-            Message::Reserve { request: 3, offers: vec![Offer { identity, description }; 64] },
-            Message::Commit { request: 4, written: u64::MAX },
-            Message::Suspect { chain: vec![identity] },
-            Message::Stats { request: 5 },
-            Message::Found {
-                request: 6,
-                lease: 7,
-                lease_ms: 8,
-                blocks: vec![FoundBlock { slot: 1, generation: 2, description }; 64],
-            },
-            Message::Granted {
-                request: 9,
-                lease_ms: 10,
-                grants: vec![grant(1), Grant::Present, Grant::Pending, Grant::Full, Grant::Refused],
-            },
-            Message::Committed { request: 11, registered: 12, damaged: 13 },
-            Message::Load { request: 14, slots: 15, free: 16, blocks: 17, leases: 18, verifying: 19 },
-            Message::Busy { request: 20 },
-        ]
-    }
-
-    #[test]
-    fn messages_come_back_as_they_went_and_fit() {
-        for message in samples() {
-            let bytes = message.encode();
-            assert!(bytes.len() <= 8 << 10, "{} bytes", bytes.len());
-            assert_eq!(Message::decode(&bytes), Some(message));
-        }
-    }
-
-    #[test]
-    fn every_flipped_bit_of_a_message_is_noticed() {
-        for message in samples() {
-            let bytes = message.encode();
-            for bit in 0..bytes.len() * 8 {
-                let mut wrong = bytes.clone();
-                wrong[bit / 8] ^= 1 << (bit % 8);
-                assert_eq!(Message::decode(&wrong), None, "bit {bit} of {message:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn mutated_bodies_never_panic_and_encode_to_what_they_were() {
-        let mut random = 7_u64;
-        let mut draw = |bound: usize| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random as usize % bound
-        };
-        let samples = samples();
-        let mut understood = 0;
-        for round in 0..30_000 {
-            let mut body = Vec::new();
-            samples[round % samples.len()].encode_body(&mut body);
-            if draw(3) == 0 {
-                body.truncate(draw(body.len() + 1));
-            }
-            for _ in 0..draw(4).min(body.len()) {
-                let at = draw(body.len().min(40));
-                body[at] = draw(256) as u8;
-            }
-            understood += usize::from(Message::decode_body(&body).is_some());
-            fuzz(&body);
-        }
-        assert!(understood > 5_000, "the mutations are too rough: {understood}");
     }
 }

@@ -1,19 +1,16 @@
 //! The engine: each request of the caller is at most one request at a time underneath.
 
+mod io_engine;
+
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_memory::Slab;
-
-use super::SECTOR_BYTES;
+use super::contents::{copy_of, copy_of_bytes, flip, flip_in, tear};
 use super::faults::{FaultCounters, Faults};
 use super::power::Record;
 use crate::error::describe;
 use crate::testing::Random;
-use crate::{
-    Buffer, Completion, Full, Geometry, IoEngine, IoError, IoErrorKind, Operation, PageBuffer, Request, Waker,
-};
+use crate::{Buffer, Completion, IoEngine, IoError, IoErrorKind, Operation, PageBuffer, Request};
 
 const NAME: &str = "faulty";
 /// Ranges that cannot be read; the oldest is forgotten for a new one.
@@ -307,147 +304,4 @@ impl<E: IoEngine> Drop for FaultyEngine<E> {
 fn gone() -> IoError {
     let (operation, reason) = ("use the device".to_owned(), "it is gone (injected)".to_owned());
     IoError { engine: NAME, operation, kind: IoErrorKind::Device, reason }
-}
-
-fn copy_of_bytes(bytes: &[u8]) -> PageBuffer {
-    let mut copy = PageBuffer::zeroed(bytes.len());
-    copy.copy_from_slice(bytes);
-    copy
-}
-
-pub(super) fn copy_of(buffer: &Buffer) -> PageBuffer {
-    match buffer {
-        Buffer::Slot { slot, offset, len } => {
-            let mut copy = PageBuffer::zeroed(*len);
-            slot.slab().read(slot.slot(), *offset, &mut copy);
-            copy
-        }
-        Buffer::Pages(pages) => copy_of_bytes(pages),
-    }
-}
-
-/// Puts back the old contents of some sectors: of all after some point, or of any.
-pub(super) fn tear(random: &mut Random, old: &[u8], new: &mut [u8]) {
-    let sectors = new.len() / SECTOR_BYTES;
-    let prefix = random.chance(0.5);
-    // At least one sector is old.
-    let landed = random.below(sectors as u64) as usize;
-    for sector in 0..sectors {
-        let lost = if prefix { sector >= landed } else { sector == landed || random.chance(0.5) };
-        if lost {
-            let range = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
-            new[range.clone()].copy_from_slice(&old[range]);
-        }
-    }
-}
-
-fn flip(random: &mut Random, bytes: &mut [u8]) {
-    let bit = random.below(bytes.len() as u64 * 8);
-    bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
-}
-
-fn flip_in(random: &mut Random, buffer: &mut Buffer) {
-    match buffer {
-        Buffer::Pages(pages) => flip(random, pages),
-        Buffer::Slot { slot, offset, len } => {
-            let bit = random.below(*len as u64 * 8);
-            let (at, mut byte) = (*offset + (bit / 8) as usize, [0]);
-            slot.slab().read(slot.slot(), at, &mut byte);
-            slot.slab().write(slot.slot(), at, &[byte[0] ^ 1 << (bit % 8)]);
-        }
-    }
-}
-
-impl<E: IoEngine> IoEngine for FaultyEngine<E> {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn register(&mut self, slab: &Arc<Slab>) -> Result<(), IoError> {
-        self.inner.register(slab)
-    }
-
-    fn submit(&mut self, request: Request) -> Result<(), Full> {
-        if self.in_flight() >= self.geometry().depth_max {
-            return Err(Full(request));
-        }
-        if let Err(reason) = self.geometry().check(&request) {
-            let result = Err(IoError::invalid(NAME, &request, reason));
-            self.hold(Completion { id: request.id, buffer: request.buffer, result }, None);
-            return Ok(());
-        }
-        if self.random.chance(self.faults.device_gone) {
-            self.gone = true;
-        }
-        if self.gone {
-            self.counters.device_gone += 1;
-            self.fail(request, IoErrorKind::Device, "the device is gone");
-            return Ok(());
-        }
-        match request.operation {
-            Operation::Read => self.start_read(request),
-            Operation::Write => self.start_write(request),
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), IoError> {
-        self.inner.flush()
-    }
-
-    fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
-        self.advance();
-        self.held.iter_mut().for_each(|held| held.polls = held.polls.saturating_sub(1));
-        let mut count = 0;
-        while count < budget {
-            let due = |held: &Held| held.polls == 0;
-            let dues = self.held.iter().filter(|held| due(held)).count() as u64;
-            let nth = if self.faults.reorder { self.random.below(dues) } else { 0 };
-            let found = self.held.iter().enumerate().filter(|(_, held)| due(held)).nth(nth as usize);
-            let Some((index, _)) = found else { break };
-            let Held { completion, record, .. } = self.held.remove(index);
-            if let Some(record) = self.unsynced.iter_mut().find(|known| Some(known.number) == record) {
-                record.completed = completion.result.is_ok();
-            }
-            completions.push(completion);
-            count += 1;
-        }
-        count
-    }
-
-    fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
-        if self.held.is_empty() {
-            return self.inner.wait(until);
-        }
-        // The next calls of `poll` are what these wait for.
-        self.inner.flush()
-    }
-
-    fn waker(&self) -> Arc<dyn Waker> {
-        self.inner.waker()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.under_way.len() + self.held.len()
-    }
-
-    fn sync(&mut self, file: u32) -> Result<(), IoError> {
-        if self.gone {
-            return Err(gone());
-        }
-        self.inner.sync(file)?;
-        self.unsynced.retain(|record| record.file != file || !record.completed);
-        Ok(())
-    }
-
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        if self.gone {
-            return Err(gone());
-        }
-        self.inner.discard(file, offset, bytes)
-    }
 }

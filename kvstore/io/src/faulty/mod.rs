@@ -6,6 +6,7 @@
 //! Writes that are torn, that rot, or that a power cut may undo are made from copies in memory of their own; the engine
 //! underneath must take that, and blocks must be multiples of 4 KiB.
 
+mod contents;
 mod engine;
 mod faults;
 mod power;

@@ -5,7 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::engine::{FaultyEngine, copy_of, tear};
+use super::contents::{copy_of, tear};
+use super::engine::FaultyEngine;
 use crate::{Buffer, Completion, IoEngine, IoError, IoErrorKind, Operation, PageBuffer, Request};
 
 /// What a power cut spares.

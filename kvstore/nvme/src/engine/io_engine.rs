@@ -7,11 +7,13 @@ use std::time::Instant;
 use dataplane_memory::Slab;
 use kvstore_io::{Completion, Full, Geometry, IoEngine, IoError, IoErrorKind, Request, Waker};
 
-use super::{NvmeEngine, describe};
+use super::NvmeEngine;
 use crate::bus::Bus;
 use crate::command::Command;
 use crate::layout::DEALLOCATE_RANGE;
 use crate::recovery::Health;
+use crate::request_queue::describe;
+use crate::volatile_cache::LOST;
 use crate::wake::Pause;
 use crate::{ENGINE_NAME, NvmeError};
 
@@ -21,16 +23,16 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
     }
 
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        &self.queue.geometry
     }
 
     fn register(&mut self, slab: &Arc<Slab>) -> Result<(), IoError> {
-        if self.registrations.contains(slab) {
+        if self.queue.registrations.contains(slab) {
             return Ok(());
         }
         let bytes = slab.mapped_bytes();
         let operation = || format!("register a slab of {bytes} bytes");
-        if self.registrations.is_full() {
+        if self.queue.registrations.is_full() {
             let device = self.controller.bus.device().to_owned();
             let error = NvmeError::NoRoom { device, bytes, limit: "16 slabs are registered" };
             return Err(error.into_io(operation()));
@@ -40,45 +42,26 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
         let mapped = unsafe { self.controller.bus.map(slab.base(), bytes) };
         let address =
             mapped.map_err(|error| IoError { kind: IoErrorKind::Unmapped, ..error.into_io(operation()) })?;
-        self.registrations.push(Arc::clone(slab), address);
+        self.queue.registrations.push(Arc::clone(slab), address);
         Ok(())
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Full> {
-        if self.accepted == self.geometry.depth_max {
-            return Err(Full(request));
-        }
-        let target = match (self.target(&request), &self.health) {
-            (Ok(_), Health::Failed(error)) => Err(error.clone().into_io(describe(&request))),
-            (target, _) => target,
-        };
-        match target {
-            Ok(target) => {
-                let index = self.requests.insert(request, target).map_err(Full)?;
-                self.pending.push_back(index);
-                self.unflushed += 1;
-            }
-            Err(error) => {
-                let Request { id, buffer, .. } = request;
-                self.finished.push_back(Completion { id, buffer, result: Err(error) });
-            }
-        }
-        self.accepted += 1;
-        Ok(())
+        self.queue.submit(request, |request| match &self.health {
+            Health::Failed(error) => Some(error.clone().into_io(describe(request))),
+            _ => None,
+        })
     }
 
     fn flush(&mut self) -> Result<(), IoError> {
-        self.unflushed = 0;
+        self.queue.flush();
         self.issue();
         Ok(())
     }
 
     fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
         self.turn(budget);
-        let moved = self.finished.len().min(budget);
-        completions.extend(self.finished.drain(..moved));
-        self.accepted -= moved;
-        moved
+        self.queue.hand_back(budget, completions)
     }
 
     fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
@@ -109,24 +92,13 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
     }
 
     fn in_flight(&self) -> usize {
-        self.accepted
+        self.queue.in_flight()
     }
 
     fn sync(&mut self, file: u32) -> Result<(), IoError> {
-        let operation = format!("sync file {file}");
-        let failed = |kind, reason: &str| {
-            Err(IoError {
-                engine: ENGINE_NAME,
-                operation: operation.clone(),
-                kind,
-                reason: reason.to_owned(),
-            })
-        };
-        if file as usize >= self.geometry.files.len() {
-            return failed(IoErrorKind::Invalid, "there is no such file");
-        }
-        if std::mem::take(&mut self.cache_lost) {
-            return failed(IoErrorKind::Device, crate::CACHE_LOST);
+        let operation = self.queue.check_sync(file)?;
+        if self.cache.take_loss() {
+            return Err(self.queue.error(IoErrorKind::Device, operation, LOST));
         }
         if !self.identity.has_volatile_cache {
             return match &self.health {
@@ -134,30 +106,20 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
                 _ => Ok(()),
             };
         }
-        let (was_dirty, resets) = (std::mem::take(&mut self.cache_dirty), self.counters.resets);
+        self.cache.begin_flush();
         let flushed = self.run_blocking(&operation, Command::flush(self.namespace.id));
-        if self.counters.resets == resets {
-            self.cache_dirty |= was_dirty && flushed.is_err();
-            return flushed;
-        }
-        // The cache went with the reset; a flush that succeeded came after it and says nothing about those writes.
-        self.cache_lost |= was_dirty;
-        if flushed.is_ok() && std::mem::take(&mut self.cache_lost) {
-            return failed(IoErrorKind::Device, crate::CACHE_LOST);
+        if self.cache.end_flush(flushed.is_ok()) {
+            return Err(self.queue.error(IoErrorKind::Device, operation, LOST));
         }
         flushed
     }
 
     fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        let operation = format!("discard {bytes} bytes at {offset:#x} of file {file}");
-        if let Err(reason) = self.geometry.check_range(file, offset, bytes) {
-            let (kind, reason) = (IoErrorKind::Invalid, reason.to_owned());
-            return Err(IoError { engine: ENGINE_NAME, operation, kind, reason });
-        }
+        let operation = self.queue.check_discard(file, offset, bytes)?;
         if !self.identity.can_deallocate {
             return Ok(false);
         }
-        let block_bytes = self.geometry.block_bytes as u64;
+        let block_bytes = self.queue.geometry.block_bytes as u64;
         let (mut block, mut blocks) = (offset / block_bytes, bytes / block_bytes);
         while blocks > 0 {
             let count = blocks.min(u32::MAX.into());

@@ -1,12 +1,11 @@
 //! The engine over SPDK: what is there, what it takes, and the blocking calls.
 
-use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
-use kvstore_io::{Buffer, Completion, Geometry, IoError, IoErrorKind, Request};
+use kvstore_io::{Geometry, IoError, IoErrorKind};
 
 use super::SpdkConfig;
 use super::flow::WAITING;
@@ -14,9 +13,9 @@ use super::library::{Controller, Library, Namespace, Pair};
 use super::open::{connect, initialise};
 use crate::NvmeError;
 use crate::commands::{Commands, Owner};
-use crate::engine::{Blocking, describe};
-use crate::registrations::Registrations;
-use crate::requests::{Requests, Target};
+use crate::engine::Blocking;
+use crate::request_queue::RequestQueue;
+use crate::volatile_cache::VolatileCache;
 use crate::wake::{Alarm, Pause};
 
 pub(super) const NAME: &str = "spdk";
@@ -47,10 +46,7 @@ pub struct SpdkEngine {
     pub(super) commands: Commands,
     /// One for each command id; see `flow::completed`.
     pub(super) words: Box<[AtomicU32]>,
-    pub(super) requests: Requests,
-    pub(super) pending: VecDeque<u16>,
-    pub(super) unflushed: usize,
-    pub(super) finished: VecDeque<Completion>,
+    pub(super) queue: RequestQueue,
     pub(super) bounces: Vec<u16>,
     pub(super) memory: BounceMemory,
     pub(super) bounce_bytes: usize,
@@ -61,14 +57,9 @@ pub struct SpdkEngine {
     pub(super) dead: Option<NvmeError>,
     pub(super) resets: u64,
     pub(super) abandoned_commands: u64,
-    /// Writes completed since the last flush, and then the controller was reset.
-    pub(super) cache_dirty: bool,
-    pub(super) cache_lost: bool,
+    pub(super) cache: VolatileCache,
     pub(super) namespace_id: u32,
     pub(super) flags: u32,
-    pub(super) accepted: usize,
-    pub(super) registrations: Registrations,
-    pub(super) geometry: Geometry,
     pub(super) alarm: Arc<Alarm>,
     idle_polls: u32,
 }
@@ -78,6 +69,11 @@ unsafe impl Send for SpdkEngine {}
 
 pub(super) fn into_io(error: NvmeError, operation: impl Into<String>) -> IoError {
     IoError { engine: NAME, ..error.into_io(operation) }
+}
+
+/// What everything fails with once the engine is dead of this.
+pub(super) fn dead(error: &NvmeError, operation: impl Into<String>) -> IoError {
+    IoError { kind: IoErrorKind::Device, ..into_io(error.clone(), operation) }
 }
 
 impl SpdkEngine {
@@ -90,6 +86,12 @@ impl SpdkEngine {
         let bounce_bytes = usize::from(config.bounce_buffers) * config.bounce_bytes;
         // SAFETY: the environment is initialised; the physical address is not asked for.
         let memory = unsafe { (library.dma_zmalloc)(bounce_bytes, PAGE_BYTES, std::ptr::null_mut()) };
+        let geometry = Geometry {
+            block_bytes: 0,
+            transfer_bytes_max: config.transfer_bytes_max,
+            depth_max: config.requests_max,
+            files: Vec::new(),
+        };
         let mut engine = Self {
             library,
             controller,
@@ -98,10 +100,7 @@ impl SpdkEngine {
             device: config.transport.clone(),
             commands: Commands::new(COMMANDS_MAX + 1),
             words: (0..COMMANDS_MAX).map(|_| AtomicU32::new(WAITING)).collect(),
-            requests: Requests::new(config.requests_max),
-            pending: VecDeque::with_capacity(config.requests_max),
-            unflushed: 0,
-            finished: VecDeque::with_capacity(config.requests_max),
+            queue: RequestQueue::new(NAME, geometry),
             bounces: (0..config.bounce_buffers).rev().collect(),
             memory: BounceMemory(memory.cast()),
             bounce_bytes: config.bounce_bytes,
@@ -112,18 +111,9 @@ impl SpdkEngine {
             dead: None,
             resets: 0,
             abandoned_commands: 0,
-            cache_dirty: false,
-            cache_lost: false,
+            cache: VolatileCache::default(),
             namespace_id: config.namespace,
             flags: 0,
-            accepted: 0,
-            registrations: Registrations::default(),
-            geometry: Geometry {
-                block_bytes: 0,
-                transfer_bytes_max: config.transfer_bytes_max,
-                depth_max: config.requests_max,
-                files: Vec::new(),
-            },
             alarm: Arc::default(),
             idle_polls: 0,
         };
@@ -165,20 +155,6 @@ impl SpdkEngine {
         crate::start::first_bytes(self, bytes)
     }
 
-    pub(super) fn target(&self, request: &Request) -> Result<Target, IoError> {
-        let start = self.geometry.check(request).map_err(|reason| IoError::invalid(NAME, request, reason))?;
-        match (&request.buffer, self.registrations.translate(start, request.buffer.len())) {
-            (_, Some(address)) => Ok(Target::Mapped(address)),
-            (Buffer::Pages(_), None) => Ok(Target::Bounced),
-            (Buffer::Slot { .. }, None) => Err(IoError {
-                engine: NAME,
-                operation: describe(request),
-                kind: IoErrorKind::Unmapped,
-                reason: "the slot's slab is not registered".to_owned(),
-            }),
-        }
-    }
-
     pub(super) fn turn(&mut self) -> bool {
         if self.reap() {
             self.idle_polls = 0;
@@ -206,7 +182,7 @@ impl SpdkEngine {
         let mut pause = Pause::new();
         loop {
             if let Some(error) = &self.dead {
-                return Err(IoError { kind: IoErrorKind::Device, ..into_io(error.clone(), operation) });
+                return Err(dead(error, operation));
             }
             let (library, namespace, pair) = (Arc::clone(&self.library), self.namespace, self.pair);
             let now = Instant::now();
@@ -236,7 +212,7 @@ impl SpdkEngine {
 impl Drop for SpdkEngine {
     fn drop(&mut self) {
         let mut pause = Pause::new();
-        while self.dead.is_none() && (self.commands.count() > 0 || self.pending.len() > self.unflushed) {
+        while self.dead.is_none() && (self.commands.count() > 0 || self.queue.first().is_some()) {
             if !self.turn() {
                 pause.rest();
             }
@@ -245,7 +221,7 @@ impl Drop for SpdkEngine {
             // SAFETY: alive, and not used after this.
             unsafe { (self.library.free_pair)(self.pair) };
         }
-        while let Some((address, bytes, slab)) = self.registrations.pop() {
+        while let Some((address, bytes, slab)) = self.queue.registrations.pop() {
             let start = std::ptr::with_exposed_provenance_mut(address as usize);
             // SAFETY: registered with these bounds; no command is in flight, and slots of abandoned ones keep their slab.
             if unsafe { (self.library.mem_unregister)(start, bytes) } != 0 {

@@ -11,7 +11,8 @@ use kvstore_io::{Buffer, IoError, Operation};
 
 use super::engine::SpdkEngine;
 use crate::commands::{InFlight, Owner};
-use crate::engine::{Blocking, describe};
+use crate::engine::Blocking;
+use crate::request_queue::describe;
 use crate::requests::Target;
 use crate::status::Status;
 use crate::{NvmeError, spdk};
@@ -36,12 +37,11 @@ pub(super) unsafe extern "C" fn completed(word: *mut c_void, completion: *const 
 impl SpdkEngine {
     /// Makes commands of what is pending, as far as there is room.
     pub(super) fn issue(&mut self) {
-        if self.pending.len() <= self.unflushed || self.dead.is_some() {
+        if self.queue.first().is_none() || self.dead.is_some() {
             return;
         }
         let now = Instant::now();
-        while self.pending.len() > self.unflushed {
-            let Some(&index) = self.pending.front() else { break };
+        while let Some(index) = self.queue.first() {
             if !self.commands.has_room() || !self.issue_request(index, now) {
                 break;
             }
@@ -49,13 +49,13 @@ impl SpdkEngine {
     }
 
     fn issue_request(&mut self, index: u16, now: Instant) -> bool {
-        let Some(active) = self.requests.get(index) else {
-            self.pending.pop_front();
+        let Some(active) = self.queue.requests.get(index) else {
+            self.queue.pending.pop_front();
             return true;
         };
         if active.is_issued() || active.failure.is_some() {
-            self.pending.pop_front();
-            self.finish_if_over(index);
+            self.queue.pending.pop_front();
+            self.queue.finish_if_over(index);
             return true;
         }
         let (offset, start) = (active.issued, active.request.offset);
@@ -90,7 +90,7 @@ impl SpdkEngine {
         });
         match submitted {
             Ok(()) => {
-                if let Some(active) = self.requests.get(index) {
+                if let Some(active) = self.queue.requests.get(index) {
                     active.issued += bytes;
                     active.outstanding += 1;
                 }
@@ -103,7 +103,7 @@ impl SpdkEngine {
                     return false;
                 }
                 let error = NvmeError::Spdk { device: self.device.clone(), operation: "submit", errno };
-                if let Some(active) = self.requests.get(index) {
+                if let Some(active) = self.queue.requests.get(index) {
                     active.failure = Some(spdk::engine::into_io(error, describe(&active.request)));
                 }
                 true
@@ -176,7 +176,7 @@ impl SpdkEngine {
             });
             return;
         };
-        if let Some(active) = self.requests.get(index) {
+        if let Some(active) = self.queue.requests.get(index) {
             active.outstanding -= 1;
             match (failure, active.request.operation, &mut active.request.buffer, bounce) {
                 (Some(status), ..) if active.failure.is_none() => {
@@ -190,19 +190,11 @@ impl SpdkEngine {
                     // SAFETY: the bounce buffer has these bytes, and its command is over.
                     unsafe { std::ptr::copy_nonoverlapping(place, piece.as_mut_ptr(), bytes) };
                 }
-                (None, Operation::Write, ..) => self.cache_dirty = true,
+                (None, Operation::Write, ..) => self.cache.note_write(),
                 _ => {}
             }
         }
         self.bounces.extend(bounce);
-        self.finish_if_over(index);
-    }
-
-    pub(super) fn finish_if_over(&mut self, index: u16) {
-        let Some(active) = self.requests.get(index) else { return };
-        let is_pending = self.pending.front() == Some(&index);
-        if active.outstanding == 0 && !is_pending && (active.is_issued() || active.failure.is_some()) {
-            self.finished.extend(self.requests.remove(index));
-        }
+        self.queue.finish_if_over(index);
     }
 }

@@ -6,11 +6,12 @@ use std::time::Instant;
 use dataplane_memory::Slab;
 use kvstore_io::{Completion, Full, Geometry, IoEngine, IoError, IoErrorKind, Request, Waker};
 
-use super::engine::{NAME, SpdkEngine, into_io};
+use super::engine::{NAME, SpdkEngine, dead, into_io};
 use super::flow::completed;
 use super::library::{DEALLOCATE, NAMESPACE_CAN_DEALLOCATE, NAMESPACE_CAN_FLUSH, Range};
 use crate::NvmeError;
-use crate::engine::describe;
+use crate::request_queue::describe;
+use crate::volatile_cache::LOST;
 use crate::wake::Pause;
 
 impl IoEngine for SpdkEngine {
@@ -19,16 +20,16 @@ impl IoEngine for SpdkEngine {
     }
 
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        &self.queue.geometry
     }
 
     fn register(&mut self, slab: &Arc<Slab>) -> Result<(), IoError> {
-        if self.registrations.contains(slab) {
+        if self.queue.registrations.contains(slab) {
             return Ok(());
         }
         let bytes = slab.mapped_bytes();
         let operation = format!("register a slab of {bytes} bytes");
-        if self.registrations.is_full() {
+        if self.queue.registrations.is_full() {
             let limit = "16 slabs are registered";
             return Err(into_io(NvmeError::NoRoom { device: self.device.clone(), bytes, limit }, operation));
         }
@@ -43,47 +44,23 @@ impl IoEngine for SpdkEngine {
             );
             return Err(IoError { engine: NAME, operation, kind: IoErrorKind::Unmapped, reason });
         }
-        self.registrations.push(Arc::clone(slab), start.expose_provenance() as u64);
+        self.queue.registrations.push(Arc::clone(slab), start.expose_provenance() as u64);
         Ok(())
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Full> {
-        if self.accepted == self.geometry.depth_max {
-            return Err(Full(request));
-        }
-        let target = match (self.target(&request), &self.dead) {
-            (Ok(_), Some(error)) => {
-                Err(IoError { kind: IoErrorKind::Device, ..into_io(error.clone(), describe(&request)) })
-            }
-            (target, _) => target,
-        };
-        match target {
-            Ok(target) => {
-                let index = self.requests.insert(request, target).map_err(Full)?;
-                self.pending.push_back(index);
-                self.unflushed += 1;
-            }
-            Err(error) => {
-                let Request { id, buffer, .. } = request;
-                self.finished.push_back(Completion { id, buffer, result: Err(error) });
-            }
-        }
-        self.accepted += 1;
-        Ok(())
+        self.queue.submit(request, |request| Some(dead(self.dead.as_ref()?, describe(request))))
     }
 
     fn flush(&mut self) -> Result<(), IoError> {
-        self.unflushed = 0;
+        self.queue.flush();
         self.issue();
         Ok(())
     }
 
     fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
         self.turn();
-        let moved = self.finished.len().min(budget);
-        completions.extend(self.finished.drain(..moved));
-        self.accepted -= moved;
-        moved
+        self.queue.hand_back(budget, completions)
     }
 
     fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
@@ -91,7 +68,7 @@ impl IoEngine for SpdkEngine {
         let mut pause = Pause::new();
         loop {
             self.turn();
-            if !self.finished.is_empty() || self.alarm.take() {
+            if !self.queue.finished.is_empty() || self.alarm.take() {
                 return Ok(());
             }
             let now = Instant::now();
@@ -113,48 +90,30 @@ impl IoEngine for SpdkEngine {
     }
 
     fn in_flight(&self) -> usize {
-        self.accepted
+        self.queue.in_flight()
     }
 
     fn sync(&mut self, file: u32) -> Result<(), IoError> {
-        let operation = format!("sync file {file}");
-        if file as usize >= self.geometry.files.len() {
-            let (kind, reason) = (IoErrorKind::Invalid, "there is no such file".to_owned());
-            return Err(IoError { engine: NAME, operation, kind, reason });
-        }
-        let lost = |operation| {
-            let (kind, reason) = (IoErrorKind::Device, crate::CACHE_LOST.to_owned());
-            Err(IoError { engine: NAME, operation, kind, reason })
-        };
-        if std::mem::take(&mut self.cache_lost) {
-            return lost(operation);
+        let operation = self.queue.check_sync(file)?;
+        if self.cache.take_loss() {
+            return Err(self.queue.error(IoErrorKind::Device, operation, LOST));
         }
         if self.flags & NAMESPACE_CAN_FLUSH == 0 && self.dead.is_none() {
             return Ok(());
         }
-        let (was_dirty, resets) = (std::mem::take(&mut self.cache_dirty), self.resets);
+        self.cache.begin_flush();
         let flushed = self.run_blocking(&operation, |library, namespace, pair, word| {
             // SAFETY: namespace and queue pair are alive, and the word lives as long as the engine.
             unsafe { (library.flush)(namespace, pair, completed, word) }
         });
-        if self.resets == resets {
-            self.cache_dirty |= was_dirty && flushed.is_err();
-            return flushed;
-        }
-        // The cache went with the reset; a flush that succeeded came after it and says nothing about those writes.
-        self.cache_lost |= was_dirty;
-        if flushed.is_ok() && std::mem::take(&mut self.cache_lost) {
-            return lost(operation);
+        if self.cache.end_flush(flushed.is_ok()) {
+            return Err(self.queue.error(IoErrorKind::Device, operation, LOST));
         }
         flushed
     }
 
     fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        let operation = format!("discard {bytes} bytes at {offset:#x} of file {file}");
-        if let Err(reason) = self.geometry.check_range(file, offset, bytes) {
-            let (kind, reason) = (IoErrorKind::Invalid, reason.to_owned());
-            return Err(IoError { engine: NAME, operation, kind, reason });
-        }
+        let operation = self.queue.check_discard(file, offset, bytes)?;
         if self.flags & NAMESPACE_CAN_DEALLOCATE == 0 {
             return Ok(false);
         }

@@ -69,8 +69,8 @@ impl SpdkEngine {
         }
         self.block_bytes = block_bytes;
         self.command_bytes_max = transfer_bytes - transfer_bytes % PAGE_BYTES;
-        self.geometry.block_bytes = block_bytes;
-        self.geometry.files = vec![blocks.saturating_mul(block_bytes as u64)];
+        self.queue.geometry.block_bytes = block_bytes;
+        self.queue.geometry.files = vec![blocks.saturating_mul(block_bytes as u64)];
         Ok(())
     }
 
@@ -89,7 +89,7 @@ impl SpdkEngine {
         // SAFETY: as above.
         let blocks = unsafe { (self.library.blocks)(namespace) };
         if block_bytes != self.block_bytes
-            || self.geometry.files != [blocks.saturating_mul(block_bytes as u64)]
+            || self.queue.geometry.files != [blocks.saturating_mul(block_bytes as u64)]
         {
             return false;
         }

@@ -3,12 +3,12 @@
 
 use std::time::Instant;
 
-use kvstore_io::{Buffer, IoError, IoErrorKind};
+use kvstore_io::Buffer;
 
-use super::engine::{SpdkEngine, into_io};
+use super::engine::{SpdkEngine, dead};
 use crate::NvmeError;
 use crate::commands::Owner;
-use crate::engine::describe;
+use crate::request_queue::describe;
 use crate::status::Status;
 
 /// "Command aborted due to SQ deletion".
@@ -29,7 +29,7 @@ impl SpdkEngine {
     /// the device: after a reset that failed it may still have those commands.
     pub(super) fn reset(&mut self, reason: NvmeError) {
         self.resets += 1;
-        self.cache_lost |= std::mem::take(&mut self.cache_dirty);
+        self.cache.note_reset();
         // SAFETY: the controller is attached, and no other thread uses it.
         let failed = unsafe { (self.library.reset)(self.controller) } != 0;
         if failed {
@@ -63,7 +63,7 @@ impl SpdkEngine {
             let Some(ended) = self.commands.end(id) else { continue };
             if let Owner::Piece { request, bounce, .. } = ended.owner {
                 self.abandoned_commands += 1;
-                let active = self.requests.get(request);
+                let active = self.queue.requests.get(request);
                 if let (None, Some(Buffer::Slot { slot, .. })) =
                     (bounce, active.map(|active| &active.request.buffer))
                 {
@@ -76,15 +76,6 @@ impl SpdkEngine {
 
     fn give_up(&mut self, error: NvmeError) {
         self.dead = Some(error.clone());
-        self.unflushed = 0;
-        while let Some(index) = self.pending.pop_front() {
-            if let Some(active) = self.requests.get(index)
-                && active.failure.is_none()
-            {
-                let failure = into_io(error.clone(), describe(&active.request));
-                active.failure = Some(IoError { kind: IoErrorKind::Device, ..failure });
-            }
-            self.finish_if_over(index);
-        }
+        self.queue.fail_pending(|request| dead(&error, describe(request)));
     }
 }
