@@ -11,6 +11,7 @@ mod index;
 mod measure;
 mod rails;
 mod route;
+mod size;
 mod soak;
 mod tier;
 pub mod transfer;
@@ -63,7 +64,8 @@ enum Bench {
     Catalog,
     /// Reads and writes of blocks on a disk, by size, depth and engine, beside fio on the same file.
     Disk(Box<disk::DiskArgs>),
-    /// The tiers behind a worker's pool: what they give to conversations, and that they are never worse than recomputing.
+    /// The tiers behind a worker's pool: what they give to conversations, that they are never worse than recomputing, and
+    /// that nothing is lost, left or wrong after a long time.
     Tier(Box<tier::TierArgs>),
     /// Prefill and decode of the built-in model.
     Engine,

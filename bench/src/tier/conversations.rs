@@ -12,23 +12,18 @@ use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use dataplane_tcp::{TcpConfig, TcpFabric};
 use kvstore_block::BlockLayout;
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
-use kvstore_io::files::{FolderConfig, open_folder};
-use kvstore_io::ring::RingConfig;
-use kvstore_io::{IoEngine, pread, uring};
 use kvstore_remote::{
     PoolConfig, PoolCounters, PoolNode, PoolServer, PoolService, RemoteConfig, RemoteCounters, RemotePool,
 };
 use kvstore_store::far::remote::RemoteTier;
-use kvstore_store::{
-    DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, Store, StoreBuilder, StoreConfig, Survivor,
-};
+use kvstore_store::{HostTier, Moved, Store, StoreBuilder, StoreConfig, Survivor};
 use router_engines::openai::CompletionRequest;
 use router_tokens::ModelText;
 use tokio::sync::Semaphore;
 use tools_engine::model::Model;
 use tools_engine::{Engine, EngineConfig, EngineHandle, KvPool, Request, Services};
 
+use super::files::{Scratch, disk};
 use crate::measure::Latencies;
 
 const BLOCK_TOKENS: usize = 16;
@@ -139,7 +134,7 @@ fn converse(args: &ConversationArgs, tiers: Tiers, all_blocks: usize) -> Result<
     let least = (args.inside + 1) * all_blocks.div_ceil(args.users);
     let kv = KvPool::new(layout, (all_blocks / 4).max(least), PageSize::HugeIfAvailable)?;
     let engine = Engine::new();
-    let folder = Scratch::new(args.folder.as_deref())?;
+    let folder = Scratch::new(&args.folder.clone().unwrap_or_else(std::env::temp_dir))?;
     let inbox = engine.inbox();
     let notify = move |moved| inbox.store_moved(moved);
     let mut behind = Behind::default();
@@ -265,58 +260,6 @@ fn word(seed: u64, at: u64) -> u32 {
     ((mixed >> 40) % VOCABULARY) as u32
 }
 
-/// A disk tier in files, over io_uring where the kernel allows it.
-fn disk(folder: &Path, block_bytes: usize, slots: u32) -> DiskTier {
-    const DEPTH: usize = 64;
-    let slot_bytes = block_bytes.next_multiple_of(4096);
-    let bytes = (u64::from(slots) * slot_bytes as u64 * 17 / 16 + (1 << 20)).next_multiple_of(4096);
-    let folder = folder.to_owned();
-    let open = move || {
-        let files = || open_folder(&FolderConfig::new(&folder, bytes, 1));
-        let ring = RingConfig { depth: DEPTH, ..RingConfig::default() };
-        let engine: Box<dyn IoEngine> = match uring::open(files()?, &ring) {
-            Ok(engine) => Box::new(engine),
-            Err(error) => {
-                println!("SKIPPED: io_uring ({error}); the disk is read and written with pread");
-                Box::new(pread::PreadEngine::new(files()?, &pread::PreadConfig::default())?)
-            }
-        };
-        let config = DiskConfig {
-            slot_bytes: slot_bytes as u32,
-            meta_bytes_max: DISK_META_BYTES_MAX as u16,
-            operations_max: DEPTH as u32,
-            ..DiskConfig::default()
-        };
-        let areas = [Area { file: 0, offset: 0, bytes }];
-        Ok((DiskLog::format(config, &areas, engine, 1, Moment::now())?, Vec::new()))
-    };
-    let admission = AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() };
-    DiskTier { open: Box::new(open), depth: DEPTH, eviction: PolicyKind::Lru, admission }
-}
-
-/// A folder that goes with the run.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(parent: Option<&Path>) -> Result<Self> {
-        let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
-        let path = parent.join(format!("kvasir-bench-tier-{}", std::process::id()));
-        std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What cannot be removed is in the folder for temporary files.
-        let _left = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// What the tiers consist of while a run lasts.
 #[derive(Default)]
 struct Behind {
@@ -345,7 +288,8 @@ impl Behind {
         let mut builder = StoreBuilder::new(StoreConfig::new(block_bytes, BLOCK_TOKENS as u32), host)?;
         if matches!(tiers, Tiers::Disk | Tiers::Remote) {
             let slots = if tiers == Tiers::Disk { all + all / 8 } else { all / 4 };
-            builder = builder.disk(disk(folder, block_bytes, slots));
+            let bytes = u64::from(slots) * block_bytes.next_multiple_of(4096) as u64 * 17 / 16 + (1 << 20);
+            builder = builder.disk(disk(folder, block_bytes, bytes.next_multiple_of(4096)));
         }
         if tiers == Tiers::Remote {
             let slab_layout =

@@ -1,7 +1,10 @@
-//! The tiers behind a worker's pool: what they give to conversations, and that they are never worse than recomputing.
+//! The tiers behind a worker's pool: what they give to conversations, that they are never worse than recomputing, and
+//! that nothing is lost, left or wrong after a long time.
 
 mod conversations;
+mod files;
 mod slow;
+mod soak;
 mod sweep;
 
 use anyhow::Result;
@@ -22,15 +25,21 @@ enum Part {
     /// Prefixes of many lengths behind a disk that is made slow on purpose: the plan's time beside that of always onboarding
     /// and of never.
     Sweep(sweep::SweepArgs),
+    /// Data through host memory and a disk for a given time: every byte that comes back is compared, and in the end memory,
+    /// files, leases, threads and descriptors are judged.
+    Soak(soak::SoakArgs),
 }
 
 pub(crate) fn run(smoke: bool, args: &TierArgs) -> Result<()> {
     match &args.part {
         Some(Part::Conversations(args)) => conversations::run(smoke, args),
         Some(Part::Sweep(args)) => sweep::run(smoke, args),
+        Some(Part::Soak(args)) => soak::run(smoke, args),
         None => {
             conversations::run(smoke, &conversations::ConversationArgs::default())?;
-            sweep::run(smoke, &sweep::SweepArgs::default())
+            sweep::run(smoke, &sweep::SweepArgs::default())?;
+            // In earnest it takes its time, and is asked for by name.
+            if smoke { soak::run(smoke, &soak::SoakArgs::default()) } else { Ok(()) }
         }
     }
 }

@@ -1,0 +1,194 @@
+//! Reads and writes of one size at one depth, closed loop, beside fio on the same file with the same engine, size and depth.
+//!
+//! A round is ours and then fio's, a few times in turn; ratios are taken round by round and their median is printed, as
+//! machines are shared and noisy, with how far the rounds lie apart. Offsets are random and aligned to the size; our
+//! draws and fio's have the same seed, though not the same generator. CPU is what the process used, all its threads, by
+//! bytes moved. The file is filled before, since unwritten ranges are read without the disk. A mixed load is fio's
+//! `rwmixread=70`.
+//!
+//! Not here: the user-space NVMe driver. It needs the device taken from the kernel, so that fio could only be measured
+//! on another one, or before and after; `tests/lab/nvme.sh` runs it.
+
+mod closed_loop;
+mod fio;
+mod table;
+mod target;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+
+use crate::size;
+use closed_loop::measure;
+use fio::fio;
+use table::{Measured, Row};
+use target::Target;
+
+const GIB: f64 = (1_u64 << 30) as f64;
+/// Reads among the requests of a mixed load, in percent.
+const MIXED_READS: u64 = 70;
+
+/// Which way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Seven reads to three writes.
+    Mixed,
+}
+
+/// Which engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Engine {
+    /// io_uring on a file or a block device.
+    #[value(name = "uring", alias = "io_uring")]
+    IoUring,
+    /// pread and pwrite on threads.
+    Pread,
+    /// NVMe commands through the kernel, on /dev/ngXnY.
+    #[value(name = "passthrough", alias = "nvme_passthrough")]
+    NvmePassthrough,
+}
+
+/// What stands beside our figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Against {
+    /// The program fio.
+    Fio,
+    /// Nothing.
+    None,
+}
+
+/// Reads and writes of aligned ranges.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DiskArgs {
+    /// A file (made and filled), a folder to make one in, a block device, or an NVMe character device. Devices are
+    /// overwritten, and only with --force.
+    #[arg(long, default_value = ".")]
+    pub(crate) path: PathBuf,
+    /// Bytes of the file, if it is made.
+    #[arg(long, default_value = "1GiB", value_parser = size::parse)]
+    pub(crate) file_size: u64,
+    /// Bytes of a request: a list.
+    #[arg(long, default_value = "4KiB,128KiB,1MiB,5MiB", value_parser = size::parse, value_delimiter = ',')]
+    pub(crate) size: Vec<u64>,
+    /// Requests in flight: a list.
+    #[arg(long, default_value = "1,4,16,64", value_delimiter = ',')]
+    pub(crate) depth: Vec<usize>,
+    /// Reads, writes, or both: a list.
+    #[arg(long, value_enum, default_value = "read,write,mixed", value_delimiter = ',')]
+    pub(crate) mode: Vec<Mode>,
+    /// What does them.
+    #[arg(long, value_enum, default_value = "uring")]
+    pub(crate) engine: Engine,
+    /// Seconds of one measurement.
+    #[arg(long, default_value_t = 2.0)]
+    pub(crate) seconds: f64,
+    /// Rounds, of which the median counts.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) rounds: usize,
+    /// What to measure beside.
+    #[arg(long, value_enum, default_value = "none")]
+    pub(crate) against: Against,
+    /// Polls the device for completions (fio: --hipri).
+    #[arg(long)]
+    pub(crate) io_poll: bool,
+    /// Overwrites a device that seems to have something on it.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Completions that are taken before what they leave room for is submitted; 0: a quarter of the depth.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) batch: usize,
+    /// Seed of the offsets; a round adds its number.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+impl DiskArgs {
+    /// What the command line would give without arguments, over a file that is made for it in the folder for temporary
+    /// files.
+    pub(crate) fn with_defaults() -> Self {
+        Self {
+            path: std::env::temp_dir(),
+            file_size: 1 << 30,
+            size: vec![4 << 10, 128 << 10, 1 << 20, 5 << 20],
+            depth: vec![1, 4, 16, 64],
+            mode: vec![Mode::Read, Mode::Write, Mode::Mixed],
+            engine: Engine::IoUring,
+            seconds: 2.0,
+            rounds: 3,
+            against: Against::None,
+            io_poll: false,
+            force: false,
+            batch: 0,
+            seed: 1,
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    size: u64,
+    depth: usize,
+    mode: Mode,
+}
+
+/// Runs every size, depth and mode.
+pub(crate) fn run(args: &DiskArgs, smoke: bool) -> Result<()> {
+    let mut args = args.clone();
+    if smoke {
+        args.file_size = args.file_size.min(64 << 20);
+        args.size.truncate(2);
+        args.depth.truncate(2);
+        args.seconds = args.seconds.min(0.1);
+        args.rounds = 1;
+    }
+    ensure!(args.rounds > 0 && args.seconds > 0.0, "no rounds or no time");
+    let target = Target::prepare(&args)?;
+    println!(
+        "# disk: {:?} on {}, {} rounds of {} s, seed {}",
+        args.engine,
+        target.path().display(),
+        args.rounds,
+        args.seconds,
+        args.seed
+    );
+    println!("{}", table::LEGEND);
+    let mut rows = Vec::new();
+    for &mode in &args.mode {
+        for &size in &args.size {
+            for &depth in &args.depth {
+                let row = compare(&args, &target, Point { size, depth, mode })?;
+                println!("{}", row.line());
+                rows.push(row);
+            }
+        }
+    }
+    if args.against == Against::Fio {
+        println!("\n{}", table::render(&rows));
+    }
+    Ok(())
+}
+
+fn compare(args: &DiskArgs, target: &Target, point: Point) -> Result<Row> {
+    let (mut ours, mut fios) = (Vec::new(), Vec::new());
+    for round in 0..args.rounds {
+        let seed = args.seed + round as u64;
+        // Who comes first changes, as the first may find a device that rests.
+        let is_first = round % 2 == 0;
+        if is_first {
+            ours.push(measure(args, target, point, seed)?);
+        }
+        if args.against == Against::Fio {
+            fios.push(fio(args, target, point, seed)?);
+        }
+        if !is_first {
+            ours.push(measure(args, target, point, seed)?);
+        }
+    }
+    Ok(Row::new(point, &ours, &fios))
+}

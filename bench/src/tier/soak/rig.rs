@@ -1,0 +1,221 @@
+//! The store, the pool in front of it, and what all conversations know of each other.
+
+use std::collections::{HashSet, VecDeque};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
+use kvstore_block::{BlockIdentity, IdentityChain};
+use kvstore_catalog::PolicyKind;
+use kvstore_store::{HostBlock, HostTier, Medium, Moved, Store, StoreBuilder, StoreConfig};
+
+use super::super::files::disk;
+use super::SoakArgs;
+
+/// Tokens of a block, as plans see it.
+pub(super) const BLOCK_TOKENS: usize = 16;
+/// Blocks of a conversation that has come to its end.
+pub(super) const TALK_BLOCKS_MAX: u32 = 64;
+/// New blocks of a turn.
+pub(super) const TURN_BLOCKS_MAX: usize = 16;
+/// Blocks that are brought back at a time.
+pub(super) const ONBOARD_BLOCKS_MAX: usize = 32;
+/// Slots of the pool for each conversation at a time.
+const SLOTS_EACH: usize = TURN_BLOCKS_MAX + ONBOARD_BLOCKS_MAX;
+/// How long nothing may move until the work counts as over, and how long that is waited for.
+const QUIET: Duration = Duration::from_millis(300);
+const QUIET_WITHIN: Duration = Duration::from_secs(120);
+/// How soon after that nothing may be leased.
+const REST_WITHIN: Duration = Duration::from_secs(5);
+
+/// A conversation: its number decides its blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Talk {
+    pub(super) number: u64,
+    /// Blocks that were offloaded so far.
+    pub(super) blocks: u32,
+}
+
+impl Talk {
+    /// Its first `blocks` identities.
+    pub(super) fn chain(&self, blocks: u32) -> Vec<BlockIdentity> {
+        let mut chain = IdentityChain::new(self.number, &["soak"]);
+        (0..blocks).map(|position| chain.next(&[position; BLOCK_TOKENS])).collect()
+    }
+}
+
+/// What a conversation's thread waits for.
+pub(super) enum Answer {
+    Onboarded { request: u64, slots: Vec<SlotRef>, verified: usize },
+    Held(Vec<HostBlock>),
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Blocks that host memory took for the first time, and those that were offloaded again.
+    pub(super) distinct: AtomicU64,
+    pub(super) again: AtomicU64,
+    /// Blocks that came back and were compared, and bytes of them that were wrong.
+    pub(super) verified: AtomicU64,
+    pub(super) wrong_bytes: AtomicU64,
+    pub(super) cancelled: AtomicU64,
+    /// Requests that brought fewer blocks than wanted: late, evicted or forgotten meanwhile.
+    pub(super) short: AtomicU64,
+    pub(super) holds: AtomicU64,
+    pub(super) forgets: AtomicU64,
+    pub(super) throttled: AtomicU64,
+    pub(super) unanswered: AtomicU64,
+}
+
+pub(super) fn add(counter: &AtomicU64, count: usize) {
+    counter.fetch_add(count as u64, Ordering::Relaxed);
+}
+
+pub(super) fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// A lock whose holders do not panic half way.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// See the module.
+pub(super) struct Rig {
+    pub(super) store: Store,
+    pub(super) pool: Arc<SlotPool>,
+    pub(super) tally: Arc<Tally>,
+    /// For each thread.
+    pub(super) inboxes: Vec<(Sender<Answer>, Receiver<Answer>)>,
+    /// Blocks on their way into host memory for the first time.
+    fresh: Arc<Mutex<HashSet<BlockIdentity>>>,
+    /// The latest ones, more than the tiers hold.
+    talks: Mutex<VecDeque<Talk>>,
+    talks_max: usize,
+    slab_bytes: u64,
+}
+
+/// Bytes of the slabs of host memory and of the pool.
+pub(super) fn slab_bytes(args: &SoakArgs) -> Result<[u64; 2]> {
+    let mapped = |slot_count: u64| {
+        let layout = SlabLayout { slot_bytes: args.block as usize, slot_count: slot_count as u32 };
+        layout.mapped_bytes().map(|bytes| bytes as u64).context("more slots than there can be")
+    };
+    Ok([mapped(args.host / args.block)?, mapped((args.threads * SLOTS_EACH) as u64)?])
+}
+
+impl Rig {
+    pub(super) fn new(args: &SoakArgs, folder: &Path) -> Result<Self> {
+        let block_bytes = args.block as usize;
+        let slots = (args.host / args.block) as u32;
+        let slot_count = (args.threads * SLOTS_EACH) as u32;
+        let layout = SlabLayout { slot_bytes: block_bytes, slot_count };
+        let pool = SlotPool::new(Arc::new(Slab::create("kvasir-soak-pool", layout, PageSize::Standard)?));
+        let inboxes: Vec<(Sender<Answer>, Receiver<Answer>)> =
+            (0..args.threads).map(|_| unbounded()).collect();
+        let (tally, fresh) = (Arc::new(Tally::default()), Arc::new(Mutex::new(HashSet::new())));
+        let host = HostTier { slots, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+        let config = StoreConfig::new(block_bytes, BLOCK_TOKENS as u32);
+        let builder = StoreBuilder::new(config, host)?.disk(disk(folder, block_bytes, args.disk));
+        let senders = inboxes.iter().map(|(sender, _)| sender.clone()).collect();
+        let (store, _) = builder.start(notify(senders, Arc::clone(&tally), Arc::clone(&fresh)))?;
+        // A worker so slow that bringing back is nearly always the better plan.
+        for _ in 0..32 {
+            store.observe_prefill(BLOCK_TOKENS, 0, Duration::from_millis(500));
+        }
+        let held = (args.host + args.disk) / args.block / u64::from(TALK_BLOCKS_MAX / 2);
+        let talks_max = held as usize * 2 + args.threads;
+        let talks = Mutex::new(VecDeque::with_capacity(talks_max + 1));
+        let slab_bytes = slab_bytes(args)?.iter().sum();
+        Ok(Self { store, pool, tally, inboxes, fresh, talks, talks_max, slab_bytes })
+    }
+
+    pub(super) fn slab_bytes(&self) -> u64 {
+        self.slab_bytes
+    }
+
+    /// Blocks counted by the store or its disk's log under this name.
+    pub(super) fn counted(&self, name: &str) -> u64 {
+        let counters = self.store.counters().snapshot();
+        let disk = self.store.disk_counters().map(|counters| counters.snapshot());
+        let mut all = counters.iter().chain(disk.iter().flatten());
+        all.find(|(found, ..)| *found == name).map_or(0, |(.., value)| *value)
+    }
+
+    /// This block comes for the first time.
+    pub(super) fn expect(&self, identity: BlockIdentity) {
+        lock(&self.fresh).insert(identity);
+    }
+
+    /// Makes a conversation known to all, as it is now.
+    pub(super) fn publish(&self, talk: Talk) {
+        let mut talks = lock(&self.talks);
+        talks.retain(|known| known.number != talk.number);
+        talks.push_back(talk);
+        if talks.len() > self.talks_max {
+            talks.pop_front();
+        }
+    }
+
+    /// One of those that are known, by a number that is drawn.
+    pub(super) fn known(&self, draw: u64) -> Option<Talk> {
+        let talks = lock(&self.talks);
+        talks.get((draw % talks.len().max(1) as u64) as usize).copied()
+    }
+
+    /// Waits until nothing moves any more, and then for what is leased to come back; how long that took.
+    pub(super) fn rest(&self) -> Result<Duration> {
+        let (started, mut last, mut since) = (Instant::now(), [0; 4], Instant::now());
+        while since.elapsed() < QUIET {
+            let names = ["offloaded_blocks", "disk_written_blocks", "disk_read_blocks", "tombstones"];
+            let now = names.map(|name| self.counted(name));
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            ensure!(
+                started.elapsed() < QUIET_WITHIN,
+                "still working {QUIET_WITHIN:?} after the last request"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let resting = Instant::now();
+        while self.in_use() != (0, 0) && resting.elapsed() < REST_WITHIN {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(resting.elapsed())
+    }
+
+    /// Slots of host memory and of the pool that somebody has.
+    pub(super) fn in_use(&self) -> (usize, usize) {
+        (self.store.leased_slots(), self.pool.slot_count() - self.pool.free_count())
+    }
+}
+
+/// Runs on the store's thread: counts what came for the first time, and hands answers to those who wait.
+fn notify(
+    inboxes: Vec<Sender<Answer>>,
+    tally: Arc<Tally>,
+    fresh: Arc<Mutex<HashSet<BlockIdentity>>>,
+) -> impl FnMut(Moved) + Send + 'static {
+    move |moved| match moved {
+        Moved::Stored { identity, medium: Medium::Host } if lock(&fresh).remove(&identity) => {
+            add(&tally.distinct, 1);
+        }
+        // If it is still there, host memory had no room for it.
+        Moved::Offloaded { identity } => {
+            lock(&fresh).remove(&identity);
+        }
+        Moved::Onboarded { request, slots, verified } => {
+            if let Some(inbox) = inboxes.get((request >> 32) as usize) {
+                // A thread that has ended waits for nothing; the slots go back.
+                let _ended = inbox.send(Answer::Onboarded { request, slots, verified });
+            }
+        }
+        Moved::Stored { .. } | Moved::Removed { .. } | Moved::Prepared { .. } => {}
+    }
+}

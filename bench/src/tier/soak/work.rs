@@ -1,0 +1,271 @@
+//! One thread of conversations: turns that offload new blocks, and visits that bring old ones back and compare them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use dataplane_memory::SlotRef;
+use kvstore_block::BlockIdentity;
+use kvstore_io::testing::Random;
+use kvstore_store::{Description, HostBlock, Offload, Onboard, Plan, Prompt, Throttled};
+
+use super::content;
+use super::rig::{
+    Answer, BLOCK_TOKENS, ONBOARD_BLOCKS_MAX, Rig, TALK_BLOCKS_MAX, TURN_BLOCKS_MAX, Talk, add, get,
+};
+use super::{Plant, SoakArgs};
+
+/// A request without an answer by then never gets one; no deadline is half as long.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Blocks that are held at a time.
+const HOLD_BLOCKS_MAX: usize = 6;
+/// Wrong bytes after which blocks are no longer named.
+const TOLD_BYTES_MAX: u64 = 32;
+/// The last part of the time is for catching up: by its beginning everything should have passed.
+const PACE: f64 = 0.9;
+/// So many blocks come back for each that is new.
+const OUT_OVER_IN: f64 = 4.0;
+
+/// See the module.
+pub(super) struct Worker {
+    rig: Arc<Rig>,
+    thread: u64,
+    random: Random,
+    length: Duration,
+    /// Distinct blocks that are to pass, in all threads.
+    wanted: u64,
+    plant: Option<Plant>,
+    started: Instant,
+    stop: Arc<AtomicBool>,
+    talk: Option<Talk>,
+    talks: u64,
+    requests: u64,
+    /// Held for ever, by a planted fault.
+    leaked: Vec<HostBlock>,
+}
+
+impl Worker {
+    pub(super) fn new(args: &SoakArgs, rig: &Arc<Rig>, thread: usize, stop: &Arc<AtomicBool>) -> Self {
+        Self {
+            rig: Arc::clone(rig),
+            thread: thread as u64,
+            random: Random(args.seed ^ ((thread as u64) << 40)),
+            length: args.length(),
+            wanted: args.data.div_ceil(args.block),
+            plant: args.plant,
+            started: Instant::now(),
+            stop: Arc::clone(stop),
+            talk: None,
+            talks: 0,
+            requests: 0,
+            leaked: Vec::new(),
+        }
+    }
+
+    /// Until the time is over. What a planted fault holds is given back to be kept.
+    pub(super) fn run(mut self) -> Result<Vec<HostBlock>> {
+        while self.started.elapsed() < self.length && !self.stop.load(Ordering::Relaxed) {
+            let share = self.started.elapsed().as_secs_f64() / self.length.as_secs_f64();
+            let (wanted, tally) = (self.wanted as f64, &self.rig.tally);
+            let (distinct, verified) = (get(&tally.distinct) as f64, get(&tally.verified) as f64);
+            if distinct <= wanted * (share / PACE).min(1.0) {
+                self.turn()?;
+                self.visit()?;
+            } else if verified <= wanted * share * OUT_OVER_IN {
+                self.visit()?;
+            } else {
+                std::thread::sleep(Duration::from_millis(5).min(self.length / 200));
+            }
+        }
+        Ok(self.leaked)
+    }
+
+    /// Goes on with a conversation, or begins one: looks up what there is, and offloads the rest.
+    fn turn(&mut self) -> Result<()> {
+        let talk = match self.talk.take() {
+            Some(talk) if talk.blocks < TALK_BLOCKS_MAX && self.random.chance(0.9) => talk,
+            _ => {
+                self.talks += 1;
+                Talk { number: (self.thread << 32) | self.talks, blocks: 0 }
+            }
+        };
+        let more = 1 + self.random.below(TURN_BLOCKS_MAX as u64) as u32;
+        let blocks = (talk.blocks + more).min(TALK_BLOCKS_MAX);
+        let chain = talk.chain(blocks);
+        let held = self.rig.store.look_up(&chain);
+        for (position, identity) in chain.iter().enumerate().skip(held) {
+            if position >= talk.blocks as usize {
+                self.rig.expect(*identity);
+            } else {
+                add(&self.rig.tally.again, 1);
+            }
+            let slot = self.slot()?;
+            content::fill(&slot, identity);
+            let parent = position.checked_sub(1).map(|parent| chain[parent]);
+            let description = Description { parent, position: position as u32, meta: Arc::from([]) };
+            self.offload(Offload { identity: *identity, description, slot })?;
+        }
+        let talk = Talk { blocks, ..talk };
+        self.talk = Some(talk);
+        self.rig.publish(talk);
+        Ok(())
+    }
+
+    /// A slot of the pool, when the store has given one back.
+    fn slot(&self) -> Result<SlotRef> {
+        let since = Instant::now();
+        loop {
+            if let Some(slot) = self.rig.pool.acquire() {
+                return Ok(slot);
+            }
+            ensure!(since.elapsed() < ANSWER_WITHIN, "no slot of the pool came free in {ANSWER_WITHIN:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn offload(&self, mut offload: Offload) -> Result<()> {
+        let since = Instant::now();
+        while let Err(Throttled(back)) = self.rig.store.offload(offload) {
+            add(&self.rig.tally.throttled, 1);
+            ensure!(since.elapsed() < ANSWER_WITHIN, "the store takes no block for {ANSWER_WITHIN:?}");
+            std::thread::sleep(Duration::from_millis(1));
+            offload = back;
+        }
+        Ok(())
+    }
+
+    /// Comes back to a conversation of anybody.
+    fn visit(&mut self) -> Result<()> {
+        // Now and then to its own, which host memory is likely to have.
+        let known = self.rig.known(self.random.draw());
+        let Some(talk) = self.talk.filter(|_| self.random.chance(0.3)).or(known) else { return Ok(()) };
+        let mut chain = talk.chain(talk.blocks);
+        let held = self.rig.store.look_up(&chain);
+        match self.random.below(100) {
+            0..2 => {
+                let from = self.random.below(chain.len() as u64) as usize;
+                add(&self.rig.tally.forgets, 1);
+                self.rig.store.forget(chain.split_off(from));
+                Ok(())
+            }
+            2..10 => self.hold(&chain[..held.min(HOLD_BLOCKS_MAX)]),
+            _ => self.onboard(&chain, held),
+        }
+    }
+
+    /// As an engine would, though with deadlines that are too short, and changes of mind.
+    fn onboard(&mut self, chain: &[BlockIdentity], held: usize) -> Result<()> {
+        let prompt = Prompt {
+            chain,
+            device_blocks: 0,
+            tokens: chain.len() * BLOCK_TOKENS + 1,
+            block_tokens: BLOCK_TOKENS,
+            queued_tokens: 0,
+        };
+        let (blocks, deadline) = match self.rig.store.plan(&prompt, false) {
+            Plan::Onboard { blocks, deadline } => (blocks, deadline),
+            // Brought in all the same: this is about bytes, not about time.
+            Plan::Recompute | Plan::AskOthers { .. } => (held, Instant::now() + PATIENCE),
+        };
+        let chain = &chain[..blocks.min(ONBOARD_BLOCKS_MAX)];
+        if chain.is_empty() {
+            return Ok(());
+        }
+        let (deadline, is_cancelled) = match self.random.below(100) {
+            0..10 => (Instant::now() + Duration::from_micros(self.random.below(3000)), false),
+            10..20 => (deadline, true),
+            _ => (deadline, false),
+        };
+        let targets = chain.iter().map(|_| self.slot()).collect::<Result<Vec<_>>>()?;
+        targets.iter().for_each(content::clear);
+        self.requests += 1;
+        let request = (self.thread << 32) | self.requests;
+        let onboard = Onboard { request, chain: chain.to_vec(), targets, deadline };
+        if self.rig.store.onboard(onboard).is_err() {
+            add(&self.rig.tally.throttled, 1);
+            return Ok(());
+        }
+        if is_cancelled {
+            std::thread::sleep(Duration::from_micros(self.random.below(2000)));
+            self.rig.store.cancel(request);
+            add(&self.rig.tally.cancelled, 1);
+            return Ok(());
+        }
+        let Some((slots, verified)) = self.onboarded(request)? else { return Ok(()) };
+        self.compare(&slots[..verified], chain);
+        add(&self.rig.tally.short, usize::from(verified < chain.len()));
+        Ok(())
+    }
+
+    /// The answer to this request; those to cancelled ones may come before, and their slots go back.
+    fn onboarded(&self, request: u64) -> Result<Option<(Vec<SlotRef>, usize)>> {
+        loop {
+            match self.answer()? {
+                Some(Answer::Onboarded { request: answered, slots, verified }) if answered == request => {
+                    return Ok(Some((slots, verified)));
+                }
+                Some(_) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn answer(&self) -> Result<Option<Answer>> {
+        let (_, inbox) = self.rig.inboxes.get(self.thread as usize).context("an inbox for each thread")?;
+        let answer = inbox.recv_timeout(ANSWER_WITHIN).ok();
+        add(&self.rig.tally.unanswered, usize::from(answer.is_none()));
+        Ok(answer)
+    }
+
+    fn compare(&mut self, slots: &[SlotRef], chain: &[BlockIdentity]) {
+        for (slot, identity) in slots.iter().zip(chain) {
+            if self.plant == Some(Plant::Wrong) && self.random.chance(0.1) {
+                slot.slab().write(slot.slot(), 0, b"wrong");
+            }
+            let wrong = content::wrong_in_slot(slot, identity);
+            // A store that is wrong everywhere need not say so everywhere.
+            if wrong > 0 && get(&self.rig.tally.wrong_bytes) < TOLD_BYTES_MAX {
+                println!("WRONG: {wrong} bytes of block {:016x}", identity.short());
+            }
+            add(&self.rig.tally.wrong_bytes, wrong as usize);
+            add(&self.rig.tally.verified, 1);
+        }
+    }
+
+    /// Holds blocks in host memory for a while, and compares them.
+    fn hold(&mut self, chain: &[BlockIdentity]) -> Result<()> {
+        let (inbox, _) = self.rig.inboxes.get(self.thread as usize).context("an inbox for each thread")?;
+        let inbox = inbox.clone();
+        let reply = move |blocks| {
+            // A thread that has ended holds nothing.
+            let _ended = inbox.send(Answer::Held(blocks));
+        };
+        if chain.is_empty() || self.rig.store.hold(chain.to_vec(), Instant::now() + PATIENCE, reply).is_err()
+        {
+            return Ok(());
+        }
+        add(&self.rig.tally.holds, 1);
+        let mut blocks = loop {
+            match self.answer()? {
+                Some(Answer::Held(blocks)) => break blocks,
+                Some(Answer::Onboarded { .. }) => {}
+                None => return Ok(()),
+            }
+        };
+        for (block, identity) in blocks.iter().zip(chain) {
+            // What is not intact is counted by the bytes that it should have had.
+            let wrong = block
+                .to_bytes()
+                .map_or(block.len() as u64, |bytes| content::wrong_in_bytes(&bytes, identity));
+            add(&self.rig.tally.wrong_bytes, wrong as usize);
+            add(&self.rig.tally.verified, 1);
+        }
+        std::thread::sleep(Duration::from_millis(self.random.below(20)));
+        if self.plant == Some(Plant::Leak) && self.leaked.len() < HOLD_BLOCKS_MAX {
+            self.leaked.append(&mut blocks);
+        }
+        Ok(())
+    }
+}
