@@ -72,8 +72,11 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
     }
 
     fn post(&mut self, request: WorkRequest) -> Result<(), Full> {
-        let is_slot_write =
-            matches!(&request.operation, Operation::Write { source: Source::Slot { len: 1.., .. }, .. });
+        // Bytes in a device's memory cannot be looked at here: those writes go through unharmed.
+        let is_slot_write = matches!(
+            &request.operation,
+            Operation::Write { source: Source::Slot { slot, len: 1.., .. }, .. } if slot.slab().device().is_none()
+        );
         if is_slot_write && self.chosen() { self.post_corrupted(request) } else { self.inner.post(request) }
     }
 
@@ -99,6 +102,10 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
 
     fn checks_generations(&self) -> bool {
         self.inner.checks_generations()
+    }
+
+    fn reaches_device_memory(&self) -> bool {
+        self.inner.reaches_device_memory()
     }
 
     fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {

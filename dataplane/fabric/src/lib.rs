@@ -18,7 +18,9 @@
 //!    takes the connection down. A NIC does not know generations: a fabric for which
 //!    [`Fabric::checks_generations`] is false checks the range only, and its users keep every slot that a peer
 //!    was told of until the peer has acknowledged or its connection has ended.
-//! 5. One thread drives a fabric; `poll` takes a budget and returns at once.
+//! 5. A slab whose slots lie in a device's memory is refused where the fabric is made, and its slots are never given to
+//!    a fabric for which [`Fabric::reaches_device_memory`] is false.
+//! 6. One thread drives a fabric; `poll` takes a budget and returns at once.
 
 pub mod faults;
 mod request;
@@ -50,6 +52,12 @@ pub trait Fabric {
     /// Whether the target refuses names of slots that were reused since (clause 4).
     fn checks_generations(&self) -> bool {
         true
+    }
+
+    /// Whether it moves slots that lie in a device's memory. One that does not must not be given any: such bytes are
+    /// staged through host memory.
+    fn reaches_device_memory(&self) -> bool {
+        false
     }
 
     /// The largest message that it takes, in bytes.
@@ -101,6 +109,10 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
 
     fn checks_generations(&self) -> bool {
         (**self).checks_generations()
+    }
+
+    fn reaches_device_memory(&self) -> bool {
+        (**self).reaches_device_memory()
     }
 
     fn message_bytes_max(&self) -> usize {

@@ -105,13 +105,14 @@ impl SimNetwork {
         })))
     }
 
-    /// Adds a node that lets its peers write into `slab`. Its address is its number: `0`, `1`, …
+    /// Adds a node that lets its peers write into `slab`, which lies in host memory. Its address is its number: `0`, `1`, …
     pub fn add_node(&self, slab: Arc<Slab>) -> SimFabric {
         self.add_node_named(slab, "sim")
     }
 
     /// The same for a fabric of another name: a node with several rails tells them apart by that.
     pub fn add_node_named(&self, slab: Arc<Slab>, name: &'static str) -> SimFabric {
+        assert!(slab.device().is_none(), "the simulated fabric reaches host memory only");
         let mut state = self.0.borrow_mut();
         state.nodes.push(SimNode { slab, alive: true, events: VecDeque::new(), links: HashMap::new() });
         SimFabric { state: Rc::clone(&self.0), node: state.nodes.len() - 1, name }

@@ -25,6 +25,20 @@ pub enum MemoryError {
         /// Bytes of one slot.
         slot_bytes: usize,
     },
+    /// The device's memory does not hold the slots.
+    #[error(
+        "slab '{name}': the slots take {needed} bytes, and the device's memory at {address:#x} has {present}"
+    )]
+    Device {
+        /// The slab's name.
+        name: String,
+        /// Bytes of all slots.
+        needed: usize,
+        /// Bytes of the memory.
+        present: usize,
+        /// Where it begins, for the device.
+        address: u64,
+    },
     /// A descriptor from a peer does not hold a slab of this version, or could still be resized under us.
     #[error("attached memory is not a sealed slab of this version: {0}")]
     NotASlab(&'static str),

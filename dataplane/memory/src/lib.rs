@@ -4,18 +4,25 @@
 //!   attach the same slab, and a NIC can register it, so bytes need no second home.
 //! * [`SlotPool`] and [`SlotRef`]: who uses which slot. A slot goes back to the free list when its last
 //!   reference is dropped, and its generation is advanced first, so every stale name of it is detectable.
+//! * [`DeviceMemory`]: what the slots of a slab may lie in instead, and [`Copier`], which copies between slots
+//!   wherever they lie.
 //! * [`LeaseTable`]: references held on behalf of somebody else (a peer), with an owner and an expiry.
 //!
 //! Invariants: a slot is never handed out while a reference to it exists (work requests in flight hold one);
 //! a generation only grows; everything here has a fixed capacity. Acquiring and releasing a slot is
 //! lock-free and allocates nothing. This crate knows nothing of tokens, hashes, models or transports.
 
+mod copier;
 mod copy;
+mod device;
 mod error;
 mod lease;
 mod pool;
 mod slab;
+pub mod testing;
 
+pub use copier::{Copier, CopyDone, CopyRefused, HostCopier, SlotCopy};
+pub use device::{DeviceError, DeviceMemory, DirectError, DmaBuf};
 pub use error::MemoryError;
 pub use lease::{Lease, LeaseFull, LeaseTable};
 pub use pool::{SlotPool, SlotRef};

@@ -9,21 +9,31 @@
 //! and the safe functions copy through raw pointers.
 //!
 //! Made and attached at start-up only; reads and writes cost a bounds check and a copy.
+//!
+//! The slots may lie in the memory of a device instead ([`Slab::on_device`]). The mapping then ends behind the
+//! generations, and no function here gives an address of slot bytes or touches them: the ones that cannot fail panic,
+//! the others say that there is no such range. That costs the host path nothing: the check of a slot's number is
+//! against the number of slots that the CPU can reach, which is all of them or none.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{MemoryError, copy};
+use crate::{DeviceMemory, MemoryError, copy};
 
 /// `b"KVSRSLAB"`, little-endian.
 const MAGIC: u64 = u64::from_le_bytes(*b"KVSRSLAB");
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 64;
+/// Byte of the header that says where the slots lie.
+const PLACE: usize = 24;
+const PLACE_MAPPING: u8 = 0;
+const PLACE_DEVICE: u8 = 1;
 const PAGE_BYTES: usize = 4096;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Slots start on a cache line, as DMA engines and vector loads like it.
@@ -60,6 +70,12 @@ impl SlabLayout {
         (HEADER_BYTES + self.slot_count as usize * size_of::<AtomicU32>()).next_multiple_of(PAGE_BYTES)
     }
 
+    /// Bytes of all slots, from the start of the first; for a usable layout ([`SlabLayout::mapped_bytes`]).
+    #[must_use]
+    pub fn slots_bytes(&self) -> usize {
+        self.stride() * self.slot_count as usize
+    }
+
     /// Bytes of the whole mapping with 4 KiB pages, or `None` when the layout is unusable.
     #[must_use]
     pub fn mapped_bytes(&self) -> Option<usize> {
@@ -81,8 +97,11 @@ pub struct Slab {
     /// [`SlabLayout::slots_offset`] and [`SlabLayout::stride`], kept because every copy needs them.
     slots_offset: usize,
     stride: usize,
+    /// Slots whose bytes the CPU can reach: all of them, or none when they lie in a device's memory.
+    reachable_count: u32,
     memory: OwnedFd,
     huge_pages: bool,
+    device: Option<Arc<dyn DeviceMemory>>,
 }
 
 // SAFETY: the mapping belongs to this value until it is dropped, and every access goes through atomics or
@@ -94,11 +113,7 @@ unsafe impl Sync for Slab {}
 impl Slab {
     /// Makes a slab. `name` appears in `/proc/self/maps` and in errors.
     pub fn create(name: &str, layout: SlabLayout, pages: PageSize) -> Result<Self, MemoryError> {
-        let standard_bytes = layout.mapped_bytes().ok_or_else(|| MemoryError::Layout {
-            name: name.to_owned(),
-            slot_count: layout.slot_count,
-            slot_bytes: layout.slot_bytes,
-        })?;
+        let standard_bytes = layout.mapped_bytes().ok_or_else(|| unusable(name, layout))?;
         let slab = match pages {
             PageSize::Standard => Self::create_mapped(name, layout, standard_bytes, false)?,
             PageSize::HugeIfAvailable => {
@@ -109,7 +124,28 @@ impl Slab {
                 }
             }
         };
-        slab.write_header();
+        slab.write_header(PLACE_MAPPING);
+        Ok(slab)
+    }
+
+    /// Makes a slab whose slots lie in `device`, from its byte 0 on. Header and generations are in host memory as
+    /// ever, so references, generations and leases work unchanged; the slots' bytes are for devices alone.
+    pub fn on_device(
+        name: &str,
+        layout: SlabLayout,
+        device: Arc<dyn DeviceMemory>,
+    ) -> Result<Self, MemoryError> {
+        layout.mapped_bytes().ok_or_else(|| unusable(name, layout))?;
+        let (needed, present) = (layout.slots_bytes(), device.bytes());
+        let is_addressable = device.address().checked_add(present as u64).is_some();
+        if needed > present || !is_addressable {
+            let (address, name) = (device.address(), name.to_owned());
+            return Err(MemoryError::Device { name, needed, present, address });
+        }
+        let mut slab = Self::create_mapped(name, layout, layout.slots_offset(), false)?;
+        slab.reachable_count = 0;
+        slab.device = Some(device);
+        slab.write_header(PLACE_DEVICE);
         Ok(slab)
     }
 
@@ -130,11 +166,21 @@ impl Slab {
         rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(failed("fcntl(F_ADD_SEALS)"))?;
         let base = map_shared(&memory, bytes).map_err(failed("mmap"))?;
-        let (slots_offset, stride) = (layout.slots_offset(), layout.stride());
-        Ok(Self { base, mapped_bytes: bytes, layout, slots_offset, stride, memory, huge_pages })
+        Ok(Self {
+            base,
+            mapped_bytes: bytes,
+            layout,
+            slots_offset: layout.slots_offset(),
+            stride: layout.stride(),
+            reachable_count: layout.slot_count,
+            memory,
+            huge_pages,
+            device: None,
+        })
     }
 
-    /// Maps a slab that another process made, after checking that it is one and can no longer change size.
+    /// Maps a slab that another process made, after checking that it is one and can no longer change size. One whose
+    /// slots lie in a device's memory is refused: its descriptor does not hold them.
     pub fn attach(memory: OwnedFd) -> Result<Self, MemoryError> {
         let system = |operation| {
             move |errno| MemoryError::System { operation, name: "(attached)".to_owned(), bytes: 0, errno }
@@ -150,21 +196,31 @@ impl Slab {
         }
         let base = map_shared(&memory, bytes).map_err(system("mmap"))?;
         let layout = SlabLayout { slot_bytes: 1, slot_count: 1 };
-        let (slots_offset, stride) = (layout.slots_offset(), layout.stride());
-        let mut slab =
-            Self { base, mapped_bytes: bytes, layout, slots_offset, stride, memory, huge_pages: false };
+        let mut slab = Self {
+            base,
+            mapped_bytes: bytes,
+            layout,
+            slots_offset: layout.slots_offset(),
+            stride: layout.stride(),
+            reachable_count: 0,
+            memory,
+            huge_pages: false,
+            device: None,
+        };
         slab.layout = slab.read_header()?;
         slab.slots_offset = slab.layout.slots_offset();
         slab.stride = slab.layout.stride();
+        slab.reachable_count = slab.layout.slot_count;
         Ok(slab)
     }
 
-    fn write_header(&self) {
+    fn write_header(&self, place: u8) {
         let mut header = [0_u8; HEADER_BYTES];
         header[0..8].copy_from_slice(&MAGIC.to_le_bytes());
         header[8..12].copy_from_slice(&VERSION.to_le_bytes());
         header[12..16].copy_from_slice(&self.layout.slot_count.to_le_bytes());
         header[16..24].copy_from_slice(&(self.layout.slot_bytes as u64).to_le_bytes());
+        header[PLACE] = place;
         // SAFETY: the mapping is at least one page and nobody else has its descriptor yet.
         unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.base.as_ptr(), HEADER_BYTES) };
     }
@@ -182,6 +238,11 @@ impl Slab {
         if word(8) != VERSION {
             return Err(MemoryError::NotASlab("other version"));
         }
+        match header[PLACE] {
+            PLACE_MAPPING => {}
+            PLACE_DEVICE => return Err(MemoryError::NotASlab("its slots lie in a device's memory")),
+            _ => return Err(MemoryError::NotASlab("its slots lie in memory of an unknown kind")),
+        }
         let slot_bytes = usize::try_from(long(16)).map_err(|_| MemoryError::NotASlab("slot size"))?;
         let layout = SlabLayout { slot_bytes, slot_count: word(12) };
         match layout.mapped_bytes() {
@@ -197,7 +258,21 @@ impl Slab {
         self.layout
     }
 
-    /// Bytes of address space taken.
+    /// The device's memory that the slots lie in, or `None` when they lie in the mapping.
+    #[must_use]
+    pub fn device(&self) -> Option<&Arc<dyn DeviceMemory>> {
+        self.device.as_ref()
+    }
+
+    /// The device's address of `len` bytes at `offset` of `slot`; `None` when they are not inside the slot, or the
+    /// slots are not in a device's memory.
+    #[must_use]
+    pub fn device_address(&self, slot: u32, offset: usize, len: usize) -> Option<u64> {
+        let device = self.device.as_ref().filter(|_| self.contains(slot, offset, len))?;
+        Some(device.address() + (slot as usize * self.stride + offset) as u64)
+    }
+
+    /// Bytes of address space taken. The slots are not among them when they lie in a device's memory.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
         self.mapped_bytes
@@ -209,13 +284,15 @@ impl Slab {
         self.huge_pages
     }
 
-    /// Where the mapping starts. A device registers the whole of it, once.
+    /// Where the mapping starts. A device registers the whole of it, once. It ends before the slots when these lie
+    /// in a device's memory: see [`Slab::device_address`].
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// The descriptor to hand to a process that shall attach this slab.
+    /// The descriptor to hand to a process that shall attach this slab. Useless when the slots lie in a device's
+    /// memory.
     #[must_use]
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
@@ -251,7 +328,8 @@ impl Slab {
         self.generation_cell(slot).fetch_add(1, Ordering::Release);
     }
 
-    /// Address of `len` bytes at `offset` of `slot`; panics when they are not inside the slot.
+    /// Address of `len` bytes at `offset` of `slot`; panics when they are not inside the slot, or lie in a device's
+    /// memory. So do all functions below that cannot fail.
     #[must_use]
     #[inline]
     pub fn address(&self, slot: u32, offset: usize, len: usize) -> NonNull<u8> {
@@ -265,29 +343,34 @@ impl Slab {
     fn outside(&self, slot: u32, offset: usize, len: usize) -> ! {
         let SlabLayout { slot_bytes, slot_count } = self.layout;
         assert!(slot < slot_count, "slot {slot} of {slot_count}");
+        assert!(self.device.is_none(), "the CPU cannot reach slot {slot}: it lies in a device's memory");
         panic!("bytes {offset}+{len} of a slot of {slot_bytes} bytes");
     }
 
-    /// Address of `len` bytes at `offset` of `slot`, or `None` when they are not inside the slot. One check, for
-    /// names that come from a peer.
+    /// Address of `len` bytes at `offset` of `slot`, or `None` when they are not inside the slot or lie in a device's
+    /// memory. One check, for names that come from a peer.
     #[must_use]
     #[inline]
     pub fn try_address(&self, slot: u32, offset: usize, len: usize) -> Option<NonNull<u8>> {
-        if !self.contains(slot, offset, len) {
+        if slot >= self.reachable_count || !self.is_in_slot(offset, len) {
             return None;
         }
         let start = self.slots_offset + slot as usize * self.stride + offset;
-        // SAFETY: slot and range were just checked, and the layout fits into the mapping (`create_mapped` sized
-        // the mapping for it, `read_header` compared it with the mapping).
+        // SAFETY: slot and range were just checked, and the reachable slots fit into the mapping (`create` sized
+        // the mapping for them, `read_header` compared them with the mapping, `on_device` has none).
         Some(unsafe { self.base.add(start) })
     }
 
-    /// Whether `len` bytes at `offset` of `slot` exist. What comes from a peer is asked here first.
+    /// Whether `len` bytes at `offset` of `slot` exist, in whichever memory. What comes from a peer is asked here first.
     #[must_use]
     #[inline]
     pub fn contains(&self, slot: u32, offset: usize, len: usize) -> bool {
-        slot < self.layout.slot_count
-            && offset.checked_add(len).is_some_and(|end| end <= self.layout.slot_bytes)
+        slot < self.layout.slot_count && self.is_in_slot(offset, len)
+    }
+
+    #[inline]
+    fn is_in_slot(&self, offset: usize, len: usize) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.layout.slot_bytes)
     }
 
     /// Copies `bytes` into a slot.
@@ -336,6 +419,8 @@ impl Slab {
         count: usize,
     ) {
         let copied = self.try_copy_rows_from(source, from, to, strides, bytes, count);
+        let has_device = source.device.is_some() || self.device.is_some();
+        assert!(!has_device, "the CPU cannot reach slots {from:?} and {to:?}: a device's memory");
         assert!(copied, "{count} rows of {bytes} bytes, {strides:?} apart, from {from:?} to {to:?}");
     }
 
@@ -370,7 +455,8 @@ impl Slab {
 
     /// Maps the first `bytes` of the slab into this process now, so that the first copy to a page does not stop
     /// for a fault (3 µs for each 4 KiB page on a busy virtual machine, and as much here). Pages that nobody has
-    /// touched yet are allocated. Blocks meanwhile; for start-up. `bytes` beyond the end count as the end.
+    /// touched yet are allocated. Blocks meanwhile; for start-up. `bytes` beyond the end count as the end, which is
+    /// that of the generations when the slots lie in a device's memory.
     pub fn populate(&self, bytes: usize) -> Result<(), MemoryError> {
         let bytes = bytes.min(self.mapped_bytes);
         // SAFETY: the range is inside our own mapping, and populating changes no contents.
@@ -407,6 +493,11 @@ impl Drop for Slab {
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of a slab: {unmapped:?}");
     }
+}
+
+fn unusable(name: &str, layout: SlabLayout) -> MemoryError {
+    let SlabLayout { slot_bytes, slot_count } = layout;
+    MemoryError::Layout { name: name.to_owned(), slot_count, slot_bytes }
 }
 
 fn map_shared(memory: &OwnedFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
@@ -502,6 +593,64 @@ mod tests {
         rustix::fs::ftruncate(&empty, 8192).expect("truncate");
         rustix::fs::fcntl_add_seals(&empty, SealFlags::SHRINK | SealFlags::GROW).expect("seal");
         assert!(matches!(Slab::attach(empty), Err(MemoryError::NotASlab("wrong magic"))));
+    }
+
+    fn on_device(layout: SlabLayout) -> Slab {
+        let memory = crate::testing::DeviceDouble::new(layout.slots_bytes(), Default::default());
+        Slab::on_device("device", layout, memory).expect("slab")
+    }
+
+    const DEVICE_LAYOUT: SlabLayout = SlabLayout { slot_bytes: 100, slot_count: 9 };
+
+    #[test]
+    fn slots_on_a_device_have_generations_and_device_addresses_only() {
+        let slab = on_device(DEVICE_LAYOUT);
+        let start = slab.device().expect("a device").address();
+        assert_eq!(slab.device_address(0, 0, 100), Some(start));
+        assert_eq!(slab.device_address(8, 99, 1), Some(start + 8 * 128 + 99));
+        assert_eq!((slab.device_address(9, 0, 0), slab.device_address(0, 99, 2)), (None, None));
+        slab.advance_generation(8);
+        assert_eq!((slab.generation(8), slab.try_generation(9)), (1, None));
+        assert!(slab.contains(8, 0, 100), "the slot exists");
+        assert_eq!(slab.try_address(8, 0, 0), None, "and is out of the CPU's reach");
+        let host = Slab::create("host", DEVICE_LAYOUT, PageSize::Standard).expect("slab");
+        assert!(!slab.try_copy_from(&host, (0, 0), (0, 0), 1));
+        assert!(!host.try_copy_from(&slab, (0, 0), (0, 0), 1));
+        assert!(!host.try_copy_rows_from(&slab, (0, 0), (0, 0), (2, 2), 1, 2));
+        slab.populate(usize::MAX).expect("what is mapped");
+        assert_eq!((slab.mapped_bytes(), host.device_address(0, 0, 1)), (PAGE_BYTES, None));
+    }
+
+    #[test]
+    fn what_touches_bytes_on_a_device_is_a_bug() {
+        let (slab, host) = (on_device(DEVICE_LAYOUT), slab(100, 1));
+        let touches: [(&str, &dyn Fn()); 6] = [
+            ("address", &|| _ = slab.address(0, 0, 0)),
+            ("read", &|| slab.read(0, 0, &mut [0])),
+            ("write", &|| slab.write(0, 0, &[0])),
+            ("copy in", &|| slab.copy_from(&host, (0, 0), (0, 0), 1)),
+            ("copy out", &|| host.copy_from(&slab, (0, 0), (0, 0), 1)),
+            ("rows", &|| host.copy_rows_from(&slab, (0, 0), (0, 0), (2, 2), 1, 2)),
+        ];
+        for (what, touch) in touches {
+            let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(touch)).expect_err(what);
+            let message = caught.downcast_ref::<String>().expect("words");
+            assert!(message.contains("the CPU cannot reach"), "{what}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_slab_on_a_device_is_refused_elsewhere_and_where_it_does_not_fit() {
+        let owner = on_device(DEVICE_LAYOUT);
+        let fd = rustix::io::dup(owner.memory()).expect("dup");
+        let refused = Slab::attach(fd).expect_err("its slots are not behind the descriptor");
+        assert!(matches!(refused, MemoryError::NotASlab("its slots lie in a device's memory")), "{refused}");
+        let small = crate::testing::DeviceDouble::new(DEVICE_LAYOUT.slots_bytes() - 1, Default::default());
+        let refused = Slab::on_device("small", DEVICE_LAYOUT, small).expect_err("one byte too few");
+        assert!(refused.to_string().contains("take 1152 bytes"), "{refused}");
+        let nothing = SlabLayout { slot_bytes: 0, slot_count: 1 };
+        let memory = crate::testing::DeviceDouble::new(64, Default::default());
+        assert!(matches!(Slab::on_device("none", nothing, memory), Err(MemoryError::Layout { .. })));
     }
 
     #[test]

@@ -20,6 +20,11 @@ pub enum ShmError {
     /// A value is out of its range.
     #[error("shared-memory fabric: {0}")]
     Config(&'static str),
+    /// The slots lie in a device's memory, which this fabric's copies cannot reach.
+    #[error(
+        "shared-memory fabric: the slots lie in a device's memory: stage them through a slab in host memory"
+    )]
+    DeviceMemory,
     /// The peer's first message is not what this version sends.
     #[error("shared-memory handshake: {0}")]
     Handshake(&'static str),

@@ -55,10 +55,13 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
-    /// A node whose peers may write into and read from `slab`. With an address (a path, or `@name`), others can
+    /// A node whose peers may write into and read from `slab`, which lies in host memory. With an address (a path, or `@name`), others can
     /// connect to it there.
     pub fn new(slab: Arc<Slab>, listen: Option<&str>, config: ShmConfig) -> Result<Self, ShmError> {
         config.validate()?;
+        if slab.device().is_some() {
+            return Err(ShmError::DeviceMemory);
+        }
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
             .map_err(ShmError::system("epoll_create1"))?;
         let counters = Arc::<ShmCounters>::default();

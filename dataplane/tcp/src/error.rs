@@ -9,6 +9,9 @@ pub enum TcpError {
         /// The system's reason.
         error: std::io::Error,
     },
+    /// The slots lie in a device's memory, which sockets cannot reach.
+    #[error("TCP fabric: the slots lie in a device's memory: stage them through a slab in host memory")]
+    DeviceMemory,
     /// Values of the configuration are out of their ranges.
     #[error("TCP fabric: {}", problems.join("; "))]
     Config {

@@ -247,6 +247,10 @@ impl<F: Fabric> Fabric for Bond<F> {
         self.rails.iter().all(|rail| rail.fabric.checks_generations())
     }
 
+    fn reaches_device_memory(&self) -> bool {
+        self.rails.iter().all(|rail| rail.fabric.reaches_device_memory())
+    }
+
     fn message_bytes_max(&self) -> usize {
         let rails = self.rails.iter().map(|rail| rail.fabric.message_bytes_max());
         rails.min().unwrap_or(MESSAGE_BYTES_MAX) - FRAME_BYTES

@@ -139,6 +139,11 @@ impl Inbound {
         failures
     }
 
+    /// What the sender has in common with us, and how many leading layers of each block are verified.
+    pub(crate) fn view(&self) -> Option<(Cut, &[u16])> {
+        self.cut.map(|cut| (cut, &*self.layers_verified))
+    }
+
     /// Leading blocks of which every byte is verified.
     pub(crate) fn verified_prefix(&self) -> usize {
         self.layers_verified.iter().take_while(|&&layers| layers == self.layers).count()

@@ -17,6 +17,8 @@
 //!
 //! Beside the hand-off there are plain moves ([`Batch`]): one-sided writes and reads whose slots the caller names.
 //!
+//! Blocks in a device's memory go through staging slots in host memory ([`Staging`]): the checksums are the CPU's.
+//!
 //! Invariants: a slot that a peer was told of is reused only after `Finished`, `CancelAck` or the end of the
 //! connection; a block counts as arrived only when every byte of it was verified; every table and queue is
 //! bounded ([`Limits`]); time arrives as an argument ([`TransferNode`]), the thread that brings it is
@@ -36,6 +38,7 @@ mod outbound;
 mod pieces;
 mod service;
 mod shard;
+mod staging;
 mod wire;
 
 pub use bond::{Bond, BondConfig, BondCounters, Rail};
@@ -46,6 +49,7 @@ pub use moves::{Batch, Direction, Piece};
 pub use node::{Command, Notice, Outcome, TransferId, TransferNode};
 pub use service::{MoveHandle, ServiceError, TransferService};
 pub use shard::{Cut, HeadRange, PieceLayout, senders_of};
+pub use staging::{Staging, StagingLimits};
 
 /// For fuzzing: bytes of a peer, as the hand-off and the bond read them. What decodes must encode to the same bytes.
 #[doc(hidden)]

@@ -18,7 +18,7 @@ use dataplane_fabric::{Completion, Event, Fabric, PeerId};
 use dataplane_memory::{LeaseTable, SlotRef};
 
 use crate::config::Limits;
-use crate::flight::{FlightTable, Ticket};
+use crate::flight::{FlightTable, MoveOutcome, Ticket};
 use crate::inbound::Inbound;
 use crate::metrics::TransferCounters;
 use crate::moves::Mover;
@@ -117,6 +117,15 @@ impl<F: Fabric> TransferNode<F> {
         self.flights.abandon(ticket);
     }
 
+    pub(crate) fn layout(&self) -> &PieceLayout {
+        &self.layout
+    }
+
+    /// What a transfer that is received has in common with its sender, and the verified layers of each block.
+    pub(crate) fn inbound_view(&self, transfer: TransferId) -> Option<(Cut, &[u16])> {
+        self.inbound.get(&transfer)?.view()
+    }
+
     pub(crate) fn flights(&self) -> &Arc<FlightTable> {
         &self.flights
     }
@@ -162,6 +171,10 @@ impl<F: Fabric> TransferNode<F> {
     /// Carries out one command.
     pub fn handle(&mut self, command: Command, now: Instant) {
         self.now = now;
+        if let Some(refused) = self.refuse_device_memory(&command) {
+            self.notices.push(refused);
+            return;
+        }
         match command {
             Command::Expect { transfer, address, content, first_block, slots, deadline } => {
                 self.expect(transfer, &address, content, first_block, slots, deadline);
@@ -193,6 +206,30 @@ impl<F: Fabric> TransferNode<F> {
                 }
             }
             Command::Cancel { transfer } => self.cancel(transfer, now),
+        }
+    }
+
+    /// The answer to a command with slots that neither the CPU nor the fabric reaches. A hand-off's checksums are the
+    /// CPU's, so its slots lie in host memory over any fabric: [`crate::Staging`] takes the others.
+    fn refuse_device_memory(&self, command: &Command) -> Option<Notice> {
+        let is_on_device = |slot: &SlotRef| slot.slab().device().is_some();
+        match command {
+            Command::Expect { transfer, slots, .. } if slots.iter().any(is_on_device) => {
+                let (transfer, slots, outcome) = (*transfer, Vec::new(), Outcome::Refused);
+                Some(Notice::Arrived { transfer, slots, outcome })
+            }
+            Command::Push { transfer, slots, .. } if slots.iter().any(is_on_device) => {
+                Some(Notice::Pushed { transfer: *transfer, complete: false })
+            }
+            Command::Move { ticket, batch } if !self.fabric.reaches_device_memory() => {
+                let outcome = MoveOutcome::Refused;
+                let is_out_of_reach = batch.pieces.iter().any(|piece| is_on_device(&piece.local.slot));
+                is_out_of_reach.then(|| {
+                    self.flights.end(*ticket, outcome);
+                    Notice::Moved { ticket: *ticket, outcome }
+                })
+            }
+            _ => None,
         }
     }
 

@@ -167,6 +167,12 @@ impl Cut {
         })
     }
 
+    /// Rows of one layer.
+    #[must_use]
+    pub fn rows_per_layer(&self) -> u32 {
+        self.rows_per_layer
+    }
+
     /// Bytes in common of these layers.
     #[must_use]
     pub fn len(&self, layers: &Range<u16>) -> u32 {

@@ -54,6 +54,22 @@ pub enum VerbsError {
         /// Its errno.
         error: io::Error,
     },
+    /// The card cannot reach an accelerator's memory in either way.
+    #[error(
+        "{device} cannot reach {length} bytes of device memory at {address:#x}: as a dma-buf: {dma_buf}; as peer memory: {peer_memory}"
+    )]
+    DeviceMemory {
+        /// The card.
+        device: String,
+        /// First address.
+        address: u64,
+        /// How many bytes.
+        length: usize,
+        /// Why not as a dma-buf.
+        dma_buf: String,
+        /// Why not by its address.
+        peer_memory: String,
+    },
     /// Work requests were refused; those before were accepted.
     #[error("ibv_post_send on {device}: {accepted} of {posted} work requests accepted, then {error}")]
     Post {
@@ -102,4 +118,26 @@ pub enum VerbsError {
 /// The error of a verb that returned `code`: the number itself, or minus one with errno set.
 pub(crate) fn from_code(code: i32) -> io::Error {
     if code > 0 { io::Error::from_raw_os_error(code) } else { io::Error::last_os_error() }
+}
+
+/// An error with the name of its errno, as people search for it.
+pub(crate) fn named(error: &io::Error) -> String {
+    use rustix::io::Errno;
+    const NAMES: [(Errno, &str); 11] = [
+        (Errno::OPNOTSUPP, "EOPNOTSUPP"),
+        (Errno::FAULT, "EFAULT"),
+        (Errno::INVAL, "EINVAL"),
+        (Errno::NOMEM, "ENOMEM"),
+        (Errno::PERM, "EPERM"),
+        (Errno::ACCESS, "EACCES"),
+        (Errno::NOSYS, "ENOSYS"),
+        (Errno::BADF, "EBADF"),
+        (Errno::NODEV, "ENODEV"),
+        (Errno::BUSY, "EBUSY"),
+        (Errno::IO, "EIO"),
+    ];
+    let name = Errno::from_io_error(error)
+        .and_then(|errno| NAMES.iter().find(|(known, _)| *known == errno))
+        .map(|(_, name)| *name);
+    name.map_or_else(|| error.to_string(), |name| format!("{name}: {error}"))
 }

@@ -25,6 +25,7 @@ use crate::device::Device;
 use crate::ffi;
 use crate::lane::Supplies;
 use crate::local::Local;
+use crate::memory_region::Registration;
 use crate::metrics::{Metrics, VerbsCounters};
 use crate::numbers::NumberMap;
 use crate::post::PostArray;
@@ -75,7 +76,8 @@ pub struct VerbsFabric {
 }
 
 impl VerbsFabric {
-    /// A node on `device` whose peers may read and write the slots of `slab`; with an address, others can
+    /// A node on `device` whose peers may read and write the slots of `slab`, in this machine's memory or in an
+    /// accelerator's that the card can reach ([`VerbsFabric::registration`]); with an address, others can
     /// connect to it there (port 0: see [`VerbsFabric::listening_on`]). The device's asynchronous events are
     /// this fabric's: no two fabrics share an opened device.
     pub fn new(
@@ -131,6 +133,17 @@ impl VerbsFabric {
     /// being registered in the middle of the work.
     pub fn register(&mut self, slab: &Arc<Slab>) -> Result<(), VerbsError> {
         self.local.register(slab).map(|_| ())
+    }
+
+    /// How the card reaches a slab; `None` when it is not registered here.
+    #[must_use]
+    pub fn registration(&self, slab: &Arc<Slab>) -> Option<Registration> {
+        self.local.region_of(slab).map(|index| self.local.regions[index].registration())
+    }
+
+    /// How the card reaches each registered slab, the fabric's own first.
+    pub fn registrations(&self) -> impl Iterator<Item = (&Arc<Slab>, Registration)> {
+        self.local.regions.iter().filter_map(|region| region.slab().map(|slab| (slab, region.registration())))
     }
 
     /// What was counted so far.
@@ -328,6 +341,10 @@ impl VerbsFabric {
 impl Fabric for VerbsFabric {
     fn name(&self) -> &'static str {
         "rdma"
+    }
+
+    fn reaches_device_memory(&self) -> bool {
+        true
     }
 
     /// A NIC does not know generations; the range is checked at the sender and by the peer's NIC.

@@ -52,4 +52,5 @@ pub use error::VerbsError;
 pub use fabric::VerbsFabric;
 pub use gid::GidEntry;
 pub use library::{GidType, Library};
+pub use memory_region::Registration;
 pub use metrics::{Metrics, VerbsCounters};

@@ -189,7 +189,7 @@ impl Local {
     /// Registers a slab in the middle of the work, which stops everything else for as long as that takes.
     pub(crate) fn register_late(&mut self, slab: &Arc<Slab>) -> Result<usize, VerbsError> {
         self.late_registrations += 1;
-        let bytes = slab.mapped_bytes();
+        let bytes = slab.layout().slots_bytes();
         tracing::warn!(
             bytes,
             "a slab is registered with the RDMA device on first use: register it at start-up"

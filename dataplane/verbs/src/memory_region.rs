@@ -1,18 +1,23 @@
-//! Memory that the device may read and write: whole slabs, registered once, and dma-buf regions of GPUs.
+//! Memory that the device may read and write: whole slabs, registered once, and dma-buf regions.
+//!
+//! A slab whose slots lie in an accelerator's memory is registered so that the card reaches that memory itself: as a
+//! dma-buf where library, driver and kernel can, else by its bare address where a peer-memory module is loaded. Work
+//! requests name both by the accelerator's own addresses. [`MemoryRegion::registration`] says which it was.
 //!
 //! A region of a slab covers its slots and nothing else: the header and the generations in front of them
 //! cannot be reached with its key. It keeps the slab mapped; a region that the device refuses to give up leaks
 //! the slab rather than free memory that the device may still write.
 
+use std::ffi::c_void;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use dataplane_memory::Slab;
+use dataplane_memory::{DeviceMemory, Slab};
 
 use crate::VerbsError;
-use crate::error::from_code;
+use crate::error::{from_code, named};
 use crate::ffi;
 use crate::protection::ProtectionDomain;
 
@@ -33,6 +38,29 @@ impl Access {
     }
 }
 
+/// How the card reaches a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Registration {
+    /// Memory of this machine.
+    Host,
+    /// An accelerator's memory, as a dma-buf.
+    DmaBuf,
+    /// An accelerator's memory, by its bare address, through a peer-memory module of the kernel.
+    PeerMemory,
+}
+
+impl Registration {
+    /// For reports and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::DmaBuf => "dma-buf",
+            Self::PeerMemory => "peer memory",
+        }
+    }
+}
+
 /// Registered memory.
 #[derive(Debug)]
 pub struct MemoryRegion {
@@ -42,6 +70,7 @@ pub struct MemoryRegion {
     length: u64,
     local_key: u32,
     remote_key: u32,
+    registration: Registration,
     slab: Option<ManuallyDrop<Arc<Slab>>>,
 }
 
@@ -51,37 +80,84 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers all slots of a slab. Pages are pinned; with huge pages there are fewer to pin.
+    /// Registers all slots of a slab. Pages are pinned; with huge pages there are fewer to pin. Slots in an
+    /// accelerator's memory that the card cannot reach are an error that says why of either way.
     pub fn of_slab(
         domain: &Arc<ProtectionDomain>,
         slab: &Arc<Slab>,
         access: Access,
     ) -> Result<Self, VerbsError> {
-        let layout = slab.layout();
-        let start = slab.address(0, 0, 0);
-        let length = layout.stride() * layout.slot_count as usize;
-        let library = &domain.device.library;
-        let flags = access.flags();
-        let raw = match library.register_iova {
-            Some(register) if access.relaxed_ordering => {
-                let address = start.as_ptr() as u64;
-                // SAFETY: the range is mapped as long as the slab, which the region keeps.
-                unsafe { register(domain.raw.as_ptr(), start.as_ptr().cast(), length, address, flags) }
-            }
-            _ => {
-                let plain = (flags & !ffi::ACCESS_RELAXED_ORDERING) as i32;
-                // SAFETY: as above.
-                unsafe { (library.register)(domain.raw.as_ptr(), start.as_ptr().cast(), length, plain) }
+        let length = slab.layout().slots_bytes();
+        let mut region = match slab.device() {
+            Some(memory) => Self::of_device(domain, memory, length, access)?,
+            None => {
+                let start = slab.address(0, 0, 0).as_ptr() as u64;
+                let what = || format!(" for {length} bytes of a slab at {start:#x}");
+                Self::of_address(domain, start, length, access, what)?
             }
         };
-        let what = || format!(" for {length} bytes of a slab at {start:p}");
-        let mut region = Self::adopt(domain, raw, "ibv_reg_mr", what, start.as_ptr() as u64, length)?;
         region.slab = Some(ManuallyDrop::new(Arc::clone(slab)));
         Ok(region)
     }
 
+    /// Registers the first `length` bytes of an accelerator's memory. The caller keeps the memory with the region.
+    fn of_device(
+        domain: &Arc<ProtectionDomain>,
+        memory: &Arc<dyn DeviceMemory>,
+        length: usize,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        let address = memory.address();
+        let dma_buf = match memory.dma_buf() {
+            Ok(dma_buf) => {
+                let (descriptor, offset) = (dma_buf.descriptor.as_fd(), dma_buf.offset);
+                // SAFETY: the bytes are an accelerator's: no Rust reference to them can exist.
+                match unsafe { Self::of_dmabuf(domain, descriptor, offset, length, address, access) } {
+                    Ok(region) => return Ok(region),
+                    Err(error) => reason(error),
+                }
+            }
+            Err(error) => error.to_string(),
+        };
+        let peer_memory = if memory.has_peer_memory() {
+            let what = || format!(" for {length} bytes of device memory at {address:#x}");
+            match Self::of_address(domain, address, length, access, what) {
+                Ok(region) => return Ok(region.reached_by(Registration::PeerMemory)),
+                Err(error) => reason(error),
+            }
+        } else {
+            "no peer-memory module for this memory".to_owned()
+        };
+        let device = domain.device.name().to_owned();
+        Err(VerbsError::DeviceMemory { device, address, length, dma_buf, peer_memory })
+    }
+
+    /// Registers a range of addresses, which need not be the CPU's. The caller keeps the memory with the region.
+    fn of_address(
+        domain: &Arc<ProtectionDomain>,
+        address: u64,
+        length: usize,
+        access: Access,
+        what: impl Fn() -> String,
+    ) -> Result<Self, VerbsError> {
+        let library = &domain.device.library;
+        let (flags, start) = (access.flags(), address as *mut c_void);
+        let raw = match library.register_iova {
+            Some(register) if access.relaxed_ordering => {
+                // SAFETY: the call looks the range up and does not access it; its owner keeps it with the region.
+                unsafe { register(domain.raw.as_ptr(), start, length, address, flags) }
+            }
+            _ => {
+                let plain = (flags & !ffi::ACCESS_RELAXED_ORDERING) as i32;
+                // SAFETY: as above.
+                unsafe { (library.register)(domain.raw.as_ptr(), start, length, plain) }
+            }
+        };
+        Self::adopt(domain, raw, "ibv_reg_mr", what, address, length)
+    }
+
     /// Registers `length` bytes at `offset` of a dma-buf, such as exported GPU memory. Work requests name them
-    /// by addresses from `iova`. Fails where library, driver or kernel cannot (Soft-RoCE: EOPNOTSUPP).
+    /// by addresses from `iova`, which must lie as far into a page as `offset` does. Fails where library, driver or kernel cannot (Soft-RoCE: EOPNOTSUPP).
     ///
     /// # Safety
     /// 1. No Rust reference to these bytes exists while a work request that writes them is in flight.
@@ -109,7 +185,8 @@ impl MemoryRegion {
         // caller upholds that no Rust reference to its bytes is in the way.
         let raw =
             unsafe { register(raw_domain, offset, length, iova, raw_descriptor, access.flags() as i32) };
-        Self::adopt(domain, raw, "ibv_reg_dmabuf_mr", what, iova, length)
+        let region = Self::adopt(domain, raw, "ibv_reg_dmabuf_mr", what, iova, length)?;
+        Ok(region.reached_by(Registration::DmaBuf))
     }
 
     fn adopt(
@@ -128,7 +205,13 @@ impl MemoryRegion {
         // SAFETY: as above.
         let remote_key = unsafe { (*raw.as_ptr()).remote_key };
         let (domain, length) = (Arc::clone(domain), length as u64);
-        Ok(Self { domain, raw, address, length, local_key, remote_key, slab: None })
+        let registration = Registration::Host;
+        Ok(Self { domain, raw, address, length, local_key, remote_key, registration, slab: None })
+    }
+
+    fn reached_by(mut self, registration: Registration) -> Self {
+        self.registration = registration;
+        self
     }
 
     /// First address, as work requests name it.
@@ -164,10 +247,24 @@ impl MemoryRegion {
         self.remote_key
     }
 
+    /// How the card reaches it.
+    #[must_use]
+    pub fn registration(&self) -> Registration {
+        self.registration
+    }
+
     /// The slab that it covers, unless it is a dma-buf.
     #[must_use]
     pub fn slab(&self) -> Option<&Arc<Slab>> {
         self.slab.as_deref()
+    }
+}
+
+/// What went wrong, without what it was applied to: the error around it says that.
+fn reason(error: VerbsError) -> String {
+    match error {
+        VerbsError::Verb { verb, error, .. } => format!("{verb}: {}", named(&error)),
+        other => other.to_string(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 pub use crate::completion::CompletionQueue;
 pub use crate::ffi::WorkCompletion;
-pub use crate::memory_region::{Access, MemoryRegion};
+pub use crate::memory_region::{Access, MemoryRegion, Registration};
 pub use crate::post::{Batch, PostArray, Posted, Remote, Verb};
 pub use crate::protection::ProtectionDomain;
 pub use crate::queue_pair::{

@@ -5,8 +5,10 @@
 //! numbers are checked; a bad remote key puts both pairs into their error state; an empty receive queue holds
 //! a sender back; after an error everything is flushed. Two devices of one process reach each other.
 //!
-//! `world` holds the state and its rules, `execute` carries out work requests, `calls` is the C interface.
+//! `world` holds the state and its rules, `execute` carries out work requests, `accelerator` lets it reach memory that
+//! the CPU cannot, `calls` is the C interface.
 
+mod accelerator;
 mod calls;
 mod execute;
 mod world;
@@ -14,7 +16,9 @@ mod world;
 use std::sync::Arc;
 
 use dataplane_fabric::PeerId;
+use dataplane_memory::DeviceMemory;
 
+pub use accelerator::Reach;
 pub use world::{Faults, Usage};
 
 use crate::VerbsError;
@@ -85,6 +89,12 @@ impl SoftwareDevice {
     /// Raises an asynchronous event of the device: 8 is "device fatal", 10 "port error".
     pub fn raise(&self, event: u32) {
         World::lock().raise_on_device(self.index, event);
+    }
+
+    /// Puts an accelerator beside it, whose memory it reaches as `reach` says. Without this, a dma-buf is refused with
+    /// EOPNOTSUPP, as on Soft-RoCE.
+    pub fn put_beside(&self, memory: Arc<dyn DeviceMemory>, reach: Reach) {
+        World::lock().put_beside(self.index, memory, reach);
     }
 
     /// What exists on it.

@@ -46,11 +46,18 @@ pub(crate) fn translate(
     let geometry = Geometry::new(len, rows).ok_or_else(bad_rows)?;
     let remote = locate(target, geometry.remote_span())?;
     let (span, slab) = (geometry.local_span() as usize, slot.slab());
-    let address = slab.address(slot.slot(), offset as usize, span).as_ptr() as u64;
+    assert!(
+        slab.contains(slot.slot(), offset as usize, span),
+        "{span} bytes at {offset} of slot {}: outside",
+        slot.slot()
+    );
     let region = match local.region_of(slab) {
         Some(region) => region,
         None => local.register_late(slab).map_err(|error| error.to_string())?,
-    } as u32;
-    let cursor = Cursor::default();
+    };
+    // A region begins with the slots, in whichever memory they are: only the card goes there.
+    let within = slot.slot() as usize * slab.layout().stride() + offset as usize;
+    let address = local.regions[region].address() + within as u64;
+    let (region, cursor) = (region as u32, Cursor::default());
     Ok(Work::Slot { slot, region, local: address, remote, geometry, cursor, is_read, immediate })
 }

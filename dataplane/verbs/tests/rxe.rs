@@ -12,6 +12,7 @@ use dataplane_fabric::{
     Completion, Event, Fabric, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, Priority, Rows, SlotRange,
     Source, Target, WorkRequest,
 };
+use dataplane_memory::testing::{Abilities, DeviceDouble};
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 use dataplane_verbs::raw::SharedReceiveQueue;
 use dataplane_verbs::raw::{Access, Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair};
@@ -185,6 +186,27 @@ fn a_dma_buf_that_cannot_be_registered_says_why() {
         error.starts_with(&format!("ibv_reg_dmabuf_mr on {} for 65536 bytes at 0", device.name())),
         "{error}"
     );
+}
+
+/// A device whose driver takes neither dma-bufs nor foreign addresses, as Soft-RoCE: both reasons are told.
+#[test]
+fn slots_in_device_memory_are_refused_with_both_reasons() {
+    let Some(library) = library() else { return };
+    let device = open(&library);
+    let layout = SlabLayout { slot_bytes: 65536, slot_count: 2 };
+    for abilities in [Abilities { dma_buf: true, peer_memory: true }, Abilities::default()] {
+        let memory = DeviceDouble::new(layout.slots_bytes(), abilities);
+        let slab = Arc::new(Slab::on_device("device", layout, memory).expect("slab"));
+        let refused = VerbsFabric::new(Arc::clone(&device), &slab, None, quick()).expect_err("out of reach");
+        println!("{refused}");
+        let text = refused.to_string();
+        assert!(text.contains(&format!("{} cannot reach 131072 bytes", device.name())), "{text}");
+        let reasons = match abilities.dma_buf {
+            true => ["as a dma-buf: ibv_reg_dmabuf_mr: E", "as peer memory: ibv_reg_mr: EFAULT"],
+            false => ["has no dma-buf", "no peer-memory module"],
+        };
+        assert!(reasons.iter().all(|reason| text.contains(reason)), "{text}");
+    }
 }
 
 /// Slabs of 4 KiB and of 2 MiB pages, with and without relaxed ordering, are registered whole.

@@ -81,8 +81,11 @@ pub enum Outcome {
     PeerDown,
     /// The deadline passed.
     Deadline,
-    /// It could not start: too many transfers, too many blocks, or a bad address.
+    /// It could not start: too many transfers, too many blocks, a bad address, or slots in a memory that is out of
+    /// reach.
     Refused,
+    /// A copy into the device's memory failed; the leading blocks are those before it. Only of a [`crate::Staging`].
+    DeviceFailed,
 }
 
 /// What a node tells its owner.

@@ -262,13 +262,28 @@ fn register_with(
     iova: u64,
     access: u32,
 ) -> *mut MemoryRegion {
-    let (handle, context) = (field!(domain, handle), field!(domain, context));
     let mut world = World::lock();
-    let number = context_of(context);
+    let number = context_of(field!(domain, context));
     if world.device_of_context(number).is_some_and(|device| strikes(&mut device.faults.register_fails_after))
     {
         return error(Errno::NOMEM);
     }
+    let reach = world.reach_of(number, address as u64, length as u64);
+    if reach.is_some_and(|reach| !reach.peer_memory) {
+        return error(Errno::FAULT);
+    }
+    insert_region(&mut world, domain, address, length, iova, access)
+}
+
+fn insert_region(
+    world: &mut World,
+    domain: *mut ProtectionDomain,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut MemoryRegion {
+    let (handle, context) = (field!(domain, handle), field!(domain, context));
     let key = world.handle();
     let is_remote = access & (ffi::ACCESS_REMOTE_READ | ffi::ACCESS_REMOTE_WRITE) != 0;
     let region = RegionState { domain: handle, address: iova, length: length as u64, is_remote };
@@ -304,16 +319,22 @@ unsafe extern "C" fn register_iova(
     register_with(domain, address, length, iova, access)
 }
 
-/// As on Soft-RoCE: there are no dma-buf regions.
+/// As on Soft-RoCE there are no dma-buf regions, but of an accelerator beside the device. Which one it is, the address
+/// tells, as the descriptor is a double's.
 unsafe extern "C" fn register_dmabuf(
-    _domain: *mut ProtectionDomain,
+    domain: *mut ProtectionDomain,
     _offset: u64,
-    _length: usize,
-    _iova: u64,
+    length: usize,
+    iova: u64,
     _descriptor: c_int,
-    _access: c_int,
+    access: c_int,
 ) -> *mut MemoryRegion {
-    error(Errno::OPNOTSUPP)
+    let mut world = World::lock();
+    let reach = world.reach_of(context_of(field!(domain, context)), iova, length as u64);
+    if !reach.unwrap_or_default().dma_buf {
+        return error(Errno::OPNOTSUPP);
+    }
+    insert_region(&mut world, domain, std::ptr::null_mut(), length, iova, access as u32)
 }
 
 unsafe extern "C" fn deregister(region: *mut MemoryRegion) -> c_int {

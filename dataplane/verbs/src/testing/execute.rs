@@ -192,7 +192,7 @@ impl World {
             }
             target = entry.address;
         }
-        move_bytes(request, target);
+        self.move_bytes(request, target);
         if let Some(Receive { id, .. }) = receive {
             let (opcode, immediate, flags) = if is_send {
                 (ffi::WC_RECV, 0, 0)
@@ -212,23 +212,23 @@ impl World {
         }
         Outcome::Done
     }
-}
 
-/// The device's own access to memory: local ranges to or from `target`, which were checked.
-fn move_bytes(request: &Request, mut target: u64) {
-    if request.is_inline {
-        let bytes = &request.inline[..request.inline_bytes];
-        // SAFETY: the caller checked that a region covers the target; a region's memory is mapped as long as
-        // it is registered, which the world's lock holds still; `bytes` are our own.
-        unsafe { std::ptr::copy(bytes.as_ptr(), target as *mut u8, bytes.len()) };
-        return;
-    }
-    for &ScatterGatherEntry { address, length, .. } in &request.entries[..request.entry_count] {
-        let (here, there) = (address as *mut u8, target as *mut u8);
-        let (from, to) = if request.opcode == ffi::WR_RDMA_READ { (there, here) } else { (here, there) };
-        // SAFETY: the caller checked that regions cover both ranges; their memory is mapped as long as they
-        // are registered, which the world's lock holds still; `copy` allows that they overlap.
-        unsafe { std::ptr::copy(from, to, length as usize) };
-        target += u64::from(length);
+    /// The device's own access to memory: local ranges to or from `target`, which were checked.
+    fn move_bytes(&self, request: &Request, mut target: u64) {
+        if request.is_inline {
+            let bytes = &request.inline[..request.inline_bytes];
+            // SAFETY: the caller checked that a region covers the target; a region's memory is mapped as long as
+            // it is registered, which the world's lock holds still; `bytes` are our own.
+            unsafe { self.copy_bytes(bytes.as_ptr() as u64, target, bytes.len()) };
+            return;
+        }
+        for &ScatterGatherEntry { address, length, .. } in &request.entries[..request.entry_count] {
+            let is_read = request.opcode == ffi::WR_RDMA_READ;
+            let (from, to) = if is_read { (target, address) } else { (address, target) };
+            // SAFETY: the caller checked that regions cover both ranges; their memory is mapped as long as they
+            // are registered, which the world's lock holds still.
+            unsafe { self.copy_bytes(from, to, length as usize) };
+            target += u64::from(length);
+        }
     }
 }

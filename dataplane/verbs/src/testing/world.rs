@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::event::EventfdFlags;
 
+use super::accelerator::Beside;
 use crate::ffi::{self, ScatterGatherEntry, WorkCompletion};
 
 /// Entries of one work request that a software device takes.
@@ -152,6 +153,8 @@ pub(super) struct World {
     pub(super) pairs: HashMap<u32, PairState>,
     /// Pairs whose head waits for a receive at the peer.
     pub(super) blocked: Vec<u32>,
+    /// Accelerators' memory.
+    pub(super) beside: Vec<Beside>,
     next_handle: u32,
 }
 

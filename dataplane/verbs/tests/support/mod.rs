@@ -64,14 +64,27 @@ impl Two {
         config_a: VerbsConfig,
         config_b: VerbsConfig,
     ) -> Self {
-        let (pool_a, pool_b) = (pool("a"), pool("b"));
+        Self::over(device_a, device_b, config_a, config_b, [pool("a"), pool("b")])
+    }
+
+    /// Over slots of any memory; a source in host memory is filled with ones.
+    pub(crate) fn over(
+        device_a: Arc<Device>,
+        device_b: Arc<Device>,
+        config_a: VerbsConfig,
+        config_b: VerbsConfig,
+        pools: [Arc<SlotPool>; 2],
+    ) -> Self {
+        let [pool_a, pool_b] = pools;
         let mut a = VerbsFabric::new(device_a, pool_a.slab(), Some(loopback()), config_a).expect("a");
         let b = VerbsFabric::new(device_b, pool_b.slab(), Some(loopback()), config_b).expect("b");
         let address = b.listening_on().expect("listening").to_string();
         let to_b = a.connect(&address).expect("connect starts");
         let target = pool_b.acquire().expect("slot");
         let source = pool_a.acquire().expect("slot");
-        source.slab().write(source.slot(), 0, &[1; 4096]);
+        if source.slab().device().is_none() {
+            source.slab().write(source.slot(), 0, &[1; 4096]);
+        }
         let (seen_a, seen_b) = (Vec::new(), Vec::new());
         let mut this = Self { a, b, pool_a, pool_b, source, target, to_a: PeerId(0), to_b, seen_a, seen_b };
         this.until("connected", |this| {

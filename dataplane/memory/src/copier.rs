@@ -1,0 +1,188 @@
+//! The seam for copies between slots of any two slabs, host or device, that go on beside the caller.
+//!
+//! Used as submit → flush → poll, so that one doorbell starts a whole batch. Contract of every [`Copier`]:
+//! 1. Each accepted copy ends exactly once, as one [`CopyDone`] with its token, whatever happens to the device: when
+//!    the device is lost, everything in flight and everything submitted later ends with an error.
+//! 2. Until then the copier holds both slot references, so neither slot can be reused under the copy, not even when
+//!    its owner has forgotten it. A copy that was accepted cannot be taken back.
+//! 3. Nothing orders two copies. A copy may begin when it is submitted, and has begun after the next `flush`.
+//! 4. Nothing blocks, and nothing is allocated once `poll`'s vector has its capacity.
+//! 5. Dropping a copier waits for what the device still does, or leaks the slots.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::{DeviceError, SlotRef};
+
+/// Bytes of one slot to copy to another. The references keep both in place.
+#[derive(Debug, Clone)]
+pub struct SlotCopy {
+    /// Comes back with the end of the copy.
+    pub token: u64,
+    /// Where from.
+    pub from: SlotRef,
+    /// First byte within that slot.
+    pub from_offset: u32,
+    /// Where to.
+    pub to: SlotRef,
+    /// First byte within that slot.
+    pub to_offset: u32,
+    /// Number of bytes.
+    pub len: u32,
+}
+
+impl SlotCopy {
+    /// Whether both ranges exist.
+    #[must_use]
+    pub fn is_inside(&self) -> bool {
+        let is_in = |slot: &SlotRef, offset: u32| {
+            slot.slab().contains(slot.slot(), offset as usize, self.len as usize)
+        };
+        is_in(&self.from, self.from_offset) && is_in(&self.to, self.to_offset)
+    }
+
+    /// Whether both ranges lie in one slot and have bytes in common: what such a copy would leave is undefined.
+    #[must_use]
+    pub fn overlaps(&self) -> bool {
+        Arc::ptr_eq(self.from.slab(), self.to.slab())
+            && self.from.slot() == self.to.slot()
+            && self.from_offset.abs_diff(self.to_offset) < self.len
+    }
+}
+
+/// Why a copy was not accepted; it comes back.
+#[derive(Debug)]
+pub enum CopyRefused {
+    /// As many as the copier takes are in flight. Poll, then try again.
+    Full(SlotCopy),
+    /// A range does not exist, or the two overlap.
+    Outside(SlotCopy),
+    /// This copier cannot reach one of the two memories.
+    Unreachable(SlotCopy),
+}
+
+impl CopyRefused {
+    /// The copy.
+    #[must_use]
+    pub fn into_copy(self) -> SlotCopy {
+        match self {
+            Self::Full(copy) | Self::Outside(copy) | Self::Unreachable(copy) => copy,
+        }
+    }
+}
+
+/// The end of one copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyDone {
+    /// Whose.
+    pub token: u64,
+    /// `Ok`: every byte is there, for the CPU and for every device. An error: any of them may be.
+    pub result: Result<(), DeviceError>,
+}
+
+/// Copies between slots, driven by one thread. See the module for the contract.
+pub trait Copier: Send {
+    /// Takes one copy, or hands it back. Ranges are checked here.
+    fn submit(&mut self, copy: SlotCopy) -> Result<(), CopyRefused>;
+
+    /// Rings one doorbell for all that was submitted since the last call.
+    fn flush(&mut self);
+
+    /// Moves ended copies into `done`, each token once; returns how many.
+    fn poll(&mut self, done: &mut Vec<CopyDone>) -> usize;
+
+    /// Copies accepted and not yet told as ended.
+    fn in_flight(&self) -> usize;
+}
+
+/// Copies between slots of host slabs, with the CPU and at once.
+#[derive(Debug)]
+pub struct HostCopier {
+    ended: VecDeque<u64>,
+    capacity: usize,
+}
+
+impl HostCopier {
+    /// A copier that takes `capacity` copies between two polls.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        Self { ended: VecDeque::with_capacity(capacity), capacity }
+    }
+}
+
+impl Copier for HostCopier {
+    fn submit(&mut self, copy: SlotCopy) -> Result<(), CopyRefused> {
+        if self.ended.len() >= self.capacity {
+            return Err(CopyRefused::Full(copy));
+        }
+        let (source, target) = (copy.from.slab(), copy.to.slab());
+        if source.device().is_some() || target.device().is_some() {
+            return Err(CopyRefused::Unreachable(copy));
+        }
+        let from = (copy.from.slot(), copy.from_offset as usize);
+        let to = (copy.to.slot(), copy.to_offset as usize);
+        if copy.overlaps() || !target.try_copy_from(source, from, to, copy.len as usize) {
+            return Err(CopyRefused::Outside(copy));
+        }
+        self.ended.push_back(copy.token);
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, done: &mut Vec<CopyDone>) -> usize {
+        let count = self.ended.len();
+        done.extend(self.ended.drain(..).map(|token| CopyDone { token, result: Ok(()) }));
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ended.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Abilities, DeviceDouble};
+    use crate::{PageSize, Slab, SlabLayout, SlotPool};
+
+    const LAYOUT: SlabLayout = SlabLayout { slot_bytes: 100, slot_count: 4 };
+
+    fn copy(token: u64, from: &SlotRef, to: &SlotRef, len: u32) -> SlotCopy {
+        SlotCopy { token, from: from.clone(), from_offset: 10, to: to.clone(), to_offset: 20, len }
+    }
+
+    #[test]
+    fn host_slots_are_copied_once_and_refusals_hand_back() {
+        let pool = SlotPool::new(Arc::new(Slab::create("host", LAYOUT, PageSize::Standard).expect("slab")));
+        let memory = DeviceDouble::new(4096, Abilities::default());
+        let device = SlotPool::new(Arc::new(Slab::on_device("device", LAYOUT, memory).expect("slab")));
+        let (from, to) = (pool.acquire().expect("slot"), pool.acquire().expect("slot"));
+        let away = device.acquire().expect("slot");
+        from.slab().write(from.slot(), 10, b"bytes");
+        let mut copier = HostCopier::new(2);
+        let mut done = Vec::new();
+        copier.submit(copy(7, &from, &to, 5)).expect("room");
+        assert!(
+            matches!(copier.submit(copy(8, &from, &to, 81)), Err(CopyRefused::Outside(back)) if back.token == 8)
+        );
+        assert!(matches!(copier.submit(copy(8, &from, &from, 11)), Err(CopyRefused::Outside(_))), "overlap");
+        assert!(matches!(copier.submit(copy(9, &from, &away, 5)), Err(CopyRefused::Unreachable(_))));
+        assert!(matches!(copier.submit(copy(9, &away, &to, 5)), Err(CopyRefused::Unreachable(_))));
+        copier.submit(copy(10, &from, &from, 10)).expect("apart within one slot");
+        assert!(
+            matches!(copier.submit(copy(11, &from, &to, 5)), Err(CopyRefused::Full(back)) if back.token == 11)
+        );
+        assert_eq!((copier.in_flight(), copier.poll(&mut done), copier.in_flight()), (2, 2, 0));
+        assert_eq!(
+            done.iter().map(|done| (done.token, done.result.is_ok())).collect::<Vec<_>>(),
+            [(7, true), (10, true)]
+        );
+        let mut bytes = [0; 5];
+        to.slab().read(to.slot(), 20, &mut bytes);
+        assert_eq!(&bytes, b"bytes");
+        drop((from, to, away));
+        assert_eq!((pool.used_count(), device.used_count()), (0, 0), "ended copies hold nothing");
+    }
+}

@@ -1,0 +1,10 @@
+//! Doubles of a device, for tests here and in other crates. Nothing in production uses them.
+//!
+//! [`DeviceDouble`] is memory that the CPU cannot touch by accident: its address faults. [`CopierDouble`] copies to
+//! and from it as a device would: later, in no order between directions, and not always with success.
+
+mod copier;
+mod device;
+
+pub use copier::{CopierDouble, CopyFaults};
+pub use device::{Abilities, DeviceDouble};

@@ -1,0 +1,161 @@
+//! Memory of a device that does not exist.
+//!
+//! The same pages are mapped twice: at the address that is given out no access is allowed, so whoever dereferences it
+//! dies at once; the double itself uses the other mapping, behind a lock.
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::{DeviceError, DeviceMemory, DirectError, DmaBuf};
+
+/// How a NIC may reach the memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Abilities {
+    /// Whether it can be exported as a dma-buf. (What is exported is a memfd, which no kernel takes for one.)
+    pub dma_buf: bool,
+    /// Whether it says that a NIC may register its address.
+    pub peer_memory: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct DeviceDouble {
+    memory: OwnedFd,
+    /// Mapped without any access.
+    face: NonNull<u8>,
+    /// The same bytes. The lock keeps two threads' copies apart.
+    alias: Mutex<NonNull<u8>>,
+    bytes: usize,
+    abilities: Abilities,
+    is_dead: AtomicBool,
+}
+
+// SAFETY: both mappings belong to this value until it is dropped; the face is never accessed, the alias only under
+// its lock.
+unsafe impl Send for DeviceDouble {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceDouble {}
+
+impl DeviceDouble {
+    /// `bytes` of zeros. Panics when the system has no memory for it: this is for tests.
+    #[must_use]
+    pub fn new(bytes: usize, abilities: Abilities) -> Arc<Self> {
+        let memory = rustix::fs::memfd_create("device-double", MemfdFlags::CLOEXEC).expect("a memfd");
+        rustix::fs::ftruncate(&memory, bytes as u64).expect("room for the device's memory");
+        let face = map(&memory, bytes, ProtFlags::empty());
+        let alias = Mutex::new(map(&memory, bytes, ProtFlags::READ | ProtFlags::WRITE));
+        Arc::new(Self { memory, face, alias, bytes, abilities, is_dead: AtomicBool::new(false) })
+    }
+
+    /// The device falls off its bus: from now on every access fails.
+    pub fn kill(&self) {
+        self.is_dead.store(true, Ordering::Relaxed);
+    }
+
+    fn check(&self, operation: &'static str, offset: usize, len: usize) -> Result<(), DeviceError> {
+        if self.is_dead.load(Ordering::Relaxed) {
+            return Err(DeviceError { operation, reason: "the device is gone".to_owned() });
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => {
+                let reason = format!("bytes {offset}+{len} of {}", self.bytes);
+                Err(DeviceError { operation, reason })
+            }
+        }
+    }
+}
+
+impl DeviceMemory for DeviceDouble {
+    fn address(&self) -> u64 {
+        self.face.addr().get() as u64
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn dma_buf(&self) -> Result<DmaBuf, DirectError> {
+        let failed = |reason: String| DirectError { operation: "export of the double's memory", reason };
+        if !self.abilities.dma_buf {
+            return Err(failed("this double has no dma-buf".to_owned()));
+        }
+        let descriptor = rustix::io::dup(&self.memory).map_err(|errno| failed(errno.to_string()))?;
+        Ok(DmaBuf { descriptor, offset: 0 })
+    }
+
+    fn has_peer_memory(&self) -> bool {
+        self.abilities.peer_memory
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.check("read of the double", offset, bytes.len())?;
+        let alias = self.alias.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = alias.as_ptr().wrapping_add(offset);
+        // SAFETY: `check` saw that the range is inside the mapping, which cannot overlap a live slice; the lock keeps
+        // other copies away.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.check("write of the double", offset, bytes.len())?;
+        let alias = self.alias.lock().unwrap_or_else(PoisonError::into_inner);
+        let to = alias.as_ptr().wrapping_add(offset);
+        // SAFETY: as in `read`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for DeviceDouble {
+    fn drop(&mut self) {
+        let alias = *self.alias.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for mapping in [self.face, alias] {
+            // SAFETY: mapped in `new` with this length, and nothing refers to it any more.
+            let unmapped = unsafe { rustix::mm::munmap(mapping.as_ptr().cast(), self.bytes) };
+            debug_assert!(unmapped.is_ok(), "munmap of a device double: {unmapped:?}");
+        }
+    }
+}
+
+fn map(memory: &OwnedFd, bytes: usize, access: ProtFlags) -> NonNull<u8> {
+    // SAFETY: the kernel picks an address that nothing else uses.
+    let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, memory, 0) };
+    NonNull::new(start.expect("a mapping").cast()).expect("not at address zero")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_and_ranges_and_death_are_errors() {
+        let double = DeviceDouble::new(5000, Abilities::default());
+        double.write(4990, b"0123456789").expect("inside");
+        let mut bytes = [0; 4];
+        double.read(4996, &mut bytes).expect("inside");
+        assert_eq!(&bytes, b"6789");
+        assert!(double.write(4991, b"0123456789").is_err());
+        assert!(double.read(usize::MAX, &mut bytes).is_err());
+        assert!(double.dma_buf().is_err());
+        assert!(DeviceDouble::new(1, Abilities { dma_buf: true, ..Abilities::default() }).dma_buf().is_ok());
+        double.kill();
+        assert!(double.read(0, &mut bytes).expect_err("dead").reason.contains("gone"));
+    }
+
+    /// The guard must hold: the kernel, asked to read from the address that is given out, finds no access there.
+    #[test]
+    fn the_address_faults() {
+        let double = DeviceDouble::new(4096, Abilities::default());
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+        let start = format!("{:x}-", double.address());
+        let line = maps.lines().find(|line| line.starts_with(&start)).expect("a mapping starts there");
+        assert!(line.contains(" ---s "), "{line}");
+    }
+}

@@ -1,0 +1,352 @@
+//! Hand-offs whose blocks lie in a device's memory, over a fabric or with checksums that need them in host memory.
+//!
+//! [`Staging`] stands between an owner and its [`TransferNode`]: it takes the same commands and gives the same notices,
+//! with slots in device memory, and shows the node slots of a pinned host pool instead.
+//!
+//! ```text
+//! Push(device slots)    ─ copy, piece by piece ─▶ Push(host slots)
+//! Arrived(device slots) ◀─ copy, as verified ──── Expect(host slots)
+//! ```
+//!
+//! The first piece of a push travels while the next is copied, and layers that arrive are copied while later ones
+//! travel. What is copied out of a staging slot was verified there, by the checksums of the sender.
+//!
+//! Invariants: a staging slot is free again only when neither a copy nor the fabric nor a peer can touch it: the copier
+//! holds references to both ends, the node to what a peer was told of. Every transfer ends with one notice, and not
+//! before the last of its copies. At most [`StagingLimits::inbound_slots_max`] staging slots wait for peers, so that the
+//! two directions of two nodes cannot wait for each other; at most [`StagingLimits::outbound_slots_each`] belong to one
+//! transfer that is sent.
+//!
+//! Driven by the node's thread; nothing blocks. While [`Staging::in_flight`] is not zero, it must be polled: nobody
+//! rings when a copy has ended. Per block and piece: one copy and a few table steps.
+
+mod copies;
+mod incoming;
+mod lent;
+mod outgoing;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dataplane_fabric::Fabric;
+use dataplane_memory::{Copier, DeviceError, SlotPool, SlotRef};
+
+use crate::node::{Command, Notice, Outcome, TransferId, TransferNode};
+use crate::shard::PieceLayout;
+use copies::{Copies, Purpose, Started};
+use incoming::Incoming;
+use lent::Lent;
+use outgoing::Outgoing;
+
+/// Bounds of a [`Staging`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StagingLimits {
+    /// Staging slots that may wait for what peers send. An `Expect` beyond is refused. Fewer than the pool has, or
+    /// nothing can be sent while they wait.
+    pub inbound_slots_max: usize,
+    /// Staging slots of one transfer that is sent; the next blocks wait.
+    pub outbound_slots_each: usize,
+    /// Blocks that are pushed on together once all of them are copied.
+    pub piece_blocks: usize,
+    /// Copies in flight.
+    pub copies_max: usize,
+}
+
+impl StagingLimits {
+    /// Half of `pool` for either direction, an eighth for one transfer that is sent.
+    #[must_use]
+    pub fn of(pool: &SlotPool) -> Self {
+        let slots = pool.slot_count();
+        let (inbound_slots_max, outbound_slots_each) = (slots / 2, (slots / 8).max(1));
+        Self { inbound_slots_max, outbound_slots_each, piece_blocks: 8, copies_max: 256 }
+    }
+}
+
+/// Transfers of one node from and to device memory. See the module.
+#[derive(Debug)]
+pub struct Staging<C> {
+    copies: Copies<C>,
+    pool: Arc<SlotPool>,
+    limits: StagingLimits,
+    outgoing: BTreeMap<TransferId, Outgoing>,
+    incoming: BTreeMap<TransferId, Incoming>,
+    lent_inbound: Lent,
+    lent_outbound: Lent,
+    /// The transfer to send that is served first the next time.
+    turn: TransferId,
+    /// Notices of what did not reach the node.
+    refused: Vec<Notice>,
+    /// Kept for their capacity.
+    done: Vec<(Purpose, Result<(), DeviceError>)>,
+    notices: Vec<Notice>,
+    transfers_scratch: Vec<TransferId>,
+}
+
+fn is_on_device(slot: &SlotRef) -> bool {
+    slot.slab().device().is_some()
+}
+
+impl<C: Copier> Staging<C> {
+    /// Stages through `pool`: host slots as large as the device's, in a slab that the node's fabric lets its peers write.
+    /// Nobody else takes slots from it for as long as this exists.
+    #[must_use]
+    pub fn new(copier: C, pool: Arc<SlotPool>, limits: StagingLimits) -> Self {
+        let slots = pool.slot_count();
+        Self {
+            copies: Copies::new(copier, limits.copies_max),
+            pool,
+            limits,
+            outgoing: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            lent_inbound: Lent::new(limits.inbound_slots_max.min(slots)),
+            lent_outbound: Lent::new(slots.saturating_sub(limits.inbound_slots_max).max(1)),
+            turn: 0,
+            refused: Vec::new(),
+            done: Vec::with_capacity(limits.copies_max),
+            notices: Vec::new(),
+            transfers_scratch: Vec::new(),
+        }
+    }
+
+    /// The copier, to see how it does.
+    pub fn copier_mut(&mut self) -> &mut C {
+        &mut self.copies.copier
+    }
+
+    /// Copies under way: while there are any, poll.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.copies.copier.in_flight()
+    }
+
+    /// Whether nothing is staged or copied: what a leak check asserts.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let is_empty = self.outgoing.is_empty() && self.incoming.is_empty();
+        is_empty && self.copies.is_empty() && self.refused.is_empty()
+    }
+
+    /// Whether blocks wait for a staging slot or for the copier: poll again soon.
+    #[must_use]
+    pub fn has_backlog(&self) -> bool {
+        self.in_flight() > 0 || self.outgoing.values().any(Outgoing::has_parts) || !self.refused.is_empty()
+    }
+
+    /// Carries out one command, or passes it on to the node: what concerns host slots alone is the node's.
+    pub fn handle<F: Fabric>(&mut self, node: &mut TransferNode<F>, command: Command, now: Instant) {
+        match command {
+            Command::Expect { transfer, address, content, first_block, slots, deadline }
+                if slots.iter().any(is_on_device) =>
+            {
+                let Some(incoming) = self.stage_in(transfer, slots, node.layout()) else {
+                    if !self.incoming.contains_key(&transfer) {
+                        node.handle(Command::Decline { transfer, address }, now);
+                    }
+                    let outcome = Outcome::Refused;
+                    self.refused.push(Notice::Arrived { transfer, slots: Vec::new(), outcome });
+                    return;
+                };
+                let slots = incoming.staged();
+                self.incoming.insert(transfer, incoming);
+                node.handle(
+                    Command::Expect { transfer, address, content, first_block, slots, deadline },
+                    now,
+                );
+                self.look_at(node, transfer);
+            }
+            Command::Push { transfer, content, first_block, slots, layers }
+                if self.outgoing.contains_key(&transfer) || slots.iter().any(is_on_device) =>
+            {
+                let each = self.limits.outbound_slots_each;
+                let fresh = || Outgoing::new(content, each);
+                let outgoing = self.outgoing.entry(transfer).or_insert_with(fresh);
+                outgoing.push(first_block, slots, layers, node.layout(), self.limits.piece_blocks);
+            }
+            Command::PushEnd { transfer } if self.outgoing.contains_key(&transfer) => {
+                if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
+                    outgoing.end();
+                }
+            }
+            Command::Cancel { transfer } => match self.outgoing.get_mut(&transfer) {
+                Some(outgoing) => outgoing.stop(transfer, node, now),
+                None => node.handle(Command::Cancel { transfer }, now),
+            },
+            other => node.handle(other, now),
+        }
+    }
+
+    /// Staging slots for all of `slots`; `None` when there are not enough, or the transfer is known.
+    fn stage_in(
+        &mut self,
+        transfer: TransferId,
+        slots: Vec<SlotRef>,
+        layout: &PieceLayout,
+    ) -> Option<Incoming> {
+        let has_room = self.lent_inbound.has_room(&self.pool, slots.len());
+        let fits = has_room && slots.iter().all(is_on_device);
+        if !fits || self.incoming.contains_key(&transfer) {
+            return None;
+        }
+        let staged: Option<Vec<SlotRef>> = slots.iter().map(|_| self.pool.acquire()).collect();
+        let staged = staged?;
+        staged.iter().for_each(|slot| self.lent_inbound.add(slot));
+        Some(Incoming::new(slots, staged, u32::from(layout.layers) * layout.rows))
+    }
+
+    /// Makes progress with the copies and with the node. Returns the number of events handled; notices are appended.
+    pub fn poll<F: Fabric>(
+        &mut self,
+        node: &mut TransferNode<F>,
+        now: Instant,
+        notices: &mut Vec<Notice>,
+    ) -> usize {
+        notices.append(&mut self.refused);
+        let copied = self.reap(node, now);
+        self.outgoing.iter_mut().for_each(|(&transfer, outgoing)| outgoing.forward(transfer, node, now));
+        let mut own = std::mem::take(&mut self.notices);
+        let moved = node.poll(now, &mut own);
+        own.drain(..).for_each(|notice| notices.extend(self.digest(notice)));
+        self.notices = own;
+        if moved > 0 {
+            let mut transfers = std::mem::take(&mut self.transfers_scratch);
+            transfers.extend(self.incoming.keys());
+            transfers.drain(..).for_each(|transfer| self.look_at(node, transfer));
+            self.transfers_scratch = transfers;
+        }
+        for purpose in self.start_copies() {
+            self.copy_failed(purpose, node, now);
+        }
+        self.copies.copier.flush();
+        self.tell(notices);
+        copied + moved
+    }
+
+    /// Tells of what is over.
+    fn tell(&mut self, notices: &mut Vec<Notice>) {
+        let arrived = self.incoming.extract_if(.., |_, incoming| incoming.is_over());
+        notices.extend(arrived.map(|(transfer, incoming)| {
+            let (slots, outcome) = incoming.into_end();
+            Notice::Arrived { transfer, slots, outcome }
+        }));
+        let pushed = self.outgoing.extract_if(.., |_, outgoing| outgoing.is_over());
+        notices.extend(pushed.map(|(transfer, outgoing)| {
+            let complete = outgoing.is_complete();
+            Notice::Pushed { transfer, complete }
+        }));
+    }
+
+    /// Takes a notice of the node; gives back what is not staged.
+    fn digest(&mut self, notice: Notice) -> Option<Notice> {
+        match notice {
+            Notice::Arrived { transfer, slots, outcome } => match self.incoming.get_mut(&transfer) {
+                Some(incoming) if !incoming.has_arrived() => {
+                    incoming.arrived(slots.len(), outcome);
+                    None
+                }
+                _ => Some(Notice::Arrived { transfer, slots, outcome }),
+            },
+            Notice::Pushed { transfer, complete } => match self.outgoing.get_mut(&transfer) {
+                Some(outgoing) => {
+                    outgoing.pushed(complete);
+                    None
+                }
+                None => Some(Notice::Pushed { transfer, complete }),
+            },
+            Notice::Moved { .. } => Some(notice),
+        }
+    }
+
+    fn look_at<F: Fabric>(&mut self, node: &TransferNode<F>, transfer: TransferId) {
+        let view = node.inbound_view(transfer);
+        if let Some((incoming, (cut, layers))) = self.incoming.get_mut(&transfer).zip(view) {
+            incoming.look(cut, layers);
+        }
+    }
+
+    /// Takes the copies that have ended.
+    fn reap<F: Fabric>(&mut self, node: &mut TransferNode<F>, now: Instant) -> usize {
+        let mut done = std::mem::take(&mut self.done);
+        self.copies.reap(&mut done);
+        let count = done.len();
+        for (purpose, result) in done.drain(..) {
+            if let Err(error) = result {
+                tracing::warn!(%error, ?purpose, "staging: a copy failed, the blocks will be recomputed");
+                self.copy_failed(purpose, node, now);
+            }
+            match purpose {
+                Purpose::Out { transfer, part } => {
+                    if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
+                        outgoing.copied(part);
+                    }
+                }
+                Purpose::In { transfer, block, rows } => {
+                    if let Some(incoming) = self.incoming.get_mut(&transfer) {
+                        incoming.copied(block, rows);
+                    }
+                }
+            }
+        }
+        self.done = done;
+        count
+    }
+
+    fn copy_failed<F: Fabric>(&mut self, purpose: Purpose, node: &mut TransferNode<F>, now: Instant) {
+        match purpose {
+            Purpose::Out { transfer, .. } => {
+                if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
+                    outgoing.stop(transfer, node, now);
+                }
+            }
+            Purpose::In { transfer, block, .. } => {
+                if let Some(incoming) = self.incoming.get_mut(&transfer) {
+                    incoming.failed(block);
+                }
+            }
+        }
+    }
+
+    /// Gives the copier as much as it takes: first what has arrived, as that frees staging slots, then what is to be
+    /// sent, the transfers by turns. Returns what the copier can never do; of that there is nothing in good order.
+    fn start_copies(&mut self) -> Vec<Purpose> {
+        let mut impossible = Vec::new();
+        for (&transfer, incoming) in &mut self.incoming {
+            while let Some((copy, purpose)) = incoming.next(transfer) {
+                match self.copies.start(copy, purpose) {
+                    Started::Yes => incoming.started(purpose),
+                    Started::Full => return impossible,
+                    Started::Never => {
+                        impossible.push(purpose);
+                        break;
+                    }
+                }
+            }
+        }
+        let mut order = std::mem::take(&mut self.transfers_scratch);
+        order.extend(self.outgoing.range(self.turn..).map(|(&transfer, _)| transfer));
+        order.extend(self.outgoing.range(..self.turn).map(|(&transfer, _)| transfer));
+        for transfer in order.drain(..) {
+            let Some(outgoing) = self.outgoing.get_mut(&transfer) else { continue };
+            while outgoing.has_room(&self.pool) && self.lent_outbound.has_room(&self.pool, 1) {
+                let Some(staged) = outgoing.wants_slot().then(|| self.pool.acquire()).flatten() else {
+                    break;
+                };
+                let Some((copy, purpose)) = outgoing.next(transfer, &staged) else { break };
+                match self.copies.start(copy, purpose) {
+                    Started::Yes => {
+                        self.lent_outbound.add(&staged);
+                        outgoing.started(staged);
+                        self.turn = transfer.wrapping_add(1);
+                    }
+                    Started::Full => break,
+                    Started::Never => {
+                        impossible.push(purpose);
+                        break;
+                    }
+                }
+            }
+        }
+        self.transfers_scratch = order;
+        impossible
+    }
+}

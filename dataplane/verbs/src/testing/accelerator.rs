@@ -1,0 +1,77 @@
+//! Accelerators beside the software devices: memory that these reach and the CPU does not.
+//!
+//! A region of it is known by the accelerator's own addresses. The software device reads and writes it through
+//! [`DeviceMemory`], where a card would use the bus.
+
+use std::sync::Arc;
+
+use dataplane_memory::DeviceMemory;
+
+use super::world::World;
+
+/// In which ways a software device takes an accelerator's memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// `ibv_reg_dmabuf_mr` works.
+    pub dma_buf: bool,
+    /// `ibv_reg_mr` takes its address: a peer-memory module is loaded. Otherwise it fails with EFAULT.
+    pub peer_memory: bool,
+}
+
+/// An accelerator's memory, seen from one software device.
+pub(super) struct Beside {
+    device: u32,
+    memory: Arc<dyn DeviceMemory>,
+    reach: Reach,
+}
+
+impl Beside {
+    fn covers(&self, address: u64, length: u64) -> bool {
+        let offset = address.checked_sub(self.memory.address());
+        let end = offset.and_then(|offset| offset.checked_add(length));
+        end.is_some_and(|end| end <= self.memory.bytes() as u64)
+    }
+}
+
+impl World {
+    pub(super) fn put_beside(&mut self, device: u32, memory: Arc<dyn DeviceMemory>, reach: Reach) {
+        self.beside.push(Beside { device, memory, reach });
+    }
+
+    /// How the device of a context reaches the range; `None` when it is in no accelerator's memory.
+    pub(super) fn reach_of(&self, context: u32, address: u64, length: u64) -> Option<Reach> {
+        let device = self.contexts.get(&context)?.device;
+        let mut covering = self.beside.iter().filter(|beside| beside.covers(address, length)).peekable();
+        covering.peek()?;
+        let own = covering.find(|beside| beside.device == device);
+        Some(own.map_or_else(Reach::default, |beside| beside.reach))
+    }
+
+    fn accelerator_at(&self, address: u64, length: u64) -> Option<(&dyn DeviceMemory, usize)> {
+        let beside = self.beside.iter().find(|beside| beside.covers(address, length))?;
+        Some((&*beside.memory, (address - beside.memory.address()) as usize))
+    }
+
+    /// The device's own access to memory.
+    ///
+    /// # Safety
+    /// Both ranges are covered by regions: mapped, and valid to read or write.
+    pub(super) unsafe fn copy_bytes(&self, from: u64, to: u64, length: usize) {
+        let ends = (self.accelerator_at(from, length as u64), self.accelerator_at(to, length as u64));
+        if let (None, None) = ends {
+            // SAFETY: the caller vouches for both ranges; `copy` allows that they overlap.
+            return unsafe { std::ptr::copy(from as *const u8, to as *mut u8, length) };
+        }
+        let mut bytes = vec![0; length];
+        match ends.0 {
+            Some((memory, offset)) => memory.read(offset, &mut bytes).expect("a live accelerator"),
+            // SAFETY: the caller vouches for the range; `bytes` is as long.
+            None => unsafe { std::ptr::copy(from as *const u8, bytes.as_mut_ptr(), length) },
+        }
+        match ends.1 {
+            Some((memory, offset)) => memory.write(offset, &bytes).expect("a live accelerator"),
+            // SAFETY: as above.
+            None => unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, length) },
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Slots in an accelerator's memory, which the card reaches itself: over software devices and a double of the memory,
+//! whose address kills whoever touches it with the CPU.
+
+mod support;
+
+use std::sync::Arc;
+
+use dataplane_fabric::{
+    Completion, Fabric, INLINE_BYTES_MAX, Operation, Priority, Rows, SlotRange, Source, Target, WorkRequest,
+};
+use dataplane_memory::testing::{Abilities, DeviceDouble};
+use dataplane_memory::{DeviceMemory, Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_verbs::raw::{Access, MemoryRegion, ProtectionDomain};
+use dataplane_verbs::testing::{Reach, SoftwareDevice};
+use dataplane_verbs::{Registration, VerbsConfig, VerbsError, VerbsFabric};
+use support::{Two, small, write};
+
+const LAYOUT: SlabLayout = SlabLayout { slot_bytes: 8192, slot_count: 4 };
+const EVERY_WAY: Abilities = Abilities { dma_buf: true, peer_memory: true };
+
+/// Slots in a double's memory, which `card` reaches as `reach` says.
+fn device_pool(
+    card: &SoftwareDevice,
+    abilities: Abilities,
+    reach: Reach,
+) -> (Arc<SlotPool>, Arc<DeviceDouble>) {
+    let memory = DeviceDouble::new(LAYOUT.slots_bytes(), abilities);
+    card.put_beside(Arc::clone(&memory) as Arc<dyn DeviceMemory>, reach);
+    let slab = Slab::on_device("device", LAYOUT, Arc::clone(&memory) as Arc<dyn DeviceMemory>).expect("slab");
+    (SlotPool::new(Arc::new(slab)), memory)
+}
+
+fn at(slot: &SlotRef, offset: usize) -> usize {
+    slot.slot() as usize * LAYOUT.stride() + offset
+}
+
+fn bytes_of(memory: &DeviceDouble, slot: &SlotRef) -> Vec<u8> {
+    let mut bytes = vec![0; LAYOUT.slot_bytes];
+    memory.read(at(slot, 0), &mut bytes).expect("inside");
+    bytes
+}
+
+fn pattern(seed: usize) -> Vec<u8> {
+    (0..LAYOUT.slot_bytes).map(|at| (at * 13 + at / 255 + seed) as u8).collect()
+}
+
+/// Writes in one piece, in rows and inline, and a read, from accelerator to accelerator.
+fn every_kind(reach: Reach, expected: Registration) {
+    let (card_a, card_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+    let (pool_a, memory_a) = device_pool(&card_a, EVERY_WAY, reach);
+    let (pool_b, memory_b) = device_pool(&card_b, EVERY_WAY, reach);
+    let config = VerbsConfig { inline_bytes: 64, ..small() };
+    let pools = [Arc::clone(&pool_a), Arc::clone(&pool_b)];
+    let mut two =
+        Two::over(card_a.open().expect("open"), card_b.open().expect("open"), config.clone(), config, pools);
+    assert!(two.a.reaches_device_memory());
+    assert_eq!(two.a.registration(pool_a.slab()), Some(expected));
+    assert_eq!(two.a.registration(pool_b.slab()), None);
+    assert_eq!(two.a.registrations().map(|(_, way)| way).collect::<Vec<_>>(), [expected]);
+    memory_a.write(at(&two.source, 0), &pattern(1)).expect("inside");
+    let here = pool_a.acquire().expect("slot");
+    let target = |offset| Target { slot: two.target.slot(), generation: two.target.generation(), offset };
+    let slot = |offset, len| Source::Slot { slot: two.source.clone(), offset, len };
+    let rows = Some(Rows { bytes: 64, local_stride: 128, remote_stride: 64 });
+    let inline = Source::Inline { bytes: [7; INLINE_BYTES_MAX], len: 16 };
+    let into = SlotRange { slot: here.clone(), offset: 100, len: 3000 };
+    let operations = [
+        Operation::Write { source: slot(5, 3000), target: target(1), rows: None, immediate: None },
+        Operation::Write { source: slot(0, 640), target: target(4096), rows, immediate: Some(9) },
+        Operation::Write { source: inline, target: target(8176), rows: None, immediate: None },
+        Operation::Read { into, from: target(1), rows: None },
+    ];
+    for (id, operation) in (1..).zip(operations) {
+        let request = WorkRequest { id, peer: two.to_b, priority: Priority::Urgent, operation };
+        two.post(request);
+        two.until("done", |two| two.completion_at_a(id) == Some(Completion::Done));
+    }
+    let (sent, found) = (pattern(1), bytes_of(&memory_b, &two.target));
+    assert!(found[1..3001] == sent[5..3005], "in one piece");
+    for row in 0..10 {
+        assert!(found[4096 + row * 64..][..64] == sent[row * 128..][..64], "row {row}");
+    }
+    assert_eq!(found[8176..], [7; 16], "inline");
+    assert!(bytes_of(&memory_a, &here)[100..3100] == sent[5..3005], "read back");
+    drop((two, here));
+    assert_eq!((pool_a.used_count(), card_a.usage().regions), (0, 0), "nothing is left");
+}
+
+#[test]
+fn bytes_go_from_accelerator_to_accelerator_as_dma_bufs() {
+    every_kind(Reach { dma_buf: true, peer_memory: false }, Registration::DmaBuf);
+    every_kind(Reach { dma_buf: true, peer_memory: true }, Registration::DmaBuf);
+}
+
+#[test]
+fn where_dma_bufs_are_refused_the_bare_address_is_registered() {
+    every_kind(Reach { dma_buf: false, peer_memory: true }, Registration::PeerMemory);
+}
+
+/// Both reasons, by the names of their errnos, for every way in which neither works.
+#[test]
+fn what_cannot_be_reached_is_refused_with_both_reasons() {
+    let (bare, peer) = (Abilities::default(), Abilities { peer_memory: true, ..Abilities::default() });
+    let dma_buf = Abilities { dma_buf: true, ..Abilities::default() };
+    let (exported, taken) = ("export of the double's memory: this double has no dma-buf", "EOPNOTSUPP");
+    let (absent, unmapped) = ("no peer-memory module", "ibv_reg_mr: EFAULT");
+    for (abilities, reasons) in [
+        (bare, [exported, absent]),
+        (peer, [exported, unmapped]),
+        (dma_buf, [taken, absent]),
+        (EVERY_WAY, [taken, unmapped]),
+    ] {
+        let card = SoftwareDevice::new();
+        let (pool, _) = device_pool(&card, abilities, Reach::default());
+        let device = card.open().expect("open");
+        let refused = VerbsFabric::new(device, pool.slab(), None, small()).expect_err("out of reach");
+        assert!(matches!(refused, VerbsError::DeviceMemory { length: 32_768, .. }), "{refused:?}");
+        let text = refused.to_string();
+        assert!(reasons.iter().all(|reason| text.contains(reason)), "{abilities:?}: {text}");
+        assert_eq!(card.usage(), Default::default(), "nothing is left on the card");
+    }
+}
+
+/// A source that was not registered at start-up: the connection ends, with the reasons, and the card stays usable.
+#[test]
+fn a_source_out_of_reach_ends_the_connection_and_says_why() {
+    let (card_a, card_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+    let mut two = Two::new(card_a.open().expect("open"), card_b.open().expect("open"), small(), small());
+    let (pool, _) = device_pool(&card_a, Abilities::default(), Reach::default());
+    assert!(two.a.register(pool.slab()).is_err());
+    let source = Source::Slot { slot: pool.acquire().expect("slot"), offset: 0, len: 64 };
+    let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
+    two.a.post(write(two.to_b, 1, source, target)).expect("accepted and answered");
+    two.until("the end", |two| two.is_down());
+    assert!(two.reason_at_a().contains("as peer memory: no peer-memory module"), "{}", two.reason_at_a());
+    assert_eq!((two.completion_at_a(1), pool.used_count()), (Some(Completion::PeerDown), 0));
+}
+
+/// From host memory into an accelerator, over a slab that is registered beside the fabric's own.
+#[test]
+fn host_and_accelerator_mix() {
+    let (card_a, card_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+    let (pool_b, memory_b) = device_pool(&card_b, EVERY_WAY, Reach { dma_buf: true, peer_memory: false });
+    let pools = [dataplane_fabric::testing::pool("a"), pool_b];
+    let mut two =
+        Two::over(card_a.open().expect("open"), card_b.open().expect("open"), small(), small(), pools);
+    let (host, device) = (two.a.registration(two.pool_a.slab()), two.b.registration(two.pool_b.slab()));
+    assert_eq!((host, device), (Some(Registration::Host), Some(Registration::DmaBuf)));
+    two.write_and_wait(1, 4096);
+    assert!(bytes_of(&memory_b, &two.target)[..4096].iter().all(|&byte| byte == 1));
+}
+
+#[test]
+fn a_region_begins_at_the_accelerators_own_address() {
+    let card = SoftwareDevice::new();
+    let domain = ProtectionDomain::new(&card.open().expect("open")).expect("domain");
+    let (pool, memory) = device_pool(&card, EVERY_WAY, Reach { dma_buf: true, peer_memory: false });
+    let access = Access { remote: true, relaxed_ordering: true };
+    let region = MemoryRegion::of_slab(&domain, pool.slab(), access).expect("region");
+    assert_eq!((region.address(), region.length()), (memory.address(), LAYOUT.slots_bytes() as u64));
+    assert_eq!((region.registration(), region.registration().name()), (Registration::DmaBuf, "dma-buf"));
+}
