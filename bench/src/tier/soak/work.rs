@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_io::testing::Random;
-use kvstore_store::{Description, HostBlock, Offload, Onboard, Plan, Prompt, Throttled};
+use kvstore_store::{Description, HostBlock, Offload, Onboard, Plan, Prompt, TenantId, Throttled};
 
 use super::content;
 use super::rig::{
@@ -104,7 +104,8 @@ impl Worker {
             let slot = self.slot()?;
             content::fill(&slot, identity);
             let parent = position.checked_sub(1).map(|parent| chain[parent]);
-            let description = Description { parent, position: position as u32, meta: Arc::from([]) };
+            let description =
+                Description { parent, position: position as u32, meta: Arc::from([]), tenant: TenantId(0) };
             self.offload(Offload { identity: *identity, description, slot })?;
         }
         let talk = Talk { blocks, ..talk };
@@ -157,6 +158,7 @@ impl Worker {
 
     /// As an engine would, though with deadlines that are too short, and changes of mind.
     fn onboard(&mut self, chain: &[BlockIdentity], held: usize) -> Result<()> {
+        self.rig.store.came(chain);
         let prompt = Prompt {
             chain,
             device_blocks: 0,
@@ -195,6 +197,7 @@ impl Worker {
         }
         let Some((slots, verified)) = self.onboarded(request)? else { return Ok(()) };
         self.compare(&slots[..verified], chain);
+        self.rig.store.went_idle(chain);
         add(&self.rig.tally.short, usize::from(verified < chain.len()));
         Ok(())
     }
