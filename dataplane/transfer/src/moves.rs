@@ -41,7 +41,7 @@ pub enum Direction {
 /// Some bytes of one slot here and one there.
 #[derive(Debug, Clone)]
 pub struct Piece {
-    /// Here. Kept alive until the batch is over.
+    /// Here. Kept alive until the batch is over. In a device's memory only over a fabric that reaches it; refused else.
     pub local: SlotRange,
     /// There.
     pub remote: Target,

@@ -1,6 +1,7 @@
 //! The thread that drives a node: it spins for a moment while there is work, then sleeps on the fabric's
 //! descriptors and the command bell until something comes or a deadline passes. It waits for no fixed timer, but for
-//! one case: what did not fit into a peer's queue is tried again after [`RETRY_FULL_AFTER`].
+//! one case: what did not fit into a peer's queue is tried again after [`RETRY_FULL_AFTER`]. While a copy of staging is under
+//! way it does not sleep either: that is for a moment, and nothing rings at its end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use dataplane_fabric::{Fabric, Sleeper};
+use dataplane_memory::{Copier, HostCopier};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::flight::{FlightTable, MoveOutcome, Ticket};
 use crate::moves::Batch;
 use crate::node::{Command, Notice, TransferNode};
+use crate::staging::Staging;
 
 /// Commands that may wait for the thread.
 const COMMANDS_MAX: usize = 16_384;
@@ -33,6 +36,37 @@ pub enum ServiceError {
     /// No thread.
     #[error("transfer service: thread: {0}")]
     Thread(std::io::Error),
+}
+
+/// What the thread drives.
+struct Driven<F, C> {
+    node: TransferNode<F>,
+    staging: Option<Staging<C>>,
+}
+
+impl<F: Fabric, C: Copier> Driven<F, C> {
+    fn handle(&mut self, command: Command, now: Instant) {
+        match &mut self.staging {
+            Some(staging) => staging.handle(&mut self.node, command, now),
+            None => self.node.handle(command, now),
+        }
+    }
+
+    fn poll(&mut self, now: Instant, notices: &mut Vec<Notice>) -> usize {
+        match &mut self.staging {
+            Some(staging) => staging.poll(&mut self.node, now, notices),
+            None => self.node.poll(now, notices),
+        }
+    }
+
+    /// Whether something ends without ringing.
+    fn is_copying(&self) -> bool {
+        self.staging.as_ref().is_some_and(|staging| staging.in_flight() > 0)
+    }
+
+    fn has_backlog(&self) -> bool {
+        self.node.has_backlog() || self.staging.as_ref().is_some_and(Staging::has_backlog)
+    }
 }
 
 struct Mailbox {
@@ -104,7 +138,24 @@ pub struct TransferService {
 impl TransferService {
     /// Starts the thread. `notify` is called on it for each notice and must not block.
     pub fn start<F: Fabric + Send + 'static>(
-        mut node: TransferNode<F>,
+        node: TransferNode<F>,
+        notify: impl FnMut(Notice) + Send + 'static,
+    ) -> Result<Self, ServiceError> {
+        Self::drive(Driven { node, staging: None::<Staging<HostCopier>> }, notify)
+    }
+
+    /// The same for a node whose hand-offs may lie in a device's memory. The thread does not sleep while copies are
+    /// under way.
+    pub fn start_staged<F: Fabric + Send + 'static, C: Copier + 'static>(
+        node: TransferNode<F>,
+        staging: Staging<C>,
+        notify: impl FnMut(Notice) + Send + 'static,
+    ) -> Result<Self, ServiceError> {
+        Self::drive(Driven { node, staging: Some(staging) }, notify)
+    }
+
+    fn drive<F: Fabric + Send + 'static, C: Copier + 'static>(
+        mut driven: Driven<F, C>,
         mut notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, ServiceError> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -112,16 +163,16 @@ impl TransferService {
         let mailbox = Arc::new(Mailbox {
             commands: ArrayQueue::new(COMMANDS_MAX),
             bell,
-            sleeper: node.fabric().sleeper(),
+            sleeper: driven.node.fabric().sleeper(),
             sleeping: AtomicBool::new(false),
             poked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
         let inbox = Arc::clone(&mailbox);
-        let flights = Arc::clone(node.flights());
+        let flights = Arc::clone(driven.node.flights());
         let thread = std::thread::Builder::new()
             .name("kvasir-transfer".to_owned())
-            .spawn(move || run(&mut node, &inbox, &mut notify))
+            .spawn(move || run(&mut driven, &inbox, &mut notify))
             .map_err(ServiceError::Thread)?;
         Ok(Self { mailbox, flights, thread: Some(thread) })
     }
@@ -177,25 +228,25 @@ impl Drop for TransferService {
     }
 }
 
-fn run<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox, notify: &mut impl FnMut(Notice)) {
+fn run<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox, notify: &mut impl FnMut(Notice)) {
     let mut notices = Vec::new();
     let mut idle_polls = 0;
     while !mailbox.stop.load(Ordering::Relaxed) {
         let now = Instant::now();
         let mut work = 0;
         while let Some(command) = mailbox.commands.pop() {
-            node.handle(command, now);
+            driven.handle(command, now);
             work += 1;
         }
-        work += node.poll(now, &mut notices);
+        work += driven.poll(now, &mut notices);
         notices.drain(..).for_each(&mut *notify);
         if work > 0 {
             idle_polls = 0;
             continue;
         }
         idle_polls += 1;
-        if idle_polls >= IDLE_POLLS {
-            sleep(node, mailbox);
+        if idle_polls >= IDLE_POLLS && !driven.is_copying() {
+            sleep(driven, mailbox);
             idle_polls = 0;
         } else {
             std::thread::yield_now();
@@ -204,29 +255,29 @@ fn run<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox, notify: &mut im
     // Batches that nobody will start any more.
     while let Some(command) = mailbox.commands.pop() {
         if let Command::Move { ticket, .. } = command {
-            node.flights().end(ticket, MoveOutcome::PeerDown);
+            driven.node.flights().end(ticket, MoveOutcome::PeerDown);
         }
     }
 }
 
 /// Sleeps until there is something to do. The order of the steps is that of `Ring::prepare_sleep`: announce,
 /// fence, look again.
-fn sleep<F: Fabric>(node: &mut TransferNode<F>, mailbox: &Mailbox) {
+fn sleep<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox) {
     mailbox.sleeping.store(true, Ordering::Relaxed);
     fence(Ordering::SeqCst);
     // Acquire: pairs with the release in `cancel`.
     let idle = mailbox.commands.is_empty()
         && !mailbox.poked.swap(false, Ordering::Acquire)
         && !mailbox.stop.load(Ordering::Relaxed);
-    if idle && node.fabric_mut().prepare_wait() {
+    if idle && driven.node.fabric_mut().prepare_wait() {
         // The other end of a full queue does not ring: look again soon.
-        let retry = node.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);
-        let until = node.next_deadline().into_iter().chain(retry).min();
+        let retry = driven.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);
+        let until = driven.node.next_deadline().into_iter().chain(retry).min();
         match &mailbox.sleeper {
             Some(sleeper) => sleeper.sleep(until),
             None => {
                 let mut descriptors = vec![mailbox.bell.as_fd()];
-                node.fabric().wait_descriptors(&mut descriptors);
+                driven.node.fabric().wait_descriptors(&mut descriptors);
                 wait(&descriptors, until);
             }
         }

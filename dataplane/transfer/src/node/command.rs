@@ -24,7 +24,7 @@ pub enum Command {
         first_block: u32,
         /// What is wanted: equal on both legs of one request, and on no others.
         content: [u8; 16],
-        /// Where the blocks go.
+        /// Where the blocks go: all in host memory, or, of a [`crate::Staging`], all in a device's.
         slots: Vec<SlotRef>,
         /// When to make do with what has come.
         deadline: Instant,
@@ -37,7 +37,8 @@ pub enum Command {
         content: [u8; 16],
         /// Index of the first block.
         first_block: u32,
-        /// The blocks' slots. Nobody writes these layers of them any more.
+        /// The blocks' slots. Nobody writes these layers of them any more. In host memory, or, of a
+        /// [`crate::Staging`], in a device's.
         slots: Vec<SlotRef>,
         /// Which layers.
         layers: Range<u16>,
