@@ -3,11 +3,22 @@
  *
  * A block has a name of 16 bytes, which stands for everything that decides what its bytes mean (model, layout, tenant
  * and all tokens up to its end), a few bytes of meta, which are the caller's own, and a payload. It may be evicted at
- * any time: a block that was there a moment ago can be a miss. This version keeps blocks in the process's memory only.
+ * any time: a block that was there a moment ago can be a miss.
+ *
+ * Blocks are kept in the process's memory and, if the configuration says so, on a disk below it. Each block in memory
+ * takes a slot of fixed size, whatever its own. With a disk, a block is written there after it was put (or, with
+ * `write = "back"`, when it has to leave memory), and comes back into memory when it is read. A block is given out only
+ * after its checksum was verified; one that is damaged is a miss and is thrown away.
+ *
+ * After kvasir_kv_close or a crash, the blocks that had been written to the disk by then are found there again; the
+ * others are misses. A block that was deleted just before a crash may be there again after it.
  *
  * Threads: every function may be called from any thread, also on the same handle at a time.
- * Blocking: kvasir_kv_match, _get, _put and _delete may wait for a disk or a network. An engine's loop uses
- * kvasir_kv_submit and kvasir_kv_poll, which do not wait (poll as long as it is told to).
+ * The store has threads of its own: one that copies blocks, those that drive the disk, and `queue.threads`.
+ * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds at
+ * most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the disk,
+ * kvasir_kv_match and _stats do not. An engine's loop uses kvasir_kv_submit and kvasir_kv_poll, which do not wait (poll
+ * as long as it is told to); as many requests are under way at the disk as there are `queue.threads`.
  * Status: functions return a kvasir_kv_status; 0 and above are outcomes, below 0 failures, after which
  * kvasir_kv_last_error tells more. No function ever ends the process or unwinds into C.
  * After fork(): only the parent may use its handles.
@@ -21,6 +32,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* The longest meta of a block. */
+#define KVASIR_KV_META_BYTES_MAX 400
 
 typedef enum kvasir_kv_status {
     KVASIR_KV_OK = 0,
@@ -40,7 +54,7 @@ typedef enum kvasir_kv_status {
     KVASIR_KV_TOO_LARGE = -4,
     /* The configuration is wrong. */
     KVASIR_KV_CONFIGURATION = -5,
-    /* The store failed: an I/O error, a lost node. */
+    /* The store failed: an I/O error, memory or a folder that cannot be had, a store that was closed meanwhile. */
     KVASIR_KV_FAILED = -6,
     /* A bug in the library. The store may still be used. */
     KVASIR_KV_PANICKED = -7
@@ -71,10 +85,29 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  * Opens a store. `configuration` is TOML:
  *
  *   [store]
- *   memory_bytes = 1073741824   # bytes of blocks kept in memory, and 256 for each block; 4096 to 2^50
+ *   slot = "128 KiB"            # the largest payload; "4 KiB" to "512 MiB". A slot has 448 bytes more, in whole 4 KiB
+ *   [host_tier]
+ *   capacity = "1 GiB"          # memory of all slots; taken as it is used. At least one slot, at most the machine's
+ *   eviction = "s3-fifo"        # which block goes when one must: "s3-fifo" or "lru"
+ *   [disk_tier]
+ *   capacity = "0 B"            # space of the files, taken at the first start; "0 B" is no disk; to "1024 TiB"
+ *   path = ""                   # folder of the files, made when it is not there; for one open store at a time
+ *   engine = "auto"             # "io_uring", "pread", or "auto": io_uring where the kernel allows it, else pread
+ *   segment = "256 MiB"         # size of one file; "1 MiB" to "64 GiB"
+ *   depth = 64                  # reads and writes in flight; 1 to 1024
+ *   eviction = "s3-fifo"
+ *   write = "through"           # when a block is written: as soon as memory has it, or "back": when it leaves there
+ *   write_frequency = 1         # only blocks that were put so often; 1 to 15
+ *   write_bandwidth = "0 B"     # bytes written per second at most; "0 B" is no limit; to "1 TiB"
+ *   write_per_day = "0 B"       # bytes written per day at most; "0 B" is no limit; to "1024 TiB"
+ *   reformat = false            # make the files anew when they were written for another slot, instead of failing
  *   [queue]
  *   threads = 2                 # carry out submitted requests; 1 to 64
  *   depth = 256                 # submitted and not yet polled; 1 to 65536
+ *
+ * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB). All sections but [queue] and their keys are those
+ * of Kvasir's own configuration. What is wrong in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is
+ * KVASIR_KV_FAILED.
  *
  * Writes the handle to `*handle`, or null and the reason to `error` (may be null) with at most `error_bytes` bytes.
  */
@@ -85,7 +118,9 @@ int32_t kvasir_kv_open_file(const char *path, kvasir_kv **handle, char *error, s
 
 /*
  * Closes a store. Requests that have not begun are forgotten without a completion, those that have are waited for;
- * after the return no submitted request's memory is touched. Threads inside kvasir_kv_poll return with 0 completions.
+ * after the return no submitted request's memory is touched. Threads inside kvasir_kv_poll return with 0 completions,
+ * those inside a blocking function with what they were asked for or KVASIR_KV_FAILED. What had been handed to the disk
+ * is on stable storage at the return, if the disk answers within 5 seconds, and its folder may be opened again.
  */
 int32_t kvasir_kv_close(kvasir_kv *handle);
 
@@ -95,28 +130,38 @@ int32_t kvasir_kv_match(kvasir_kv *handle, const uint8_t (*identities)[16], size
 /*
  * Reads a block: its meta into `meta` (may be null when it has none), its payload into `payload_count` buffers, one
  * after the other. Writes the sizes to `meta_bytes` and `payload_bytes` (may be null): what was read, or what is needed
- * with KVASIR_KV_BUFFER_TOO_SMALL, or 0. At most 4096 buffers. OK, MISS or a failure.
+ * with KVASIR_KV_BUFFER_TOO_SMALL, or 0. At most 4096 buffers. OK, MISS or a failure; after a MISS the buffers may hold
+ * anything.
  */
 int32_t kvasir_kv_get(kvasir_kv *handle, const uint8_t (*identity)[16], const kvasir_kv_buffer *meta,
                       const kvasir_kv_buffer *payload, size_t payload_count, size_t *meta_bytes,
                       size_t *payload_bytes);
 
-/* Stores a block. The buffers are only read. OK, PRESENT, THROTTLED or a failure. */
+/*
+ * Stores a block. The buffers are only read; after OK the block is in memory. OK, PRESENT, THROTTLED or a failure, of
+ * which KVASIR_KV_TOO_LARGE says that the payload is above `store.slot` or the meta above KVASIR_KV_META_BYTES_MAX.
+ */
 int32_t kvasir_kv_put(kvasir_kv *handle, const uint8_t (*identity)[16], const kvasir_kv_buffer *meta,
                       const kvasir_kv_buffer *payload, size_t payload_count);
 
-/* Forgets a block. OK, MISS or a failure. */
+/* Forgets a block, also on the disk. OK, MISS or a failure. */
 int32_t kvasir_kv_delete(kvasir_kv *handle, const uint8_t (*identity)[16]);
 
 typedef struct kvasir_kv_statistics {
-    uint64_t blocks;    /* there now */
-    uint64_t bytes;     /* of these */
-    uint64_t bytes_max; /* most that there may be */
+    uint64_t blocks;    /* in memory now */
+    uint64_t bytes;     /* of their slots */
+    uint64_t bytes_max; /* of all slots in memory */
     uint64_t hits;      /* blocks read that were there */
     uint64_t misses;    /* blocks read that were not */
     uint64_t stored;
     uint64_t throttled; /* not taken for lack of room or bandwidth */
-    uint64_t evicted;
+    uint64_t evicted;   /* left memory to make room; the disk may have them */
+    uint64_t disk_blocks;    /* on the disk now; many of them are in memory too */
+    uint64_t disk_bytes_max; /* of all slots on the disk */
+    uint64_t disk_read;      /* blocks that came from the disk */
+    uint64_t disk_written;   /* blocks written to the disk */
+    uint64_t disk_evicted;   /* left the disk to make room */
+    uint64_t damaged;        /* were not what had been stored, and were thrown away */
 } kvasir_kv_statistics;
 
 /*

@@ -13,8 +13,8 @@ pub trait Backend: Send + Sync + 'static {
     /// The store cannot tell.
     fn matched(&self, identities: &[Identity]) -> Result<usize, BackendError>;
 
-    /// Writes a block to where it is wanted; `false` when it is not there. A block that fails verification is not
-    /// there. Looks at the room of both destinations before it writes to either.
+    /// Writes a block to where it is wanted; `false` when it is not there, and then what was written is of no use. A
+    /// block that fails verification is not there. Looks at the room of both destinations before it writes to either.
     ///
     /// # Errors
     /// [`BackendError::DestinationTooSmall`], or the store cannot read.
@@ -39,6 +39,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Counters, at once.
     fn statistics(&self) -> Statistics;
+
+    /// Ends what is under way and lets go of files. Calls that are inside fail; there are none afterwards.
+    fn close(&self) {}
 }
 
 /// What became of a block that was to be stored.
@@ -56,11 +59,11 @@ pub enum PutOutcome {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Statistics {
-    /// Blocks there now.
+    /// Blocks in memory now.
     pub blocks: u64,
-    /// Their bytes.
+    /// Bytes of their slots.
     pub bytes: u64,
-    /// Most bytes that there may be.
+    /// Bytes of all slots in memory.
     pub bytes_max: u64,
     /// Blocks read that were there.
     pub hits: u64,
@@ -70,8 +73,20 @@ pub struct Statistics {
     pub stored: u64,
     /// Blocks that were not taken for lack of room or bandwidth.
     pub throttled: u64,
-    /// Blocks forgotten to make room.
+    /// Blocks that left memory to make room.
     pub evicted: u64,
+    /// Blocks on the disk now.
+    pub disk_blocks: u64,
+    /// Bytes of all slots on the disk.
+    pub disk_bytes_max: u64,
+    /// Blocks that came from the disk.
+    pub disk_read: u64,
+    /// Blocks written to the disk.
+    pub disk_written: u64,
+    /// Blocks that left the disk to make room.
+    pub disk_evicted: u64,
+    /// Blocks that were not what had been stored.
+    pub damaged: u64,
 }
 
 /// A call that failed.
@@ -88,8 +103,10 @@ pub enum BackendError {
         payload_bytes: usize,
     },
     /// A block larger than any that this store takes.
-    #[error("a block of {bytes} bytes is above the store's {bytes_max}")]
+    #[error("{what} of {bytes} bytes is above the store's {bytes_max}")]
     TooLarge {
+        /// Which part of it.
+        what: &'static str,
         /// What it has.
         bytes: usize,
         /// What is taken.

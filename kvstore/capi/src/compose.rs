@@ -1,90 +1,143 @@
-//! A store from a configuration. The one place that knows which stores there are.
+//! A store from a configuration. The one place that knows what a store is made of.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::Deserialize;
+use dataplane_memory::PageSize;
+use kvstore_catalog::PolicyKind;
+use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment, Recovered};
+use kvstore_io::IoEngine;
+use kvstore_io::files::{Files, FolderConfig, open_folder};
+use kvstore_io::pread::{PreadConfig, PreadEngine};
+use kvstore_io::ring::RingConfig;
+use kvstore_io::uring;
+use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, StoreBuilder, StoreConfig, WriteMode};
 
 use crate::backend::Backend;
-use crate::memory::MemoryBackend;
+use crate::config::{DiskTierSettings, Engine, Eviction, QueueSettings, Settings, Size, Write};
+use crate::format::HEAD_BYTES_MAX;
 use crate::status::{Failure, Status};
+use crate::store::StoreBackend;
 
-/// The whole configuration.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Default)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Settings {
-    pub(crate) store: StoreSettings,
-    pub(crate) queue: QueueSettings,
-}
+/// What the disk's log is written for: blocks with a head of `format`. Models and layouts are told apart by identities.
+const FINGERPRINT: u64 = u64::from_le_bytes(*b"kvcapi-1");
+/// Blocks have no tokens here; a plan is never asked for.
+const TOKENS: u32 = 1;
+/// The longest single read or write: longer blocks are moved in pieces of this.
+const TRANSFER_BYTES_MAX: usize = 1 << 20;
 
-/// Section `[store]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct StoreSettings {
-    /// Bytes of blocks that are kept in memory. 4 KiB to 1 PiB.
-    pub(crate) memory_bytes: usize,
-}
-
-impl Default for StoreSettings {
-    fn default() -> Self {
-        Self { memory_bytes: 1 << 30 }
-    }
-}
-
-/// Section `[queue]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct QueueSettings {
-    /// Threads that carry submitted requests out. 1 to 64.
-    pub(crate) threads: usize,
-    /// Requests that were submitted and whose completions were not polled yet. 1 to 65,536.
-    pub(crate) depth: usize,
-}
-
-impl Default for QueueSettings {
-    fn default() -> Self {
-        Self { threads: 2, depth: 256 }
-    }
-}
+type Broken = Box<dyn std::error::Error + Send + Sync>;
 
 /// Reads a configuration and opens what it says.
 pub(crate) fn open(text: &str) -> Result<(Arc<dyn Backend>, QueueSettings), Failure> {
-    let refuse = |reason: String| Failure::new(Status::Configuration, reason);
-    let settings: Settings = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
-    let ranges = [
-        ("store.memory_bytes", settings.store.memory_bytes, 4096, 1 << 50),
-        ("queue.threads", settings.queue.threads, 1, 64),
-        ("queue.depth", settings.queue.depth, 1, 65_536),
-    ];
-    let problems: Vec<String> = ranges
-        .iter()
-        .filter(|(_, value, least, most)| !(least..=most).contains(&value))
-        .map(|(name, value, least, most)| format!("{name} = {value} is not in {least} to {most}"))
-        .collect();
-    if !problems.is_empty() {
-        return Err(refuse(problems.join("; ")));
+    let settings = Settings::parse(text)?;
+    let payload_bytes_max = settings.store.slot.0 as usize;
+    let slot_bytes = settings.slot_bytes();
+    let failed = |error: &dyn std::fmt::Display| Failure::new(Status::Failed, format!("open: {error}"));
+    within_memory(settings.host_tier.capacity)?;
+    let host = HostTier {
+        // `Settings::parse` has seen to it that it is a number of slots.
+        slots: u32::try_from(settings.host_tier.capacity.0 / slot_bytes).map_err(|error| failed(&error))?,
+        pages: PageSize::Standard,
+        eviction: policy(settings.host_tier.eviction),
+    };
+    let config = StoreConfig {
+        disk_write: match settings.disk_tier.write {
+            Write::Through => WriteMode::Through,
+            Write::Back => WriteMode::Back,
+        },
+        ..StoreConfig::new(payload_bytes_max + HEAD_BYTES_MAX, TOKENS)
+    };
+    let mut builder = StoreBuilder::new(config, host).map_err(|error| failed(&error))?;
+    if settings.disk_tier.capacity.0 > 0 {
+        builder = builder.disk(disk(&settings));
     }
-    Ok((Arc::new(MemoryBackend::new(settings.store.memory_bytes)), settings.queue))
+    // Nobody is told of single blocks, and those that the disk has kept need nothing from here.
+    let (store, _survivors) = builder.start(|_| {}).map_err(|error| failed(&error))?;
+    Ok((Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes)), settings.queue))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The pages are taken as they are used: a capacity that can never be had would only show when the process is killed.
+fn within_memory(capacity: Size) -> Result<(), Failure> {
+    let system = rustix::system::sysinfo();
+    let memory = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit));
+    if capacity.0 > memory {
+        let reason =
+            format!("open: host_tier.capacity = {capacity} is above this machine's memory of {memory} bytes");
+        return Err(Failure::new(Status::Failed, reason));
+    }
+    Ok(())
+}
 
-    #[test]
-    fn what_is_unknown_or_out_of_range_is_refused() {
-        assert_eq!(open("").expect("the defaults").1, QueueSettings::default());
-        assert_eq!(open("[queue]\nthreads = 3\n").expect("valid").1.threads, 3);
-        for (text, part) in [
-            ("[store]\nmemory = 1\n", "memory"),
-            ("[queue]\nthreads = 0\ndepth = 0\n", "threads = 0 is not in 1 to 64; queue.depth"),
-            ("[store", "store"),
-        ] {
-            let Err(failure) = open(text) else { panic!("{text} was taken") };
-            assert!(
-                failure.status == Status::Configuration && failure.text.contains(part),
-                "{}",
-                failure.text
-            );
+fn policy(eviction: Eviction) -> PolicyKind {
+    match eviction {
+        Eviction::Lru => PolicyKind::Lru,
+        Eviction::S3Fifo => PolicyKind::S3Fifo,
+    }
+}
+
+fn disk(settings: &Settings) -> DiskTier {
+    let tier = settings.disk_tier.clone();
+    let (slot_bytes, segment_bytes) = (settings.slot_bytes(), settings.segment_bytes());
+    let config = DiskConfig {
+        fingerprint: FINGERPRINT,
+        // At most 512 MiB and a page.
+        slot_bytes: slot_bytes as u32,
+        meta_bytes_max: DISK_META_BYTES_MAX as u16,
+        reformat: tier.reformat,
+        operations_max: tier.depth as u32,
+        ..DiskConfig::default()
+    };
+    let admission = AdmissionConfig {
+        frequency_min: tier.write_frequency as u32,
+        bytes_per_second: tier.write_bandwidth.0,
+        burst_bytes: tier.write_bandwidth.0.max(slot_bytes),
+        bytes_per_day: tier.write_per_day.0,
+    };
+    let (depth, eviction) = (tier.depth as usize, policy(tier.eviction));
+    let open = move || {
+        open_log(&tier, segment_bytes, config)
+            .map_err(|error| format!("disk_tier.path = \"{}\": {error}", tier.path).into())
+    };
+    DiskTier { open: Box::new(open), depth, eviction, admission }
+}
+
+/// Opens the log; called on the thread that drives it.
+fn open_log(
+    tier: &DiskTierSettings,
+    segment_bytes: u64,
+    config: DiskConfig,
+) -> Result<(DiskLog, Vec<Recovered>), Broken> {
+    std::fs::create_dir_all(Path::new(&tier.path))?;
+    let engine = engine(tier, segment_bytes)?;
+    let areas: Vec<Area> =
+        (0..).zip(&engine.geometry().files).map(|(file, &bytes)| Area { file, offset: 0, bytes }).collect();
+    let (log, recovered, _report) = DiskLog::open(config, &areas, engine, fresh_id(), Moment::now())?;
+    Ok((log, recovered))
+}
+
+fn engine(tier: &DiskTierSettings, segment_bytes: u64) -> Result<Box<dyn IoEngine>, Broken> {
+    let depth = tier.depth as usize;
+    let files = || -> Result<Files, Broken> {
+        let count = u32::try_from(tier.capacity.0 / segment_bytes.max(1))
+            .map_err(|_| "disk_tier.segment: too many segments")?;
+        Ok(open_folder(&FolderConfig::new(PathBuf::from(&tier.path), segment_bytes, count))?)
+    };
+    if tier.engine != Engine::Pread {
+        let ring = RingConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..RingConfig::default() };
+        match uring::open(files()?, &ring) {
+            Ok(engine) => return Ok(Box::new(engine)),
+            Err(error) if tier.engine == Engine::IoUring => return Err(error.into()),
+            // The kernel does not allow it here.
+            Err(_) => {}
         }
     }
+    let config = PreadConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..PreadConfig::default() };
+    Ok(Box::new(PreadEngine::new(files()?, &config)?))
+}
+
+/// A number that differs from store to store.
+fn fresh_id() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
 }

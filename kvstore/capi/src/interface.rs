@@ -210,11 +210,13 @@ pub unsafe extern "C" fn kvasir_kv_open_file(
     unsafe { open_into(made, handle, error, error_bytes) }
 }
 
-/// Closes a store: forgets requests that have not begun, waits for those that have.
+/// Closes a store: forgets requests that have not begun, waits for those that have, and lets go of its files.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_close(handle: *mut Handle) -> i32 {
     guarded(|| {
-        handles::remove(handle.addr())?.queue.close();
+        let opened = handles::remove(handle.addr())?;
+        opened.queue.close();
+        opened.backend.close();
         Ok(Status::Ok)
     })
 }
@@ -352,7 +354,7 @@ pub unsafe extern "C" fn kvasir_kv_stats(
         }
         let told = handles::find(handle.addr())?.backend.statistics();
         let known = bytes.min(size_of::<Statistics>());
-        // SAFETY: `told` has `known` bytes, all of them initialised because eight u64 have no padding; `statistics` has
+        // SAFETY: `told` has `known` bytes, all of them initialised because a structure of u64 has no padding; `statistics` has
         // room for `bytes`, which is no less, by this function's contract; C's memory is not ours.
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const told).cast::<u8>(), statistics.cast::<u8>(), known)

@@ -2,27 +2,37 @@
 //!
 //! In reading order: [`backend`] is what a store does; `buffers` carries C's memory there and back; `queue` runs
 //! submitted requests on threads of its own, because an engine's loop must not block; `handles` finds the store of a
-//! handle; `compose` makes a store from a configuration; `interface` has the functions that C calls; [`memory`] is a
-//! store for tests.
+//! handle; `config` reads a configuration and `compose` makes a store from it; `store` is the product's store as a
+//! [`Backend`], with `format` for a block in its slot and `turns` for changes of one block; `interface` has the functions
+//! that C calls.
 //!
 //! Invariants: no panic crosses into C (the library must be built with `panic = "unwind"`, profile `capi`); a null
 //! pointer, an unknown handle and a wrong size are errors, never accesses; a handle is a number that is never used
 //! again, so one that was closed is an unknown one; memory of a submitted request is not touched after its completion
 //! was polled or `kvasir_kv_close` returned.
 //!
-//! Threads: every function may be called from any thread. Polling takes one lock; `get` and `put` allocate nothing
-//! here for up to [`buffers::INLINE_BUFFERS`] buffers and copy each byte once.
+//! Threads: every function may be called from any thread. Polling takes one lock. The store has a thread
+//! that copies blocks and one that drives the disk; `get` and `put` hand them a request and wait (a few small
+//! allocations each). A `get` verifies and copies a block through a buffer in the L1 cache; a `put` copies it into memory
+//! of the library's and from there into its slot.
 
 pub mod backend;
 pub mod buffers;
-pub mod memory;
 
 mod compose;
+mod config;
+mod format;
 mod handles;
 mod interface;
 mod queue;
 mod status;
+mod store;
+mod turns;
+
+#[cfg(test)]
+mod tests;
 
 pub use backend::{Backend, BackendError, Identity, PutOutcome, Statistics};
+pub use format::META_BYTES_MAX;
 pub use interface::*;
 pub use status::Status;

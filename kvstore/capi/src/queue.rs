@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::backend::{Backend, Identity};
 use crate::buffers::{Destination, Ranges, Source};
-use crate::compose::QueueSettings;
+use crate::config::QueueSettings;
 use crate::status::{Failure, Status};
 
 /// Most identities of matches that are under way, so also of one match.
@@ -70,8 +70,10 @@ impl Operation {
                 // SAFETY: as above.
                 let mut payload = unsafe { Destination::new(payload) };
                 let there = backend.get(&identity, &mut meta, &mut payload)?;
-                let status = if there { Status::Ok } else { Status::Miss };
-                Ok(Outcome { status, meta_bytes: meta.filled(), payload_bytes: payload.filled() })
+                if !there {
+                    return Ok(Outcome::of(Status::Miss));
+                }
+                Ok(Outcome { status: Status::Ok, meta_bytes: meta.filled(), payload_bytes: payload.filled() })
             }
             Self::Put { identity, meta, payload } => {
                 // SAFETY: readable and not written to for the time of this call, by the contract of this function.

@@ -57,13 +57,17 @@ fn a_c_program_does_all_of_it() {
         eprintln!("without valgrind: there is none");
         Command::new(&program)
     };
+    let disk = folder.join("kvasir_kv_test_disk");
+    let _absent = std::fs::remove_dir_all(&disk);
     let output = run
         .arg(folder.join("kvasir_kv_test.toml"))
+        .arg(&disk)
         .env("LD_LIBRARY_PATH", library.parent().expect("in a folder"))
         .output()
         .expect("the program runs");
     let printed = String::from_utf8_lossy(&output.stdout);
     println!("valgrind: {valgrind}\n{printed}");
+    let _left = std::fs::remove_dir_all(&disk);
     assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(printed.matches("ok: ").count(), 8, "{printed}");
+    assert_eq!(printed.matches("ok: ").count(), 9, "{printed}");
 }

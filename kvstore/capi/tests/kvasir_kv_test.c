@@ -1,5 +1,5 @@
 /* Every function of kvasir_kv.h, with right and with wrong arguments. Prints one line for each part; exits 1 at the first
- * surprise. The argument is a path for a configuration file. */
+ * surprise. The arguments are a path for a configuration file, and one for a folder with a disk tier. */
 #include "kvasir_kv.h"
 
 #include <poll.h>
@@ -20,6 +20,8 @@
 
 #define BLOCK (3 * 1000 * 1000)
 #define MANY 200
+/* Of a store that takes payloads of 3 MiB. */
+#define SLOT ((3 << 20) + 4096)
 
 static void identity(uint8_t out[16], unsigned number) {
     memset(out, 0, 16);
@@ -37,6 +39,13 @@ static void opening(const char *path) {
     kvasir_kv *kv = (kvasir_kv *)error;
     CHECK(kvasir_kv_open("[store]\nmemory = 3\n", &kv, error, sizeof error) == KVASIR_KV_CONFIGURATION);
     CHECK(kv == NULL && strstr(error, "memory") != NULL);
+    CHECK(kvasir_kv_open("[store]\nmemory_bytes = 4096\n", &kv, error, sizeof error) == KVASIR_KV_CONFIGURATION);
+    CHECK(strstr(error, "host_tier.capacity") != NULL);
+    CHECK(kvasir_kv_open("[disk_tier]\ncapacity = \"1 GiB\"\n", &kv, error, sizeof error) == KVASIR_KV_CONFIGURATION);
+    CHECK(strstr(error, "disk_tier.path") != NULL);
+    CHECK(kvasir_kv_open("[disk_tier]\ncapacity = \"1 GiB\"\npath = \"/proc/none\"\n", &kv, error, sizeof error) ==
+          KVASIR_KV_FAILED);
+    CHECK(kv == NULL && strstr(error, "disk_tier.path = \"/proc/none\"") != NULL);
     memset(error, 'x', sizeof error);
     CHECK(kvasir_kv_open("[queue]\nthreads = 0\n", &kv, error, 8) == KVASIR_KV_CONFIGURATION);
     CHECK(strcmp(error, "queue.t") == 0 && error[8] == 'x');
@@ -89,7 +98,7 @@ static void blocking(kvasir_kv *kv) {
     kvasir_kv_statistics statistics;
     CHECK(kvasir_kv_stats(kv, &statistics, sizeof statistics) == KVASIR_KV_OK);
     CHECK(statistics.blocks == 2 && statistics.stored == 3 && statistics.hits == 1 && statistics.misses == 1);
-    CHECK(statistics.bytes == 2 * (BLOCK + sizeof meta));
+    CHECK(statistics.bytes == 2 * SLOT && statistics.disk_blocks == 0 && statistics.disk_bytes_max == 0);
     /* A header of an earlier version has fewer fields, one of a later version more. */
     struct {
         kvasir_kv_statistics known;
@@ -121,6 +130,8 @@ static void blocking(kvasir_kv *kv) {
     kvasir_kv_buffer larger = {source, BLOCK};
     kvasir_kv_buffer all[8] = {larger, larger, larger, larger, larger, larger, larger, larger};
     CHECK(kvasir_kv_put(kv, ids, NULL, all, 8) == KVASIR_KV_TOO_LARGE);
+    kvasir_kv_buffer long_meta = {source, KVASIR_KV_META_BYTES_MAX + 1};
+    CHECK(kvasir_kv_put(kv, ids, &long_meta, &whole, 1) == KVASIR_KV_TOO_LARGE);
     puts("ok: wrong arguments");
     free(source);
     free(target);
@@ -231,13 +242,73 @@ static void *wait_for_completion(void *argument) {
     return NULL;
 }
 
+/* Puts blocks over a disk, closes, opens again and finds them, also those that are more than memory holds. */
+static void restarted(const char *folder) {
+    char configuration[4096], error[512];
+    int length = snprintf(configuration, sizeof configuration,
+                          "[store]\nslot = \"64 KiB\"\n[host_tier]\ncapacity = \"1 MiB\"\n[disk_tier]\n"
+                          "capacity = \"16 MiB\"\nsegment = \"8 MiB\"\nengine = \"pread\"\npath = \"%s\"\n",
+                          folder);
+    CHECK(length > 0 && (size_t)length < sizeof configuration);
+    kvasir_kv *kv = NULL, *second = NULL;
+    CHECK(kvasir_kv_open(configuration, &kv, error, sizeof error) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_open(configuration, &second, error, sizeof error) == KVASIR_KV_FAILED && second == NULL);
+    CHECK(strstr(error, folder) != NULL);
+    unsigned char *target = (unsigned char *)malloc(64 << 10);
+    uint8_t names[40][16];
+    const uint8_t(*ids)[16] = (const uint8_t(*)[16])names;
+    kvasir_kv_statistics statistics;
+    for (unsigned at = 0; at < 40; at++) {
+        identity(names[at], at);
+        unsigned char *source = block(at, at * 1600);
+        kvasir_kv_buffer about = {&at, sizeof at}, whole = {source, at * 1600};
+        CHECK(kvasir_kv_put(kv, &ids[at], &about, &whole, 1) == KVASIR_KV_OK);
+        memset(source, 0, at * 1600);
+        free(source);
+        do CHECK(kvasir_kv_stats(kv, &statistics, sizeof statistics) == KVASIR_KV_OK);
+        while (statistics.disk_written <= at && poll(NULL, 0, 1) == 0);
+    }
+    CHECK(statistics.disk_blocks == 40 && statistics.blocks < 40 && statistics.evicted > 0);
+    CHECK(kvasir_kv_delete(kv, &ids[20]) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_close(kv) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_open(configuration, &kv, error, sizeof error) == KVASIR_KV_OK);
+    size_t matched = 99, meta_bytes = 99, payload_bytes = 99;
+    CHECK(kvasir_kv_match(kv, ids, 40, &matched) == KVASIR_KV_OK && matched == 20);
+    for (unsigned at = 0; at < 40; at++) {
+        unsigned about = 99;
+        unsigned char *source = block(at, at * 1600);
+        kvasir_kv_buffer meta = {&about, sizeof about}, whole = {target, 64 << 10};
+        int32_t status = kvasir_kv_get(kv, &ids[at], &meta, &whole, 1, &meta_bytes, &payload_bytes);
+        CHECK(status == (at == 20 ? KVASIR_KV_MISS : KVASIR_KV_OK));
+        CHECK(payload_bytes == (at == 20 ? 0 : at * 1600) && meta_bytes == (at == 20 ? 0 : sizeof about));
+        CHECK(at == 20 || (about == at && memcmp(source, target, at * 1600) == 0));
+        free(source);
+    }
+    CHECK(kvasir_kv_stats(kv, &statistics, sizeof statistics) == KVASIR_KV_OK);
+    CHECK(statistics.disk_blocks == 39 && statistics.disk_read == 39 && statistics.damaged == 0);
+    CHECK(kvasir_kv_close(kv) == KVASIR_KV_OK);
+    /* The files are of another slot: refused, unless they may be made anew. */
+    char *digit = strstr(configuration, "64 KiB");
+    CHECK(digit != NULL);
+    *digit = '3';
+    CHECK(kvasir_kv_open(configuration, &kv, error, sizeof error) == KVASIR_KV_FAILED && kv == NULL);
+    CHECK(strstr(error, "reformat") != NULL);
+    strcat(configuration, "reformat = true\n");
+    CHECK(kvasir_kv_open(configuration, &kv, error, sizeof error) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_match(kv, ids, 40, &matched) == KVASIR_KV_OK && matched == 0);
+    CHECK(kvasir_kv_close(kv) == KVASIR_KV_OK);
+    free(target);
+    puts("ok: a disk, and what it has kept");
+}
+
 int main(int count, char **arguments) {
-    CHECK(count == 2);
+    CHECK(count == 3);
     opening(arguments[1]);
     kvasir_kv *kv = NULL;
     char error[256];
-    CHECK(kvasir_kv_open("[store]\nmemory_bytes = 20000000\n[queue]\nthreads = 3\ndepth = 32\n", &kv, error,
-                         sizeof error) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_open("[store]\nslot = \"3 MiB\"\n[host_tier]\ncapacity = \"900 MiB\"\n[queue]\nthreads = 3\n"
+                         "depth = 32\n",
+                         &kv, error, sizeof error) == KVASIR_KV_OK);
     blocking(kv);
     submitted(kv);
     struct worker workers[4];
@@ -250,7 +321,7 @@ int main(int count, char **arguments) {
     for (unsigned at = 0; at < 4; at++) CHECK(pthread_join(threads[at], NULL) == 0);
     kvasir_kv_statistics statistics;
     CHECK(kvasir_kv_stats(kv, &statistics, sizeof statistics) == KVASIR_KV_OK);
-    CHECK(statistics.bytes <= 20000000 && statistics.evicted > 0);
+    CHECK(statistics.bytes <= 900 << 20 && statistics.evicted > 0);
     puts("ok: four threads in a store that is too small");
     CHECK(pthread_create(&waiting, NULL, wait_for_completion, kv) == 0);
     CHECK(kvasir_kv_close(kv) == KVASIR_KV_OK);
@@ -258,5 +329,6 @@ int main(int count, char **arguments) {
     uint8_t name[1][16] = {{0}};
     CHECK(kvasir_kv_delete(kv, (const uint8_t(*)[16])name) == KVASIR_KV_INVALID_HANDLE);
     puts("ok: closed, and closed for good");
+    restarted(arguments[2]);
     return 0;
 }

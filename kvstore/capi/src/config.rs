@@ -1,0 +1,322 @@
+//! What the configuration says, before anything is opened.
+//!
+//! Sections, keys, units and meanings are those of the product's configuration (`control/config/REFERENCE.md`), as far as
+//! this interface has them; `[queue]` is its own. What it has not is refused and not passed over: `eviction = "cost"`,
+//! because nobody tells a block's place in its chain here, `host_tier.format` and the tiers of other nodes.
+
+use std::fmt;
+
+use serde::de::{Error, IgnoredAny, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use crate::format::HEAD_BYTES_MAX;
+use crate::status::{Failure, Status};
+
+/// Slots are whole pages.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+const UNITS: [(&str, u64); 5] =
+    [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
+
+/// A number of bytes, written like `"16 MiB"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl Size {
+    fn parse(text: &str) -> Option<Self> {
+        let split = text.find(|character: char| !character.is_ascii_digit())?;
+        let (number, unit) = text.split_at(split);
+        let size = UNITS.iter().find(|(name, _)| *name == unit.trim())?.1;
+        number.parse::<u64>().ok()?.checked_mul(size).map(Self)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |&&(_, size): &&(&str, u64)| self.0 >= size && self.0.is_multiple_of(size);
+        let (unit, size) = UNITS.iter().rev().find(fits).unwrap_or(&UNITS[0]);
+        write!(formatter, "\"{} {unit}\"", self.0 / size)
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = Size;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a size like \"16 MiB\" (units: B, KiB, MiB, GiB, TiB)")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Size, E> {
+                Size::parse(text).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Str(text), &self))
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}
+
+/// Which block goes when one must.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Eviction {
+    /// The least recently used one.
+    Lru,
+    /// S3-FIFO's choice: scans do not flush what is used often.
+    #[serde(rename = "s3-fifo")]
+    S3Fifo,
+}
+
+/// When a block is written to the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Write {
+    /// As soon as host memory has it.
+    Through,
+    /// When it has to leave there.
+    Back,
+}
+
+/// How the disk is read and written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Engine {
+    /// io_uring where the kernel allows it, else pread.
+    Auto,
+    IoUring,
+    Pread,
+}
+
+/// The whole configuration.
+#[derive(Debug, Clone, PartialEq, Deserialize, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Settings {
+    pub(crate) store: StoreSettings,
+    pub(crate) host_tier: HostTierSettings,
+    pub(crate) disk_tier: DiskTierSettings,
+    pub(crate) queue: QueueSettings,
+}
+
+/// Section `[store]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct StoreSettings {
+    /// The largest payload. 4 KiB to 512 MiB.
+    pub(crate) slot: Size,
+    /// What `host_tier.capacity` was called once.
+    memory_bytes: Option<IgnoredAny>,
+}
+
+/// Section `[host_tier]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct HostTierSettings {
+    /// Memory of all slots. At least one slot, at most 16 TiB.
+    pub(crate) capacity: Size,
+    pub(crate) eviction: Eviction,
+}
+
+/// Section `[disk_tier]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct DiskTierSettings {
+    /// Space of the tier; nothing turns it off. At most 1 PiB.
+    pub(crate) capacity: Size,
+    /// The folder of its files, for one open store at a time.
+    pub(crate) path: String,
+    pub(crate) engine: Engine,
+    /// Size of one file. 1 MiB to 64 GiB.
+    pub(crate) segment: Size,
+    /// Reads and writes in flight. 1 to 1024.
+    pub(crate) depth: u64,
+    pub(crate) eviction: Eviction,
+    pub(crate) write: Write,
+    /// Only blocks that were put at least so often are written. 1 to 15.
+    pub(crate) write_frequency: u64,
+    /// Bytes written per second at most; nothing is no limit.
+    pub(crate) write_bandwidth: Size,
+    /// Bytes written per day at most; nothing is no limit.
+    pub(crate) write_per_day: Size,
+    /// Make the log anew when it was written for another slot, instead of refusing to open.
+    pub(crate) reformat: bool,
+}
+
+/// Section `[queue]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct QueueSettings {
+    /// Threads that carry submitted requests out. 1 to 64.
+    pub(crate) threads: usize,
+    /// Requests that were submitted and whose completions were not polled yet. 1 to 65,536.
+    pub(crate) depth: usize,
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        Self { slot: Size(128 << 10), memory_bytes: None }
+    }
+}
+
+impl Default for HostTierSettings {
+    fn default() -> Self {
+        Self { capacity: Size(1 << 30), eviction: Eviction::S3Fifo }
+    }
+}
+
+impl Default for DiskTierSettings {
+    fn default() -> Self {
+        Self {
+            capacity: Size(0),
+            path: String::new(),
+            engine: Engine::Auto,
+            segment: Size(256 << 20),
+            depth: 64,
+            eviction: Eviction::S3Fifo,
+            write: Write::Through,
+            write_frequency: 1,
+            write_bandwidth: Size(0),
+            write_per_day: Size(0),
+            reformat: false,
+        }
+    }
+}
+
+impl Default for QueueSettings {
+    fn default() -> Self {
+        Self { threads: 2, depth: 256 }
+    }
+}
+
+impl Settings {
+    /// Reads a text; refuses it with the mistakes that it has. What is out of range is listed all at once.
+    pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
+        let refuse = |reason: String| Failure::new(Status::Configuration, reason);
+        let settings: Self = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
+        let problems = settings.problems();
+        if problems.is_empty() { Ok(settings) } else { Err(refuse(problems.join("; "))) }
+    }
+
+    /// Bytes of a slot: the largest payload and its head, in whole pages.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        (self.store.slot.0 + HEAD_BYTES_MAX as u64).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Bytes of a file of the disk tier.
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        self.disk_tier.segment.0.min(self.disk_tier.capacity.0) / PAGE_BYTES * PAGE_BYTES
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let Self { store, host_tier, disk_tier, queue } = self;
+        let sizes = [
+            ("store.slot", store.slot, Size(4 << 10), Size(512 << 20)),
+            ("host_tier.capacity", host_tier.capacity, Size(4 << 10), Size(1 << 44)),
+            ("disk_tier.capacity", disk_tier.capacity, Size(0), Size(1 << 50)),
+            ("disk_tier.segment", disk_tier.segment, Size(1 << 20), Size(64 << 30)),
+            ("disk_tier.write_bandwidth", disk_tier.write_bandwidth, Size(0), Size(1 << 40)),
+            ("disk_tier.write_per_day", disk_tier.write_per_day, Size(0), Size(1 << 50)),
+        ];
+        let numbers = [
+            ("disk_tier.depth", disk_tier.depth, 1, 1024),
+            ("disk_tier.write_frequency", disk_tier.write_frequency, 1, 15),
+            ("queue.threads", queue.threads as u64, 1, 64),
+            ("queue.depth", queue.depth as u64, 1, 65_536),
+        ];
+        let wrong_sizes = (sizes.iter())
+            .filter(|(_, value, least, most)| !(least.0..=most.0).contains(&value.0))
+            .map(|(name, value, least, most)| format!("{name} = {value} is not in {least} to {most}"));
+        let wrong_numbers = (numbers.iter())
+            .filter(|(_, value, least, most)| !(least..=most).contains(&value))
+            .map(|(name, value, least, most)| format!("{name} = {value} is not in {least} to {most}"));
+        let mut problems: Vec<String> = wrong_sizes.chain(wrong_numbers).collect();
+        if store.memory_bytes.is_some() {
+            problems.push("store.memory_bytes is now host_tier.capacity, written like \"1 GiB\"".to_owned());
+        }
+        if problems.is_empty() {
+            problems.extend(self.misfits());
+        }
+        problems
+    }
+
+    /// Values that are in their ranges and do not go together.
+    fn misfits(&self) -> Vec<String> {
+        let Self { store, host_tier, disk_tier, .. } = self;
+        let slot_bytes = self.slot_bytes();
+        let mut misfits = Vec::new();
+        let too_small = |name: &str, value: Size| {
+            format!(
+                "{name} = {value} holds no slot: one takes {slot_bytes} bytes with store.slot = {}",
+                store.slot
+            )
+        };
+        match host_tier.capacity.0 / slot_bytes {
+            0 => misfits.push(too_small("host_tier.capacity", host_tier.capacity)),
+            slots if slots >= u64::from(u32::MAX) => {
+                misfits.push(format!("host_tier.capacity = {} has too many slots", host_tier.capacity));
+            }
+            _ => {}
+        }
+        if disk_tier.capacity.0 > 0 {
+            if disk_tier.path.is_empty() {
+                misfits.push(format!(
+                    "disk_tier.path is empty, and disk_tier.capacity is {}",
+                    disk_tier.capacity
+                ));
+            }
+            if disk_tier.capacity.0 < slot_bytes {
+                misfits.push(too_small("disk_tier.capacity", disk_tier.capacity));
+            } else if disk_tier.segment.0 < slot_bytes {
+                misfits.push(too_small("disk_tier.segment", disk_tier.segment));
+            }
+        }
+        misfits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_the_product_are_read() {
+        assert_eq!(Settings::parse("").expect("the defaults"), Settings::default());
+        let text = "[store]\nslot = \"2 MiB\"\n[host_tier]\ncapacity = \"3 GiB\"\neviction = \"lru\"\n[disk_tier]\n\
+            capacity = \"1 TiB\"\npath = \"/kv\"\nengine = \"io_uring\"\nsegment = \"1 GiB\"\nwrite = \"back\"\n";
+        let settings = Settings::parse(text).expect("valid");
+        assert_eq!((settings.store.slot, settings.slot_bytes()), (Size(2 << 20), (2 << 20) + 4096));
+        assert_eq!(
+            (settings.host_tier.capacity, settings.host_tier.eviction),
+            (Size(3 << 30), Eviction::Lru)
+        );
+        let disk = &settings.disk_tier;
+        assert_eq!((disk.engine, disk.write, disk.path.as_str()), (Engine::IoUring, Write::Back, "/kv"));
+        assert_eq!((disk.eviction, settings.segment_bytes()), (Eviction::S3Fifo, 1 << 30));
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_and_named() {
+        for (text, part) in [
+            ("[store]\nmemory = 1\n", "unknown field `memory`"),
+            ("[store]\nmemory_bytes = 1\n", "store.memory_bytes is now host_tier.capacity"),
+            ("[store]\nslot = 4096\n", "expected a size like"),
+            ("[store]\nslot = \"4 GB\"\n", "slot = \"4 GB\""),
+            ("[store]\nslot = \"1 KiB\"\n", "store.slot = \"1 KiB\" is not in \"4 KiB\" to \"512 MiB\""),
+            ("[queue]\nthreads = 0\ndepth = 0\n", "threads = 0 is not in 1 to 64; queue.depth = 0"),
+            ("[host_tier]\ncapacity = \"100 KiB\"\n", "host_tier.capacity = \"100 KiB\" holds no slot"),
+            ("[host_tier]\neviction = \"cost\"\n", "expected `lru` or `s3-fifo`"),
+            ("[disk_tier]\ncapacity = \"1 GiB\"\n", "disk_tier.path is empty"),
+            (
+                "[disk_tier]\ncapacity = \"4 KiB\"\npath = \"x\"\n",
+                "disk_tier.capacity = \"4 KiB\" holds no slot",
+            ),
+            ("[disk_tier]\ndepth = 0\nwrite_frequency = 16\n", "disk_tier.write_frequency = 16"),
+            ("[disk_tier]\nengine = \"nvme-user\"\n", "engine"),
+            ("[remote_tier]\nnodes = []\n", "unknown field `remote_tier`"),
+            ("[store", "store"),
+        ] {
+            let failure = Settings::parse(text).expect_err(text);
+            assert_eq!(failure.status, Status::Configuration, "{text}");
+            assert!(failure.text.contains(part), "{}", failure.text);
+        }
+    }
+}

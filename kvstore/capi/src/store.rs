@@ -1,0 +1,229 @@
+//! The product's store behind this interface: host memory over a disk.
+//!
+//! Calls wait on the calling thread for the store's own, which copies and moves. A block has no chain here: each stands
+//! for itself, so that any of them may be evicted, in any order. A `put` copies a block twice (out of the caller's memory,
+//! and into a slot), because the store may still hold it when the call was given up; a `get` copies it through a buffer in
+//! the L1 cache, in which it is verified.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kvstore_block::BlockIdentity;
+use kvstore_store::{Description, HostBlock, Store};
+
+use crate::backend::{Backend, BackendError, Identity, PutOutcome, Statistics};
+use crate::buffers::{Destination, Source};
+use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, pack};
+use crate::turns::Turns;
+
+/// What the disk has not given by then is a miss.
+const READ_MAX: Duration = Duration::from_secs(10);
+/// How often one who waits for the store looks whether it still runs.
+const ALIVE_CHECK: Duration = Duration::from_millis(100);
+/// Pause before a full queue is tried again.
+const QUEUE_PAUSE: Duration = Duration::from_millis(1);
+/// How long a removal waits for room in the queue.
+const DELETE_MAX: Duration = Duration::from_secs(10);
+
+/// See the module's documentation.
+pub(crate) struct StoreBackend {
+    store: Store,
+    payload_bytes_max: usize,
+    slot_bytes: u64,
+    turns: Turns,
+    counters: Counters,
+}
+
+/// What the store does not count itself.
+#[derive(Debug, Default)]
+struct Counters {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    stored: AtomicU64,
+    throttled: AtomicU64,
+    damaged: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+fn failed(operation: &'static str, reason: &str) -> BackendError {
+    BackendError::Failed { operation, reason: reason.to_owned() }
+}
+
+impl StoreBackend {
+    /// A store with slots of `slot_bytes`, which take payloads of `payload_bytes_max`.
+    pub(crate) fn new(store: Store, payload_bytes_max: usize, slot_bytes: u64) -> Self {
+        Self { store, payload_bytes_max, slot_bytes, turns: Turns::default(), counters: Counters::default() }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    fn is_there(&self, identity: &Identity) -> bool {
+        self.store.look_up(&[BlockIdentity(*identity)]) > 0
+    }
+
+    /// Waits for an answer of the store's thread.
+    fn answer<T>(&self, operation: &'static str, answer: &Receiver<T>) -> Result<T, BackendError> {
+        loop {
+            match answer.recv_timeout(ALIVE_CHECK) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Timeout) if self.store.is_alive() => {}
+                Err(_) => return Err(failed(operation, "the store has stopped")),
+            }
+        }
+    }
+
+    /// Holds the blocks of a chain in host memory; `None` when too many requests are inside.
+    fn hold(
+        &self,
+        operation: &'static str,
+        chain: Vec<BlockIdentity>,
+    ) -> Result<Option<Vec<HostBlock>>, BackendError> {
+        let (reply, blocks) = sync_channel(1);
+        let reply = move |blocks| {
+            // Whoever asked may have given up; the blocks go back with the answer.
+            let _gone = reply.send(blocks);
+        };
+        if self.store.hold(chain, Instant::now() + READ_MAX, reply).is_err() {
+            return if self.store.is_alive() {
+                Ok(None)
+            } else {
+                Err(failed(operation, "the store has stopped"))
+            };
+        }
+        self.answer(operation, &blocks).map(Some)
+    }
+
+    /// Waits until the store's thread has come to what it was told before.
+    fn wait_for_turn(&self, operation: &'static str) -> Result<(), BackendError> {
+        let deadline = Instant::now() + DELETE_MAX;
+        // Messages are taken in order, and an empty chain is held at once.
+        while self.hold(operation, Vec::new())?.is_none() {
+            if Instant::now() >= deadline {
+                return Err(failed(operation, "too many requests are inside"));
+            }
+            std::thread::sleep(QUEUE_PAUSE);
+        }
+        Ok(())
+    }
+
+    fn missed(&self) -> bool {
+        count(&self.counters.misses);
+        false
+    }
+}
+
+impl Backend for StoreBackend {
+    fn matched(&self, identities: &[Identity]) -> Result<usize, BackendError> {
+        Ok(identities.iter().take_while(|identity| self.is_there(identity)).count())
+    }
+
+    fn get(
+        &self,
+        identity: &Identity,
+        meta: &mut Destination,
+        payload: &mut Destination,
+    ) -> Result<bool, BackendError> {
+        if !self.is_there(identity) {
+            return Ok(self.missed());
+        }
+        let held = self.hold("get", vec![BlockIdentity(*identity)])?;
+        let held = held.ok_or_else(|| failed("get", "too many requests are inside"))?;
+        let Some(block) = held.first() else { return Ok(self.missed()) };
+        let mut unpacker = Unpacker::new(block.len(), meta, payload);
+        let is_intact = block.read_verified(|piece| unpacker.take(piece));
+        match unpacker.finish() {
+            Unpacked::Whole if is_intact => {
+                count(&self.counters.hits);
+                Ok(true)
+            }
+            Unpacked::TooSmall { meta_bytes, payload_bytes } if is_intact => {
+                Err(BackendError::DestinationTooSmall { meta_bytes, payload_bytes })
+            }
+            _ => {
+                count(&self.counters.damaged);
+                drop(held);
+                // The caller is going to put it again, and must not hear that it is there.
+                let _unless_stopped = self.delete(identity);
+                Ok(self.missed())
+            }
+        }
+    }
+
+    fn put(&self, identity: &Identity, meta: &Source, payload: &Source) -> Result<PutOutcome, BackendError> {
+        for (what, source, bytes_max) in
+            [("a meta", meta, META_BYTES_MAX), ("a payload", payload, self.payload_bytes_max)]
+        {
+            if source.len() > bytes_max {
+                return Err(BackendError::TooLarge { what, bytes: source.len(), bytes_max });
+            }
+        }
+        let _turn = self.turns.take(identity);
+        if self.is_there(identity) {
+            return Ok(PutOutcome::Present);
+        }
+        let (done, is_stored) = sync_channel(1);
+        let done = move |stored| {
+            // Whoever asked may have given up.
+            let _gone = done.send(stored);
+        };
+        let description = Description { parent: None, position: 0, meta: [].into() };
+        let block = vec![Bytes::from(pack(meta, payload))];
+        let is_stored = match self.store.put(BlockIdentity(*identity), description, block, done) {
+            Ok(()) => self.answer("put", &is_stored)?,
+            Err(_) if self.store.is_alive() => false,
+            Err(_) => return Err(failed("put", "the store has stopped")),
+        };
+        if !is_stored {
+            count(&self.counters.throttled);
+            return Ok(PutOutcome::Throttled);
+        }
+        count(&self.counters.stored);
+        Ok(PutOutcome::Stored)
+    }
+
+    fn delete(&self, identity: &Identity) -> Result<bool, BackendError> {
+        let _turn = self.turns.take(identity);
+        let was_there = self.is_there(identity);
+        // It may also be on its way from one tier to another, where a look does not find it.
+        self.store.forget(vec![BlockIdentity(*identity)]);
+        self.wait_for_turn("delete")?;
+        Ok(was_there)
+    }
+
+    fn statistics(&self) -> Statistics {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counted = self.store.counters().snapshot();
+        let of =
+            |name: &str| counted.iter().find(|(known, ..)| *known == name).map_or(0, |(.., value)| *value);
+        let ([blocks, disk_blocks], [slots, disk_slots]) = (self.store.blocks(), self.store.slots());
+        let Counters { hits, misses, stored, throttled, damaged } = &self.counters;
+        Statistics {
+            blocks,
+            bytes: blocks * self.slot_bytes,
+            bytes_max: slots * self.slot_bytes,
+            hits: read(hits),
+            misses: read(misses),
+            stored: read(stored),
+            throttled: read(throttled),
+            evicted: of("evicted_blocks"),
+            disk_blocks,
+            disk_bytes_max: disk_slots * self.slot_bytes,
+            disk_read: of("disk_read_blocks"),
+            disk_written: of("disk_written_blocks"),
+            disk_evicted: of("disk_evicted_blocks"),
+            damaged: read(damaged) + of("checksum_failures"),
+        }
+    }
+
+    fn close(&self) {
+        self.store.close();
+    }
+}

@@ -1,0 +1,278 @@
+//! The product's store behind the interface: blocks come back as they were, from memory and from the disk, or not at all.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use dataplane_memory::{PageSize, Slab};
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::PolicyKind;
+use kvstore_store::{HostTier, StoreBuilder, StoreConfig};
+
+use crate::backend::{Backend, BackendError, Identity, PutOutcome};
+use crate::buffers::{Buffer, Destination, Ranges, Source};
+use crate::compose;
+use crate::format::{HEAD_BYTES_MAX, META_BYTES_MAX};
+use crate::status::Status;
+use crate::store::StoreBackend;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAYLOAD_MAX: usize = 20_000;
+
+/// A folder of this test's own, gone at its end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("kvasir-capi-{name}-{}", std::process::id()));
+        let _absent = std::fs::remove_dir_all(&path);
+        Self(path)
+    }
+
+    fn configuration(&self, host: &str, more: &str) -> String {
+        format!(
+            "[store]\nslot = \"20000 B\"\n[host_tier]\ncapacity = \"{host}\"\n\
+             [disk_tier]\ncapacity = \"8 MiB\"\nsegment = \"4 MiB\"\npath = \"{}\"\n{more}",
+            self.0.display()
+        )
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _left = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn opened(text: &str) -> Arc<dyn Backend> {
+    compose::open(text).unwrap_or_else(|failure| panic!("{}", failure.text)).0
+}
+
+fn ranges(bytes: &[u8]) -> Ranges {
+    let buffer = Buffer { start: bytes.as_ptr().cast_mut().cast(), bytes: bytes.len() };
+    Ranges::check(&[buffer]).expect("a slice is valid")
+}
+
+fn put(
+    store: &dyn Backend,
+    identity: &Identity,
+    meta: &[u8],
+    payload: &[u8],
+) -> Result<PutOutcome, BackendError> {
+    // SAFETY: the slices outlive the call and are only read.
+    let meta = unsafe { Source::new(ranges(meta)) };
+    // SAFETY: as above.
+    let payload = unsafe { Source::new(ranges(payload)) };
+    store.put(identity, &meta, &payload)
+}
+
+/// Meta and payload.
+type Block = (Vec<u8>, Vec<u8>);
+
+/// The block, or nothing when the block is not there.
+fn get(store: &dyn Backend, identity: &Identity) -> Result<Option<Block>, BackendError> {
+    let (mut meta, mut payload) = (vec![0; META_BYTES_MAX], vec![0; PAYLOAD_MAX]);
+    let place = |bytes: &mut Vec<u8>| {
+        let buffer = Buffer { start: bytes.as_mut_ptr().cast(), bytes: bytes.len() };
+        Ranges::check(&[buffer]).expect("a vector is valid")
+    };
+    // SAFETY: the vectors are used by nobody else until the destinations are gone.
+    let mut to_meta = unsafe { Destination::new(place(&mut meta)) };
+    // SAFETY: as above.
+    let mut to_payload = unsafe { Destination::new(place(&mut payload)) };
+    let there = store.get(identity, &mut to_meta, &mut to_payload)?;
+    let (meta_bytes, payload_bytes) = (to_meta.filled(), to_payload.filled());
+    meta.truncate(meta_bytes);
+    payload.truncate(payload_bytes);
+    Ok(there.then_some((meta, payload)))
+}
+
+fn identity(number: u32) -> Identity {
+    u128::from(number).to_le_bytes()
+}
+
+/// A block whose sizes and bytes follow from its number.
+fn block(number: u32) -> Block {
+    let sizes = [0, 1, 4096, 12_345, PAYLOAD_MAX];
+    let payload =
+        (0..sizes[number as usize % sizes.len()]).map(|at| (at as u32 * 7 + number) as u8).collect();
+    (vec![number as u8; (number as usize * 37) % (META_BYTES_MAX + 1)], payload)
+}
+
+fn put_all(store: &dyn Backend, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        let (meta, payload) = block(number);
+        assert_eq!(put(store, &identity(number), &meta, &payload), Ok(PutOutcome::Stored), "{number}");
+    }
+}
+
+fn wait_until_written(store: &dyn Backend, blocks: u64) {
+    let deadline = Instant::now() + PATIENCE;
+    while store.statistics().disk_written < blocks {
+        assert!(Instant::now() < deadline, "{:?}", store.statistics());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn blocks_on_the_disk_survive_a_restart_with_their_meta() {
+    let folder = Folder::new("restart");
+    let text = folder.configuration("4 MiB", "");
+    let store = opened(&text);
+    put_all(&*store, 0..30);
+    wait_until_written(&*store, 30);
+    assert_eq!(store.delete(&identity(3)), Ok(true));
+    store.close();
+    assert!(matches!(get(&*store, &identity(1)), Err(BackendError::Failed { .. })), "closed");
+    assert!(matches!(put(&*store, &identity(99), &[], &[]), Err(BackendError::Failed { .. })), "closed");
+
+    let store = opened(&text);
+    let statistics = store.statistics();
+    assert_eq!((statistics.blocks, statistics.disk_blocks), (0, 29));
+    let all: Vec<Identity> = (0..30).map(identity).collect();
+    assert_eq!(store.matched(&all), Ok(3), "the fourth was deleted");
+    for number in (0..30).filter(|number| *number != 3) {
+        assert_eq!(get(&*store, &identity(number)), Ok(Some(block(number))), "{number}");
+    }
+    assert_eq!(get(&*store, &identity(3)), Ok(None));
+    assert_eq!(put(&*store, &identity(0), &[], &[1]), Ok(PutOutcome::Present));
+    let statistics = store.statistics();
+    assert_eq!((statistics.hits, statistics.misses, statistics.disk_read), (29, 1, 29));
+    store.close();
+}
+
+#[test]
+fn what_leaves_memory_is_read_from_the_disk() {
+    let folder = Folder::new("below");
+    // Seven slots.
+    let store = opened(&folder.configuration("144 KiB", "engine = \"pread\"\n"));
+    for number in 0..60 {
+        put_all(&*store, number..number + 1);
+        // A put that comes faster than the disk writes finds memory in use by writes, or stays there alone.
+        wait_until_written(&*store, u64::from(number) + 1);
+    }
+    for number in 0..60 {
+        assert_eq!(get(&*store, &identity(number)), Ok(Some(block(number))), "{number}");
+    }
+    let statistics = store.statistics();
+    assert_eq!((statistics.blocks, statistics.disk_blocks), (7, 60));
+    assert!(statistics.evicted >= 53 && statistics.disk_read >= 53, "{statistics:?}");
+    assert_eq!((statistics.bytes, statistics.bytes_max), (7 * 20_480, 7 * 20_480));
+}
+
+#[test]
+fn a_log_of_other_slots_is_refused_unless_it_may_be_made_anew() {
+    let folder = Folder::new("slots");
+    let store = opened(&folder.configuration("1 MiB", ""));
+    put_all(&*store, 1..3);
+    let Err(taken) = compose::open(&folder.configuration("1 MiB", "")) else { panic!("opened twice") };
+    assert!(taken.status == Status::Failed && taken.text.contains("disk_tier.path"), "{}", taken.text);
+    store.close();
+    let other = folder.configuration("1 MiB", "").replace("20000 B", "8 KiB");
+    let Err(refused) = compose::open(&other) else { panic!("opened with another slot") };
+    assert!(refused.status == Status::Failed && refused.text.contains("reformat"), "{}", refused.text);
+    let store = opened(&format!("{other}reformat = true\n"));
+    assert_eq!(store.matched(&[identity(1)]), Ok(0));
+    store.close();
+}
+
+#[test]
+fn what_is_too_large_is_refused_by_its_part() {
+    let store = opened("[store]\nslot = \"20000 B\"\n[host_tier]\ncapacity = \"1 MiB\"\n");
+    let largest = (vec![5; META_BYTES_MAX], vec![6; PAYLOAD_MAX]);
+    assert_eq!(put(&*store, &identity(1), &largest.0, &largest.1), Ok(PutOutcome::Stored));
+    assert_eq!(get(&*store, &identity(1)), Ok(Some(largest)));
+    for (meta, payload, part) in [(META_BYTES_MAX + 1, 0, "a meta"), (0, PAYLOAD_MAX + 1, "a payload")] {
+        let refused = put(&*store, &identity(2), &vec![0; meta], &vec![0; payload]);
+        assert!(matches!(&refused, Err(BackendError::TooLarge { what, .. }) if *what == part), "{refused:?}");
+    }
+    assert_eq!(get(&*store, &identity(2)), Ok(None));
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused() {
+    let Err(refused) = compose::open("[host_tier]\ncapacity = \"16 TiB\"\n") else {
+        panic!("16 TiB were taken")
+    };
+    assert!(
+        refused.status == Status::Failed && refused.text.contains("host_tier.capacity"),
+        "{}",
+        refused.text
+    );
+}
+
+/// A store over so many slots whose memory the test can reach.
+fn with_slab(slots: u32) -> (StoreBackend, Arc<Slab>) {
+    let host = HostTier { slots, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+    let config = StoreConfig::new(PAYLOAD_MAX + HEAD_BYTES_MAX, 1);
+    let builder = StoreBuilder::new(config, host).expect("memory");
+    let slab = Arc::clone(builder.slab());
+    let (store, _) = builder.start(|_| {}).expect("threads");
+    (StoreBackend::new(store, PAYLOAD_MAX, 20_480), slab)
+}
+
+#[test]
+fn a_damaged_block_is_a_miss_and_thrown_away() {
+    let (meta, payload) = block(4);
+    // In the length of the meta, in the meta, in the payload.
+    for at in [0, 1, 10, 17_000] {
+        let (store, slab) = with_slab(1);
+        assert_eq!(put(&store, &identity(4), &meta, &payload), Ok(PutOutcome::Stored));
+        let mut byte = [0];
+        slab.read(0, at, &mut byte);
+        slab.write(0, at, &[byte[0] ^ 1]);
+        assert_eq!(get(&store, &identity(4)), Ok(None), "damaged at {at}");
+        let statistics = store.statistics();
+        assert_eq!((statistics.hits, statistics.misses, statistics.damaged), (0, 1, 1), "damaged at {at}");
+        assert_eq!(store.delete(&identity(4)), Ok(false), "thrown away before");
+        assert_eq!(put(&store, &identity(4), &meta, &payload), Ok(PutOutcome::Stored));
+        assert_eq!(get(&store, &identity(4)), Ok(Some((meta.clone(), payload.clone()))));
+    }
+}
+
+#[test]
+fn no_room_is_an_outcome() {
+    let (store, _) = with_slab(1);
+    assert_eq!(put(&store, &identity(1), b"m", b"first"), Ok(PutOutcome::Stored));
+    let (reply, held) = channel();
+    let hold = move |blocks| {
+        let _gone = reply.send(blocks);
+    };
+    assert!(store.store().hold(vec![BlockIdentity(identity(1))], Instant::now() + PATIENCE, hold).is_ok());
+    let held = held.recv_timeout(PATIENCE).expect("an answer");
+    assert_eq!(put(&store, &identity(2), b"m", b"second"), Ok(PutOutcome::Throttled));
+    drop(held);
+    assert_eq!(put(&store, &identity(2), b"m", b"second"), Ok(PutOutcome::Stored));
+    assert_eq!((store.statistics().throttled, store.statistics().stored), (1, 2));
+}
+
+#[test]
+fn changes_of_one_block_take_turns() {
+    let folder = Folder::new("turns");
+    let store = opened(&folder.configuration("4 MiB", ""));
+    for round in 0..200_u8 {
+        let outcomes = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|thread| {
+                    let store = &store;
+                    scope.spawn(move || put(&**store, &identity(1), &[round, thread], &[thread; 9000]))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Vec<_>>()
+        });
+        let winners: Vec<u8> = (0..)
+            .zip(&outcomes)
+            .filter(|(_, put)| **put == Ok(PutOutcome::Stored))
+            .map(|(at, _)| at)
+            .collect();
+        let [winner] = winners[..] else { panic!("round {round}: {outcomes:?}") };
+        assert_eq!(outcomes.iter().filter(|put| **put == Ok(PutOutcome::Present)).count(), 3);
+        let expected = (vec![round, winner], vec![winner; 9000]);
+        assert_eq!(get(&*store, &identity(1)), Ok(Some(expected)), "round {round}");
+        assert_eq!(store.delete(&identity(1)), Ok(true), "round {round}");
+        assert_eq!(get(&*store, &identity(1)), Ok(None), "round {round}");
+        assert_eq!(store.delete(&identity(1)), Ok(false), "round {round}");
+    }
+    store.close();
+}

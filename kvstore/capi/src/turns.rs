@@ -1,0 +1,48 @@
+//! One change of a block at a time.
+//!
+//! The store takes a put and a removal through different queues, and answers a second put of the same block as it does
+//! the first. So changes of one block wait for each other here: of two puts exactly one stores the block, and a put after
+//! a removal finds it gone. Changes of different blocks do not meet but for the lock, which is held for a look at a set;
+//! the set has an entry for each thread that is changing something.
+
+use std::collections::HashSet;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::backend::Identity;
+
+/// The blocks that are being changed.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    busy: Mutex<HashSet<Identity>>,
+    ended: Condvar,
+}
+
+/// The right to change a block.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    turns: &'a Turns,
+    identity: Identity,
+}
+
+impl Turns {
+    /// Waits until nobody else changes the block.
+    pub(crate) fn take(&self, identity: &Identity) -> Turn<'_> {
+        let mut busy = self.busy();
+        while !busy.insert(*identity) {
+            busy = self.ended.wait(busy).unwrap_or_else(PoisonError::into_inner);
+        }
+        Turn { turns: self, identity: *identity }
+    }
+
+    fn busy(&self) -> MutexGuard<'_, HashSet<Identity>> {
+        // Nothing panics while it is held.
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.turns.busy().remove(&self.identity);
+        self.turns.ended.notify_all();
+    }
+}
