@@ -1,0 +1,135 @@
+//! What the kernels take, by value, to the byte as in `kernels/*.cu`. Addresses are device addresses.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::divider::Divider;
+
+/// One block of the engine and one slot: what an array of items in device memory holds.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Item {
+    /// Address of the slot.
+    pub slot: u64,
+    /// Number of the block in the engine's tensors; not used by [`ChecksumPlan`](crate::ChecksumPlan).
+    pub block: u64,
+}
+
+/// An item's sum while it is worked on. All zero before the first launch; every launch leaves it so.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
+pub struct Scratch {
+    sum: u64,
+    arrived: u32,
+    reserved: u32,
+}
+
+/// The engine's side. Mirrors `Paged`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct PagedParameters {
+    pub(crate) planes: u64,
+    pub(crate) block_count: u64,
+    pub(crate) block_stride: u64,
+    pub(crate) token_stride: u64,
+    pub(crate) head_stride: u64,
+    pub(crate) first: u64,
+}
+
+/// Where checksums go. Mirrors `Sums`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct SumParameters {
+    pub(crate) checksums: u64,
+    pub(crate) scratch: u64,
+    pub(crate) expected: u64,
+}
+
+/// Of `kvasir_gather_*` and `kvasir_scatter_*`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct CopyParameters {
+    pub(crate) items: u64,
+    pub(crate) status: u64,
+    pub(crate) paged: PagedParameters,
+    pub(crate) sums: SumParameters,
+    pub(crate) slot_first: u64,
+    pub(crate) slot_plane_stride: u64,
+    pub(crate) slot_token_stride: u64,
+    pub(crate) slot_head_stride: u64,
+    pub(crate) slot_bytes: u64,
+    pub(crate) tiles: u32,
+    pub(crate) tile_units: u32,
+    pub(crate) units: u32,
+    pub(crate) tail_bytes: u32,
+    pub(crate) item_tiles: Divider,
+    pub(crate) plane_units: Divider,
+    pub(crate) token_units: Divider,
+    pub(crate) run_units: Divider,
+}
+
+/// Of `kvasir_checksum_*`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct ChecksumParameters {
+    pub(crate) items: u64,
+    pub(crate) status: u64,
+    pub(crate) sums: SumParameters,
+    pub(crate) bytes: u64,
+    pub(crate) tiles: u32,
+    pub(crate) tile_units: u32,
+    pub(crate) units: u32,
+    pub(crate) item_tiles: Divider,
+}
+
+/// Keys or values of every layer. Mirrors `Part`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct PartParameters {
+    pub(crate) offset: u64,
+    pub(crate) code_offset: u64,
+    pub(crate) group: u32,
+    pub(crate) groups: u32,
+    pub(crate) slot_groups: u32,
+    pub(crate) first_group: u32,
+    pub(crate) lanes_shift: u32,
+    pub(crate) tiles: u32,
+    pub(crate) work: u32,
+    pub(crate) plane_work: Divider,
+    pub(crate) token_groups: Divider,
+    pub(crate) group_divider: Divider,
+}
+
+/// Of `kvasir_quantise_*` and `kvasir_dequantise_*`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct QuantiseParameters {
+    pub(crate) items: u64,
+    pub(crate) status: u64,
+    pub(crate) paged: PagedParameters,
+    pub(crate) sums: SumParameters,
+    pub(crate) layer_bytes: u64,
+    pub(crate) slot_bytes: u64,
+    pub(crate) header: [u32; 16],
+    pub(crate) parts: [PartParameters; 2],
+    pub(crate) part_count: u32,
+    pub(crate) tokens: u32,
+    pub(crate) channels: u32,
+    pub(crate) slot_channels: u32,
+    pub(crate) first_channel: u32,
+    pub(crate) has_bf16_scales: u32,
+    pub(crate) tiles: u32,
+    pub(crate) units: u32,
+    pub(crate) item_tiles: Divider,
+    pub(crate) head_elements: Divider,
+    pub(crate) layer_units: Divider,
+    pub(crate) part_units: Divider,
+    pub(crate) token_units: Divider,
+    pub(crate) reserved: u32,
+}
+
+// A launch takes at most 4,096 bytes of parameters by value.
+const _: () = assert!(size_of::<CopyParameters>() == 192 && align_of::<CopyParameters>() == 8);
+const _: () = assert!(size_of::<ChecksumParameters>() == 72);
+const _: () = assert!(size_of::<PartParameters>() == 80);
+const _: () = assert!(size_of::<QuantiseParameters>() == 424);
+const _: () = assert!(size_of::<Item>() == 16 && size_of::<Scratch>() == 16);
