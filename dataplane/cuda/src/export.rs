@@ -1,0 +1,90 @@
+//! Device memory as a DMA buffer, which a NIC's driver can map.
+//!
+//! The driver exports whole pages of the host: the range is widened to them, inside the allocation that it lies in,
+//! and the offset of the first byte is told. (`cuda.h`, `cuMemGetHandleForAddressRange`.)
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use cudarc::driver::sys::{CUmemRangeFlags_enum, CUmemRangeHandleType};
+
+use crate::contract::{DirectError, DmaBuf};
+use crate::device::Context;
+use crate::error::CudaError;
+
+const OPERATION: &str = "cuMemGetHandleForAddressRange";
+/// What the driver maps device memory in; an allocation's last page belongs to it whole.
+const DEVICE_PAGE_BYTES: u64 = 64 << 10;
+
+/// How the buffer's memory shall be mapped for the other device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PciMapping {
+    /// As the driver likes.
+    Automatic,
+    /// Through the device's window on the PCI bus, where the driver can be asked for it; else as it likes. On
+    /// machines whose processor is closer to the device than PCI, a NIC on the bus needs this.
+    Bar,
+}
+
+/// The allocation that an address lies in: where it starts, and its bytes.
+pub(crate) fn allocation_of(context: &Context, address: u64) -> Result<(u64, usize), CudaError> {
+    let _entered = context.enter()?;
+    let (mut start, mut bytes) = (0, 0);
+    // SAFETY: writes one address and one length.
+    let asked = unsafe { (context.library.address_range)(&mut start, &mut bytes, address) };
+    context.library.check("cuMemGetAddressRange", asked)?;
+    Ok((start, bytes))
+}
+
+pub(crate) fn dma_buf(
+    context: &Context,
+    address: u64,
+    bytes: usize,
+    mapping: PciMapping,
+) -> Result<DmaBuf, DirectError> {
+    let refused = |reason: String| DirectError { operation: OPERATION, reason };
+    if context.library.range_handle.is_none() {
+        return Err(refused(format!("the driver speaks CUDA {}; 11.7 is needed", context.library.version())));
+    }
+    if !context.description.has_dma_buf {
+        return Err(refused("the device says that it exports no DMA buffers".to_owned()));
+    }
+    let (start, end) = widened(context, address, bytes).map_err(|error| refused(error.to_string()))?;
+    let export = |flags| export(context, start, (end - start) as usize, flags);
+    let descriptor = match mapping {
+        PciMapping::Automatic => export(0),
+        PciMapping::Bar => {
+            let through_bar = CUmemRangeFlags_enum::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
+            export(through_bar).or_else(|_| export(0))
+        }
+    };
+    let descriptor = descriptor.map_err(|error| {
+        refused(format!("{} bytes at {start:#x}: {} ({})", end - start, error.name, error.code))
+    })?;
+    Ok(DmaBuf { descriptor, offset: address - start })
+}
+
+/// The range in whole pages. Where an allocation's bytes are not, its last page is its own all the same.
+fn widened(context: &Context, address: u64, bytes: usize) -> Result<(u64, u64), CudaError> {
+    let page = rustix::param::page_size() as u64;
+    let (allocation, allocated) = allocation_of(context, address)?;
+    let grain = page.max(DEVICE_PAGE_BYTES);
+    let allocation_end = (allocation + allocated as u64).next_multiple_of(grain);
+    let start = (address / grain * grain).max(allocation) / page * page;
+    let end = (address + bytes as u64).next_multiple_of(grain).min(allocation_end);
+    Ok((start, end))
+}
+
+fn export(context: &Context, address: u64, bytes: usize, flags: u64) -> Result<OwnedFd, CudaError> {
+    let Some(range_handle) = context.library.range_handle else {
+        return Err(CudaError { operation: OPERATION, code: 0, name: "no such function" });
+    };
+    let _entered = context.enter()?;
+    let mut descriptor: RawFd = -1;
+    let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+    // SAFETY: for this kind of handle the driver writes one descriptor, an `int`.
+    let exported = unsafe { range_handle((&raw mut descriptor).cast(), address, bytes, kind, flags) };
+    context.library.check(OPERATION, exported)?;
+    assert!(descriptor >= 0, "the driver said that it exported memory, and gave descriptor {descriptor}");
+    // SAFETY: the driver made the descriptor for us, and nobody else knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}

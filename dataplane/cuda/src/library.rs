@@ -1,0 +1,209 @@
+//! `libcuda`, loaded at run time: a table of the driver's entry points.
+//!
+//! `cudarc` finds the library and gives the types. Its own functions are not called, for two reasons: one that the
+//! installed driver lacks is a panic at the first call, and they return `CUresult` as a Rust enum, so that a code
+//! which only a later driver knows is undefined behaviour. Here each entry point is resolved once, what is missing
+//! is an error that names it (or `None`, where a way around it exists), and codes are plain integers.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUmodule, CUresult, CUstream,
+};
+
+use crate::error::{CudaError, DriverVersion, Unavailable};
+
+/// The oldest driver whose functions suffice: CUDA 11.4.
+pub(crate) const VERSION_MIN: DriverVersion = DriverVersion(11_040);
+
+/// The codes that mean something here.
+pub(crate) mod code {
+    use super::CUresult;
+    pub(crate) const SUCCESS: u32 = CUresult::CUDA_SUCCESS as u32;
+    pub(crate) const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
+    pub(crate) const NO_DEVICE: u32 = CUresult::CUDA_ERROR_NO_DEVICE as u32;
+    pub(crate) const OPERATING_SYSTEM: u32 = CUresult::CUDA_ERROR_OPERATING_SYSTEM as u32;
+    pub(crate) const NOT_READY: u32 = CUresult::CUDA_ERROR_NOT_READY as u32;
+    pub(crate) const NOT_PERMITTED: u32 = CUresult::CUDA_ERROR_NOT_PERMITTED as u32;
+    pub(crate) const PEER_ALREADY_ENABLED: u32 = CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as u32;
+    pub(crate) const ALREADY_REGISTERED: u32 = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as u32;
+}
+
+macro_rules! library {
+    (needed { $($(#[$doc:meta])* $field:ident = $symbol:literal: fn($($argument:ty),*);)* }
+     newer { $($(#[$newer_doc:meta])* $newer:ident = $newer_symbol:literal: fn($($newer_argument:ty),*);)* }) => {
+        /// The entry points that this crate calls, by the driver's names.
+        pub(crate) struct Library {
+            $($(#[$doc])* pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_uint,)*
+            $($(#[$newer_doc])* pub(crate) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> c_uint>,)*
+        }
+
+        fn resolve(loaded: &'static libloading::Library) -> Result<Library, Unavailable> {
+            Ok(Library {
+                // SAFETY: the type is the function's, by the header of the driver (`cuda.h`, 12.8).
+                $($field: unsafe { entry(loaded, $symbol) }
+                    .ok_or(Unavailable::MissingFunction { symbol: $symbol })?,)*
+                // SAFETY: as above.
+                $($newer: unsafe { entry(loaded, $newer_symbol) },)*
+            })
+        }
+    };
+}
+
+library! {
+    needed {
+        initialise = "cuInit": fn(c_uint);
+        driver_version = "cuDriverGetVersion": fn(*mut c_int);
+        error_name = "cuGetErrorName": fn(c_uint, *mut *const c_char);
+
+        device_count = "cuDeviceGetCount": fn(*mut c_int);
+        device = "cuDeviceGet": fn(*mut CUdevice, c_int);
+        device_name = "cuDeviceGetName": fn(*mut c_char, c_int, CUdevice);
+        /// The second version, of 11.4, tells the parts of one device apart.
+        device_uuid = "cuDeviceGetUuid_v2": fn(*mut sys::CUuuid, CUdevice);
+        device_memory = "cuDeviceTotalMem_v2": fn(*mut usize, CUdevice);
+        device_attribute = "cuDeviceGetAttribute": fn(*mut c_int, sys::CUdevice_attribute, CUdevice);
+        device_pci_address = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, CUdevice);
+        can_access_peer = "cuDeviceCanAccessPeer": fn(*mut c_int, CUdevice, CUdevice);
+        peer_attribute = "cuDeviceGetP2PAttribute": fn(*mut c_int, sys::CUdevice_P2PAttribute, CUdevice, CUdevice);
+
+        context_retain = "cuDevicePrimaryCtxRetain": fn(*mut CUcontext, CUdevice);
+        context_release = "cuDevicePrimaryCtxRelease_v2": fn(CUdevice);
+        context_push = "cuCtxPushCurrent_v2": fn(CUcontext);
+        context_pop = "cuCtxPopCurrent_v2": fn(*mut CUcontext);
+        priority_range = "cuCtxGetStreamPriorityRange": fn(*mut c_int, *mut c_int);
+        enable_peer = "cuCtxEnablePeerAccess": fn(CUcontext, c_uint);
+
+        allocate = "cuMemAlloc_v2": fn(*mut CUdeviceptr, usize);
+        free = "cuMemFree_v2": fn(CUdeviceptr);
+        address_range = "cuMemGetAddressRange_v2": fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+        set_pointer_attribute = "cuPointerSetAttribute": fn(*const c_void, sys::CUpointer_attribute, CUdeviceptr);
+        /// Blocking; either address may be the host's.
+        copy = "cuMemcpy": fn(CUdeviceptr, CUdeviceptr, usize);
+        fill = "cuMemsetD8_v2": fn(CUdeviceptr, u8, usize);
+        register_host = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
+        unregister_host = "cuMemHostUnregister": fn(*mut c_void);
+        host_device_pointer = "cuMemHostGetDevicePointer_v2": fn(*mut CUdeviceptr, *mut c_void, c_uint);
+        ipc_export = "cuIpcGetMemHandle": fn(*mut sys::CUipcMemHandle, CUdeviceptr);
+        ipc_open = "cuIpcOpenMemHandle_v2": fn(*mut CUdeviceptr, sys::CUipcMemHandle, c_uint);
+        ipc_close = "cuIpcCloseMemHandle": fn(CUdeviceptr);
+
+        create_stream = "cuStreamCreateWithPriority": fn(*mut CUstream, c_uint, c_int);
+        destroy_stream = "cuStreamDestroy_v2": fn(CUstream);
+        synchronise_stream = "cuStreamSynchronize": fn(CUstream);
+        create_event = "cuEventCreate": fn(*mut CUevent, c_uint);
+        destroy_event = "cuEventDestroy_v2": fn(CUevent);
+        record_event = "cuEventRecord": fn(CUevent, CUstream);
+        query_event = "cuEventQuery": fn(CUevent);
+        wait_event = "cuStreamWaitEvent": fn(CUstream, CUevent, c_uint);
+        copy_async = "cuMemcpyAsync": fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        copy_rows_async = "cuMemcpy2DAsync_v2": fn(*const sys::CUDA_MEMCPY2D, CUstream);
+
+        load_module = "cuModuleLoadDataEx":
+            fn(*mut CUmodule, *const c_void, c_uint, *mut sys::CUjit_option, *mut *mut c_void);
+        unload_module = "cuModuleUnload": fn(CUmodule);
+        function = "cuModuleGetFunction": fn(*mut sys::CUfunction, CUmodule, *const c_char);
+        launch = "cuLaunchKernel":
+            fn(sys::CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
+        begin_capture = "cuStreamBeginCapture_v2": fn(CUstream, sys::CUstreamCaptureMode);
+        end_capture = "cuStreamEndCapture": fn(CUstream, *mut CUgraph);
+        instantiate_graph = "cuGraphInstantiateWithFlags": fn(*mut sys::CUgraphExec, CUgraph, c_ulonglong);
+        launch_graph = "cuGraphLaunch": fn(sys::CUgraphExec, CUstream);
+        destroy_graph = "cuGraphDestroy": fn(CUgraph);
+        destroy_executable = "cuGraphExecDestroy": fn(sys::CUgraphExec);
+    }
+    newer {
+        /// Since 11.7: the descriptor of a range of device memory.
+        range_handle = "cuMemGetHandleForAddressRange":
+            fn(*mut c_void, CUdeviceptr, usize, sys::CUmemRangeHandleType, c_ulonglong);
+        /// Since 12.8: many copies by one call. Later drivers keep this form beside `_v2`, without the failed index.
+        copy_batch_async = "cuMemcpyBatchAsync":
+            fn(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
+    }
+}
+
+impl std::fmt::Debug for Library {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Library(libcuda)")
+    }
+}
+
+/// The entry point of that name, if there is one.
+///
+/// # Safety
+/// `F` is the type of that function.
+unsafe fn entry<F: Copy>(loaded: &'static libloading::Library, symbol: &str) -> Option<F> {
+    // SAFETY: the caller vouches for the type, and the library is never unloaded.
+    unsafe { loaded.get::<F>(symbol) }.ok().map(|found| *found)
+}
+
+/// The library's table; found once, then kept for the life of the process.
+pub(crate) fn load() -> Result<&'static Library, Unavailable> {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    if let Some(library) = LIBRARY.get() {
+        return Ok(library);
+    }
+    // SAFETY: opening the driver's library runs its initialisers, which have no preconditions.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Unavailable::NoLibrary { tried: names("cuda").join(", ") });
+    }
+    // SAFETY: as above; the library is there, so that this does not panic.
+    let loaded = unsafe { sys::culib() };
+    let oldest = version(loaded)?;
+    if oldest < VERSION_MIN {
+        return Err(Unavailable::DriverTooOld { version: oldest, needed: VERSION_MIN });
+    }
+    let library = resolve(loaded)?;
+    Ok(LIBRARY.get_or_init(|| library))
+}
+
+/// The file names under which `cudarc` looks for a library on this kind of system, each once.
+pub(crate) fn names(library: &str) -> Vec<String> {
+    let mut names = cudarc::get_lib_name_candidates(library);
+    names.retain(|name| name.starts_with(&format!("lib{library}.")));
+    names.dedup();
+    names
+}
+
+/// The version is asked before anything else is looked for, so that an old driver is called old.
+fn version(loaded: &'static libloading::Library) -> Result<DriverVersion, Unavailable> {
+    type Version = unsafe extern "C" fn(*mut c_int) -> c_uint;
+    let symbol = "cuDriverGetVersion";
+    // SAFETY: the function's type, by the header.
+    let ask = unsafe { entry::<Version>(loaded, symbol) }.ok_or(Unavailable::MissingFunction { symbol })?;
+    let mut version = 0;
+    // SAFETY: the function writes one integer, and needs no initialised driver.
+    unsafe { ask(&mut version) };
+    Ok(DriverVersion(version))
+}
+
+impl Library {
+    /// The version of CUDA that the driver speaks.
+    pub(crate) fn version(&self) -> DriverVersion {
+        let mut version = 0;
+        // SAFETY: writes one integer.
+        unsafe { (self.driver_version)(&mut version) };
+        DriverVersion(version)
+    }
+
+    /// What a call returned, as a result.
+    #[inline]
+    pub(crate) fn check(&self, operation: &'static str, code: u32) -> Result<(), CudaError> {
+        if code == code::SUCCESS { Ok(()) } else { Err(self.error(operation, code)) }
+    }
+
+    /// The error of that code, with the driver's own name for it.
+    #[cold]
+    pub(crate) fn error(&self, operation: &'static str, code: u32) -> CudaError {
+        let mut name = std::ptr::null();
+        // SAFETY: writes one pointer.
+        let known = unsafe { (self.error_name)(code, &mut name) };
+        if known != code::SUCCESS || name.is_null() {
+            return CudaError { operation, code, name: "an unknown error" };
+        }
+        // SAFETY: the driver returns a constant string, and its library is never unloaded.
+        let name: &'static CStr = unsafe { CStr::from_ptr(name) };
+        CudaError { operation, code, name: name.to_str().unwrap_or("an unknown error") }
+    }
+}

@@ -1,0 +1,285 @@
+//! The asynchronous copies of one stream: submitted, flushed in batches, and polled. This is the hot path.
+//!
+//! `submit` checks and plans, without a call of the driver. `flush` makes the calls: one for all pieces (from CUDA 12.8
+//! on, so that many small blocks are not bound by launches; else one each), one for each copy in rows, and one that
+//! records an event of a ring made at the start. `poll` asks the oldest events whether they have passed. No
+//! allocation, no lock of ours, no callback, no wait; the driver takes its own locks.
+//!
+//! Order: flushes run one after the other; the copies of one flush run in any order (the driver's batches promise none).
+//! What depends on an earlier copy is submitted after a flush.
+//!
+//! Failures: a copy that the driver refuses completes with its error, the others go on. A failed device is final: what
+//! is in flight and what is submitted later completes with that error. Before the first such completion the stream is
+//! waited for, once, so that nothing is under way in memory that is handed back; a failed context answers at once.
+//!
+//! One thread drives a queue; it may be moved to another thread. Dropping a queue waits for the device; tokens that
+//! were not polled until then are forgotten.
+
+use std::collections::VecDeque;
+
+use cudarc::driver::sys::CUevent;
+
+use crate::copy::{CopyRequest, Region, RegionId, Regions, Resolved};
+use crate::error::CudaError;
+use crate::issue::Issuer;
+use crate::library::code;
+use crate::plan::Plan;
+use crate::stream::{Stream, create_event, destroy_event};
+use crate::submission::{Completion, CopyQueueConfig, CopyQueueCounters, Refusal};
+
+/// A token between its acceptance and its completion.
+#[derive(Debug, Clone, Copy)]
+struct Accepted {
+    token: u64,
+    failure: Option<CudaError>,
+}
+
+/// What one event stands for.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    event: usize,
+    /// The tokens before this place are over when the event has passed.
+    tokens_end: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct CopyQueue {
+    stream: Stream,
+    regions: Regions,
+    config: CopyQueueConfig,
+    row_pitch_max: usize,
+    plan: Plan,
+    issuer: Issuer,
+    events: Vec<CUevent>,
+    flights: VecDeque<Flight>,
+    /// Event of the ring for the next flush.
+    next_event: usize,
+    accepted: VecDeque<Accepted>,
+    /// The place of the first of `accepted`, and the end of those that were flushed.
+    first_place: u64,
+    flushed_end: u64,
+    /// A flush was asked for and waits for an event.
+    is_flush_due: bool,
+    dead: Option<CudaError>,
+    counters: CopyQueueCounters,
+}
+
+// SAFETY: the events are the queue's own, and the driver lets any thread use them.
+unsafe impl Send for CopyQueue {}
+
+impl CopyQueue {
+    /// Makes a queue on a stream, with all that it ever allocates.
+    pub fn new(stream: Stream, config: CopyQueueConfig) -> Result<Self, CudaError> {
+        let config = CopyQueueConfig {
+            copies_max: config.copies_max.max(1),
+            tokens_max: config.tokens_max.max(1),
+            flushes_max: config.flushes_max.max(1),
+        };
+        let row_pitch_max = stream.device().description().row_pitch_max;
+        let mut queue = Self {
+            stream,
+            regions: Regions::default(),
+            config,
+            row_pitch_max,
+            plan: Plan::new(config.copies_max),
+            issuer: Issuer::new(config.copies_max),
+            events: Vec::with_capacity(config.flushes_max),
+            flights: VecDeque::with_capacity(config.flushes_max),
+            next_event: 0,
+            accepted: VecDeque::with_capacity(config.tokens_max),
+            first_place: 0,
+            flushed_end: 0,
+            is_flush_due: false,
+            dead: None,
+            counters: CopyQueueCounters::default(),
+        };
+        for _ in 0..config.flushes_max {
+            queue.events.push(create_event(queue.stream.context())?);
+        }
+        Ok(queue)
+    }
+
+    /// Tells the queue of memory. It is kept until the queue is dropped. `None` after 65,536 of them. Allocates.
+    pub fn add_region(&mut self, region: Region) -> Option<RegionId> {
+        let is_elsewhere = match &region {
+            Region::Host(_) => false,
+            Region::Device(slab) => !slab.device().is(self.stream.device()),
+        };
+        self.regions.add(region, is_elsewhere)
+    }
+
+    /// The stream, for kernels that shall run between flushes. An empty submission that is flushed after a launch
+    /// completes when the kernel is over.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Tokens that were accepted and not yet completed.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.accepted.len()
+    }
+
+    /// Why the device is lost, if it is.
+    #[must_use]
+    pub fn dead(&self) -> Option<CudaError> {
+        self.dead
+    }
+
+    /// What the queue has done.
+    #[must_use]
+    pub fn counters(&self) -> CopyQueueCounters {
+        self.counters
+    }
+
+    /// Accepts one copy; it starts with the next [`Self::flush`].
+    #[inline]
+    pub fn submit(&mut self, copy: &CopyRequest, token: u64) -> Result<(), Refusal> {
+        self.submit_batch(std::slice::from_ref(copy), token)
+    }
+
+    /// Accepts copies that are over together, all or none of them. An empty list is over when everything before it is.
+    pub fn submit_batch(&mut self, copies: &[CopyRequest], token: u64) -> Result<(), Refusal> {
+        if self.accepted.len() == self.config.tokens_max || self.is_flush_due {
+            return Err(Refusal::Full);
+        }
+        let mut pieces = 0_usize;
+        for (index, copy) in copies.iter().enumerate() {
+            let (resolved, is_elsewhere) = self.regions.resolve(copy).ok_or(Refusal::Outside { index })?;
+            let by_row = self.is_by_row(&resolved, is_elsewhere);
+            pieces = pieces.saturating_add(if by_row { resolved.rows.count } else { 1 });
+        }
+        if pieces > self.plan.room() {
+            let copies_max = self.plan.capacity();
+            let refusal = Refusal::TooMany { copies: pieces, copies_max };
+            return Err(if pieces > copies_max { refusal } else { Refusal::Full });
+        }
+        if self.dead.is_none() {
+            let place = self.first_place + self.accepted.len() as u64;
+            for copy in copies {
+                // Checked above, and nothing has changed since.
+                let Some((resolved, is_elsewhere)) = self.regions.resolve(copy) else { continue };
+                let by_row = self.is_by_row(&resolved, is_elsewhere);
+                self.plan.add(resolved, by_row, place);
+            }
+        }
+        self.accepted.push_back(Accepted { token, failure: None });
+        self.counters.copies += copies.len() as u64;
+        Ok(())
+    }
+
+    /// The driver's copy in rows is for one device, and for strides up to a limit.
+    fn is_by_row(&self, copy: &Resolved, is_elsewhere: bool) -> bool {
+        let stride_max = copy.rows.from_stride.max(copy.rows.to_stride);
+        copy.rows.count > 1 && (is_elsewhere || stride_max > self.row_pitch_max)
+    }
+
+    /// Hands what was submitted to the device. When as many flushes are in flight as may be, this one is kept back,
+    /// submissions are refused, and `poll` makes up for it.
+    pub fn flush(&mut self) {
+        let end = self.first_place + self.accepted.len() as u64;
+        if self.dead.is_some() || end == self.flushed_end {
+            return;
+        }
+        self.is_flush_due = self.flights.len() == self.config.flushes_max;
+        if self.is_flush_due {
+            return;
+        }
+        if let Err(error) = self.hand_over(end) {
+            self.die(error);
+        }
+    }
+
+    fn hand_over(&mut self, end: u64) -> Result<(), CudaError> {
+        let context = self.stream.context().clone();
+        let _entered = context.enter()?;
+        self.counters.flushes += 1;
+        let (accepted, first_place) = (&mut self.accepted, self.first_place);
+        self.issuer.issue(&self.stream, self.plan.runs(), &mut self.counters, |run, error| {
+            // Each token keeps its first failure.
+            for place in run.tokens.0..=run.tokens.1 {
+                accepted[(place - first_place) as usize].failure.get_or_insert(error);
+            }
+        });
+        self.plan.clear();
+        let event = self.next_event;
+        // SAFETY: event and stream live. Nobody waits for the event: at most as many flushes are in flight as there
+        // are events, so it has passed.
+        let recorded = unsafe { (context.library.record_event)(self.events[event], self.stream.raw()) };
+        context.library.check("cuEventRecord", recorded)?;
+        self.next_event = (event + 1) % self.events.len();
+        self.flights.push_back(Flight { event, tokens_end: end });
+        self.flushed_end = end;
+        Ok(())
+    }
+
+    /// Adds up to `budget` completions, in the order of submission, and returns how many. Never waits. Allocates only
+    /// when the vector has to grow.
+    pub fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
+        let mut done = 0;
+        if self.dead.is_none() && !self.flights.is_empty() {
+            match self.passed_end() {
+                Ok(end) => done = self.complete(end, budget, completions),
+                Err(error) => self.die(error),
+            }
+        }
+        if self.is_flush_due {
+            self.flush();
+        }
+        if self.dead.is_some() {
+            let end = self.first_place + self.accepted.len() as u64;
+            done += self.complete(end, budget - done, completions);
+        }
+        done
+    }
+
+    /// The end of the tokens whose events have passed. An event of which tokens are left by the budget is asked again.
+    fn passed_end(&mut self) -> Result<u64, CudaError> {
+        let context = self.stream.context().clone();
+        let _entered = context.enter()?;
+        let mut end = self.first_place;
+        for flight in &self.flights {
+            // SAFETY: the event lives.
+            match unsafe { (context.library.query_event)(self.events[flight.event]) } {
+                code::SUCCESS => end = flight.tokens_end,
+                code::NOT_READY => break,
+                code => return Err(context.library.error("cuEventQuery", code)),
+            }
+        }
+        Ok(end)
+    }
+
+    fn complete(&mut self, end: u64, budget: usize, completions: &mut Vec<Completion>) -> usize {
+        let count = usize::try_from(end - self.first_place).unwrap_or(usize::MAX).min(budget);
+        for Accepted { token, failure } in self.accepted.drain(..count) {
+            let failure = failure.or(self.dead);
+            completions.push(Completion { token, result: failure.map_or(Ok(()), Err) });
+        }
+        self.first_place += count as u64;
+        while self.flights.front().is_some_and(|flight| flight.tokens_end <= self.first_place) {
+            self.flights.pop_front();
+        }
+        count
+    }
+
+    #[cold]
+    fn die(&mut self, error: CudaError) {
+        let _ = self.stream.synchronise();
+        self.dead = Some(error);
+        self.is_flush_due = false;
+        self.flights.clear();
+        self.plan.clear();
+    }
+}
+
+impl Drop for CopyQueue {
+    fn drop(&mut self) {
+        // The regions are freed after this: nothing may be under way in them.
+        let _ = self.stream.synchronise();
+        for event in self.events.drain(..) {
+            destroy_event(self.stream.context(), event);
+        }
+    }
+}

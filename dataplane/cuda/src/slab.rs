@@ -1,0 +1,258 @@
+//! Equal slots in one allocation of device memory.
+//!
+//! Slot `n` begins at `n` times the layout's stride; there is no header, since the processor cannot read one. The
+//! allocation is a multiple of 2 MiB: that is what the driver maps anyway, and such a range can be exported
+//! whole. Made at start-up; reads and writes here block and are for tests and control paths, copies of the data
+//! path go through [`CopyQueue`](crate::CopyQueue).
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUpointer_attribute;
+use dataplane_memory::SlabLayout;
+
+use crate::Device;
+use crate::contract::{DeviceError, DeviceMemory, DirectError, DmaBuf};
+use crate::error::CudaError;
+use crate::export::{self, PciMapping};
+use crate::ipc::IpcHandle;
+use crate::library::code;
+
+/// Allocations are a multiple of this.
+const ALLOCATION_GRAIN: usize = 2 << 20;
+
+/// Who ends the memory, and how.
+#[derive(Debug)]
+enum Origin {
+    Allocated,
+    Attached,
+    Adopted,
+    Part { _whole: Arc<DeviceSlab> },
+}
+
+/// A range of device memory, cut into equal slots.
+#[derive(Debug)]
+pub struct DeviceSlab {
+    device: Device,
+    base: u64,
+    /// From the first slot's first byte to the last one's last.
+    bytes: usize,
+    stride: usize,
+    layout: SlabLayout,
+    origin: Origin,
+    has_peer_memory: bool,
+}
+
+impl DeviceSlab {
+    /// Allocates a slab. Its bytes are whatever was there before: see [`Self::fill`].
+    pub fn allocate(device: &Device, layout: SlabLayout) -> Result<Self, DeviceError> {
+        let operation = "cuMemAlloc";
+        let bytes = span(layout).ok_or_else(|| unusable(operation, layout))?;
+        let rounded =
+            bytes.checked_next_multiple_of(ALLOCATION_GRAIN).ok_or_else(|| unusable(operation, layout))?;
+        let context = device.context();
+        let _entered = context.enter().map_err(failed)?;
+        let mut base = 0;
+        // SAFETY: writes one address.
+        let allocated = unsafe { (context.library.allocate)(&mut base, rounded) };
+        context.library.check(operation, allocated).map_err(|error| DeviceError {
+            operation,
+            reason: format!("{rounded} bytes on device {}: {error}", device.description().ordinal),
+        })?;
+        let mut slab = Self::over(device, base, layout, bytes, Origin::Allocated);
+        slab.has_peer_memory = slab.keep_in_order();
+        Ok(slab)
+    }
+
+    /// Maps the slab of another process on the same device. In the process that exported it, the driver refuses.
+    pub fn attach(device: &Device, handle: IpcHandle, layout: SlabLayout) -> Result<Self, DeviceError> {
+        let operation = "cuIpcOpenMemHandle";
+        let bytes = span(layout).ok_or_else(|| unusable(operation, layout))?;
+        let context = device.context();
+        let _entered = context.enter().map_err(failed)?;
+        let base = handle.open(context).map_err(failed)?;
+        let slab = Self::over(device, base, layout, bytes, Origin::Attached);
+        let mapped = slab.allocation_bytes().map_err(failed)?;
+        if mapped < bytes {
+            let reason = format!("the exported memory has {mapped} bytes, the layout needs {bytes}");
+            return Err(DeviceError { operation, reason });
+        }
+        Ok(slab)
+    }
+
+    /// Takes memory that somebody else in this process allocated, and will free.
+    ///
+    /// # Safety
+    /// 1. The layout's bytes, from `address` on, lie in one allocation of this device's primary context.
+    /// 2. They are freed only after the slab was dropped, and whatever was registered from it.
+    pub unsafe fn adopt(device: &Device, address: u64, layout: SlabLayout) -> Result<Self, DeviceError> {
+        let bytes = span(layout).ok_or_else(|| unusable("adopt", layout))?;
+        let mut slab = Self::over(device, address, layout, bytes, Origin::Adopted);
+        slab.has_peer_memory = slab.keep_in_order();
+        Ok(slab)
+    }
+
+    /// Slots in a part of a slab, from byte `offset` on: one tensor of memory that was attached whole, say. It keeps the
+    /// whole.
+    pub fn part(whole: &Arc<Self>, offset: usize, layout: SlabLayout) -> Result<Self, DeviceError> {
+        let bytes = span(layout).ok_or_else(|| unusable("part", layout))?;
+        let base = whole.range("part", offset, bytes)?;
+        let mut part = Self::over(&whole.device, base, layout, bytes, Origin::Part { _whole: whole.clone() });
+        part.has_peer_memory = whole.has_peer_memory;
+        Ok(part)
+    }
+
+    fn over(device: &Device, base: u64, layout: SlabLayout, bytes: usize, origin: Origin) -> Self {
+        let stride = layout.stride();
+        Self { device: device.clone(), base, bytes, stride, layout, origin, has_peer_memory: false }
+    }
+
+    /// Asks the driver to finish each blocking copy to this memory before it returns: a NIC that registers the bare
+    /// address would otherwise see the bytes late. Returns whether a NIC may do so here.
+    fn keep_in_order(&self) -> bool {
+        let context = self.device.context();
+        let Ok(_entered) = context.enter() else { return false };
+        let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
+        let on = 1_u32;
+        // SAFETY: the attribute's value is an unsigned integer, which is read during the call.
+        let set =
+            unsafe { (context.library.set_pointer_attribute)((&raw const on).cast(), which, self.base) };
+        let description = self.device.description();
+        set == code::SUCCESS && description.has_direct_access && description.has_peer_memory
+    }
+
+    /// Bytes from the slab's start to the end of the allocation that it lies in.
+    fn allocation_bytes(&self) -> Result<usize, CudaError> {
+        let (start, bytes) = export::allocation_of(self.device.context(), self.base)?;
+        Ok((start + bytes as u64).saturating_sub(self.base) as usize)
+    }
+
+    /// The device that it lies on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The shape.
+    #[must_use]
+    pub fn layout(&self) -> SlabLayout {
+        self.layout
+    }
+
+    /// The device's address of `len` bytes at `offset` of `slot`, or `None` when they are not inside the slot.
+    #[must_use]
+    #[inline]
+    pub fn try_address(&self, slot: u32, offset: usize, len: usize) -> Option<u64> {
+        let is_inside = slot < self.layout.slot_count
+            && offset.checked_add(len).is_some_and(|end| end <= self.layout.slot_bytes);
+        is_inside.then(|| self.base + (slot as usize * self.stride + offset) as u64)
+    }
+
+    /// Sets every byte. Blocks.
+    pub fn fill(&self, value: u8) -> Result<(), DeviceError> {
+        let context = self.device.context();
+        let _entered = context.enter().map_err(failed)?;
+        // SAFETY: the range is this slab's.
+        let filled = unsafe { (context.library.fill)(self.base, value, self.bytes) };
+        context.library.check("cuMemsetD8", filled).map_err(failed)?;
+        context.synchronise(std::ptr::null_mut()).map_err(failed)
+    }
+
+    /// Exports the slab as a DMA buffer; byte 0 of the slab is byte [`DmaBuf::offset`] of it.
+    pub fn export_dma_buf(&self, mapping: PciMapping) -> Result<DmaBuf, DirectError> {
+        export::dma_buf(self.device.context(), self.base, self.bytes, mapping)
+    }
+
+    /// A name by which another process attaches this slab. Valid while the slab lives. Only for a slab that was
+    /// allocated here: the handle stands for the whole allocation, from its start.
+    pub fn export_ipc(&self) -> Result<IpcHandle, DeviceError> {
+        if !matches!(self.origin, Origin::Allocated) {
+            let reason = "the slab was not allocated by this process's own call".to_owned();
+            return Err(DeviceError { operation: "cuIpcGetMemHandle", reason });
+        }
+        IpcHandle::of(self.device.context(), self.base).map_err(failed)
+    }
+
+    fn range(&self, operation: &'static str, offset: usize, len: usize) -> Result<u64, DeviceError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.bytes => Ok(self.base + offset as u64),
+            _ => Err(DeviceError {
+                operation,
+                reason: format!("bytes {offset}+{len} of {} bytes", self.bytes),
+            }),
+        }
+    }
+
+    /// A copy that is over when this returns, also for streams that do not wait for the null stream.
+    fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), DeviceError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let context = self.device.context();
+        let _entered = context.enter().map_err(failed)?;
+        // SAFETY: one side is this slab's range, which the caller checked; the other one a slice that lives.
+        let copied = unsafe { (context.library.copy)(to, from, len) };
+        context.library.check("cuMemcpy", copied).map_err(failed)?;
+        context.synchronise(std::ptr::null_mut()).map_err(failed)
+    }
+}
+
+impl DeviceMemory for DeviceSlab {
+    fn address(&self) -> u64 {
+        self.base
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn dma_buf(&self) -> Result<DmaBuf, DirectError> {
+        self.export_dma_buf(PciMapping::Bar)
+    }
+
+    fn has_peer_memory(&self) -> bool {
+        self.has_peer_memory
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let from = self.range("read", offset, bytes.len())?;
+        self.copy(bytes.as_mut_ptr() as u64, from, bytes.len())
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let to = self.range("write", offset, bytes.len())?;
+        self.copy(to, bytes.as_ptr() as u64, bytes.len())
+    }
+}
+
+impl Drop for DeviceSlab {
+    fn drop(&mut self) {
+        let context = self.device.context();
+        let Ok(_entered) = context.enter() else { return };
+        // A context that has failed refuses this too; its memory goes with the process.
+        match &self.origin {
+            // SAFETY: allocated by this slab and freed once; the driver waits for copies that are under way.
+            Origin::Allocated => _ = unsafe { (context.library.free)(self.base) },
+            // SAFETY: opened by this slab and closed once.
+            Origin::Attached => _ = unsafe { (context.library.ipc_close)(self.base) },
+            Origin::Adopted | Origin::Part { .. } => {}
+        }
+    }
+}
+
+/// Bytes of all slots, or `None` when the layout is unusable.
+fn span(layout: SlabLayout) -> Option<usize> {
+    layout.mapped_bytes()?;
+    layout.stride().checked_mul(layout.slot_count as usize)
+}
+
+fn unusable(operation: &'static str, layout: SlabLayout) -> DeviceError {
+    let SlabLayout { slot_bytes, slot_count } = layout;
+    DeviceError {
+        operation,
+        reason: format!("{slot_count} slots of {slot_bytes} bytes is not a usable layout"),
+    }
+}
+
+fn failed(error: CudaError) -> DeviceError {
+    DeviceError { operation: error.operation, reason: format!("{} ({})", error.name, error.code) }
+}

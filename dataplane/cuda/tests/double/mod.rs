@@ -1,0 +1,160 @@
+//! The double of the driver: `libcuda.c`, compiled here and loaded in the place of `libcuda`. The library's own name
+//! (`soname`) is the driver's, so that whoever loads the driver by name is given the one that is loaded already.
+//!
+//! Its state is the process's: whoever holds a [`Double`] has it alone, and the next one finds it as it was.
+
+#![allow(dead_code, reason = "each test uses its part of it")]
+
+use std::ffi::c_void;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use libloading::Library;
+
+/// Faults and settings, as they are without anybody's doing.
+const SETTINGS: [(&str, i64); 14] = [
+    ("devices", 2),
+    ("version", 12_080),
+    ("initialise", 0),
+    ("delay_us", 0),
+    ("memory", 1 << 30),
+    ("peers", 1),
+    ("no_dmabuf", 0),
+    ("no_pcie_flag", 0),
+    ("no_ipc", 0),
+    ("fault_copy", 0),
+    ("refuse_copy", 0),
+    ("refuse_batch", 0),
+    ("refuse_register", 0),
+    ("refuse_record", 0),
+];
+
+/// What must be gone when everything was dropped.
+const LIVE: [&str; 8] =
+    ["allocations", "events", "streams", "registrations", "modules", "graphs", "contexts", "imports"];
+
+/// The loaded double.
+pub(crate) struct Double {
+    library: Library,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Double {
+    /// Compiles it, once for each process, and loads it. `None`, with the reason on standard error, without a compiler.
+    pub(crate) fn load() -> Option<Self> {
+        Self::load_compiled(&[])
+    }
+
+    /// A driver as old as this crate takes: without what came after CUDA 11.4.
+    pub(crate) fn load_old() -> Option<Self> {
+        Self::load_compiled(&["-DKVASIR_DOUBLE_OLD"])
+    }
+
+    fn load_compiled(flags: &[&str]) -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        static COMPILED: Mutex<Option<PathBuf>> = Mutex::new(None);
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+        if compiled.is_none() {
+            let mut all = vec!["-Wl,-soname,libcuda.so"];
+            all.extend_from_slice(flags);
+            *compiled = Some(shared_object("libcuda", include_str!("libcuda.c"), &all)?);
+            // Never closed: the crate keeps the library's functions.
+            // SAFETY: the library has no initialisers.
+            std::mem::forget(unsafe { Library::new(compiled.as_ref()?) });
+        }
+        // SAFETY: the library has no initialisers.
+        let library = unsafe { Library::new(compiled.as_ref()?) }.expect("the double loads");
+        Some(Self { library, _turn: turn })
+    }
+
+    fn variable(&self, name: &str) -> *mut i64 {
+        let name = format!("kvasir_double_{name}");
+        // SAFETY: every variable of that prefix is an `int64_t`.
+        let symbol = unsafe { self.library.get::<*mut i64>(name.as_bytes()) };
+        *symbol.expect(&name)
+    }
+
+    /// Sets a fault or a setting.
+    pub(crate) fn set(&self, name: &str, value: i64) {
+        // SAFETY: the variable lives as long as the library; the double reads it whole.
+        unsafe { self.variable(name).write_volatile(value) };
+    }
+
+    /// Reads a count.
+    pub(crate) fn get(&self, name: &str) -> i64 {
+        // SAFETY: as in `set`.
+        unsafe { self.variable(name).read_volatile() }
+    }
+
+    /// How much the count grows during the work.
+    pub(crate) fn growth(&self, name: &str, work: impl FnOnce()) -> i64 {
+        let before = self.get(name);
+        work();
+        self.get(name) - before
+    }
+
+    /// Nothing is left.
+    pub(crate) fn assert_nothing_leaked(&self) {
+        for name in LIVE {
+            assert_eq!(self.get(name), 0, "{name} are left");
+        }
+        assert!(self.current_context().is_null(), "each call leaves this thread's context as it was");
+    }
+
+    /// The context that is current on this thread.
+    pub(crate) fn current_context(&self) -> *mut c_void {
+        type Current = unsafe extern "C" fn(*mut *mut c_void) -> u32;
+        // SAFETY: the function's type, by the driver's header.
+        let current = unsafe { self.library.get::<Current>("cuCtxGetCurrent") }.expect("function");
+        let mut context = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        unsafe { current(&mut context) };
+        context
+    }
+}
+
+impl Drop for Double {
+    fn drop(&mut self) {
+        for (name, value) in SETTINGS {
+            self.set(name, value);
+        }
+        if !std::thread::panicking() {
+            self.assert_nothing_leaked();
+        }
+    }
+}
+
+/// Compiles C source to a shared object in the tests' scratch folder, unless it is there from the last time; `None`
+/// without a compiler.
+pub(crate) fn shared_object(name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    let mut hasher = DefaultHasher::new();
+    (source, flags).hash(&mut hasher);
+    let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}.so", hasher.finish()));
+    if object.exists() {
+        return Some(object);
+    }
+    // Several processes may do this at a time: each has its own files, and the last one's stays.
+    let (text, mine) = (
+        object.with_extension(format!("{}.c", process::id())),
+        object.with_extension(format!("{}", process::id())),
+    );
+    std::fs::write(&text, source).expect("source");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]).args(flags);
+    let compiled = compiler.arg("-o").arg(&mine).arg(&text).arg("-ldl").status();
+    std::fs::remove_file(&text).expect("source");
+    match compiled {
+        Err(error) => {
+            eprintln!("skipped: cc cannot be run: {error}");
+            None
+        }
+        Ok(status) => {
+            assert!(status.success(), "cc failed on {name}.c");
+            std::fs::rename(&mine, &object).expect("rename");
+            Some(object)
+        }
+    }
+}
