@@ -7,9 +7,9 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use cudarc::driver::sys::{CUmemRangeFlags_enum, CUmemRangeHandleType};
 
-use crate::contract::{DirectError, DmaBuf};
 use crate::device::Context;
 use crate::error::CudaError;
+use dataplane_memory::{DirectError, DmaBuf};
 
 const OPERATION: &str = "cuMemGetHandleForAddressRange";
 /// What the driver maps device memory in; an allocation's last page belongs to it whole.

@@ -17,7 +17,6 @@
 //! GPU: they run over a double of the driver (`tests/double`). `cudarc` gives the types, the constants and the
 //! search for the library; why not its functions is said in `library.rs`.
 
-mod contract;
 mod error;
 mod library;
 
@@ -45,7 +44,7 @@ mod submission;
 mod compile;
 
 pub use compile::{CompileError, Image, compile};
-pub use contract::{DeviceError, DeviceMemory, DirectError, DmaBuf};
+
 pub use copy::{CopyRequest, Place, Region, RegionId, Rows};
 pub use cuda::Cuda;
 pub use description::{DeviceDescription, PciAddress};

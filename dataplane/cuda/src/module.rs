@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUfunction, CUjit_option, CUmodule};
 
 use crate::Device;
-use crate::contract::DeviceError;
+use dataplane_memory::DeviceError;
 
 /// Bytes of the text in which the driver says what it does not like about an image.
 const LOG_BYTES: usize = 8 << 10;

@@ -11,11 +11,11 @@ use cudarc::driver::sys::CUpointer_attribute;
 use dataplane_memory::SlabLayout;
 
 use crate::Device;
-use crate::contract::{DeviceError, DeviceMemory, DirectError, DmaBuf};
 use crate::error::CudaError;
 use crate::export::{self, PciMapping};
 use crate::ipc::IpcHandle;
 use crate::library::code;
+use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf};
 
 /// Allocations are a multiple of this.
 const ALLOCATION_GRAIN: usize = 2 << 20;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvstore_block::BlockIdentity;
-use kvstore_store::{Description, HostBlock, Store};
+use kvstore_store::{Description, HostBlock, Store, TenantId};
 
 use crate::backend::{Backend, BackendError, Identity, PutOutcome, Statistics};
 use crate::buffers::{Destination, Source};
@@ -174,7 +174,7 @@ impl Backend for StoreBackend {
             // Whoever asked may have given up.
             let _gone = done.send(stored);
         };
-        let description = Description { parent: None, position: 0, meta: [].into() };
+        let description = Description { parent: None, position: 0, meta: [].into(), tenant: TenantId(0) };
         let block = vec![Bytes::from(pack(meta, payload))];
         let is_stored = match self.store.put(BlockIdentity(*identity), description, block, done) {
             Ok(()) => self.answer("put", &is_stored)?,
