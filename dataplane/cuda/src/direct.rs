@@ -1,6 +1,8 @@
 //! Which way bytes take between a NIC and device memory: decided from what was probed, for reports and metrics.
 
-use crate::{DeviceDescription, DirectError};
+use dataplane_memory::DirectError;
+
+use crate::DeviceDescription;
 
 /// The way bytes take.
 #[derive(Debug, Clone, PartialEq, Eq)]

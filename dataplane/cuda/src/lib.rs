@@ -47,6 +47,7 @@ pub use compile::{CompileError, Image, compile};
 
 pub use copy::{CopyRequest, Place, Region, RegionId, Rows};
 pub use cuda::Cuda;
+pub use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf};
 pub use description::{DeviceDescription, PciAddress};
 pub use device::Device;
 pub use direct::{DirectProbe, GpuDirect};
