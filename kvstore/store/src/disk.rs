@@ -164,6 +164,12 @@ impl DiskLink {
         Ok((link, opened))
     }
 
+    /// Commands that would be taken now.
+    pub(crate) fn room(&self) -> usize {
+        let room = |commands: &Sender<DiskCommand>| Some(commands.capacity()? - commands.len());
+        self.commands.as_ref().and_then(room).unwrap_or(0)
+    }
+
     /// Whether a command would be taken now.
     pub(crate) fn has_room(&self) -> bool {
         self.commands.as_ref().is_some_and(|commands| !commands.is_full())

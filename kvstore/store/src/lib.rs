@@ -14,6 +14,7 @@
 
 mod background;
 mod config;
+mod device;
 mod disk;
 mod error;
 pub mod far;

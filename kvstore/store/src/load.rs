@@ -6,10 +6,12 @@
 
 use std::time::{Duration, Instant};
 
+use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Lease, Registered};
 use kvstore_plan::Tier;
 
+use crate::device::{Purpose, Refused};
 use crate::disk::{DiskCommand, Read};
 use crate::job::{Destination, Moved};
 use crate::memory::HostBlock;
@@ -27,6 +29,8 @@ enum State {
     Here(Lease),
     /// On its way there.
     Coming,
+    /// On its way to a pool in a device's memory.
+    Moving,
     /// Copied out, or held for whoever gets it.
     Done(Option<Lease>),
     /// It will not come.
@@ -57,12 +61,23 @@ pub(crate) struct Load {
     disk_bytes: u64,
     host_bytes: u64,
     copying: Duration,
+    /// Blocks on their way to a device's memory: the load is not over before they are.
+    moving: usize,
+    /// When the first of them set out.
+    moving_since: Option<Instant>,
+    /// Its time is up.
+    is_late: bool,
 }
 
 impl Load {
     /// Whether it gives each block back as soon as it is copied, and not all of them at its end.
     fn lets_go(&self) -> bool {
         !matches!(self.destination, Destination::Held(_))
+    }
+
+    /// It holds blocks that it gives back by itself.
+    fn will_let_go(&self) -> bool {
+        self.moving > 0 || self.lets_go() && self.cursor < self.next
     }
 
     /// Nobody waits for it, and its bandwidth was taken when it began.
@@ -98,6 +113,9 @@ impl Mover {
             disk_bytes: 0,
             host_bytes: 0,
             copying: Duration::ZERO,
+            moving: 0,
+            moving_since: None,
+            is_late: false,
         };
         self.take_hold(number, &mut load);
         self.loads.insert(number, load);
@@ -123,7 +141,7 @@ impl Mover {
                 None => match self.read_from_disk(*identity, (number, load.next), load.is_background()) {
                     Started::Coming => State::Coming,
                     // Whoever uses the room now will let go of it; if nobody will, nothing changes any more.
-                    Started::Later if load.cursor < load.next && load.lets_go() => return,
+                    Started::Later if load.will_let_go() => return,
                     Started::Later if self.will_make_room() => return,
                     Started::Later | Started::Nowhere => State::Failed,
                 },
@@ -137,8 +155,9 @@ impl Mover {
 
     /// Whether something is under way that ends by itself and leaves room.
     fn will_make_room(&self) -> bool {
-        let goes_on =
-            |load: &Load| load.lets_go() && !matches!(load.states.get(load.cursor), Some(State::Wanted));
+        let goes_on = |load: &Load| {
+            load.moving > 0 || load.lets_go() && !matches!(load.states.get(load.cursor), Some(State::Wanted))
+        };
         !self.reading.is_empty() || self.writing() > 0 || self.loads.values().any(goes_on)
     }
 
@@ -245,7 +264,7 @@ impl Mover {
             let is_over = self.advance(number, &mut load, &mut budget);
             worked |= is_over || load.cursor > before;
             if is_over {
-                self.finish(load, false);
+                self.finish(load);
             } else {
                 self.take_hold(number, &mut load);
                 self.loads.insert(number, load);
@@ -261,11 +280,14 @@ impl Mover {
     /// Whether the load is over.
     fn advance(&mut self, number: u64, load: &mut Load, budget: &mut usize) -> bool {
         loop {
-            let Some(state) = load.states.get_mut(load.cursor) else { return true };
+            if load.is_late {
+                return load.moving == 0;
+            }
+            let Some(state) = load.states.get_mut(load.cursor) else { return load.moving == 0 };
             match state {
                 State::Coming | State::Wanted => return false,
-                State::Failed => return true,
-                State::Done(_) => load.cursor += 1,
+                State::Failed => return load.moving == 0,
+                State::Done(_) | State::Moving => load.cursor += 1,
                 State::Here(_) if *budget == 0 => return false,
                 State::Here(_) => {
                     let State::Here(lease) = std::mem::replace(state, State::Done(None)) else { continue };
@@ -278,6 +300,12 @@ impl Mover {
                             if !self.shared.memory.fits(&lease, &targets[load.cursor]) =>
                         {
                             *state = State::Failed;
+                        }
+                        Destination::Slots(targets) if targets[load.cursor].slab().device().is_some() => {
+                            let target = targets[load.cursor].clone();
+                            if !self.move_out(number, load, lease, target) {
+                                return false;
+                            }
                         }
                         Destination::Slots(targets) => {
                             let started = Instant::now();
@@ -296,6 +324,51 @@ impl Mover {
         }
     }
 
+    /// Starts the copy of the load's next block to a device's memory, after it was verified here; false when there is no
+    /// room for it now.
+    fn move_out(&mut self, number: u64, load: &mut Load, lease: Lease, target: SlotRef) -> bool {
+        let (index, bytes) = (load.cursor, lease.bytes() as usize);
+        if self.shared.memory.checksum(lease.slot(), bytes) != lease.checksum() {
+            drop(lease);
+            load.states[index] = self.damaged(load.chain[index], number, index);
+            return true;
+        }
+        let source = self.shared.memory.slot(lease.slot()).clone();
+        let purpose = Purpose::Out { load: number, index, lease };
+        match self.start_copy(source, target, bytes, purpose) {
+            Ok(()) => {
+                load.states[index] = State::Moving;
+                load.moving += 1;
+                load.host_bytes += bytes as u64;
+                load.moving_since.get_or_insert_with(Instant::now);
+                true
+            }
+            Err(Refused { purpose: Purpose::Out { lease, .. }, is_full: true }) => {
+                load.states[index] = State::Here(lease);
+                false
+            }
+            Err(_) => {
+                load.states[index] = State::Failed;
+                true
+            }
+        }
+    }
+
+    /// A block has arrived in a device's memory, or has not.
+    pub(crate) fn moved_out(&mut self, number: u64, index: usize, lease: Lease, is_good: bool) {
+        drop(lease);
+        // A load that was cancelled is gone; its slots were held by the copy until now.
+        let Some(load) = self.loads.get_mut(&number) else { return };
+        load.moving -= 1;
+        load.states[index] = if is_good { State::Done(None) } else { State::Failed };
+        if !is_good {
+            load.cursor = load.cursor.min(index);
+        }
+        if load.moving == 0 {
+            load.copying += load.moving_since.take().map_or(Duration::ZERO, |since| since.elapsed());
+        }
+    }
+
     /// A block of host memory is not what had been stored. The disk may still have it.
     fn damaged(&mut self, identity: BlockIdentity, number: u64, index: usize) -> State {
         tracing::warn!(block = identity.short(), "host tier: a block is damaged and is thrown away");
@@ -311,16 +384,25 @@ impl Mover {
         let late: Vec<u64> =
             self.loads.iter().filter(|(_, load)| load.deadline <= now).map(|(&number, _)| number).collect();
         for number in late {
-            if let Some(load) = self.loads.remove(&number) {
-                StoreCounters::add(&self.shared.counters.late, load.chain.len() - load.cursor);
-                self.finish(load, true);
+            if let Some(mut load) = self.loads.remove(&number) {
+                if !load.is_late {
+                    StoreCounters::add(&self.shared.counters.late, load.chain.len() - load.cursor);
+                }
+                load.is_late = true;
+                if load.moving > 0 {
+                    // A device writes to its slots: whoever waits cannot have them back yet.
+                    self.loads.insert(number, load);
+                    continue;
+                }
+                self.finish(load);
                 self.room_came_free();
             }
         }
     }
 
-    fn finish(&mut self, load: Load, is_late: bool) {
-        let Load { request, states, cursor, destination, .. } = load;
+    fn finish(&mut self, load: Load) {
+        let Load { request, states, destination, is_late, .. } = load;
+        let cursor = states.iter().take_while(|state| matches!(state, State::Done(_))).count();
         self.shared.observe_load(
             load.started.elapsed(),
             load.disk_bytes,

@@ -91,7 +91,10 @@ impl HostMemory {
         match &self.quantised {
             None => lease.bytes() as usize == slot_bytes,
             Some(quantised) => {
-                lease.bytes() as usize == quantised.bytes() && quantised.layout().block_bytes() <= slot_bytes
+                // A device does not know the format.
+                target.slab().device().is_none()
+                    && lease.bytes() as usize == quantised.bytes()
+                    && quantised.layout().block_bytes() <= slot_bytes
             }
         }
     }

@@ -19,6 +19,7 @@ pub struct StoreCounters {
     pub(crate) not_worth: AtomicU64,
     pub(crate) survivors: AtomicU64,
     pub(crate) unfit: AtomicU64,
+    pub(crate) device_failures: AtomicU64,
     pub(crate) prefetched: AtomicU64,
     pub(crate) prefetch_used: AtomicU64,
     pub(crate) prefetch_wasted: AtomicU64,
@@ -56,6 +57,11 @@ impl StoreCounters {
             ("disk_survivor_blocks", "Blocks found on the disk at the start", read(&self.survivors)),
             ("far_read_blocks", "Blocks that came from other nodes or objects", read(&self.from_far)),
             ("far_written_blocks", "Blocks sent to other nodes or objects", read(&self.to_far)),
+            (
+                "device_failures",
+                "Copies to or from a device's memory that failed",
+                read(&self.device_failures),
+            ),
             ("unfit_blocks", "Blocks not kept because quantising cannot represent them", read(&self.unfit)),
             (
                 "prefetched_blocks",

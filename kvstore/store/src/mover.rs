@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select};
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::FrequencySketch;
+use kvstore_catalog::{FrequencySketch, Lease};
 use kvstore_disk::{Admission, Usage};
 
 use crate::background::Background;
+use crate::device::DeviceCopies;
 use crate::disk::{DiskLink, DiskResult};
 use crate::far::{FarLinks, FarResult};
 use crate::job::{Description, Job, Moved, NewBlock};
@@ -55,8 +56,11 @@ pub(crate) struct Mover {
     pub(crate) held: VecDeque<NewBlock>,
     /// Blocks on their way to the disk, which stay in host memory until they are there.
     pub(crate) in_writing: HashMap<BlockIdentity, WriteState>,
-    /// Blocks that wait for room in the disk's queue.
-    pub(crate) unwritten: VecDeque<BlockIdentity>,
+    /// Blocks that wait for room in the disk's queue. The first of them are held in host memory until they are written:
+    /// what the disk has already goes before.
+    pub(crate) unwritten: VecDeque<(BlockIdentity, Option<Lease>)>,
+    /// How many of those are held.
+    pub(crate) unwritten_held: usize,
     /// Blocks written back since children were hung on their parents last.
     pub(crate) orphans: usize,
     /// Blocks being read that were forgotten meanwhile.
@@ -75,6 +79,8 @@ pub(crate) struct Mover {
     /// The block at the head of `unwritten` was admitted, and waits for bandwidth.
     pub(crate) admitted: Option<BlockIdentity>,
     pub(crate) background: Background,
+    /// Copies to and from a pool in a device's memory.
+    pub(crate) device: Option<DeviceCopies>,
 }
 
 impl Mover {
@@ -86,6 +92,9 @@ impl Mover {
                 if !self.take(message) {
                     return;
                 }
+            }
+            if self.advance_copies() {
+                is_idle = false;
             }
             if self.advance_loads() {
                 is_idle = false;
@@ -101,7 +110,10 @@ impl Mover {
             if is_idle {
                 self.work_ahead(now);
             }
-            if is_idle && !self.sleep(now) {
+            if self.device.as_ref().is_some_and(DeviceCopies::is_busy) {
+                // Copies take microseconds, and nobody rings when they are over.
+                std::thread::yield_now();
+            } else if is_idle && !self.sleep(now) {
                 return;
             }
         }

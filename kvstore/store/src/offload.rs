@@ -1,15 +1,18 @@
 //! New blocks: into host memory, and from there to the tiers below.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::{Evicting, Registered, Reserved, TenantId};
+use kvstore_catalog::{Evicting, Filling, Registered, Reserved, TenantId};
 use kvstore_disk::{Moment, Usage, Verdict};
 
 use crate::config::WriteMode;
 use kvstore_plan::{Priority, Tier};
 
-use crate::disk::{DiskCommand, Hold, Write};
+use crate::device::{Purpose, Refused as CopyRefused};
+use crate::disk::{DiskCommand, DiskLink, Hold, Write};
 use crate::job::{Medium, Moved, NewBlock, Source};
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
@@ -19,6 +22,8 @@ use crate::shared::{DISK, HOST};
 const LEAVING_MAX: usize = 16;
 /// Blocks that may wait for room in the disk's queue; further ones stay in host memory only.
 const UNWRITTEN_MAX: usize = 65_536;
+/// The part of host memory that those may hold, as a divisor.
+const UNWRITTEN_SHARE: usize = 2;
 /// Blocks written back between two walks over the disk's slots that hang children on their parents.
 const ORPHANS_MAX: usize = 4096;
 /// A block's place in its chain and its checksum stand before what its owner keeps with it.
@@ -47,7 +52,7 @@ impl From<Hold> for Refused {
 }
 
 impl Mover {
-    pub(crate) fn offload(&mut self, mut block: NewBlock) {
+    pub(crate) fn offload(&mut self, block: NewBlock) {
         if self.shared.holds(HOST, &block.identity) {
             return self.over(block, true);
         }
@@ -62,6 +67,12 @@ impl Mover {
         };
         let filling = reserved.fill();
         let slot = filling.slot();
+        if let Source::Slot(source) = &block.source
+            && source.slab().device().is_some()
+        {
+            let source = source.clone();
+            return self.offload_from_device(block, source, filling);
+        }
         let copied = match &block.source {
             Source::Slot(source) => {
                 let started = Instant::now();
@@ -78,6 +89,35 @@ impl Mover {
             drop(filling);
             return self.over(block, false);
         };
+        self.take_in(block, filling, bytes, checksum);
+    }
+
+    /// Starts the copy of a block out of a device's memory.
+    fn offload_from_device(&mut self, block: NewBlock, source: SlotRef, filling: Filling) {
+        let bytes = source.slab().layout().slot_bytes;
+        if bytes > self.shared.config.block_bytes || self.shared.config.quantised.is_some() {
+            StoreCounters::add(&self.shared.counters.unfit, 1);
+            drop(filling);
+            return self.over(block, false);
+        }
+        let target = self.shared.memory.slot(filling.slot()).clone();
+        let refused = self.start_copy(source, target, bytes, Purpose::In { block, filling, bytes });
+        let Err(CopyRefused { purpose: Purpose::In { block, filling, .. }, is_full }) = refused else {
+            return;
+        };
+        drop(filling);
+        if is_full {
+            // One of those under way will make room.
+            self.held.push_front(block);
+        } else {
+            StoreCounters::add(&self.shared.counters.unfit, 1);
+            self.over(block, false);
+        }
+    }
+
+    /// A block's bytes are in host memory: it becomes known.
+    pub(crate) fn take_in(&mut self, mut block: NewBlock, filling: Filling, bytes: usize, checksum: u64) {
+        let slot = filling.slot();
         // The pool can have its slot back now; the rest concerns the store alone.
         block.source = Source::Bytes(Vec::new());
         let description = block.description.clone();
@@ -95,7 +135,7 @@ impl Mover {
         self.over(block, true);
     }
 
-    fn over(&mut self, block: NewBlock, is_stored: bool) {
+    pub(crate) fn over(&mut self, block: NewBlock, is_stored: bool) {
         let NewBlock { identity, source, done, .. } = block;
         drop(source);
         match done {
@@ -137,28 +177,28 @@ impl Mover {
             return;
         }
         // In the order of arrival, so that a chain is written from its root.
-        self.unwritten.push_back(identity);
+        let is_held = self.unwritten_held < self.descriptions.len() / UNWRITTEN_SHARE;
+        let lease = if is_held { self.shared.catalog.lease(HOST, &identity) } else { None };
+        self.unwritten_held += usize::from(lease.is_some());
+        self.unwritten.push_back((identity, lease));
         self.write_waiting();
     }
 
     /// Writes what waits, as far as the disk's queue has room.
     pub(crate) fn write_waiting(&mut self) {
-        while let Some(&identity) = self.unwritten.front() {
-            if self.disk.as_ref().is_none_or(|disk| !disk.has_room()) {
-                return;
+        while self.disk.as_ref().is_some_and(DiskLink::has_room) {
+            let Some((identity, held)) = self.unwritten.pop_front() else { return };
+            self.unwritten_held -= usize::from(held.is_some());
+            let Some(lease) = held.or_else(|| self.shared.catalog.lease(HOST, &identity)) else { continue };
+            let (slot, bytes) = (lease.slot(), lease.bytes());
+            // A block that is not written stays in host memory all the same.
+            let refused = self.write_to_disk(identity, slot, bytes, Hold::Lease(lease));
+            if let Err(Refused { hold: Hold::Lease(lease), wait: Some(wait) }) = refused {
+                self.admitted = Some(identity);
+                self.unwritten_held += 1;
+                self.unwritten.push_front((identity, Some(lease)));
+                return self.background.hold_writes(wait);
             }
-            if let Some(lease) = self.shared.catalog.lease(HOST, &identity) {
-                let (slot, bytes) = (lease.slot(), lease.bytes());
-                // A block that is not written stays in host memory all the same.
-                match self.write_to_disk(identity, slot, bytes, Hold::Lease(lease)) {
-                    Ok(()) | Err(Refused { wait: None, .. }) => {}
-                    Err(Refused { wait: Some(wait), .. }) => {
-                        self.admitted = Some(identity);
-                        return self.background.hold_writes(wait);
-                    }
-                }
-            }
-            self.unwritten.pop_front();
         }
     }
 
@@ -166,7 +206,9 @@ impl Mover {
     /// once.
     fn write_back(&mut self) {
         let mut evicting = Vec::new();
-        self.shared.catalog.evict(HOST, LEAVING_MAX.saturating_sub(self.writing()), &mut evicting);
+        let room = self.disk.as_ref().map_or(0, DiskLink::room);
+        let count = LEAVING_MAX.saturating_sub(self.writing()).min(room);
+        self.shared.catalog.evict(HOST, count, &mut evicting);
         for evicting in evicting {
             let (identity, slot, bytes) = (evicting.identity(), evicting.slot(), evicting.bytes());
             match self.write_to_disk(identity, slot, bytes, Hold::Evicting(evicting)) {
@@ -321,6 +363,13 @@ impl Mover {
 
     /// Takes blocks out of every tier of this node, also those on their way from one to another.
     pub(crate) fn forget(&mut self, chain: &[BlockIdentity]) {
+        let gone: HashSet<&BlockIdentity> =
+            if self.unwritten.is_empty() { HashSet::new() } else { chain.iter().collect() };
+        self.unwritten.retain(|(identity, lease)| {
+            let is_kept = !gone.contains(identity);
+            self.unwritten_held -= usize::from(!is_kept && lease.is_some());
+            is_kept
+        });
         for identity in chain {
             self.in_writing.entry(*identity).and_modify(|state| state.is_forgotten = true);
             if self.reading.contains_key(identity) {

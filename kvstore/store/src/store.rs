@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{Sender, TrySendError, bounded, unbounded};
-use dataplane_memory::{PageSize, Slab};
+use dataplane_memory::{Copier, PageSize, Slab};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{
     Catalog, CatalogConfig, Contents, FrequencySketch, PolicyKind, SlotOrder, TenantId, TierConfig,
@@ -18,6 +18,7 @@ use kvstore_disk::{Admission, AdmissionConfig, DiskCounters, Moment, Recovered, 
 use crate::Description;
 use crate::background::Background;
 use crate::config::StoreConfig;
+use crate::device::DeviceCopies;
 use crate::disk::{DiskLink, NO_PARENT, OpenDisk};
 use crate::error::StoreError;
 use crate::far::{FarLinks, FarResult, FarTier};
@@ -64,6 +65,7 @@ pub struct StoreBuilder {
     host: HostTier,
     memory: Arc<HostMemory>,
     disk: Option<DiskTier>,
+    copier: Option<Box<dyn Copier>>,
     others: Vec<Box<dyn FarTier>>,
     sender: Sender<Message>,
     inbox: crossbeam_channel::Receiver<Message>,
@@ -86,7 +88,16 @@ impl StoreBuilder {
     pub fn new(config: StoreConfig, host: HostTier) -> Result<Self, StoreError> {
         let memory = HostMemory::new(config.block_bytes, host.slots, host.pages, config.quantised)?;
         let (sender, inbox) = unbounded();
-        Ok(Self { config, host, memory: Arc::new(memory), disk: None, others: Vec::new(), sender, inbox })
+        Ok(Self {
+            config,
+            host,
+            memory: Arc::new(memory),
+            disk: None,
+            copier: None,
+            others: Vec::new(),
+            sender,
+            inbox,
+        })
     }
 
     /// The host tier's memory.
@@ -108,6 +119,14 @@ impl StoreBuilder {
         self
     }
 
+    /// Lets pools lie in a device's memory: blocks go there and come from there through `copier`, which must reach the
+    /// host tier's memory ([`StoreBuilder::slab`]). Blocks of such a pool are kept as they are, not quantised.
+    #[must_use]
+    pub fn copier(mut self, copier: Box<dyn Copier>) -> Self {
+        self.copier = Some(copier);
+        self
+    }
+
     /// Adds a tier that is not on this node; they are asked in the order of adding.
     #[must_use]
     pub fn other(mut self, tier: Box<dyn FarTier>) -> Self {
@@ -121,7 +140,7 @@ impl StoreBuilder {
         self,
         notify: impl FnMut(Moved) + Send + 'static,
     ) -> Result<(Store, Vec<Survivor>), StoreError> {
-        let Self { config, host, memory, disk, others, sender, inbox } = self;
+        let Self { config, host, memory, disk, copier, others, sender, inbox } = self;
         // With a quota both tiers tell tenants apart, so that a block that comes back counts for its own.
         let quota = |slots: u32| {
             let share = config.tenant_share.clamp(0.0, 1.0);
@@ -163,6 +182,7 @@ impl StoreBuilder {
             next_load: 0,
             in_writing: HashMap::new(),
             unwritten: VecDeque::new(),
+            unwritten_held: 0,
             orphans: 0,
             forgotten: HashSet::new(),
             tombstones: HashSet::new(),
@@ -176,6 +196,7 @@ impl StoreBuilder {
             usage,
             admitted: None,
             background: Background::new(shared.config.prefetch, shared.config.bandwidth),
+            device: copier.map(DeviceCopies::new),
         };
         let thread =
             std::thread::Builder::new().name("kvasir-store".to_owned()).spawn(move || mover.run())?;

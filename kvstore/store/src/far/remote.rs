@@ -39,7 +39,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 enum Command {
     LookUp { request: u64, chain: Vec<BlockIdentity>, first: usize, deadline: Instant },
     Read(Incoming),
-    Offer(Outgoing, BlockIdentity, Counted),
+    Offer(Box<Outgoing>, BlockIdentity, Counted),
     Leave(u64),
 }
 
@@ -158,7 +158,7 @@ impl FarTier for RemoteTier {
                 return;
             }
             // Offers that do not fit are not made.
-            let _full = self.send(Command::Offer(block, head, Counted(Arc::clone(&self.offers))));
+            let _full = self.send(Command::Offer(Box::new(block), head, Counted(Arc::clone(&self.offers))));
         }
     }
 }

@@ -4,4 +4,5 @@
 mod background;
 mod blocks;
 mod damage;
+mod device;
 mod rig;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
+use dataplane_memory::testing::{CopierDouble, DeviceDouble};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_catalog::PolicyKind;
@@ -19,6 +20,8 @@ use kvstore_store::{
 
 pub(crate) const BLOCK: usize = 20_000;
 pub(crate) const TOKENS: u32 = 16;
+/// Slots of the worker's pool.
+const POOL_SLOTS: u32 = 64;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Rig {
@@ -75,14 +78,29 @@ impl Rig {
     }
 
     pub(crate) fn configured(behind: Behind, config: StoreConfig) -> Self {
-        let layout = SlabLayout { slot_bytes: BLOCK, slot_count: 64 };
-        let pool = SlotPool::new(Arc::new(Slab::create("pool", layout, PageSize::Standard).expect("slab")));
+        let layout = SlabLayout { slot_bytes: BLOCK, slot_count: POOL_SLOTS };
+        let slab = Slab::create("pool", layout, PageSize::Standard).expect("slab");
+        Self::over(slab, None, behind, config)
+    }
+
+    /// The pool lies in the memory of a device, and `copier` goes there and back.
+    pub(crate) fn on_device(behind: Behind, memory: Arc<DeviceDouble>, copier: CopierDouble) -> Self {
+        let layout = SlabLayout { slot_bytes: BLOCK, slot_count: POOL_SLOTS };
+        let slab = Slab::on_device("pool", layout, memory).expect("slab");
+        Self::over(slab, Some(copier), behind, StoreConfig::new(BLOCK, TOKENS))
+    }
+
+    fn over(pool: Slab, copier: Option<CopierDouble>, behind: Behind, config: StoreConfig) -> Self {
+        let pool = SlotPool::new(Arc::new(pool));
         let host =
             HostTier { slots: behind.host_slots, pages: PageSize::Standard, eviction: PolicyKind::Lru };
         let config = StoreConfig { disk_write: behind.write, ..config };
         let mut builder = StoreBuilder::new(config, host).expect("memory");
         if let Some((files, faults)) = behind.disk {
             builder = builder.disk(open_disk(&files, faults));
+        }
+        if let Some(copier) = copier {
+            builder = builder.copier(Box::new(copier));
         }
         let (sender, moved) = unbounded();
         let notify = move |event| {
@@ -115,7 +133,7 @@ impl Rig {
 
     pub(crate) fn offload_for(&mut self, tenant: TenantId, chain: &[BlockIdentity], position: usize) {
         let slot = self.pool.acquire().expect("slot");
-        slot.slab().write(slot.slot(), 0, &contents(&chain[position]));
+        write(&slot, &contents(&chain[position]));
         let parent = position.checked_sub(1).map(|before| chain[before]);
         let description =
             Description { parent, position: position as u32, meta: vec![position as u8; 40].into(), tenant };
@@ -131,7 +149,7 @@ impl Rig {
     /// Brings a chain in and compares every byte of what is said to be good.
     pub(crate) fn onboard(&mut self, chain: &[BlockIdentity], within: Duration) -> usize {
         let targets: Vec<SlotRef> = chain.iter().map(|_| self.pool.acquire().expect("slot")).collect();
-        targets.iter().for_each(|slot| slot.slab().write(slot.slot(), 0, &[0xEE; BLOCK]));
+        targets.iter().for_each(|slot| write(slot, &[0xEE; BLOCK]));
         self.next_request += 1;
         let request = self.next_request;
         let job = Onboard { request, chain: chain.to_vec(), targets, deadline: Instant::now() + within };
@@ -142,9 +160,7 @@ impl Rig {
                 continue;
             }
             for (identity, slot) in chain.iter().zip(&slots).take(verified) {
-                let mut bytes = vec![0; BLOCK];
-                slot.slab().read(slot.slot(), 0, &mut bytes);
-                assert!(bytes == contents(identity), "a block is not what was stored");
+                assert!(read(slot) == contents(identity), "a block is not what was stored");
             }
             return verified;
         }
@@ -170,23 +186,55 @@ impl Rig {
         counters.iter().find(|(of, ..)| *of == name).map(|(.., value)| *value).expect("a known counter")
     }
 
-    /// What was told of blocks is what is there.
+    /// What was told of blocks is what is there, as soon as nothing moves any more.
     pub(crate) fn events_are_true(&mut self, all: &[BlockIdentity]) {
-        self.listen();
-        let [host, disk] = self.store.blocks();
-        for (medium, count) in [(Medium::Host, host), (Medium::Disk, disk)] {
-            let survivors = self.survivors.iter().filter(|_| medium == Medium::Disk);
-            let before: Vec<BlockIdentity> = survivors.map(|survivor| survivor.identity).collect();
-            let mut held = 0;
-            for identity in all {
-                let told = self.told.get(&(*identity, medium)).copied().unwrap_or(0);
-                let now = told + i32::from(before.contains(identity));
-                assert!((0..=1).contains(&now), "{medium:?}: told {now} times");
-                held += now as u64;
+        let started = Instant::now();
+        loop {
+            self.listen();
+            let there = self.store.blocks();
+            let told = [Medium::Host, Medium::Disk].map(|medium| self.told_of(medium, all));
+            if told == there {
+                return;
             }
-            assert_eq!(held, count, "{medium:?}");
+            assert!(started.elapsed() < PATIENCE, "told {told:?}, there {there:?}");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
+
+    fn told_of(&self, medium: Medium, all: &[BlockIdentity]) -> u64 {
+        let survivors = self.survivors.iter().filter(|_| medium == Medium::Disk);
+        let before: Vec<BlockIdentity> = survivors.map(|survivor| survivor.identity).collect();
+        let count = |identity: &BlockIdentity| {
+            let told = self.told.get(&(*identity, medium)).copied().unwrap_or(0);
+            let now = told + i32::from(before.contains(identity));
+            assert!((0..=1).contains(&now), "{medium:?}: told {now} times");
+            now as u64
+        };
+        all.iter().map(count).sum()
+    }
+}
+
+/// Writes a slot, wherever it is.
+pub(crate) fn write(slot: &SlotRef, bytes: &[u8]) {
+    let slab = slot.slab();
+    match slab.device() {
+        Some(device) => {
+            device.write(slot.slot() as usize * slab.layout().stride(), bytes).expect("the device's memory");
+        }
+        None => slab.write(slot.slot(), 0, bytes),
+    }
+}
+
+pub(crate) fn read(slot: &SlotRef) -> Vec<u8> {
+    let (slab, mut bytes) = (slot.slab(), vec![0; BLOCK]);
+    match slab.device() {
+        Some(device) => {
+            let offset = slot.slot() as usize * slab.layout().stride();
+            device.read(offset, &mut bytes).expect("the device's memory");
+        }
+        None => slab.read(slot.slot(), 0, &mut bytes),
+    }
+    bytes
 }
 
 pub(crate) fn chain(seed: u64, blocks: usize) -> Vec<BlockIdentity> {

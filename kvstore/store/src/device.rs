@@ -1,0 +1,135 @@
+//! Copies between host memory and a worker's pool that lies in a device's memory: they go on beside the store's thread,
+//! which starts them, rings one doorbell for all that it started in a round, and asks how they ended.
+//!
+//! The processor cannot read what arrived on the device. A block that goes there is verified in host memory right before
+//! its copy begins; one that comes from there gets its checksum from what arrived here.
+//!
+//! Until its copy is over a block in host memory stays leased, and so do the slots on both sides, whatever becomes of the
+//! request: nothing is reused under a copy.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use dataplane_memory::{Copier, CopyDone, CopyRefused, SlotCopy, SlotRef};
+use kvstore_catalog::{Filling, Lease};
+
+use crate::job::NewBlock;
+use crate::metrics::StoreCounters;
+use crate::mover::Mover;
+
+/// What a copy is for.
+pub(crate) enum Purpose {
+    /// A block comes from the pool.
+    In { block: NewBlock, filling: Filling, bytes: usize },
+    /// A block goes to the pool: the load's number, and which block of it.
+    Out { load: u64, index: usize, lease: Lease },
+}
+
+struct UnderWay {
+    purpose: Purpose,
+    started: Instant,
+}
+
+/// The copies that are under way.
+pub(crate) struct DeviceCopies {
+    copier: Box<dyn Copier>,
+    under_way: HashMap<u64, UnderWay>,
+    next_token: u64,
+    done: Vec<CopyDone>,
+    is_due: bool,
+}
+
+impl DeviceCopies {
+    pub(crate) fn new(copier: Box<dyn Copier>) -> Self {
+        Self { copier, under_way: HashMap::new(), next_token: 0, done: Vec::new(), is_due: false }
+    }
+
+    /// Whether the end of some copy is to come.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
+    #[expect(clippy::result_large_err, reason = "what is refused is handed back, not passed up")]
+    fn start(&mut self, from: SlotRef, to: SlotRef, len: usize, purpose: Purpose) -> Result<(), Refused> {
+        let Ok(len) = u32::try_from(len) else { return Err(Refused { purpose, is_full: false }) };
+        let token = self.next_token;
+        let copy = SlotCopy { token, from, from_offset: 0, to, to_offset: 0, len };
+        match self.copier.submit(copy) {
+            Ok(()) => {
+                self.next_token += 1;
+                self.under_way.insert(token, UnderWay { purpose, started: Instant::now() });
+                self.is_due = true;
+                Ok(())
+            }
+            Err(CopyRefused::Full(_)) => Err(Refused { purpose, is_full: true }),
+            Err(CopyRefused::Outside(_) | CopyRefused::Unreachable(_)) => {
+                Err(Refused { purpose, is_full: false })
+            }
+        }
+    }
+}
+
+/// A copy that was not started.
+pub(crate) struct Refused {
+    pub(crate) purpose: Purpose,
+    /// There is no room for it now.
+    pub(crate) is_full: bool,
+}
+
+impl Mover {
+    /// Starts a copy between slots of which one lies in a device's memory.
+    #[expect(clippy::result_large_err, reason = "what is refused is handed back, not passed up")]
+    pub(crate) fn start_copy(
+        &mut self,
+        from: SlotRef,
+        to: SlotRef,
+        len: usize,
+        purpose: Purpose,
+    ) -> Result<(), Refused> {
+        match &mut self.device {
+            Some(device) => device.start(from, to, len, purpose),
+            None => Err(Refused { purpose, is_full: false }),
+        }
+    }
+
+    /// Rings the doorbell for what was started, and takes in what has ended; false when there was nothing.
+    pub(crate) fn advance_copies(&mut self) -> bool {
+        let Some(device) = &mut self.device else { return false };
+        if std::mem::take(&mut device.is_due) {
+            device.copier.flush();
+        }
+        if device.under_way.is_empty() {
+            return false;
+        }
+        let mut done = std::mem::take(&mut device.done);
+        device.copier.poll(&mut done);
+        let has_ended = !done.is_empty();
+        for CopyDone { token, result } in done.drain(..) {
+            let Some(device) = &mut self.device else { break };
+            let Some(UnderWay { purpose, started }) = device.under_way.remove(&token) else { continue };
+            if let Err(error) = &result {
+                tracing::debug!("a copy to or from the device failed: {error}");
+                StoreCounters::add(&self.shared.counters.device_failures, 1);
+            }
+            match purpose {
+                Purpose::In { block, filling, bytes } if result.is_ok() => {
+                    self.shared.observe_copy(bytes, started.elapsed());
+                    let checksum = self.shared.memory.checksum(filling.slot(), bytes);
+                    self.take_in(block, filling, bytes, checksum);
+                }
+                Purpose::In { block, filling, .. } => {
+                    drop(filling);
+                    self.over(block, false);
+                }
+                Purpose::Out { load, index, lease } => self.moved_out(load, index, lease, result.is_ok()),
+            }
+        }
+        if let Some(device) = &mut self.device {
+            device.done = done;
+        }
+        if has_ended {
+            self.room_came_free();
+        }
+        has_ended
+    }
+}
