@@ -261,7 +261,7 @@ impl<F: Fabric> Driver<F> {
                 let stored =
                     StoreBlock { identity: block.identity, group, slot: block.slot.clone(), description };
                 if let Ok(ticket) = self.pool.store(vec![stored], now + OFFER_MAX, now) {
-                    self.offers.insert(ticket, (block, counted));
+                    self.offers.insert(ticket, (*block, counted));
                 }
             }
         }
