@@ -3,7 +3,12 @@
 //!
 //! Each side gets its input in its own form, made outside of what is timed, and answers with a number for each
 //! worker. Sides take turns; what counts is the median of the rounds. Times include two clock reads.
+//!
+//! `cargo run --release --manifest-path bench/peers/Cargo.toml -- catalog [--quick]` compares the catalog of blocks
+//! with `kvbm-logical` instead, and `cargo run --release --manifest-path bench/peers/blocks/Cargo.toml -- [--quick]
+//! [--folder DIR]`, a workspace of its own, the tiers with `foyer`.
 
+mod catalog;
 mod side;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -11,7 +16,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use hdrhistogram::Histogram;
 use tools_workload::{Operation, Workload, mooncake, tree};
 
@@ -43,7 +48,10 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Tiny input, to see that everything runs; the numbers mean nothing.
     #[arg(long)]
     smoke: bool,
@@ -55,8 +63,17 @@ struct Cli {
     trace: Option<std::path::PathBuf>,
 }
 
+#[derive(Subcommand)]
+enum Command {
+    /// The catalog of blocks beside `kvbm-logical`.
+    Catalog(catalog::Options),
+}
+
 fn main() -> Result<()> {
     let cli = Cli::parse();
+    if let Some(Command::Catalog(options)) = &cli.command {
+        return catalog::run(options);
+    }
     let chains = if cli.smoke { 40 } else { 200 };
     for workers in [8, 64, 512, 4096] {
         let shape =
