@@ -105,7 +105,8 @@ impl SimNetwork {
         })))
     }
 
-    /// Adds a node that lets its peers write into `slab`, which lies in host memory. Its address is its number: `0`, `1`, …
+    /// Adds a node that lets its peers write into `slab`, which lies in host memory. Its address is its number: `0`,
+    /// `1`, …
     pub fn add_node(&self, slab: Arc<Slab>) -> SimFabric {
         self.add_node_named(slab, "sim")
     }

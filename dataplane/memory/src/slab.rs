@@ -361,7 +361,8 @@ impl Slab {
         Some(unsafe { self.base.add(start) })
     }
 
-    /// Whether `len` bytes at `offset` of `slot` exist, in whichever memory. What comes from a peer is asked here first.
+    /// Whether `len` bytes at `offset` of `slot` exist, in whichever memory. What comes from a peer is asked here
+    /// first.
     #[must_use]
     #[inline]
     pub fn contains(&self, slot: u32, offset: usize, len: usize) -> bool {

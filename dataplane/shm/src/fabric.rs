@@ -55,8 +55,8 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
-    /// A node whose peers may write into and read from `slab`, which lies in host memory. With an address (a path, or `@name`), others can
-    /// connect to it there.
+    /// A node whose peers may write into and read from `slab`, which lies in host memory. With an address (a path, or
+    /// `@name`), others can connect to it there.
     pub fn new(slab: Arc<Slab>, listen: Option<&str>, config: ShmConfig) -> Result<Self, ShmError> {
         config.validate()?;
         if slab.device().is_some() {

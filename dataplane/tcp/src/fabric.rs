@@ -36,9 +36,9 @@ pub struct TcpFabric {
 }
 
 impl TcpFabric {
-    /// A node whose peers may write into `slab`, which lies in host memory, and read from it. With an address, others can connect to it
-    /// there (port 0: see [`TcpFabric::listening_on`]). The thread that first flushes or polls must go on driving
-    /// it, and drop it.
+    /// A node whose peers may write into `slab`, which lies in host memory, and read from it. With an address, others
+    /// can connect to it there (port 0: see [`TcpFabric::listening_on`]). The thread that first flushes or
+    /// polls must go on driving it, and drop it.
     pub fn new(slab: Arc<Slab>, listen: Option<SocketAddr>, config: TcpConfig) -> Result<Self, TcpError> {
         let problems = config.problems();
         if !problems.is_empty() {

@@ -1,7 +1,7 @@
 //! The thread that drives a node: it spins for a moment while there is work, then sleeps on the fabric's
 //! descriptors and the command bell until something comes or a deadline passes. It waits for no fixed timer, but for
-//! one case: what did not fit into a peer's queue is tried again after [`RETRY_FULL_AFTER`]. While a copy of staging is under
-//! way it does not sleep either: that is for a moment, and nothing rings at its end.
+//! one case: what did not fit into a peer's queue is tried again after [`RETRY_FULL_AFTER`]. While a copy of staging is
+//! under way it does not sleep either: that is for a moment, and nothing rings at its end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -13,21 +13,22 @@
 //!
 //! Invariants: a staging slot is free again only when neither a copy nor the fabric nor a peer can touch it: the copier
 //! holds references to both ends, the node to what a peer was told of. Every transfer ends with one notice, and not
-//! before the last of its copies. At most [`StagingLimits::inbound_slots_max`] staging slots wait for peers, so that the
-//! two directions of two nodes cannot wait for each other; at most [`StagingLimits::outbound_slots_each`] belong to one
-//! transfer that is sent.
+//! before the last of its copies. At most [`StagingLimits::inbound_slots_max`] staging slots wait for peers, so that
+//! the two directions of two nodes cannot wait for each other; at most [`StagingLimits::outbound_slots_each`] belong to
+//! one transfer that is sent, and a piece gets all of its slots at once, so that two transfers cannot either.
 //!
 //! Driven by the node's thread ([`crate::TransferService::start_staged`] has one); nothing blocks. While
 //! [`Staging::in_flight`] is not zero, it must be polled: nobody rings when a copy has ended. Per block and piece: one
 //! copy and a few table steps.
 //!
-//! Checksums of bytes in a device's memory would have to be the device's own: until there is such a thing, a hand-off is
-//! staged even where the fabric could reach the device.
+//! Checksums of bytes in a device's memory would have to be the device's own: until there is such a thing, a hand-off
+//! is staged even where the fabric could reach the device.
 
 mod copies;
 mod incoming;
 mod lent;
 mod outgoing;
+mod schedule;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ use dataplane_memory::{Copier, DeviceError, SlotPool, SlotRef};
 
 use crate::node::{Command, Notice, Outcome, TransferId, TransferNode};
 use crate::shard::PieceLayout;
-use copies::{Copies, Purpose, Started};
+use copies::{Copies, Purpose};
 use incoming::Incoming;
 use lent::Lent;
 use outgoing::Outgoing;
@@ -51,7 +52,7 @@ pub struct StagingLimits {
     pub inbound_slots_max: usize,
     /// Staging slots of one transfer that is sent; the next blocks wait.
     pub outbound_slots_each: usize,
-    /// Blocks that are pushed on together once all of them are copied.
+    /// Blocks that are pushed on together once all of them are copied; at most as many as a transfer has slots.
     pub piece_blocks: usize,
     /// Copies in flight.
     pub copies_max: usize,
@@ -92,11 +93,16 @@ fn is_on_device(slot: &SlotRef) -> bool {
 }
 
 impl<C: Copier> Staging<C> {
-    /// Stages through `pool`: host slots as large as the device's, in a slab that the node's fabric lets its peers write.
-    /// Nobody else takes slots from it for as long as this exists.
+    /// Stages through `pool`: host slots as large as the device's, in a slab that the node's fabric lets its peers
+    /// write. Nobody else takes slots from it for as long as this exists.
     #[must_use]
     pub fn new(copier: C, pool: Arc<SlotPool>, limits: StagingLimits) -> Self {
         let slots = pool.slot_count();
+        let outbound = slots.saturating_sub(limits.inbound_slots_max).max(1);
+        let outbound_slots_each = limits.outbound_slots_each.clamp(1, outbound);
+        // A piece has all of its slots at once, so it may not want more than there are.
+        let piece_blocks = limits.piece_blocks.clamp(1, outbound_slots_each);
+        let limits = StagingLimits { outbound_slots_each, piece_blocks, ..limits };
         Self {
             copies: Copies::new(copier, limits.copies_max),
             pool,
@@ -104,7 +110,7 @@ impl<C: Copier> Staging<C> {
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
             lent_inbound: Lent::new(limits.inbound_slots_max.min(slots)),
-            lent_outbound: Lent::new(slots.saturating_sub(limits.inbound_slots_max).max(1)),
+            lent_outbound: Lent::new(outbound),
             turn: 0,
             refused: Vec::new(),
             done: Vec::with_capacity(limits.copies_max),
@@ -173,8 +179,8 @@ impl<C: Copier> Staging<C> {
                 }
             }
             Command::Cancel { transfer } => match self.outgoing.get_mut(&transfer) {
-                Some(outgoing) => outgoing.stop(transfer, node, now),
-                None => node.handle(Command::Cancel { transfer }, now),
+                Some(outgoing) if outgoing.is_open() => outgoing.stop(transfer, node, now),
+                _ => node.handle(Command::Cancel { transfer }, now),
             },
             other => node.handle(other, now),
         }
@@ -265,91 +271,5 @@ impl<C: Copier> Staging<C> {
         if let Some((incoming, (cut, layers))) = self.incoming.get_mut(&transfer).zip(view) {
             incoming.look(cut, layers);
         }
-    }
-
-    /// Takes the copies that have ended.
-    fn reap<F: Fabric>(&mut self, node: &mut TransferNode<F>, now: Instant) -> usize {
-        let mut done = std::mem::take(&mut self.done);
-        self.copies.reap(&mut done);
-        let count = done.len();
-        for (purpose, result) in done.drain(..) {
-            if let Err(error) = result {
-                tracing::warn!(%error, ?purpose, "staging: a copy failed, the blocks will be recomputed");
-                self.copy_failed(purpose, node, now);
-            }
-            match purpose {
-                Purpose::Out { transfer, part } => {
-                    if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
-                        outgoing.copied(part);
-                    }
-                }
-                Purpose::In { transfer, block, rows } => {
-                    if let Some(incoming) = self.incoming.get_mut(&transfer) {
-                        incoming.copied(block, rows);
-                    }
-                }
-            }
-        }
-        self.done = done;
-        count
-    }
-
-    fn copy_failed<F: Fabric>(&mut self, purpose: Purpose, node: &mut TransferNode<F>, now: Instant) {
-        match purpose {
-            Purpose::Out { transfer, .. } => {
-                if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
-                    outgoing.stop(transfer, node, now);
-                }
-            }
-            Purpose::In { transfer, block, .. } => {
-                if let Some(incoming) = self.incoming.get_mut(&transfer) {
-                    incoming.failed(block);
-                }
-            }
-        }
-    }
-
-    /// Gives the copier as much as it takes: first what has arrived, as that frees staging slots, then what is to be
-    /// sent, the transfers by turns. Returns what the copier can never do; of that there is nothing in good order.
-    fn start_copies(&mut self) -> Vec<Purpose> {
-        let mut impossible = Vec::new();
-        for (&transfer, incoming) in &mut self.incoming {
-            while let Some((copy, purpose)) = incoming.next(transfer) {
-                match self.copies.start(copy, purpose) {
-                    Started::Yes => incoming.started(purpose),
-                    Started::Full => return impossible,
-                    Started::Never => {
-                        impossible.push(purpose);
-                        break;
-                    }
-                }
-            }
-        }
-        let mut order = std::mem::take(&mut self.transfers_scratch);
-        order.extend(self.outgoing.range(self.turn..).map(|(&transfer, _)| transfer));
-        order.extend(self.outgoing.range(..self.turn).map(|(&transfer, _)| transfer));
-        for transfer in order.drain(..) {
-            let Some(outgoing) = self.outgoing.get_mut(&transfer) else { continue };
-            while outgoing.has_room(&self.pool) && self.lent_outbound.has_room(&self.pool, 1) {
-                let Some(staged) = outgoing.wants_slot().then(|| self.pool.acquire()).flatten() else {
-                    break;
-                };
-                let Some((copy, purpose)) = outgoing.next(transfer, &staged) else { break };
-                match self.copies.start(copy, purpose) {
-                    Started::Yes => {
-                        self.lent_outbound.add(&staged);
-                        outgoing.started(staged);
-                        self.turn = transfer.wrapping_add(1);
-                    }
-                    Started::Full => break,
-                    Started::Never => {
-                        impossible.push(purpose);
-                        break;
-                    }
-                }
-            }
-        }
-        self.transfers_scratch = order;
-        impossible
     }
 }

@@ -51,12 +51,15 @@ struct Shape {
     device_slots: u32,
     staging_slots: u32,
     copies: CopyFaults,
+    /// Short in simulated time; a busy machine may stop a real thread for longer than that.
+    lease: Duration,
     seed: u64,
 }
 
 impl Shape {
     fn new(seed: u64, copies: CopyFaults) -> Self {
-        Self { layout: LAYOUT, device_slots: 128, staging_slots: 32, copies, seed }
+        let lease = Duration::from_millis(400);
+        Self { layout: LAYOUT, device_slots: 128, staging_slots: 32, copies, lease, seed }
     }
 }
 
@@ -69,7 +72,7 @@ impl<F: Fabric> Side<F> {
         let host = Slab::create("staging", slots(shape.staging_slots), PageSize::Standard).expect("slab");
         let [device, host] = [device, host].map(|slab| SlotPool::new(Arc::new(slab)));
         let counters = Arc::new(TransferCounters::default());
-        let limits = Limits { lease: Duration::from_millis(400), ..Limits::default() };
+        let limits = Limits { lease: shape.lease, ..Limits::default() };
         let node = TransferNode::new(fabric(&host), shape.layout, limits, Arc::clone(&counters));
         let copier = CopierDouble::new(shape.seed, 16, shape.copies);
         let limits = StagingLimits { piece_blocks: 3, ..StagingLimits::of(&host) };
@@ -277,8 +280,8 @@ fn transfers<F: Fabric>(
             count_up(world, &mut sum, &mut held_of, &mut pushed);
         }
     }
-    // Where messages are lost, transfers whose receiver never comes hold staging slots until their leases end, and others
-    // wait for these.
+    // Where messages are lost, transfers whose receiver never comes hold staging slots until their leases end, and
+    // others wait for these.
     for _ in 0..PATIENCE_STEPS {
         if held_of.is_empty() && pushed.len() as u64 == count {
             return sum;
@@ -610,7 +613,8 @@ fn senders_with_some_of_the_heads_leave_the_others_alone() {
 /// begins with both asleep.
 #[test]
 fn services_stage_in_their_own_threads() {
-    let shape = Shape::new(11, CopyFaults { polls_max: 40, fail_one_in: 0 });
+    let lease = Duration::from_secs(60);
+    let shape = Shape { lease, ..Shape::new(11, CopyFaults { polls_max: 40, fail_one_in: 0 }) };
     let World { sides: [sender, receiver], address, .. } = shared_memory(&shape, 0);
     let (sources, targets) = (sender.slots(6), receiver.slots(6));
     let (memory, stride) = (Arc::clone(&receiver.memory), targets[0].slab().layout().stride());
@@ -638,7 +642,7 @@ fn services_stage_in_their_own_threads() {
         sender.submit(Command::PushEnd { transfer }).expect("room");
         let mut seen = [0; 2];
         while seen != [1, 1] {
-            match told.recv_timeout(Duration::from_secs(20)).expect("a notice") {
+            match told.recv_timeout(Duration::from_secs(60)).expect("a notice") {
                 Notice::Arrived { slots, outcome, .. } => {
                     assert_eq!((slots.len(), outcome), (6, Outcome::Complete));
                     seen[0] += 1;

@@ -56,7 +56,8 @@ pub enum VerbsError {
     },
     /// The card cannot reach an accelerator's memory in either way.
     #[error(
-        "{device} cannot reach {length} bytes of device memory at {address:#x}: as a dma-buf: {dma_buf}; as peer memory: {peer_memory}"
+        "{device} cannot reach {length} bytes of device memory at {address:#x}: as a dma-buf: {dma_buf}; \
+         as peer memory: {peer_memory}"
     )]
     DeviceMemory {
         /// The card.

@@ -157,7 +157,8 @@ impl MemoryRegion {
     }
 
     /// Registers `length` bytes at `offset` of a dma-buf, such as exported GPU memory. Work requests name them
-    /// by addresses from `iova`, which must lie as far into a page as `offset` does. Fails where library, driver or kernel cannot (Soft-RoCE: EOPNOTSUPP).
+    /// by addresses from `iova`, which must lie as far into a page as `offset` does. Fails where library, driver or
+    /// kernel cannot (Soft-RoCE: EOPNOTSUPP).
     ///
     /// # Safety
     /// 1. No Rust reference to these bytes exists while a work request that writes them is in flight.
@@ -279,6 +280,45 @@ impl Drop for MemoryRegion {
         if let Some(slab) = &mut self.slab {
             // SAFETY: dropped here only, and not used afterwards.
             unsafe { ManuallyDrop::drop(slab) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dataplane_memory::SlabLayout;
+    use dataplane_memory::testing::{Abilities, DeviceDouble};
+
+    use super::*;
+    use crate::device::Device;
+    use crate::testing::{Reach, SoftwareDevice};
+
+    /// With a library that is too old for dma-bufs, the address is registered, or the reason names its age.
+    #[test]
+    fn a_library_without_dma_bufs_leaves_the_other_way() {
+        let layout = SlabLayout { slot_bytes: 4096, slot_count: 2 };
+        let abilities = Abilities { dma_buf: true, peer_memory: true };
+        for peer_memory in [true, false] {
+            let card = SoftwareDevice::new();
+            let memory: Arc<dyn DeviceMemory> = DeviceDouble::new(layout.slots_bytes(), abilities);
+            card.put_beside(Arc::clone(&memory), Reach { dma_buf: true, peer_memory });
+            let mut library = Arc::into_inner(SoftwareDevice::library()).expect("nobody else has it");
+            library.register_dmabuf = None;
+            let device = Device::open(&Arc::new(library), Some(card.name())).expect("open");
+            let domain = ProtectionDomain::new(&device).expect("domain");
+            let slab = Arc::new(Slab::on_device("device", layout, memory).expect("slab"));
+            let access = Access { remote: true, relaxed_ordering: false };
+            match MemoryRegion::of_slab(&domain, &slab, access) {
+                Ok(region) => {
+                    assert_eq!((region.registration(), peer_memory), (Registration::PeerMemory, true))
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    let reasons =
+                        ["ibv_reg_dmabuf_mr: the installed libibverbs is older", "ibv_reg_mr: EFAULT"];
+                    assert!(!peer_memory && reasons.iter().all(|reason| text.contains(reason)), "{text}");
+                }
+            }
         }
     }
 }

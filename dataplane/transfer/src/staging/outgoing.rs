@@ -1,4 +1,5 @@
-//! One transfer that is sent: blocks are copied to staging slots in the order of the pushes, and pushed on piece by piece.
+//! One transfer that is sent: blocks are copied to staging slots in the order of the pushes, and pushed on piece by
+//! piece.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,8 +22,10 @@ struct Part {
     offset: u32,
     len: u32,
     device: Vec<SlotRef>,
-    /// Of the leading blocks, those whose copies were started.
+    /// As many, or none yet: were slots given out one by one, transfers could wait for each other's.
     staged: Vec<SlotRef>,
+    /// Leading blocks whose copies were started.
+    started: usize,
     copied: usize,
 }
 
@@ -82,9 +85,17 @@ impl Outgoing {
             if device.is_empty() {
                 return;
             }
-            let (staged, next_block) = (Vec::with_capacity(device.len()), first_block + device.len() as u32);
-            let layers = layers.clone();
-            self.parts.push_back(Part { first_block, layers, offset, len, device, staged, copied: 0 });
+            let (layers, next_block) = (layers.clone(), first_block + device.len() as u32);
+            self.parts.push_back(Part {
+                first_block,
+                layers,
+                offset,
+                len,
+                device,
+                staged: Vec::new(),
+                started: 0,
+                copied: 0,
+            });
             first_block = next_block;
         }
     }
@@ -97,34 +108,39 @@ impl Outgoing {
         !self.parts.is_empty()
     }
 
-    fn waiting(&self) -> Option<usize> {
-        self.parts.iter().position(|part| part.staged.len() < part.device.len())
+    /// How many staging slots the next part wants.
+    pub(super) fn wants_slots(&self) -> Option<usize> {
+        self.parts.iter().find(|part| part.staged.is_empty()).map(|part| part.device.len())
     }
 
-    pub(super) fn wants_slot(&self) -> bool {
-        self.waiting().is_some()
+    pub(super) fn has_room(&mut self, pool: &SlotPool, count: usize) -> bool {
+        self.lent.has_room(pool, count)
     }
 
-    pub(super) fn has_room(&mut self, pool: &SlotPool) -> bool {
-        self.lent.has_room(pool, 1)
+    /// Gives the next part the slots that it wants.
+    pub(super) fn stage(&mut self, slots: Vec<SlotRef>) {
+        slots.iter().for_each(|slot| self.lent.add(slot));
+        if let Some(part) = self.parts.iter_mut().find(|part| part.staged.is_empty()) {
+            part.staged = slots;
+        }
     }
 
-    /// The next copy, into `staged`.
-    pub(super) fn next(&self, transfer: TransferId, staged: &SlotRef) -> Option<(SlotCopy, Purpose)> {
-        let index = self.waiting()?;
+    /// The next copy, of a part that has its slots.
+    pub(super) fn next(&self, transfer: TransferId) -> Option<(SlotCopy, Purpose)> {
+        let index = self.parts.iter().position(|part| part.started < part.staged.len())?;
         let part = &self.parts[index];
-        let (from, to) = (part.device[part.staged.len()].clone(), staged.clone());
+        let (from, to) = (part.device[part.started].clone(), part.staged[part.started].clone());
         let (offset, len) = (part.offset, part.len);
         let copy = SlotCopy { token: 0, from, from_offset: offset, to, to_offset: offset, len };
         Some((copy, Purpose::Out { transfer, part: self.first_part + index as u64 }))
     }
 
     /// The copy that `next` told was started.
-    pub(super) fn started(&mut self, staged: SlotRef) {
-        let Some(index) = self.waiting() else { return };
-        self.lent.add(&staged);
-        self.parts[index].staged.push(staged);
-        self.copying += 1;
+    pub(super) fn started(&mut self) {
+        if let Some(part) = self.parts.iter_mut().find(|part| part.started < part.staged.len()) {
+            part.started += 1;
+            self.copying += 1;
+        }
     }
 
     /// A copy has ended.
@@ -156,15 +172,17 @@ impl Outgoing {
         }
     }
 
+    /// Whether there is something to stop.
+    pub(super) fn is_open(&self) -> bool {
+        !self.is_stopped && self.pushed.is_none()
+    }
+
     /// Drops what was not passed on and cancels the rest. Copies under way go on into slots that nobody else has.
     pub(super) fn stop<F: Fabric>(&mut self, transfer: TransferId, node: &mut TransferNode<F>, now: Instant) {
-        if self.is_stopped {
+        if !self.is_open() {
             return;
         }
         self.drop_parts();
-        if self.pushed.is_some() {
-            return;
-        }
         if !self.is_told {
             // The node answers for a transfer only once it knows of it.
             self.is_told = true;
