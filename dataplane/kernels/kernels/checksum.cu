@@ -13,6 +13,7 @@ struct Scratch {
 
 KVASIR_INLINE u64 mix(u64 value, u64 lane) {
     u64 mixed = value + (lane + 1) * POSITION_STEP;
+    mixed ^= mixed >> 32;
     mixed *= FIRST_FACTOR;
     mixed ^= mixed >> 32;
     mixed *= SECOND_FACTOR;

@@ -272,6 +272,6 @@ template <class E, class F, u32 COUNT> KVASIR_INLINE void quantise_batch(const Q
     X(kvasir_quantise_f32_int8_1, F32, Int8, 1)
 
 #define KVASIR_QUANTISE(name, E, F, COUNT)                                                                             \
-    extern "C" __global__ void __launch_bounds__(QUANTISE_THREADS, 3)                                                     \
+    extern "C" __global__ void __launch_bounds__(QUANTISE_THREADS, 2)                                                     \
     name(const __grid_constant__ QuantiseParameters p) { quantise_batch<E, F, COUNT>(p); }
 KVASIR_QUANTISE_KERNELS(KVASIR_QUANTISE)

@@ -14,21 +14,27 @@ fn random_bytes(state: &mut u64, count: usize) -> Vec<u8> {
     (0..count.div_ceil(8)).flat_map(|_| next(state).to_le_bytes()).take(count).collect()
 }
 
-/// The definition in the documentation, word for word.
-fn defined(bytes: &[u8]) -> u64 {
+/// The sum in the definition of the documentation, word for word.
+fn defined_sum(bytes: &[u8]) -> u64 {
     let mut sum = 0_u64;
     for (lane, piece) in bytes.chunks(8).enumerate() {
         let mut value = [0; 8];
         value[..piece.len()].copy_from_slice(piece);
         let position = (lane as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let a = u64::from_le_bytes(value).wrapping_add(position).wrapping_mul(0x9e37_79b1);
-        let b = (a ^ a >> 32).wrapping_mul(0x85eb_ca77);
-        sum = sum.wrapping_add(b ^ b >> 32);
+        let a = u64::from_le_bytes(value).wrapping_add(position);
+        let b = (a ^ a >> 32).wrapping_mul(0x9e37_79b1);
+        let c = (b ^ b >> 32).wrapping_mul(0x85eb_ca77);
+        sum = sum.wrapping_add(c ^ c >> 32);
     }
-    let c = sum.wrapping_add((bytes.len() as u64 + 1).wrapping_mul(0xc2b2_ae3d_27d4_eb4f));
-    let d = (c ^ c >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let e = (d ^ d >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    e ^ e >> 31
+    sum
+}
+
+/// The definition.
+fn defined(bytes: &[u8]) -> u64 {
+    let d = defined_sum(bytes).wrapping_add((bytes.len() as u64 + 1).wrapping_mul(0xc2b2_ae3d_27d4_eb4f));
+    let e = (d ^ d >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let f = (e ^ e >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    f ^ f >> 31
 }
 
 #[test]
@@ -50,7 +56,7 @@ fn every_path_gives_the_defined_value_and_parts_add_up() {
     }
     // Stored checksums outlive this code.
     assert_eq!(checksum(b""), defined(b""));
-    assert_eq!(checksum(b"kvasir"), 0x70f4_4722_4242_a6fe);
+    assert_eq!(checksum(b"kvasir"), 0x275f_2d92_0afc_9e36);
 }
 
 #[test]
@@ -145,6 +151,30 @@ fn ordered(mut number: u64, factor: u64) -> impl Iterator<Item = u64> {
     })
 }
 
+/// Colliding pairs in the low, high and middle 32 bits.
+fn collisions_of(found: &[u64]) -> [u64; 3] {
+    [0, 32, 16].map(|shift| collisions(found.iter().map(|value| (value >> shift) as u32).collect()))
+}
+
+/// The sum itself, before `seal` hides it: orders of lanes are told apart by all of its bits, or nearly (orders share
+/// differences, so their pairs are not independent; the greatest count seen here is 810).
+#[test]
+fn sums_of_lanes_in_other_orders_collide_about_as_random_numbers_do() {
+    for factor in [1, 5, 0x3f80_3f80, 1 << 28, 0x0001_0000_0001, 1 << 46, 1 << 53, 1 << 60] {
+        let found: Vec<u64> = (0..1 << 21)
+            .map(|number| {
+                defined_sum(&ordered(number, factor).flat_map(u64::to_le_bytes).collect::<Vec<u8>>())
+            })
+            .collect();
+        let pairs = collisions_of(&found);
+        println!("orders of ten multiples of {factor:#x}: {pairs:?} pairs (low, high, middle; 512 ± 23)");
+        assert!(
+            pairs.iter().all(|pairs| (400..=2048).contains(pairs)),
+            "a part of the sum has lost two bits"
+        );
+    }
+}
+
 /// 2²¹ inputs of one kind cut to 32 bits collide as random numbers do: 512 pairs expected, 22.6 the deviation.
 #[test]
 fn truncated_checksums_collide_as_random_numbers_do() {
@@ -181,9 +211,7 @@ fn truncated_checksums_collide_as_random_numbers_do() {
     ];
     for (name, make) in kinds {
         let found: Vec<u64> = (0..COUNT).map(|number| checksum(&make(number, &base, &mut state))).collect();
-        let low = collisions(found.iter().map(|value| *value as u32).collect());
-        let high = collisions(found.iter().map(|value| (value >> 32) as u32).collect());
-        let middle = collisions(found.iter().map(|value| (value >> 16) as u32).collect());
+        let [low, high, middle] = collisions_of(&found);
         println!(
             "{name}: {low} pairs in the low 32 bits, {high} in the high, {middle} in the middle (512 ± 23)"
         );
