@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, NulError, c_char, c_int, c_uint};
 use std::sync::OnceLock;
 
-use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
+use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 use libloading::Library;
 
 /// PTX: what [`Module::load`](crate::Module::load) takes, and the driver compiles for its device.
@@ -83,6 +83,24 @@ struct Compiler {
     error_text: unsafe extern "C" fn(c_uint) -> *const c_char,
 }
 
+/// Each type is that of `cudarc`'s function of the same name, but for the code that it returns.
+const _: () = {
+    let _: unsafe fn(
+        *mut nvrtcProgram,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> nvrtcResult = sys::nvrtcCreateProgram;
+    let _: unsafe fn(nvrtcProgram, c_int, *const *const c_char) -> nvrtcResult = sys::nvrtcCompileProgram;
+    let _: unsafe fn(*mut nvrtcProgram) -> nvrtcResult = sys::nvrtcDestroyProgram;
+    let _: [unsafe fn(nvrtcProgram, *mut usize) -> nvrtcResult; 2] =
+        [sys::nvrtcGetProgramLogSize, sys::nvrtcGetPTXSize];
+    let _: [unsafe fn(nvrtcProgram, *mut c_char) -> nvrtcResult; 2] =
+        [sys::nvrtcGetProgramLog, sys::nvrtcGetPTX];
+};
+
 /// A program, until it is dropped.
 struct Program<'a> {
     compiler: &'a Compiler,
@@ -91,7 +109,7 @@ struct Program<'a> {
 }
 
 /// Compiles CUDA C++ to PTX. `name` appears in errors; `options` are the compiler's own, such as
-/// `--gpu-architecture=compute_90`. Takes tens of milliseconds and more: for start-up.
+/// `--gpu-architecture=compute_90`. Slow: for start-up.
 pub fn compile(source: &str, name: &str, options: &[&str]) -> Result<Image, CompileError> {
     let compiler = Compiler::load()?;
     let options = options.iter().map(|option| CString::new(*option)).collect::<Result<Vec<_>, _>>()?;
@@ -123,7 +141,7 @@ impl Compiler {
 
     fn resolve(library: &'static Library) -> Result<Self, CompileError> {
         Ok(Self {
-            // SAFETY: the types of these functions, by `nvrtc.h`; for each of them.
+            // SAFETY: the function's type, by `nvrtc.h`, as compared below.
             create: unsafe { entry(library, "nvrtcCreateProgram") }?,
             // SAFETY: as above.
             compile: unsafe { entry(library, "nvrtcCompileProgram") }?,

@@ -46,7 +46,7 @@ impl Cuda {
     }
 
     /// One device, with its primary context: the one that engines in this process use too. The first one made takes
-    /// a few hundred milliseconds and some hundred MiB of device memory.
+    /// a while, and some memory of the device.
     pub fn device(&self, ordinal: u32) -> Result<Device, CudaError> {
         Device::open(self.library, ordinal)
     }

@@ -31,95 +31,111 @@ pub(crate) mod code {
 }
 
 macro_rules! library {
-    (needed { $($(#[$doc:meta])* $field:ident = $symbol:literal: fn($($argument:ty),*);)* }
-     newer { $($(#[$newer_doc:meta])* $newer:ident = $newer_symbol:literal: fn($($newer_argument:ty),*);)* }) => {
+    (needed { $($(#[$doc:meta])* $field:ident = $symbol:ident: fn($($argument:ty),*);)* }
+     newer { $($(#[$newer_doc:meta])* $newer:ident = $newer_symbol:ident: fn($($newer_argument:ty),*);)* }) => {
         /// The entry points that this crate calls, by the driver's names.
         pub(crate) struct Library {
+            /// Takes a code that may not be one of the enum.
+            error_name: ErrorName,
             $($(#[$doc])* pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_uint,)*
             $($(#[$newer_doc])* pub(crate) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> c_uint>,)*
         }
 
         fn resolve(loaded: &'static libloading::Library) -> Result<Library, Unavailable> {
+            let symbol = "cuGetErrorName";
+            // SAFETY: the function's type, by the header; an enum of C is an integer.
+            let error_name = unsafe { entry(loaded, symbol) }.ok_or(Unavailable::MissingFunction { symbol })?;
             Ok(Library {
-                // SAFETY: the type is the function's, by the header of the driver (`cuda.h`, 12.8).
-                $($field: unsafe { entry(loaded, $symbol) }
-                    .ok_or(Unavailable::MissingFunction { symbol: $symbol })?,)*
+                error_name,
+                // SAFETY: the type is the function's: compared below with what `cudarc` made of the header.
+                $($field: unsafe { entry(loaded, stringify!($symbol)) }
+                    .ok_or(Unavailable::MissingFunction { symbol: stringify!($symbol) })?,)*
                 // SAFETY: as above.
-                $($newer: unsafe { entry(loaded, $newer_symbol) },)*
+                $($newer: unsafe { entry(loaded, stringify!($newer_symbol)) },)*
             })
         }
+
+        /// Each type is that of `cudarc`'s function of the same name, but for the code that it returns.
+        const _: () = {
+            $(let _: unsafe fn($($argument),*) -> CUresult = sys::$symbol;)*
+            $(let _: unsafe fn($($newer_argument),*) -> CUresult = sys::$newer_symbol;)*
+        };
     };
 }
 
+type ErrorName = unsafe extern "C" fn(c_uint, *mut *const c_char) -> c_uint;
+
 library! {
     needed {
-        initialise = "cuInit": fn(c_uint);
-        driver_version = "cuDriverGetVersion": fn(*mut c_int);
-        error_name = "cuGetErrorName": fn(c_uint, *mut *const c_char);
+        initialise = cuInit: fn(c_uint);
+        driver_version = cuDriverGetVersion: fn(*mut c_int);
 
-        device_count = "cuDeviceGetCount": fn(*mut c_int);
-        device = "cuDeviceGet": fn(*mut CUdevice, c_int);
-        device_name = "cuDeviceGetName": fn(*mut c_char, c_int, CUdevice);
+        device_count = cuDeviceGetCount: fn(*mut c_int);
+        device = cuDeviceGet: fn(*mut CUdevice, c_int);
+        device_name = cuDeviceGetName: fn(*mut c_char, c_int, CUdevice);
         /// The second version, of 11.4, tells the parts of one device apart.
-        device_uuid = "cuDeviceGetUuid_v2": fn(*mut sys::CUuuid, CUdevice);
-        device_memory = "cuDeviceTotalMem_v2": fn(*mut usize, CUdevice);
-        device_attribute = "cuDeviceGetAttribute": fn(*mut c_int, sys::CUdevice_attribute, CUdevice);
-        device_pci_address = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, CUdevice);
-        can_access_peer = "cuDeviceCanAccessPeer": fn(*mut c_int, CUdevice, CUdevice);
-        peer_attribute = "cuDeviceGetP2PAttribute": fn(*mut c_int, sys::CUdevice_P2PAttribute, CUdevice, CUdevice);
+        device_uuid = cuDeviceGetUuid_v2: fn(*mut sys::CUuuid, CUdevice);
+        device_memory = cuDeviceTotalMem_v2: fn(*mut usize, CUdevice);
+        device_attribute = cuDeviceGetAttribute: fn(*mut c_int, sys::CUdevice_attribute, CUdevice);
+        device_pci_address = cuDeviceGetPCIBusId: fn(*mut c_char, c_int, CUdevice);
+        can_access_peer = cuDeviceCanAccessPeer: fn(*mut c_int, CUdevice, CUdevice);
+        peer_attribute = cuDeviceGetP2PAttribute: fn(*mut c_int, sys::CUdevice_P2PAttribute, CUdevice, CUdevice);
 
-        context_retain = "cuDevicePrimaryCtxRetain": fn(*mut CUcontext, CUdevice);
-        context_release = "cuDevicePrimaryCtxRelease_v2": fn(CUdevice);
-        context_push = "cuCtxPushCurrent_v2": fn(CUcontext);
-        context_pop = "cuCtxPopCurrent_v2": fn(*mut CUcontext);
-        priority_range = "cuCtxGetStreamPriorityRange": fn(*mut c_int, *mut c_int);
-        enable_peer = "cuCtxEnablePeerAccess": fn(CUcontext, c_uint);
+        context_retain = cuDevicePrimaryCtxRetain: fn(*mut CUcontext, CUdevice);
+        context_release = cuDevicePrimaryCtxRelease_v2: fn(CUdevice);
+        context_push = cuCtxPushCurrent_v2: fn(CUcontext);
+        context_pop = cuCtxPopCurrent_v2: fn(*mut CUcontext);
+        priority_range = cuCtxGetStreamPriorityRange: fn(*mut c_int, *mut c_int);
+        enable_peer = cuCtxEnablePeerAccess: fn(CUcontext, c_uint);
 
-        allocate = "cuMemAlloc_v2": fn(*mut CUdeviceptr, usize);
-        free = "cuMemFree_v2": fn(CUdeviceptr);
-        address_range = "cuMemGetAddressRange_v2": fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
-        set_pointer_attribute = "cuPointerSetAttribute": fn(*const c_void, sys::CUpointer_attribute, CUdeviceptr);
+        allocate = cuMemAlloc_v2: fn(*mut CUdeviceptr, usize);
+        free = cuMemFree_v2: fn(CUdeviceptr);
+        address_range = cuMemGetAddressRange_v2: fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+        set_pointer_attribute = cuPointerSetAttribute: fn(*const c_void, sys::CUpointer_attribute, CUdeviceptr);
         /// Blocking; either address may be the host's.
-        copy = "cuMemcpy": fn(CUdeviceptr, CUdeviceptr, usize);
-        fill = "cuMemsetD8_v2": fn(CUdeviceptr, u8, usize);
-        register_host = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
-        unregister_host = "cuMemHostUnregister": fn(*mut c_void);
-        host_device_pointer = "cuMemHostGetDevicePointer_v2": fn(*mut CUdeviceptr, *mut c_void, c_uint);
-        ipc_export = "cuIpcGetMemHandle": fn(*mut sys::CUipcMemHandle, CUdeviceptr);
-        ipc_open = "cuIpcOpenMemHandle_v2": fn(*mut CUdeviceptr, sys::CUipcMemHandle, c_uint);
-        ipc_close = "cuIpcCloseMemHandle": fn(CUdeviceptr);
+        copy = cuMemcpy: fn(CUdeviceptr, CUdeviceptr, usize);
+        fill = cuMemsetD8_v2: fn(CUdeviceptr, u8, usize);
+        register_host = cuMemHostRegister_v2: fn(*mut c_void, usize, c_uint);
+        unregister_host = cuMemHostUnregister: fn(*mut c_void);
+        host_device_pointer = cuMemHostGetDevicePointer_v2: fn(*mut CUdeviceptr, *mut c_void, c_uint);
+        ipc_export = cuIpcGetMemHandle: fn(*mut sys::CUipcMemHandle, CUdeviceptr);
+        ipc_open = cuIpcOpenMemHandle_v2: fn(*mut CUdeviceptr, sys::CUipcMemHandle, c_uint);
+        ipc_close = cuIpcCloseMemHandle: fn(CUdeviceptr);
 
-        create_stream = "cuStreamCreateWithPriority": fn(*mut CUstream, c_uint, c_int);
-        destroy_stream = "cuStreamDestroy_v2": fn(CUstream);
-        synchronise_stream = "cuStreamSynchronize": fn(CUstream);
-        create_event = "cuEventCreate": fn(*mut CUevent, c_uint);
-        destroy_event = "cuEventDestroy_v2": fn(CUevent);
-        record_event = "cuEventRecord": fn(CUevent, CUstream);
-        query_event = "cuEventQuery": fn(CUevent);
-        wait_event = "cuStreamWaitEvent": fn(CUstream, CUevent, c_uint);
-        copy_async = "cuMemcpyAsync": fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
-        copy_rows_async = "cuMemcpy2DAsync_v2": fn(*const sys::CUDA_MEMCPY2D, CUstream);
+        create_stream = cuStreamCreateWithPriority: fn(*mut CUstream, c_uint, c_int);
+        destroy_stream = cuStreamDestroy_v2: fn(CUstream);
+        synchronise_stream = cuStreamSynchronize: fn(CUstream);
+        create_event = cuEventCreate: fn(*mut CUevent, c_uint);
+        destroy_event = cuEventDestroy_v2: fn(CUevent);
+        record_event = cuEventRecord: fn(CUevent, CUstream);
+        query_event = cuEventQuery: fn(CUevent);
+        wait_event = cuStreamWaitEvent: fn(CUstream, CUevent, c_uint);
+        copy_async = cuMemcpyAsync: fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        copy_rows_async = cuMemcpy2DAsync_v2: fn(*const sys::CUDA_MEMCPY2D, CUstream);
 
-        load_module = "cuModuleLoadDataEx":
+        load_module = cuModuleLoadDataEx:
             fn(*mut CUmodule, *const c_void, c_uint, *mut sys::CUjit_option, *mut *mut c_void);
-        unload_module = "cuModuleUnload": fn(CUmodule);
-        function = "cuModuleGetFunction": fn(*mut sys::CUfunction, CUmodule, *const c_char);
-        launch = "cuLaunchKernel":
-            fn(sys::CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
-        begin_capture = "cuStreamBeginCapture_v2": fn(CUstream, sys::CUstreamCaptureMode);
-        end_capture = "cuStreamEndCapture": fn(CUstream, *mut CUgraph);
-        instantiate_graph = "cuGraphInstantiateWithFlags": fn(*mut sys::CUgraphExec, CUgraph, c_ulonglong);
-        launch_graph = "cuGraphLaunch": fn(sys::CUgraphExec, CUstream);
-        destroy_graph = "cuGraphDestroy": fn(CUgraph);
-        destroy_executable = "cuGraphExecDestroy": fn(sys::CUgraphExec);
+        unload_module = cuModuleUnload: fn(CUmodule);
+        function = cuModuleGetFunction: fn(*mut sys::CUfunction, CUmodule, *const c_char);
+        launch = cuLaunchKernel:
+            fn(sys::CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+                *mut *mut c_void, *mut *mut c_void);
+        begin_capture = cuStreamBeginCapture_v2: fn(CUstream, sys::CUstreamCaptureMode);
+        end_capture = cuStreamEndCapture: fn(CUstream, *mut CUgraph);
+        instantiate_graph = cuGraphInstantiateWithFlags: fn(*mut sys::CUgraphExec, CUgraph, c_ulonglong);
+        launch_graph = cuGraphLaunch: fn(sys::CUgraphExec, CUstream);
+        destroy_graph = cuGraphDestroy: fn(CUgraph);
+        destroy_executable = cuGraphExecDestroy: fn(sys::CUgraphExec);
     }
     newer {
         /// Since 11.7: the descriptor of a range of device memory.
-        range_handle = "cuMemGetHandleForAddressRange":
+        range_handle = cuMemGetHandleForAddressRange:
             fn(*mut c_void, CUdeviceptr, usize, sys::CUmemRangeHandleType, c_ulonglong);
-        /// Since 12.8: many copies by one call. Later drivers keep this form beside `_v2`, without the failed index.
-        copy_batch_async = "cuMemcpyBatchAsync":
-            fn(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
+        /// Since 12.8: many copies by one call. CUDA 13 added `_v2`, without the failed index; a driver stays
+        /// compatible with what was built for an earlier one, so that this form is there too.
+        copy_batch_async = cuMemcpyBatchAsync:
+            fn(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize,
+                usize, *mut usize, CUstream);
     }
 }
 

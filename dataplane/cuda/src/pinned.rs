@@ -2,7 +2,7 @@
 //!
 //! The slab stays what it was, a mapping of ours: a NIC can register it too, and peers can attach it. (Memory that
 //! the driver allocates would be neither, and `cudarc`'s is write-combined: the processor reads it very slowly.)
-//! Registering is slow, some hundred milliseconds per GiB; done at start-up.
+//! Registering locks every page and is slow; done at start-up.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

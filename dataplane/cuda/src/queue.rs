@@ -1,12 +1,12 @@
 //! The asynchronous copies of one stream: submitted, flushed in batches, and polled. This is the hot path.
 //!
-//! `submit` checks and plans, without a call of the driver. `flush` makes the calls: one for all pieces (from CUDA 12.8
-//! on, so that many small blocks are not bound by launches; else one each), one for each copy in rows, and one that
-//! records an event of a ring made at the start. `poll` asks the oldest events whether they have passed. No
+//! `submit` checks and plans, without a call of the driver. `flush` makes the calls: one for all pieces (from CUDA
+//! 12.8 on, so that many small blocks are not bound by launches; else one each), one for each copy in rows, and one
+//! that records an event of a ring made at the start. `poll` asks the oldest events whether they have passed. No
 //! allocation, no lock of ours, no callback, no wait; the driver takes its own locks.
 //!
-//! Order: flushes run one after the other; the copies of one flush run in any order (the driver's batches promise none).
-//! What depends on an earlier copy is submitted after a flush.
+//! Order: flushes run one after the other; the copies of one flush run in any order (the driver's batches promise
+//! none). What depends on an earlier copy is submitted after a flush.
 //!
 //! Failures: a copy that the driver refuses completes with its error, the others go on. A failed device is final: what
 //! is in flight and what is submitted later completes with that error. Before the first such completion the stream is

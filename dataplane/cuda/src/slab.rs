@@ -91,8 +91,8 @@ impl DeviceSlab {
         Ok(slab)
     }
 
-    /// Slots in a part of a slab, from byte `offset` on: one tensor of memory that was attached whole, say. It keeps the
-    /// whole.
+    /// Slots in a part of a slab, from byte `offset` on: one tensor of memory that was attached whole, say. It keeps
+    /// the whole.
     pub fn part(whole: &Arc<Self>, offset: usize, layout: SlabLayout) -> Result<Self, DeviceError> {
         let bytes = span(layout).ok_or_else(|| unusable("part", layout))?;
         let base = whole.range("part", offset, bytes)?;

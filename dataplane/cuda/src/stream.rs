@@ -99,7 +99,8 @@ impl Stream {
         #[rustfmt::skip]
         let launched = unsafe {
             (context.library.launch)(
-                function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, self.raw, parameters, no_extra,
+                function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
+                self.raw, parameters, no_extra,
             )
         };
         context.library.check("cuLaunchKernel", launched)

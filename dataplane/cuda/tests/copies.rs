@@ -369,6 +369,8 @@ fn a_dropped_queue_waits_for_what_is_under_way() {
     rig.host.write(0, 0, &[5; SLOT_BYTES]);
     rig.queue.submit(&rig.down(0, 0), 1).expect("room");
     rig.queue.flush();
+    // The end of a registration would wait too.
+    let _pinned = Pinned::register(rig.near.device(), rig.host.clone()).expect("register");
     let Rig { queue, near, .. } = rig;
     drop(queue);
     double.set("delay_us", 0);

@@ -1,5 +1,5 @@
-//! The double answers misuse as the driver does: what passes over it by accident would fail on a device. And this crate's
-//! calls leave a thread's own context alone.
+//! The double answers misuse as the driver does: what passed over it by accident would fail on a device. And this
+//! crate's calls leave a thread's own context alone.
 
 mod double;
 

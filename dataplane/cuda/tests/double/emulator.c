@@ -15,7 +15,8 @@ int kvasir_parameter_sizes(const char *function, size_t *sizes, int max) {
     return strcmp(function, "crash") ? -1 : 0;
 }
 
-int kvasir_emulate(const char *function, const unsigned grid[3], const unsigned block[3], unsigned shared, void **parameters) {
+int kvasir_emulate(const char *function, const unsigned grid[3], const unsigned block[3], unsigned shared,
+                   void **parameters) {
     (void)shared;
     if (!strcmp(function, "crash")) return 1;
     uint32_t *words = kvasir_translate(*(uint64_t *)parameters[0]);

@@ -356,13 +356,19 @@ result_t cuCtxEnablePeerAccess(struct context *peer, unsigned flags) {
     return SUCCESS;
 }
 
-/* Waits until nothing is queued on a stream, or on any stream of the context. With the lock held. */
+/* Wait until nothing is queued on a stream, or on any stream, the destroyed ones too. With the lock held. */
 static void drain(struct stream *stream) {
     while (stream->first || stream->busy) pthread_cond_wait(&changed, &lock);
 }
 
 static void drain_all(void) {
-    for (struct stream *stream = streams; stream; stream = stream->next) drain(stream);
+    for (struct stream *stream = streams; stream;)
+        if (stream->first || stream->busy) {
+            pthread_cond_wait(&changed, &lock);
+            stream = streams; /* some may be gone */
+        } else {
+            stream = stream->next;
+        }
 }
 
 /* Memory. */
@@ -666,6 +672,10 @@ static void *run(void *argument) {
         stream->busy = 0;
         pthread_cond_broadcast(&changed);
     }
+    struct stream **link = &streams;
+    while (*link != stream) link = &(*link)->next;
+    *link = stream->next;
+    free(stream);
     pthread_mutex_unlock(&lock);
     return NULL;
 }
@@ -681,6 +691,7 @@ result_t cuStreamCreateWithPriority(struct stream **stream, unsigned flags, int 
     new->next = streams;
     streams = new;
     if (pthread_create(&new->thread, NULL, run, new)) return finish(OUT_OF_MEMORY);
+    pthread_detach(new->thread);
     kvasir_double_streams++;
     *stream = new;
     return finish(SUCCESS);
@@ -692,24 +703,19 @@ result_t cuStreamGetPriority(struct stream *stream, int *priority) {
     return SUCCESS;
 }
 
-static struct stream **link_of(struct stream *stream) {
-    for (struct stream **at = &streams; *at; at = &(*at)->next)
-        if (*at == stream) return at;
-    return NULL;
+static int is_stream(struct stream *stream) {
+    for (struct stream *at = streams; at; at = at->next)
+        if (at == stream) return !at->closing;
+    return 0;
 }
 
+/* Returns at once; the thread ends when it has done what is queued. */
 result_t cuStreamDestroy_v2(struct stream *stream) {
     ENTER();
     pthread_mutex_lock(&lock);
-    if (!link_of(stream)) return finish(INVALID_HANDLE);
-    drain(stream);
+    if (!is_stream(stream)) return finish(INVALID_HANDLE);
     stream->closing = 1;
     pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-    pthread_join(stream->thread, NULL);
-    pthread_mutex_lock(&lock);
-    *link_of(stream) = stream->next;
-    free(stream);
     kvasir_double_streams--;
     return finish(context->sticky);
 }
@@ -718,7 +724,7 @@ result_t cuStreamSynchronize(struct stream *stream) {
     ENTER_HEALTHY();
     if (!stream) return SUCCESS;
     pthread_mutex_lock(&lock);
-    if (!link_of(stream)) return finish(INVALID_HANDLE);
+    if (!is_stream(stream)) return finish(INVALID_HANDLE);
     if (stream->capture) return finish(CAPTURE_UNSUPPORTED);
     drain(stream);
     return finish(context->sticky);
@@ -764,7 +770,7 @@ result_t cuEventQuery(struct event *event) {
 
 /* Queues an operation, or puts it into the graph that is being captured. With the lock held. */
 static result_t enqueue(struct context *context, struct stream *stream, struct operation operation) {
-    result_t result = !link_of(stream) || stream->context != context ? INVALID_HANDLE : SUCCESS;
+    result_t result = !is_stream(stream) || stream->context != context ? INVALID_HANDLE : SUCCESS;
     if (!result && stream->capture && operation.kind != COPY && operation.kind != LAUNCH) result = CAPTURE_UNSUPPORTED;
     if (result) {
         free(operation.pieces);
@@ -962,7 +968,7 @@ result_t cuLaunchKernel(struct function *function, unsigned grid_x, unsigned gri
 result_t cuStreamBeginCapture_v2(struct stream *stream, int mode) {
     ENTER_HEALTHY();
     pthread_mutex_lock(&lock);
-    if (!link_of(stream) || mode < 0 || mode > 2) return finish(INVALID_VALUE);
+    if (!is_stream(stream) || mode < 0 || mode > 2) return finish(INVALID_VALUE);
     if (stream->capture) return finish(901);
     stream->capture = calloc(1, sizeof *stream->capture);
     stream->capture->last = &stream->capture->first;
@@ -972,7 +978,7 @@ result_t cuStreamBeginCapture_v2(struct stream *stream, int mode) {
 result_t cuStreamEndCapture(struct stream *stream, struct graph **graph) {
     ENTER_HEALTHY();
     pthread_mutex_lock(&lock);
-    if (!link_of(stream) || !stream->capture) return finish(INVALID_VALUE);
+    if (!is_stream(stream) || !stream->capture) return finish(INVALID_VALUE);
     *graph = stream->capture;
     stream->capture = NULL;
     kvasir_double_graphs++;

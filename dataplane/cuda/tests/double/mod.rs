@@ -42,7 +42,7 @@ pub(crate) struct Double {
 }
 
 impl Double {
-    /// Compiles it, once for each process, and loads it. `None`, with the reason on standard error, without a compiler.
+    /// Compiles and loads it. `None`, with the reason on standard error, without a compiler.
     pub(crate) fn load() -> Option<Self> {
         Self::load_compiled(&[])
     }
