@@ -6,6 +6,7 @@
 //!   process can attach ([`IpcHandle`]). [`Pinned`]: a host slab that the device reaches by DMA.
 //! * [`CopyQueue`]: asynchronous copies between them, driven by one thread and polled. The hot path: no allocation, no
 //!   lock, no callback, no wait.
+//! * [`SlotCopier`]: the same as the `Copier` of `dataplane-memory`, for whoever shall not know CUDA.
 //! * [`Module`], [`Stream::launch`], [`Graph`], [`compile`]: kernels that somebody else wrote.
 //! * [`GpuDirect`]: which way bytes take between a NIC and device memory on this machine.
 //!
@@ -35,6 +36,7 @@ mod graph;
 mod module;
 mod stream;
 
+mod copier;
 mod copy;
 mod issue;
 mod plan;
@@ -45,6 +47,7 @@ mod compile;
 
 pub use compile::{CompileError, Image, compile};
 
+pub use copier::SlotCopier;
 pub use copy::{CopyRequest, Place, Region, RegionId, Rows};
 pub use cuda::Cuda;
 pub use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf};

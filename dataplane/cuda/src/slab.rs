@@ -253,6 +253,6 @@ fn unusable(operation: &'static str, layout: SlabLayout) -> DeviceError {
     }
 }
 
-fn failed(error: CudaError) -> DeviceError {
+pub(crate) fn failed(error: CudaError) -> DeviceError {
     DeviceError { operation: error.operation, reason: format!("{} ({})", error.name, error.code) }
 }
