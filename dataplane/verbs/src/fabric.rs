@@ -152,6 +152,8 @@ impl VerbsFabric {
         Metrics {
             queue_pairs_open: self.routes.len() as u64,
             registered_bytes: self.local.registered_bytes(),
+            dma_buf_bytes: self.local.bytes_by(Registration::DmaBuf),
+            peer_memory_bytes: self.local.bytes_by(Registration::PeerMemory),
             late_registrations: self.local.late_registrations,
             ..self.metrics
         }

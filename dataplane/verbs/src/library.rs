@@ -131,6 +131,12 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
+    /// Whether memory can be registered as a dma-buf. The kernel may still refuse.
+    #[must_use]
+    pub fn takes_dma_buf(&self) -> bool {
+        self.register_dmabuf.is_some()
+    }
+
     /// Loads `libibverbs.so.1` from the loader's path.
     pub fn load() -> Result<Arc<Self>, VerbsError> {
         Self::load_from(LIBRARY)

@@ -11,7 +11,7 @@ use crate::config::{PathMtu, VerbsConfig};
 use crate::device::{Device, PortDescription};
 use crate::gid::GidEntry;
 use crate::lane::Lane;
-use crate::memory_region::{Access, MemoryRegion};
+use crate::memory_region::{Access, MemoryRegion, Registration};
 use crate::protection::ProtectionDomain;
 use crate::queue_pair::{Capacity, QueuePair};
 use crate::shared_receive::SharedReceiveQueue;
@@ -120,6 +120,12 @@ impl Local {
 
     pub(crate) fn batch_max(&self) -> usize {
         self.capacity.send_requests as usize
+    }
+
+    /// Bytes of slabs that the card reaches in this way.
+    pub(crate) fn bytes_by(&self, registration: Registration) -> u64 {
+        let slabs = self.regions.iter().filter(|region| region.registration() == registration);
+        slabs.map(MemoryRegion::length).sum()
     }
 
     pub(crate) fn registered_bytes(&self) -> u64 {

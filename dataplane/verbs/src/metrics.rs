@@ -36,6 +36,10 @@ pub struct Metrics {
     pub queue_pairs_open: u64,
     /// Bytes registered with the device.
     pub registered_bytes: u64,
+    /// Those of them in a device's memory, which the card reaches through a dma-buf.
+    pub dma_buf_bytes: u64,
+    /// Those of them in a device's memory, which the card reaches through nvidia-peermem.
+    pub peer_memory_bytes: u64,
     /// Send work requests posted and not yet known to be done.
     pub outstanding: u64,
 }
@@ -44,7 +48,7 @@ pub struct Metrics {
 #[derive(Debug, Default)]
 pub struct VerbsCounters([AtomicU64; COUNT]);
 
-const COUNT: usize = 16;
+const COUNT: usize = 18;
 
 impl Metrics {
     fn values(&self) -> [u64; COUNT] {
@@ -64,6 +68,8 @@ impl Metrics {
             self.accept_pauses,
             self.queue_pairs_open,
             self.registered_bytes,
+            self.dma_buf_bytes,
+            self.peer_memory_bytes,
             self.outstanding,
         ]
     }
@@ -76,7 +82,7 @@ impl VerbsCounters {
         }
     }
 
-    /// Name, help text and value of each; the last three are levels.
+    /// Name, help text and value of each; the last five are levels.
     #[must_use]
     pub fn snapshot(&self) -> [(&'static str, &'static str, u64); COUNT] {
         let names: [(&str, &str); COUNT] = [
@@ -95,6 +101,8 @@ impl VerbsCounters {
             ("accept_pauses", "Times accepting paused because descriptors ran out"),
             ("queue_pairs_open", "Queue pairs that exist"),
             ("registered_bytes", "Bytes registered with the device"),
+            ("dma_buf_bytes", "Of these, bytes of a GPU's memory, reached through a dma-buf"),
+            ("peer_memory_bytes", "Of these, bytes of a GPU's memory, reached through nvidia-peermem"),
             ("outstanding", "Send work requests posted and not yet known to be done"),
         ];
         std::array::from_fn(|index| (names[index].0, names[index].1, self.0[index].load(Ordering::Relaxed)))

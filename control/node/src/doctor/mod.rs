@@ -1,9 +1,10 @@
 //! `kvasir doctor`: what this machine offers, what Kvasir will use of it, and why.
 
 mod disk;
+mod gpu;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -50,7 +51,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         shared_memory(),
         rdma(&settings),
         disk::disk(&settings),
-        gpu(),
+        gpu::gpu(),
         clock(),
     ] {
         println!("{:<14} {}\n{:<14} → {}", finding.what, finding.found, "", finding.consequence);
@@ -158,25 +159,6 @@ fn rdma(settings: &Settings) -> Finding {
         Err(error) => (error.to_string(), "blocks move by shared memory and TCP"),
     };
     Finding { what: "RDMA", found, consequence: consequence.to_owned() }
-}
-
-fn gpu() -> Finding {
-    let node = Path::new("/dev/nvidiactl").exists();
-    let found = match (node, has_library("libcuda.so.1")) {
-        (true, true) => "an NVIDIA driver and libcuda",
-        (true, false) => "an NVIDIA driver, but no libcuda",
-        (false, true) => "libcuda, but no device",
-        (false, false) => "none",
-    };
-    let consequence = "not used: the reference engine computes on the CPU, KV lives in host memory";
-    Finding { what: "GPU", found: found.to_owned(), consequence: consequence.to_owned() }
-}
-
-/// Whether the loader finds a library; it is looked up, its initialisers run, and it is unloaded again.
-fn has_library(name: &str) -> bool {
-    // SAFETY: the initialisers of libibverbs and libcuda only set up their own state and may run in any process.
-    let library = unsafe { libloading::Library::new(name) };
-    library.is_ok()
 }
 
 fn clock() -> Finding {
