@@ -8,8 +8,7 @@ use dataplane_verbs::{Device, Library};
 use super::Finding;
 
 pub(super) fn gpu() -> Finding {
-    let (found, consequence) = match Cuda::open().and_then(|cuda| Ok((cuda.driver_version(), cuda.devices())))
-    {
+    let (found, consequence) = match Cuda::open().map(|cuda| (cuda.driver_version(), cuda.devices())) {
         Ok((version, Ok(devices))) => {
             let named: Vec<String> = devices.iter().map(describe).collect();
             let ways: Vec<String> = devices.iter().map(|device| way(device).to_string()).collect();
