@@ -1,8 +1,8 @@
 // What all kernels share: integers, places in memory, division by a launch constant, status words.
 //
-// The files of this folder are one translation unit: they are joined in the order of `SOURCE` (src/source.rs) and
-// compiled at run time. Nothing is included, because the run-time compiler has no headers. The structures have the
-// layout of those of the same name in src/parameters.rs.
+// The files of this folder are one translation unit: they are joined in the order of `SOURCE` (src/source.rs)
+// and compiled at run time. Nothing is included, because the run-time compiler has no headers. The structures
+// have the layout of those of the same name in src/parameters.rs.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -12,8 +12,8 @@ typedef unsigned long long u64;
 #define KVASIR_INLINE __device__ __forceinline__
 
 #ifndef KVASIR_EMULATED
-// A device address as a pointer. The emulator translates here. Loads and stores name global memory (`__ldcs`, `__stwb`),
-// because the compiler cannot know from a number which memory it is in.
+// A device address as a pointer. The emulator translates here. Loads and stores name global memory (`__ldcs`,
+// `__stwb`), because the compiler cannot know from a number which memory it is in.
 template <class T> KVASIR_INLINE T *pointer(u64 address) { return reinterpret_cast<T *>(address); }
 #endif
 
@@ -31,7 +31,8 @@ struct Item {
     u64 block;
 };
 
-// Quotients of numbers below 2^31 (Granlund and Montgomery 1994, section 4): a multiplication in place of a division.
+// Quotients of numbers below 2^31 (Granlund and Montgomery 1994, section 4): a multiplication in place of a
+// division.
 struct Divider {
     u32 divisor, multiplier, shift;
 };
@@ -40,8 +41,8 @@ KVASIR_INLINE u32 divide(u32 number, const Divider &by) {
     return by.divisor == 1 ? number : __umulhi(number, by.multiplier) >> by.shift;
 }
 
-// Where blocks lie in the engine's tensors, in bytes. `planes` is an array in device memory: for each plane (one layer's
-// keys or values) the address of its first block.
+// Where blocks lie in the engine's tensors, in bytes. `planes` is an array in device memory: for each plane
+// (one layer's keys or values) the address of its first block.
 struct Paged {
     u64 planes, block_count, block_stride, token_stride, head_stride, first;
 };

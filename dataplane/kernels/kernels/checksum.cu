@@ -34,8 +34,8 @@ KVASIR_INLINE u64 seal(u64 sum, u64 bytes) {
     return mixed ^ mixed >> 31;
 }
 
-// Adds this thread block's part of an item; whoever completes the item writes its checksum and clears the scratch.
-// Called by all threads. `tiles` of `item_tiles` have been worked on.
+// Adds this thread block's part of an item; whoever completes the item writes its checksum and clears the
+// scratch. Called by all threads. `tiles` of `item_tiles` have been worked on.
 KVASIR_INLINE void deliver(const Sums &sums, u64 status, u32 item, u64 sum, u32 tiles, u32 item_tiles, u64 bytes) {
     __shared__ u64 partial[32];
     for (u32 distance = 16; distance; distance >>= 1) sum += __shfl_xor_sync(0xffffffffU, sum, distance);

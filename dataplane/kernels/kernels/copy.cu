@@ -1,7 +1,8 @@
-// Gather (engine to slots) and scatter (slots to engine): the same walk over a slot's units, in the slot's order.
+// Gather (engine to slots) and scatter (slots to engine): the same walk over a slot's units, in the slot's
+// order.
 //
-// A thread block takes tiles of up to 4 × 256 units of one item; a warp's 32 units are neighbours in the slot and, as
-// long as runs are, in the engine. All loads of a tile are issued before the first store.
+// A thread block takes tiles of up to 4 × 256 units of one item; a warp's 32 units are neighbours in the slot
+// and, as long as runs are, in the engine. All loads of a tile are issued before the first store.
 
 struct CopyParameters {
     u64 items, status;
@@ -21,7 +22,8 @@ template <class Unit> struct Move {
     u64 offset;
 };
 
-// Where a unit lies on both sides. `bytes` is less than a unit at the end of a run that is no multiple of it, 0 for none.
+// Where a unit lies on both sides. `bytes` is less than a unit at the end of a run that is no multiple of it,
+// 0 for none.
 template <class Unit, bool GATHER>
 KVASIR_INLINE u32 locate(const CopyParameters &p, const Item &item, u8 *slot, u32 index, Move<Unit> &move) {
     const u32 plane = divide(index, p.plane_units);

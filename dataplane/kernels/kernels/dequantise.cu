@@ -23,7 +23,7 @@ KVASIR_INLINE bool load_scales(const QuantiseParameters &p, const u8 *from, floa
 #pragma unroll
         for (u32 at = 0; at < COUNT; ++at)
             scale[at] = COUNT == 8 ? __ldg(reinterpret_cast<const float *>(from) + at)
-                                   : load_scale(from + at * scale_bytes(p), p.has_bf16_scales);
+                                   : load_scale<false>(from + at * scale_bytes(p), p.has_bf16_scales);
     }
 #pragma unroll
     for (u32 at = 0; at < COUNT; ++at) good = good && usable(scale[at]);
@@ -56,7 +56,7 @@ KVASIR_INLINE u32 load_coded(const QuantiseParameters &p, const Item &item, u32 
     }
     const u32 group = part.first_group + divide(channel, part.group_divider);
     const u8 *from = plane + part.offset + (u64(token) * part.slot_groups + group) * scale_bytes(p);
-    const float scale = load_scale(from, p.has_bf16_scales);
+    const float scale = load_scale<COUNT == 8>(from, p.has_bf16_scales);
 #pragma unroll
     for (u32 at = 0; at < COUNT; ++at) coded.scale[at] = scale;
     return usable(scale) ? 0 : STATUS_SCALE;
@@ -95,16 +95,18 @@ KVASIR_INLINE bool has_header(const QuantiseParameters &p, const Item &item) {
 
 template <class E, class F, u32 COUNT> KVASIR_INLINE void dequantise_batch(const QuantiseParameters &p) {
     const Share share = share_of(p.tiles);
+    u32 checked = ~0U, refused = 0;
     for (u32 tile = share.first; tile < share.last; ++tile) {
         const u32 number = divide(tile, p.item_tiles);
         const Item item = load_item(p.items, number);
-        u32 refused = (item.block >= p.paged.block_count ? STATUS_BLOCK : 0) |
+        if (number != checked) {
+            checked = number;
+            refused = (item.block >= p.paged.block_count ? STATUS_BLOCK : 0) |
                       (item.slot & (COUNT - 1) ? STATUS_MISALIGNED : 0);
-        if (!refused && !has_header(p, item)) refused = STATUS_HEADER;
-        if (refused) {
-            if (threadIdx.x == 0) report(p.status, number, refused);
-            continue;
+            if (!refused && !has_header(p, item)) refused = STATUS_HEADER;
+            if (refused && threadIdx.x == 0) report(p.status, number, refused);
         }
+        if (refused) continue;
         const u32 first = (tile - number * p.item_tiles.divisor) * DEQUANTISE_THREADS * DEQUANTISE_LOADS;
         dequantise_tile<E, F, COUNT>(p, item, number, first);
     }

@@ -1,7 +1,7 @@
 // Elements (bf16, fp16, fp32), codes (fp8 e4m3, int8) and scales, to the bit as kvstore-quantise has them.
 //
-// Every product, sum and quotient is written with a rounding intrinsic, so that no compiler option contracts it into a
-// fused multiplication; compile without `--ftz` and `--use_fast_math`: denormals count.
+// Every product, sum and quotient is written with a rounding intrinsic, so that no compiler option contracts
+// it into a fused multiplication; compile without `--ftz` and `--use_fast_math`: denormals count.
 
 KVASIR_INLINE u32 bits_of(float value) { return __float_as_uint(value); }
 KVASIR_INLINE float float_of(u32 bits) { return __uint_as_float(bits); }
@@ -25,7 +25,8 @@ struct F16 {
     static constexpr u32 NAN_BITS = 0x7e00;
     static KVASIR_INLINE float load(u16 raw) {
         const u32 magnitude = raw & 0x7fffU;
-        // Exponent and mantissa as those of a single, then 2^112 to correct the bias: exact for denormals too.
+        // Exponent and mantissa as those of a single, then 2^112 to correct the bias: exact for denormals
+        // too.
         const u32 finite = bits_of(__fmul_rn(float_of(magnitude << 13), float_of(239U << 23)));
         const u32 bits = magnitude >= 0x7c00U ? NOT_FINITE | magnitude << 13 : finite;
         return float_of(bits | (raw & 0x8000U) << 16);
@@ -81,7 +82,8 @@ struct Fp8 {
     }
     static KVASIR_INLINE bool is_nan(u8 code) { return (code & 0x7f) == 0x7f; }
     static KVASIR_INLINE float decode(u8 code) {
-        // Exponent and mantissa as those of a single, then 2^120 to correct the bias: exact for denormals too.
+        // Exponent and mantissa as those of a single, then 2^120 to correct the bias: exact for denormals
+        // too.
         const float magnitude = __fmul_rn(float_of(u32(code & 0x7f) << 20), float_of(247U << 23));
         return float_of(bits_of(magnitude) | u32(code & 0x80) << 24);
     }
@@ -101,7 +103,8 @@ template <class F> KVASIR_INLINE float scale_of(u32 greatest, bool as_bf16) {
 
 KVASIR_INLINE bool usable(float scale) { return bits_of(scale) >= LEAST_NORMAL && bits_of(scale) < NOT_FINITE; }
 
-// Neighbouring elements as they lie in the engine, and their codes. Eight are one 16-byte access (two for fp32).
+// Neighbouring elements as they lie in the engine, and their codes. Eight are one 16-byte access (two for
+// fp32).
 template <class E, u32 COUNT> struct Elements {
     alignas(COUNT == 8 ? 16 : sizeof(typename E::Raw)) typename E::Raw raw[COUNT];
 };

@@ -1,9 +1,9 @@
-// Quantising gather and dequantising scatter. A slot is that of kvstore-quantise: 64 bytes of header, then for each
-// layer its planes (keys, values), each its scales, then a byte an element.
+// Quantising gather and dequantising scatter. A slot is that of kvstore-quantise: 64 bytes of header, then
+// for each layer its planes (keys, values), each its scales, then a byte an element.
 //
-// A part has its groups either along channels over all tokens (one thread: 8 channels, the tokens in registers) or
-// within a token (2^n threads: one group, four groups in flight). Work of a part is numbered over all layers of an item, so that
-// small planes fill thread blocks.
+// A part has its groups either along channels over all tokens (one thread: 8 channels, the tokens in
+// registers) or within a token (2^n threads: one group, four groups in flight). Work of a part is numbered
+// over all layers of an item, so that small planes fill thread blocks.
 
 // One part (keys, values) of every layer.
 struct Part {
@@ -40,7 +40,10 @@ KVASIR_INLINE void store_scale(u8 *to, float scale, bool as_bf16) {
     for (u32 at = 0; at < (as_bf16 ? 2 : 4); ++at) to[at] = u8(bits >> 8 * at);
 }
 
-KVASIR_INLINE float load_scale(const u8 *from, bool is_bf16) {
+template <bool ALIGNED> KVASIR_INLINE float load_scale(const u8 *from, bool is_bf16) {
+    if (ALIGNED)
+        return float_of(is_bf16 ? u32(__ldg(reinterpret_cast<const u16 *>(from))) << 16
+                                : __ldg(reinterpret_cast<const u32 *>(from)));
     u32 bits = 0;
     for (u32 at = 0; at < (is_bf16 ? 2 : 4); ++at) bits |= u32(from[at]) << 8 * at;
     return float_of(is_bf16 ? bits << 16 : bits);
@@ -90,7 +93,8 @@ KVASIR_INLINE u64 quantise_channels(const QuantiseParameters &p, const Part &par
     if (work >= part.work) return 0;
     const u32 layer = divide(work, part.plane_work);
     const u32 channel = (work - layer * part.plane_work.divisor) * COUNT;
-    const u64 base = piece(p.paged, layer * p.part_count + part_number, item.block, COUNT == 8 ? 16 : sizeof(typename E::Raw));
+    const u64 base = piece(p.paged, layer * p.part_count + part_number, item.block,
+                           COUNT == 8 ? 16 : sizeof(typename E::Raw));
     if (!base) {
         report(p.status, number, STATUS_MISALIGNED);
         return 0;

@@ -1,7 +1,7 @@
 //! The checksum of a slot, made for thousands of threads in any order.
 //!
-//! Definition, all arithmetic modulo 2⁶⁴. The bytes are cut into lanes of eight, least significant byte first; the last lane
-//! is filled with zeros. Lane `j` (from 0) with value `v` gives
+//! Definition, all arithmetic modulo 2⁶⁴. The bytes are cut into lanes of eight, least significant byte
+//! first; the last lane is filled with zeros. Lane `j` (from 0) with value `v` gives
 //!
 //! ```text
 //! a = v + (j + 1) × 0x9e3779b97f4a7c15
@@ -19,13 +19,13 @@
 //! seal(sum, n) = f ^ f >> 31
 //! ```
 //!
-//! Why so. A sum does not depend on the order, so each thread adds its lanes and memory adds the threads; sums of
-//! disjoint ranges add up ([`Sum`]). `mix` is a bijection of the lane's value, so *any* change within one lane changes
-//! the checksum with certainty. The position enters before three folds, and none can go: sums of products are
-//! linear, so without the first fold lanes that differ in their highest bits only and change places were told apart by
-//! half of the sum's bits (measured on orders of ten such lanes; the test for it is in `tests/checksum.rs`). The factors of
-//! `mix` have 32 bits: on a GPU and in vector registers a product costs two multiplications, not three. xxh3 is faster on
-//! a processor, but is a chain.
+//! Why so. A sum does not depend on the order, so each thread adds its lanes and memory adds the threads;
+//! sums of disjoint ranges add up ([`Sum`]). `mix` is a bijection of the lane's value, so *any* change within
+//! one lane changes the checksum with certainty. The position enters before three folds, and none can go:
+//! sums of products are linear, so without the first fold lanes that differ in their highest bits only and
+//! change places were told apart by half of the sum's bits (measured on orders of ten such lanes; the test
+//! for it is in `tests/checksum.rs`). The factors of `mix` have 32 bits: on a GPU and in vector registers a
+//! product costs two multiplications, not three. xxh3 is faster on a processor, but is a chain.
 //!
 //! Not cryptographic: who knows it can make collisions.
 
@@ -58,7 +58,8 @@ fn position(lane: u64) -> u64 {
 pub struct Sum(u64);
 
 impl Sum {
-    /// Adds bytes that begin with lane `first_lane` of the slot. Only the slot's last part may end within a lane.
+    /// Adds bytes that begin with lane `first_lane` of the slot. Only the slot's last part may end within a
+    /// lane.
     pub fn add(&mut self, first_lane: u64, bytes: &[u8]) {
         self.0 = self.0.wrapping_add(sum_of(first_lane, bytes));
     }

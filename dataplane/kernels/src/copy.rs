@@ -164,8 +164,8 @@ impl CopyPlan {
         }
     }
 
-    /// A launch for a batch. With `sums` the checksum of each slot is taken on the way (scatter: of what was read); a
-    /// slot must be moved whole, in lanes of eight bytes.
+    /// A launch for a batch. With `sums` the checksum of each slot is taken on the way (scatter: of what was
+    /// read); a slot must be moved whole, in lanes of eight bytes.
     pub fn launch(&self, direction: Direction, batch: &Batch, device: Device) -> Result<Launch, PlanError> {
         if batch.sums.is_some() {
             self.check_sum()?;

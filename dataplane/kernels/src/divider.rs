@@ -1,4 +1,5 @@
-//! Division by a number that is known at launch, as a multiplication (Granlund and Montgomery 1994, section 4).
+//! Division by a number that is known at launch, as a multiplication (Granlund and Montgomery 1994, section
+//! 4).
 
 use bytemuck::{Pod, Zeroable};
 

@@ -3,7 +3,8 @@
 use crate::error::PlanError;
 use crate::parameters::{ChecksumParameters, CopyParameters, QuantiseParameters, SumParameters};
 
-/// What is to be launched. One launch works on a whole batch, waits for nothing on the host and can be captured in a graph.
+/// What is to be launched. One launch works on a whole batch, waits for nothing on the host and can be
+/// captured in a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     /// Name of the kernel.
@@ -31,8 +32,8 @@ pub enum Parameters {
 }
 
 impl Parameters {
-    /// The structure as the kernel takes it, aligned to 8 bytes: the pointer to its first byte is the only entry of
-    /// `cuLaunchKernel`'s array of parameters.
+    /// The structure as the kernel takes it, aligned to 8 bytes: the pointer to its first byte is the only
+    /// entry of `cuLaunchKernel`'s array of parameters.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         match self {
@@ -70,9 +71,11 @@ pub struct Batch {
 pub struct SumPlaces {
     /// Array of `u64`, one for each item, written.
     pub checksums: u64,
-    /// Array of [`Scratch`](crate::Scratch), one for each item: zeroed once, and used by one launch at a time.
+    /// Array of [`Scratch`](crate::Scratch), one for each item: zeroed once, and used by one launch at a
+    /// time.
     pub scratch: u64,
-    /// Array of the expected checksums, or 0. A difference sets [`status::CHECKSUM`](crate::status::CHECKSUM).
+    /// Array of the expected checksums, or 0. A difference sets
+    /// [`status::CHECKSUM`](crate::status::CHECKSUM).
     pub expected: u64,
 }
 
@@ -90,8 +93,8 @@ pub(crate) fn bounded(what: &'static str, count: u64) -> Result<u32, PlanError> 
     if count > most { Err(PlanError::TooMany { what, count, most }) } else { Ok(count as u32) }
 }
 
-/// How a batch is cut: (units of a tile, tiles of an item, tiles, thread blocks). Tiles are smaller when there would be too few
-/// for the device; four loads a thread in flight otherwise.
+/// How a batch is cut: (units of a tile, tiles of an item, tiles, thread blocks). Tiles are smaller when
+/// there would be too few for the device; four loads a thread in flight otherwise.
 pub(crate) fn cut(
     units: u32,
     items: u32,
@@ -110,4 +113,33 @@ pub(crate) fn cut(
     let tiles = bounded("tiles", tiles_for(loads))?;
     let grid = tiles.min(device.multiprocessors.max(1).saturating_mul(8));
     Ok((tile_units, units.div_ceil(tile_units), tiles, grid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_small_block_and_many_large_ones_both_fill_the_device() {
+        let device = Device { multiprocessors: 132 };
+        // (bytes of a block, blocks) → (bytes of a tile, thread blocks), with units of 16 bytes.
+        let cases = [
+            ((4 << 10, 1), (4 << 10, 1)),
+            ((4 << 10, 4096), (16 << 10, 1056)),
+            ((2 << 20, 1), (4 << 10, 512)),
+            ((5 << 20, 1), (8 << 10, 640)),
+            ((16 << 20, 1), (16 << 10, 1024)),
+            ((16 << 20, 4096), (16 << 10, 1056)),
+        ];
+        for ((bytes, items), (tile_bytes, grid)) in cases {
+            let (tile_units, item_tiles, tiles, found) =
+                cut(bytes / 16, items, 256, 4, device).expect("a cut");
+            assert_eq!((tile_units * 16, found), (tile_bytes, grid), "{items} blocks of {bytes} bytes");
+            assert_eq!(tiles, item_tiles * items);
+            assert!(item_tiles * tile_units >= bytes / 16);
+        }
+        let too_many = cut((1 << 31) - 1, 4096, 256, 4, device);
+        assert!(matches!(too_many, Err(PlanError::TooMany { what: "tiles", .. })));
+        assert_eq!(cut(1, 0, 256, 4, device), Err(PlanError::Zero("the count of items")));
+    }
 }

@@ -1,5 +1,5 @@
-//! Where the elements of a block lie: in the engine's tensors (strides, so that every layout is data) and in a
-//! transfer slot (one canonical order).
+//! Where the elements of a block lie: in the engine's tensors (strides, so that every layout is data) and in
+//! a transfer slot (one canonical order).
 
 use crate::error::PlanError;
 
@@ -65,8 +65,9 @@ impl EngineTensors {
         }
     }
 
-    /// The address of each plane's first block, in the order of the slot: for each layer keys, then values. A layer has
-    /// one address, or with [`PartPlace::Separate`] two (keys, values), which are taken as they are.
+    /// The address of each plane's first block, in the order of the slot: for each layer keys, then values. A
+    /// layer has one address, or with [`PartPlace::Separate`] two (keys, values), which are taken as they
+    /// are.
     #[must_use]
     pub fn planes(&self, tensors: &[u64]) -> Vec<u64> {
         let piece = self.layout().piece_bytes();
@@ -79,7 +80,7 @@ impl EngineTensors {
     }
 }
 
-/// A block's piece of one plane (one layer's keys or values) in the engine, in bytes. Element of a head are
+/// A block's piece of one plane (one layer's keys or values) in the engine, in bytes. Elements of a head are
 /// neighbours. Other orders are described by other numbers: keys of `[blocks, heads, dim / x, tokens, x]` are
 /// `heads × dim / x` heads of `x` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -153,7 +154,8 @@ impl SlotLayout {
     }
 }
 
-/// The heads that a launch moves: all of them, or those that two ranks with different tensor parallelism share.
+/// The heads that a launch moves: all of them, or those that two ranks with different tensor parallelism
+/// share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HeadRange {
     /// First head in the engine's tensors.

@@ -1,27 +1,31 @@
-//! GPU kernels between an engine's paged KV layout and transfer slots: their CUDA C++ text, what to launch, and what the
-//! result is.
+//! GPU kernels between an engine's paged KV layout and transfer slots: their CUDA C++ text, what to launch,
+//! and what the result is.
 //!
-//! * [`PagedLayout`] describes an engine by strides, [`SlotLayout`] a slot in one canonical order, [`HeadRange`] the heads
-//!   that two ranks share: every layout is data. [`EngineTensors`] makes both from an engine's own terms.
+//! * [`PagedLayout`] describes an engine by strides, [`SlotLayout`] a slot in one canonical order,
+//!   [`HeadRange`] the heads that two ranks share: every layout is data. [`EngineTensors`] makes both from an
+//!   engine's own terms.
 //! * [`CopyPlan`] gathers and scatters, [`QuantisePlan`] does so through fp8 or int8 codes with the bytes of
 //!   `kvstore-quantise`, [`ChecksumPlan`] verifies. Each batch is one [`Launch`].
-//! * [`SOURCE`] is compiled at run time by who launches; [`checksum()`] and [`reference`] are the same results on a
-//!   processor.
+//! * [`SOURCE`] is compiled at run time by who launches; [`checksum()`] and [`mod@reference`] are the same
+//!   results on a processor.
 //!
-//! Invariants: this crate opens no device and has no dependency on one. A launch waits for nothing on the host, starts no
-//! kernel, keeps nothing between launches (scratch is zero again after each), and touches only blocks below
-//! [`PagedLayout::blocks`]. Results do not depend on the order of threads. What goes wrong with an item is in its
-//! [`status`] word; content after that is undefined, so a block is published only after its word was read.
+//! Invariants: this crate opens no device and has no dependency on one. A launch waits for nothing on the
+//! host, starts no kernel, keeps nothing between launches (scratch is zero again after each), and touches
+//! only blocks below [`PagedLayout::blocks`]. Results do not depend on the order of threads. What goes wrong
+//! with an item is in its [`status`] word; content after that is undefined, so a block is published only
+//! after its word was read.
 //!
 //! Bandwidth, a model and *not measured* on a GPU. A gather or scatter of `n` bytes reads `n` and writes `n`
-//! ([`CopyPlan::bytes_moved`]), like a device-to-device copy; beside that 16 bytes an item and 8 a plane, which the caches
-//! keep. Quantising 16-bit elements reads `n` and writes a little over `n / 2`. A thread has four 16-byte loads in flight (quantising: up
-//! to sixteen); on an H100 or H200 the compiler takes up to 64 registers for a plain copy (`tests/nvrtc.rs` prints the
-//! counts), so at least 1,024 threads a multiprocessor and 132 × 64 KiB = 8.6 MB in flight, where 4.8 TB/s × about
-//! 0.7 µs needs 3.4 MB. Accesses are 16 bytes and whole sectors as soon as a head has 32 bytes. The address of a unit
-//! costs about 30 integer operations, its share of the checksum about 20, of about 95 that the multiprocessors can do in the time
-//! that memory takes for it. So at least 90 % of a device-to-device copy is expected once a batch is a few times
-//! larger than what is in flight; below, a launch's latency counts.
+//! ([`CopyPlan::bytes_moved`]), like a device-to-device copy; beside that 16 bytes an item and 8 a plane,
+//! which the caches keep. Quantising 16-bit elements reads `n` and writes a little over `n / 2`. A thread has
+//! four 16-byte loads in flight (quantising: up to sixteen). For an H100 or H200 the assembler takes 64
+//! registers for a plain copy, 80 with a checksum and at most 254 for quantising, without spills
+//! (`tests/nvrtc.sh` prints them): 1,024, 768 and 256 threads a multiprocessor, so 132 × 48 KiB = 6.5 MB in
+//! flight or more, where 4.8 TB/s × about 0.7 µs need 3.4 MB. Accesses are 16 bytes, and whole sectors as
+//! soon as a head has 32 bytes. By a count of the source, not of machine code, the address of a unit costs
+//! about 30 integer operations and its share of the checksum about 22, of about 95 that the multiprocessors
+//! can do in the time that memory takes for it. So at least 90 % of a device-to-device copy is expected once
+//! a batch is a few times larger than what is in flight; below, a launch's latency counts.
 
 #![deny(unsafe_code)]
 

@@ -26,7 +26,8 @@ pub struct QuantisePlan {
 }
 
 impl QuantisePlan {
-    /// A plan for addresses (of planes and slots) that are multiples of `alignment`, a power of two: see [`alignment_of`].
+    /// A plan for addresses (of planes and slots) that are multiples of `alignment`, a power of two: see
+    /// [`alignment_of`].
     pub fn new(
         paged: PagedLayout,
         slot: QuantisedSlot,

@@ -1,5 +1,5 @@
-//! What the kernels do, on a processor, slowly and plainly: the oracle of the tests, and a stand-in where there is no GPU.
-//! Numbers are worked out in double precision and rounded once where the kernels round.
+//! What the kernels do, on a processor, slowly and plainly: the oracle of the tests, and a stand-in where
+//! there is no GPU. Numbers are worked out in double precision and rounded once where the kernels round.
 
 mod numbers;
 mod quantised;

@@ -20,9 +20,9 @@ pub const SOURCE: &str = concat!(
     include_str!("../kernels/dequantise.cu"),
 );
 
-/// Options beside `--gpu-architecture`. Never `--use_fast_math` and never `--ftz=true`: codes and scales are exact
-/// to the bit, denormals included. `--define-macro=KVASIR_PORTABLE` takes the hand-written fp8 conversion on every
-/// architecture in place of the machine's (8.9 and later); both give the same bits.
+/// Options beside `--gpu-architecture`. Never `--use_fast_math` and never `--ftz=true`: codes and scales are
+/// exact to the bit, denormals included. `--define-macro=KVASIR_PORTABLE` takes the hand-written fp8
+/// conversion on every architecture in place of the machine's (8.9 and later); both give the same bits.
 pub const COMPILE_OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
 /// Every kernel's name, as [`Launch::function`](crate::Launch::function) gives it. The names are not mangled.

@@ -1,5 +1,5 @@
-//! Bits of an item's status word. A batch goes on after an item that has one; what is in the target of such an item
-//! is undefined, so look before it is used.
+//! Bits of an item's status word. A batch goes on after an item that has one; what is in the target of such
+//! an item is undefined, so look before it is used.
 
 /// A NaN or an infinity was to be quantised.
 pub const NOT_FINITE: u32 = 1;

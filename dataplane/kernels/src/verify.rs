@@ -26,7 +26,8 @@ impl ChecksumPlan {
         Ok(Self { bytes, is_aligned: alignment.is_multiple_of(UNIT_BYTES) && alignment != 0 })
     }
 
-    /// A launch for a batch; items' blocks and planes are not read. Reads [`Batch::count`] × bytes, writes 8 an item.
+    /// A launch for a batch; items' blocks and planes are not read. Reads [`Batch::count`] × bytes, writes 8
+    /// an item.
     pub fn launch(&self, batch: &Batch, device: Device) -> Result<Launch, PlanError> {
         let Some(sums) = batch.sums else {
             return Err(PlanError::Checksum("the batch has no place for it"));

@@ -156,8 +156,8 @@ fn collisions_of(found: &[u64]) -> [u64; 3] {
     [0, 32, 16].map(|shift| collisions(found.iter().map(|value| (value >> shift) as u32).collect()))
 }
 
-/// The sum itself, before `seal` hides it: orders of lanes are told apart by all of its bits, or nearly (orders share
-/// differences, so their pairs are not independent; the greatest count seen here is 810).
+/// The sum itself, before `seal` hides it: orders of lanes are told apart by all of its bits, or nearly
+/// (orders share differences, so their pairs are not independent; the greatest count seen here is 810).
 #[test]
 fn sums_of_lanes_in_other_orders_collide_about_as_random_numbers_do() {
     for factor in [1, 5, 0x3f80_3f80, 1 << 28, 0x0001_0000_0001, 1 << 46, 1 << 53, 1 << 60] {
@@ -175,7 +175,8 @@ fn sums_of_lanes_in_other_orders_collide_about_as_random_numbers_do() {
     }
 }
 
-/// 2²¹ inputs of one kind cut to 32 bits collide as random numbers do: 512 pairs expected, 22.6 the deviation.
+/// 2²¹ inputs of one kind cut to 32 bits collide as random numbers do: 512 pairs expected, 22.6 the
+/// deviation.
 #[test]
 fn truncated_checksums_collide_as_random_numbers_do() {
     const COUNT: u64 = 1 << 21;

@@ -1,5 +1,6 @@
-//! The kernels' text through NVIDIA's run-time compiler, where there is one: `KVASIR_NVRTC` (a path) or the loader's path.
-//! `tests/nvrtc.sh` fetches one. No GPU is needed. `KVASIR_PTXAS` (a path) prints registers and checks spills.
+//! The kernels' text through NVIDIA's run-time compiler, where there is one: `KVASIR_NVRTC` (a path) or the
+//! loader's path. `tests/nvrtc.sh` fetches one. No GPU is needed. `KVASIR_PTXAS` (a path) prints registers
+//! and checks spills.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! What the GPU's kernels write is what this crate reads, and the other way round, to the byte. The kernels are proved equal to their
-//! reference where they live (`dataplane/kernels/tests/emulated`); here the reference is proved equal to this crate.
+//! What the GPU's kernels write is what this crate reads, and the other way round, to the byte. The kernels
+//! are proved equal to their reference where they live (`dataplane/kernels/tests/emulated`); here the
+//! reference is proved equal to this crate.
 
 use dataplane_kernels::{self as kernels, EngineTensors, HeadRange, InnerOrder, PartPlace, reference};
 use kvstore_block::{BlockLayout, ElementType};

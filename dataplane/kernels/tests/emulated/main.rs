@@ -1,5 +1,5 @@
-//! The kernels' own text, run by the emulator beside this file under the address and undefined-behaviour sanitizers, against the
-//! reference on a processor.
+//! The kernels' own text, run by the emulator beside this file under the address and undefined-behaviour
+//! sanitizers, against the reference on a processor.
 
 #[path = "../emulator/harness.rs"]
 mod harness;

@@ -1,4 +1,5 @@
-//! Quantising gather and dequantising scatter of random geometries against the definition in double precision.
+//! Quantising gather and dequantising scatter of random geometries against the definition in double
+//! precision.
 
 use dataplane_kernels::{
     Direction, Element, Format, Grouping, HeadRange, PlanError, QuantisePlan, QuantisedSlot, ScaleType,
@@ -81,7 +82,8 @@ fn case(random: &mut Random, element: Element, odd: bool) -> Case {
     Case { engine, slot, range, memory, laid, plan }
 }
 
-/// Quantises a random batch, then restores it over other numbers. Returns the width and whether checksums were taken.
+/// Quantises a random batch, then restores it over other numbers. Returns the width and whether checksums
+/// were taken.
 fn round(emulator: &mut Emulator, random: &mut Random, element: Element, odd: bool) -> (u32, bool) {
     let Case { engine, slot, range, mut memory, mut laid, plan } = case(random, element, odd);
     let layouts = (&engine.paged, &slot, range);
@@ -159,7 +161,62 @@ fn random_blocks_are_quantised_and_restored_to_the_bit() {
         summed += u32::from(with_checksums);
     }
     println!(
-        "eight elements a access: {wide:?}, one: {narrow:?} (bf16, fp16, fp32); with checksums: {summed}"
+        "eight elements an access: {wide:?}, one: {narrow:?} (bf16, fp16, fp32); with checksums: {summed}"
     );
     assert!(wide.iter().all(|count| *count >= 5) && narrow.iter().all(|count| *count >= 3) && summed > 10);
+}
+
+/// Groups whose scale is exactly 1, so that each code is the code of a number as it is: every fp16 up to the
+/// greatest, and with them every tie.
+#[test]
+fn every_half_has_the_code_of_the_definition() {
+    let Some(mut emulator) = Emulator::start() else { return };
+    for (format, most) in [(Format::Fp8E4m3, 448.0), (Format::Int8, 127.0)] {
+        let is_small = |bits: &u16| reference::element_from(Element::F16, &bits.to_le_bytes()).abs() <= most;
+        let values: Vec<u16> = (0..=u16::MAX).filter(is_small).collect();
+        let mut greatest = [0; 2];
+        reference::element_to(Element::F16, most, &mut greatest);
+        let mut bytes: Vec<u8> = Vec::new();
+        for values in values.chunks(63) {
+            bytes.extend(greatest);
+            bytes.extend(
+                values.iter().chain(std::iter::repeat(&0)).take(63).flat_map(|bits| bits.to_le_bytes()),
+            );
+        }
+        let tokens = (bytes.len() / 128) as u32;
+        let paged = dataplane_kernels::PagedLayout {
+            blocks: 1,
+            tokens,
+            heads: 1,
+            head_bytes: 128,
+            block_stride: bytes.len() as u64,
+            token_stride: 128,
+            head_stride: 128,
+        };
+        let engine = Engine { paged, layers: 1, parts: 1, bytes: bytes.len(), planes: vec![0] };
+        let slot = QuantisedSlot {
+            header: [0; 64],
+            layers: 1,
+            parts: 1,
+            tokens,
+            heads: 1,
+            head_dim: 64,
+            element: Element::F16,
+            format,
+            scale: ScaleType::F32,
+            keys: Grouping::Token(64),
+            values: Grouping::Token(64),
+        };
+        let mut memory = Memory::default();
+        let contents = (bytes.clone(), slot.bytes() as usize);
+        let laid = lay(&mut memory, &mut Random(1), &engine, contents, (0, 0));
+        let plan = QuantisePlan::new(paged, slot, HeadRange::all(1), laid.alignment).expect("a plan");
+        let launch = plan.launch(Direction::Gather, &laid.batch, DEVICE).expect("a launch");
+        let mut wanted = vec![0; slot.bytes() as usize];
+        let layouts = (&paged, &slot, HeadRange::all(1));
+        assert_eq!(reference::quantise(layouts, &bytes, (&engine.planes, 0), &mut wanted), 0);
+        assert_eq!(wanted[64..68], 1.0_f32.to_le_bytes());
+        emulator.run(&launch, &mut memory, 1);
+        assert!(memory.at(laid.slots[0]) == wanted, "{format:?}: {} numbers", values.len());
+    }
 }

@@ -1,9 +1,9 @@
-// Emulates launches that it reads from standard input, with memory of exactly the stated sizes, so that the address
-// sanitizer sees each access outside. Numbers are 64-bit, least significant byte first.
+// Emulates launches that it reads from standard input, with memory of exactly the stated sizes, so that the
+// address sanitizer sees each access outside. Numbers are 64-bit, least significant byte first.
 //
-// Request: order, length and bytes of the function's name, grid (3), block (3), length and bytes of the parameters,
-// count of regions, for each its device address, length and bytes.
-// Answer: result, microseconds, the bytes of each region.
+// Request: order, length and bytes of the function's name, grid (3), block (3), length and bytes of the
+// parameters, count of regions, for each its device address, length and bytes. Answer: result, microseconds,
+// the bytes of each region.
 
 #include <chrono>
 #include <cstdint>

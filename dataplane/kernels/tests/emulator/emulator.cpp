@@ -150,6 +150,18 @@ void resume(unsigned thread) {
     entered(scheduler_shadow, nullptr, nullptr);
 }
 
+// The place among the ready ones of the thread that runs next: any, but one warp (or none) only when no other is
+// ready, so that the others run as far ahead of it as barriers let them.
+unsigned choose(unsigned slow_warp) {
+    const unsigned count = static_cast<unsigned>(ready.size());
+    const unsigned first = random_below(count);
+    for (unsigned step = 0; step < count; ++step) {
+        const unsigned at = (first + step) % count;
+        if (ready[at] / 32 != slow_warp) return at;
+    }
+    return first;
+}
+
 // Whether all threads came to an end.
 bool run_block(unsigned threads) {
     ready.clear();
@@ -157,8 +169,9 @@ bool run_block(unsigned threads) {
     for (unsigned warp = 0; warp < (threads + 31) / 32; ++warp) warps[warp].arrived = 0;
     for (unsigned thread = 0; thread < threads; ++thread) start(thread);
     unsigned done = 0;
+    const unsigned slow_warp = random_below(2) ? random_below(threads / 32) * random_below(2) : THREADS_MAX;
     while (!ready.empty()) {
-        const unsigned at = random_below(static_cast<unsigned>(ready.size()));
+        const unsigned at = choose(slow_warp);
         const unsigned thread = ready[at];
         ready[at] = ready.back();
         ready.pop_back();

@@ -1,6 +1,7 @@
-// The words of CUDA C++ that the kernels use, for a processor: every thread of a thread block is a fiber with a stack
-// of its own, so that barriers and shuffles really wait. Thread blocks run one after the other, and blocks and
-// threads in an order that a seed decides. Not emulated: time, caches, memory ordering between thread blocks.
+// The words of CUDA C++ that the kernels use, for a processor: every thread of a thread block is a fiber with
+// a stack of its own, so that barriers and shuffles really wait. Thread blocks run one after the other, and
+// blocks and threads in an order that a seed decides. Not emulated: time, caches, memory ordering between
+// thread blocks.
 #pragma once
 
 #include <cmath>

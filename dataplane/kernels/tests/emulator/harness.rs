@@ -1,4 +1,5 @@
-//! Builds the emulator with the machine's C++ compiler and talks to it. Without a compiler tests skip, and say so.
+//! Builds the emulator with the machine's C++ compiler and talks to it. Without a compiler tests skip, and
+//! say so.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -42,7 +43,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator")
 }
 
-/// Compiles files of the emulator unless this very text was compiled before; `None`, with the reason told: skip.
+/// Compiles files of the emulator unless this very text was compiled before; `None`, with the reason told:
+/// skip.
 pub(crate) fn build(name: &str, files: &[&str], options: &[&str]) -> Option<PathBuf> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     if Command::new(&compiler).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err()
@@ -57,7 +59,8 @@ pub(crate) fn build(name: &str, files: &[&str], options: &[&str]) -> Option<Path
     for file in ["emulator.h", "emulator_api.h", "emulator.cpp", "driver.cpp"] {
         text.extend(std::fs::read(folder().join(file)).expect("the emulator's source"));
     }
-    // One test of this process compiles, the others wait for it; of several processes the last one's file stays.
+    // One test of this process compiles, the others wait for it; of several processes the last one's file
+    // stays.
     static COMPILING: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _guard = COMPILING.lock();
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
