@@ -17,8 +17,8 @@ use kvstore_io::ring::RingConfig;
 use kvstore_io::{IoEngine, uring};
 use kvstore_store::{
     DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Medium, Moved, Onboard, Store, StoreBuilder,
-    StoreConfig, WriteMode,
-, TenantId};
+    StoreConfig, TenantId, WriteMode,
+};
 
 use crate::side::{Found, Mode, Pace, Setup, Side, Spent, Stopwatch};
 use crate::workload::{Contents, mix};
@@ -104,7 +104,8 @@ impl Ours {
         let started = Instant::now();
         loop {
             let told = Arc::clone(&self.told);
-            let description = Description { parent: None, position: 0, meta: Arc::from([]), tenant: TenantId(0) };
+            let description =
+                Description { parent: None, position: 0, meta: Arc::from([]), tenant: TenantId(0) };
             let done = move |_is_stored| {
                 told.put.fetch_add(1, Ordering::Release);
             };
