@@ -78,6 +78,32 @@ impl Catalog {
         count
     }
 
+    /// Whether a slot could be reserved for the tenant without evicting a block.
+    #[must_use]
+    pub fn has_room(&self, tier: TierIndex, tenant: TenantId) -> bool {
+        self.lock(tier).is_some_and(|mut locked| {
+            let account = locked.account_of(tenant);
+            locked.has_room(account)
+        })
+    }
+
+    /// Like [`Catalog::evict`], with the blocks that would have to go for this tenant: its own when it has its quota.
+    pub fn evict_for(
+        &self,
+        tier: TierIndex,
+        tenant: TenantId,
+        count: usize,
+        evicting: &mut Vec<Evicting>,
+    ) -> usize {
+        let Some(mut locked) = self.lock(tier) else { return 0 };
+        let account = locked.account_of(tenant);
+        for given in 0..count {
+            let Some(slot) = locked.take_for(account) else { return given };
+            evicting.push(Evicting(self.claim(tier.0, slot)));
+        }
+        count
+    }
+
     /// Finishes evictions under one lock, in order; returns how many slots became free.
     pub fn finish(&self, evicting: &mut Vec<Evicting>) -> usize {
         let mut freed = 0;

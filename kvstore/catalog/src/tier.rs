@@ -254,18 +254,24 @@ impl<'a> Locked<'a> {
         self.record(slot).reserve();
     }
 
+    /// Whether the tenant could have a slot without an eviction.
+    pub(crate) fn has_room(&self, account: u16) -> bool {
+        self.changes.free.len > 0 && !self.has_quota_used(account)
+    }
+
+    /// Takes the block that would have to go for this tenant: `Registered` → `Evicting`.
+    pub(crate) fn take_for(&mut self, account: u16) -> Option<u32> {
+        if self.has_quota_used(account) { self.take_own(account) } else { self.take_next() }
+    }
+
     /// Reserves one slot for the tenant; evicts if need be.
     pub(crate) fn reserve(
         &mut self,
         account: u16,
         evicted: &mut impl FnMut(BlockIdentity, u32),
     ) -> Option<u32> {
-        if self.has_quota_used(account) {
-            let slot = self.take_own(account)?;
-            evicted(self.record(slot).identity(), slot);
-            self.finish(slot);
-        } else if self.changes.free.len == 0 {
-            let slot = self.take_next()?;
+        if !self.has_room(account) {
+            let slot = self.take_for(account)?;
             evicted(self.record(slot).identity(), slot);
             self.finish(slot);
         }

@@ -1,5 +1,6 @@
 //! Copies between host memory and a worker's pool that lies in a device's memory: they go on beside the store's thread,
-//! which starts them, rings one doorbell for all that it started in a round, and asks how they ended.
+//! which starts them, rings one doorbell for what it started in a round, and asks how they ended. One thread; a start and
+//! an end cost a hash map's entry each, besides what the copier does.
 //!
 //! The processor cannot read what arrived on the device. A block that goes there is verified in host memory right before
 //! its copy begins; one that comes from there gets its checksum from what arrived here.
@@ -8,7 +9,7 @@
 //! request: nothing is reused under a copy.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_memory::{Copier, CopyDone, CopyRefused, SlotCopy, SlotRef};
 use kvstore_catalog::{Filling, Lease};
@@ -16,6 +17,10 @@ use kvstore_catalog::{Filling, Lease};
 use crate::job::NewBlock;
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
+
+/// Longer than any copy of a block takes.
+const SPIN_MAX: Duration = Duration::from_millis(1);
+const ASK_AGAIN: Duration = Duration::from_micros(50);
 
 /// What a copy is for.
 pub(crate) enum Purpose {
@@ -28,6 +33,8 @@ pub(crate) enum Purpose {
 struct UnderWay {
     purpose: Purpose,
     started: Instant,
+    /// Nothing else was under way, so its time is that of a copy.
+    is_alone: bool,
 }
 
 /// The copies that are under way.
@@ -37,11 +44,30 @@ pub(crate) struct DeviceCopies {
     next_token: u64,
     done: Vec<CopyDone>,
     is_due: bool,
+    /// When a copy ended last, or the first of those under way was started.
+    last_progress: Instant,
 }
 
 impl DeviceCopies {
     pub(crate) fn new(copier: Box<dyn Copier>) -> Self {
-        Self { copier, under_way: HashMap::new(), next_token: 0, done: Vec::new(), is_due: false }
+        Self {
+            copier,
+            under_way: HashMap::new(),
+            next_token: 0,
+            done: Vec::new(),
+            is_due: false,
+            last_progress: Instant::now(),
+        }
+    }
+
+    /// Lets others run: copies take microseconds, and nobody rings when they are over. A device that has not ended one for
+    /// long is asked less often.
+    pub(crate) fn wait(&self) {
+        if self.last_progress.elapsed() > SPIN_MAX {
+            std::thread::sleep(ASK_AGAIN);
+        } else {
+            std::thread::yield_now();
+        }
     }
 
     /// Whether the end of some copy is to come.
@@ -57,7 +83,11 @@ impl DeviceCopies {
         match self.copier.submit(copy) {
             Ok(()) => {
                 self.next_token += 1;
-                self.under_way.insert(token, UnderWay { purpose, started: Instant::now() });
+                let (started, is_alone) = (Instant::now(), self.under_way.is_empty());
+                if is_alone {
+                    self.last_progress = started;
+                }
+                self.under_way.insert(token, UnderWay { purpose, started, is_alone });
                 self.is_due = true;
                 Ok(())
             }
@@ -106,14 +136,19 @@ impl Mover {
         let has_ended = !done.is_empty();
         for CopyDone { token, result } in done.drain(..) {
             let Some(device) = &mut self.device else { break };
-            let Some(UnderWay { purpose, started }) = device.under_way.remove(&token) else { continue };
+            let Some(UnderWay { purpose, started, is_alone }) = device.under_way.remove(&token) else {
+                continue;
+            };
+            device.last_progress = Instant::now();
             if let Err(error) = &result {
                 tracing::debug!("a copy to or from the device failed: {error}");
                 StoreCounters::add(&self.shared.counters.device_failures, 1);
             }
             match purpose {
                 Purpose::In { block, filling, bytes } if result.is_ok() => {
-                    self.shared.observe_copy(bytes, started.elapsed());
+                    if is_alone {
+                        self.shared.observe_copy(bytes, started.elapsed());
+                    }
                     let checksum = self.shared.memory.checksum(filling.slot(), bytes);
                     self.take_in(block, filling, bytes, checksum);
                 }

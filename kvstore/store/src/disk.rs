@@ -64,6 +64,8 @@ pub(crate) struct Write {
 
 #[derive(Debug)]
 pub(crate) struct Read {
+    /// The store's number of the read.
+    pub(crate) number: u64,
     pub(crate) identity: BlockIdentity,
     /// The slot on the disk.
     pub(crate) lease: Lease,

@@ -11,12 +11,12 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Lease, Registered};
 use kvstore_plan::Tier;
 
-use crate::device::{Purpose, Refused};
+use crate::device::{DeviceCopies, Purpose, Refused};
 use crate::disk::{DiskCommand, Read};
 use crate::job::{Destination, Moved};
 use crate::memory::HostBlock;
 use crate::metrics::StoreCounters;
-use crate::mover::Mover;
+use crate::mover::{Mover, Reading};
 use crate::shared::{DISK, HOST, NOBODY};
 
 /// Bytes copied for all loads together before the inbox is looked at again.
@@ -85,6 +85,21 @@ impl Load {
         matches!(self.destination, Destination::Host)
     }
 
+    /// Nothing more is to be brought for it: its time is up, or a block in its middle will not come.
+    fn is_ending(&self) -> bool {
+        self.is_late || matches!(self.states.get(self.cursor), Some(State::Failed))
+    }
+
+    /// Gives back what it holds and will not use.
+    fn give_up_rest(&mut self) {
+        let rest = self.cursor.min(self.states.len());
+        for state in &mut self.states[rest..] {
+            if matches!(state, State::Here(_)) {
+                *state = State::Failed;
+            }
+        }
+    }
+
     pub(crate) fn waits_for_room(&self) -> bool {
         matches!(self.states.get(self.cursor), Some(State::Wanted))
     }
@@ -135,6 +150,9 @@ impl Mover {
 
     /// Takes hold of the next blocks, as far as there is room.
     fn take_hold(&mut self, number: u64, load: &mut Load) {
+        if load.is_ending() {
+            return load.give_up_rest();
+        }
         while let Some(identity) = load.chain.get(load.next) {
             let state = match self.shared.catalog.lease(HOST, identity) {
                 Some(lease) => State::Here(lease),
@@ -154,17 +172,21 @@ impl Mover {
     }
 
     /// Whether something is under way that ends by itself and leaves room.
-    fn will_make_room(&self) -> bool {
+    pub(crate) fn will_make_room(&self) -> bool {
         let goes_on = |load: &Load| {
             load.moving > 0 || load.lets_go() && !matches!(load.states.get(load.cursor), Some(State::Wanted))
         };
-        !self.reading.is_empty() || self.writing() > 0 || self.loads.values().any(goes_on)
+        !self.reading.is_empty()
+            || self.writing() > 0
+            || self.background.holds_writes()
+            || self.device.as_ref().is_some_and(DeviceCopies::is_busy)
+            || self.loads.values().any(goes_on)
     }
 
     /// Starts a read, or joins one that is under way. `is_paid`: its bandwidth has been taken.
     fn read_from_disk(&mut self, identity: BlockIdentity, waiter: (u64, usize), is_paid: bool) -> Started {
-        if let Some(waiters) = self.reading.get_mut(&identity) {
-            waiters.push(waiter);
+        if let Some(reading) = self.reading.get_mut(&identity) {
+            reading.waiters.push(waiter);
             return Started::Coming;
         }
         if self.disk.is_none() {
@@ -180,7 +202,9 @@ impl Mover {
         let filling = reserved.fill();
         let target = self.shared.memory.slot(filling.slot()).clone();
         let bytes = u64::from(lease.bytes());
-        let read = Read { identity, lease, filling, target };
+        let number = self.next_read;
+        self.next_read += 1;
+        let read = Read { number, identity, lease, filling, target };
         let sent =
             self.disk.as_ref().is_some_and(|disk| disk.try_send(DiskCommand::Read(Box::new(read))).is_ok());
         if !sent {
@@ -189,20 +213,23 @@ impl Mover {
         if !is_paid {
             self.background.charge(Tier::Disk, bytes);
         }
-        self.reading.insert(identity, vec![waiter]);
+        self.reading.insert(identity, Reading { number, waiters: vec![waiter] });
         Started::Coming
     }
 
     /// The disk has answered a read.
     pub(crate) fn read(&mut self, read: Read, bytes: Option<u32>, is_gone: bool) {
-        let Read { identity, lease, filling, .. } = read;
-        let waiters = self.reading.remove(&identity).unwrap_or_default();
+        let Read { number, identity, lease, filling, .. } = read;
+        // One that was given up has no waiters any more, though a newer one of the block may have.
+        let is_known = self.reading.get(&identity).is_some_and(|reading| reading.number == number);
+        let reading = if is_known { self.reading.remove(&identity) } else { None };
+        let waiters = reading.map_or_else(Vec::new, |reading| reading.waiters);
         self.room_came_free();
         let parent = waiters.iter().find_map(|(number, index)| {
             let load = self.loads.get(number)?;
             load.chain.get(index.checked_sub(1)?).copied()
         });
-        let was_forgotten = self.forgotten.remove(&identity);
+        let was_forgotten = self.forgotten.remove(&number);
         let checksum = bytes.map(|bytes| self.shared.memory.checksum(filling.slot(), bytes as usize));
         // The disk gave what it was given; this is about what had been stored.
         let is_damaged = checksum.is_some_and(|checksum| checksum != lease.checksum());
@@ -217,7 +244,7 @@ impl Mover {
             let complete = filling.complete(checksum, bytes);
             if let Registered::New = complete.register(identity, parent.or(lease.parent()), cost) {
                 StoreCounters::add(&self.shared.counters.from_disk, 1);
-                (self.notify)(Moved::Stored { identity, medium: crate::Medium::Host });
+                self.tell_stored(identity);
             }
             drop(lease);
         } else {
@@ -237,7 +264,8 @@ impl Mover {
 
     /// The device does not answer: whoever waits for the block goes on without it.
     pub(crate) fn give_up_read(&mut self, identity: &BlockIdentity) {
-        for (number, index) in self.reading.remove(identity).unwrap_or_default() {
+        let given_up = self.reading.remove(identity).map_or_else(Vec::new, |reading| reading.waiters);
+        for (number, index) in given_up {
             if let Some(load) = self.loads.get_mut(&number) {
                 load.states[index] = State::Failed;
             }
@@ -389,6 +417,7 @@ impl Mover {
                     StoreCounters::add(&self.shared.counters.late, load.chain.len() - load.cursor);
                 }
                 load.is_late = true;
+                load.give_up_rest();
                 if load.moving > 0 {
                     // A device writes to its slots: whoever waits cannot have them back yet.
                     self.loads.insert(number, load);
@@ -401,7 +430,10 @@ impl Mover {
     }
 
     fn finish(&mut self, load: Load) {
-        let Load { request, states, destination, is_late, .. } = load;
+        let Load { request, states, destination, .. } = load;
+        // A load that was late without waiting for the disk says nothing of it.
+        let is_late = load.is_late
+            && (load.disk_bytes > 0 || states.iter().any(|state| matches!(state, State::Coming)));
         let cursor = states.iter().take_while(|state| matches!(state, State::Done(_))).count();
         self.shared.observe_load(
             load.started.elapsed(),

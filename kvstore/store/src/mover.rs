@@ -4,7 +4,7 @@
 //! that a load never waits longer than the copies of [`COPY_BYTES_MAX`]. The slower tiers have threads of their own;
 //! this one hands them commands and gets their results through its inbox, and never waits for one of them.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -39,6 +39,13 @@ pub(crate) enum Message {
 /// Somebody who waits for a block that is being read: the load's number, and which block of it.
 pub(crate) type Waiter = (u64, usize);
 
+/// A read that is under way.
+pub(crate) struct Reading {
+    /// Its number: one that was given up may still be answered, when there is another of the same block.
+    pub(crate) number: u64,
+    pub(crate) waiters: Vec<Waiter>,
+}
+
 pub(crate) struct Mover {
     pub(crate) shared: Arc<Shared>,
     pub(crate) inbox: Receiver<Message>,
@@ -49,7 +56,8 @@ pub(crate) struct Mover {
     pub(crate) loads: HashMap<u64, Load>,
     pub(crate) next_load: u64,
     /// Blocks on their way from the disk into host memory.
-    pub(crate) reading: HashMap<BlockIdentity, Vec<Waiter>>,
+    pub(crate) reading: HashMap<BlockIdentity, Reading>,
+    pub(crate) next_read: u64,
     /// What the block in each slot of host memory is, for the tiers below.
     pub(crate) descriptions: Vec<Option<Description>>,
     /// New blocks that found all of host memory in use by writes to the disk, and wait for one to end.
@@ -63,10 +71,10 @@ pub(crate) struct Mover {
     pub(crate) unwritten_held: usize,
     /// Blocks written back since children were hung on their parents last.
     pub(crate) orphans: usize,
-    /// Blocks being read that were forgotten meanwhile.
-    pub(crate) forgotten: HashSet<BlockIdentity>,
+    /// Reads whose blocks were forgotten meanwhile.
+    pub(crate) forgotten: HashSet<u64>,
     /// Slots of the disk whose tombstones have not been handed to it.
-    pub(crate) tombstones: HashSet<u32>,
+    pub(crate) tombstones: BTreeSet<u32>,
     /// Something was let go of since those who wait for room were tried last.
     pub(crate) has_room: bool,
     /// The same for held blocks.
@@ -110,9 +118,8 @@ impl Mover {
             if is_idle {
                 self.work_ahead(now);
             }
-            if self.device.as_ref().is_some_and(DeviceCopies::is_busy) {
-                // Copies take microseconds, and nobody rings when they are over.
-                std::thread::yield_now();
+            if let Some(device) = self.device.as_ref().filter(|device| device.is_busy()) {
+                device.wait();
             } else if is_idle && !self.sleep(now) {
                 return;
             }
@@ -136,7 +143,7 @@ impl Mover {
             .values()
             .map(|load| load.deadline)
             .chain(self.far.next_deadline())
-            .chain(self.background.next_deadline())
+            .chain(self.background.next_deadline(!self.loads.is_empty()))
             .min();
         let mut timeout =
             deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(now)).min(SLEEP_MAX);

@@ -7,11 +7,10 @@ use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Evicting, Filling, Registered, Reserved, TenantId};
 use kvstore_disk::{Moment, Usage, Verdict};
-
-use crate::config::WriteMode;
 use kvstore_plan::{Priority, Tier};
 
-use crate::device::{Purpose, Refused as CopyRefused};
+use crate::config::WriteMode;
+use crate::device::{Purpose, Refused};
 use crate::disk::{DiskCommand, DiskLink, Hold, Write};
 use crate::job::{Medium, Moved, NewBlock, Source};
 use crate::metrics::StoreCounters;
@@ -34,18 +33,22 @@ pub(crate) const META_FIXED: usize = 12;
 pub(crate) struct WriteState {
     /// The block was forgotten meanwhile.
     is_forgotten: bool,
+    /// It leaves host memory once it is written.
+    is_leaving: bool,
+    /// That host memory has it no more was told meanwhile.
+    is_told: bool,
     /// The device does not answer.
     pub(crate) is_stuck: bool,
 }
 
 /// A block that was not handed to the disk.
-struct Refused {
+struct NotWritten {
     hold: Hold,
     /// After this time there is bandwidth for it; `None`: it is not wanted there.
     wait: Option<Duration>,
 }
 
-impl From<Hold> for Refused {
+impl From<Hold> for NotWritten {
     fn from(hold: Hold) -> Self {
         Self { hold, wait: None }
     }
@@ -57,7 +60,9 @@ impl Mover {
             return self.over(block, true);
         }
         let Some(reserved) = self.host_slot(block.description.tenant) else {
-            if self.writing() > 0 {
+            // Other tenants wait behind one that is at its quota for the end of a write, not for bandwidth.
+            let is_short = self.shared.free(HOST) == 0 || !self.background.holds_writes();
+            if is_short && self.will_make_room() {
                 self.held.push_front(block);
             } else {
                 StoreCounters::add(&self.shared.counters.throttled, 1);
@@ -102,7 +107,7 @@ impl Mover {
         }
         let target = self.shared.memory.slot(filling.slot()).clone();
         let refused = self.start_copy(source, target, bytes, Purpose::In { block, filling, bytes });
-        let Err(CopyRefused { purpose: Purpose::In { block, filling, .. }, is_full }) = refused else {
+        let Err(Refused { purpose: Purpose::In { block, filling, .. }, is_full }) = refused else {
             return;
         };
         drop(filling);
@@ -126,7 +131,7 @@ impl Mover {
         if let Registered::New = complete.register(block.identity, description.parent, cost) {
             self.descriptions[slot as usize] = Some(description);
             StoreCounters::add(&self.shared.counters.offloaded, 1);
-            (self.notify)(Moved::Stored { identity: block.identity, medium: Medium::Host });
+            self.tell_stored(block.identity);
             if self.shared.config.disk_write == WriteMode::Through {
                 self.write_through(block.identity);
             }
@@ -147,9 +152,11 @@ impl Mover {
     /// A slot of host memory, made by evicting if need be.
     pub(crate) fn host_slot(&mut self, tenant: TenantId) -> Option<Reserved> {
         let writes_back = self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back;
-        if writes_back && self.shared.free(HOST) == 0 {
-            self.write_back();
-            if self.shared.free(HOST) == 0 && self.writing() > 0 {
+        if writes_back && !self.shared.catalog.has_room(HOST, tenant) {
+            self.write_back(tenant);
+            let is_on_its_way = self.writing() > 0 || self.background.holds_writes();
+            let is_queue_full = self.disk.as_ref().is_some_and(|disk| !disk.has_room());
+            if !self.shared.catalog.has_room(HOST, tenant) && (is_on_its_way || is_queue_full) {
                 return None;
             }
         }
@@ -159,11 +166,31 @@ impl Mover {
     /// The same without waiting for what would have to be written first.
     pub(crate) fn host_slot_now(&mut self, tenant: TenantId) -> Option<Reserved> {
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
-        self.shared.catalog.reserve(HOST, 1, tenant, &mut evicted, &mut reserved);
-        for evicted in evicted {
-            self.left_host(evicted.identity, evicted.slot);
+        loop {
+            self.shared.catalog.reserve(HOST, 1, tenant, &mut evicted, &mut reserved);
+            for evicted in evicted.drain(..) {
+                self.left_host(evicted.identity, evicted.slot);
+            }
+            // Blocks that only wait to be written give way; the youngest first, so that chains stay whole.
+            if !reserved.is_empty() || !self.let_go_of_unwritten() {
+                return reserved.pop();
+            }
         }
-        reserved.pop()
+    }
+
+    /// Holds one block less of those that wait to be written; false when none is held.
+    fn let_go_of_unwritten(&mut self) -> bool {
+        let held = self.unwritten.iter_mut().rev().find_map(|(_, lease)| lease.take());
+        self.unwritten_held -= usize::from(held.is_some());
+        held.is_some()
+    }
+
+    /// Tells that host memory has the block, unless nobody was told that it had not.
+    pub(crate) fn tell_stored(&mut self, identity: BlockIdentity) {
+        let state = self.in_writing.get(&identity);
+        if state.is_none_or(|state| !state.is_leaving || state.is_told) {
+            (self.notify)(Moved::Stored { identity, medium: Medium::Host });
+        }
     }
 
     fn left_host(&mut self, identity: BlockIdentity, slot: u32) {
@@ -193,7 +220,7 @@ impl Mover {
             let (slot, bytes) = (lease.slot(), lease.bytes());
             // A block that is not written stays in host memory all the same.
             let refused = self.write_to_disk(identity, slot, bytes, Hold::Lease(lease));
-            if let Err(Refused { hold: Hold::Lease(lease), wait: Some(wait) }) = refused {
+            if let Err(NotWritten { hold: Hold::Lease(lease), wait: Some(wait) }) = refused {
                 self.admitted = Some(identity);
                 self.unwritten_held += 1;
                 self.unwritten.push_front((identity, Some(lease)));
@@ -204,27 +231,37 @@ impl Mover {
 
     /// Starts the way out of host memory for the blocks that go next. Those that the disk has, or does not take, go at
     /// once.
-    fn write_back(&mut self) {
+    fn write_back(&mut self, tenant: TenantId) {
         let mut evicting = Vec::new();
         let room = self.disk.as_ref().map_or(0, DiskLink::room);
         let count = LEAVING_MAX.saturating_sub(self.writing()).min(room);
-        self.shared.catalog.evict(HOST, count, &mut evicting);
+        if self.background.holds_writes() {
+            return;
+        }
+        self.shared.catalog.evict_for(HOST, tenant, count, &mut evicting);
         for evicting in evicting {
             let (identity, slot, bytes) = (evicting.identity(), evicting.slot(), evicting.bytes());
             match self.write_to_disk(identity, slot, bytes, Hold::Evicting(evicting)) {
                 Ok(()) => {}
-                // It has to make room now, so it does not wait for bandwidth.
-                Err(Refused { hold: Hold::Evicting(evicting), .. }) => self.finish_eviction(evicting, false),
-                Err(Refused { hold: Hold::Lease(_), .. }) => {}
+                Err(NotWritten { hold: Hold::Evicting(evicting), wait: Some(wait) }) => {
+                    // It stays, and those after it, until there is bandwidth.
+                    self.admitted = Some(identity);
+                    self.background.hold_writes(wait);
+                    drop(evicting);
+                    return;
+                }
+                Err(NotWritten { hold: Hold::Evicting(evicting), wait: None }) => {
+                    self.finish_eviction(evicting, false);
+                }
+                Err(NotWritten { hold: Hold::Lease(_), .. }) => {}
             }
         }
     }
 
-    fn finish_eviction(&mut self, evicting: Evicting, was_forgotten: bool) {
+    fn finish_eviction(&mut self, evicting: Evicting, is_told: bool) {
         let (identity, slot) = (evicting.identity(), evicting.slot());
-        // It stays when a block that hangs on it was put back meanwhile; and what was forgotten, or is here again, has
-        // been told already.
-        if evicting.finish() && !was_forgotten && !self.shared.holds(HOST, &identity) {
+        // It stays when a block that hangs on it was put back meanwhile. What is here again was never told to be gone.
+        if evicting.finish() && !is_told && !self.shared.holds(HOST, &identity) {
             self.left_host(identity, slot);
         }
     }
@@ -241,7 +278,7 @@ impl Mover {
         slot: u32,
         bytes: u32,
         hold: Hold,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), NotWritten> {
         let (Some(disk), Some(description)) = (&self.disk, &self.descriptions[slot as usize]) else {
             return Err(hold.into());
         };
@@ -264,7 +301,7 @@ impl Mover {
             return Err(hold.into());
         }
         if let Err(wait) = self.background.admit(Tier::Disk, Priority::Offload, u64::from(bytes)) {
-            return Err(Refused { hold, wait: Some(wait) });
+            return Err(NotWritten { hold, wait: Some(wait) });
         }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
         self.shared.catalog.reserve(DISK, 1, description.tenant, &mut evicted, &mut reserved);
@@ -279,6 +316,7 @@ impl Mover {
         meta.extend_from_slice(&description.position.to_le_bytes());
         meta.extend_from_slice(&hold.checksum().to_le_bytes());
         meta.extend_from_slice(&description.meta);
+        let is_leaving = matches!(hold, Hold::Evicting(_));
         // What was to be forgotten there is replaced.
         self.tombstones.remove(&reserved.slot());
         let write = Write {
@@ -294,7 +332,7 @@ impl Mover {
         };
         match disk.try_send(DiskCommand::Write(Box::new(write))) {
             Ok(()) => {
-                self.in_writing.insert(identity, WriteState::default());
+                self.in_writing.insert(identity, WriteState { is_leaving, ..WriteState::default() });
                 Ok(())
             }
             Err(DiskCommand::Write(write)) => {
@@ -325,7 +363,7 @@ impl Mover {
             drop(filling);
         }
         if let Hold::Evicting(evicting) = hold {
-            self.finish_eviction(evicting, state.is_forgotten);
+            self.finish_eviction(evicting, state.is_told);
             self.relink();
         }
         self.write_waiting();
@@ -353,7 +391,7 @@ impl Mover {
     /// Hands tombstones to the disk, as far as its queue has room.
     pub(crate) fn bury(&mut self) {
         let Some(disk) = &self.disk else { return };
-        while let Some(&slot) = self.tombstones.iter().next() {
+        while let Some(&slot) = self.tombstones.first() {
             if disk.try_send(DiskCommand::Forget(slot)).is_err() {
                 return;
             }
@@ -372,8 +410,8 @@ impl Mover {
         });
         for identity in chain {
             self.in_writing.entry(*identity).and_modify(|state| state.is_forgotten = true);
-            if self.reading.contains_key(identity) {
-                self.forgotten.insert(*identity);
+            if let Some(reading) = self.reading.get(identity) {
+                self.forgotten.insert(reading.number);
             }
             self.drop_from_host(*identity);
             self.drop_from_disk(*identity);
@@ -382,6 +420,7 @@ impl Mover {
 
     pub(crate) fn drop_from_host(&mut self, identity: BlockIdentity) {
         if self.shared.catalog.remove(HOST, &identity) {
+            self.in_writing.entry(identity).and_modify(|state| state.is_told = true);
             (self.notify)(Moved::Removed { identity, medium: Medium::Host });
         }
     }

@@ -17,8 +17,8 @@ use crate::metrics::StoreCounters;
 
 pub(crate) const HOST: TierIndex = TierIndex(0);
 pub(crate) const DISK: TierIndex = TierIndex(1);
-/// Whose blocks are that came from elsewhere, where nobody knows.
-pub(crate) const NOBODY: TenantId = TenantId(0);
+/// Whose blocks are that came from other nodes, which do not tell. It has no quota.
+pub(crate) const NOBODY: TenantId = TenantId(u32::MAX);
 /// The quantile of transfer times that plans know of.
 const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
 /// The tiers of other nodes are asked for one in so many prompts although it does not seem to pay.

@@ -1,6 +1,6 @@
 //! The store as its callers see it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,7 +11,8 @@ use crossbeam_channel::{Sender, TrySendError, bounded, unbounded};
 use dataplane_memory::{Copier, PageSize, Slab};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{
-    Catalog, CatalogConfig, Contents, FrequencySketch, PolicyKind, SlotOrder, TenantId, TierConfig,
+    Catalog, CatalogConfig, Contents, FrequencySketch, PolicyKind, SlotOrder, TenantId, TenantQuota,
+    TierConfig, TierIndex,
 };
 use kvstore_disk::{Admission, AdmissionConfig, DiskCounters, Moment, Recovered, Usage};
 
@@ -27,12 +28,16 @@ use crate::memory::{HostBlock, HostMemory};
 use crate::metrics::StoreCounters;
 use crate::mover::{Message, Mover};
 use crate::offload::META_FIXED;
-use crate::shared::{DISK, HOST, Plan, Prompt, Shared};
+use crate::shared::{DISK, HOST, NOBODY, Plan, Prompt, Shared};
 
 /// Blocks that may wait for the copying thread.
 const OFFLOADS_MAX: usize = 1024;
 /// Loads, searches and the like that may be inside at a time.
 const REQUESTS_MAX: usize = 16_384;
+/// Tenants with blocks that are told apart, where they have quotas; those beyond share one.
+const TENANTS_MAX: u16 = 8192;
+/// Hints about conversations are dropped when so much waits already.
+const HINTS_MAX: usize = 64;
 /// Requests that the store numbers itself have this bit; callers' numbers must not.
 const OWN_REQUEST: u64 = 1 << 63;
 
@@ -165,7 +170,10 @@ impl StoreBuilder {
             (admission, disk_counters) = (disk.admission, Some(opened.counters));
         }
         let slots = tiers.iter().map(|tier| tier.slots).collect();
-        let catalog = Arc::new(Catalog::new(&CatalogConfig::new(tiers))?);
+        let unlimited = |tier| TenantQuota { tenant: NOBODY, tier: TierIndex(tier), slots: u32::MAX };
+        let quotas = (0..tiers.len() as u8).map(unlimited).collect();
+        let catalog = CatalogConfig { quotas, tenants_max: TENANTS_MAX, ..CatalogConfig::new(tiers) };
+        let catalog = Arc::new(Catalog::new(&catalog)?);
         let kinds = others.iter().map(|tier| tier.tier()).collect();
         let shared = Arc::new(Shared::new(catalog, memory, config, link.is_some(), kinds));
         let survivors = adopt(&shared, recovered);
@@ -185,8 +193,9 @@ impl StoreBuilder {
             unwritten_held: 0,
             orphans: 0,
             forgotten: HashSet::new(),
-            tombstones: HashSet::new(),
+            tombstones: BTreeSet::new(),
             reading: HashMap::new(),
+            next_read: 0,
             descriptions: vec![None; host.slots as usize],
             held: VecDeque::new(),
             has_room: false,
@@ -327,15 +336,15 @@ impl Store {
     /// A prompt has come. With [`Store::went_idle`] this teaches when conversations go on, so that their blocks can be
     /// fetched ahead; without prefetch it does nothing.
     pub fn came(&self, chain: &[BlockIdentity]) {
-        if self.shared.config.prefetch.is_some() {
-            // One that is not counted is no loss.
+        // One that is not counted is no loss.
+        if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
             let _full = self.send(Job::Came(chain.to_vec()));
         }
     }
 
     /// The conversation with these blocks waits for its user.
     pub fn went_idle(&self, chain: &[BlockIdentity]) {
-        if self.shared.config.prefetch.is_some() {
+        if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
             let _full = self.send(Job::WentIdle(chain.to_vec()));
         }
     }

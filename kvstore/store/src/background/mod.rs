@@ -63,15 +63,20 @@ impl Background {
         }
     }
 
+    /// Whether writes wait for bandwidth.
+    pub(crate) fn holds_writes(&self) -> bool {
+        self.writes_from.is_some()
+    }
+
     /// Writes that wait are tried again after this time.
     pub(crate) fn hold_writes(&mut self, wait: Duration) {
         self.writes_from = Some(Instant::now() + wait);
     }
 
-    /// When there may be something to do.
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+    /// When there may be something to do. While requests load nothing is, and their ends are told.
+    pub(crate) fn next_deadline(&self, has_loads: bool) -> Option<Instant> {
         let has_idle = self.conversations.as_ref().is_some_and(|conversations| !conversations.is_empty());
-        let check = has_idle.then_some(self.next_check);
+        let check = (has_idle && !has_loads).then_some(self.next_check);
         [check, self.writes_from].into_iter().flatten().min()
     }
 }
@@ -104,6 +109,7 @@ impl Mover {
     pub(crate) fn work_ahead(&mut self, now: Instant) {
         if self.background.writes_from.is_some_and(|from| from <= now) {
             self.background.writes_from = None;
+            self.room_came_free();
             self.write_waiting();
         }
         if now < self.background.next_check || !self.loads.is_empty() {
@@ -116,17 +122,24 @@ impl Mover {
         let Some((last, chain, from)) = conversations.next(now) else { return };
         let first = (from..chain.len()).find(|&at| !self.shared.holds(HOST, &chain[at]));
         let room = (self.descriptions.len() / AHEAD_SHARE).saturating_sub(conversations.ahead());
-        let Some(first) = first.filter(|_| room > 0) else {
+        let Some(first) = first else {
             conversations.fetched(&last, now);
             return;
         };
+        if room == 0 {
+            if from > 0 {
+                // As much as could be.
+                conversations.fetched(&last, now);
+            }
+            return;
+        }
         let is_here =
             |at: &usize| self.shared.holds(DISK, &chain[*at]) && !self.shared.holds(HOST, &chain[*at]);
         let count = (first..chain.len()).take(PIECE_BLOCKS.min(room)).take_while(is_here).count();
         if count == 0 {
             // The rest is on no tier of this node.
             conversations.fetched(&last, now);
-            self.search_ahead(&chain, now);
+            self.search_ahead(&chain, first + room.min(chain.len() - first), now);
             return;
         }
         let bytes = (count * self.shared.config.block_bytes) as u64;
@@ -145,11 +158,13 @@ impl Mover {
         self.start_load(BACKGROUND_REQUEST, piece, Destination::Host, deadline);
     }
 
-    /// Asks the tiers of other nodes for the rest of a chain.
-    fn search_ahead(&mut self, chain: &[BlockIdentity], now: Instant) {
-        if self.far.is_idle() {
+    /// Asks the tiers of other nodes for the rest of a chain, up to the block `end`.
+    fn search_ahead(&mut self, chain: &[BlockIdentity], end: usize, now: Instant) {
+        let bytes = (end * self.shared.config.block_bytes) as u64;
+        let nearest = self.far.nearest().filter(|_| self.far.is_idle());
+        if nearest.is_some_and(|tier| self.background.admit(tier, Priority::Prefetch, bytes).is_ok()) {
             let deadline = now + self.shared.config.others_deadline;
-            let chain = chain.to_vec();
+            let chain = chain[..end].to_vec();
             self.prepare(Prepare { request: BACKGROUND_REQUEST, chain, device_blocks: 0, deadline });
         }
     }

@@ -16,7 +16,7 @@ use kvstore_catalog::{Filling, Lease, Registered};
 use kvstore_plan::{Priority, Tier};
 
 use crate::background::BACKGROUND_REQUEST;
-use crate::job::{Medium, Moved, Prepare};
+use crate::job::{Moved, Prepare};
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
 use crate::shared::{HOST, NOBODY};
@@ -144,7 +144,12 @@ impl FarLinks {
 
     /// Whether nobody searches.
     pub(crate) fn is_idle(&self) -> bool {
-        !self.tiers.is_empty() && self.searches.is_empty()
+        self.searches.is_empty()
+    }
+
+    /// The tier that is asked first.
+    pub(crate) fn nearest(&self) -> Option<Tier> {
+        self.tiers.first().map(|tier| tier.tier())
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
@@ -206,7 +211,9 @@ impl Mover {
 
     fn end_search(&mut self, search: Search) {
         let blocks = self.local_blocks(&search.prepare);
-        self.shared.observe_search(search.has_found);
+        if search.prepare.request != BACKGROUND_REQUEST {
+            self.shared.observe_search(search.has_found);
+        }
         self.prepared(search.prepare.request, blocks);
     }
 
@@ -280,14 +287,16 @@ impl Mover {
             let cost = self.shared.recompute_cost(first as u32);
             if let Registered::New = filling.complete(checksum, bytes).register(*identity, parent, cost) {
                 StoreCounters::add(&self.shared.counters.from_far, 1);
-                (self.notify)(Moved::Stored { identity: *identity, medium: Medium::Host });
+                self.tell_stored(*identity);
             }
             parent = Some(*identity);
         }
         let Some(mut search) = self.far.searches.remove(&question) else { return };
         let tier = self.far.tiers[search.tier].tier();
         let sum = bytes.iter().map(|&bytes| u64::from(bytes)).sum();
-        self.background.charge(tier, sum);
+        if search.prepare.request != BACKGROUND_REQUEST {
+            self.background.charge(tier, sum);
+        }
         self.shared.observe_far(tier, sum, search.asked.elapsed(), false);
         self.shared.catalog.lease_prefix(HOST, &chain[first..], &mut search.held);
         search.found = self.local_blocks(&search.prepare);

@@ -52,7 +52,7 @@ fn blocks_go_from_the_device_to_host_and_disk_and_come_back_as_they_were() {
 /// not written to any more.
 #[test]
 fn a_late_load_gives_its_slots_back_untouched_from_then_on() {
-    let copier = CopierDouble::new(2, 64, slow(400_000));
+    let copier = CopierDouble::new(2, 64, slow(300));
     let mut rig = Rig::on_device(no_disk(32), memory(), copier);
     let talk = chain(2, 16);
     (0..16).for_each(|position| rig.offload(&talk, position));
