@@ -7,6 +7,7 @@ mod disk;
 mod engine;
 mod events;
 mod gateway;
+pub mod gpu;
 mod index;
 mod measure;
 mod rails;
@@ -71,6 +72,8 @@ enum Bench {
     Engine,
     /// What a gateway adds to chats with a mock engine.
     Gateway(GatewayArgs),
+    /// Copies to, from and on a GPU, and the layout kernels, beside plain copies of the same bytes.
+    Gpu(gpu::GpuArgs),
     /// Requests through mock engines that fail in every way: each must be answered or cleanly refused, and nothing left.
     Soak {
         /// How many.
@@ -129,6 +132,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             transfer_soak::run(if smoke { 5 } else { seconds }, seed, &peers, life)
         }
         Bench::TransferNode { transports, socket } => transfer_soak::run_node(&transports, &socket),
+        Bench::Gpu(args) => gpu::run(smoke, &args),
         Bench::Gateway(args) => gateway::run(smoke, &args),
         Bench::All => {
             run_transfer(&TransferArgs::with_defaults(), smoke)?;
@@ -140,6 +144,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             engine::run(smoke)?;
             tier::run(smoke, &tier::TierArgs::default())?;
             gateway::run(smoke, &GatewayArgs::with_defaults())?;
+            gpu::run_if_present(smoke)?;
             soak::run(if smoke { 2000 } else { 1_000_000 }, 1)
         }
     }

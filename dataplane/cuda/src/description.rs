@@ -69,6 +69,8 @@ pub struct DeviceDescription {
     pub has_unified_addresses: bool,
     /// Engines that copy beside kernels: with two or more, both directions run at a time.
     pub copy_engines: u32,
+    /// Multiprocessors: how many thread blocks make it busy.
+    pub multiprocessors: u32,
     /// Whether the kernel module is loaded that lets a NIC register bare device addresses.
     pub has_peer_memory: bool,
     /// The longest distance between rows of a copy, in bytes.
@@ -119,6 +121,7 @@ pub(crate) fn describe(library: &Library, ordinal: i32) -> Result<(CUdevice, Dev
             && attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) > 0,
         has_unified_addresses: attribute(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) > 0,
         copy_engines: count(attribute(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)),
+        multiprocessors: count(attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)),
         has_peer_memory: has_peer_memory_module(Path::new(MODULES)),
         row_pitch_max: count(attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH)) as usize,
     };

@@ -261,6 +261,7 @@ result_t cuDeviceGetAttribute(int *value, int attribute, int device) {
     DEVICE(device);
     switch (attribute) {
     case 11: *value = 0x7FFFFFFF; return SUCCESS;   /* MAX_PITCH */
+    case 16: *value = 2; return SUCCESS;            /* MULTIPROCESSOR_COUNT */
     case 40: *value = 3; return SUCCESS;            /* ASYNC_ENGINE_COUNT */
     case 41: *value = 1; return SUCCESS;            /* UNIFIED_ADDRESSING */
     case 75: *value = 9; return SUCCESS;            /* COMPUTE_CAPABILITY_MAJOR */

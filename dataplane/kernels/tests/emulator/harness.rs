@@ -39,8 +39,11 @@ pub(crate) fn seed(default: u64) -> u64 {
     seed
 }
 
+/// Where the emulator's source is, from whichever crate's tests this is part of.
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator")
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let mut folders = above.map(|folder| folder.join("dataplane/kernels/tests/emulator"));
+    folders.find(|folder| folder.exists()).expect("the emulator's folder")
 }
 
 /// Compiles files of the emulator unless this very text was compiled before; `None`, with the reason told:

@@ -1,0 +1,287 @@
+//! Batches of blocks over routes: checked, launched on one stream, polled. This is the hot path.
+//!
+//! A batch is a copy of its items to the device, a launch, and a copy of status words and checksums back, in the order
+//! of the stream. Batches run one after the other and complete in that order. One thread drives a queue; it may be
+//! moved to another. Dropping a queue waits for the device; batches that were not polled until then are forgotten.
+//!
+//! A failed device is final: what is in flight and what is submitted later completes with its error.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use dataplane_cuda::{Completion, CopyRequest, CudaError, Stream};
+use dataplane_kernels::{Batch, Direction, Item, Launch, PlanError};
+
+use crate::error::{KernelsError, Refusal};
+use crate::kernels::LayoutKernels;
+use crate::ring::{KernelQueueConfig, Parts, Ring};
+use crate::route::{CopyRoute, Ends, Pair, QuantiseRoute, SlotRoute};
+
+/// What of the slots' checksums a batch takes on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sums<'a> {
+    /// Nothing.
+    None,
+    /// The checksum of each slot.
+    Take,
+    /// The same, and a difference sets [`status::CHECKSUM`](dataplane_kernels::status::CHECKSUM) in the item's status.
+    Expect(&'a [u64]),
+}
+
+/// The end of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finished<'a> {
+    /// The token that came with it.
+    pub token: u64,
+    /// Whether the device did the work. After an error the targets' bytes may be anything, and there are no words.
+    pub result: Result<(), CudaError>,
+    /// For each item the bits of [`status`](dataplane_kernels::status): its target's bytes count only when it is 0.
+    pub statuses: &'a [u32],
+    /// For each item the checksum, if they were taken.
+    pub checksums: &'a [u64],
+}
+
+/// A batch between its acceptance and its completion.
+#[derive(Debug)]
+struct Flight {
+    token: u64,
+    slot: u32,
+    parts: Parts,
+    count: usize,
+    has_sums: bool,
+    failure: Option<CudaError>,
+    /// Its memory.
+    _ends: Ends,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct KernelQueue {
+    // Dropped first: that waits for the stream, after which nothing reads or writes what the others keep.
+    ring: Ring,
+    flights: VecDeque<Flight>,
+    kernels: Arc<LayoutKernels>,
+    config: KernelQueueConfig,
+    next_slot: u32,
+    completions: Vec<Completion>,
+    statuses: Vec<u32>,
+    checksums: Vec<u64>,
+}
+
+impl KernelQueue {
+    /// Makes a queue on a stream of the kernels' device, with all that it ever allocates.
+    pub fn new(
+        kernels: Arc<LayoutKernels>,
+        stream: Stream,
+        config: KernelQueueConfig,
+    ) -> Result<Self, KernelsError> {
+        let config = KernelQueueConfig {
+            items_max: config.items_max.clamp(1, 1 << 20),
+            batches_max: config.batches_max.clamp(1, 1 << 12),
+        };
+        let (items, batches) = (config.items_max as usize, config.batches_max as usize);
+        Ok(Self {
+            ring: Ring::new(stream, config)?,
+            flights: VecDeque::with_capacity(batches),
+            kernels,
+            config,
+            next_slot: 0,
+            completions: Vec::with_capacity(2 * batches),
+            statuses: vec![0; items],
+            checksums: vec![0; items],
+        })
+    }
+
+    /// The stream, for other work that shall wait for batches or they for it.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        self.ring.copies.stream()
+    }
+
+    /// Batches that were accepted and not yet completed.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Copies blocks to slots.
+    pub fn gather(
+        &mut self,
+        route: &CopyRoute,
+        pairs: &[Pair],
+        sums: Sums,
+        token: u64,
+    ) -> Result<(), Refusal> {
+        let launch = route.launch(Direction::Gather);
+        self.start(&route.ends, pairs.iter().copied(), sums, token, launch)
+    }
+
+    /// Copies slots to blocks. Sums are of the slots, as they are read.
+    pub fn scatter(
+        &mut self,
+        route: &CopyRoute,
+        pairs: &[Pair],
+        sums: Sums,
+        token: u64,
+    ) -> Result<(), Refusal> {
+        let launch = route.launch(Direction::Scatter);
+        self.start(&route.ends, pairs.iter().copied(), sums, token, launch)
+    }
+
+    /// Quantises blocks into slots. Sums are of the codes, scales and header.
+    pub fn quantise(
+        &mut self,
+        route: &QuantiseRoute,
+        pairs: &[Pair],
+        sums: Sums,
+        token: u64,
+    ) -> Result<(), Refusal> {
+        let launch = route.launch(Direction::Gather);
+        self.start(&route.ends, pairs.iter().copied(), sums, token, launch)
+    }
+
+    /// Restores blocks from slots. Takes no sums: verify the slots first.
+    pub fn dequantise(&mut self, route: &QuantiseRoute, pairs: &[Pair], token: u64) -> Result<(), Refusal> {
+        let launch = route.launch(Direction::Scatter);
+        self.start(&route.ends, pairs.iter().copied(), Sums::None, token, launch)
+    }
+
+    /// Takes the checksum of slots.
+    pub fn checksum(&mut self, route: &SlotRoute, slots: &[u32], token: u64) -> Result<(), Refusal> {
+        self.sum(route, slots, Sums::Take, token)
+    }
+
+    /// Compares the checksum of slots with what it was.
+    pub fn verify(
+        &mut self,
+        route: &SlotRoute,
+        slots: &[u32],
+        expected: &[u64],
+        token: u64,
+    ) -> Result<(), Refusal> {
+        self.sum(route, slots, Sums::Expect(expected), token)
+    }
+
+    fn sum(&mut self, route: &SlotRoute, slots: &[u32], sums: Sums, token: u64) -> Result<(), Refusal> {
+        let pairs = slots.iter().map(|&slot| Pair { block: 0, slot });
+        self.start(&route.ends, pairs, sums, token, route.launch())
+    }
+
+    fn start(
+        &mut self,
+        ends: &Ends,
+        pairs: impl ExactSizeIterator<Item = Pair>,
+        sums: Sums,
+        token: u64,
+        plan: impl FnOnce(&Batch, dataplane_kernels::Device) -> Result<Launch, PlanError>,
+    ) -> Result<(), Refusal> {
+        let (count, slot) = (pairs.len(), self.next_slot);
+        self.admit(ends, count, sums)?;
+        self.collect(ends, pairs)?;
+        let parts = Parts::of(count);
+        let expected = if let Sums::Expect(expected) = sums { expected } else { &[] };
+        let places = (sums != Sums::None).then_some(!expected.is_empty());
+        let batch = self.ring.batch(slot, &parts, ends.planes(), places);
+        let launch = plan(&batch, self.kernels.shape())?;
+        self.ring.seal(slot, &parts, expected);
+        let failure = self.hand_over(slot, &parts, &launch).err();
+        let (has_sums, _ends) = (places.is_some(), ends.clone());
+        self.flights.push_back(Flight { token, slot, parts, count, has_sums, failure, _ends });
+        self.next_slot = (slot + 1) % self.config.batches_max;
+        Ok(())
+    }
+
+    /// Whether there is room, and the batch is one for this queue.
+    fn admit(&self, ends: &Ends, items: usize, sums: Sums) -> Result<(), Refusal> {
+        let items_max = self.config.items_max;
+        if items > items_max as usize {
+            return Err(Refusal::TooMany { items, items_max });
+        }
+        let ordinal = |device: &dataplane_cuda::Device| device.description().ordinal;
+        let (route, queue) = (ordinal(ends.device()), ordinal(self.kernels.device()));
+        if route != queue || ordinal(self.stream().device()) != queue {
+            return Err(Refusal::Device { route, queue });
+        }
+        match sums {
+            Sums::Expect(expected) if expected.len() != items => {
+                Err(Refusal::Expected { expected: expected.len(), items })
+            }
+            _ if self.flights.len() == self.config.batches_max as usize => Err(Refusal::Full),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks every item and makes the array of them.
+    fn collect(&mut self, ends: &Ends, pairs: impl Iterator<Item = Pair>) -> Result<(), Refusal> {
+        let (blocks, slots) = (ends.blocks(), ends.slots.layout().slot_count);
+        self.ring.clear();
+        for (index, Pair { block, slot }) in pairs.enumerate() {
+            if block >= blocks {
+                return Err(Refusal::Block { index, block, blocks });
+            }
+            let address = ends.slots.try_address(slot, 0, ends.slots.layout().slot_bytes);
+            let address = address.ok_or(Refusal::Slot { index, slot, slots })?;
+            self.ring.add(Item { slot: address, block });
+        }
+        Ok(())
+    }
+
+    /// Puts both copies and the launch on the stream. There is room for them: each batch in flight has two tokens and
+    /// two flushes of the copy queue, which has no other work.
+    fn hand_over(&mut self, slot: u32, parts: &Parts, launch: &Launch) -> Result<(), CudaError> {
+        let there = self.ring.there(slot, parts);
+        let launched = if self.copy(&[there]) {
+            let stream = self.ring.copies.stream();
+            // SAFETY: the items were checked against memory that the flight keeps, and their copy was put on this
+            // stream before; the ring and the kernels outlive the stream's work.
+            unsafe { self.kernels.launch(stream, launch) }
+        } else {
+            // The copy's own error comes with its completion. Its items may be those of an earlier batch, whose memory
+            // is gone: nothing is launched.
+            Ok(())
+        };
+        let back = self.ring.back(slot, parts);
+        self.copy(if launched.is_ok() { std::slice::from_ref(&back) } else { &[] });
+        launched
+    }
+
+    /// Whether the driver took the copies.
+    fn copy(&mut self, requests: &[CopyRequest]) -> bool {
+        let copies = &mut self.ring.copies;
+        let before = copies.counters().bytes;
+        let accepted = copies.submit_batch(requests, 0);
+        debug_assert_eq!(accepted, Ok(()), "a batch in flight has room for both its copies");
+        copies.flush();
+        let bytes: u64 = requests.iter().map(|request| request.rows.bytes as u64).sum();
+        accepted.is_ok() && copies.dead().is_none() && copies.counters().bytes - before == bytes
+    }
+
+    /// Tells of up to `budget` batches that are over, in the order of submission, and returns how many. Never waits.
+    pub fn poll(&mut self, budget: usize, mut each: impl FnMut(Finished<'_>)) -> usize {
+        self.ring.copies.poll(budget.saturating_mul(2), &mut self.completions);
+        // Two completions a batch: an odd one stays for the next time.
+        let whole = self.completions.len() / 2;
+        for pair in 0..whole {
+            let Some(flight) = self.flights.pop_front() else { break };
+            let ways = &self.completions[2 * pair..][..2];
+            let failed = ways.iter().find_map(|way| way.result.err()).or(flight.failure);
+            let count = if failed.is_some() { 0 } else { flight.count };
+            let sums = if flight.has_sums { count } else { 0 };
+            let (statuses, checksums) = (&mut self.statuses[..count], &mut self.checksums[..sums]);
+            self.ring.read(flight.slot, &flight.parts, statuses, checksums);
+            let result = failed.map_or(Ok(()), Err);
+            each(Finished { token: flight.token, result, statuses, checksums });
+        }
+        self.completions.drain(..2 * whole);
+        whole
+    }
+
+    /// Waits for all batches. For start-up, shut-down and tests.
+    pub fn drain(&mut self, mut each: impl FnMut(Finished<'_>)) {
+        while self.in_flight() > 0 {
+            if self.poll(usize::MAX, &mut each) == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Routes: tensors, slots, and the plan between them, checked against both sides' memory. Made once, used for every batch.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use dataplane_cuda::{Device, DeviceMemory, DeviceSlab};
+use dataplane_kernels::{
+    Batch, ChecksumPlan, CopyPlan, Direction, HeadRange, Launch, PlanError, QuantisePlan, QuantisedSlot,
+    SlotLayout, alignment_of,
+};
+
+use crate::error::RouteError;
+use crate::tensors::{PagedTensors, same_device};
+
+/// One block and one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair {
+    /// The block in the engine's tensors.
+    pub block: u64,
+    /// The slot in the route's slab.
+    pub slot: u32,
+}
+
+/// Memory of both ends, which a batch in flight keeps.
+#[derive(Debug, Clone)]
+pub(crate) struct Ends {
+    /// `None`: only slots take part.
+    pub(crate) tensors: Option<Arc<PagedTensors>>,
+    pub(crate) slots: Arc<DeviceSlab>,
+}
+
+impl Ends {
+    pub(crate) fn device(&self) -> &Device {
+        self.slots.device()
+    }
+
+    /// Blocks that an item may name.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.tensors.as_ref().map_or(u64::MAX, |tensors| tensors.layout().blocks)
+    }
+
+    /// Where the kernels read the planes' addresses.
+    pub(crate) fn planes(&self) -> u64 {
+        self.tensors.as_ref().map_or(0, |tensors| tensors.array())
+    }
+
+    fn new(
+        tensors: Option<Arc<PagedTensors>>,
+        slots: Arc<DeviceSlab>,
+        needed: u64,
+    ) -> Result<Self, RouteError> {
+        if let Some(tensors) = &tensors {
+            same_device(tensors.device(), slots.device())?;
+        }
+        let present = slots.layout().slot_bytes;
+        if needed > present as u64 {
+            return Err(RouteError::Slot { present, needed });
+        }
+        Ok(Self { tensors, slots })
+    }
+
+    fn agree(&self, planes: u64) -> Result<(), RouteError> {
+        let tensors = self.tensors.as_ref().map_or(0, |tensors| tensors.planes());
+        if planes == tensors as u64 { Ok(()) } else { Err(RouteError::Planes { slot: planes, tensors }) }
+    }
+
+    /// What divides every plane's and every slot's address.
+    fn alignment(&self) -> u64 {
+        let stride = self.slots.layout().stride() as u64;
+        let slots = alignment_of([self.slots.address(), stride]);
+        let planes = self.tensors.as_ref().map_or(16, |tensors| alignment_of(tensors.addresses()));
+        slots.min(planes)
+    }
+}
+
+/// Blocks as they are, between tensors and slots; also some heads of them, from or to a slot with more or fewer.
+#[derive(Debug, Clone)]
+pub struct CopyRoute {
+    pub(crate) ends: Ends,
+    plan: CopyPlan,
+}
+
+impl CopyRoute {
+    /// A route for the heads of `heads`: all ([`HeadRange::all`]), or those that two ranks share ([`heads_shared`]).
+    pub fn new(
+        tensors: Arc<PagedTensors>,
+        slots: Arc<DeviceSlab>,
+        layout: SlotLayout,
+        heads: HeadRange,
+    ) -> Result<Self, RouteError> {
+        let paged = *tensors.layout();
+        let last_plane = u64::from(layout.planes).saturating_sub(1).checked_mul(layout.plane_stride);
+        let needed = last_plane
+            .and_then(|bytes| bytes.checked_add(layout.first_byte)?.checked_add(layout.plane_bytes()))
+            .unwrap_or(u64::MAX);
+        let ends = Ends::new(Some(tensors), slots, needed)?;
+        ends.agree(layout.planes.into())?;
+        let plan = CopyPlan::new(paged, layout, heads, ends.alignment())?;
+        Ok(Self { ends, plan })
+    }
+
+    /// How it is done: the width of an access, the bytes moved.
+    #[must_use]
+    pub fn plan(&self) -> &CopyPlan {
+        &self.plan
+    }
+
+    pub(crate) fn launch(
+        &self,
+        direction: Direction,
+    ) -> impl FnOnce(&Batch, dataplane_kernels::Device) -> Result<Launch, PlanError> + use<'_> {
+        move |batch, device| self.plan.launch(direction, batch, device)
+    }
+}
+
+/// Blocks in the engine's elements, codes in the slots.
+#[derive(Debug, Clone)]
+pub struct QuantiseRoute {
+    pub(crate) ends: Ends,
+    plan: QuantisePlan,
+}
+
+impl QuantiseRoute {
+    /// A route for the heads of `heads`.
+    pub fn new(
+        tensors: Arc<PagedTensors>,
+        slots: Arc<DeviceSlab>,
+        slot: QuantisedSlot,
+        heads: HeadRange,
+    ) -> Result<Self, RouteError> {
+        let paged = *tensors.layout();
+        let slot = slot.validate()?;
+        let ends = Ends::new(Some(tensors), slots, slot.bytes())?;
+        ends.agree(u64::from(slot.layers) * u64::from(slot.parts))?;
+        let plan = QuantisePlan::new(paged, slot, heads, ends.alignment())?;
+        Ok(Self { ends, plan })
+    }
+
+    /// How it is done.
+    #[must_use]
+    pub fn plan(&self) -> &QuantisePlan {
+        &self.plan
+    }
+
+    pub(crate) fn launch(
+        &self,
+        direction: Direction,
+    ) -> impl FnOnce(&Batch, dataplane_kernels::Device) -> Result<Launch, PlanError> + use<'_> {
+        move |batch, device| self.plan.launch(direction, batch, device)
+    }
+}
+
+/// Slots alone: their first bytes are summed.
+#[derive(Debug, Clone)]
+pub struct SlotRoute {
+    pub(crate) ends: Ends,
+    plan: ChecksumPlan,
+}
+
+impl SlotRoute {
+    /// A route for the first `bytes` bytes of each slot.
+    pub fn new(slots: Arc<DeviceSlab>, bytes: u64) -> Result<Self, RouteError> {
+        let ends = Ends::new(None, slots, bytes)?;
+        let plan = ChecksumPlan::new(bytes, ends.alignment())?;
+        Ok(Self { ends, plan })
+    }
+
+    pub(crate) fn launch(
+        &self,
+    ) -> impl FnOnce(&Batch, dataplane_kernels::Device) -> Result<Launch, PlanError> + use<'_> {
+        move |batch, device| self.plan.launch(batch, device)
+    }
+}
+
+/// The heads that an engine's rank and a slot share, each given by its range of the model's heads; `None`: there are
+/// none. With it, ranks of any tensor parallelism meet in one slot, or one rank reads several.
+#[must_use]
+pub fn heads_shared(engine: Range<u32>, slot: Range<u32>) -> Option<HeadRange> {
+    let (first, end) = (engine.start.max(slot.start), engine.end.min(slot.end));
+    (first < end).then(|| HeadRange {
+        paged_first: first - engine.start,
+        slot_first: first - slot.start,
+        count: end - first,
+    })
+}

@@ -1,0 +1,215 @@
+//! Everything over the double of the driver, whose kernels run in the emulator. Without compilers each test says why it
+//! is skipped.
+
+mod checks;
+#[path = "../../cuda/tests/double/mod.rs"]
+mod double;
+#[allow(dead_code, reason = "of the emulator only the library is used")]
+#[path = "../../kernels/tests/emulator/harness.rs"]
+mod harness;
+
+use std::sync::Arc;
+
+use checks::Rig;
+use dataplane_cuda::{CompileError, Cuda, Device};
+use dataplane_gpu::{
+    CopyRoute, KernelsError, LayoutKernels, PagedTensors, Pair, Plane, Refusal, RouteError, SlotRoute, Sums,
+    heads_shared,
+};
+use dataplane_kernels::{HeadRange, PagedLayout, PlanError, SlotLayout};
+use double::Double;
+use harness::{Random, seed};
+
+/// The double, and kernels that the emulator runs.
+fn rig() -> Option<(Double, Rig)> {
+    let double = Double::load()?;
+    let options = ["-O2", "-shared", "-fPIC"];
+    let library = harness::build("libkvasir_emulator.so", &["emulator.cpp"], &options)?;
+    let image = format!("emulator:{}\n", library.display());
+    let cuda = Cuda::open().expect("the double starts");
+    let kernels = |device: &Device| {
+        // SAFETY: the emulator is compiled from the kernels' own text.
+        let loaded = unsafe { LayoutKernels::load(device, image.as_bytes()) };
+        Arc::new(loaded.expect("kernels"))
+    };
+    let devices = [0, 1].map(|ordinal| cuda.device(ordinal).expect("device"));
+    Some((double, Rig::new(devices, kernels)))
+}
+
+#[test]
+fn random_tensors_arrive_on_another_device_to_the_byte() {
+    let Some((_double, mut rig)) = rig() else { return };
+    checks::copies_arrive_on_another_device(&mut rig, &mut Random(seed(301)), 60);
+}
+
+#[test]
+fn random_numbers_arrive_on_another_device_as_fp8_and_int8() {
+    let Some((_double, mut rig)) = rig() else { return };
+    checks::codes_arrive_on_another_device(&mut rig, &mut Random(seed(302)), 40);
+}
+
+const LAYOUT: PagedLayout = PagedLayout {
+    blocks: 6,
+    tokens: 2,
+    heads: 1,
+    head_bytes: 16,
+    block_stride: 32,
+    token_stride: 16,
+    head_stride: 16,
+};
+const SLOT_BYTES: usize = 64;
+
+/// Two planes of six blocks, and four slots, on the first device.
+fn small(rig: &Rig) -> (Arc<PagedTensors>, CopyRoute, SlotRoute) {
+    let side = &rig.sides[0];
+    let memory = side.slots(&mut Random(1), 2 * 6 * 32, 1);
+    let planes = [0, 192].map(|offset| Plane { memory: memory.clone(), offset });
+    let tensors = Arc::new(PagedTensors::new(LAYOUT, &planes).expect("tensors"));
+    let slots = side.slots(&mut Random(2), SLOT_BYTES, 4);
+    let route =
+        CopyRoute::new(tensors.clone(), slots.clone(), SlotLayout::new(2, 2, 1, 16), HeadRange::all(1));
+    (tensors, route.expect("route"), SlotRoute::new(slots, SLOT_BYTES as u64).expect("route"))
+}
+
+/// The double takes no image but the emulator's: an image that it refuses was compiled.
+#[test]
+fn the_kernels_compile_where_there_is_a_compiler() {
+    let Some(_double) = Double::load() else { return };
+    let device = Cuda::open().expect("the double starts").device(0).expect("device");
+    match LayoutKernels::compile(&device) {
+        Err(reason @ KernelsError::Compile { error: CompileError::NoLibrary { .. }, .. }) => {
+            let reason = reason.to_string();
+            assert!(reason.starts_with("the layout kernels for compute capability 9.0: "), "{reason}");
+            eprintln!("SKIPPED: {reason}");
+        }
+        Err(KernelsError::Device(error)) => assert!(error.reason.contains("names no emulator"), "{error}"),
+        outcome => panic!("{outcome:?}"),
+    }
+}
+
+#[test]
+fn what_is_not_there_is_refused_before_a_launch() {
+    let Some((_double, mut rig)) = rig() else { return };
+    let (_tensors, route, slots) = small(&rig);
+    let [side, other] = &mut rig.sides;
+    let queue = &mut side.queue;
+    let pair = |block, slot| Pair { block, slot };
+    let refused = |result: Result<(), Refusal>| result.expect_err("refused");
+    for pairs in [[pair(0, 0), pair(6, 1)], [pair(0, 0), pair(u64::MAX, 1)]] {
+        let block = pairs[1].block;
+        let wanted = Refusal::Block { index: 1, block, blocks: 6 };
+        assert_eq!(refused(queue.gather(&route, &pairs, Sums::None, 0)), wanted);
+        assert_eq!(refused(queue.scatter(&route, &pairs, Sums::None, 0)), wanted);
+    }
+    let wanted = Refusal::Slot { index: 0, slot: 4, slots: 4 };
+    assert_eq!(refused(queue.gather(&route, &[pair(0, 4)], Sums::None, 0)), wanted);
+    assert_eq!(refused(queue.checksum(&slots, &[4], 0)), wanted);
+    let empty = Refusal::Plan(PlanError::Zero("the count of items"));
+    assert_eq!(refused(queue.gather(&route, &[], Sums::None, 0)), empty);
+    assert_eq!(refused(queue.verify(&slots, &[0, 1], &[5], 0)), Refusal::Expected { expected: 1, items: 2 });
+    let many = vec![0; 65];
+    assert_eq!(refused(queue.checksum(&slots, &many, 0)), Refusal::TooMany { items: 65, items_max: 64 });
+    let elsewhere = Refusal::Device { route: 0, queue: 1 };
+    assert_eq!(refused(other.queue.checksum(&slots, &[0], 0)), elsewhere);
+    assert_eq!(queue.in_flight(), 0);
+    for token in 0..4 {
+        queue.checksum(&slots, &[0], token).expect("room");
+    }
+    assert_eq!(refused(queue.checksum(&slots, &[0], 4)), Refusal::Full);
+    let mut tokens = Vec::new();
+    while queue.in_flight() > 2 {
+        assert!(queue.poll(1, |end| tokens.push(end.token)) <= 1, "a poll keeps to its budget");
+    }
+    queue.checksum(&slots, &[0], 4).expect("room again");
+    queue.drain(|end| tokens.push(end.token));
+    assert_eq!(tokens, [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn routes_beyond_their_memory_are_refused() {
+    let Some((_double, rig)) = rig() else { return };
+    let [side, other] = &rig.sides;
+    let memory = side.slots(&mut Random(1), 2 * 6 * 32, 1);
+    let plane = |offset| Plane { memory: memory.clone(), offset };
+    for (layout, offset) in [
+        (LAYOUT, 193),
+        (LAYOUT, usize::MAX),
+        (PagedLayout { blocks: 13, ..LAYOUT }, 0),
+        (PagedLayout { blocks: u64::MAX, ..LAYOUT }, 0),
+        (PagedLayout { token_stride: 209, ..LAYOUT }, 0),
+    ] {
+        let made = PagedTensors::new(layout, &[plane(0), plane(offset)]);
+        assert!(matches!(made, Err(RouteError::Plane { .. })), "{layout:?} {offset}");
+    }
+    assert!(matches!(PagedTensors::new(LAYOUT, &[]), Err(RouteError::Planes { .. })));
+    let none = PagedLayout { blocks: 0, ..LAYOUT };
+    assert!(matches!(PagedTensors::new(none, &[plane(0)]), Err(RouteError::Plan(PlanError::Zero(_)))));
+    let tensors = Arc::new(PagedTensors::new(LAYOUT, &[plane(0), plane(192)]).expect("tensors"));
+    let slots = side.slots(&mut Random(2), SLOT_BYTES, 4);
+    let elsewhere = other.slots(&mut Random(2), SLOT_BYTES, 4);
+    let fits = SlotLayout::new(2, 2, 1, 16);
+    let route = |slots: &Arc<_>, layout| {
+        CopyRoute::new(tensors.clone(), Arc::clone(slots), layout, HeadRange::all(1))
+    };
+    assert!(route(&slots, fits).is_ok());
+    assert!(matches!(route(&elsewhere, fits), Err(RouteError::Devices { one: 0, other: 1 })));
+    for layout in [SlotLayout { first_byte: 1, ..fits }, SlotLayout { plane_stride: u64::MAX, ..fits }] {
+        assert!(matches!(route(&slots, layout), Err(RouteError::Slot { .. })), "{layout:?}");
+    }
+    assert!(matches!(route(&slots, SlotLayout::new(1, 2, 1, 16)), Err(RouteError::Planes { .. })));
+    assert!(matches!(SlotRoute::new(slots, SLOT_BYTES as u64 + 1), Err(RouteError::Slot { .. })));
+}
+
+#[test]
+fn refused_copies_and_failed_devices_end_their_batches_with_an_error() {
+    let Some((double, mut rig)) = rig() else { return };
+    let (_tensors, route, slots) = small(&rig);
+    let queue = &mut rig.sides[0].queue;
+    double.set("refuse_copy", 1);
+    let launches = double.growth("launches", || {
+        queue.gather(&route, &[Pair { block: 0, slot: 0 }], Sums::Take, 1).expect("accepted");
+        queue.stream().synchronise().expect("over");
+    });
+    assert_eq!(launches, 0, "without its items in place no kernel runs");
+    double.set("refuse_copy", 0);
+    queue.checksum(&slots, &[0, 1], 2).expect("accepted");
+    let mut ends = Vec::new();
+    queue.drain(|end| ends.push((end.token, end.result.is_ok(), end.statuses.len())));
+    assert_eq!(ends, [(1, false, 0), (2, true, 2)]);
+    double.set("fault_copy", 1);
+    for token in 3..6 {
+        queue.checksum(&slots, &[0, 1], token).expect("accepted");
+    }
+    ends.clear();
+    queue.drain(|end| ends.push((end.token, end.result.is_ok(), end.statuses.len())));
+    assert_eq!(ends, [(3, false, 0), (4, false, 0), (5, false, 0)], "the device is lost");
+}
+
+#[test]
+fn what_a_batch_names_is_kept_until_it_is_over() {
+    let Some((double, mut rig)) = rig() else { return };
+    let before = double.get("allocations");
+    let named = small(&rig);
+    let queue = &mut rig.sides[0].queue;
+    double.set("delay_us", 3_000);
+    queue.gather(&named.1, &[Pair { block: 5, slot: 3 }], Sums::Take, 1).expect("accepted");
+    drop(named);
+    assert!(double.get("allocations") > before, "the batch has its memory");
+    queue.drain(|end| assert_eq!((end.result, end.statuses), (Ok(()), &[0][..])));
+    assert_eq!(double.get("allocations"), before);
+    let named = small(&rig);
+    let queue = &mut rig.sides[0].queue;
+    queue.scatter(&named.1, &[Pair { block: 5, slot: 3 }], Sums::None, 2).expect("accepted");
+    // A queue that is dropped waits; the double would refuse a kernel the memory that was freed before it.
+    drop(named);
+    drop(rig);
+}
+
+#[test]
+fn heads_of_ranks_are_cut_at_both_ends() {
+    let range = |paged_first, slot_first, count| Some(HeadRange { paged_first, slot_first, count });
+    assert_eq!(heads_shared(4..8, 0..16), range(0, 4, 4));
+    assert_eq!(heads_shared(0..16, 4..8), range(4, 0, 4));
+    assert_eq!(heads_shared(2..6, 4..9), range(2, 0, 2));
+    assert_eq!(heads_shared(0..4, 4..8), None);
+}
