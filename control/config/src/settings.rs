@@ -381,12 +381,13 @@ section! {
         /// Bring the blocks of an idle conversation up from the slower tiers when it is likely to go on: when the chance that
         /// it does within `prefetch_lead`, learnt from the conversations before it, is at least `prefetch_chance`.
         prefetch: bool = true;
-        /// See `prefetch`.
+        /// The chance, from 0 to 1, from which on blocks are brought up ahead.
         prefetch_chance: f64 = 0.25, in 0.0 => 1.0;
-        /// See `prefetch`.
+        /// How long before a conversation goes on its blocks should be up.
         prefetch_lead: Duration = Duration::from_secs(10), in Duration::from_millis(1) => Duration::from_secs(3600);
         /// The part of this tier, and of the disk tier, that the blocks of one tenant (one `cache_salt`; requests without one
-        /// are a tenant together) may fill.
+        /// are a tenant together) may fill. What comes from other nodes counts for nobody; beyond 8,192 tenants with blocks the
+        /// rest share one part. For workers.
         tenant_share: f64 = 1.0, in 0.001 => 1.0;
     }
 }

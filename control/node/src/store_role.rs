@@ -130,8 +130,12 @@ async fn values(settings: &Settings) -> Result<(Server<StoredValues>, Arc<Store>
         pages: compose::pages(settings),
         instance: None,
     };
-    // Values are not announced anywhere.
-    let opened = tiers::open(settings, &blocks, |_| {})?
+    // Values have no tenants, and no conversations.
+    let mut settings_of_values = settings.clone();
+    settings_of_values.host_tier.tenant_share = 1.0;
+    settings_of_values.host_tier.prefetch = false;
+    // They are not announced anywhere.
+    let opened = tiers::open(&settings_of_values, &blocks, |_| {})?
         .context("store.resp is set, and host_tier.capacity holds not even one store.slot")?;
     let config = resp_config(settings)?;
     let values = StoredValues::new(Arc::clone(&opened.store), slot_bytes, opened.survivors);

@@ -140,6 +140,15 @@ pub(crate) enum Source {
     Bytes(Vec<bytes::Bytes>),
 }
 
+/// Blocks to read from the disk, to learn how long it takes.
+pub(crate) struct Probe {
+    pub(crate) chain: Vec<BlockIdentity>,
+    /// Blocks before them in their chain.
+    pub(crate) first: u32,
+    /// When to break it off.
+    pub(crate) deadline: Instant,
+}
+
 pub(crate) enum Job {
     Load {
         request: u64,
@@ -153,11 +162,7 @@ pub(crate) enum Job {
     Came(Vec<BlockIdentity>),
     /// Nobody computes on this chain any more.
     WentIdle(Vec<BlockIdentity>),
-    /// Read these from the disk, to learn how long it takes.
-    Probe {
-        chain: Vec<BlockIdentity>,
-        deadline: Instant,
-    },
+    Probe(Probe),
     Forget(Vec<BlockIdentity>),
 }
 

@@ -5,8 +5,9 @@
 //! tier pass through it, on their way in and out, and it is the only tier that the store's own thread copies to and
 //! from; the disk and the tiers of other nodes have threads of their own.
 //!
-//! Invariants: a block is served only after its checksum was verified where it arrived, and only under the identity that
-//! it was stored with; a full queue gives the job back ([`Throttled`]) and never blocks; memory is taken at the start;
+//! Invariants: a block is served only after its checksum was verified where it arrived (a pool in a device's memory cannot
+//! be read here: such a block is verified in host memory right before its copy), and only under the identity that it was
+//! stored with; a full queue gives the job back ([`Throttled`]) and never blocks; memory is taken at the start;
 //! a tier that does not answer costs a request its deadline at most, and no other request anything. Look-ups take no
 //! lock; a plan takes one that is held for arithmetic only.
 

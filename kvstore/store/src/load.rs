@@ -47,6 +47,8 @@ enum Started {
 }
 
 pub(crate) struct Load {
+    /// Blocks of the chain before the first one of this load, for what it would cost to compute them.
+    first: u32,
     /// The caller's number; the store's own is its key in the map and never used twice.
     request: u64,
     chain: Vec<BlockIdentity>,
@@ -110,6 +112,7 @@ impl Mover {
         &mut self,
         request: u64,
         chain: Vec<BlockIdentity>,
+        first: u32,
         destination: Destination,
         deadline: Instant,
     ) {
@@ -117,6 +120,7 @@ impl Mover {
         let number = self.next_load;
         self.next_load += 1;
         let mut load = Load {
+            first,
             request,
             chain,
             states,
@@ -239,8 +243,11 @@ impl Mover {
         let is_gone = is_gone || is_damaged;
         if let (Some(bytes), Some(checksum), false, false) = (bytes, checksum, was_forgotten, is_damaged) {
             self.descriptions[filling.slot() as usize] = None;
-            let place = waiters.first().map_or(0, |(_, index)| *index as u32);
-            let cost = self.shared.recompute_cost(place);
+            let place = waiters.first().and_then(|(number, index)| {
+                let load = self.loads.get(number)?;
+                Some(load.first + *index as u32)
+            });
+            let cost = self.shared.recompute_cost(place.unwrap_or(0));
             let complete = filling.complete(checksum, bytes);
             if let Registered::New = complete.register(identity, parent.or(lease.parent()), cost) {
                 StoreCounters::add(&self.shared.counters.from_disk, 1);

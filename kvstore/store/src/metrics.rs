@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the store has done so far. Each counter only grows, except the levels that `blocks` names.
+/// What the store has done so far. Each counter only grows.
 #[derive(Debug, Default)]
 pub struct StoreCounters {
     pub(crate) offloaded: AtomicU64,
@@ -62,7 +62,11 @@ impl StoreCounters {
                 "Copies to or from a device's memory that failed",
                 read(&self.device_failures),
             ),
-            ("unfit_blocks", "Blocks not kept because quantising cannot represent them", read(&self.unfit)),
+            (
+                "unfit_blocks",
+                "Blocks not kept: quantising cannot represent them, or no copier reaches them",
+                read(&self.unfit),
+            ),
             (
                 "prefetched_blocks",
                 "Blocks brought into host memory because their conversation was likely to go on",

@@ -1,7 +1,7 @@
 //! The store's thread: it copies, decides what goes where, and keeps the slower tiers busy.
 //!
 //! What somebody waits for (loads, results of reads) comes before what nobody does (offloads), one block at a time, so
-//! that a load never waits longer than the copies of [`COPY_BYTES_MAX`]. The slower tiers have threads of their own;
+//! that a load waits for little more than the copies of [`COPY_BYTES_MAX`] and the checksums of what has just arrived. The slower tiers have threads of their own;
 //! this one hands them commands and gets their results through its inbox, and never waits for one of them.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -178,7 +178,7 @@ impl Mover {
     fn take(&mut self, message: Message) -> bool {
         match message {
             Message::Job(Job::Load { request, chain, destination, deadline }) => {
-                self.start_load(request, chain, destination, deadline);
+                self.start_load(request, chain, 0, destination, deadline);
             }
             Message::Job(Job::Prepare(prepare)) => self.prepare(prepare),
             Message::Job(Job::Cancel(request)) => {
@@ -187,7 +187,7 @@ impl Mover {
             }
             Message::Job(Job::Came(chain)) => self.conversation_came(&chain),
             Message::Job(Job::WentIdle(chain)) => self.conversation_went_idle(chain),
-            Message::Job(Job::Probe { chain, deadline }) => self.probe(chain, deadline),
+            Message::Job(Job::Probe(probe)) => self.probe(probe),
             Message::Job(Job::Forget(chain)) => self.forget(&chain),
             Message::Disk(DiskResult::Written { write, is_written, usage }) => {
                 self.written(*write, is_written, usage);

@@ -195,6 +195,7 @@ impl Mover {
 
     fn left_host(&mut self, identity: BlockIdentity, slot: u32) {
         self.descriptions[slot as usize] = None;
+        self.in_writing.entry(identity).and_modify(|state| state.is_told = true);
         StoreCounters::add(&self.shared.counters.evicted, 1);
         (self.notify)(Moved::Removed { identity, medium: Medium::Host });
     }

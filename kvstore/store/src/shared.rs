@@ -12,6 +12,7 @@ use kvstore_plan::{
 };
 
 use crate::config::StoreConfig;
+use crate::job::Probe;
 use crate::memory::HostMemory;
 use crate::metrics::StoreCounters;
 
@@ -66,9 +67,6 @@ pub enum Plan {
         deadline: Instant,
     },
 }
-
-/// Blocks to read, and when to break that off.
-pub(crate) type Probe = (Vec<BlockIdentity>, Instant);
 
 #[derive(Debug)]
 struct Estimates {
@@ -226,7 +224,8 @@ impl Shared {
             let piece = estimates.exploration.probe(passed, &self.planning, &request, &chosen, &speeds)?;
             let expected = speeds[piece.tier.index()].expected(bytes * piece.blocks.len() as u64, 0);
             let patience = expected.saturating_mul(PROBE_PATIENCE).clamp(PROBE_MIN, WAIT_MAX);
-            Some((prompt.chain[piece.blocks].to_vec(), now + patience))
+            let first = piece.blocks.start as u32;
+            Some(Probe { chain: prompt.chain[piece.blocks].to_vec(), first, deadline: now + patience })
         });
         let probe = probe.flatten();
         estimates.held = held;

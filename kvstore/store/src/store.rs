@@ -326,9 +326,9 @@ impl Store {
     #[must_use]
     pub fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> Plan {
         let (plan, probe) = self.shared.plan(prompt, may_ask);
-        if let Some((chain, deadline)) = probe {
+        if let Some(probe) = probe {
             // What is not known today will be asked again.
-            let _full = self.send(Job::Probe { chain, deadline });
+            let _full = self.send(Job::Probe(probe));
         }
         plan
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use control_config::Settings;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use super::Finding;
 
@@ -82,8 +83,9 @@ fn files(settings: &Settings, path: &Path) -> (String, String) {
     let needed = tier.capacity.0.saturating_mul(workers);
     // What the files take already is theirs.
     let held = bytes_of_files(path);
-    let is_direct = rustix::fs::open(&folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT, Mode::RUSR)
-        .map_or_else(|errno| errno != rustix::io::Errno::INVAL, |_| true);
+    let opened = rustix::fs::open(&folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT, Mode::RUSR);
+    let is_refused = matches!(opened, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS));
+    let is_direct = !matches!(opened, Err(Errno::INVAL));
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let found = format!(
         "{} on {name}, {:.1} GiB free, {:.1} GiB wanted{}",
@@ -92,7 +94,9 @@ fn files(settings: &Settings, path: &Path) -> (String, String) {
         gib(needed),
         if is_direct { "" } else { ", no direct I/O" }
     );
-    let consequence = if free.saturating_add(held) < needed {
+    let consequence = if is_refused {
+        "workers will not start: they cannot make files there".to_owned()
+    } else if free.saturating_add(held) < needed {
         "workers will not start: not enough room for `disk_tier.capacity` of each".to_owned()
     } else if magic == TMPFS {
         "it would keep blocks in memory twice: name a folder on an SSD".to_owned()
@@ -110,15 +114,13 @@ fn existing(path: &Path) -> Option<PathBuf> {
     path.ancestors().find(|folder| folder.is_dir()).map(Path::to_owned)
 }
 
-/// Bytes of the files in a folder and in those right below it.
+/// Bytes of the segments in a folder and in those right below it.
 fn bytes_of_files(folder: &Path) -> u64 {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_segment = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("segment-");
     let sum = |folder: &Path| -> u64 {
-        entries(folder)
-            .filter_map(|entry| entry.metadata().ok())
-            .filter(|of| of.is_file())
-            .map(|of| of.len())
-            .sum()
+        let files = entries(folder).filter(is_segment).filter_map(|entry| entry.metadata().ok());
+        files.map(|of| of.len()).sum()
     };
     let below = entries(folder).filter(|entry| entry.path().is_dir()).map(|entry| sum(&entry.path()));
     sum(folder) + below.sum::<u64>()

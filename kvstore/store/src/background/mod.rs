@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kvstore_block::BlockIdentity;
 use kvstore_plan::{Admission, BandwidthGate, BandwidthLimit, Priority, ReturnConfig, TIERS, Tier};
 
-use crate::job::{Destination, Prepare};
+use crate::job::{Destination, Prepare, Probe};
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
 use crate::shared::{DISK, HOST};
@@ -97,11 +97,12 @@ impl Mover {
     }
 
     /// Reads blocks only to learn how long it takes.
-    pub(crate) fn probe(&mut self, chain: Vec<BlockIdentity>, deadline: Instant) {
+    pub(crate) fn probe(&mut self, probe: Probe) {
+        let Probe { chain, first, deadline } = probe;
         let bytes = (chain.len() * self.shared.config.block_bytes) as u64;
         if self.loads.is_empty() && self.background.admit(Tier::Disk, Priority::Prefetch, bytes).is_ok() {
             StoreCounters::add(&self.shared.counters.probed, chain.len());
-            self.start_load(BACKGROUND_REQUEST, chain, Destination::Host, deadline);
+            self.start_load(BACKGROUND_REQUEST, chain, first, Destination::Host, deadline);
         }
     }
 
@@ -155,7 +156,7 @@ impl Mover {
         StoreCounters::add(&self.shared.counters.prefetched, count);
         let deadline = now + self.shared.config.prefetch.map_or(CHECK_EVERY, |config| config.lead);
         let piece = chain[first..first + count].to_vec();
-        self.start_load(BACKGROUND_REQUEST, piece, Destination::Host, deadline);
+        self.start_load(BACKGROUND_REQUEST, piece, first as u32, Destination::Host, deadline);
     }
 
     /// Asks the tiers of other nodes for the rest of a chain, up to the block `end`.

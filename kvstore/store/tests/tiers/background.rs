@@ -163,3 +163,30 @@ fn a_tenant_keeps_to_its_share() {
     assert_eq!(rig.onboard(loud.last().expect("twenty"), PATIENCE), 4);
     assert!(quiet.iter().all(|identity| rig.store.is_on_host(identity)));
 }
+
+/// Written back when they leave, blocks reach the disk also when a quota, not a full tier, makes them leave, and when there is
+/// little bandwidth: they wait for it.
+#[test]
+fn what_leaves_host_memory_is_written_under_a_quota_and_under_a_bandwidth() {
+    let disk = files(256);
+    let config = StoreConfig { tenant_share: 0.5, ..StoreConfig::new(BLOCK, TOKENS) };
+    let mut rig = Rig::configured(with_disk(16, &disk, WriteMode::Back), config);
+    let talk = chain(1, 24);
+    (0..24).for_each(|position| rig.offload_for(TenantId(7), &talk, position));
+    wait_for(&mut rig, "rest", |rig| rig.store.leased_slots() == 0);
+    assert_eq!(rig.onboard(&talk, PATIENCE), 24, "half of them from the disk");
+    drop(rig);
+
+    let disk = files(256);
+    let bytes = |count: usize| NonZeroU64::new((count * BLOCK) as u64).expect("not zero");
+    let mut config = StoreConfig::new(BLOCK, TOKENS);
+    config.bandwidth[BandwidthTier::Disk.index()] =
+        Some(BandwidthLimit { bytes_per_s: bytes(60), burst_bytes: bytes(2), debt_max_bytes: 0 });
+    let mut rig = Rig::configured(with_disk(8, &disk, WriteMode::Back), config);
+    let started = Instant::now();
+    (0..24).for_each(|position| rig.offload(&talk, position));
+    // Sixteen had to leave, two of them at once.
+    assert!(started.elapsed() > Duration::from_millis(200), "{:?}", started.elapsed());
+    assert_eq!(rig.counter("throttled_blocks"), 0);
+    assert_eq!(rig.onboard(&talk, PATIENCE), 24);
+}
