@@ -3,10 +3,17 @@
 
 use std::process::{Command, Output};
 
+/// Many small blocks in a few seconds: enough of them to see what each leaves behind.
+const MANY_BLOCKS: [&str; 10] =
+    ["--minutes", "0.1", "--data", "32MiB", "--host", "1MiB", "--disk", "8MiB", "--block", "4KiB"];
+
+fn smoke(arguments: &[&str]) -> (Output, String) {
+    soak(&[&["--smoke", "tier", "soak"][..], arguments].concat())
+}
+
 fn soak(arguments: &[&str]) -> (Output, String) {
     let binary = env!("CARGO_BIN_EXE_kvasir-bench");
-    let output =
-        Command::new(binary).args(["--smoke", "tier", "soak"]).args(arguments).output().expect("it starts");
+    let output = Command::new(binary).args(arguments).output().expect("it starts");
     let text =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     (output, text)
@@ -19,12 +26,39 @@ fn failed(text: &str) -> Vec<&str> {
 
 #[test]
 fn a_short_run_passes() {
-    let (output, text) = soak(&["--seed", "3"]);
+    let (output, text) = smoke(&["--seed", "3"]);
     assert!(output.status.success(), "{text}");
-    for name in ["memory", "shared memory", "leases", "files", "descriptors", "threads", "bytes", "turnover"]
-    {
+    let names = ["memory", "memory per block", "shared memory", "leases", "files", "descriptors", "threads"];
+    for name in names.into_iter().chain(["bytes", "turnover"]) {
         assert!(text.lines().any(|line| line.starts_with(&format!("ok     {name}: "))), "{name}: {text}");
     }
+}
+
+#[test]
+fn a_run_without_the_time_for_its_data_goes_on_until_it_has_passed() {
+    // As a disk would that is hundreds of times slower than the pace asks for.
+    let (_, text) = smoke(&["--minutes", "0.0005"]);
+    assert!(text.contains("ok     turnover: "), "{text}");
+}
+
+/// The verdict on what each block leaves behind, or nothing where the machine was too slow for one.
+fn per_block(text: &str) -> Option<bool> {
+    let line = text.lines().find(|line| line.contains(" memory per block: ")).expect("a verdict");
+    if line.contains("skipped: ") {
+        eprintln!("SKIPPED: {line}");
+        return None;
+    }
+    Some(line.starts_with("ok "))
+}
+
+#[test]
+fn a_little_memory_for_each_block_is_found_by_that_alone() {
+    let whole = |more: &[&'static str]| soak(&[&["tier", "soak"][..], &MANY_BLOCKS[..], more].concat()).1;
+    let text = whole(&[]);
+    assert_ne!(per_block(&text), Some(false), "without a fault: {text}");
+    let text = whole(&["--plant", "drip"]);
+    assert_ne!(per_block(&text), Some(true), "{text}");
+    assert!(!failed(&text).contains(&"memory"), "it is too little for the other bound: {text}");
 }
 
 #[test]
@@ -35,7 +69,7 @@ fn planted_faults_are_found_and_named() {
         ("wrong", &["bytes"]),
     ];
     for (plant, names) in cases {
-        let (output, text) = soak(&["--plant", plant]);
+        let (output, text) = smoke(&["--plant", plant]);
         assert_eq!(output.status.code(), Some(1), "{plant}: {text}");
         for name in names {
             assert!(failed(&text).contains(name), "{plant} is not found in the {name}: {text}");

@@ -219,9 +219,11 @@ fn time_lookups(side: &mut dyn Side, prompts: &[Prompt], lookups: usize, line: &
     line.allocations = allocations as f64 / lookups as f64;
 }
 
+/// The middle one; of an even number the mean of the two in the middle.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) { values[middle - 1].midpoint(values[middle]) } else { values[middle] }
 }
 
 fn report(lines: Vec<Line>) -> Result<()> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use hdrhistogram::Histogram;
 use kvstore_io::testing::Random;
 use kvstore_io::{Buffer, Completion, Operation, Request};
@@ -15,16 +15,23 @@ use crate::size;
 /// Latencies up to a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// One of ours.
+/// Set in the seed of what is written, so that it is not drawn from the same numbers as the offsets.
+const CONTENT_SEED: u64 = 1 << 63;
+/// Random bytes are made so many at a time.
+const CHUNK_BYTES: usize = 4096;
+
+/// One of ours. As with fio, the processor time is that of everything, the making and filling of buffers included.
 pub(super) fn measure(args: &DiskArgs, target: &Target, point: Point, seed: u64) -> Result<Measured> {
+    let cpu = cpu_seconds();
     let mut engine = target.open(args, point.depth, point.size)?;
     let places = engine.geometry().files[0] / point.size;
     ensure!(places > 0, "{} is smaller than {}", target.path().display(), size::render(point.size));
     let layout = SlabLayout { slot_bytes: point.size as usize, slot_count: point.depth as u32 };
-    let slab = Arc::new(Slab::create("bench-disk", layout, PageSize::HugeIfAvailable)?);
+    let slab = Arc::new(Slab::create("bench-disk", layout, PageSize::Standard)?);
     slab.populate(usize::MAX)?;
     let pool = SlotPool::new(Arc::clone(&slab));
     engine.register(&slab)?;
+    let slots = filled(&pool, point.depth, seed)?;
     let mut random = Random(seed);
     let mut histogram = Histogram::<u64>::new_with_bounds(1, LATENCY_NS_MAX, 3)?;
     let mut sent_at = vec![Instant::now(); point.depth];
@@ -39,11 +46,10 @@ pub(super) fn measure(args: &DiskArgs, target: &Target, point: Point, seed: u64)
         Request { id, operation, file: 0, offset: random.below(places) * point.size, buffer }
     };
     // What completes together is continued in parts, so that the device has work while the rest is looked at.
-    let batch = if args.batch == 0 { point.depth.div_ceil(4) } else { args.batch };
+    let batch = args.batch(point.depth);
     let length = Duration::from_secs_f64(args.seconds);
-    let (cpu, started) = (cpu_seconds(), Instant::now());
-    for id in 0..point.depth as u64 {
-        let slot = pool.acquire().context("a slot for each request")?;
+    let started = Instant::now();
+    for (id, slot) in (0..).zip(slots) {
         let buffer = Buffer::Slot { slot, offset: 0, len: point.size as usize };
         sent_at[id as usize] = Instant::now();
         ensure!(engine.submit(next(id, buffer)).is_ok(), "the depth is what was asked for");
@@ -77,8 +83,51 @@ pub(super) fn measure(args: &DiskArgs, target: &Target, point: Point, seed: u64)
     })
 }
 
+/// A slot for each request, full of random bytes: what is written is random and stays as it is, as fio's.
+fn filled(pool: &Arc<SlotPool>, count: usize, seed: u64) -> Result<Vec<SlotRef>> {
+    let mut random = Random(seed ^ CONTENT_SEED);
+    let mut chunk = [0; CHUNK_BYTES];
+    let mut slots = Vec::with_capacity(count);
+    for _ in 0..count {
+        let slot = pool.acquire().context("a slot for each request")?;
+        let bytes = slot.slab().layout().slot_bytes;
+        for at in (0..bytes).step_by(CHUNK_BYTES) {
+            chunk.as_chunks_mut::<8>().0.iter_mut().for_each(|word| *word = random.draw().to_le_bytes());
+            slot.slab().write(slot.slot(), at, &chunk[..CHUNK_BYTES.min(bytes - at)]);
+        }
+        slots.push(slot);
+    }
+    Ok(slots)
+}
+
 /// User and system time of this process so far, all threads.
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_random_and_follows_from_the_seed() {
+        let bytes = |seed| {
+            let layout = SlabLayout { slot_bytes: 8192, slot_count: 2 };
+            let slab = Arc::new(Slab::create("filled", layout, PageSize::Standard).expect("a slab"));
+            let slots = filled(&SlotPool::new(slab), 2, seed).expect("two slots");
+            slots.iter().fold(Vec::new(), |mut all, slot| {
+                let mut bytes = vec![0; 8192];
+                slot.slab().read(slot.slot(), 0, &mut bytes);
+                all.append(&mut bytes);
+                all
+            })
+        };
+        let (first, again, other) = (bytes(1), bytes(1), bytes(2));
+        assert!(first == again && first != other, "seeds 1 and 2");
+        let pages: std::collections::HashSet<&[u8]> = first.chunks(4096).collect();
+        assert_eq!(pages.len(), 4, "no page is like another");
+        // Of 4096 random bytes about 16 are zero.
+        assert!(pages.iter().all(|page| page.iter().filter(|byte| **byte == 0).count() < 100));
+    }
 }

@@ -2,9 +2,17 @@
 //!
 //! A round is ours and then fio's, a few times in turn; ratios are taken round by round and their median is printed, as
 //! machines are shared and noisy, with how far the rounds lie apart. Offsets are random and aligned to the size; our
-//! draws and fio's have the same seed, though not the same generator. CPU is what the process used, all its threads, by
-//! bytes moved. The file is filled before, since unwritten ranges are read without the disk. A mixed load is fio's
-//! `rwmixread=70`.
+//! draws and fio's have the same seed, though not the same generator. The file is filled before, since unwritten ranges are
+//! read without the disk, and one with holes is refused. A mixed load is fio's `rwmixread=70`.
+//!
+//! Settings of both: O_DIRECT; buffers of standard pages (shared memory; fio: `iomem=mmapshared`), registered with the
+//! ring (`fixedbufs`), as is the file (`registerfiles`), full of random bytes that are made once (`scramble_buffers=0`,
+//! no `refill_buffers`); up to a batch is submitted by one system call, which waits for one completion, and up to a
+//! batch is taken at a time (`iodepth_batch_submit=N`, `iodepth_batch_complete_min=1`, `iodepth_batch_complete_max=N`).
+//! With pread: as many threads here as jobs, which are processes, there. CPU is what the kernel has counted for the
+//! process, its io_uring workers and the making of buffers included, by bytes moved; of fio, that is all of it from its
+//! start to its end. Its start is no work: it is measured and printed, and ratios of CPU say something only where
+//! `--seconds` make it small.
 //!
 //! Not here: the user-space NVMe driver. It needs the device taken from the kernel, so that fio could only be measured
 //! on another one, or before and after; `tests/lab/nvme.sh` runs it.
@@ -21,7 +29,7 @@ use clap::{Args, ValueEnum};
 
 use crate::size;
 use closed_loop::measure;
-use fio::fio;
+use fio::{fio, start_seconds};
 use table::{Measured, Row};
 use target::Target;
 
@@ -93,13 +101,13 @@ pub(crate) struct DiskArgs {
     /// What to measure beside.
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) against: Against,
-    /// Polls the device for completions (fio: --hipri).
+    /// Polls the device for completions (fio: --hipri); not with pread.
     #[arg(long)]
     pub(crate) io_poll: bool,
     /// Overwrites a device that seems to have something on it.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Completions that are taken before what they leave room for is submitted; 0: a quarter of the depth.
+    /// Completions that are taken before what they leave room for is submitted, also by fio; 0: a quarter of the depth.
     #[arg(long, default_value_t = 0)]
     pub(crate) batch: usize,
     /// Seed of the offsets; a round adds its number.
@@ -108,6 +116,11 @@ pub(crate) struct DiskArgs {
 }
 
 impl DiskArgs {
+    /// Requests that are submitted, and completions that are taken, at a time: on both sides.
+    fn batch(&self, depth: usize) -> usize {
+        if self.batch == 0 { depth.div_ceil(4) } else { self.batch.min(depth) }
+    }
+
     /// What the command line would give without arguments, over a file that is made for it in the folder for temporary
     /// files.
     pub(crate) fn with_defaults() -> Self {
@@ -148,6 +161,10 @@ pub(crate) fn run(args: &DiskArgs, smoke: bool) -> Result<()> {
         args.rounds = 1;
     }
     ensure!(args.rounds > 0 && args.seconds > 0.0, "no rounds or no time");
+    ensure!(
+        !args.io_poll || args.engine != Engine::Pread,
+        "--io-poll is for io_uring: threads that pread only wait"
+    );
     let target = Target::prepare(&args)?;
     println!(
         "# disk: {:?} on {}, {} rounds of {} s, seed {}",
@@ -157,6 +174,9 @@ pub(crate) fn run(args: &DiskArgs, smoke: bool) -> Result<()> {
         args.seconds,
         args.seed
     );
+    if args.against == Against::Fio {
+        println!("# fio's CPU has {:.3} s in it, each run, that its start takes", start_seconds()?);
+    }
     println!("{}", table::LEGEND);
     let mut rows = Vec::new();
     for &mode in &args.mode {

@@ -117,10 +117,15 @@ pub(super) fn render(rows: &[Row]) -> String {
     text
 }
 
-/// The middle one; of an even number the larger of the two in the middle.
+/// The middle one; of an even number the mean of the two in the middle.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        count if count.is_multiple_of(2) => values[middle - 1].midpoint(values[middle]),
+        _ => values[middle],
+    }
 }
 
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
@@ -130,6 +135,14 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between_the_middles() {
+        assert_eq!(
+            [vec![], vec![5.0], vec![9.0, 1.0, 2.0], vec![9.0, 1.0, 2.0, 4.0]].map(median),
+            [0.0, 5.0, 2.0, 3.0]
+        );
+    }
 
     #[test]
     fn a_ratio_is_the_median_of_the_rounds_ratios() {

@@ -1,5 +1,6 @@
 //! What is read and written, and the engines on it.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
@@ -69,6 +70,9 @@ impl Target {
             "{} has {bytes} bytes, no multiple of 4096",
             path.display()
         );
+        if let Some(found) = &found {
+            require_no_holes(&path, found.len(), found.blocks())?;
+        }
         let target = Self { path, bytes, is_device: false, made: found.is_none() };
         // Opening makes, preallocates and fills it.
         drop(open_file(&target.path, target.bytes, true, true)?);
@@ -85,8 +89,8 @@ impl Target {
         Ok(match args.engine {
             Engine::IoUring => Box::new(uring::open(self.files(args)?, &ring)?),
             Engine::Pread => {
-                let threads = depth.min(64);
-                let config = PreadConfig { threads, depth, transfer_bytes_max: size as usize };
+                // As many as fio has jobs.
+                let config = PreadConfig { threads: depth, depth, transfer_bytes_max: size as usize };
                 Box::new(PreadEngine::new(self.files(args)?, &config)?)
             }
             Engine::NvmePassthrough => {
@@ -104,5 +108,35 @@ impl Target {
         } else {
             open_file(&self.path, self.bytes, true, true)?
         })
+    }
+}
+
+/// Holes are read without the disk. `blocks` are of 512 bytes, whatever the file system's are: inode(7).
+fn require_no_holes(path: &Path, bytes: u64, blocks: u64) -> Result<()> {
+    let allocated = blocks * 512;
+    ensure!(
+        allocated >= bytes,
+        "{} has holes, or is compressed: {allocated} of its {bytes} bytes are on the disk; remove it, and it is made and \
+         filled",
+        path.display()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_holes_is_refused() {
+        let path = std::env::temp_dir().join(format!("kvasir-bench-holes-{}", std::process::id()));
+        std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("a sparse file");
+        let args = DiskArgs { path: path.clone(), mode: vec![Mode::Read], ..DiskArgs::with_defaults() };
+        let outcome = Target::prepare(&args).map(drop);
+        let is_there = path.exists();
+        std::fs::remove_file(&path).expect("it is left alone");
+        let error = outcome.expect_err("holes").to_string();
+        assert!(error.contains("has holes") && is_there, "{error}");
+        assert!(require_no_holes(&path, 4096, 8).is_ok() && require_no_holes(&path, 4097, 8).is_err());
     }
 }

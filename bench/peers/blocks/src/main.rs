@@ -4,11 +4,12 @@
 //! A workspace of its own: `kvstore-object` asks for a newer tokio than `dynamo-kv-router`, in `bench/peers`, allows.
 //!
 //! Blocks of incompressible bytes that hang on nothing, 256 MiB of memory over 2 GiB of disk, O_DIRECT, files filled with
-//! zeros before. Sides take turns, each round with empty stores, the first round uncounted; medians of the others.
+//! zeros before. Sides take turns, each round beginning with the next of them, with empty stores, the first round uncounted;
+//! medians of the others, with the least and the most.
 //!
 //! - *write*: 1.25 GiB that the disk has room for, offered as fast as memory takes them (*flood*: what the disk cannot
-//!   follow is dropped by either side) and with at most 32 MiB under way (*paced*); until each is written or dropped,
-//!   synced by neither. Ours gives blocks back when its queue is full, and the caller waits; foyer always takes them.
+//!   follow is dropped by either side) and with at most 32 MiB under way (*paced*: neither written nor dropped); until each
+//!   is written or dropped, synced by neither. Ours gives blocks back when its queue is full, and the caller waits; foyer always takes them.
 //! - *read*: blocks that only the disk has, each once, 1 and 16 at a time.
 //! - *mixed*: a Zipf sequence over 3 GiB of blocks, 16 at a time, stored when missing; writing to the disk on insertion
 //!   and on eviction.
@@ -59,7 +60,7 @@ struct Cli {
     /// Sizes of blocks in bytes, multiples of 4 KiB.
     #[arg(long, value_delimiter = ',', default_values_t = [128 << 10, 1 << 20])]
     bytes: Vec<usize>,
-    /// Counted rounds, of which the median is shown.
+    /// Counted rounds, of which median, least and most are shown; with a multiple of three, each side is first equally often.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Prints what our store has counted after each mixed phase.
@@ -127,12 +128,15 @@ fn compare_all(cli: &Cli, folder: &std::path::Path) -> Result<()> {
             lines.push(Line::new(name)?);
         }
         for number in 0..=rounds {
-            for ((contender, name), line) in CONTENDERS.iter().zip(&mut lines) {
+            for turn in 0..CONTENDERS.len() {
+                // Who comes first changes, as the first may find a disk that rests.
+                let at = (number + turn) % CONTENDERS.len();
+                let ((contender, name), line) = (CONTENDERS[at], &mut lines[at]);
                 instance += 16;
                 (work.setup.instance, work.setup.compares_all) = (instance, number == 0);
                 let mut unused = Line::new(name)?;
                 let line = if number == 0 { &mut unused } else { line };
-                round(*contender, &work, number as u64, line)
+                round(contender, &work, number as u64, line)
                     .with_context(|| format!("{name}, round {number}"))?;
             }
         }

@@ -29,6 +29,7 @@ const SEGMENT_BYTES: u64 = 256 << 20;
 const TRANSFER_BYTES_MAX: usize = 1 << 20;
 /// Slots for blocks that are read.
 const TARGETS: u32 = 64;
+/// Without any progress for so long it is over.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a condition that nobody tells of is looked at.
 const RECHECK: Duration = Duration::from_micros(100);
@@ -51,6 +52,30 @@ pub struct Ours {
     compares_all: bool,
     next_request: u64,
     offered: usize,
+    /// Times that the queue gave a block back, which was then offered again.
+    given_back: u64,
+}
+
+/// Fails when a number has not changed for [`PATIENCE`].
+struct Progress {
+    last: usize,
+    since: Instant,
+}
+
+impl Progress {
+    fn new(now: usize) -> Self {
+        Self { last: now, since: Instant::now() }
+    }
+
+    /// Whether it has changed since it was last looked at.
+    fn look(&mut self, now: usize, what: &str) -> Result<bool> {
+        let has_changed = now != self.last;
+        if has_changed {
+            *self = Self::new(now);
+        }
+        ensure!(self.since.elapsed() < PATIENCE, "{what}: no progress for {PATIENCE:?}");
+        Ok(has_changed)
+    }
 }
 
 impl Ours {
@@ -92,11 +117,24 @@ impl Ours {
             compares_all: setup.compares_all,
             next_request: 0,
             offered: 0,
+            given_back: 0,
         })
     }
 
     fn written(&self) -> usize {
         self.told.written.load(Ordering::Acquire)
+    }
+
+    /// Blocks that do not get to the disk: refused by host memory, not admitted to the disk, or too many for its queue. Those
+    /// that the store's own queue gave back were offered again.
+    fn dropped(&self) -> usize {
+        let refused = self.counted("disk_not_admitted_blocks") + self.counted("throttled_blocks");
+        refused.saturating_sub(self.given_back) as usize
+    }
+
+    /// Blocks that are not under way any more.
+    fn done(&self) -> usize {
+        self.written() + self.dropped()
     }
 
     /// Stores a block, waiting while the queue is full.
@@ -113,28 +151,31 @@ impl Ours {
                 self.offered += 1;
                 return Ok(());
             }
+            self.given_back += 1;
             ensure!(started.elapsed() < PATIENCE, "the store takes no blocks");
             std::thread::sleep(RECHECK);
         }
     }
 
     /// Waits until host memory has taken or refused all blocks.
-    fn wait_for_puts(&self) {
-        while self.told.put.load(Ordering::Acquire) < self.offered {
+    fn wait_for_puts(&self) -> Result<()> {
+        let put = || self.told.put.load(Ordering::Acquire);
+        let mut progress = Progress::new(put());
+        while put() < self.offered {
+            progress.look(put(), "blocks on their way into host memory")?;
             std::thread::sleep(RECHECK);
         }
+        Ok(())
     }
 
     /// Waits until nothing is on its way to the disk; returns when that was so, as far as can be told.
     fn settle(&self, watch: &Stopwatch) -> Result<Spent> {
-        let (mut spent, mut written) = (watch.stop(), self.written());
+        let (mut spent, mut progress) = (watch.stop(), Progress::new(self.done()));
         let mut quiet = 0;
         while quiet < 3 {
-            ensure!(spent.elapsed < PATIENCE, "writes to the disk do not end");
             std::thread::sleep(RECHECK * 10);
-            let now = self.written();
-            if now != written || self.store.leased_slots() > 0 {
-                (spent, written, quiet) = (watch.stop(), now, 0);
+            if progress.look(self.done(), "writes to the disk")? || self.store.leased_slots() > 0 {
+                (spent, quiet) = (watch.stop(), 0);
             } else {
                 quiet += 1;
             }
@@ -165,25 +206,32 @@ impl Ours {
     }
 
     fn disk_reads(&self) -> u64 {
+        self.counted("disk_read_blocks")
+    }
+
+    /// A counter of the store; one that does not exist is a mistake here.
+    fn counted(&self, name: &str) -> u64 {
         let counters = self.store.counters().snapshot();
-        counters.iter().find(|(name, ..)| *name == "disk_read_blocks").map_or(0, |(.., value)| *value)
+        let found = counters.iter().find(|(found, ..)| *found == name);
+        found.map(|(.., value)| *value).unwrap_or_else(|| panic!("the store counts no {name}"))
     }
 }
 
 impl Side for Ours {
     fn write(&mut self, keys: &[u64], pace: Pace) -> Result<Spent> {
-        let (watch, before) = (Stopwatch::start(), self.written());
+        let (watch, before) = (Stopwatch::start(), self.done());
         let block_bytes = self.pool.slab().layout().slot_bytes;
         for (at, &key) in keys.iter().enumerate() {
             if let Pace::Window(bytes) = pace {
-                while (at - (self.written() - before)) * block_bytes >= bytes {
-                    ensure!(watch.stop().elapsed < PATIENCE, "blocks do not get to the disk");
+                let mut progress = Progress::new(self.done());
+                while at.saturating_sub(self.done() - before) * block_bytes >= bytes {
+                    progress.look(self.done(), "blocks on their way to the disk")?;
                     std::thread::sleep(RECHECK);
                 }
             }
             self.put(key)?;
         }
-        self.wait_for_puts();
+        self.wait_for_puts()?;
         self.settle(&watch)
     }
 
@@ -247,7 +295,7 @@ impl Side for Ours {
                 self.put(key)?;
             }
         }
-        self.wait_for_puts();
+        self.wait_for_puts()?;
         let spent = watch.stop();
         found.disk = (self.disk_reads() - before) as usize;
         found.memory = found.memory.saturating_sub(found.disk);

@@ -1,5 +1,7 @@
 //! Tables for RESULTS.md.
 
+use std::fmt;
+
 use anyhow::Result;
 use hdrhistogram::Histogram;
 
@@ -52,19 +54,40 @@ impl Line {
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+/// What the rounds gave.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Spread {
+    /// Of an even number the mean of the two in the middle.
+    median: f64,
+    least: f64,
+    most: f64,
 }
 
-fn of(rounds: &[Written], value: impl Fn(&Written) -> f64) -> f64 {
-    median(rounds.iter().map(value))
+impl Spread {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let at = |at: usize| values.get(at).copied().unwrap_or(f64::NAN);
+        let last = values.len().saturating_sub(1);
+        Self { median: at(last / 2).midpoint(at(last.div_ceil(2))), least: at(0), most: at(last) }
+    }
+}
+
+/// Median, and least and most in brackets, with the digits that are asked for.
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = f.precision().unwrap_or(2);
+        write!(f, "{:.digits$} ({:.digits$} to {:.digits$})", self.median, self.least, self.most)
+    }
+}
+
+fn of(rounds: &[Written], value: impl Fn(&Written) -> f64) -> Spread {
+    Spread::of(rounds.iter().map(value))
 }
 
 pub fn print(setup: &Setup, rounds: usize, lines: &mut [Line]) {
     println!(
-        "\nBlocks of {} KiB, {} MiB of memory, {} MiB of disk; medians of {rounds} rounds. GiB/s of what was kept, processor \
+        "\nBlocks of {} KiB, {} MiB of memory, {} MiB of disk; medians (least to most) of {rounds} rounds. GiB/s of what was kept, processor \
          seconds a GiB:\n",
         setup.block_bytes >> 10,
         setup.memory_bytes >> 20,
@@ -79,7 +102,7 @@ pub fn print(setup: &Setup, rounds: usize, lines: &mut [Line]) {
                 " {:.2}, {:.2}, {:.1} % |",
                 of(written, |of| of.gib_per_second),
                 of(written, |of| of.processor_seconds_per_gib),
-                of(written, |of| of.kept_share) * 100.0
+                of(written, |of| of.kept_share * 100.0)
             );
         }
         println!();
@@ -105,27 +128,40 @@ pub fn print(setup: &Setup, rounds: usize, lines: &mut [Line]) {
         println!();
     }
     println!(
-        "\n| mixed, Zipf | written on insertion: hits (memory + disk), GiB/s asked, s/GiB | written on eviction |"
+        "\n| mixed, Zipf | written on insertion: hits: memory + disk, GiB/s asked, s/GiB | written on eviction |"
     );
     println!("| --- | --- | --- |");
     for line in &*lines {
         print!("| {} |", line.name);
         for rounds in &line.mixed {
             let share = |value: fn(&Found) -> usize| {
-                median(rounds.iter().map(|(_, found)| {
+                Spread::of(rounds.iter().map(|(_, found)| {
                     let all = found.memory + found.disk + found.missed;
                     value(found) as f64 / all as f64 * 100.0
                 }))
             };
             print!(
-                " {:.1} % ({:.1} + {:.1}), {:.2}, {:.2} |",
+                " {:.1} %: {:.1} + {:.1}, {:.2}, {:.2} |",
                 share(|found| found.memory + found.disk),
                 share(|found| found.memory),
                 share(|found| found.disk),
-                median(rounds.iter().map(|(of, _)| of.gib_per_second)),
-                median(rounds.iter().map(|(of, _)| of.processor_seconds_per_gib))
+                Spread::of(rounds.iter().map(|(of, _)| of.gib_per_second)),
+                Spread::of(rounds.iter().map(|(of, _)| of.processor_seconds_per_gib))
             );
         }
         println!();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between_the_middles() {
+        let of = |values: &[f64]| Spread::of(values.iter().copied());
+        assert_eq!(of(&[9.0, 1.0, 2.0]), Spread { median: 2.0, least: 1.0, most: 9.0 });
+        assert_eq!(of(&[9.0, 1.0, 2.0, 4.0]), Spread { median: 3.0, least: 1.0, most: 9.0 });
+        assert_eq!(of(&[5.0]).to_string(), "5.00 (5.00 to 5.00)");
     }
 }

@@ -34,9 +34,31 @@ use crate::{ALLOCATIONS, median, time};
 use side::{Chain, Name, Side, sides};
 
 const LENGTHS: [usize; 3] = [8, 64, 512];
+/// In the order of [`Step`].
 const STEPS: [&str; 7] = ["match idle", "match held", "miss", "ask", "register", "replace", "evict"];
-/// Steps that are counted for each operation and not for each block: a miss looks at one.
-const PER_OPERATION: [&str; 1] = ["miss"];
+
+/// What is timed; the number is the column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    MatchIdle,
+    MatchHeld,
+    Miss,
+    Ask,
+    Register,
+    Replace,
+    Evict,
+}
+
+impl Step {
+    fn name(self) -> &'static str {
+        STEPS[self as usize]
+    }
+
+    /// Whether it is counted for each operation and not for each block: a miss looks at one.
+    fn is_per_operation(self) -> bool {
+        self == Self::Miss
+    }
+}
 
 #[derive(Args)]
 pub struct Options {
@@ -57,6 +79,13 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     let (blocks, rounds) =
         if options.quick { (vec![1024], 1) } else { (options.blocks.clone(), options.rounds) };
+    let longest = LENGTHS[LENGTHS.len() - 1];
+    for &blocks in &blocks {
+        ensure!(
+            blocks > 0 && blocks.is_multiple_of(longest),
+            "--blocks {blocks}: it has to be a multiple of {longest}, and not 0"
+        );
+    }
     for blocks in blocks {
         compare(blocks, rounds.max(1), options.seed)?;
     }
@@ -115,15 +144,14 @@ impl Line {
     }
 
     /// Times a step over all chains and makes sure that it found what it had to.
-    fn step(&mut self, step: &str, chains: usize, wanted: usize, work: impl FnOnce() -> usize) -> Result<()> {
-        let at = STEPS.iter().position(|of| *of == step).unwrap_or_default();
+    fn step(&mut self, step: Step, chains: usize, wanted: usize, work: impl FnOnce() -> usize) -> Result<()> {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         let (spent, done) = time(work);
         let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        ensure!(done == wanted, "{}: {step}: {done} blocks, not {wanted}", self.name);
-        let share = if PER_OPERATION.contains(&step) { chains } else { wanted };
-        self.nanos[at].push(spent.as_nanos() as f64 / share as f64);
-        self.allocations[at] = allocations as f64 / chains as f64;
+        ensure!(done == wanted, "{}: {}: {done} blocks, not {wanted}", self.name, step.name());
+        let share = if step.is_per_operation() { chains } else { wanted };
+        self.nanos[step as usize].push(spent.as_nanos() as f64 / share as f64);
+        self.allocations[step as usize] = allocations as f64 / chains as f64;
         Ok(())
     }
 }
@@ -132,9 +160,9 @@ impl Line {
 fn round(pool: &mut dyn Side, work: &Work, order: &[usize], line: &mut Line) -> Result<()> {
     let Work { first, second, absent, length } = work;
     let (chains, blocks) = (first.len(), first.len() * length);
-    line.step("register", chains, blocks, || first.iter().map(|chain| pool.register(chain)).sum())?;
+    line.step(Step::Register, chains, blocks, || first.iter().map(|chain| pool.register(chain)).sum())?;
     ensure!(pool.drain().is_empty(), "{}: something was evicted from a catalog with room", line.name);
-    line.step("match idle", chains, blocks, || order.iter().map(|&at| pool.hold(&first[at])).sum())?;
+    line.step(Step::MatchIdle, chains, blocks, || order.iter().map(|&at| pool.hold(&first[at])).sum())?;
     for &at in order {
         let started = Instant::now();
         black_box(pool.hold(&first[at]));
@@ -142,15 +170,15 @@ fn round(pool: &mut dyn Side, work: &Work, order: &[usize], line: &mut Line) -> 
     }
     let kept: usize = first.iter().map(|chain| pool.keep(chain)).sum();
     ensure!(kept == blocks, "{}: {kept} blocks kept, not {blocks}", line.name);
-    line.step("match held", chains, blocks, || order.iter().map(|&at| pool.hold(&first[at])).sum())?;
+    line.step(Step::MatchHeld, chains, blocks, || order.iter().map(|&at| pool.hold(&first[at])).sum())?;
     pool.let_go();
     // What was let go of just now makes the next allocation tidy up, which is not the miss's doing.
     black_box(pool.hold(&absent[0]));
-    line.step("miss", chains, 0, || order.iter().map(|&at| pool.hold(&absent[at])).sum())?;
-    line.step("ask", chains, blocks, || order.iter().map(|&at| pool.ask(&first[at])).sum())?;
-    line.step("replace", chains, blocks, || order.iter().map(|&at| pool.register(&second[at])).sum())?;
+    line.step(Step::Miss, chains, 0, || order.iter().map(|&at| pool.hold(&absent[at])).sum())?;
+    line.step(Step::Ask, chains, blocks, || order.iter().map(|&at| pool.ask(&first[at])).sum())?;
+    line.step(Step::Replace, chains, blocks, || order.iter().map(|&at| pool.register(&second[at])).sum())?;
     let mut left = pool.drain();
-    line.step("evict", chains, blocks, || (0..chains).map(|_| pool.evict(*length)).sum())?;
+    line.step(Step::Evict, chains, blocks, || (0..chains).map(|_| pool.evict(*length)).sum())?;
     left.extend(pool.drain());
     // Whatever the policy: all that came in has left, each block once.
     let left_count = left.len();

@@ -1,7 +1,8 @@
 //! What is found wrong in the end. Everything here is a function of what was seen.
 //!
 //! The first quarter warms up: allocators, the store's tables and the disk's first turn fill. What comes after must not
-//! grow: memory by the slope of a straight line through the samples, the rest by its largest value.
+//! grow: memory by the slope of a straight line through the samples, over time and over blocks, the rest by its largest
+//! value.
 
 use super::watch::Sample;
 
@@ -9,6 +10,9 @@ const MIB: f64 = (1_u64 << 20) as f64;
 /// Memory may grow by this or by [`GROWTH_SHARE`], whichever is more.
 const GROWTH_BYTES: f64 = 16.0 * MIB;
 const GROWTH_SHARE: f64 = 0.02;
+/// Memory may grow by so much for each block that was copied in or out, once there were enough of them that noise is less.
+const GROWTH_BYTES_PER_BLOCK: f64 = 96.0;
+const BLOCKS_MIN: u64 = 10_000;
 /// Shared memory besides the slabs.
 const SHARED_SLACK_BYTES: u64 = 1 << 20;
 /// The folder's lock, and what the file system keeps of where a large file lies.
@@ -65,6 +69,7 @@ pub(super) fn judge(samples: &[Sample], facts: &Facts) -> Vec<Verdict> {
     let warm = &samples[warm..];
     vec![
         memory(warm),
+        memory_per_block(warm),
         shared(samples, facts),
         leases(facts),
         files(samples, facts),
@@ -96,6 +101,27 @@ fn memory(warm: &[Sample]) -> Verdict {
             slope / 1024.0,
             points.len(),
             most / MIB
+        ),
+    }
+}
+
+fn memory_per_block(warm: &[Sample]) -> Verdict {
+    let name = "memory per block";
+    let of = |sample: Option<&Sample>| sample.map_or(0, |sample| sample.operations);
+    let blocks = of(warm.last()) - of(warm.first());
+    if blocks < BLOCKS_MIN {
+        let text = format!("skipped: {blocks} blocks after the warm-up, and {BLOCKS_MIN} are needed");
+        return Verdict { name, is_ok: true, text };
+    }
+    let points: Vec<(f64, f64)> =
+        warm.iter().map(|sample| (sample.operations as f64, sample.anonymous_bytes as f64)).collect();
+    let (_, slope) = line_through(&points);
+    Verdict {
+        name,
+        is_ok: slope <= GROWTH_BYTES_PER_BLOCK,
+        text: format!(
+            "own memory {slope:+.1} bytes for each of {blocks} blocks copied in or out after the warm-up; up to \
+             {GROWTH_BYTES_PER_BLOCK} are allowed"
         ),
     }
 }
@@ -210,6 +236,7 @@ mod tests {
         let sample = |number: u64| {
             let mut sample = Sample {
                 at: Duration::from_secs(number),
+                operations: number * 10_000,
                 // Noise of 4 MiB.
                 anonymous_bytes: (100 << 20) + ((number % 5) << 20),
                 shared_bytes: 2 << 30,
@@ -257,6 +284,20 @@ mod tests {
         for (name, change) in cases {
             assert_eq!(failed(&samples(change), &GOOD), [name]);
         }
+        // 15 MiB in 100,000 blocks: no more than may be in all.
+        let dripping = samples(|at, sample| {
+            sample.operations = (at * 1e5) as u64;
+            sample.anonymous_bytes += (at * 15.0 * MIB) as u64;
+        });
+        assert_eq!(failed(&dripping, &GOOD), ["memory per block"]);
+        // The same in too few blocks to tell.
+        let few = samples(|at, sample| {
+            sample.operations = (at * 1e4) as u64;
+            sample.anonymous_bytes += (at * 15.0 * MIB) as u64;
+        });
+        assert_eq!(failed(&few, &GOOD), [""; 0]);
+        let verdicts = judge(&few, &GOOD);
+        assert!(verdicts.iter().any(|of| of.name == "memory per block" && of.text.starts_with("skipped: ")));
         assert_eq!(failed(&samples(|_, _| {})[..2], &GOOD), ["memory"], "two samples show nothing");
     }
 

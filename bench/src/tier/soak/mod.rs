@@ -4,7 +4,8 @@
 //! time, and bring old ones back: planned, with deadlines that are too short, cancelled, held, forgotten. What a block
 //! holds follows from its identity, so each byte that comes back is compared. Meanwhile memory, files, descriptors and
 //! threads are sampled; the judge says in the end what was not flat, not given back, or wrong. The point is time and
-//! turnover, not speed. Planted faults show that the judge would see real ones.
+//! turnover, not speed. Planted faults show that the judge would see real ones. A smoke run has no time to keep: it goes on
+//! until its data has passed, within a limit.
 
 mod content;
 mod judge;
@@ -32,14 +33,21 @@ const GIB: f64 = (1_u64 << 30) as f64;
 /// Slots that each tier must have at least, so that all threads together find room.
 const SLOTS_MIN: u64 = 64;
 
+/// How long a smoke run may take for its data.
+const SMOKE_LIMIT: Duration = Duration::from_secs(60);
+
 /// What a planted leak loses in the whole time.
 const PLANTED_LEAK_BYTES: f64 = (64_u64 << 20) as f64;
+/// What a planted drip loses for each block that is copied in or out.
+const PLANTED_DRIP_BYTES: u64 = 256;
 
 /// A fault that the judge must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Plant {
     /// Leases that are never given back, and memory.
     Leak,
+    /// A little memory for each block.
+    Drip,
     /// A file, descriptors and threads.
     Grow,
     /// Bytes.
@@ -77,6 +85,9 @@ pub(crate) struct SoakArgs {
     /// A fault that the judge must find.
     #[arg(long, value_enum, hide = true)]
     plant: Option<Plant>,
+    /// How long the work may go on when the time is over and the data has not passed.
+    #[arg(skip)]
+    limit: Duration,
 }
 
 impl Default for SoakArgs {
@@ -91,6 +102,7 @@ impl Default for SoakArgs {
             threads: 4,
             seed: 1,
             plant: None,
+            limit: Duration::ZERO,
         }
     }
 }
@@ -118,6 +130,7 @@ pub(crate) fn run(smoke: bool, args: &SoakArgs) -> Result<()> {
     let mut args = args.clone();
     if smoke {
         args.minutes = args.minutes.min(2.5 / 60.0);
+        args.limit = SMOKE_LIMIT;
         (args.data, args.host, args.disk, args.block) = (24 << 20, 4 << 20, 12 << 20, 32 << 10);
     }
     args.check()?;
@@ -171,7 +184,7 @@ fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, 
     let rest = rig.rest()?;
     samples.push(Sample {
         at: samples.last().map_or(args.length(), |last| last.at),
-        ..Sample::take(rest, folder)?
+        ..Sample::take(rest, rig.operations(), folder)?
     });
     let (leased, slots_used) = rig.in_use();
     drop(leaked);
@@ -197,19 +210,22 @@ fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, 
     Ok((samples, facts))
 }
 
-/// Samples and shows progress until the time is over, or a thread is.
+/// Samples and shows progress until the time is over and the data has passed or the limit has, or until a thread is over.
 fn watch(args: &SoakArgs, rig: &Rig, folder: &Path, is_over: impl Fn() -> bool) -> Result<Vec<Sample>> {
     let started = Instant::now();
     let pause = (args.length() / 40).clamp(Duration::from_millis(20), Duration::from_secs(5));
-    let mut samples = Vec::with_capacity(args.length().div_duration_f64(pause) as usize + 2);
+    let mut samples = Vec::with_capacity(args.length().max(args.limit).div_duration_f64(pause) as usize + 2);
     let mut planted = Planted::default();
-    while started.elapsed() + pause < args.length() && !is_over() {
+    let is_time_over = |elapsed: Duration| {
+        elapsed + pause >= args.length() && (elapsed + pause >= args.limit || rig.has_turned_over(args))
+    };
+    while !is_time_over(started.elapsed()) && !is_over() {
         std::thread::sleep(pause);
         if let Some(plant) = args.plant {
             let share = started.elapsed().as_secs_f64() / args.length().as_secs_f64();
-            planted.step(plant, args.disk, folder, share)?;
+            planted.step(plant, args.disk, folder, share, rig.operations())?;
         }
-        let sample = Sample::take(started.elapsed(), folder)?;
+        let sample = Sample::take(started.elapsed(), rig.operations(), folder)?;
         samples.push(sample);
         if pause >= Duration::from_secs(1) || samples.len().is_multiple_of(10) {
             println!("{}", progress(args, rig, &sample));
@@ -262,14 +278,18 @@ struct Planted {
 }
 
 impl Planted {
-    /// A little worse with each sample, `share` of the whole time having passed.
-    fn step(&mut self, plant: Plant, disk_bytes: u64, folder: &Path, share: f64) -> Result<()> {
+    /// A little worse with each sample, `share` of the whole time having passed and so many blocks.
+    fn step(
+        &mut self,
+        plant: Plant,
+        disk_bytes: u64,
+        folder: &Path,
+        share: f64,
+        operations: u64,
+    ) -> Result<()> {
         match plant {
-            Plant::Leak => {
-                let leaked: usize = self.memory.iter().map(Vec::len).sum();
-                let wanted = (share * PLANTED_LEAK_BYTES) as usize;
-                self.memory.push(vec![1; wanted.saturating_sub(leaked)]);
-            }
+            Plant::Leak => self.leak((share * PLANTED_LEAK_BYTES) as usize),
+            Plant::Drip => self.leak((operations * PLANTED_DRIP_BYTES) as usize),
             Plant::Grow => {
                 let file = std::fs::File::create(folder.join("planted")).context("a planted file")?;
                 // A hole: long, and nearly nothing allocated.
@@ -280,6 +300,12 @@ impl Planted {
             Plant::Wrong => {}
         }
         Ok(())
+    }
+
+    /// So many bytes in all.
+    fn leak(&mut self, wanted: usize) {
+        let leaked: usize = self.memory.iter().map(Vec::len).sum();
+        self.memory.push(vec![1; wanted.saturating_sub(leaked)]);
     }
 
     fn end(self) {

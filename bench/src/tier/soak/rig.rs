@@ -147,6 +147,17 @@ impl Rig {
         all.find(|(found, ..)| *found == name).map_or(0, |(.., value)| *value)
     }
 
+    /// Blocks that were copied into host memory and out of it.
+    pub(super) fn operations(&self) -> u64 {
+        self.counted("offloaded_blocks") + self.counted("onboarded_blocks")
+    }
+
+    /// Whether the data has passed: as much as was wanted, through the disk and back.
+    pub(super) fn has_turned_over(&self, args: &SoakArgs) -> bool {
+        let counted = ["disk_evicted_blocks", "disk_read_blocks"].map(|name| self.counted(name));
+        get(&self.tally.distinct) * args.block >= args.data && !counted.contains(&0)
+    }
+
     /// This block comes for the first time.
     pub(super) fn expect(&self, identity: BlockIdentity) {
         lock(&self.fresh).insert(identity);

@@ -11,6 +11,8 @@ use anyhow::{Context, Result};
 pub(super) struct Sample {
     /// Since the start of the work.
     pub(super) at: Duration,
+    /// Blocks copied in and out by then.
+    pub(super) operations: u64,
     /// Memory of our own: heap and stacks.
     pub(super) anonymous_bytes: u64,
     /// Memory that is shared: the slabs.
@@ -25,11 +27,12 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    pub(super) fn take(at: Duration, folder: &Path) -> Result<Self> {
+    pub(super) fn take(at: Duration, operations: u64, folder: &Path) -> Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
         let (file_bytes, allocated_bytes) = bytes_in(folder)?;
         Ok(Self {
             at,
+            operations,
             anonymous_bytes: field(&status, "RssAnon:")?,
             shared_bytes: field(&status, "RssShmem:")?,
             descriptors: std::fs::read_dir("/proc/self/fd")?.count() as u64,
@@ -70,7 +73,7 @@ mod tests {
 
     #[test]
     fn this_process_and_a_folder_are_seen() {
-        let sample = Sample::take(Duration::ZERO, Path::new("/proc/self/fdinfo")).expect("a sample");
+        let sample = Sample::take(Duration::ZERO, 0, Path::new("/proc/self/fdinfo")).expect("a sample");
         assert!(sample.anonymous_bytes > 0 && sample.threads > 0 && sample.descriptors > 2, "{sample:?}");
         assert!(field("VmRSS: 1 kB\nRssAnon:\t  12 kB\n", "RssAnon:").is_ok_and(|bytes| bytes == 12_288));
         assert!(field("VmRSS: 1 kB\n", "RssAnon:").is_err());

@@ -64,13 +64,14 @@ impl Worker {
         }
     }
 
-    /// Until the time is over. What a planted fault holds is given back to be kept.
+    /// Until it is stopped. What a planted fault holds is given back to be kept.
     pub(super) fn run(mut self) -> Result<Vec<HostBlock>> {
-        while self.started.elapsed() < self.length && !self.stop.load(Ordering::Relaxed) {
+        while !self.stop.load(Ordering::Relaxed) {
             let share = self.started.elapsed().as_secs_f64() / self.length.as_secs_f64();
             let (wanted, tally) = (self.wanted as f64, &self.rig.tally);
             let (distinct, verified) = (get(&tally.distinct) as f64, get(&tally.verified) as f64);
-            if distinct <= wanted * (share / PACE).min(1.0) {
+            // Who is stopped later than planned goes on at the same pace.
+            if distinct <= wanted * (share / PACE).min(share.max(1.0)) {
                 self.turn()?;
                 self.visit()?;
             } else if verified <= wanted * share * OUT_OVER_IN {
@@ -114,10 +115,13 @@ impl Worker {
         Ok(())
     }
 
-    /// A slot of the pool, when the store has given one back.
+    /// A slot of the pool, when the store has given one back. Nothing is awaited meanwhile, so what is in the inbox answers
+    /// requests that were cancelled: their slots go back, or this thread could wait for what it has itself.
     fn slot(&self) -> Result<SlotRef> {
+        let (_, inbox) = self.rig.inboxes.get(self.thread as usize).context("an inbox for each thread")?;
         let since = Instant::now();
         loop {
+            inbox.try_iter().for_each(drop);
             if let Some(slot) = self.rig.pool.acquire() {
                 return Ok(slot);
             }
@@ -270,5 +274,29 @@ impl Worker {
             self.leaked.append(&mut blocks);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::files::Scratch;
+    use super::super::place;
+    use super::*;
+
+    #[test]
+    fn the_slots_of_answers_that_nobody_waits_for_come_back() {
+        let parent = place::choose(None).expect("a folder on a disk");
+        let folder = Scratch::new(&parent).expect("a folder");
+        let (host, disk, block) = (4 << 20, 12 << 20, 32 << 10);
+        let args = SoakArgs { host, disk, block, threads: 1, ..SoakArgs::default() };
+        let rig = Arc::new(Rig::new(&args, folder.path()).expect("a rig"));
+        let worker = Worker::new(&args, &rig, 0, &Arc::new(AtomicBool::new(false)));
+        let slots: Vec<SlotRef> = std::iter::from_fn(|| rig.pool.acquire()).collect();
+        let count = slots.len();
+        rig.inboxes[0].0.send(Answer::Onboarded { request: 1, slots, verified: 0 }).expect("an inbox");
+        let started = Instant::now();
+        let _slot = worker.slot().expect("a slot");
+        assert!(started.elapsed() < ANSWER_WITHIN / 4, "after {:?}", started.elapsed());
+        assert_eq!(rig.pool.free_count(), count - 1);
     }
 }
