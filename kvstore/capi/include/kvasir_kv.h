@@ -20,7 +20,11 @@
  * kvasir_kv_match and _stats do not. An engine's loop uses kvasir_kv_submit and kvasir_kv_poll, which do not wait (poll
  * as long as it is told to); as many requests are under way at the disk as there are `queue.threads`.
  * Status: functions return a kvasir_kv_status; 0 and above are outcomes, below 0 failures, after which
- * kvasir_kv_last_error tells more. No function ever ends the process or unwinds into C.
+ * kvasir_kv_last_error tells more. No function unwinds into C. None ends the process because of what it is given, of a
+ * bug that panics (a library that was built without unwinding opens nothing), or because memory for a copy of a block,
+ * for identities or for buffers is refused: that is KVASIR_KV_THROTTLED or KVASIR_KV_FAILED. What ends it is the system's
+ * refusal of a small allocation, and the kernel when it has promised more memory than there is: leave room beside
+ * `host_tier.capacity`, whose pages are taken as they are used.
  * After fork(): only the parent may use its handles.
  */
 #ifndef KVASIR_KV_H
@@ -42,7 +46,8 @@ typedef enum kvasir_kv_status {
     KVASIR_KV_MISS = 1,
     /* The block was there already and remains as it was. */
     KVASIR_KV_PRESENT = 2,
-    /* No room or bandwidth at the moment; nothing was done. Not a failure: KV can be computed again. */
+    /* No room or bandwidth, or too many requests inside, at the moment; nothing was done. Not a failure: KV can be
+     * computed again. */
     KVASIR_KV_THROTTLED = 3,
     /* A null pointer, a size that cannot be, an unknown operation. */
     KVASIR_KV_INVALID_ARGUMENT = -1,
@@ -76,8 +81,10 @@ uint32_t kvasir_kv_version(void);
 const char *kvasir_kv_strerror(int32_t status);
 
 /*
- * The text of this thread's last failure. Copies at most `bytes` bytes with the final 0, and returns the length of the
- * whole text without it, so that a return of `bytes` or more says that it was cut off. `text` may be null.
+ * The text of this thread's last failure, in UTF-8. Copies at most `bytes` bytes with the final 0 (and no part of a
+ * character), and returns the length of the whole text without it, so that a return of `bytes` or more says that it was
+ * cut off. `text` may be null. A completion that failed counts as a failure of the thread that polls it: of several polled
+ * in one call, the last one's text is kept, so whoever wants each one's polls with a `capacity` of 1.
  */
 size_t kvasir_kv_last_error(char *text, size_t bytes);
 
@@ -88,11 +95,14 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   slot = "128 KiB"            # the largest payload; "4 KiB" to "512 MiB". A slot has 448 bytes more, in whole 4 KiB
  *   [host_tier]
  *   capacity = "1 GiB"          # memory of all slots; taken as it is used. At least one slot, at most the machine's
+ *                               # or the control group's limit
  *   eviction = "s3-fifo"        # which block goes when one must: "s3-fifo" or "lru"
  *   [disk_tier]
- *   capacity = "0 B"            # space of the files, taken at the first start; "0 B" is no disk; to "1024 TiB"
+ *   capacity = "0 B"            # space of the files, taken at the first start; "0 B" is no disk; to "1024 TiB".
+ *                               # A multiple of `segment`, or less than it and a multiple of 4 KiB
  *   path = ""                   # folder of the files, made when it is not there; for one open store at a time
- *   engine = "auto"             # "io_uring", "pread", or "auto": io_uring where the kernel allows it, else pread
+ *   engine = "auto"             # "io_uring", "pread", or "auto": io_uring where the kernel has and permits it, else
+ *                               # pread; if it fails otherwise, open fails
  *   segment = "256 MiB"         # size of one file; "1 MiB" to "64 GiB"
  *   depth = 64                  # reads and writes in flight; 1 to 1024
  *   eviction = "s3-fifo"
@@ -106,10 +116,11 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   depth = 256                 # submitted and not yet polled; 1 to 65536
  *
  * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB). All sections but [queue] and their keys are those
- * of Kvasir's own configuration. What is wrong in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is
+ * of Kvasir's own configuration, and so are the defaults but that of `host_tier.capacity`. What is wrong in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is
  * KVASIR_KV_FAILED.
  *
- * Writes the handle to `*handle`, or null and the reason to `error` (may be null) with at most `error_bytes` bytes.
+ * Writes the handle to `*handle`, or null and the reason to `error` (may be null) with at most `error_bytes` bytes, of
+ * which the last is 0; what is cut off are whole characters of UTF-8.
  */
 int32_t kvasir_kv_open(const char *configuration, kvasir_kv **handle, char *error, size_t error_bytes);
 
@@ -117,9 +128,12 @@ int32_t kvasir_kv_open(const char *configuration, kvasir_kv **handle, char *erro
 int32_t kvasir_kv_open_file(const char *path, kvasir_kv **handle, char *error, size_t error_bytes);
 
 /*
- * Closes a store. Requests that have not begun are forgotten without a completion, those that have are waited for;
- * after the return no submitted request's memory is touched. Threads inside kvasir_kv_poll return with 0 completions,
- * those inside a blocking function with what they were asked for or KVASIR_KV_FAILED. What had been handed to the disk
+ * Closes a store. From here on other calls with the handle are KVASIR_KV_INVALID_HANDLE, so completions that wait are to
+ * be polled before. Requests that have not begun are forgotten without a completion, those that have are waited for;
+ * after the return no submitted request's memory is touched. Threads inside kvasir_kv_poll return with the completions
+ * that wait, or with none; those inside a blocking function with what they were asked for or KVASIR_KV_FAILED. The file
+ * descriptor of kvasir_kv_event_fd becomes readable, so that whoever waits for it wakes, and then goes: its number may
+ * be another file's when this returns, so take it out of an event loop before. What had been handed to the disk
  * is on stable storage at the return, if the disk answers within 5 seconds, and its folder may be opened again.
  */
 int32_t kvasir_kv_close(kvasir_kv *handle);
@@ -130,8 +144,8 @@ int32_t kvasir_kv_match(kvasir_kv *handle, const uint8_t (*identities)[16], size
 /*
  * Reads a block: its meta into `meta` (may be null when it has none), its payload into `payload_count` buffers, one
  * after the other. Writes the sizes to `meta_bytes` and `payload_bytes` (may be null): what was read, or what is needed
- * with KVASIR_KV_BUFFER_TOO_SMALL, or 0. At most 4096 buffers. OK, MISS or a failure; after a MISS the buffers may hold
- * anything.
+ * with KVASIR_KV_BUFFER_TOO_SMALL, or 0. At most 4096 buffers. OK, MISS, THROTTLED (too many requests are inside to look
+ * for it) or a failure; after anything but OK the buffers may hold anything.
  */
 int32_t kvasir_kv_get(kvasir_kv *handle, const uint8_t (*identity)[16], const kvasir_kv_buffer *meta,
                       const kvasir_kv_buffer *payload, size_t payload_count, size_t *meta_bytes,
@@ -144,7 +158,10 @@ int32_t kvasir_kv_get(kvasir_kv *handle, const uint8_t (*identity)[16], const kv
 int32_t kvasir_kv_put(kvasir_kv *handle, const uint8_t (*identity)[16], const kvasir_kv_buffer *meta,
                       const kvasir_kv_buffer *payload, size_t payload_count);
 
-/* Forgets a block, also on the disk. OK, MISS or a failure. */
+/*
+ * Forgets a block, also on the disk. OK, MISS or a failure. A block that is just on its way between memory and the disk
+ * is forgotten too, but the answer may be MISS.
+ */
 int32_t kvasir_kv_delete(kvasir_kv *handle, const uint8_t (*identity)[16]);
 
 typedef struct kvasir_kv_statistics {
@@ -154,14 +171,14 @@ typedef struct kvasir_kv_statistics {
     uint64_t hits;      /* blocks read that were there */
     uint64_t misses;    /* blocks read that were not */
     uint64_t stored;
-    uint64_t throttled; /* not taken for lack of room or bandwidth */
+    uint64_t throttled; /* not stored for lack of room, bandwidth or memory */
     uint64_t evicted;   /* left memory to make room; the disk may have them */
     uint64_t disk_blocks;    /* on the disk now; many of them are in memory too */
     uint64_t disk_bytes_max; /* of all slots on the disk */
     uint64_t disk_read;      /* blocks that came from the disk */
     uint64_t disk_written;   /* blocks written to the disk */
     uint64_t disk_evicted;   /* left the disk to make room */
-    uint64_t damaged;        /* were not what had been stored, and were thrown away */
+    uint64_t damaged;        /* were found not to be what had been stored, in memory or on the disk */
 } kvasir_kv_statistics;
 
 /*
@@ -200,22 +217,23 @@ typedef struct kvasir_kv_completion {
 /*
  * Submits requests, in order, without waiting. Writes how many were taken to `accepted`: fewer than `count` with
  * KVASIR_KV_THROTTLED when `queue.depth` requests are under way or the matches under way would have more than 2^20
- * identities together (poll, then submit the rest), or with KVASIR_KV_INVALID_ARGUMENT when the next one is invalid. The requests, identities and arrays of buffers are copied; the
- * memory that the buffers name must stay as it is until the completion was polled. Requests run side by side and
- * complete in any order.
+ * identities together (poll, then submit the rest), with KVASIR_KV_INVALID_ARGUMENT when the next one is invalid,
+ * with KVASIR_KV_FAILED when there is no memory for it, or with KVASIR_KV_INVALID_HANDLE when the store is closed
+ * meanwhile. The requests, identities and arrays of buffers are copied; the memory that the buffers name must stay as it
+ * is until the completion was polled or kvasir_kv_close returned. Requests run side by side and complete in any order.
  */
 int32_t kvasir_kv_submit(kvasir_kv *handle, const kvasir_kv_request *requests, size_t count, size_t *accepted);
 
 /*
  * Takes at most `capacity` completions, and writes how many to `count`. Waits for the first at most `timeout_ms`
- * milliseconds; 0 does not wait, below 0 has no end.
+ * milliseconds; 0 does not wait, below 0 has no end. Completions that failed have their text in kvasir_kv_last_error.
  */
 int32_t kvasir_kv_poll(kvasir_kv *handle, kvasir_kv_completion *completions, size_t capacity, int32_t timeout_ms,
                        size_t *count);
 
 /*
  * A file descriptor that is readable exactly while completions wait, for epoll or asyncio. It belongs to the store: never
- * read or close it. Below 0 is a status.
+ * read or close it, and do not use it after kvasir_kv_close was called. Below 0 is a status.
  */
 int32_t kvasir_kv_event_fd(kvasir_kv *handle);
 

@@ -13,8 +13,8 @@ pub trait Backend: Send + Sync + 'static {
     /// The store cannot tell.
     fn matched(&self, identities: &[Identity]) -> Result<usize, BackendError>;
 
-    /// Writes a block to where it is wanted; `false` when it is not there, and then what was written is of no use. A
-    /// block that fails verification is not there. Looks at the room of both destinations before it writes to either.
+    /// Writes a block to where it is wanted; when it was not, what was written is of no use. A block that fails
+    /// verification is a miss. Looks at the room of both destinations before it writes to either.
     ///
     /// # Errors
     /// [`BackendError::DestinationTooSmall`], or the store cannot read.
@@ -23,7 +23,7 @@ pub trait Backend: Send + Sync + 'static {
         identity: &Identity,
         meta: &mut Destination,
         payload: &mut Destination,
-    ) -> Result<bool, BackendError>;
+    ) -> Result<GetOutcome, BackendError>;
 
     /// Stores a block.
     ///
@@ -31,7 +31,8 @@ pub trait Backend: Send + Sync + 'static {
     /// The store cannot write, or never takes blocks of this size.
     fn put(&self, identity: &Identity, meta: &Source, payload: &Source) -> Result<PutOutcome, BackendError>;
 
-    /// Forgets a block; tells whether it was there.
+    /// Forgets a block; tells whether it was there. One that is on its way between two tiers is forgotten too, and may
+    /// count as one that was not.
     ///
     /// # Errors
     /// The store cannot write.
@@ -42,6 +43,17 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Ends what is under way and lets go of files. Calls that are inside fail; there are none afterwards.
     fn close(&self) {}
+}
+
+/// What became of a block that was to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GetOutcome {
+    /// It is where it was wanted.
+    Read,
+    /// It is not there.
+    Miss,
+    /// Too many requests are inside to look for it now.
+    Throttled,
 }
 
 /// What became of a block that was to be stored.

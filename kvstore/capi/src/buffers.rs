@@ -61,7 +61,14 @@ impl Ranges {
                 .ok_or_else(|| Failure::new(Status::InvalidArgument, "the buffers are longer than memory"))?;
             match ranges.inline.get_mut(ranges.count) {
                 Some(place) => *place = (start, buffer.bytes),
-                None => ranges.more.push((start, buffer.bytes)),
+                None => {
+                    if ranges.more.is_empty() {
+                        let left = buffers.len() - INLINE_BUFFERS;
+                        (ranges.more.try_reserve_exact(left))
+                            .map_err(|_| Failure::no_memory("the buffers"))?;
+                    }
+                    ranges.more.push((start, buffer.bytes));
+                }
             }
             ranges.count += 1;
         }

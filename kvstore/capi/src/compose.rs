@@ -6,16 +6,17 @@ use std::sync::Arc;
 use dataplane_memory::PageSize;
 use kvstore_catalog::PolicyKind;
 use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment, Recovered};
-use kvstore_io::IoEngine;
 use kvstore_io::files::{Files, FolderConfig, open_folder};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
+use kvstore_io::{IoEngine, IoError, IoErrorKind};
 use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, StoreBuilder, StoreConfig, WriteMode};
 
 use crate::backend::Backend;
 use crate::config::{DiskTierSettings, Engine, Eviction, QueueSettings, Settings, Size, Write};
 use crate::format::HEAD_BYTES_MAX;
+use crate::memory;
 use crate::status::{Failure, Status};
 use crate::store::StoreBackend;
 
@@ -59,11 +60,10 @@ pub(crate) fn open(text: &str) -> Result<(Arc<dyn Backend>, QueueSettings), Fail
 
 /// The pages are taken as they are used: a capacity that can never be had would only show when the process is killed.
 fn within_memory(capacity: Size) -> Result<(), Failure> {
-    let system = rustix::system::sysinfo();
-    let memory = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit));
+    let (memory, whose) = memory::most();
     if capacity.0 > memory {
         let reason =
-            format!("open: host_tier.capacity = {capacity} is above this machine's memory of {memory} bytes");
+            format!("open: host_tier.capacity = {capacity} is above this {whose} memory of {memory} bytes");
         return Err(Failure::new(Status::Failed, reason));
     }
     Ok(())
@@ -127,17 +127,46 @@ fn engine(tier: &DiskTierSettings, segment_bytes: u64) -> Result<Box<dyn IoEngin
         let ring = RingConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..RingConfig::default() };
         match uring::open(files()?, &ring) {
             Ok(engine) => return Ok(Box::new(engine)),
-            Err(error) if tier.engine == Engine::IoUring => return Err(error.into()),
-            // The kernel does not allow it here.
-            Err(_) => {}
+            Err(error) if tier.engine == Engine::Auto && is_not_to_be_had(&error) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     let config = PreadConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..PreadConfig::default() };
     Ok(Box::new(PreadEngine::new(files()?, &config)?))
 }
 
+/// Whether the kernel has no io_uring or does not permit it (ENOSYS, EPERM, EACCES and the like), and pread does as well.
+/// Anything else is told: it would hit pread too, or is to be mended.
+fn is_not_to_be_had(error: &IoError) -> bool {
+    error.kind == IoErrorKind::Unsupported
+}
+
 /// A number that differs from store to store.
 fn fresh_id() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_kernel_without_io_uring_is_gone_around() {
+        // EPERM, EACCES, ENOSYS, EOPNOTSUPP; EIO, ENOMEM, EINVAL, EMFILE, ENOSPC.
+        for (errno, is_gone_around) in [
+            (1, true),
+            (13, true),
+            (38, true),
+            (95, true),
+            (5, false),
+            (12, false),
+            (22, false),
+            (24, false),
+            (28, false),
+        ] {
+            let error = IoError::from_errno("io_uring", "io_uring_setup".to_owned(), errno);
+            assert_eq!(is_not_to_be_had(&error), is_gone_around, "{error}");
+        }
+    }
 }

@@ -81,7 +81,7 @@ pub(crate) enum Write {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Engine {
-    /// io_uring where the kernel allows it, else pread.
+    /// io_uring where the kernel has and permits it, else pread.
     Auto,
     IoUring,
     Pread,
@@ -120,7 +120,7 @@ pub(crate) struct HostTierSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DiskTierSettings {
-    /// Space of the tier; nothing turns it off. At most 1 PiB.
+    /// Space of the tier, in whole files; nothing turns it off. At most 1 PiB.
     pub(crate) capacity: Size,
     /// The folder of its files, for one open store at a time.
     pub(crate) path: String,
@@ -267,6 +267,12 @@ impl Settings {
                 misfits.push(too_small("disk_tier.capacity", disk_tier.capacity));
             } else if disk_tier.segment.0 < slot_bytes {
                 misfits.push(too_small("disk_tier.segment", disk_tier.segment));
+            } else if !disk_tier.capacity.0.is_multiple_of(self.segment_bytes()) {
+                misfits.push(format!(
+                    "disk_tier.capacity = {} is no multiple of a file's {} bytes: disk_tier.segment, in whole 4 KiB",
+                    disk_tier.capacity,
+                    self.segment_bytes()
+                ));
             }
         }
         misfits
@@ -308,6 +314,14 @@ mod tests {
             (
                 "[disk_tier]\ncapacity = \"4 KiB\"\npath = \"x\"\n",
                 "disk_tier.capacity = \"4 KiB\" holds no slot",
+            ),
+            (
+                "[disk_tier]\ncapacity = \"10 MiB\"\nsegment = \"4 MiB\"\npath = \"x\"\n",
+                "disk_tier.capacity = \"10 MiB\" is no multiple of a file's 4194304 bytes",
+            ),
+            (
+                "[disk_tier]\ncapacity = \"1000001 B\"\npath = \"x\"\n",
+                "is no multiple of a file's 999424 bytes",
             ),
             ("[disk_tier]\ndepth = 0\nwrite_frequency = 16\n", "disk_tier.write_frequency = 16"),
             ("[disk_tier]\nengine = \"nvme-user\"\n", "engine"),

@@ -9,6 +9,8 @@
 //! in every tier and after a restart; beside it, as the disk's log could keep it, it would not come back with a read.
 //! The payload begins on a cache line.
 
+use std::collections::TryReserveError;
+
 use crate::buffers::{Destination, Source};
 
 /// Longest meta.
@@ -23,15 +25,21 @@ const fn head_bytes(meta_bytes: usize) -> usize {
     (LENGTH_BYTES + meta_bytes).next_multiple_of(LINE_BYTES)
 }
 
-/// A block as it is stored. The meta must not be longer than [`META_BYTES_MAX`].
-pub(crate) fn pack(meta: &Source, payload: &Source) -> Vec<u8> {
+/// A block as it is stored, if there is memory for it. The meta must not be longer than [`META_BYTES_MAX`].
+pub(crate) fn pack(meta: &Source, payload: &Source) -> Result<Vec<u8>, TryReserveError> {
     let head = head_bytes(meta.len());
-    let mut block = Vec::with_capacity(head + payload.len());
+    let mut block = Vec::new();
+    block.try_reserve_exact(head.saturating_add(payload.len()))?;
     block.extend_from_slice(&(meta.len() as u16).to_le_bytes());
     meta.pieces().for_each(|piece| block.extend_from_slice(piece));
     block.resize(head, 0);
     payload.pieces().for_each(|piece| block.extend_from_slice(piece));
-    block
+    Ok(block)
+}
+
+/// Whether these bytes can be the start of a block of `bytes`; the head must be in `start`.
+pub(crate) fn is_block(start: &[u8], bytes: usize) -> bool {
+    meta(start, bytes).is_some()
 }
 
 /// The meta at the start of a block of `bytes`, if there can be one; the head must be in `start`.
@@ -114,7 +122,7 @@ mod tests {
         let meta = unsafe { Source::new(ranges(meta)) };
         // SAFETY: as above.
         let payload = unsafe { Source::new(ranges(payload)) };
-        pack(&meta, &payload)
+        pack(&meta, &payload).expect("memory")
     }
 
     fn unpacked(block: &[u8], piece: usize, meta: &mut [u8], payload: &mut [u8]) -> Unpacked {
@@ -141,6 +149,17 @@ mod tests {
                 assert_eq!((got, body), (meta, payload));
             }
         }
+    }
+
+    #[test]
+    fn no_memory_is_an_answer() {
+        let start = std::ptr::NonNull::<u8>::dangling().as_ptr().cast();
+        let huge = Ranges::check(&[Buffer { start, bytes: 1 << 62 }]).expect("a length");
+        // SAFETY: nothing is read: there is no memory for the copy.
+        let payload = unsafe { Source::new(huge) };
+        // SAFETY: it has no bytes.
+        let meta = unsafe { Source::new(ranges(&mut [])) };
+        assert!(pack(&meta, &payload).is_err());
     }
 
     #[test]

@@ -45,11 +45,15 @@ pub(crate) fn insert(opened: Opened) -> Result<usize, Failure> {
 pub(crate) fn find(handle: usize) -> Result<Opened, Failure> {
     let handles = HANDLES.read().unwrap_or_else(PoisonError::into_inner);
     let found = handles.opened.as_ref().and_then(|all| all.get(&handle)).cloned();
-    found.ok_or_else(|| Failure::new(Status::InvalidHandle, "no open store has this handle"))
+    found.ok_or_else(unknown)
+}
+
+pub(crate) fn unknown() -> Failure {
+    Failure::new(Status::InvalidHandle, "no open store has this handle")
 }
 
 pub(crate) fn remove(handle: usize) -> Result<Opened, Failure> {
     let mut handles = HANDLES.write().unwrap_or_else(PoisonError::into_inner);
     let found = handles.opened.as_mut().and_then(|all| all.remove(&handle));
-    found.ok_or_else(|| Failure::new(Status::InvalidHandle, "no open store has this handle"))
+    found.ok_or_else(unknown)
 }

@@ -13,7 +13,7 @@ use crate::backend::{Identity, Statistics};
 use crate::buffers::{BUFFERS_MAX, Buffer, Ranges};
 use crate::compose;
 use crate::handles::{self, Opened};
-use crate::queue::{Completion, IDENTITIES_MAX, Operation, Outcome, Queue};
+use crate::queue::{Completion, IDENTITIES_MAX, Operation, Outcome, Queue, Submitted};
 use crate::status::{Failure, Status};
 
 /// `kvasir_kv_operation` in C.
@@ -57,20 +57,29 @@ thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs a call: failures are remembered, panics are failures.
-fn guarded(call: impl FnOnce() -> Result<Status, Failure>) -> i32 {
+/// Runs a call; a panic is a failure.
+fn caught<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     // After a panic the store is asked again only under its own locks, and nothing else is shared.
     let done = catch_unwind(AssertUnwindSafe(call));
-    let failure = match done {
-        Ok(Ok(status)) => return status as i32,
-        Ok(Err(failure)) => failure,
-        Err(_) => {
-            Failure::new(Status::Panicked, "a bug in libkvasir_kv; the standard error stream tells where")
+    let panicked = "a bug in libkvasir_kv; the standard error stream tells where";
+    done.unwrap_or_else(|_| Err(Failure::new(Status::Panicked, panicked)))
+}
+
+/// Runs a call: failures are remembered, panics are failures.
+fn guarded(call: impl FnOnce() -> Result<Status, Failure>) -> i32 {
+    match caught(call) {
+        Ok(status) => status as i32,
+        Err(failure) => {
+            remember(failure.text);
+            failure.status as i32
         }
-    };
-    // A thread that is ending has nobody to ask for the text.
-    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = failure.text);
-    failure.status as i32
+    }
+}
+
+/// Keeps the text of this thread's last failure.
+fn remember(text: String) {
+    // A thread that is ending has nobody to ask for it.
+    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = text);
 }
 
 fn invalid(what: &str) -> Failure {
@@ -80,11 +89,11 @@ fn invalid(what: &str) -> Failure {
 /// Writes to where C wants it, if it does.
 ///
 /// # Safety
-/// `to` must be null or valid for a write.
+/// `to` must be null or valid for a write; it need not be aligned.
 unsafe fn tell<T>(to: *mut T, value: T) {
     if !to.is_null() {
         // SAFETY: not null, so valid for a write by the contract of this function.
-        unsafe { to.write(value) };
+        unsafe { to.write_unaligned(value) };
     }
 }
 
@@ -111,13 +120,13 @@ unsafe fn identity(start: *const Identity) -> Result<Identity, Failure> {
     Ok(identities[0])
 }
 
-/// Copies a text with its end, cut off where there is no room; tells how long it is without the end.
+/// Copies a text with its end, cut off between characters where there is no room; tells how long it is without the end.
 ///
 /// # Safety
 /// `to` must be null or have `room` bytes that may be written.
 unsafe fn copy_text(text: &str, to: *mut c_char, room: usize) -> usize {
     if !to.is_null() && room > 0 {
-        let count = text.len().min(room - 1);
+        let count = text.floor_char_boundary(room - 1);
         // SAFETY: `text` has `count` bytes, `to` has room for them by this function's contract, and C's buffer is not
         // ours.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast::<u8>(), count) };
@@ -139,9 +148,17 @@ unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure
 }
 
 fn open(text: &str) -> Result<*mut Handle, Failure> {
+    must_unwind(cfg!(panic = "abort"))?;
     let (backend, queue) = compose::open(text)?;
     let queue = Arc::new(Queue::new(Arc::clone(&backend), &queue)?);
     handles::insert(Opened { backend, queue }).map(std::ptr::without_provenance_mut)
+}
+
+/// A library that cannot catch a panic would end its caller's process.
+fn must_unwind(is_aborting: bool) -> Result<(), Failure> {
+    let reason = "open: libkvasir_kv was built with panic = \"abort\", so that a bug in it would end this process; \
+        build it with `cargo build --profile capi -p kvstore-capi`";
+    if is_aborting { Err(Failure::new(Status::Failed, reason)) } else { Ok(()) }
 }
 
 /// # Safety
@@ -152,21 +169,21 @@ unsafe fn open_into(
     error: *mut c_char,
     error_bytes: usize,
 ) -> i32 {
-    // SAFETY: null or writable by this function's contract.
-    unsafe { tell(handle, std::ptr::null_mut()) };
-    let mut text = String::new();
-    let status = guarded(|| {
-        if handle.is_null() {
-            return Err(invalid("the place for the handle is a null pointer"));
-        }
-        let made = made().inspect_err(|failure| text.clone_from(&failure.text))?;
+    guarded(|| {
+        // SAFETY: null or writable by this function's contract.
+        unsafe { tell(handle, std::ptr::null_mut()) };
+        let made = if handle.is_null() {
+            Err(invalid("the place for the handle is a null pointer"))
+        } else {
+            caught(made)
+        };
+        let reason = made.as_ref().err().map_or("", |failure| &failure.text);
+        // SAFETY: null or writable for `error_bytes` by this function's contract.
+        unsafe { copy_text(reason, error, error_bytes) };
         // SAFETY: as above.
-        unsafe { tell(handle, made) };
+        unsafe { tell(handle, made?) };
         Ok(Status::Ok)
-    });
-    // SAFETY: null or writable for `error_bytes` by this function's contract.
-    unsafe { copy_text(&text, error, error_bytes) };
-    status
+    })
 }
 
 /// Opens the store that a configuration says.
@@ -377,7 +394,10 @@ unsafe fn operation(request: &Request) -> Result<Operation, Failure> {
         let all = unsafe {
             elements(request.identities, request.identity_count, "the identities are a null pointer")
         }?;
-        return Ok(Operation::Match { identities: all.into() });
+        let mut identities = Vec::new();
+        identities.try_reserve_exact(all.len()).map_err(|_| Failure::no_memory("the identities"))?;
+        identities.extend_from_slice(all);
+        return Ok(Operation::Match { identities });
     }
     if request.identity_count != 1 {
         return Err(invalid("a request of this kind has one identity"));
@@ -418,10 +438,11 @@ pub unsafe extern "C" fn kvasir_kv_submit(
             // SAFETY: the caller promised this for each request.
             let operation = unsafe { operation(request) }?;
             // SAFETY: the caller promised that the buffers stay usable until the completion was polled.
-            if !unsafe { opened.queue.submit(request.user, operation) } {
-                return Ok(Status::Throttled);
+            match unsafe { opened.queue.submit(request.user, operation) } {
+                Submitted::Taken => taken += 1,
+                Submitted::Full => return Ok(Status::Throttled),
+                Submitted::Closed => return Err(handles::unknown()),
             }
-            taken += 1;
         }
         Ok(Status::Ok)
     });
@@ -430,7 +451,7 @@ pub unsafe extern "C" fn kvasir_kv_submit(
     status
 }
 
-/// Gives completions.
+/// Gives completions. The texts of failed ones become this thread's last error, one after the other.
 ///
 /// # Safety
 /// As in the header: room for `capacity` completions, `count` writable.
@@ -453,9 +474,10 @@ pub unsafe extern "C" fn kvasir_kv_poll(
         }
         let opened = handles::find(handle.addr())?;
         let patience = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        let polled = opened.queue.poll(capacity, patience, |at, completion| {
-            // SAFETY: `at` is below `capacity`, for which there is room by this function's contract.
+        let polled = opened.queue.poll(capacity, patience, |at, completion, text| {
+            // SAFETY: `at` is below `capacity`, for which there is room by this function's contract; aligned as checked.
             unsafe { completions.wrapping_add(at).write(completion) };
+            text.into_iter().for_each(remember);
         });
         // SAFETY: as above.
         unsafe { tell(count, polled) };
@@ -463,7 +485,8 @@ pub unsafe extern "C" fn kvasir_kv_poll(
     })
 }
 
-/// A file descriptor that is readable while completions wait; below zero is a failure. It belongs to the store.
+/// A file descriptor that is readable while completions wait; below zero is a failure. It belongs to the store, and is
+/// its own until `kvasir_kv_close`.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_event_fd(handle: *mut Handle) -> i32 {
     let mut event = 0;
@@ -498,4 +521,59 @@ pub extern "C" fn kvasir_kv_version() -> u32 {
     part(env!("CARGO_PKG_VERSION_MAJOR")) * 1_000_000
         + part(env!("CARGO_PKG_VERSION_MINOR")) * 1000
         + part(env!("CARGO_PKG_VERSION_PATCH"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The status, what the error buffer says, and whether there is a handle.
+    fn opening(made: impl FnOnce() -> Result<*mut Handle, Failure>, room: usize) -> (i32, String, bool) {
+        let mut handle = std::ptr::dangling_mut();
+        let mut error = [0xEE_u8; 200];
+        // SAFETY: both places are this function's own.
+        let status = unsafe { open_into(made, &raw mut handle, error.as_mut_ptr().cast(), room) };
+        assert!(error[room..].iter().all(|byte| *byte == 0xEE), "written past its end");
+        let text = CStr::from_bytes_until_nul(&error).expect("an end").to_str().expect("whole characters");
+        (status, text.to_owned(), !handle.is_null())
+    }
+
+    #[test]
+    fn the_reason_of_a_refusal_is_told_whatever_it_was() {
+        let panicked = opening(|| panic!("a planted bug"), 200);
+        assert_eq!((panicked.0, panicked.2), (Status::Panicked as i32, false));
+        assert!(panicked.1.contains("a bug in libkvasir_kv"), "{}", panicked.1);
+        let refused = || Err(Failure::new(Status::Configuration, "path = \"/größe\""));
+        for (room, text) in [
+            (13, "path = \"/gr"),
+            (14, "path = \"/grö"),
+            (15, "path = \"/grö"),
+            (16, "path = \"/größ"),
+            (1, ""),
+        ] {
+            let cut = opening(refused, room);
+            // The umlaut takes the bytes 11 and 12, the sharp s 13 and 14.
+            assert_eq!(cut, (Status::Configuration as i32, text.to_owned(), false), "{room} bytes");
+        }
+        assert_eq!(opening(|| Ok(std::ptr::dangling_mut()), 200), (0, String::new(), true));
+    }
+
+    #[test]
+    fn a_library_that_aborts_opens_nothing() {
+        let refused = must_unwind(true).expect_err("refused");
+        assert!(
+            refused.status == Status::Failed && refused.text.contains("--profile capi"),
+            "{}",
+            refused.text
+        );
+        assert_eq!(must_unwind(false), Ok(()));
+    }
+
+    #[test]
+    fn places_need_not_be_aligned() {
+        let mut place = [0_u64; 2];
+        // SAFETY: nine bytes of sixteen; nobody reads them as something else meanwhile.
+        unsafe { tell(place.as_mut_ptr().cast::<u8>().wrapping_add(1).cast::<u64>(), u64::MAX) };
+        assert_eq!(place.map(u64::to_le), [u64::MAX << 8, 0xFF]);
+    }
 }

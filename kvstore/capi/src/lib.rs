@@ -2,11 +2,11 @@
 //!
 //! In reading order: [`backend`] is what a store does; `buffers` carries C's memory there and back; `queue` runs
 //! submitted requests on threads of its own, because an engine's loop must not block; `handles` finds the store of a
-//! handle; `config` reads a configuration and `compose` makes a store from it; `store` is the product's store as a
+//! handle; `config` reads a configuration, `memory` tells what there is for it, and `compose` makes a store; `store` is the product's store as a
 //! [`Backend`], with `format` for a block in its slot and `turns` for changes of one block; `interface` has the functions
-//! that C calls.
+//! that C calls, and `layout` asserts how what they share with C lies in memory.
 //!
-//! Invariants: no panic crosses into C (the library must be built with `panic = "unwind"`, profile `capi`); a null
+//! Invariants: no panic crosses into C (a library that was not built with `panic = "unwind"`, as profile `capi` does, opens nothing); a null
 //! pointer, an unknown handle and a wrong size are errors, never accesses; a handle is a number that is never used
 //! again, so one that was closed is an unknown one; memory of a submitted request is not touched after its completion
 //! was polled or `kvasir_kv_close` returned.
@@ -24,15 +24,19 @@ mod config;
 mod format;
 mod handles;
 mod interface;
+mod layout;
+mod memory;
 mod queue;
 mod status;
 mod store;
 mod turns;
 
 #[cfg(test)]
+mod header;
+#[cfg(test)]
 mod tests;
 
-pub use backend::{Backend, BackendError, Identity, PutOutcome, Statistics};
+pub use backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome, Statistics};
 pub use format::META_BYTES_MAX;
 pub use interface::*;
 pub use status::Status;

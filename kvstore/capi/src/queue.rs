@@ -1,9 +1,9 @@
 //! Submitted requests: threads carry them out, completions wait until they are polled.
 //!
 //! One lock guards both lists. A request counts against the depth from its submission until its completion was polled,
-//! so neither list can outgrow it and nothing is allocated for them after the start. The identities of matches are kept
+//! so neither list can outgrow it, and nothing is allocated for them after the start but the text of a failure. The identities of matches are kept
 //! apart: all that are under way together are at most [`IDENTITIES_MAX`], which is 16 MiB. An eventfd is readable exactly
-//! while completions wait: it is written and read under the lock.
+//! while completions wait or the queue is closed: it is written and read under the lock.
 //!
 //! Source: eventfd(2).
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::backend::{Backend, Identity};
+use crate::backend::{Backend, GetOutcome, Identity};
 use crate::buffers::{Destination, Ranges, Source};
 use crate::config::QueueSettings;
 use crate::status::{Failure, Status};
@@ -30,7 +30,7 @@ pub(crate) enum Operation {
     Get { identity: Identity, meta: Ranges, payload: Ranges },
     Put { identity: Identity, meta: Ranges, payload: Ranges },
     Delete { identity: Identity },
-    Match { identities: Box<[Identity]> },
+    Match { identities: Vec<Identity> },
 }
 
 /// What came of it.
@@ -69,9 +69,9 @@ impl Operation {
                 let mut meta = unsafe { Destination::new(meta) };
                 // SAFETY: as above.
                 let mut payload = unsafe { Destination::new(payload) };
-                let there = backend.get(&identity, &mut meta, &mut payload)?;
-                if !there {
-                    return Ok(Outcome::of(Status::Miss));
+                let outcome = backend.get(&identity, &mut meta, &mut payload)?;
+                if outcome != GetOutcome::Read {
+                    return Ok(Outcome::of(outcome.into()));
                 }
                 Ok(Outcome { status: Status::Ok, meta_bytes: meta.filled(), payload_bytes: payload.filled() })
             }
@@ -111,6 +111,15 @@ pub struct Completion {
     pub payload_bytes: u64,
 }
 
+/// What became of a request that was to be queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Submitted {
+    Taken,
+    /// `depth` requests or [`IDENTITIES_MAX`] identities are under way.
+    Full,
+    Closed,
+}
+
 /// The queue of one open store.
 #[derive(Debug)]
 pub(crate) struct Queue {
@@ -137,7 +146,8 @@ impl std::fmt::Debug for Common {
 
 struct State {
     requests: VecDeque<(u64, Operation)>,
-    completions: VecDeque<Completion>,
+    /// With the text of a failure.
+    completions: VecDeque<(Completion, Option<String>)>,
     running: usize,
     /// Of requests that wait or run.
     identities: usize,
@@ -181,33 +191,35 @@ impl Queue {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request; `false` when `depth` of them or [`IDENTITIES_MAX`] identities are under way, or the queue is
-    /// closed. The caller still has what it was made from.
+    /// Takes a request, if there is room. If not, the caller still has what it was made from.
     ///
     /// # Safety
     /// The ranges must be usable, as [`Operation::carry_out`] has it, until the completion was polled or
     /// [`Queue::close`] returned.
-    pub(crate) unsafe fn submit(&self, user: u64, operation: Operation) -> bool {
+    pub(crate) unsafe fn submit(&self, user: u64, operation: Operation) -> Submitted {
         let mut state = self.common.state();
         let under_way = state.requests.len() + state.running + state.completions.len();
         let identities = state.identities.saturating_add(operation.identities());
-        if state.closed || under_way >= self.common.depth || identities > IDENTITIES_MAX {
-            return false;
+        if state.closed {
+            return Submitted::Closed;
+        }
+        if under_way >= self.common.depth || identities > IDENTITIES_MAX {
+            return Submitted::Full;
         }
         state.identities = identities;
         state.requests.push_back((user, operation));
         drop(state);
         self.common.submitted.notify_one();
-        true
+        Submitted::Taken
     }
 
-    /// Gives completions to `take`, at most `limit`; waits for the first as long as `patience` says, `None` being
+    /// Gives completions to `take`, each with the text of its failure, at most `limit`; waits for the first as long as `patience` says, `None` being
     /// without end. Returns how many.
     pub(crate) fn poll(
         &self,
         limit: usize,
         patience: Option<Duration>,
-        mut take: impl FnMut(usize, Completion),
+        mut take: impl FnMut(usize, Completion, Option<String>),
     ) -> usize {
         let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
         let mut state = self.common.state();
@@ -225,10 +237,10 @@ impl Queue {
             };
         }
         let count = state.completions.len().min(limit);
-        for (at, completion) in state.completions.drain(..count).enumerate() {
-            take(at, completion);
+        for (at, (completion, text)) in state.completions.drain(..count).enumerate() {
+            take(at, completion, text);
         }
-        if count > 0 && state.completions.is_empty() {
+        if count > 0 && state.completions.is_empty() && !state.closed {
             // It was written once since it was last read; it does not block.
             let _ = rustix::io::read(&self.common.event, &mut [0; 8]);
         }
@@ -239,12 +251,15 @@ impl Queue {
         self.common.event.as_raw_fd()
     }
 
-    /// Forgets what has not begun, waits for what has, and ends the threads.
+    /// Forgets what has not begun, waits for what has, and ends the threads. Wakes those that wait in [`Queue::poll`] or
+    /// for the event, which stays readable from now on.
     pub(crate) fn close(&self) {
         let mut state = self.common.state();
         state.closed = true;
         let forgotten: usize = state.requests.drain(..).map(|(_, operation)| operation.identities()).sum();
         state.identities -= forgotten;
+        // Written here once, and for the first completion that waits: far from an overflow, which alone would block.
+        let _ = rustix::io::write(&self.common.event, &1_u64.to_ne_bytes());
         drop(state);
         self.common.submitted.notify_all();
         self.common.completed.notify_all();
@@ -283,21 +298,24 @@ impl Common {
             // SAFETY: whoever submitted it promised that the ranges are usable until its completion was polled, which
             // is made below, or until `close` returned, which waits for this thread.
             let outcome = unsafe { operation.carry_out(&*self.backend) };
-            let (outcome, needed) = match outcome {
+            let (Outcome { status, meta_bytes, payload_bytes }, text) = match outcome {
                 Ok(outcome) => (outcome, None),
-                Err(failure) => (Outcome::of(failure.status), failure.needed),
+                Err(Failure { status, text, needed }) => {
+                    let (meta_bytes, payload_bytes) = needed.unwrap_or_default();
+                    (Outcome { status, meta_bytes, payload_bytes }, Some(text))
+                }
             };
-            let (meta_bytes, payload_bytes) = needed.unwrap_or((outcome.meta_bytes, outcome.payload_bytes));
             state = self.state();
             state.running -= 1;
             state.identities -= identities;
-            state.completions.push_back(Completion {
+            let completion = Completion {
                 user,
-                status: outcome.status as i32,
+                status: status as i32,
                 reserved: 0,
                 meta_bytes: meta_bytes as u64,
                 payload_bytes: payload_bytes as u64,
-            });
+            };
+            state.completions.push_back((completion, text));
             if state.completions.len() == 1 {
                 // Cannot overflow: it is read before it is written again.
                 let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
@@ -320,8 +338,13 @@ mod tests {
             Ok(identities.len())
         }
 
-        fn get(&self, _: &Identity, _: &mut Destination, _: &mut Destination) -> Result<bool, BackendError> {
-            Ok(false)
+        fn get(
+            &self,
+            _: &Identity,
+            _: &mut Destination,
+            _: &mut Destination,
+        ) -> Result<GetOutcome, BackendError> {
+            Ok(GetOutcome::Throttled)
         }
 
         fn put(&self, _: &Identity, _: &Source, _: &Source) -> Result<PutOutcome, BackendError> {
@@ -342,19 +365,24 @@ mod tests {
     fn identities_of_matches_under_way_are_bounded() {
         let settings = QueueSettings { threads: 1, depth: 100 };
         let queue = Queue::new(Arc::new(Broken), &settings).expect("starts");
-        let matching = |count: usize| Operation::Match { identities: vec![[0; 16]; count].into() };
+        let matching = |count: usize| Operation::Match { identities: vec![[0; 16]; count] };
         // The thread takes nothing while the lock is held, so this is how it looks with one request waiting.
         queue.common.state().identities = IDENTITIES_MAX - 5;
         // SAFETY: a match names no memory that is not its own.
-        assert!(!unsafe { queue.submit(1, matching(6)) }, "one identity too many");
+        assert_eq!(unsafe { queue.submit(1, matching(6)) }, Submitted::Full, "one identity too many");
         // SAFETY: as above.
-        assert!(unsafe { queue.submit(2, matching(5)) }, "exactly as many as may be");
+        assert_eq!(unsafe { queue.submit(2, matching(5)) }, Submitted::Taken, "exactly as many as may be");
         let patience = Some(Duration::from_secs(20));
-        assert_eq!(queue.poll(1, patience, |_, completion| assert_eq!(completion.payload_bytes, 5)), 1);
+        assert_eq!(queue.poll(1, patience, |_, completion, _| assert_eq!(completion.payload_bytes, 5)), 1);
         assert_eq!(queue.common.state().identities, IDENTITIES_MAX - 5, "given back");
         queue.common.state().identities = 0;
         // SAFETY: as above.
-        assert!(unsafe { queue.submit(3, matching(IDENTITIES_MAX)) }, "the largest alone");
+        assert_eq!(
+            // SAFETY: as above.
+            unsafe { queue.submit(3, matching(IDENTITIES_MAX)) },
+            Submitted::Taken,
+            "the largest alone"
+        );
         queue.close();
         assert_eq!(queue.common.state().identities, 0, "given back by a request that ran or was forgotten");
     }
@@ -364,24 +392,58 @@ mod tests {
         let settings = QueueSettings { threads: 1, depth: 2 };
         let queue = Queue::new(Arc::new(Broken), &settings).expect("starts");
         let delete = |first: u8| Operation::Delete { identity: [first; 16] };
-        for (user, first, status) in
-            [(7, 1, Status::Panicked), (8, 2, Status::Failed), (9, 1, Status::Panicked)]
-        {
+        for (user, first, status, text) in [
+            (7, 1, Status::Panicked, "the store panicked"),
+            (8, 2, Status::Failed, "delete: errno 5"),
+            (9, 1, Status::Panicked, "the store panicked"),
+        ] {
             // SAFETY: a delete names no memory.
-            assert!(unsafe { queue.submit(user, delete(first)) }, "there is room");
+            assert_eq!(unsafe { queue.submit(user, delete(first)) }, Submitted::Taken);
             let mut told = Vec::new();
             assert_eq!(
-                queue.poll(4, Some(Duration::from_secs(20)), |_, completion| told.push(completion)),
+                queue.poll(4, Some(Duration::from_secs(20)), |_, done, text| told.push((done, text))),
                 1
             );
-            assert_eq!((told[0].user, told[0].status), (user, status as i32));
+            assert_eq!((told[0].0.user, told[0].0.status), (user, status as i32));
+            assert_eq!(told[0].1.as_deref(), Some(text));
         }
-        for (user, taken) in [(1, true), (2, true), (3, false)] {
+        for (user, taken) in [(1, Submitted::Taken), (2, Submitted::Taken), (3, Submitted::Full)] {
             // SAFETY: a delete names no memory.
             assert_eq!(unsafe { queue.submit(user, delete(2)) }, taken, "request {user} of a depth of 2");
         }
         queue.close();
         // SAFETY: a delete names no memory.
-        assert!(!unsafe { queue.submit(1, delete(2)) }, "closed");
+        assert_eq!(unsafe { queue.submit(1, delete(2)) }, Submitted::Closed);
+    }
+
+    #[test]
+    fn closing_wakes_and_keeps_what_is_done() {
+        let queue = Queue::new(Arc::new(Broken), &QueueSettings { threads: 1, depth: 4 }).expect("starts");
+        let is_readable = || {
+            let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            let mut event = [rustix::event::PollFd::new(&queue.common.event, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut event, Some(&none)) == Ok(1)
+        };
+        assert!(!is_readable(), "nothing waits");
+        // SAFETY: a match names no memory that is not its own.
+        assert_eq!(unsafe { queue.submit(5, Operation::Match { identities: Vec::new() }) }, Submitted::Taken);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while queue.common.state().completions.is_empty() {
+            assert!(Instant::now() < deadline, "not carried out");
+            std::thread::yield_now();
+        }
+        queue.close();
+        let mut user = 0;
+        assert_eq!(queue.poll(4, None, |_, completion, _| user = completion.user), 1);
+        assert_eq!((user, queue.poll(4, None, |_, _, _| ())), (5, 0), "there is one, and no wait");
+        assert!(is_readable(), "closed, whatever was polled");
+
+        let queue = Queue::new(Arc::new(Broken), &QueueSettings { threads: 1, depth: 4 }).expect("starts");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| queue.poll(1, None, |_, _, _| panic!("nothing was submitted")));
+            std::thread::sleep(Duration::from_millis(20));
+            queue.close();
+            assert_eq!(waiter.join().expect("no panic"), 0, "woken");
+        });
     }
 }

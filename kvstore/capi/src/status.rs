@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use crate::backend::{BackendError, PutOutcome};
+use crate::backend::{BackendError, GetOutcome, PutOutcome};
 
 /// `kvasir_kv_status` in C.
 #[repr(i32)]
@@ -67,6 +67,16 @@ impl Status {
     }
 }
 
+impl From<GetOutcome> for Status {
+    fn from(outcome: GetOutcome) -> Self {
+        match outcome {
+            GetOutcome::Read => Self::Ok,
+            GetOutcome::Miss => Self::Miss,
+            GetOutcome::Throttled => Self::Throttled,
+        }
+    }
+}
+
 impl From<PutOutcome> for Status {
     fn from(outcome: PutOutcome) -> Self {
         match outcome {
@@ -89,6 +99,11 @@ pub(crate) struct Failure {
 impl Failure {
     pub(crate) fn new(status: Status, text: impl Into<String>) -> Self {
         Self { status, text: text.into(), needed: None }
+    }
+
+    /// There is no memory for what the caller handed over.
+    pub(crate) fn no_memory(what: &str) -> Self {
+        Self::new(Status::Failed, format!("no memory for {what}"))
     }
 }
 

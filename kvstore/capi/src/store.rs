@@ -9,13 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use kvstore_block::BlockIdentity;
 use kvstore_store::{Description, HostBlock, Store, TenantId};
 
-use crate::backend::{Backend, BackendError, Identity, PutOutcome, Statistics};
+use crate::backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome, Statistics};
 use crate::buffers::{Destination, Source};
-use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, pack};
+use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, is_block, pack};
 use crate::turns::Turns;
 
 /// What the disk has not given by then is a miss.
@@ -114,10 +113,39 @@ impl StoreBackend {
         Ok(())
     }
 
-    fn missed(&self) -> bool {
+    fn missed(&self) -> GetOutcome {
         count(&self.counters.misses);
-        false
+        GetOutcome::Miss
     }
+
+    fn throttled(&self) -> PutOutcome {
+        count(&self.counters.throttled);
+        PutOutcome::Throttled
+    }
+
+    /// Throws a block away that a reader found damaged: the reader's caller is going to put it again, and must not hear
+    /// that it is there. One that was put meanwhile is whole, and stays. The store throws away what it has in all tiers;
+    /// what only memory has damaged is lost on the disk, too.
+    pub(crate) fn throw_away(&self, identity: &Identity) -> Result<(), BackendError> {
+        let _turn = self.turns.take(identity);
+        let held = self.hold("get", vec![BlockIdentity(*identity)])?;
+        // With too many requests inside it stays, and the next reader finds it.
+        if held.as_ref().is_none_or(|held| held.first().is_none_or(is_whole)) {
+            return Ok(());
+        }
+        drop(held);
+        self.store.forget(vec![BlockIdentity(*identity)]);
+        self.wait_for_turn("get")
+    }
+}
+
+/// Whether a block is what had been stored, and one of this library's.
+fn is_whole(block: &HostBlock) -> bool {
+    let mut begins_well = None;
+    let is_intact = block.read_verified(|piece| {
+        begins_well.get_or_insert_with(|| is_block(piece, block.len()));
+    });
+    is_intact && begins_well == Some(true)
 }
 
 impl Backend for StoreBackend {
@@ -130,19 +158,20 @@ impl Backend for StoreBackend {
         identity: &Identity,
         meta: &mut Destination,
         payload: &mut Destination,
-    ) -> Result<bool, BackendError> {
+    ) -> Result<GetOutcome, BackendError> {
         if !self.is_there(identity) {
             return Ok(self.missed());
         }
-        let held = self.hold("get", vec![BlockIdentity(*identity)])?;
-        let held = held.ok_or_else(|| failed("get", "too many requests are inside"))?;
+        let Some(held) = self.hold("get", vec![BlockIdentity(*identity)])? else {
+            return Ok(GetOutcome::Throttled);
+        };
         let Some(block) = held.first() else { return Ok(self.missed()) };
         let mut unpacker = Unpacker::new(block.len(), meta, payload);
         let is_intact = block.read_verified(|piece| unpacker.take(piece));
         match unpacker.finish() {
             Unpacked::Whole if is_intact => {
                 count(&self.counters.hits);
-                Ok(true)
+                Ok(GetOutcome::Read)
             }
             Unpacked::TooSmall { meta_bytes, payload_bytes } if is_intact => {
                 Err(BackendError::DestinationTooSmall { meta_bytes, payload_bytes })
@@ -150,8 +179,7 @@ impl Backend for StoreBackend {
             _ => {
                 count(&self.counters.damaged);
                 drop(held);
-                // The caller is going to put it again, and must not hear that it is there.
-                let _unless_stopped = self.delete(identity);
+                let _unless_stopped = self.throw_away(identity);
                 Ok(self.missed())
             }
         }
@@ -175,15 +203,16 @@ impl Backend for StoreBackend {
             let _gone = done.send(stored);
         };
         let description = Description { parent: None, position: 0, meta: [].into(), tenant: TenantId(0) };
-        let block = vec![Bytes::from(pack(meta, payload))];
-        let is_stored = match self.store.put(BlockIdentity(*identity), description, block, done) {
+        // No memory for a copy is no room.
+        let Ok(block) = pack(meta, payload) else { return Ok(self.throttled()) };
+        let is_stored = match self.store.put(BlockIdentity(*identity), description, vec![block.into()], done)
+        {
             Ok(()) => self.answer("put", &is_stored)?,
             Err(_) if self.store.is_alive() => false,
             Err(_) => return Err(failed("put", "the store has stopped")),
         };
         if !is_stored {
-            count(&self.counters.throttled);
-            return Ok(PutOutcome::Throttled);
+            return Ok(self.throttled());
         }
         count(&self.counters.stored);
         Ok(PutOutcome::Stored)
@@ -203,6 +232,11 @@ impl Backend for StoreBackend {
         let counted = self.store.counters().snapshot();
         let of =
             |name: &str| counted.iter().find(|(known, ..)| *known == name).map_or(0, |(.., value)| *value);
+        // What the disk's log finds damaged is no block for the store.
+        let damaged_on_disk = self.store.disk_counters().map_or(0, |counters| {
+            let counted = counters.snapshot();
+            counted.iter().find(|(known, ..)| *known == "misses_damaged").map_or(0, |(.., value)| *value)
+        });
         let ([blocks, disk_blocks], [slots, disk_slots]) = (self.store.blocks(), self.store.slots());
         let Counters { hits, misses, stored, throttled, damaged } = &self.counters;
         Statistics {
@@ -219,7 +253,7 @@ impl Backend for StoreBackend {
             disk_read: of("disk_read_blocks"),
             disk_written: of("disk_written_blocks"),
             disk_evicted: of("disk_evicted_blocks"),
-            damaged: read(damaged) + of("checksum_failures"),
+            damaged: read(damaged) + of("checksum_failures") + damaged_on_disk,
         }
     }
 

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use dataplane_memory::{PageSize, Slab};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
-use kvstore_store::{HostTier, StoreBuilder, StoreConfig};
+use kvstore_store::{Description, HostTier, StoreBuilder, StoreConfig, TenantId};
 
-use crate::backend::{Backend, BackendError, Identity, PutOutcome};
+use crate::backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome};
 use crate::buffers::{Buffer, Destination, Ranges, Source};
 use crate::compose;
 use crate::format::{HEAD_BYTES_MAX, META_BYTES_MAX};
@@ -72,6 +72,12 @@ type Block = (Vec<u8>, Vec<u8>);
 
 /// The block, or nothing when the block is not there.
 fn get(store: &dyn Backend, identity: &Identity) -> Result<Option<Block>, BackendError> {
+    let (outcome, block) = ask(store, identity)?;
+    assert_ne!(outcome, GetOutcome::Throttled);
+    Ok((outcome == GetOutcome::Read).then_some(block))
+}
+
+fn ask(store: &dyn Backend, identity: &Identity) -> Result<(GetOutcome, Block), BackendError> {
     let (mut meta, mut payload) = (vec![0; META_BYTES_MAX], vec![0; PAYLOAD_MAX]);
     let place = |bytes: &mut Vec<u8>| {
         let buffer = Buffer { start: bytes.as_mut_ptr().cast(), bytes: bytes.len() };
@@ -81,11 +87,11 @@ fn get(store: &dyn Backend, identity: &Identity) -> Result<Option<Block>, Backen
     let mut to_meta = unsafe { Destination::new(place(&mut meta)) };
     // SAFETY: as above.
     let mut to_payload = unsafe { Destination::new(place(&mut payload)) };
-    let there = store.get(identity, &mut to_meta, &mut to_payload)?;
+    let outcome = store.get(identity, &mut to_meta, &mut to_payload)?;
     let (meta_bytes, payload_bytes) = (to_meta.filled(), to_payload.filled());
     meta.truncate(meta_bytes);
     payload.truncate(payload_bytes);
-    Ok(there.then_some((meta, payload)))
+    Ok((outcome, (meta, payload)))
 }
 
 fn identity(number: u32) -> Identity {
@@ -228,6 +234,96 @@ fn a_damaged_block_is_a_miss_and_thrown_away() {
         assert_eq!(store.delete(&identity(4)), Ok(false), "thrown away before");
         assert_eq!(put(&store, &identity(4), &meta, &payload), Ok(PutOutcome::Stored));
         assert_eq!(get(&store, &identity(4)), Ok(Some((meta.clone(), payload.clone()))));
+    }
+}
+
+#[test]
+fn a_block_damaged_on_the_disk_is_a_miss_that_is_counted() {
+    let folder = Folder::new("flipped");
+    let text = folder.configuration("4 MiB", "engine = \"pread\"\n");
+    let store = opened(&text);
+    put_all(&*store, 4..6);
+    wait_until_written(&*store, 2);
+    store.close();
+    drop(store);
+    let (_, payload) = block(4);
+    let is_flipped = |segment: &PathBuf| {
+        let mut bytes = std::fs::read(segment).expect("a segment");
+        let Some(at) = bytes.windows(64).position(|window| *window == payload[9000..9064]) else {
+            return false;
+        };
+        bytes[at] ^= 1;
+        std::fs::write(segment, bytes).expect("written");
+        true
+    };
+    let segments = ["segment-0000", "segment-0001"].map(|name| folder.0.join(name));
+    assert_eq!(
+        segments.iter().filter(|segment| is_flipped(segment)).count(),
+        1,
+        "the payload lies in one file"
+    );
+
+    let store = opened(&text);
+    assert_eq!((store.matched(&[identity(4)]), store.statistics().damaged), (Ok(1), 0), "not looked at yet");
+    assert_eq!(get(&*store, &identity(4)), Ok(None));
+    let statistics = store.statistics();
+    assert_eq!((statistics.hits, statistics.misses, statistics.damaged), (0, 1, 1), "{statistics:?}");
+    assert_eq!(store.matched(&[identity(4)]), Ok(0), "thrown away");
+    assert_eq!(get(&*store, &identity(5)), Ok(Some(block(5))), "the other is as it was");
+    store.close();
+}
+
+#[test]
+fn what_was_put_whole_meanwhile_is_not_thrown_away() {
+    let (store, slab) = with_slab(1);
+    let (meta, payload) = block(4);
+    assert_eq!(put(&store, &identity(4), &meta, &payload), Ok(PutOutcome::Stored));
+    // A reader found it damaged, and another one has put it again before the first comes to throw it away.
+    assert_eq!(store.throw_away(&identity(4)), Ok(()));
+    assert_eq!(get(&store, &identity(4)), Ok(Some((meta, payload))));
+    slab.write(0, 10, &[0xA5, 0x5A]);
+    assert_eq!(store.throw_away(&identity(4)), Ok(()));
+    assert_eq!(store.matched(&[identity(4)]), Ok(0));
+}
+
+#[test]
+fn whole_bytes_that_are_no_block_are_thrown_away() {
+    let (store, _) = with_slab(1);
+    let (done, is_stored) = channel();
+    let done = move |stored| {
+        let _gone = done.send(stored);
+    };
+    let description = Description { parent: None, position: 0, meta: [].into(), tenant: TenantId(0) };
+    let nonsense = vec![vec![0xFF; 100].into()];
+    assert!(store.store().put(BlockIdentity(identity(1)), description, nonsense, done).is_ok());
+    assert_eq!(is_stored.recv_timeout(PATIENCE), Ok(true));
+    assert_eq!(get(&store, &identity(1)), Ok(None));
+    assert_eq!((store.matched(&[identity(1)]), store.statistics().damaged), (Ok(0), 1));
+}
+
+#[test]
+fn too_many_requests_inside_are_an_outcome_of_a_read() {
+    let (store, _) = with_slab(1);
+    assert_eq!(put(&store, &identity(1), b"m", b"first"), Ok(PutOutcome::Stored));
+    let (reached, is_busy) = channel();
+    let (release, released) = channel::<()>();
+    let deadline = Instant::now() + PATIENCE;
+    // The answer is given on the store's thread, which then takes no more requests.
+    let hold = move |_| {
+        let _gone = reached.send(());
+        let _released = released.recv_timeout(PATIENCE);
+    };
+    assert!(store.store().hold(Vec::new(), deadline, hold).is_ok());
+    is_busy.recv_timeout(PATIENCE).expect("busy");
+    while store.store().hold(Vec::new(), deadline, |_| {}).is_ok() {
+        assert!(Instant::now() < deadline, "never full");
+    }
+    assert_eq!(ask(&store, &identity(1)).map(|(outcome, _)| outcome), Ok(GetOutcome::Throttled));
+    assert_eq!((store.statistics().hits, store.statistics().misses), (0, 0));
+    release.send(()).expect("it waits");
+    while ask(&store, &identity(1)).map(|(outcome, _)| outcome) != Ok(GetOutcome::Read) {
+        assert!(Instant::now() < deadline, "never empty");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -46,6 +46,15 @@ fn a_c_program_does_all_of_it() {
             .expect("the compiler runs");
         assert!(compiled.status.success(), "{language:?}\n{}", String::from_utf8_lossy(&compiled.stderr));
     }
+    // The program asks for the library by the name of its ABI.
+    let loaded = folder.join("loaded");
+    let _there = std::fs::create_dir(&loaded);
+    let name = loaded.join("libkvasir_kv.so.0");
+    let _absent = std::fs::remove_file(&name);
+    std::os::unix::fs::symlink(&library, &name).expect("a link");
+    let linked = std::fs::read(&program).expect("the program");
+    let asks_for = b"\0libkvasir_kv.so.0\0";
+    assert!(linked.windows(asks_for.len()).any(|bytes| bytes == asks_for), "linked without the SONAME");
     let valgrind =
         Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success());
     let mut run = if valgrind {
@@ -62,7 +71,7 @@ fn a_c_program_does_all_of_it() {
     let output = run
         .arg(folder.join("kvasir_kv_test.toml"))
         .arg(&disk)
-        .env("LD_LIBRARY_PATH", library.parent().expect("in a folder"))
+        .env("LD_LIBRARY_PATH", &loaded)
         .output()
         .expect("the program runs");
     let printed = String::from_utf8_lossy(&output.stdout);

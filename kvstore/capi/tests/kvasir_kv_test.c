@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
@@ -17,6 +18,27 @@
             exit(1);                                                                                                   \
         }                                                                                                              \
     } while (0)
+
+/* What the library's own assertions say of its side; fails to compile. */
+#define ASSERT_LAYOUT(name, condition) typedef char layout_of_##name[(condition) ? 1 : -1]
+#if UINTPTR_MAX == UINT64_MAX
+ASSERT_LAYOUT(buffer, sizeof(kvasir_kv_buffer) == 16 && offsetof(kvasir_kv_buffer, bytes) == 8);
+ASSERT_LAYOUT(request, sizeof(kvasir_kv_request) == 64 && offsetof(kvasir_kv_request, operation) == 8);
+ASSERT_LAYOUT(request_reserved, offsetof(kvasir_kv_request, reserved) == 12);
+ASSERT_LAYOUT(request_identities, offsetof(kvasir_kv_request, identities) == 16);
+ASSERT_LAYOUT(request_identity_count, offsetof(kvasir_kv_request, identity_count) == 24);
+ASSERT_LAYOUT(request_meta, offsetof(kvasir_kv_request, meta) == 32);
+ASSERT_LAYOUT(request_payload, offsetof(kvasir_kv_request, payload) == 48);
+ASSERT_LAYOUT(request_payload_count, offsetof(kvasir_kv_request, payload_count) == 56);
+ASSERT_LAYOUT(completion, sizeof(kvasir_kv_completion) == 32 && offsetof(kvasir_kv_completion, status) == 8);
+ASSERT_LAYOUT(completion_reserved, offsetof(kvasir_kv_completion, reserved) == 12);
+ASSERT_LAYOUT(completion_meta_bytes, offsetof(kvasir_kv_completion, meta_bytes) == 16);
+ASSERT_LAYOUT(completion_payload_bytes, offsetof(kvasir_kv_completion, payload_bytes) == 24);
+ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 112 && offsetof(kvasir_kv_statistics, hits) == 24);
+ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);
+ASSERT_LAYOUT(statistics_disk_blocks, offsetof(kvasir_kv_statistics, disk_blocks) == 64);
+ASSERT_LAYOUT(statistics_damaged, offsetof(kvasir_kv_statistics, damaged) == 104);
+#endif
 
 #define BLOCK (3 * 1000 * 1000)
 #define MANY 200
@@ -197,6 +219,8 @@ static void submitted(kvasir_kv *kv) {
     CHECK(kvasir_kv_submit(kv, &small, 1, &accepted) == KVASIR_KV_OK);
     CHECK(kvasir_kv_poll(kv, completions, 7, 20000, &count) == KVASIR_KV_OK && count == 1);
     CHECK(completions[0].status == KVASIR_KV_BUFFER_TOO_SMALL && completions[0].payload_bytes == 4096);
+    char last[128];
+    CHECK(kvasir_kv_last_error(last, sizeof last) < sizeof last && strstr(last, "4096 of payload") != NULL);
     kvasir_kv_request wrong[2] = {requests[1], requests[2]};
     wrong[1].operation = 77;
     CHECK(kvasir_kv_submit(kv, wrong, 2, &accepted) == KVASIR_KV_INVALID_ARGUMENT && accepted == 1);
@@ -265,8 +289,11 @@ static void restarted(const char *folder) {
         CHECK(kvasir_kv_put(kv, &ids[at], &about, &whole, 1) == KVASIR_KV_OK);
         memset(source, 0, at * 1600);
         free(source);
-        do CHECK(kvasir_kv_stats(kv, &statistics, sizeof statistics) == KVASIR_KV_OK);
-        while (statistics.disk_written <= at && poll(NULL, 0, 1) == 0);
+        time_t deadline = time(NULL) + 60;
+        do {
+            CHECK(time(NULL) < deadline);
+            CHECK(kvasir_kv_stats(kv, &statistics, sizeof statistics) == KVASIR_KV_OK);
+        } while (statistics.disk_written <= at && poll(NULL, 0, 1) == 0);
     }
     CHECK(statistics.disk_blocks == 40 && statistics.blocks < 40 && statistics.evicted > 0);
     CHECK(kvasir_kv_delete(kv, &ids[20]) == KVASIR_KV_OK);

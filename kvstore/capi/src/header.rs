@@ -1,0 +1,47 @@
+//! What the header says of the configuration: its text is read, and compared with the product's reference.
+
+use crate::config::Settings;
+
+const HEADER: &str = include_str!("../include/kvasir_kv.h");
+const REFERENCE: &str = include_str!("../../../control/config/REFERENCE.md");
+
+/// The configuration in the header's comment.
+fn defaults() -> String {
+    let lines = HEADER.lines().skip_while(|line| line.trim() != "*   [store]");
+    let lines = lines.map_while(|line| line.trim().strip_prefix("*   "));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn the_header_has_the_defaults_and_all_keys() {
+    let text = defaults();
+    assert_eq!(Settings::parse(&text).expect("valid"), Settings::default());
+    let table: toml::Table = text.parse().expect("valid");
+    let keys: Vec<(&str, usize)> = table
+        .iter()
+        .map(|(section, keys)| (section.as_str(), keys.as_table().map_or(0, toml::Table::len)))
+        .collect();
+    let mut expected = [("store", 1), ("host_tier", 2), ("disk_tier", 11), ("queue", 2)];
+    expected.sort_unstable();
+    assert_eq!(keys, expected, "a key that the header does not have, or one too many");
+}
+
+#[test]
+fn sections_and_defaults_are_the_products() {
+    let table: toml::Table = defaults().parse().expect("valid");
+    let mut compared = 0;
+    for (section, keys) in table.iter().filter(|(section, _)| *section != "queue") {
+        let (_, rows) = REFERENCE.split_once(&format!("\n## `[{section}]`\n")).expect(section);
+        let rows = rows.split("\n## ").next().unwrap_or_default();
+        for (key, value) in keys.as_table().expect("a section") {
+            let row = rows.lines().find(|line| line.starts_with(&format!("| `{key}` |"))).expect(key);
+            let default = row.split(" | ").nth(2).expect("a default").trim_matches('`');
+            // A worker's tier is one of many; a store of this library's is an engine's only one.
+            if (section.as_str(), key.as_str()) != ("host_tier", "capacity") {
+                assert_eq!(value.to_string(), default, "{section}.{key}");
+                compared += 1;
+            }
+        }
+    }
+    assert_eq!(compared, 13, "keys in common");
+}

@@ -1,0 +1,32 @@
+//! The layout of what C and this library share. The C test asserts the same numbers of the header.
+//!
+//! A change of any of them but an appended counter is another ABI: the number in `build.rs` changes with it.
+
+use std::mem::offset_of;
+
+use crate::backend::Statistics;
+use crate::buffers::Buffer;
+use crate::interface::Request;
+use crate::queue::Completion;
+
+#[cfg(target_pointer_width = "64")]
+const _: () = {
+    assert!(size_of::<Buffer>() == 16 && align_of::<Buffer>() == 8);
+    assert!(offset_of!(Buffer, start) == 0 && offset_of!(Buffer, bytes) == 8);
+
+    assert!(size_of::<Request>() == 64 && align_of::<Request>() == 8);
+    assert!(offset_of!(Request, user) == 0 && offset_of!(Request, operation) == 8);
+    assert!(offset_of!(Request, reserved) == 12 && offset_of!(Request, identities) == 16);
+    assert!(offset_of!(Request, identity_count) == 24 && offset_of!(Request, meta) == 32);
+    assert!(offset_of!(Request, payload) == 48 && offset_of!(Request, payload_count) == 56);
+
+    assert!(size_of::<Completion>() == 32 && align_of::<Completion>() == 8);
+    assert!(offset_of!(Completion, user) == 0 && offset_of!(Completion, status) == 8);
+    assert!(offset_of!(Completion, reserved) == 12 && offset_of!(Completion, meta_bytes) == 16);
+    assert!(offset_of!(Completion, payload_bytes) == 24);
+
+    assert!(size_of::<Statistics>() == 112 && align_of::<Statistics>() == 8);
+    assert!(offset_of!(Statistics, blocks) == 0 && offset_of!(Statistics, hits) == 24);
+    assert!(offset_of!(Statistics, evicted) == 56 && offset_of!(Statistics, disk_blocks) == 64);
+    assert!(offset_of!(Statistics, damaged) == 104);
+};
