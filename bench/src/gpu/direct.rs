@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use dataplane_cuda::{Device, DeviceMemory, DirectProbe, GpuDirect};
+use dataplane_cuda::{Device, DeviceMemory, DirectProbe, DmaBufMapping, GpuDirect};
 
 use super::rig::slab;
 
@@ -19,7 +19,7 @@ pub(super) fn run(device: &Device) -> Result<()> {
     let memory = slab(device, 2 << 20, 1)?;
     let probe = DirectProbe {
         has_nic: !names.is_empty(),
-        export: Some(memory.dma_buf().map(drop)),
+        export: Some(memory.dma_buf(DmaBufMapping::Automatic).map(drop)),
         ..DirectProbe::of(device.description())
     };
     let with_a_nic = DirectProbe { has_nic: true, ..probe.clone() };

@@ -208,6 +208,7 @@ impl Worker {
             MoveOutcome::Cancelled => self.tally.moves_cancelled += 1,
             MoveOutcome::Deadline => self.tally.moves_late += 1,
             MoveOutcome::PeerDown => self.tally.moves_down += 1,
+            MoveOutcome::Unsettled => bail!("a move into host memory waited for a device"),
             MoveOutcome::Refused => {
                 bail!("a move was refused, {:?} at {}", moved.piece.remote, moved.address)
             }

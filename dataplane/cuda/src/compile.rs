@@ -6,19 +6,26 @@ use std::sync::OnceLock;
 use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 use libloading::Library;
 
-/// PTX: what [`Module::load`](crate::Module::load) takes, and the driver compiles for its device.
+/// PTX, which the driver compiles for its device, or machine code: what [`Module::load`](crate::Module::load) takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    text: Vec<u8>,
+    bytes: Vec<u8>,
+    is_machine_code: bool,
     /// What the compiler said all the same.
     log: String,
 }
 
 impl Image {
-    /// The text, without a final zero.
+    /// The text, without a final zero, or the machine code.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.text
+        &self.bytes
+    }
+
+    /// Whether it is machine code, so that the driver has nothing left to compile.
+    #[must_use]
+    pub fn is_machine_code(&self) -> bool {
+        self.is_machine_code
     }
 
     /// Warnings.
@@ -80,6 +87,8 @@ struct Compiler {
     log: Text,
     ptx_size: Size,
     ptx: Text,
+    /// Machine code: since 11.1, its size and itself.
+    cubin: Option<(Size, Text)>,
     error_text: unsafe extern "C" fn(c_uint) -> *const c_char,
 }
 
@@ -95,10 +104,10 @@ const _: () = {
     ) -> nvrtcResult = sys::nvrtcCreateProgram;
     let _: unsafe fn(nvrtcProgram, c_int, *const *const c_char) -> nvrtcResult = sys::nvrtcCompileProgram;
     let _: unsafe fn(*mut nvrtcProgram) -> nvrtcResult = sys::nvrtcDestroyProgram;
-    let _: [unsafe fn(nvrtcProgram, *mut usize) -> nvrtcResult; 2] =
-        [sys::nvrtcGetProgramLogSize, sys::nvrtcGetPTXSize];
-    let _: [unsafe fn(nvrtcProgram, *mut c_char) -> nvrtcResult; 2] =
-        [sys::nvrtcGetProgramLog, sys::nvrtcGetPTX];
+    let _: [unsafe fn(nvrtcProgram, *mut usize) -> nvrtcResult; 3] =
+        [sys::nvrtcGetProgramLogSize, sys::nvrtcGetPTXSize, sys::nvrtcGetCUBINSize];
+    let _: [unsafe fn(nvrtcProgram, *mut c_char) -> nvrtcResult; 3] =
+        [sys::nvrtcGetProgramLog, sys::nvrtcGetPTX, sys::nvrtcGetCUBIN];
 };
 
 /// A program, until it is dropped.
@@ -112,15 +121,60 @@ struct Program<'a> {
 /// `--gpu-architecture=compute_90`. Slow: for start-up.
 pub fn compile(source: &str, name: &str, options: &[&str]) -> Result<Image, CompileError> {
     let compiler = Compiler::load()?;
+    compile_to(compiler, source, name, options, (compiler.ptx_size, compiler.ptx), false)
+}
+
+/// Compiles CUDA C++ for a device of that compute capability: to machine code, since a driver that is older than the
+/// compiler takes that and not its PTX. A compiler that has no machine code for the device (it is older than the
+/// device, or than 11.1) makes PTX, by `options` alone. As [`compile`] else.
+pub fn compile_for(
+    (major, minor): (u32, u32),
+    source: &str,
+    name: &str,
+    options: &[&str],
+) -> Result<Image, CompileError> {
+    let compiler = Compiler::load()?;
+    if let Some(cubin) = compiler.cubin {
+        let architecture = format!("--gpu-architecture=sm_{major}{minor}");
+        let with: Vec<&str> = options.iter().copied().chain([architecture.as_str()]).collect();
+        match compile_to(compiler, source, name, &with, cubin, true) {
+            // The architecture, or an option of the caller's: then it is refused again below.
+            Err(CompileError::Refused { reason, .. }) if reason == INVALID_OPTION => {}
+            compiled => return compiled,
+        }
+    }
+    compile(source, name, options)
+}
+
+/// The compiler's name for an option, or an architecture, that it does not know.
+const INVALID_OPTION: &str = "NVRTC_ERROR_INVALID_OPTION";
+
+fn compile_to(
+    compiler: &Compiler,
+    source: &str,
+    name: &str,
+    options: &[&str],
+    (size, bytes): (Size, Text),
+    is_machine_code: bool,
+) -> Result<Image, CompileError> {
     let options = options.iter().map(|option| CString::new(*option)).collect::<Result<Vec<_>, _>>()?;
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let program = Program::new(compiler, &CString::new(source)?, name)?;
     // SAFETY: the program lives, and the options are that many texts that end with a zero.
     let compiled = unsafe { (compiler.compile)(program.raw, options.len() as c_int, options.as_ptr()) };
-    let log = program.text("nvrtcGetProgramLog", compiler.log_size, compiler.log);
-    program.check("nvrtcCompileProgram", compiled, log.as_deref().unwrap_or_default())?;
-    let text = program.text("nvrtcGetPTX", compiler.ptx_size, compiler.ptx)?;
-    Ok(Image { text: text.into_bytes(), log: log.unwrap_or_default() })
+    let log = program.bytes("nvrtcGetProgramLog", compiler.log_size, compiler.log).unwrap_or_default();
+    let log = String::from_utf8_lossy(without_zeros(&log)).into_owned();
+    program.check("nvrtcCompileProgram", compiled, &log)?;
+    let operation = if is_machine_code { "nvrtcGetCUBIN" } else { "nvrtcGetPTX" };
+    let mut bytes = program.bytes(operation, size, bytes)?;
+    if !is_machine_code {
+        bytes.truncate(without_zeros(&bytes).len());
+    }
+    Ok(Image { bytes, is_machine_code, log })
+}
+
+fn without_zeros(text: &[u8]) -> &[u8] {
+    text.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 impl Compiler {
@@ -155,6 +209,10 @@ impl Compiler {
             ptx_size: unsafe { entry(library, "nvrtcGetPTXSize") }?,
             // SAFETY: as above.
             ptx: unsafe { entry(library, "nvrtcGetPTX") }?,
+            // SAFETY: as above.
+            cubin: (unsafe { entry(library, "nvrtcGetCUBINSize") }.ok())
+                // SAFETY: as above.
+                .zip(unsafe { entry(library, "nvrtcGetCUBIN") }.ok()),
             // SAFETY: as above.
             error_text: unsafe { entry(library, "nvrtcGetErrorString") }?,
         })
@@ -197,17 +255,14 @@ impl<'a> Program<'a> {
         })
     }
 
-    fn text(&self, operation: &'static str, size: Size, text: Text) -> Result<String, CompileError> {
+    fn bytes(&self, operation: &'static str, size: Size, text: Text) -> Result<Vec<u8>, CompileError> {
         let mut bytes = 0;
         // SAFETY: writes one length; the program lives.
         self.check(operation, unsafe { size(self.raw, &mut bytes) }, "")?;
         let mut buffer = vec![0_u8; bytes];
         // SAFETY: writes as many bytes as it said.
         self.check(operation, unsafe { text(self.raw, buffer.as_mut_ptr().cast()) }, "")?;
-        while buffer.last() == Some(&0) {
-            buffer.pop();
-        }
-        Ok(String::from_utf8_lossy(&buffer).into_owned())
+        Ok(buffer)
     }
 }
 

@@ -1,8 +1,8 @@
 //! [`Copier`] over copy queues: one stream for what goes to the device and one for the rest, so that both of its copy
 //! engines work at a time.
 //!
-//! It knows the slabs that it was told of and refuses all others. No allocation after construction, as the queues; a
-//! failure's text is made when there is one.
+//! It knows the slabs that it was told of and refuses all others, and copies from host to host too. No allocation after
+//! construction, as the queues; a failure's text is made when there is one.
 
 use std::sync::Arc;
 
@@ -37,6 +37,15 @@ struct Lane {
     queue: CopyQueue,
     held: Vec<Option<Held>>,
     free: Vec<usize>,
+}
+
+impl Drop for Lane {
+    /// The slots of copies that may be under way are never given back.
+    fn drop(&mut self) {
+        if !self.queue.settle() {
+            std::mem::forget(std::mem::take(&mut self.held));
+        }
+    }
 }
 
 /// What goes to the device.
@@ -101,6 +110,9 @@ impl Copier for SlotCopier {
         let Some((from, to)) = self.regions(&copy.from).zip(self.regions(&copy.to)) else {
             return Err(CopyRefused::Unreachable(copy));
         };
+        if copy.from.slab().device().is_none() && copy.to.slab().device().is_none() {
+            return Err(CopyRefused::Unreachable(copy));
+        }
         let is_up = copy.to.slab().device().is_some() && copy.from.slab().device().is_none();
         let at = if is_up { UP } else { DOWN };
         let lane = &mut self.lanes[at];

@@ -3,7 +3,10 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 
-use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
+use cudarc::driver::sys::{
+    CUGPUDirectRDMAWritesOrdering as WritesOrdering, CUdevice, CUdevice_attribute as Attribute,
+    CUflushGPUDirectRDMAWritesOptions as FlushOptions, CUuuid,
+};
 
 use crate::error::{CudaError, DriverVersion};
 use crate::library::{Library, code};
@@ -63,6 +66,10 @@ pub struct DeviceDescription {
     pub driver_version: DriverVersion,
     /// Whether a NIC can reach its memory at all.
     pub has_direct_access: bool,
+    /// Whether what a NIC has written to its memory is visible to kernels started afterwards without more ado.
+    pub orders_direct_writes: bool,
+    /// Whether the host can make such writes visible by a call.
+    pub flushes_direct_writes: bool,
     /// Whether its memory can be exported as a DMA buffer. False with drivers before 11.7, which do not know.
     pub has_dma_buf: bool,
     /// Whether host and device share one space of addresses. The copy queue needs it.
@@ -117,6 +124,12 @@ pub(crate) fn describe(library: &Library, ordinal: i32) -> Result<(CUdevice, Dev
         ),
         driver_version: library.version(),
         has_direct_access: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED) > 0,
+        orders_direct_writes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)
+            >= WritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as c_int,
+        flushes_direct_writes: library.flush_direct.is_some()
+            && attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)
+                & FlushOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as c_int
+                != 0,
         has_dma_buf: library.range_handle.is_some()
             && attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) > 0,
         has_unified_addresses: attribute(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) > 0,

@@ -1,8 +1,8 @@
 //! One device's primary context, retained for as long as anything here uses it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUstream, CUstream_flags, CUstreamCaptureMode};
 
 use crate::description::{self, DeviceDescription};
 use crate::error::CudaError;
@@ -22,6 +22,8 @@ pub(crate) struct Context {
     pub(crate) device: CUdevice,
     pub(crate) raw: CUcontext,
     pub(crate) description: DeviceDescription,
+    /// The stream of blocking copies, made with the first of them. The lock is held while one is under way.
+    blocking: Mutex<Option<CUstream>>,
 }
 
 // SAFETY: a context may be current on any number of threads; the driver locks for itself.
@@ -29,32 +31,75 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// The context is current on this thread for as long as this lives; then the one before it is again.
+/// The context is current on this thread for as long as this lives; then the one before it is again. Meanwhile this
+/// thread's calls stand aside from recordings of graphs: a thread of the engine, which shares the context, may record
+/// one that forbids all others such calls as a query of an event, and that such a call would spoil.
 pub(crate) struct Entered<'a> {
     context: &'a Context,
+    /// The thread's mode before, where the driver can exchange it.
+    capture_mode: Option<CUstreamCaptureMode>,
     /// The driver's stack of contexts is the thread's.
     _thread: std::marker::PhantomData<*const ()>,
 }
 
 impl Context {
-    /// Makes the context current on this thread. Two cheap calls with its end; no system call.
+    /// Makes the context current on this thread. Four cheap calls with its end; no system call.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Entered<'_>, CudaError> {
         // SAFETY: the context is retained, so it is valid.
         self.library.check("cuCtxPushCurrent", unsafe { (self.library.context_push)(self.raw) })?;
-        Ok(Entered { context: self, _thread: std::marker::PhantomData })
+        let capture_mode = self.exchange(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        Ok(Entered { context: self, capture_mode, _thread: std::marker::PhantomData })
     }
 
-    /// Waits for a stream; for the null stream, where blocking copies run.
+    /// Sets the thread's mode, and returns the one before.
+    #[inline]
+    fn exchange(&self, mut mode: CUstreamCaptureMode) -> Option<CUstreamCaptureMode> {
+        let exchange = self.library.capture_mode?;
+        // SAFETY: reads and writes one mode, which is the thread's; it has the three that the enum has.
+        (unsafe { exchange(&mut mode) } == code::SUCCESS).then_some(mode)
+    }
+
+    /// Puts blocking work on a stream of its own, which waits for no other and for which no other waits, and waits for
+    /// it. `Err` has whether nothing of the work is under way any more.
+    pub(crate) fn block_on(
+        &self,
+        operation: &'static str,
+        work: impl FnOnce(CUstream) -> u32,
+    ) -> Result<(), (CudaError, bool)> {
+        let is_over = |error| (error, true);
+        let _entered = self.enter().map_err(is_over)?;
+        let mut blocking = self.blocking.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = match *blocking {
+            Some(stream) => stream,
+            None => *blocking.insert(self.create_stream(0).map_err(is_over)?),
+        };
+        self.library.check(operation, work(stream)).map_err(is_over)?;
+        self.synchronise(stream).map_err(|error| (error, error.is_final()))
+    }
+
+    /// A stream that does not wait for the null stream. The caller has entered the context.
+    pub(crate) fn create_stream(&self, priority: i32) -> Result<CUstream, CudaError> {
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        let created = unsafe { (self.library.create_stream)(&mut raw, flags, priority) };
+        self.library.check("cuStreamCreateWithPriority", created).map(|()| raw)
+    }
+
+    /// Waits for a stream.
     pub(crate) fn synchronise(&self, stream: CUstream) -> Result<(), CudaError> {
         let _entered = self.enter()?;
-        // SAFETY: the stream is null or one that lives, of this context.
+        // SAFETY: the stream lives and is of this context.
         self.library.check("cuStreamSynchronize", unsafe { (self.library.synchronise_stream)(stream) })
     }
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        if let Some(mode) = self.capture_mode {
+            self.context.exchange(mode);
+        }
         let mut popped = std::ptr::null_mut();
         // SAFETY: writes one pointer; `enter` pushed on this very thread.
         let left = unsafe { (self.context.library.context_pop)(&mut popped) };
@@ -64,6 +109,11 @@ impl Drop for Entered<'_> {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        let blocking = self.blocking.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((stream, Ok(_entered))) = blocking.map(|stream| (stream, self.enter())) {
+            // SAFETY: made by `block_on`, destroyed once; the driver finishes what is on it.
+            let _ = unsafe { (self.library.destroy_stream)(stream) };
+        }
         // SAFETY: retained once in `Device::open`, released once here.
         let _ = unsafe { (self.library.context_release)(self.device) };
     }
@@ -77,7 +127,8 @@ impl Device {
         // SAFETY: writes one handle.
         let retained = unsafe { (library.context_retain)(&mut raw, device) };
         library.check("cuDevicePrimaryCtxRetain", retained)?;
-        Ok(Self { context: Arc::new(Context { library, device, raw, description }) })
+        let blocking = Mutex::new(None);
+        Ok(Self { context: Arc::new(Context { library, device, raw, description, blocking }) })
     }
 
     /// What the driver tells about it.

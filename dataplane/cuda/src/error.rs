@@ -12,6 +12,25 @@ pub struct CudaError {
     pub name: &'static str,
 }
 
+/// Codes after which the context is lost for good and the device works on nothing of it any more: the failures of
+/// which `cuda.h` says that the process must be ended, and a context that is destroyed.
+const FINAL: [u32; 14] = [46, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721];
+/// Codes that speak of somebody's recording of a graph (`CUDA_ERROR_STREAM_CAPTURE_*`), not of the device.
+const CAPTURE: std::ops::RangeInclusive<u32> = 900..=907;
+
+impl CudaError {
+    /// Whether the device is lost for this process: nothing is under way any more, and nothing will work again.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        FINAL.contains(&self.code)
+    }
+}
+
+/// Whether the code only says that some thread records a graph at present. The call can be tried again.
+pub(crate) fn is_of_capture(code: u32) -> bool {
+    CAPTURE.contains(&code)
+}
+
 /// Why no device can be used on this machine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {

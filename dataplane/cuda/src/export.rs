@@ -1,7 +1,8 @@
 //! Device memory as a DMA buffer, which a NIC's driver can map.
 //!
 //! The driver exports whole pages of the host: the range is widened to them, inside the allocation that it lies in,
-//! and the offset of the first byte is told. (`cuda.h`, `cuMemGetHandleForAddressRange`.)
+//! and the offset of the first byte is told. (`cuda.h`, `cuMemGetHandleForAddressRange`.) Memory that was mapped piece
+//! by piece has an allocation for each piece: a range over several is exported as it is, and not widened.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -9,21 +10,11 @@ use cudarc::driver::sys::{CUmemRangeFlags_enum, CUmemRangeHandleType};
 
 use crate::device::Context;
 use crate::error::CudaError;
-use dataplane_memory::{DirectError, DmaBuf};
+use dataplane_memory::{DirectError, DmaBuf, DmaBufMapping};
 
-const OPERATION: &str = "cuMemGetHandleForAddressRange";
+pub(crate) const OPERATION: &str = "cuMemGetHandleForAddressRange";
 /// What the driver maps device memory in; an allocation's last page belongs to it whole.
 const DEVICE_PAGE_BYTES: u64 = 64 << 10;
-
-/// How the buffer's memory shall be mapped for the other device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PciMapping {
-    /// As the driver likes.
-    Automatic,
-    /// Through the device's window on the PCI bus, where the driver can be asked for it; else as it likes. On
-    /// machines whose processor is closer to the device than PCI, a NIC on the bus needs this.
-    Bar,
-}
 
 /// The allocation that an address lies in: where it starts, and its bytes.
 pub(crate) fn allocation_of(context: &Context, address: u64) -> Result<(u64, usize), CudaError> {
@@ -35,11 +26,13 @@ pub(crate) fn allocation_of(context: &Context, address: u64) -> Result<(u64, usi
     Ok((start, bytes))
 }
 
+/// `is_adopted`: somebody else allocated the memory, so that its last page may be others' too.
 pub(crate) fn dma_buf(
     context: &Context,
     address: u64,
     bytes: usize,
-    mapping: PciMapping,
+    mapping: DmaBufMapping,
+    is_adopted: bool,
 ) -> Result<DmaBuf, DirectError> {
     let refused = |reason: String| DirectError { operation: OPERATION, reason };
     if context.library.range_handle.is_none() {
@@ -48,30 +41,36 @@ pub(crate) fn dma_buf(
     if !context.description.has_dma_buf {
         return Err(refused("the device says that it exports no DMA buffers".to_owned()));
     }
-    let (start, end) = widened(context, address, bytes).map_err(|error| refused(error.to_string()))?;
-    let export = |flags| export(context, start, (end - start) as usize, flags);
-    let descriptor = match mapping {
-        PciMapping::Automatic => export(0),
-        PciMapping::Bar => {
-            let through_bar = CUmemRangeFlags_enum::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
-            export(through_bar).or_else(|_| export(0))
-        }
+    let (allocation, allocated) =
+        allocation_of(context, address).map_err(|error| refused(error.to_string()))?;
+    let is_whole = |number: u64| number.is_multiple_of(DEVICE_PAGE_BYTES);
+    if is_adopted && !(is_whole(allocation) && is_whole(allocated as u64)) {
+        let reason = "which is not of whole pages of 64 KiB: others' bytes may share its pages";
+        return Err(refused(format!("{allocated} bytes at {allocation:#x} were allocated, {reason}")));
+    }
+    let (start, end) = widened((allocation, allocated as u64), address, bytes);
+    let flags = match mapping {
+        DmaBufMapping::Automatic => 0,
+        DmaBufMapping::Bar => CUmemRangeFlags_enum::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64,
     };
-    let descriptor = descriptor.map_err(|error| {
+    let descriptor = export(context, start, (end - start) as usize, flags).map_err(|error| {
         refused(format!("{} bytes at {start:#x}: {} ({})", end - start, error.name, error.code))
     })?;
     Ok(DmaBuf { descriptor, offset: address - start })
 }
 
-/// The range in whole pages. Where an allocation's bytes are not, its last page is its own all the same.
-fn widened(context: &Context, address: u64, bytes: usize) -> Result<(u64, u64), CudaError> {
+/// The range in whole pages. Where an allocation's bytes are not, its last page is its own all the same. A range that
+/// passes the end of the allocation stays what it is.
+fn widened((allocation, allocated): (u64, u64), address: u64, bytes: usize) -> (u64, u64) {
     let page = rustix::param::page_size() as u64;
-    let (allocation, allocated) = allocation_of(context, address)?;
     let grain = page.max(DEVICE_PAGE_BYTES);
-    let allocation_end = (allocation + allocated as u64).next_multiple_of(grain);
+    let allocation_end = (allocation + allocated).next_multiple_of(grain);
+    if address + bytes as u64 > allocation_end {
+        return (address, address + bytes as u64);
+    }
     let start = (address / grain * grain).max(allocation) / page * page;
     let end = (address + bytes as u64).next_multiple_of(grain).min(allocation_end);
-    Ok((start, end))
+    (start, end)
 }
 
 fn export(context: &Context, address: u64, bytes: usize, flags: u64) -> Result<OwnedFd, CudaError> {

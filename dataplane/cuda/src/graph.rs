@@ -12,7 +12,8 @@ pub struct Graph {
     raw: CUgraphExec,
 }
 
-// SAFETY: used from any thread, one at a time: `launch` may be called by several, and the driver orders them.
+// SAFETY: the handle belongs to no thread. It is not `Sync`: the driver wants that two threads do not use one graph at
+// a time, so that a launch needs the thread that has the value.
 unsafe impl Send for Graph {}
 
 impl Graph {
@@ -28,21 +29,14 @@ impl Graph {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives.
         library.check("cuStreamBeginCapture", unsafe { (library.begin_capture)(stream.raw(), mode) })?;
+        let mut capture = Capture { stream, recorded: std::ptr::null_mut(), is_open: true };
         let worked = work(stream);
-        let mut recorded: CUgraph = std::ptr::null_mut();
-        // SAFETY: writes one handle; this thread began the capture. Ended also when `work` failed.
-        let ended = unsafe { (library.end_capture)(stream.raw(), &mut recorded) };
-        let made = library.check("cuStreamEndCapture", ended).and(worked).and_then(|()| {
-            let mut raw = std::ptr::null_mut();
-            // SAFETY: writes one handle; the recording lives.
-            let made = unsafe { (library.instantiate_graph)(&mut raw, recorded, 0) };
-            library.check("cuGraphInstantiate", made).map(|()| Self { device: stream.device().clone(), raw })
-        });
-        if !recorded.is_null() {
-            // SAFETY: made by the end of the capture, destroyed once; what was made from it is a copy.
-            let _ = unsafe { (library.destroy_graph)(recorded) };
-        }
-        made
+        capture.end().and(worked)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle; the recording lives.
+        let made = unsafe { (library.instantiate_graph)(&mut raw, capture.recorded, 0) };
+        library.check("cuGraphInstantiate", made)?;
+        Ok(Self { device: stream.device().clone(), raw })
     }
 
     /// Puts all of it on a stream.
@@ -56,6 +50,37 @@ impl Graph {
         context
             .library
             .check("cuGraphLaunch", unsafe { (context.library.launch_graph)(self.raw, stream.raw()) })
+    }
+}
+
+/// A capture that ends with this value, also when the work failed or panicked.
+struct Capture<'a> {
+    stream: &'a Stream,
+    recorded: CUgraph,
+    is_open: bool,
+}
+
+impl Capture<'_> {
+    fn end(&mut self) -> Result<(), CudaError> {
+        self.is_open = false;
+        let library = self.stream.context().library;
+        // SAFETY: writes one handle; the capture is open and ends once. It is this thread's: the value is made and
+        // dropped inside `Graph::capture`, whose caller has entered the context.
+        let ended = unsafe { (library.end_capture)(self.stream.raw(), &mut self.recorded) };
+        library.check("cuStreamEndCapture", ended)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if self.is_open {
+            let _ = self.end();
+        }
+        if !self.recorded.is_null() {
+            let library = self.stream.context().library;
+            // SAFETY: made by the end of the capture, destroyed once; what was made from it is a copy.
+            let _ = unsafe { (library.destroy_graph)(self.recorded) };
+        }
     }
 }
 

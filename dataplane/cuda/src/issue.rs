@@ -15,7 +15,7 @@ pub(crate) struct Issuer {
     to: Vec<u64>,
     from: Vec<u64>,
     bytes: Vec<usize>,
-    /// The driver refused a batch as such, not for one of its copies: it is not asked again.
+    /// The driver does not take batches at all: it is not asked again.
     is_batch_refused: bool,
 }
 
@@ -87,7 +87,10 @@ impl Issuer {
         };
         counters.calls += 1;
         if issued != code::SUCCESS {
-            self.is_batch_refused = failed == usize::MAX;
+            counters.batches_refused += 1;
+            // Other codes are this call's own misfortune, such as memory that was short.
+            let is_for_good = matches!(issued, code::NOT_SUPPORTED | code::INVALID_VALUE);
+            self.is_batch_refused = is_for_good && failed == usize::MAX;
             return false;
         }
         counters.bytes += self.bytes.iter().sum::<usize>() as u64;

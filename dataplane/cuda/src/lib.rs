@@ -11,12 +11,12 @@
 //! * [`GpuDirect`]: which way bytes take between a NIC and device memory on this machine.
 //!
 //! Invariants: no address of a device is dereferenced by the processor; memory outlives every copy that names it; a
-//! token that was accepted is completed once, also when the device fails; the calling thread's own CUDA context
-//! is after each call what it was before.
+//! token that was accepted is completed once, also when the device fails, and never while it may still copy; the
+//! calling thread's own CUDA context is after each call what it was before.
 //!
 //! This crate knows nothing of blocks, tokens, hashes or models. It builds, and its tests pass, on a machine without a
 //! GPU: they run over a double of the driver (`tests/double`). `cudarc` gives the types, the constants and the
-//! search for the library; why not its functions is said in `library.rs`.
+//! library's names; why not its functions is said in `library.rs`.
 
 mod error;
 mod library;
@@ -45,17 +45,16 @@ mod submission;
 
 mod compile;
 
-pub use compile::{CompileError, Image, compile};
+pub use compile::{CompileError, Image, compile, compile_for};
 
 pub use copier::SlotCopier;
 pub use copy::{CopyRequest, Place, Region, RegionId, Rows};
 pub use cuda::Cuda;
-pub use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf};
+pub use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 pub use description::{DeviceDescription, PciAddress};
 pub use device::Device;
 pub use direct::{DirectProbe, GpuDirect};
 pub use error::{CudaError, DriverVersion, Unavailable};
-pub use export::PciMapping;
 pub use graph::Graph;
 pub use ipc::IpcHandle;
 pub use module::{Function, Module};

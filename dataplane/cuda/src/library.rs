@@ -1,11 +1,11 @@
 //! `libcuda`, loaded at run time: a table of the driver's entry points.
 //!
-//! `cudarc` finds the library and gives the types. Its own functions are not called, for two reasons: one that the
+//! `cudarc` gives the types, and the names to look for. Its own functions are not called, for two reasons: one that the
 //! installed driver lacks is a panic at the first call, and they return `CUresult` as a Rust enum, so that a code
 //! which only a later driver knows is undefined behaviour. Here each entry point is resolved once, what is missing
 //! is an error that names it (or `None`, where a way around it exists), and codes are plain integers.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
@@ -21,6 +21,8 @@ pub(crate) const VERSION_MIN: DriverVersion = DriverVersion(11_040);
 pub(crate) mod code {
     use super::CUresult;
     pub(crate) const SUCCESS: u32 = CUresult::CUDA_SUCCESS as u32;
+    pub(crate) const INVALID_VALUE: u32 = CUresult::CUDA_ERROR_INVALID_VALUE as u32;
+    pub(crate) const NOT_SUPPORTED: u32 = CUresult::CUDA_ERROR_NOT_SUPPORTED as u32;
     pub(crate) const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
     pub(crate) const NO_DEVICE: u32 = CUresult::CUDA_ERROR_NO_DEVICE as u32;
     pub(crate) const OPERATING_SYSTEM: u32 = CUresult::CUDA_ERROR_OPERATING_SYSTEM as u32;
@@ -32,7 +34,8 @@ pub(crate) mod code {
 
 macro_rules! library {
     (needed { $($(#[$doc:meta])* $field:ident = $symbol:ident: fn($($argument:ty),*);)* }
-     newer { $($(#[$newer_doc:meta])* $newer:ident = $newer_symbol:ident: fn($($newer_argument:ty),*);)* }) => {
+     newer { $($(#[$newer_doc:meta])* $newer:ident = $newer_symbol:ident since $since:literal:
+        fn($($newer_argument:ty),*);)* }) => {
         /// The entry points that this crate calls, by the driver's names.
         pub(crate) struct Library {
             /// Takes a code that may not be one of the enum.
@@ -51,7 +54,7 @@ macro_rules! library {
                 $($field: unsafe { entry(loaded, stringify!($symbol)) }
                     .ok_or(Unavailable::MissingFunction { symbol: stringify!($symbol) })?,)*
                 // SAFETY: as above.
-                $($newer: unsafe { entry(loaded, stringify!($newer_symbol)) },)*
+                $($newer: unsafe { entry_since(loaded, stringify!($newer_symbol), $since) },)*
             })
         }
 
@@ -92,9 +95,7 @@ library! {
         free = cuMemFree_v2: fn(CUdeviceptr);
         address_range = cuMemGetAddressRange_v2: fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
         set_pointer_attribute = cuPointerSetAttribute: fn(*const c_void, sys::CUpointer_attribute, CUdeviceptr);
-        /// Blocking; either address may be the host's.
-        copy = cuMemcpy: fn(CUdeviceptr, CUdeviceptr, usize);
-        fill = cuMemsetD8_v2: fn(CUdeviceptr, u8, usize);
+        fill_async = cuMemsetD8Async: fn(CUdeviceptr, u8, usize, CUstream);
         register_host = cuMemHostRegister_v2: fn(*mut c_void, usize, c_uint);
         unregister_host = cuMemHostUnregister: fn(*mut c_void);
         host_device_pointer = cuMemHostGetDevicePointer_v2: fn(*mut CUdeviceptr, *mut c_void, c_uint);
@@ -128,12 +129,16 @@ library! {
         destroy_executable = cuGraphExecDestroy: fn(sys::CUgraphExec);
     }
     newer {
-        /// Since 11.7: the descriptor of a range of device memory.
-        range_handle = cuMemGetHandleForAddressRange:
+        /// How this thread's calls stand to recordings of others.
+        capture_mode = cuThreadExchangeStreamCaptureMode since 10_010: fn(*mut sys::CUstreamCaptureMode);
+        /// Makes what a NIC has written visible to the device.
+        flush_direct = cuFlushGPUDirectRDMAWrites since 11_030:
+            fn(sys::CUflushGPUDirectRDMAWritesTarget, sys::CUflushGPUDirectRDMAWritesScope);
+        /// The descriptor of a range of device memory.
+        range_handle = cuMemGetHandleForAddressRange since 11_070:
             fn(*mut c_void, CUdeviceptr, usize, sys::CUmemRangeHandleType, c_ulonglong);
-        /// Since 12.8: many copies by one call. CUDA 13 added `_v2`, without the failed index; a driver stays
-        /// compatible with what was built for an earlier one, so that this form is there too.
-        copy_batch_async = cuMemcpyBatchAsync:
+        /// Many copies by one call. CUDA 13 has another form, without the failed index: this is 12.8's.
+        copy_batch_async = cuMemcpyBatchAsync since 12_080:
             fn(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize,
                 usize, *mut usize, CUstream);
     }
@@ -154,18 +159,51 @@ unsafe fn entry<F: Copy>(loaded: &'static libloading::Library, symbol: &str) -> 
     unsafe { loaded.get::<F>(symbol) }.ok().map(|found| *found)
 }
 
+/// The entry point as it was in that version of CUDA: later ones have other forms of some under the same name. The
+/// driver is asked for it (`cuGetProcAddress_v2`, since 12.0); where it cannot be, or knows none, the library's own
+/// table is.
+///
+/// # Safety
+/// `F` is the type of that function in that version.
+unsafe fn entry_since<F: Copy>(
+    loaded: &'static libloading::Library,
+    symbol: &str,
+    since: c_int,
+) -> Option<F> {
+    type Ask =
+        unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, c_ulonglong, *mut c_void) -> c_uint;
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "an entry point is an address") };
+    let name = CString::new(symbol).ok()?;
+    let mut found: *mut c_void = std::ptr::null_mut();
+    // SAFETY: the function's type, by the header: the last argument is the address of an enum, or null.
+    if let Some(ask) = unsafe { entry::<Ask>(loaded, "cuGetProcAddress_v2") } {
+        // SAFETY: writes one address; the name ends with a zero, and no further answer is asked for.
+        let asked = unsafe { ask(name.as_ptr(), &mut found, since, 0, std::ptr::null_mut()) };
+        if asked == code::SUCCESS && !found.is_null() {
+            // SAFETY: an address of a function of that type, as the caller vouches; the sizes are equal.
+            return Some(unsafe { std::mem::transmute_copy(&found) });
+        }
+    }
+    // SAFETY: the caller vouches for the type.
+    unsafe { entry(loaded, symbol) }
+}
+
 /// The library's table; found once, then kept for the life of the process.
 pub(crate) fn load() -> Result<&'static Library, Unavailable> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     if let Some(library) = LIBRARY.get() {
         return Ok(library);
     }
+    // The driver's own name first: a bare `libcuda.so` may be a stub of the developers' package.
+    let mut candidates = vec!["libcuda.so.1".to_owned()];
+    candidates.extend(names("cuda").into_iter().filter(|name| name != "libcuda.so.1"));
     // SAFETY: opening the driver's library runs its initialisers, which have no preconditions.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Unavailable::NoLibrary { tried: names("cuda").join(", ") });
-    }
-    // SAFETY: as above; the library is there, so that this does not panic.
-    let loaded = unsafe { sys::culib() };
+    let open = |name: &String| unsafe { libloading::Library::new(name) }.ok();
+    let Some(loaded) = candidates.iter().find_map(open) else {
+        return Err(Unavailable::NoLibrary { tried: candidates.join(", ") });
+    };
+    // Never unloaded: its functions are kept for the life of the process.
+    let loaded: &'static libloading::Library = Box::leak(Box::new(loaded));
     let oldest = version(loaded)?;
     if oldest < VERSION_MIN {
         return Err(Unavailable::DriverTooOld { version: oldest, needed: VERSION_MIN });

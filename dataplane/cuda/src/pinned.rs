@@ -37,15 +37,14 @@ pub struct Pinned {
     device_base: u64,
 }
 
-/// The registrations that are in use, by the first address of their mappings.
+/// The registrations, by the first address of their mappings.
 static REGISTERED: Mutex<BTreeMap<usize, Registration>> = Mutex::new(BTreeMap::new());
 
 struct Registration {
+    /// 0 when the driver refused to end it.
     users: usize,
     /// Its context is kept: the registration would end with it, for other devices too.
     device: Device,
-    /// Made by somebody else in this process: used, and not ended.
-    is_foreign: bool,
 }
 
 fn registered() -> MutexGuard<'static, BTreeMap<usize, Registration>> {
@@ -53,7 +52,8 @@ fn registered() -> MutexGuard<'static, BTreeMap<usize, Registration>> {
 }
 
 impl Pinned {
-    /// Registers the slab's mapping, or counts once more that it is registered.
+    /// Registers the slab's mapping, or counts once more that it is registered. A mapping of which somebody else in
+    /// this process has registered any part is refused: nobody here knows how much that is, and when it ends.
     pub fn register(device: &Device, slab: Arc<Slab>) -> Result<Self, PinError> {
         let bytes = slab.mapped_bytes();
         let refused = |error: CudaError| PinError { bytes, error, hint: hint(error.code, bytes) };
@@ -65,9 +65,8 @@ impl Pinned {
             if let Some(known) = registered.get_mut(&start.addr()) {
                 known.users += 1;
             } else {
-                let is_foreign = register(context, start, bytes).map_err(refused)?;
-                registered
-                    .insert(start.addr(), Registration { users: 1, device: device.clone(), is_foreign });
+                register(context, start, bytes).map_err(refused)?;
+                registered.insert(start.addr(), Registration { users: 1, device: device.clone() });
             }
         }
         let mut pinned = Self { slab, device: device.clone(), device_base: 0 };
@@ -98,14 +97,22 @@ impl Pinned {
     }
 }
 
-/// Registers, and says whether somebody else had done so.
-fn register(context: &Context, start: *mut u8, bytes: usize) -> Result<bool, CudaError> {
+fn register(context: &Context, start: *mut u8, bytes: usize) -> Result<(), CudaError> {
     let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
     // SAFETY: the range is a mapping that the slab keeps for longer than its registration.
-    match unsafe { (context.library.register_host)(start.cast(), bytes, flags) } {
-        code::ALREADY_REGISTERED => Ok(true),
-        code => context.library.check("cuMemHostRegister", code).map(|()| false),
-    }
+    let registered = unsafe { (context.library.register_host)(start.cast(), bytes, flags) };
+    context.library.check("cuMemHostRegister", registered)
+}
+
+/// Ends a registration; says whether it is over. It is also when the device is lost, which reaches no page any more.
+fn unregister(context: &Context, start: *mut u8) -> bool {
+    let _entered = match context.enter() {
+        Ok(entered) => entered,
+        Err(error) => return error.is_final(),
+    };
+    // SAFETY: registered by us, and nobody uses it any more: the copy queues held a `Pinned` each.
+    let ended = unsafe { (context.library.unregister_host)(start.cast()) };
+    context.library.check("cuMemHostUnregister", ended).map_or_else(|error| error.is_final(), |()| true)
 }
 
 impl Drop for Pinned {
@@ -117,19 +124,21 @@ impl Drop for Pinned {
         if known.users > 0 {
             return;
         }
-        let Some(Registration { device, is_foreign: false, .. }) = registered.remove(&start.addr()) else {
-            return;
-        };
-        let context = device.context();
-        let Ok(_entered) = context.enter() else { return };
-        // SAFETY: registered by us, and nobody uses it any more: the copy queues held a `Pinned` each. The table is
-        // locked, so that nobody registers the mapping again before this is over.
-        let _ = unsafe { (context.library.unregister_host)(start.cast()) };
+        // The table is locked, so that nobody registers the mapping again before this is over.
+        if unregister(known.device.context(), start) {
+            registered.remove(&start.addr());
+        } else {
+            // The device may still reach the pages: they stay mapped, and known, for good.
+            std::mem::forget(Arc::clone(&self.slab));
+        }
     }
 }
 
-/// Whether the limit of locked memory may be why.
+/// What may be why: somebody else's registration, or the limit of locked memory.
 fn hint(code: u32, bytes: usize) -> String {
+    if code == code::ALREADY_REGISTERED {
+        return "; somebody else in this process has registered bytes of it".to_owned();
+    }
     if !matches!(code, code::OUT_OF_MEMORY | code::OPERATING_SYSTEM | code::NOT_PERMITTED) {
         return String::new();
     }

@@ -8,19 +8,23 @@
 //! Order: flushes run one after the other; the copies of one flush run in any order (the driver's batches promise
 //! none). What depends on an earlier copy is submitted after a flush.
 //!
-//! Failures: a copy that the driver refuses completes with its error, the others go on. A failed device is final: what
+//! Failures: a copy that the driver refuses completes with its error, the others go on. A failed queue stays so: what
 //! is in flight and what is submitted later completes with that error. Before the first such completion the stream is
-//! waited for, once, so that nothing is under way in memory that is handed back; a failed context answers at once.
+//! waited for, so that nothing is under way in memory that is handed back. A lost context ([`CudaError::is_final`])
+//! answers at once; when the wait itself fails otherwise, no token completes, and later polls wait again.
+//!
+//! Some other thread's recording of a graph is no failure: its codes mean "not yet", and `poll` tries again.
 //!
 //! One thread drives a queue; it may be moved to another thread. Dropping a queue waits for the device; tokens that
-//! were not polled until then are forgotten.
+//! were not polled until then are forgotten. When that wait fails, the regions are leaked: better than memory that is
+//! freed under a copy.
 
 use std::collections::VecDeque;
 
 use cudarc::driver::sys::CUevent;
 
 use crate::copy::{CopyRequest, Region, RegionId, Regions, Resolved};
-use crate::error::CudaError;
+use crate::error::{CudaError, is_of_capture};
 use crate::issue::Issuer;
 use crate::library::code;
 use crate::plan::Plan;
@@ -61,7 +65,11 @@ pub struct CopyQueue {
     flushed_end: u64,
     /// A flush was asked for and waits for an event.
     is_flush_due: bool,
+    /// Copies were issued, and the event behind them could not be recorded yet.
+    is_record_due: bool,
     dead: Option<CudaError>,
+    /// After a failure: nothing is under way any more.
+    is_idle: bool,
     counters: CopyQueueCounters,
 }
 
@@ -91,7 +99,9 @@ impl CopyQueue {
             first_place: 0,
             flushed_end: 0,
             is_flush_due: false,
+            is_record_due: false,
             dead: None,
+            is_idle: false,
             counters: CopyQueueCounters::default(),
         };
         for _ in 0..config.flushes_max {
@@ -195,6 +205,26 @@ impl CopyQueue {
     fn hand_over(&mut self, end: u64) -> Result<(), CudaError> {
         let context = self.stream.context().clone();
         let _entered = context.enter()?;
+        if !self.is_record_due || !self.plan.runs().is_empty() {
+            self.issue();
+        }
+        let event = self.next_event;
+        // SAFETY: event and stream live. Nobody waits for the event: at most as many flushes are in flight as there
+        // are events, so it has passed.
+        let recorded = unsafe { (context.library.record_event)(self.events[event], self.stream.raw()) };
+        // Until it is recorded, what comes is issued too, and one event stands for all.
+        self.is_record_due = is_of_capture(recorded);
+        if self.is_record_due {
+            return Ok(());
+        }
+        context.library.check("cuEventRecord", recorded)?;
+        self.next_event = (event + 1) % self.events.len();
+        self.flights.push_back(Flight { event, tokens_end: end });
+        self.flushed_end = end;
+        Ok(())
+    }
+
+    fn issue(&mut self) {
         self.counters.flushes += 1;
         let (accepted, first_place) = (&mut self.accepted, self.first_place);
         self.issuer.issue(&self.stream, self.plan.runs(), &mut self.counters, |run, error| {
@@ -204,19 +234,10 @@ impl CopyQueue {
             }
         });
         self.plan.clear();
-        let event = self.next_event;
-        // SAFETY: event and stream live. Nobody waits for the event: at most as many flushes are in flight as there
-        // are events, so it has passed.
-        let recorded = unsafe { (context.library.record_event)(self.events[event], self.stream.raw()) };
-        context.library.check("cuEventRecord", recorded)?;
-        self.next_event = (event + 1) % self.events.len();
-        self.flights.push_back(Flight { event, tokens_end: end });
-        self.flushed_end = end;
-        Ok(())
     }
 
-    /// Adds up to `budget` completions, in the order of submission, and returns how many. Never waits. Allocates only
-    /// when the vector has to grow.
+    /// Adds up to `budget` completions, in the order of submission, and returns how many. Never waits, but for the
+    /// device of a queue that has failed. Allocates only when the vector has to grow.
     pub fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
         let mut done = 0;
         if self.dead.is_none() && !self.flights.is_empty() {
@@ -225,10 +246,10 @@ impl CopyQueue {
                 Err(error) => self.die(error),
             }
         }
-        if self.is_flush_due {
+        if self.is_flush_due || self.is_record_due {
             self.flush();
         }
-        if self.dead.is_some() {
+        if self.dead.is_some() && self.settle() {
             let end = self.first_place + self.accepted.len() as u64;
             done += self.complete(end, budget - done, completions);
         }
@@ -245,6 +266,7 @@ impl CopyQueue {
             match unsafe { (context.library.query_event)(self.events[flight.event]) } {
                 code::SUCCESS => end = flight.tokens_end,
                 code::NOT_READY => break,
+                code if is_of_capture(code) => break,
                 code => return Err(context.library.error("cuEventQuery", code)),
             }
         }
@@ -266,18 +288,36 @@ impl CopyQueue {
 
     #[cold]
     fn die(&mut self, error: CudaError) {
-        let _ = self.stream.synchronise();
         self.dead = Some(error);
+        self.is_idle = error.is_final();
         self.is_flush_due = false;
+        self.is_record_due = false;
         self.flights.clear();
         self.plan.clear();
+        self.settle();
+    }
+
+    /// Blocks until nothing is under way, and says whether that is certain: if it is not, whatever work on the stream
+    /// names must be kept. For whoever put work of its own on the stream, before its memory goes.
+    pub fn settle(&mut self) -> bool {
+        if !self.is_idle {
+            let waited = self.stream.synchronise();
+            let is_idle = waited.map_or_else(|error| error.is_final(), |()| true);
+            // A queue that lives goes on and may have work again.
+            self.is_idle = is_idle && self.dead.is_some();
+            return is_idle;
+        }
+        true
     }
 }
 
 impl Drop for CopyQueue {
     fn drop(&mut self) {
         // The regions are freed after this: nothing may be under way in them.
-        let _ = self.stream.synchronise();
+        if !self.settle() {
+            std::mem::forget(std::mem::take(&mut self.regions));
+            return;
+        }
         for event in self.events.drain(..) {
             destroy_event(self.stream.context(), event);
         }

@@ -3,19 +3,23 @@
 //! Slot `n` begins at `n` times the layout's stride; there is no header, since the processor cannot read one. The
 //! allocation is a multiple of 2 MiB: that is what the driver maps anyway, and such a range can be exported
 //! whole. Made at start-up; reads and writes here block and are for tests and control paths, copies of the data
-//! path go through [`CopyQueue`](crate::CopyQueue).
+//! path go through [`CopyQueue`](crate::CopyQueue). They run on a stream of the device's own: the default stream would
+//! wait for kernels of others, and they for it.
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUpointer_attribute;
+use cudarc::driver::sys::{
+    CUflushGPUDirectRDMAWritesScope as FlushScope, CUflushGPUDirectRDMAWritesTarget as FlushTarget,
+    CUpointer_attribute, CUstream,
+};
 use dataplane_memory::SlabLayout;
 
 use crate::Device;
 use crate::error::CudaError;
-use crate::export::{self, PciMapping};
+use crate::export;
 use crate::ipc::IpcHandle;
 use crate::library::code;
-use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf};
+use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 
 /// Allocations are a multiple of this.
 const ALLOCATION_GRAIN: usize = 2 << 20;
@@ -26,7 +30,7 @@ enum Origin {
     Allocated,
     Attached,
     Adopted,
-    Part { _whole: Arc<DeviceSlab> },
+    Part { whole: Arc<DeviceSlab> },
 }
 
 /// A range of device memory, cut into equal slots.
@@ -96,7 +100,7 @@ impl DeviceSlab {
     pub fn part(whole: &Arc<Self>, offset: usize, layout: SlabLayout) -> Result<Self, DeviceError> {
         let bytes = span(layout).ok_or_else(|| unusable("part", layout))?;
         let base = whole.range("part", offset, bytes)?;
-        let mut part = Self::over(&whole.device, base, layout, bytes, Origin::Part { _whole: whole.clone() });
+        let mut part = Self::over(&whole.device, base, layout, bytes, Origin::Part { whole: whole.clone() });
         part.has_peer_memory = whole.has_peer_memory;
         Ok(part)
     }
@@ -106,8 +110,8 @@ impl DeviceSlab {
         Self { device: device.clone(), base, bytes, stride, layout, origin, has_peer_memory: false }
     }
 
-    /// Asks the driver to finish each blocking copy to this memory before it returns: a NIC that registers the bare
-    /// address would otherwise see the bytes late. Returns whether a NIC may do so here.
+    /// Asks the driver to finish each blocking copy to this memory before it returns, whoever makes it: a NIC that
+    /// registers the bare address would otherwise see the bytes late. Returns whether a NIC may do so here.
     fn keep_in_order(&self) -> bool {
         let context = self.device.context();
         let Ok(_entered) = context.enter() else { return false };
@@ -150,16 +154,19 @@ impl DeviceSlab {
     /// Sets every byte. Blocks.
     pub fn fill(&self, value: u8) -> Result<(), DeviceError> {
         let context = self.device.context();
-        let _entered = context.enter().map_err(failed)?;
-        // SAFETY: the range is this slab's.
-        let filled = unsafe { (context.library.fill)(self.base, value, self.bytes) };
-        context.library.check("cuMemsetD8", filled).map_err(failed)?;
-        context.synchronise(std::ptr::null_mut()).map_err(failed)
+        let fill = |stream: CUstream| {
+            // SAFETY: the range is this slab's, and the stream lives.
+            unsafe { (context.library.fill_async)(self.base, value, self.bytes, stream) }
+        };
+        context.block_on("cuMemsetD8Async", fill).map_err(|(error, _)| failed(error))
     }
 
-    /// Exports the slab as a DMA buffer; byte 0 of the slab is byte [`DmaBuf::offset`] of it.
-    pub fn export_dma_buf(&self, mapping: PciMapping) -> Result<DmaBuf, DirectError> {
-        export::dma_buf(self.device.context(), self.base, self.bytes, mapping)
+    /// Who ends the memory that this is, or is a part of.
+    fn root(&self) -> &Origin {
+        match &self.origin {
+            Origin::Part { whole } => whole.root(),
+            origin => origin,
+        }
     }
 
     /// A name by which another process attaches this slab. Valid while the slab lives. Only for a slab that was
@@ -182,17 +189,28 @@ impl DeviceSlab {
         }
     }
 
-    /// A copy that is over when this returns, also for streams that do not wait for the null stream.
-    fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), DeviceError> {
-        if len == 0 {
-            return Ok(());
+    /// Copies between `host` and the device, and waits. Should the wait fail, the copy may be under way still: the
+    /// host's side is leaked then, which is why it is not the caller's slice.
+    fn copy(&self, device: u64, mut host: Vec<u8>, is_read: bool) -> Result<Vec<u8>, DeviceError> {
+        if host.is_empty() {
+            return Ok(host);
         }
         let context = self.device.context();
-        let _entered = context.enter().map_err(failed)?;
-        // SAFETY: one side is this slab's range, which the caller checked; the other one a slice that lives.
-        let copied = unsafe { (context.library.copy)(to, from, len) };
-        context.library.check("cuMemcpy", copied).map_err(failed)?;
-        context.synchronise(std::ptr::null_mut()).map_err(failed)
+        let (address, len) = (host.as_mut_ptr() as u64, host.len());
+        let (to, from) = if is_read { (address, device) } else { (device, address) };
+        let copy = |stream: CUstream| {
+            // SAFETY: one side is this slab's range, which the caller checked; the other one lives until the copy is
+            // over, or for good.
+            unsafe { (context.library.copy_async)(to, from, len, stream) }
+        };
+        context.block_on("cuMemcpyAsync", copy).map(|()| std::mem::take(&mut host)).map_err(
+            |(error, is_over)| {
+                if !is_over {
+                    std::mem::forget(host);
+                }
+                failed(error)
+            },
+        )
     }
 }
 
@@ -205,8 +223,15 @@ impl DeviceMemory for DeviceSlab {
         self.bytes
     }
 
-    fn dma_buf(&self) -> Result<DmaBuf, DirectError> {
-        self.export_dma_buf(PciMapping::Bar)
+    fn dma_buf(&self, mapping: DmaBufMapping) -> Result<DmaBuf, DirectError> {
+        let is_adopted = match self.root() {
+            Origin::Attached => {
+                let reason = "it is another process's memory, whose export has not been tried anywhere";
+                return Err(DirectError { operation: export::OPERATION, reason: reason.to_owned() });
+            }
+            origin => matches!(origin, Origin::Adopted),
+        };
+        export::dma_buf(self.device.context(), self.base, self.bytes, mapping, is_adopted)
     }
 
     fn has_peer_memory(&self) -> bool {
@@ -215,12 +240,30 @@ impl DeviceMemory for DeviceSlab {
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         let from = self.range("read", offset, bytes.len())?;
-        self.copy(bytes.as_mut_ptr() as u64, from, bytes.len())
+        bytes.copy_from_slice(&self.copy(from, vec![0; bytes.len()], true)?);
+        Ok(())
     }
 
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let to = self.range("write", offset, bytes.len())?;
-        self.copy(to, bytes.as_ptr() as u64, bytes.len())
+        self.copy(to, bytes.to_vec(), false).map(|_| ())
+    }
+
+    fn settle(&self) -> Result<(), DeviceError> {
+        let operation = "cuFlushGPUDirectRDMAWrites";
+        let (context, description) = (self.device.context(), self.device.description());
+        if description.orders_direct_writes {
+            return Ok(());
+        }
+        let Some(flush) = context.library.flush_direct.filter(|_| description.flushes_direct_writes) else {
+            let reason = "the device neither orders what a NIC writes nor can be asked to".to_owned();
+            return Err(DeviceError { operation, reason });
+        };
+        let _entered = context.enter().map_err(failed)?;
+        let target = FlushTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
+        // SAFETY: the context is current; the device says that the host may ask for this.
+        let flushed = unsafe { flush(target, FlushScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER) };
+        context.library.check(operation, flushed).map_err(failed)
     }
 }
 

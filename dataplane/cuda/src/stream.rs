@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent_flags, CUstream, CUstream_flags};
+use cudarc::driver::sys::{CUevent_flags, CUstream};
 
 use crate::Device;
 use crate::device::Context;
@@ -46,11 +46,7 @@ impl Stream {
             Priority::Urgent => greatest,
             Priority::Background => least,
         };
-        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle.
-        let created = unsafe { (library.create_stream)(&mut raw, flags, priority) };
-        library.check("cuStreamCreateWithPriority", created)?;
+        let raw = context.create_stream(priority)?;
         Ok(Self { device: device.clone(), raw })
     }
 

@@ -61,4 +61,6 @@ pub struct CopyQueueCounters {
     pub flushes: u64,
     /// Bytes handed to the driver.
     pub bytes: u64,
+    /// Batch calls that the driver refused, as such or for one of their copies. Their copies were issued one by one.
+    pub batches_refused: u64,
 }

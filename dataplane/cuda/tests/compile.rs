@@ -1,6 +1,6 @@
 //! The compiler, where it is installed. It needs no device: `LD_LIBRARY_PATH` with `libnvrtc` is enough.
 
-use dataplane_cuda::{CompileError, compile};
+use dataplane_cuda::{CompileError, compile, compile_for};
 
 const SOURCE: &str = "extern \"C\" __global__ void fill(unsigned *words, unsigned count, unsigned value) {
     unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
@@ -23,6 +23,11 @@ fn source_becomes_an_image_or_an_error_that_says_where() {
             assert!(!text.ends_with('\0'));
         }
     }
+    let image = compile_for((9, 0), SOURCE, "fill.cu", &[]).expect("it compiles");
+    assert!(image.is_machine_code() && image.bytes().starts_with(b"\x7fELF"));
+    let image = compile_for((99, 0), SOURCE, "fill.cu", &[]).expect("text, for a device of the future");
+    assert!(!image.is_machine_code() && image.bytes().windows(6).any(|word| word == b".entry"));
+    assert!(compile_for((9, 0), "nonsense", "broken.cu", &[]).is_err());
     let error = compile("__global__ void broken() { nonsense; }", "broken.cu", &[]).expect_err("broken");
     let text = error.to_string();
     assert!(text.contains("nvrtcCompileProgram of broken.cu: NVRTC_ERROR_COMPILATION"), "{text}");

@@ -122,6 +122,9 @@ fn what_it_cannot_copy_comes_back_and_a_dead_device_ends_all() {
     let foreign = other.acquire().expect("slot");
     assert!(matches!(rig.copier.submit(copy(1, &from, &to, 1001)), Err(CopyRefused::Outside(_))));
     assert!(matches!(rig.copier.submit(copy(2, &foreign, &to, 8)), Err(CopyRefused::Unreachable(_))));
+    let beside = rig.host.acquire().expect("slot");
+    assert!(matches!(rig.copier.submit(copy(2, &from, &beside, 8)), Err(CopyRefused::Unreachable(_))));
+    drop(beside);
     double.set("fault_copy", 1);
     for token in 0..20 {
         rig.copier.submit(copy(token, &from, &to, 100)).expect("room");

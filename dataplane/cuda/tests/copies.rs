@@ -361,6 +361,79 @@ fn a_flush_that_cannot_be_told_the_end_of_waits_and_ends_the_queue() {
     assert_eq!(rig.queue.dead().expect("dead").operation, "cuEventRecord");
 }
 
+/// A failure that says nothing about what is under way, and a wait that fails: tokens stay until a wait succeeds.
+#[test]
+fn tokens_are_kept_while_it_is_unknown_whether_copies_run() {
+    let Some(double) = Double::load() else { return };
+    let mut rig = Rig::new(CopyQueueConfig::default());
+    double.set("refuse_record", 1);
+    double.set("refuse_synchronise", 999);
+    rig.queue.submit(&rig.down(0, 0), 1).expect("room");
+    rig.queue.flush();
+    assert_eq!(rig.queue.dead().expect("dead").operation, "cuEventRecord");
+    for _ in 0..3 {
+        assert_eq!(rig.queue.poll(10, &mut rig.completions), 0, "it may be under way");
+    }
+    rig.queue.submit(&rig.down(0, 1), 2).expect("room");
+    assert_eq!(rig.queue.in_flight(), 2);
+    double.set("refuse_synchronise", 0);
+    let ends: Vec<(u64, bool)> = rig.drain().iter().map(|end| (end.token, end.result.is_ok())).collect();
+    assert_eq!(ends, [(1, false), (2, false)]);
+}
+
+/// An engine's thread records a graph in the mode that forbids others' calls: they are made in the mode that is exempt,
+/// or, with a driver that has none, tried again. No token fails and the recording is not spoilt by a second kind.
+#[test]
+fn a_recording_by_another_thread_is_waited_out() {
+    let Some(double) = Double::load() else { return };
+    let mut rig = Rig::new(CopyQueueConfig::default());
+    rig.host.write(0, 0, &[6; SLOT_BYTES]);
+    double.set("capturing", 1);
+    let spoilt = double.get("captures_spoilt");
+    rig.queue.submit(&rig.down(0, 0), 1).expect("room");
+    assert!(rig.drain()[0].result.is_ok());
+    assert_eq!(rig.bytes(1)[..4], [6; 4], "blocking copies too");
+    assert_eq!(double.get("captures_spoilt"), spoilt);
+
+    double.set("no_capture_mode", 1);
+    rig.queue.submit(&rig.down(0, 1), 2).expect("room");
+    rig.queue.flush();
+    for _ in 0..3 {
+        assert_eq!(rig.queue.poll(10, &mut rig.completions), 0, "its event could not be recorded");
+    }
+    rig.queue.submit(&rig.down(0, 2), 3).expect("room all the same");
+    let copies = double.growth("copy_calls", || rig.queue.flush());
+    assert_eq!(
+        (copies, rig.queue.poll(10, &mut rig.completions)),
+        (1, 0),
+        "copied, and not known to be over"
+    );
+    double.set("capturing", 0);
+    rig.queue.flush();
+    double.set("capturing", 1);
+    assert_eq!(rig.queue.poll(10, &mut rig.completions), 0, "no event can be asked");
+    double.set("capturing", 0);
+    let ends: Vec<(u64, bool)> = rig.drain().iter().map(|end| (end.token, end.result.is_ok())).collect();
+    assert_eq!((ends, rig.queue.dead()), (vec![(2, true), (3, true)], None));
+}
+
+/// Memory that was short is no reason to give batches up; that the driver knows none is.
+#[test]
+fn batches_are_given_up_for_good_reasons_only() {
+    let Some(double) = Double::load() else { return };
+    let mut rig = Rig::new(CopyQueueConfig::default());
+    let batches = |rig: &mut Rig, refusal| {
+        double.set("refuse_batch", refusal);
+        (0..4).for_each(|slot| rig.queue.submit(&rig.down(slot, 7 - slot), 1).expect("room"));
+        let asked = double.growth("batch_calls", || rig.queue.flush());
+        assert!(rig.drain().iter().all(|end| end.result.is_ok()));
+        asked
+    };
+    let asked: Vec<i64> = [2, 0, 801, 0].into_iter().map(|refusal| batches(&mut rig, refusal)).collect();
+    assert_eq!((asked, rig.queue.counters().batches_refused), (vec![1, 1, 1, 0], 2));
+    assert_eq!(double.get("resolved_by_version"), 1, "the form of 12.8 was asked for");
+}
+
 #[test]
 fn a_dropped_queue_waits_for_what_is_under_way() {
     let Some(double) = Double::load() else { return };

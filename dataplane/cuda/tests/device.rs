@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use dataplane_cuda::{
     Completion, CopyQueue, CopyQueueConfig, CopyRequest, Cuda, Device, DeviceMemory, DeviceSlab, DirectProbe,
-    GpuDirect, Graph, Module, PciMapping, Pinned, Place, Priority, Region, RegionId, Rows, Stream, compile,
+    DmaBufMapping, GpuDirect, Graph, Module, Pinned, Place, Priority, Region, RegionId, Rows, Stream,
+    compile,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
@@ -120,10 +121,10 @@ fn exports_have_an_outcome() {
     let layout = SlabLayout { slot_bytes: 1 << 20, slot_count: 4 };
     let slab = DeviceSlab::allocate(&device, layout).expect("slab");
     eprintln!("address {:#x}, a NIC may register it: {}", slab.address(), slab.has_peer_memory());
-    for mapping in [PciMapping::Automatic, PciMapping::Bar] {
-        eprintln!("DMA buffer, {mapping:?}: {:?}", slab.export_dma_buf(mapping));
+    for mapping in [DmaBufMapping::Automatic, DmaBufMapping::Bar] {
+        eprintln!("DMA buffer, {mapping:?}: {:?}", slab.dma_buf(mapping));
     }
-    let export = slab.dma_buf();
+    let export = slab.dma_buf(DmaBufMapping::Automatic);
     if device.description().has_dma_buf && device.description().has_direct_access {
         export.as_ref().expect("the device says that it exports");
     }

@@ -96,6 +96,12 @@ fn a_graph_runs_what_was_recorded_each_time() {
     rig.launch(&stream, &add, WORDS, 1);
     stream.synchronise().expect("the stream is as before");
     assert_eq!(rig.words(), [7; WORDS as usize]);
+
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        Graph::capture(&stream, |_| panic!("in the middle of a recording"))
+    }));
+    assert!(panicked.is_err());
+    stream.synchronise().expect("the recording is over all the same");
 }
 
 #[test]

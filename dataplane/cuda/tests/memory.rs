@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use dataplane_cuda::{
-    Cuda, Device, DeviceMemory, DeviceSlab, DirectProbe, DriverVersion, GpuDirect, IpcHandle, PciMapping,
+    Cuda, Device, DeviceMemory, DeviceSlab, DirectProbe, DmaBufMapping, DriverVersion, GpuDirect, IpcHandle,
     PeerPath, Pinned, Unavailable,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
@@ -150,8 +150,8 @@ fn an_exported_buffer_is_the_slab() {
     let device = device(0);
     let slab = slab(&device, 100, 5);
     slab.write(0, b"device").expect("write");
-    for mapping in [PciMapping::Automatic, PciMapping::Bar] {
-        let buffer = slab.export_dma_buf(mapping).expect("export");
+    for mapping in [DmaBufMapping::Automatic, DmaBufMapping::Bar] {
+        let buffer = slab.dma_buf(mapping).expect("export");
         let mut bytes = [0; 6];
         rustix::io::pread(&buffer.descriptor, &mut bytes, buffer.offset).expect("pread");
         assert_eq!(&bytes, b"device");
@@ -160,20 +160,52 @@ fn an_exported_buffer_is_the_slab() {
     let inner = unsafe {
         DeviceSlab::adopt(&device, slab.address() + 2, SlabLayout { slot_bytes: 4, slot_count: 1 })
     };
-    assert_eq!(inner.expect("adopt").dma_buf().expect("export").offset, 2);
+    let inner = inner.expect("adopt");
+    assert_eq!(inner.dma_buf(DmaBufMapping::Bar).expect("export").offset, 2);
+    // An allocation of 5 bytes has a page that it shares with others, who did not ask for an export.
+    double.set("range_bytes", (64 << 10) + 5);
+    let refused = inner.dma_buf(DmaBufMapping::Bar).expect_err("not whole pages").reason;
+    assert!(refused.contains("65541 bytes") && refused.contains("64 KiB"), "{refused}");
+    slab.dma_buf(DmaBufMapping::Bar).expect("its last page is its own");
+    double.set("range_bytes", 0);
 
     double.set("no_pcie_flag", 1);
-    slab.dma_buf().expect("the driver chooses the mapping");
+    assert!(slab.dma_buf(DmaBufMapping::Bar).is_err(), "the driver chooses the mapping");
+    slab.dma_buf(DmaBufMapping::Automatic).expect("as it likes");
     double.set("no_dmabuf", 1);
-    let refused = slab.dma_buf().expect_err("refused").to_string();
+    let refused = slab.dma_buf(DmaBufMapping::Automatic).expect_err("refused").to_string();
     assert!(
         refused.contains("cuMemGetHandleForAddressRange") && refused.contains("NOT_SUPPORTED (801)"),
         "{refused}"
     );
     let other = Cuda::open().expect("open").device(0).expect("device");
-    let reason =
-        DeviceSlab::allocate(&other, slab.layout()).expect("slab").dma_buf().expect_err("refused").reason;
+    let slab = DeviceSlab::allocate(&other, slab.layout()).expect("slab");
+    let reason = slab.dma_buf(DmaBufMapping::Automatic).expect_err("refused").reason;
     assert_eq!(reason, "the device says that it exports no DMA buffers");
+}
+
+/// Memory that was mapped piece by piece: the driver names the first piece only, and all bytes are exported.
+#[test]
+fn a_range_over_several_allocations_is_exported_whole() {
+    let Some(double) = Double::load() else { return };
+    let slab = slab(&device(0), 3 << 20, 2);
+    double.set("range_bytes", 2 << 20);
+    slab.dma_buf(DmaBufMapping::Bar).expect("export");
+    assert_eq!(double.get("exported_bytes"), 6 << 20);
+}
+
+#[test]
+fn what_a_nic_has_written_is_flushed_where_it_is_not_ordered() {
+    let Some(double) = Double::load() else { return };
+    for (options, ordering, flushes, is_ok) in
+        [(1, 0, 1, true), (1, 100, 0, true), (0, 200, 0, true), (2, 0, 0, false)]
+    {
+        double.set("flush_options", options);
+        double.set("writes_ordering", ordering);
+        let slab = slab(&device(0), 4096, 1);
+        let settle = || assert_eq!(slab.settle().is_ok(), is_ok, "{options} {ordering}");
+        assert_eq!(double.growth("direct_flushes", settle), flushes, "{options} {ordering}");
+    }
 }
 
 #[test]
@@ -204,6 +236,9 @@ fn attach_in_this_process() {
     slab.read(1024, &mut bytes).expect("read");
     assert_eq!(&bytes, b"hello");
     slab.write(1024, b"reply").expect("write");
+    for mapping in [DmaBufMapping::Bar, DmaBufMapping::Automatic] {
+        assert!(slab.dma_buf(mapping).expect_err("not tried").reason.contains("another process"));
+    }
     assert!(slab.export_ipc().is_err(), "not this process's to give away");
 }
 
@@ -261,6 +296,25 @@ fn a_slab_is_registered_once_and_as_long_as_it_is_used() {
             });
         }
     });
+    assert_eq!(double.get("registrations"), 0);
+}
+
+#[test]
+fn anothers_registration_is_refused_and_one_that_does_not_end_keeps_its_pages() {
+    let Some(double) = Double::load() else { return };
+    let (device, slab) = (device(0), host(1000, 4));
+    double.set("refuse_register", 712);
+    let text = Pinned::register(&device, slab.clone()).expect_err("not ours").to_string();
+    assert!(text.contains("ALREADY_REGISTERED") && text.contains("somebody else"), "{text}");
+    double.set("refuse_register", 0);
+    let pinned = Pinned::register(&device, slab.clone()).expect("register");
+    let watched = Arc::downgrade(&slab);
+    drop(slab);
+    double.set("refuse_unregister", 999);
+    drop(pinned);
+    let kept = watched.upgrade().expect("the device may reach its pages");
+    double.set("refuse_unregister", 0);
+    drop(Pinned::register(&device, kept).expect("it is known"));
     assert_eq!(double.get("registrations"), 0);
 }
 

@@ -5,8 +5,8 @@ mod double;
 use std::sync::Arc;
 
 use dataplane_cuda::{
-    CopyQueue, CopyQueueConfig, CopyRequest, Cuda, DeviceMemory, DeviceSlab, Pinned, Place, Priority, Region,
-    Stream,
+    CopyQueue, CopyQueueConfig, CopyRequest, Cuda, DeviceMemory, DeviceSlab, DmaBufMapping, Pinned, Place,
+    Priority, Region, Stream,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 use double::Double;
@@ -23,7 +23,7 @@ fn too_old_is_an_error_and_old_works_by_other_calls() {
     assert!(!device.description().has_dma_buf);
     let layout = SlabLayout { slot_bytes: 4096, slot_count: 4 };
     let slab = Arc::new(DeviceSlab::allocate(&device, layout).expect("slab"));
-    let refused = slab.dma_buf().expect_err("11.7 has it").to_string();
+    let refused = slab.dma_buf(DmaBufMapping::Bar).expect_err("11.7 has it").to_string();
     assert!(refused.contains("speaks CUDA 11.4; 11.7 is needed"), "{refused}");
 
     let host = Arc::new(Slab::create("old", layout, PageSize::Standard).expect("slab"));

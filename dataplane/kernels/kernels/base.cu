@@ -21,7 +21,7 @@ template <class T> KVASIR_INLINE T *pointer(u64 address) { return reinterpret_ca
 constexpr u32 STATUS_NOT_FINITE = 1;  // A NaN or an infinity was to be quantised.
 constexpr u32 STATUS_HEADER = 2;      // The slot's header is not the expected one; nothing was restored.
 constexpr u32 STATUS_SCALE = 4;       // A scale is not a positive finite number.
-constexpr u32 STATUS_MISALIGNED = 8;  // An address is not a multiple of the launch's unit; what it names was not touched.
+constexpr u32 STATUS_MISALIGNED = 8;  // An address is 0 or no multiple of the launch's unit; nothing there was touched.
 constexpr u32 STATUS_BLOCK = 16;      // The block does not exist; the item was not touched.
 constexpr u32 STATUS_CHECKSUM = 32;   // The checksum is not the expected one.
 
@@ -57,12 +57,13 @@ KVASIR_INLINE Item load_item(u64 items, u32 index) {
     return Item{item.x, item.y};
 }
 
+// Called by one thread for each thing that is wrong, not by all that see it: the words are few, and atomic.
 KVASIR_INLINE void report(u64 status, u32 item, u32 bits) { atomicOr(pointer<u32>(status) + item, bits); }
 
-// The block's piece of a plane, or 0 when the plane is misaligned for accesses of `unit` bytes.
+// The block's piece of a plane, or 0 when the plane has no address or is misaligned for accesses of `unit` bytes.
 KVASIR_INLINE u64 piece(const Paged &paged, u32 plane, u64 block, u32 unit) {
     const u64 base = __ldg(pointer<const u64>(paged.planes) + plane);
-    return base & (unit - 1) ? 0 : base + block * paged.block_stride + paged.first;
+    return base == 0 || base & (unit - 1) ? 0 : base + block * paged.block_stride + paged.first;
 }
 
 // The share of a batch that this thread block works on: neighbouring tiles, so that it changes items seldom.

@@ -124,7 +124,7 @@ template <bool ALIGNED> KVASIR_INLINE void checksum_batch(const ChecksumParamete
         turn_to(running, item, p.sums, p.status, p.item_tiles.divisor, p.bytes);
         const u64 slot = load_item(p.items, item).slot;
         if (ALIGNED && slot & 15) {
-            report(p.status, item, STATUS_MISALIGNED);
+            if (threadIdx.x == 0) report(p.status, item, STATUS_MISALIGNED);
             continue;
         }
         const u32 first = (tile - item * p.item_tiles.divisor) * p.tile_units;

@@ -23,9 +23,10 @@ template <class Unit> struct Move {
 };
 
 // Where a unit lies on both sides. `bytes` is less than a unit at the end of a run that is no multiple of it,
-// 0 for none.
+// 0 for none: the thread with the plane's first unit reports then.
 template <class Unit, bool GATHER>
-KVASIR_INLINE u32 locate(const CopyParameters &p, const Item &item, u8 *slot, u32 index, Move<Unit> &move) {
+KVASIR_INLINE u32 locate(const CopyParameters &p, const Item &item, u32 number, u8 *slot, u32 index,
+                         Move<Unit> &move) {
     const u32 plane = divide(index, p.plane_units);
     const u32 in_plane = index - plane * p.plane_units.divisor;
     const u32 token = divide(in_plane, p.token_units);
@@ -33,7 +34,10 @@ KVASIR_INLINE u32 locate(const CopyParameters &p, const Item &item, u8 *slot, u3
     const u32 head = divide(in_token, p.run_units);
     const u32 unit = in_token - head * p.run_units.divisor;
     const u64 base = piece(p.paged, plane, item.block, sizeof(Unit));
-    if (!base) return 0;
+    if (!base) {
+        if (in_plane == 0) report(p.status, number, STATUS_MISALIGNED);
+        return 0;
+    }
     const u64 within = u64(unit) * sizeof(Unit);
     u8 *paged = pointer<u8>(base + token * p.paged.token_stride + head * p.paged.head_stride + within);
     move.offset = p.slot_first + plane * p.slot_plane_stride + token * p.slot_token_stride +
@@ -55,10 +59,7 @@ KVASIR_INLINE u64 copy_tile(const CopyParameters &p, const Item &item, u32 numbe
     for (u32 load = 0; load < COPY_LOADS; ++load) {
         const u32 index = first + load * COPY_THREADS + threadIdx.x;
         bytes[load] = 0;
-        if (index < end) {
-            bytes[load] = locate<Unit, GATHER>(p, item, slot, index, move[load]);
-            if (bytes[load] == 0) report(p.status, number, STATUS_MISALIGNED);
-        }
+        if (index < end) bytes[load] = locate<Unit, GATHER>(p, item, number, slot, index, move[load]);
         if (bytes[load] == sizeof(Unit)) value[load] = __ldcs(reinterpret_cast<const Unit *>(move[load].source));
     }
 #pragma unroll

@@ -30,8 +30,10 @@ KVASIR_INLINE bool load_scales(const QuantiseParameters &p, const u8 *from, floa
     return good;
 }
 
+// Whether the piece can be restored. Of all pieces that share what is wrong, the first one's thread reports it.
 template <class E, u32 COUNT>
-KVASIR_INLINE u32 load_coded(const QuantiseParameters &p, const Item &item, u32 index, Coded<COUNT> &coded) {
+KVASIR_INLINE bool load_coded(const QuantiseParameters &p, const Item &item, u32 number, u32 index,
+                              Coded<COUNT> &coded) {
     const u32 layer = divide(index, p.layer_units);
     const u32 in_layer = index - layer * p.layer_units.divisor;
     const u32 part_number = divide(in_layer, p.part_units);
@@ -41,7 +43,10 @@ KVASIR_INLINE u32 load_coded(const QuantiseParameters &p, const Item &item, u32 
     const Part &part = p.parts[part_number];
     const u64 base = piece(p.paged, layer * p.part_count + part_number, item.block,
                            COUNT == 8 ? 16 : sizeof(typename E::Raw));
-    if (!base) return STATUS_MISALIGNED;
+    if (!base) {
+        if (in_part == 0) report(p.status, number, STATUS_MISALIGNED);
+        return false;
+    }
     coded.target = pointer<u8>(base + within_piece<E>(p, token, channel));
     const u8 *plane = pointer<const u8>(item.slot) + layer * p.layer_bytes;
     const u32 slot_channel = p.first_channel + channel;
@@ -52,31 +57,32 @@ KVASIR_INLINE u32 load_coded(const QuantiseParameters &p, const Item &item, u32 
         coded.codes = *codes;
     if (part.group == 0) {
         const u8 *scales = plane + part.offset + u64(slot_channel) * scale_bytes(p);
-        return load_scales<COUNT>(p, scales, coded.scale) ? 0 : STATUS_SCALE;
+        const bool good = load_scales<COUNT>(p, scales, coded.scale);
+        if (!good && token == 0) report(p.status, number, STATUS_SCALE);
+        return good;
     }
-    const u32 group = part.first_group + divide(channel, part.group_divider);
-    const u8 *from = plane + part.offset + (u64(token) * part.slot_groups + group) * scale_bytes(p);
+    const u32 group = divide(channel, part.group_divider);
+    const u64 scale_number = u64(token) * part.slot_groups + part.first_group + group;
+    const u8 *from = plane + part.offset + scale_number * scale_bytes(p);
     const float scale = load_scale<COUNT == 8>(from, p.has_bf16_scales);
 #pragma unroll
     for (u32 at = 0; at < COUNT; ++at) coded.scale[at] = scale;
-    return usable(scale) ? 0 : STATUS_SCALE;
+    if (!usable(scale) && channel == group * part.group) report(p.status, number, STATUS_SCALE);
+    return usable(scale);
 }
 
 template <class E, class F, u32 COUNT>
 KVASIR_INLINE void dequantise_tile(const QuantiseParameters &p, const Item &item, u32 number, u32 first) {
     Coded<COUNT> coded[DEQUANTISE_LOADS];
-    u32 wrong[DEQUANTISE_LOADS];
+    bool good[DEQUANTISE_LOADS];
 #pragma unroll
     for (u32 load = 0; load < DEQUANTISE_LOADS; ++load) {
         const u32 index = first + load * DEQUANTISE_THREADS + threadIdx.x;
-        wrong[load] = STATUS_MISALIGNED;
-        if (index >= p.units) continue;
-        wrong[load] = load_coded<E, COUNT>(p, item, index, coded[load]);
-        if (wrong[load]) report(p.status, number, wrong[load]);
+        good[load] = index < p.units && load_coded<E, COUNT>(p, item, number, index, coded[load]);
     }
 #pragma unroll
     for (u32 load = 0; load < DEQUANTISE_LOADS; ++load) {
-        if (wrong[load]) continue;
+        if (!good[load]) continue;
         Elements<E, COUNT> elements;
 #pragma unroll
         for (u32 at = 0; at < COUNT; ++at)

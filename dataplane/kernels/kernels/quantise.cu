@@ -56,11 +56,15 @@ template <class E> KVASIR_INLINE u64 within_piece(const QuantiseParameters &p, u
     return token * p.paged.token_stride + head * p.paged.head_stride + within;
 }
 
-// Scales of neighbouring groups: written and summed as whole lanes where that is possible.
+// Scales of neighbouring groups: written and summed as whole lanes where they are such. A launch that sums has whole
+// lanes only (`QuantisePlan::launch`: accesses of eight, the whole slot, scales of each plane a multiple of 8 bytes);
+// one that takes a part of the heads may begin inside a lane. A sum without its scales would be a wrong checksum, so
+// that a launch which breaks the rule ends the context.
 template <u32 COUNT>
 KVASIR_INLINE u64 write_scales(const QuantiseParameters &p, u8 *slot, u64 at, const float (&scale)[COUNT]) {
     const bool as_bf16 = p.has_bf16_scales;
     if (COUNT == 1 || at % 8) {
+        if (p.sums.checksums) __trap();
         for (u32 number = 0; number < COUNT; ++number)
             store_scale(slot + at + number * scale_bytes(p), scale[number], as_bf16);
         return 0;
@@ -96,7 +100,7 @@ KVASIR_INLINE u64 quantise_channels(const QuantiseParameters &p, const Part &par
     const u64 base = piece(p.paged, layer * p.part_count + part_number, item.block,
                            COUNT == 8 ? 16 : sizeof(typename E::Raw));
     if (!base) {
-        report(p.status, number, STATUS_MISALIGNED);
+        if (channel == 0) report(p.status, number, STATUS_MISALIGNED);
         return 0;
     }
     const u8 *source = pointer<const u8>(base + within_piece<E>(p, 0, channel));
@@ -155,7 +159,7 @@ KVASIR_INLINE u64 quantise_groups(const QuantiseParameters &p, const Part &part,
     const u64 base = work < part.work ? piece(p.paged, layer * p.part_count + part_number, item.block,
                                               COUNT == 8 ? 16 : sizeof(typename E::Raw))
                                       : 0;
-    if (!base && work < part.work) report(p.status, number, STATUS_MISALIGNED);
+    if (!base && work < part.work && lane == 0 && first == 0) report(p.status, number, STATUS_MISALIGNED);
     Elements<E, COUNT> held[GROUPS_IN_FLIGHT];
     const u8 *source[GROUPS_IN_FLIGHT];
     u64 codes_at[GROUPS_IN_FLIGHT], scale_at[GROUPS_IN_FLIGHT];

@@ -18,14 +18,17 @@
 //! Bandwidth, a model and *not measured* on a GPU. A gather or scatter of `n` bytes reads `n` and writes `n`
 //! ([`CopyPlan::bytes_moved`]), like a device-to-device copy; beside that 16 bytes an item and 8 a plane,
 //! which the caches keep. Quantising 16-bit elements reads `n` and writes a little over `n / 2`. A thread has
-//! four 16-byte loads in flight (quantising: up to sixteen). For an H100 or H200 the assembler takes 64
-//! registers for a plain copy, 80 with a checksum and at most 254 for quantising, without spills
-//! (`tests/nvrtc.sh` prints them): 1,024, 768 and 256 threads a multiprocessor, so 132 × 48 KiB = 6.5 MB in
-//! flight or more, where 4.8 TB/s × about 0.7 µs need 3.4 MB. Accesses are 16 bytes, and whole sectors as
-//! soon as a head has 32 bytes. By a count of the source, not of machine code, the address of a unit costs
-//! about 30 integer operations and its share of the checksum about 22, of about 95 that the multiprocessors
-//! can do in the time that memory takes for it. So at least 90 % of a device-to-device copy is expected once
-//! a batch is a few times larger than what is in flight; below, a launch's latency counts.
+//! four 16-byte loads in flight (quantising: up to sixteen). A grid has up to eight thread blocks a
+//! multiprocessor; fewer are resident at a time, and the others wait for their end. For an H100 or H200 the
+//! assembler takes 64 registers for a plain copy, 80 with a checksum and at most 252 for quantising, without
+//! spills (`tests/nvrtc.sh` prints them): 4, 3 and 2 thread blocks, or 1,024, 768 and 256 threads, so for
+//! copies 132 × 48 KiB = 6.5 MB in flight, if loads of all resident threads overlap, where 4.8 TB/s × about
+//! 0.7 µs (an assumed latency) need 3.4 MB. Accesses are 16 bytes, and whole sectors as soon as a head has 32
+//! bytes. By a count of the source, not of machine code, the address of a unit costs about 30 integer
+//! operations and its share of the checksum about 22, of about 95 that the multiprocessors can do in the time
+//! that memory takes for it. The model therefore has memory as the limit of batches a few times larger than
+//! what is in flight; it leaves out the last wave of thread blocks, the launch, and what else uses memory, and
+//! which share of a device-to-device copy is reached it does not say.
 
 #![deny(unsafe_code)]
 

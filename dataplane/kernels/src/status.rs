@@ -7,7 +7,7 @@ pub const NOT_FINITE: u32 = 1;
 pub const HEADER: u32 = 2;
 /// A scale is not a positive finite number.
 pub const SCALE: u32 = 4;
-/// An address is not a multiple of the launch's unit; what it names was not touched.
+/// An address is 0 or no multiple of the launch's unit; what it names was not touched.
 pub const MISALIGNED: u32 = 8;
 /// The block does not exist; the item was not touched.
 pub const BLOCK: u32 = 16;

@@ -8,6 +8,9 @@
 //! 3. Nothing orders two copies. A copy may begin when it is submitted, and has begun after the next `flush`.
 //! 4. Nothing blocks, and nothing is allocated once `poll`'s vector has its capacity.
 //! 5. Dropping a copier waits for what the device still does, or leaks the slots.
+//! 6. A copier waits for nobody else's work. What wrote the source's bytes, and what reads or writes the target's, must
+//!    be over when the copy is submitted (a kernel: its event has passed, its stream was waited for), or be ordered
+//!    before the copy by means of whoever has the device's stream. Otherwise the copy races with it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -82,7 +85,8 @@ pub struct CopyDone {
 
 /// Copies between slots, driven by one thread. See the module for the contract.
 pub trait Copier: Send {
-    /// Takes one copy, or hands it back. Ranges are checked here.
+    /// Takes one copy, or hands it back. Ranges are checked here; that earlier work on the bytes is over is what the
+    /// caller promises (6 of the contract).
     fn submit(&mut self, copy: SlotCopy) -> Result<(), CopyRefused>;
 
     /// Rings one doorbell for all that was submitted since the last call.

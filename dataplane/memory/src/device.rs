@@ -13,8 +13,9 @@ pub trait DeviceMemory: Send + Sync + std::fmt::Debug {
     /// How many bytes there are.
     fn bytes(&self) -> usize;
 
-    /// A dma-buf that covers all of it, for a NIC to register. A new descriptor each time.
-    fn dma_buf(&self) -> Result<DmaBuf, DirectError>;
+    /// A dma-buf that covers all of it, for a NIC to register, mapped in that way and no other. A new descriptor each
+    /// time.
+    fn dma_buf(&self, mapping: DmaBufMapping) -> Result<DmaBuf, DirectError>;
 
     /// Whether a NIC may register the bare address, as `nvidia-peermem` allows.
     fn has_peer_memory(&self) -> bool;
@@ -24,6 +25,23 @@ pub trait DeviceMemory: Send + Sync + std::fmt::Debug {
 
     /// Copies bytes in. Blocks; not for hot paths. A range outside is an error.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// What a NIC has written is visible to kernels started afterwards, once this has returned `Ok`. Called after the
+    /// NIC's completion and before anybody is told of it. Some devices reorder such writes, and then it waits for the
+    /// device, some microseconds; for all others there is nothing to do.
+    fn settle(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// How the pages of a dma-buf are mapped for the device that registers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DmaBufMapping {
+    /// Through the memory's window on the PCI bus. On machines whose processor is closer to the accelerator than PCI,
+    /// a NIC on the bus needs this; drivers before CUDA 12.8 cannot be asked for it.
+    Bar,
+    /// As the memory's driver likes.
+    Automatic,
 }
 
 /// Device memory as a dma-buf. The kernel keeps the buffer alive for whoever has registered it.

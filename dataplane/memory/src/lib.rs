@@ -22,7 +22,7 @@ mod slab;
 pub mod testing;
 
 pub use copier::{Copier, CopyDone, CopyRefused, HostCopier, SlotCopy};
-pub use device::{DeviceError, DeviceMemory, DirectError, DmaBuf};
+pub use device::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 pub use error::MemoryError;
 pub use lease::{Lease, LeaseFull, LeaseTable};
 pub use pool::{SlotPool, SlotRef};

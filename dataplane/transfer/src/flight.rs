@@ -24,7 +24,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// How a batch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MoveOutcome {
-    /// Every byte has landed; for a read: is here.
+    /// Every byte has landed; for a read: is here, and visible to kernels of the device that are started afterwards.
+    /// (A write to a peer's device is the peer's to settle.)
     Done,
     /// Cancelled by its owner. Some of the bytes may have landed, and none will any more.
     Cancelled,
@@ -34,10 +35,13 @@ pub enum MoveOutcome {
     PeerDown,
     /// It could not start: the address is none of this node's transports', or a piece makes no sense.
     Refused,
+    /// Every byte is here, but the device in whose memory it lies did not say that its kernels see it.
+    Unsettled,
 }
 
 impl MoveOutcome {
-    const ALL: [Self; 5] = [Self::Done, Self::Cancelled, Self::Deadline, Self::PeerDown, Self::Refused];
+    const ALL: [Self; 6] =
+        [Self::Done, Self::Cancelled, Self::Deadline, Self::PeerDown, Self::Refused, Self::Unsettled];
 }
 
 const PHASE_BITS: u32 = 8;

@@ -10,7 +10,8 @@
 //! [`ABANDON_AFTER`] then is disconnected, which completes it.
 //!
 //! Driven by the transfer thread, with time as an argument; commands and answers cross threads in
-//! [`crate::flight`]. Per piece: no allocation, no lock.
+//! [`crate::flight`]. Per piece: no allocation, no lock. A read into a device's memory ends with a call of
+//! [`DeviceMemory::settle`](dataplane_memory::DeviceMemory::settle) for each slab, once for the batch.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 use dataplane_fabric::{
     Completion, Fabric, Full, Operation, PeerId, Priority, Rows, SlotRange, Source, Target, WorkRequest,
 };
+use dataplane_memory::Slab;
 
 use crate::config::Limits;
 use crate::flight::{FlightTable, MoveOutcome, Ticket};
@@ -127,6 +129,8 @@ struct Moving {
     priority: Priority,
     pieces: VecDeque<Piece>,
     deadline: Instant,
+    /// Slabs in a device's memory that a read brings bytes to.
+    landing: Vec<Arc<Slab>>,
     /// Work requests posted and not completed.
     in_flight: u32,
     /// Set once it shall not go on; with when its peer is given up.
@@ -197,6 +201,7 @@ impl Mover {
             Ok(_) => return self.end(ticket, MoveOutcome::Done),
             Err(outcome) => return self.end(ticket, outcome),
         };
+        let landing = landing(&batch);
         let mut pieces: VecDeque<Piece> = VecDeque::with_capacity(batch.pieces.len());
         for piece in batch.pieces {
             if !pieces.back_mut().is_some_and(|last| last.merge(&piece)) {
@@ -206,8 +211,9 @@ impl Mover {
         let number = self.next_move;
         self.next_move = self.next_move.wrapping_add(1);
         let (direction, priority, deadline) = (batch.direction, batch.priority, batch.deadline);
+        let (in_flight, stopping) = (0, None);
         let moving =
-            Moving { ticket, peer, direction, priority, pieces, deadline, in_flight: 0, stopping: None };
+            Moving { ticket, peer, direction, priority, pieces, deadline, landing, in_flight, stopping };
         self.moves.insert(number, moving);
         self.waiting[priority.index()].push_back(number);
     }
@@ -298,7 +304,7 @@ impl Mover {
         if moving.in_flight > 0 || (moving.stopping.is_none() && !moving.pieces.is_empty()) {
             return;
         }
-        let outcome = moving.stopping.map_or(MoveOutcome::Done, |(outcome, _)| outcome);
+        let outcome = moving.stopping.map_or_else(|| landed(&moving.landing), |(outcome, _)| outcome);
         let ticket = moving.ticket;
         self.moves.remove(&number);
         self.end(ticket, outcome);
@@ -362,6 +368,27 @@ impl Drop for Mover {
     }
 }
 
+/// The slabs in devices' memory that the batch brings bytes to, each once.
+fn landing(batch: &Batch) -> Vec<Arc<Slab>> {
+    let mut slabs: Vec<Arc<Slab>> = Vec::new();
+    if batch.direction == Direction::Read {
+        for slab in batch.pieces.iter().map(|piece| piece.local.slot.slab()) {
+            if slab.device().is_some() && !slabs.iter().any(|known| Arc::ptr_eq(known, slab)) {
+                slabs.push(Arc::clone(slab));
+            }
+        }
+    }
+    slabs
+}
+
+/// The outcome of a batch whose bytes have all landed.
+fn landed(slabs: &[Arc<Slab>]) -> MoveOutcome {
+    let unsettled = slabs.iter().find_map(|slab| slab.device()?.settle().err());
+    let Some(error) = unsettled else { return MoveOutcome::Done };
+    tracing::warn!(%error, "transfer: bytes are in a device's memory, and its kernels may not see them");
+    MoveOutcome::Unsettled
+}
+
 /// Whether one more piece may be posted: a window is overdrawn by at most one slice.
 fn has_room(limits: &Limits, window: &Window, priority: Priority) -> bool {
     let [urgent, background] = window.bytes;
@@ -388,6 +415,8 @@ fn put_back(rest: &mut Piece, refused: WorkRequest) {
 #[cfg(test)]
 mod tests {
     use dataplane_fabric::testing::pool;
+    use dataplane_memory::testing::{Abilities, DeviceDouble};
+    use dataplane_memory::{SlabLayout, SlotPool};
 
     use super::*;
 
@@ -419,5 +448,44 @@ mod tests {
         assert!(!Piece { rows: Some(rows), ..piece(0, 1050, 0) }.is_sensible(), "half a row");
         assert!(!piece(0, u32::MAX, 0).is_sensible(), "beyond the slot");
         assert!(!piece(0, 0, 0).is_sensible(), "nothing");
+    }
+
+    /// Without a fabric: the pieces are taken as posted, and completed by hand.
+    #[test]
+    fn a_read_into_a_device_is_done_when_the_device_has_settled() {
+        let layout = SlabLayout { slot_bytes: 4096, slot_count: 2 };
+        let memory = DeviceDouble::new(layout.slots_bytes(), Abilities::default());
+        let slab = Slab::on_device("device", layout, Arc::clone(&memory) as _).expect("slab");
+        let device = SlotPool::new(Arc::new(slab));
+        let (host, now) = (pool("host"), Instant::now());
+        let table = Arc::new(FlightTable::new(8));
+        let mut mover = Mover::new(Limits::default(), Arc::clone(&table));
+        let mut run = |direction, pools: &[&Arc<SlotPool>], dies: bool| {
+            let piece = |pool: &Arc<SlotPool>| Piece {
+                local: SlotRange { slot: pool.acquire().expect("a slot"), offset: 0, len: 64 },
+                remote: Target { slot: 3, generation: 1, offset: 0 },
+                rows: None,
+            };
+            let pieces: Vec<Piece> = pools.iter().map(|pool| piece(pool)).collect();
+            let (address, priority) = ("1".to_owned(), Priority::Urgent);
+            let batch = Batch { address, direction, priority, pieces, deadline: now + ABANDON_AFTER };
+            let (ticket, number) = (table.open().expect("an entry"), mover.next_move);
+            mover.start(ticket, batch, Ok(PeerId(0)));
+            let moving = mover.moves.get_mut(&number).expect("under way");
+            (moving.in_flight, _) = (1, moving.pieces.clear());
+            let before = memory.settled_count();
+            if dies {
+                memory.kill();
+            }
+            mover.posted.insert(MOVE_BIT, (number, 64));
+            mover.windows.entry(PeerId(0)).or_default().bytes[priority.index()] += 64;
+            assert!(mover.completed(MOVE_BIT, Completion::Done, now));
+            (table.outcome(ticket), memory.settled_count() - before)
+        };
+        let done = Some(MoveOutcome::Done);
+        assert_eq!(run(Direction::Read, &[&device, &host, &device], false), (done, 1), "once for the slab");
+        assert_eq!(run(Direction::Read, &[&host], false), (done, 0));
+        assert_eq!(run(Direction::Write, &[&device], false), (done, 0), "nothing has landed here");
+        assert_eq!(run(Direction::Read, &[&device], true), (Some(MoveOutcome::Unsettled), 0));
     }
 }

@@ -107,8 +107,9 @@ pub struct VerbsConfig {
     /// How long an ended connection waits for the device to return its work requests before its queue pairs
     /// are destroyed without, 1 ms..=1 min.
     pub drain_timeout: Duration,
-    /// Whether the device may reorder its writes to memory (PCIe relaxed ordering). Completions still come
-    /// after the bytes.
+    /// Whether the device may reorder its writes to memory (PCIe relaxed ordering). For host memory,
+    /// completions still come after the bytes. For an accelerator's memory a completion promises nothing to its
+    /// kernels, relaxed or not, until [`DeviceMemory::settle`](dataplane_memory::DeviceMemory::settle) was called.
     pub relaxed_ordering: bool,
     /// Interrupt vector of the completion channel, 0..; taken modulo those that the device has.
     pub completion_vector: u32,

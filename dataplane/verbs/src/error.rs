@@ -54,9 +54,10 @@ pub enum VerbsError {
         /// Its errno.
         error: io::Error,
     },
-    /// The card cannot reach an accelerator's memory in either way.
+    /// The card cannot reach an accelerator's memory in any way.
     #[error(
-        "{device} cannot reach {length} bytes of device memory at {address:#x}: as a dma-buf: {dma_buf}; \
+        "{device} cannot reach {length} bytes of device memory at {address:#x}: through its bus window: \
+         {through_bar}; as a dma-buf: {dma_buf}; \
          as peer memory: {peer_memory}"
     )]
     DeviceMemory {
@@ -66,7 +67,9 @@ pub enum VerbsError {
         address: u64,
         /// How many bytes.
         length: usize,
-        /// Why not as a dma-buf.
+        /// Why not as a dma-buf that is mapped through its window on the bus.
+        through_bar: String,
+        /// Why not as a dma-buf that is mapped as its driver likes.
         dma_buf: String,
         /// Why not by its address.
         peer_memory: String,

@@ -1,8 +1,9 @@
 //! Memory that the device may read and write: whole slabs, registered once, and dma-buf regions.
 //!
 //! A slab whose slots lie in an accelerator's memory is registered so that the card reaches that memory itself: as a
-//! dma-buf where library, driver and kernel can, else by its bare address where a peer-memory module is loaded. Work
-//! requests name both by the accelerator's own addresses. [`MemoryRegion::registration`] says which it was.
+//! dma-buf that is mapped through the memory's window on the bus, else as one that is mapped as its driver likes, else
+//! by its bare address where a peer-memory module is loaded. Work requests name all three by the accelerator's own
+//! addresses. [`MemoryRegion::registration`] says which it was.
 //!
 //! A region of a slab covers its slots and nothing else: the header and the generations in front of them
 //! cannot be reached with its key. It keeps the slab mapped; a region that the device refuses to give up leaks
@@ -14,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use dataplane_memory::{DeviceMemory, Slab};
+use dataplane_memory::{DeviceMemory, DmaBufMapping, Slab};
 
 use crate::VerbsError;
 use crate::error::{from_code, named};
@@ -26,7 +27,8 @@ use crate::protection::ProtectionDomain;
 pub struct Access {
     /// Whether peers may read and write it; our own work requests always may.
     pub remote: bool,
-    /// Whether the device may reorder its writes to it (PCIe relaxed ordering). Ignored where unsupported.
+    /// Whether the device may reorder its writes to it (PCIe relaxed ordering). Ignored where unsupported. An
+    /// accelerator's memory needs [`DeviceMemory::settle`] after the completion, with this or without.
     pub relaxed_ordering: bool,
 }
 
@@ -81,7 +83,7 @@ unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// Registers all slots of a slab. Pages are pinned; with huge pages there are fewer to pin. Slots in an
-    /// accelerator's memory that the card cannot reach are an error that says why of either way.
+    /// accelerator's memory that the card cannot reach are an error that says why of every way.
     pub fn of_slab(
         domain: &Arc<ProtectionDomain>,
         slab: &Arc<Slab>,
@@ -108,16 +110,19 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<Self, VerbsError> {
         let address = memory.address();
-        let dma_buf = match memory.dma_buf() {
-            Ok(dma_buf) => {
-                let (descriptor, offset) = (dma_buf.descriptor.as_fd(), dma_buf.offset);
-                // SAFETY: the bytes are an accelerator's: no Rust reference to them can exist.
-                match unsafe { Self::of_dmabuf(domain, descriptor, offset, length, address, access) } {
-                    Ok(region) => return Ok(region),
-                    Err(error) => reason(error),
-                }
-            }
-            Err(error) => error.to_string(),
+        let as_dma_buf = |mapping| {
+            let dma_buf = memory.dma_buf(mapping).map_err(|error| error.to_string())?;
+            let (descriptor, offset) = (dma_buf.descriptor.as_fd(), dma_buf.offset);
+            // SAFETY: the bytes are an accelerator's: no Rust reference to them can exist.
+            unsafe { Self::of_dmabuf(domain, descriptor, offset, length, address, access) }.map_err(reason)
+        };
+        let through_bar = match as_dma_buf(DmaBufMapping::Bar) {
+            Ok(region) => return Ok(region),
+            Err(reason) => reason,
+        };
+        let dma_buf = match as_dma_buf(DmaBufMapping::Automatic) {
+            Ok(region) => return Ok(region),
+            Err(reason) => reason,
         };
         let peer_memory = if memory.has_peer_memory() {
             let what = || format!(" for {length} bytes of device memory at {address:#x}");
@@ -129,7 +134,7 @@ impl MemoryRegion {
             "no peer-memory module for this memory".to_owned()
         };
         let device = domain.device.name().to_owned();
-        Err(VerbsError::DeviceMemory { device, address, length, dma_buf, peer_memory })
+        Err(VerbsError::DeviceMemory { device, address, length, through_bar, dma_buf, peer_memory })
     }
 
     /// Registers a range of addresses, which need not be the CPU's. The caller keeps the memory with the region.

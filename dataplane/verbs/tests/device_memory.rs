@@ -97,9 +97,38 @@ fn where_dma_bufs_are_refused_the_bare_address_is_registered() {
     every_kind(Reach { dma_buf: false, peer_memory: true }, Registration::PeerMemory);
 }
 
-/// Both reasons, by the names of their errnos, for every way in which neither works.
+/// A driver that cannot be asked for the window on the bus, and one whose buffers are all refused.
 #[test]
-fn what_cannot_be_reached_is_refused_with_both_reasons() {
+fn without_the_window_the_driver_chooses_the_mapping() {
+    for (reach, expected) in [
+        (Reach { dma_buf: true, peer_memory: true }, Registration::DmaBuf),
+        (Reach { dma_buf: false, peer_memory: true }, Registration::PeerMemory),
+    ] {
+        let card = SoftwareDevice::new();
+        let (pool, memory) = device_pool(&card, EVERY_WAY, reach);
+        memory.refuse_bar();
+        let domain = ProtectionDomain::new(&card.open().expect("open")).expect("domain");
+        let access = Access { remote: true, relaxed_ordering: true };
+        let region = MemoryRegion::of_slab(&domain, pool.slab(), access).expect("region");
+        assert_eq!(region.registration(), expected);
+    }
+    let card = SoftwareDevice::new();
+    let abilities = Abilities { dma_buf: true, ..Abilities::default() };
+    let (pool, memory) = device_pool(&card, abilities, Reach::default());
+    memory.refuse_bar();
+    let refused = VerbsFabric::new(card.open().expect("open"), pool.slab(), None, small());
+    let text = refused.expect_err("out of reach").to_string();
+    let reasons = [
+        "through its bus window: export of the double's memory: this double does not map its window",
+        "as a dma-buf: ibv_reg_dmabuf_mr: EOPNOTSUPP",
+        "as peer memory: no peer-memory module",
+    ];
+    assert!(reasons.iter().all(|reason| text.contains(reason)), "{text}");
+}
+
+/// The reasons, by the names of their errnos, for every way in which none works.
+#[test]
+fn what_cannot_be_reached_is_refused_with_every_reason() {
     let (bare, peer) = (Abilities::default(), Abilities { peer_memory: true, ..Abilities::default() });
     let dma_buf = Abilities { dma_buf: true, ..Abilities::default() };
     let (exported, taken) = ("export of the double's memory: this double has no dma-buf", "EOPNOTSUPP");

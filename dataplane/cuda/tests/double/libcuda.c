@@ -51,12 +51,21 @@ int64_t kvasir_double_refuse_copy = 0;      /* n: the n-th call of a copy from n
 int64_t kvasir_double_refuse_batch = 0;     /* what cuMemcpyBatchAsync returns */
 int64_t kvasir_double_refuse_register = 0;  /* what cuMemHostRegister returns */
 int64_t kvasir_double_refuse_record = 0;    /* n: the n-th cuEventRecord from now fails */
+int64_t kvasir_double_refuse_synchronise = 0; /* what cuStreamSynchronize returns, at once */
+int64_t kvasir_double_refuse_unregister = 0; /* what cuMemHostUnregister returns */
+int64_t kvasir_double_capturing = 0;        /* 1: another thread records a graph and forbids unsafe calls to all */
+int64_t kvasir_double_no_capture_mode = 0;  /* 1: a thread's mode cannot be exchanged */
+int64_t kvasir_double_range_bytes = 0;      /* n: an allocation says that it has so many bytes: the rest is another */
+int64_t kvasir_double_flush_options = 1;    /* 1: the host can flush what NICs have written */
+int64_t kvasir_double_writes_ordering = 0;  /* 0: none, 100: for the owner, 200: for all devices */
 /* What is alive. */
 _Atomic int64_t kvasir_double_allocations, kvasir_double_events, kvasir_double_streams, kvasir_double_registrations;
 _Atomic int64_t kvasir_double_modules, kvasir_double_graphs, kvasir_double_contexts, kvasir_double_imports;
 /* What was called, or done. */
 _Atomic int64_t kvasir_double_copies, kvasir_double_copy_calls, kvasir_double_batch_calls, kvasir_double_row_calls;
 _Atomic int64_t kvasir_double_pageable, kvasir_double_launches;
+_Atomic int64_t kvasir_double_captures_spoilt, kvasir_double_direct_flushes, kvasir_double_resolved_by_version;
+_Atomic int64_t kvasir_double_exported_bytes; /* of the last export */
 
 struct context {
     int device, retained;
@@ -154,6 +163,19 @@ static struct context *current(void) { return depth > 0 ? stack[depth - 1] : NUL
 #define ENTER_HEALTHY()                                                                                \
     ENTER();                                                                                           \
     if (context->sticky) return context->sticky
+
+/* While another thread records in the global mode, calls that may wait for the device are refused, and spoil the
+ * recording, unless this thread's own mode is the relaxed one (2). */
+static __thread int capture_mode;
+
+static int is_forbidden(void) {
+    if (!kvasir_double_capturing || capture_mode == 2) return 0;
+    kvasir_double_captures_spoilt++;
+    return 1;
+}
+
+#define UNSAFE()                                                                                       \
+    if (is_forbidden()) return CAPTURE_UNSUPPORTED
 
 static int counted_down(int64_t *fault) { return *fault > 0 && --*fault == 0; }
 
@@ -267,6 +289,8 @@ result_t cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 75: *value = 9; return SUCCESS;            /* COMPUTE_CAPABILITY_MAJOR */
     case 76: *value = 0; return SUCCESS;
     case 116: *value = 1; return SUCCESS;           /* GPU_DIRECT_RDMA_SUPPORTED */
+    case 117: *value = (int)kvasir_double_flush_options; return SUCCESS;
+    case 118: *value = (int)kvasir_double_writes_ordering; return SUCCESS;
 #ifndef KVASIR_DOUBLE_OLD
     case 124: *value = !kvasir_double_no_dmabuf; return SUCCESS; /* DMA_BUF_SUPPORTED */
 #endif
@@ -401,6 +425,7 @@ static struct allocation *map(int descriptor, size_t bytes, size_t mapped, int d
 
 result_t cuMemAlloc_v2(address_t *address, size_t bytes) {
     ENTER_HEALTHY();
+    UNSAFE();
     if (!bytes) return INVALID_VALUE;
     size_t mapped = (bytes + (2u << 20) - 1) / (2u << 20) * (2u << 20);
     pthread_mutex_lock(&lock);
@@ -441,7 +466,7 @@ result_t cuMemGetAddressRange_v2(address_t *base, size_t *bytes, address_t addre
     struct allocation *at = containing(address);
     if (!at || at->freed) return finish(NOT_FOUND);
     if (base) *base = at->address;
-    if (bytes) *bytes = at->bytes;
+    if (bytes) *bytes = kvasir_double_range_bytes ? (size_t)kvasir_double_range_bytes : at->bytes;
     return finish(SUCCESS);
 }
 
@@ -486,26 +511,6 @@ void *kvasir_translate(unsigned long long address) {
     return result;
 }
 
-result_t cuMemcpy(address_t to, address_t from, size_t bytes) {
-    ENTER_HEALTHY();
-    if (!bytes) return SUCCESS;
-    pthread_mutex_lock(&lock);
-    unsigned char *target = resolve(to, bytes), *source = resolve(from, bytes);
-    if (!target || !source) return finish(INVALID_VALUE);
-    memmove(target, source, bytes);
-    return finish(SUCCESS);
-}
-
-result_t cuMemsetD8_v2(address_t to, unsigned char value, size_t bytes) {
-    ENTER_HEALTHY();
-    pthread_mutex_lock(&lock);
-    struct allocation *at = containing(to);
-    unsigned char *target = at ? resolve(to, bytes) : NULL;
-    if (!target) return finish(INVALID_VALUE);
-    memset(target, value, bytes);
-    return finish(SUCCESS);
-}
-
 result_t cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags) {
     ENTER_HEALTHY();
     if (!start || !bytes || flags > 15) return INVALID_VALUE;
@@ -524,6 +529,7 @@ result_t cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags) {
 
 result_t cuMemHostUnregister(void *start) {
     ENTER();
+    if (kvasir_double_refuse_unregister) return (result_t)kvasir_double_refuse_unregister;
     pthread_mutex_lock(&lock);
     if (!context->sticky) drain_all();
     for (struct registration **at = &registrations; *at; at = &(*at)->next)
@@ -592,6 +598,7 @@ result_t cuMemGetHandleForAddressRange(void *handle, address_t address, size_t b
     struct allocation *at = containing(address);
     if (!at || at->freed || at->imported || address + bytes > at->address + at->mapped) return finish(INVALID_VALUE);
     if (address != at->address) return finish(NOT_SUPPORTED); /* a memfd has no start of its own */
+    kvasir_double_exported_bytes = (int64_t)bytes;
     *(int *)handle = fcntl(at->descriptor, F_DUPFD_CLOEXEC, 0);
     return finish(SUCCESS);
 }
@@ -723,7 +730,9 @@ result_t cuStreamDestroy_v2(struct stream *stream) {
 
 result_t cuStreamSynchronize(struct stream *stream) {
     ENTER_HEALTHY();
-    if (!stream) return SUCCESS;
+    UNSAFE();
+    if (kvasir_double_refuse_synchronise) return (result_t)kvasir_double_refuse_synchronise;
+    if (!stream) return INVALID_HANDLE; /* the default stream waits for everybody: nothing here uses it */
     pthread_mutex_lock(&lock);
     if (!is_stream(stream)) return finish(INVALID_HANDLE);
     if (stream->capture) return finish(CAPTURE_UNSUPPORTED);
@@ -764,6 +773,7 @@ result_t cuEventDestroy_v2(struct event *event) {
 
 result_t cuEventQuery(struct event *event) {
     ENTER_HEALTHY();
+    UNSAFE();
     pthread_mutex_lock(&lock);
     if (!is_event(event)) return finish(INVALID_HANDLE);
     return finish(event->passed >= event->recorded ? SUCCESS : NOT_READY);
@@ -791,6 +801,7 @@ static result_t enqueue(struct context *context, struct stream *stream, struct o
 
 result_t cuEventRecord(struct event *event, struct stream *stream) {
     ENTER_HEALTHY();
+    UNSAFE();
     pthread_mutex_lock(&lock);
     if (!is_event(event) || counted_down(&kvasir_double_refuse_record)) return finish(INVALID_HANDLE);
     struct operation operation = {.kind = RECORD, .event = event, .ticket = event->recorded + 1};
@@ -822,6 +833,18 @@ result_t cuMemcpyAsync(address_t to, address_t from, size_t bytes, struct stream
     struct piece piece = {resolve(to, bytes), resolve(from, bytes), bytes, 1, bytes, bytes};
     if (!piece.to || !piece.from || counted_down(&kvasir_double_refuse_copy)) return finish(INVALID_VALUE);
     return finish(copies(context, stream, COPY, &piece, 1));
+}
+
+/* Done at once, behind what the stream has. */
+result_t cuMemsetD8Async(address_t to, unsigned char value, size_t bytes, struct stream *stream) {
+    ENTER_HEALTHY();
+    pthread_mutex_lock(&lock);
+    struct allocation *at = containing(to);
+    unsigned char *target = at ? resolve(to, bytes) : NULL;
+    if (!target || !is_stream(stream)) return finish(INVALID_VALUE);
+    drain(stream);
+    memset(target, value, bytes);
+    return finish(SUCCESS);
 }
 
 struct rows {
@@ -881,7 +904,24 @@ result_t cuMemcpyBatchAsync(address_t *to, address_t *from, size_t *bytes, size_
     free(pieces);
     return finish(result);
 }
+
+/* The forms of 12.8; of CUDA 13's the double knows none. */
+result_t cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
+    if (!symbol || !function || flags) return INVALID_VALUE;
+    *function = !strcmp(symbol, "cuMemcpyBatchAsync") && version == 12080 ? (void *)cuMemcpyBatchAsync : NULL;
+    if (status) *status = *function ? 0 : 1;
+    if (*function) kvasir_double_resolved_by_version++;
+    return *function ? SUCCESS : NOT_FOUND;
+}
 #endif
+
+result_t cuFlushGPUDirectRDMAWrites(int target, int scope) {
+    ENTER_HEALTHY();
+    if (target || (scope != 100 && scope != 200)) return INVALID_VALUE;
+    if (!(kvasir_double_flush_options & 1)) return NOT_SUPPORTED;
+    kvasir_double_direct_flushes++;
+    return SUCCESS;
+}
 
 /* Modules and kernels. */
 
@@ -965,6 +1005,16 @@ result_t cuLaunchKernel(struct function *function, unsigned grid_x, unsigned gri
 }
 
 /* Graphs: a list of operations. */
+
+result_t cuThreadExchangeStreamCaptureMode(int *mode) {
+    if (!initialised) return NOT_INITIALIZED;
+    if (kvasir_double_no_capture_mode) return NOT_SUPPORTED;
+    if (*mode < 0 || *mode > 2) return INVALID_VALUE;
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return SUCCESS;
+}
 
 result_t cuStreamBeginCapture_v2(struct stream *stream, int mode) {
     ENTER_HEALTHY();

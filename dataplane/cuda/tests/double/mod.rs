@@ -1,5 +1,6 @@
 //! The double of the driver: `libcuda.c`, compiled here and loaded in the place of `libcuda`. The library's own name
-//! (`soname`) is the driver's, so that whoever loads the driver by name is given the one that is loaded already.
+//! (`soname`) is the driver's, so that whoever loads the driver by name is given the one that is loaded already; a
+//! second, empty library is behind the shorter name.
 //!
 //! Its state is the process's: whoever holds a [`Double`] has it alone, and the next one finds it as it was.
 
@@ -14,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use libloading::Library;
 
 /// Faults and settings, as they are without anybody's doing.
-const SETTINGS: [(&str, i64); 14] = [
+const SETTINGS: [(&str, i64); 21] = [
     ("devices", 2),
     ("version", 12_080),
     ("initialise", 0),
@@ -29,6 +30,13 @@ const SETTINGS: [(&str, i64); 14] = [
     ("refuse_batch", 0),
     ("refuse_register", 0),
     ("refuse_record", 0),
+    ("refuse_synchronise", 0),
+    ("refuse_unregister", 0),
+    ("capturing", 0),
+    ("no_capture_mode", 0),
+    ("range_bytes", 0),
+    ("flush_options", 1),
+    ("writes_ordering", 0),
 ];
 
 /// What must be gone when everything was dropped.
@@ -58,12 +66,17 @@ impl Double {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
         if compiled.is_none() {
-            let mut all = vec!["-Wl,-soname,libcuda.so"];
+            let mut all = vec!["-Wl,-soname,libcuda.so.1"];
             all.extend_from_slice(flags);
             *compiled = Some(shared_object("libcuda", include_str!("libcuda.c"), &all)?);
-            // Never closed: the crate keeps the library's functions.
-            // SAFETY: the library has no initialisers.
-            std::mem::forget(unsafe { Library::new(compiled.as_ref()?) });
+            let double = compiled.as_ref()?.display().to_string();
+            let behind = ["-Wl,-soname,libcuda.so", "-Wl,--no-as-needed", &double];
+            let alias = shared_object("libcuda-alias", "typedef int nothing;\n", &behind)?;
+            for library in [compiled.as_ref()?, &alias] {
+                // Never closed: the crate keeps the library's functions.
+                // SAFETY: the library has no initialisers.
+                std::mem::forget(unsafe { Library::new(library) });
+            }
         }
         // SAFETY: the library has no initialisers.
         let library = unsafe { Library::new(compiled.as_ref()?) }.expect("the double loads");

@@ -35,6 +35,46 @@ fn a_block_that_does_not_exist_and_a_crooked_address_are_refused() {
     }
 }
 
+/// A tensor that the engine does not have: its plane is neither read nor written, and the others are.
+#[test]
+fn a_plane_without_an_address_is_reported_and_not_touched() {
+    let Some(mut emulator) = Emulator::start() else { return };
+    let mut random = Random(seed(404));
+    let engine = random_engine(&mut random, 2, 64, 0);
+    let planes = engine.layers * engine.parts;
+    let slot = SlotLayout::new(planes, engine.paged.tokens, 2, 64);
+    let quantised = QuantisedSlot {
+        header: [7; 64],
+        layers: engine.layers,
+        parts: engine.parts,
+        tokens: engine.paged.tokens,
+        heads: 2,
+        head_dim: 32,
+        element: Element::Bf16,
+        format: Format::Int8,
+        scale: ScaleType::F32,
+        keys: Grouping::Channel,
+        values: Grouping::Token(16),
+    };
+    let mut memory = Memory::default();
+    let slot_bytes = slot.bytes().max(quantised.bytes()) as usize;
+    let laid = lay(&mut memory, &mut random, &engine, (vec![0; engine.bytes], slot_bytes), (0, 0));
+    let copy = CopyPlan::new(engine.paged, slot, HeadRange::all(2), laid.alignment).expect("a plan");
+    let quantise =
+        QuantisePlan::new(engine.paged, quantised, HeadRange::all(2), laid.alignment).expect("a plan");
+    let missing = random.below(u64::from(planes)) as usize;
+    memory.at_mut(laid.batch.planes)[missing * 8..][..8].fill(0);
+    let launches = [Direction::Gather, Direction::Scatter].map(|direction| {
+        [copy.launch(direction, &laid.batch, DEVICE), quantise.launch(direction, &laid.batch, DEVICE)]
+    });
+    for launch in launches.into_iter().flatten() {
+        *memory.at_mut(laid.batch.status) = vec![0; laid.slots.len() * 4];
+        emulator.run(&launch.expect("a launch"), &mut memory, random.bits());
+        let all = vec![status::MISALIGNED; laid.slots.len()];
+        assert_eq!(status_of(&memory, laid.batch.status), all);
+    }
+}
+
 #[test]
 fn numbers_that_are_not_finite_other_headers_and_bad_scales_are_reported() {
     let Some(mut emulator) = Emulator::start() else { return };

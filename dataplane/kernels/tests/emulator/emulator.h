@@ -52,6 +52,7 @@ template <class T> T *pointer(unsigned long long address) {
 inline void __syncthreads() { emulator::barrier(0); }
 inline int __syncthreads_or(int value) { return emulator::barrier(value != 0); }
 inline void __threadfence() {}
+inline void __trap() { __builtin_trap(); }
 
 inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, unsigned distance) {
     return static_cast<unsigned>(emulator::exchange(mask, value, emulator::lane() ^ distance));

@@ -5,13 +5,13 @@
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{DeviceError, DeviceMemory, DirectError, DmaBuf};
+use crate::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 
 /// How a NIC may reach the memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -33,6 +33,9 @@ pub struct DeviceDouble {
     bytes: usize,
     abilities: Abilities,
     is_dead: AtomicBool,
+    /// It is not exported through its window on the bus.
+    refuses_bar: AtomicBool,
+    settled: AtomicU64,
 }
 
 // SAFETY: both mappings belong to this value until it is dropped; the face is never accessed, the alias only under
@@ -49,7 +52,20 @@ impl DeviceDouble {
         rustix::fs::ftruncate(&memory, bytes as u64).expect("room for the device's memory");
         let face = map(&memory, bytes, ProtFlags::empty());
         let alias = Mutex::new(map(&memory, bytes, ProtFlags::READ | ProtFlags::WRITE));
-        Arc::new(Self { memory, face, alias, bytes, abilities, is_dead: AtomicBool::new(false) })
+        let (is_dead, refuses_bar) = (AtomicBool::new(false), AtomicBool::new(false));
+        let settled = AtomicU64::new(0);
+        Arc::new(Self { memory, face, alias, bytes, abilities, is_dead, refuses_bar, settled })
+    }
+
+    /// From now on it is exported in the automatic way only, as by a driver that cannot be asked for another.
+    pub fn refuse_bar(&self) {
+        self.refuses_bar.store(true, Ordering::Relaxed);
+    }
+
+    /// How often what NICs have written was made visible.
+    #[must_use]
+    pub fn settled_count(&self) -> u64 {
+        self.settled.load(Ordering::Relaxed)
     }
 
     /// The device falls off its bus: from now on every access fails.
@@ -80,10 +96,13 @@ impl DeviceMemory for DeviceDouble {
         self.bytes
     }
 
-    fn dma_buf(&self) -> Result<DmaBuf, DirectError> {
+    fn dma_buf(&self, mapping: DmaBufMapping) -> Result<DmaBuf, DirectError> {
         let failed = |reason: String| DirectError { operation: "export of the double's memory", reason };
         if !self.abilities.dma_buf {
             return Err(failed("this double has no dma-buf".to_owned()));
+        }
+        if mapping == DmaBufMapping::Bar && self.refuses_bar.load(Ordering::Relaxed) {
+            return Err(failed("this double does not map its window".to_owned()));
         }
         let descriptor = rustix::io::dup(&self.memory).map_err(|errno| failed(errno.to_string()))?;
         Ok(DmaBuf { descriptor, offset: 0 })
@@ -109,6 +128,12 @@ impl DeviceMemory for DeviceDouble {
         let to = alias.as_ptr().wrapping_add(offset);
         // SAFETY: as in `read`, the other way round.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<(), DeviceError> {
+        self.check("settling of the double", 0, 0)?;
+        self.settled.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -143,9 +168,16 @@ mod tests {
         assert_eq!(&bytes, b"6789");
         assert!(double.write(4991, b"0123456789").is_err());
         assert!(double.read(usize::MAX, &mut bytes).is_err());
-        assert!(double.dma_buf().is_err());
-        assert!(DeviceDouble::new(1, Abilities { dma_buf: true, ..Abilities::default() }).dma_buf().is_ok());
+        for mapping in [DmaBufMapping::Bar, DmaBufMapping::Automatic] {
+            assert!(double.dma_buf(mapping).is_err());
+            let exported = DeviceDouble::new(1, Abilities { dma_buf: true, ..Abilities::default() });
+            assert!(exported.dma_buf(mapping).is_ok());
+            exported.refuse_bar();
+            assert_eq!(exported.dma_buf(mapping).is_ok(), mapping == DmaBufMapping::Automatic);
+        }
+        double.settle().expect("alive");
         double.kill();
+        assert!(double.settle().is_err());
         assert!(double.read(0, &mut bytes).expect_err("dead").reason.contains("gone"));
     }
 

@@ -24,7 +24,9 @@ pub enum Command {
         first_block: u32,
         /// What is wanted: equal on both legs of one request, and on no others.
         content: [u8; 16],
-        /// Where the blocks go: all in host memory, or, of a [`crate::Staging`], all in a device's.
+        /// Where the blocks go: all in host memory, or, of a [`crate::Staging`], all in a device's. Work of a device
+        /// that still reads or writes these slots is over when this is submitted, or ordered before the copies of the
+        /// staging's [`Copier`](dataplane_memory::Copier), which waits for nobody.
         slots: Vec<SlotRef>,
         /// When to make do with what has come.
         deadline: Instant,
@@ -38,7 +40,9 @@ pub enum Command {
         /// Index of the first block.
         first_block: u32,
         /// The blocks' slots. Nobody writes these layers of them any more. In host memory, or, of a
-        /// [`crate::Staging`], in a device's.
+        /// [`crate::Staging`], in a device's. The kernels that made these layers are over when this is submitted (an
+        /// event after them has passed), or ordered before the copies of the staging's
+        /// [`Copier`](dataplane_memory::Copier): that they were launched is not enough.
         slots: Vec<SlotRef>,
         /// Which layers.
         layers: Range<u16>,
