@@ -11,7 +11,7 @@
 //! | 16 | 8 | sequence, one counter for the whole store |
 //! | 24 | 4 | segment |
 //! | 28 | 4 | page in the table |
-//! | 32 | 28 | [`Usage`]: total, day's bytes, previous day's bytes, day |
+//! | 32 | 28 | [`Usage`](crate::Usage): total, day's bytes, previous day's bytes, day |
 //! | 60 | 4 | CRC32C of the page, with zeros here |
 //!
 //! Records follow in a table page, 72 bytes and the meta bytes each: identity 16, parent 16, checksum 8, generation
