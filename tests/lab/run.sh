@@ -21,13 +21,14 @@ fi
 # A machine that has no VM is told so before it builds anything.
 prepared=$("$here/kernel.sh") || { code=$? && echo "$prepared" && exit $code; }
 kvasir=$(build_kvasir)
-# Not a test of the lab's own: the system test of hand-offs, over RDMA.
+# Not tests of the lab's own: the system tests of hand-offs and of tiers, over RDMA.
 disaggregation=$(build_test control-node/disaggregation)
+tiers=$(build_test control-node/tiers)
 binaries=()
 for test in "${tests[@]}"; do
     binary=$(build_test "$test")
     binaries+=("$binary")
 done
 "$here/vm.sh" --project "$root" --memory 4096 --timeout $((900 * ${KVASIR_LAB_PATIENCE:-1})) -- \
-    env KVASIR="$kvasir" DISAGGREGATION="$disaggregation" KVASIR_LAB_ONLY="${KVASIR_LAB_ONLY:-}" \
+    env KVASIR="$kvasir" DISAGGREGATION="$disaggregation" TIERS="$tiers" KVASIR_LAB_ONLY="${KVASIR_LAB_ONLY:-}" \
     KVASIR_LAB_PATIENCE="${KVASIR_LAB_PATIENCE:-1}" "$here/suite.sh" "${binaries[@]}"

@@ -78,6 +78,12 @@ hand_offs_over_rdma() {
     grep -q 'test result: ok. 1 passed' /run/handoffs && grep -o 'rdma: .*' /run/handoffs | tail -n 1
 }
 
+# A killed worker gets its blocks back from the memory of a store node, read over RDMA.
+blocks_of_another_node_over_rdma() {
+    KVASIR_TEST_TRANSPORTS=rdma "$TIERS" --test-threads=1 --nocapture another_nodes_memory 2>&1 | tee /run/tiers
+    grep -q 'test result: ok. 1 passed' /run/tiers && grep -o 'rdma: .*' /run/tiers | tail -n 1
+}
+
 beside_perftest() { # bench transfer's options
     "$KVASIR" bench transfer --transport rdma --devices rxe0 --gid-index "$(gid_index rxe0)" --against perftest \
         --rounds 3 --warmup 4 "$@"
@@ -100,6 +106,9 @@ if [ -n "${KVASIR:-}" ]; then
 fi
 if [ -n "${DISAGGREGATION:-}" ]; then
     step "hand-offs of a model's blocks over RDMA" 400 hand_offs_over_rdma
+fi
+if [ -n "${TIERS:-}" ]; then
+    step "blocks of another node over RDMA" 400 blocks_of_another_node_over_rdma
 fi
 for binary in "$@"; do
     step "tests of $(basename "${binary%-*}")" 120 test_binary "$binary"

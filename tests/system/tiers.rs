@@ -54,49 +54,70 @@ fn a_killed_worker_comes_back_with_its_disk() {
     assert_eq!(cluster.workers[0].metric("kvasir:host_checksum_failures"), 0.0);
 }
 
-#[test]
-fn another_nodes_memory_and_objects_serve_what_this_node_has_lost() {
-    let folder = Scratch::new("object-tier-files");
-    let listen = free_address();
-    let store_config = format!(
+/// Both that every machine has; `KVASIR_TEST_TRANSPORTS=rdma` names others.
+fn transports() -> Vec<String> {
+    let named = std::env::var("KVASIR_TEST_TRANSPORTS").unwrap_or_else(|_| "shm,tcp".to_owned());
+    named.split(',').map(str::to_owned).collect()
+}
+
+/// A store node that is reached over `transport`, and how it is called in `remote_tier.nodes`.
+fn pool_node(scratch: &Scratch, transport: &str) -> (Process, String) {
+    let (listen, rail) = (free_address(), free_address());
+    let config = format!(
         "[store]\npool = \"16 MiB\"\nslot = \"16 KiB\"\nlisten = \"{listen}\"\nresp = []\n\
-         [transfer]\ntransport = \"tcp\"\n"
+         [transfer]\ntransport = \"{transport}\"\nsocket_folder = \"{}\"\n[rdma]\nlisten = \"{rail}\"\n",
+        scratch.0.display()
     );
-    let scratch = Scratch::new("store-node");
-    let path = scratch.config("store", &store_config);
-    let node = Process::start(&["store", "--config", &path]);
-    node.wait_healthy();
-    // Objects are only worth a question when computing takes long.
-    for (name, tokens, tier) in [
-        ("remote", PREFIX, format!("[remote_tier]\nnodes = [\"a=tcp:{listen}\"]\ndeadline = \"2s\"\n")),
-        (
-            "object",
-            3600,
-            format!(
-                "[object_tier]\nurl = \"file://{}\"\nrun = \"8\"\ndeadline = \"5s\"\n",
-                folder.0.display()
-            ),
-        ),
-    ] {
-        let config = format!("[engine]\nblocks = 300\n[host_tier]\ncapacity = \"16 MiB\"\n{tier}");
-        let mut cluster = Cluster::start(&format!("far-{name}"), &["both"], &config);
-        let expected: Vec<Value> = (0..3).map(|seed| answer_to(&cluster, seed, tokens).0).collect();
-        wait_for("blocks to be sent", || cluster.workers[0].metric("kvasir:host_far_written_blocks") >= 60.0);
-        cluster.workers[0].kill();
-        cluster.workers[0].restart();
-        cluster.workers[0].wait_healthy();
-        cluster.wait_ready(1);
-        let mut from_far = 0.0;
-        for round in 0..3 {
-            for (seed, expected) in (0..3).zip(&expected) {
-                assert_eq!(answer_to(&cluster, seed, tokens).0, *expected, "{name}, round {round}");
-            }
-            from_far = cluster.workers[0].metric("kvasir:host_far_read_blocks");
+    let path = scratch.config("store", &config);
+    let process = Process::start(&["store", "--config", &path]);
+    process.wait_healthy();
+    let socket = format!("kvasir-{}-pool.sock", process.child.id());
+    let address = match transport {
+        "shm" => scratch.0.join(socket).display().to_string(),
+        "rdma" => rail,
+        _ => listen,
+    };
+    (process, format!("{transport}:{address}"))
+}
+
+/// What was computed comes back, equal, after the worker was killed, from the only tier that outlives it. Returns how many
+/// blocks came.
+fn comes_back_from_afar(name: &str, tier: &str, tokens: usize) -> f64 {
+    let config = format!("[engine]\nblocks = 300\n[host_tier]\ncapacity = \"16 MiB\"\n{tier}");
+    let mut cluster = Cluster::start(&format!("far-{name}"), &["both"], &config);
+    let expected: Vec<Value> = (0..3).map(|seed| answer_to(&cluster, seed, tokens).0).collect();
+    wait_for("blocks to be sent", || cluster.workers[0].metric("kvasir:host_far_written_blocks") >= 60.0);
+    cluster.workers[0].kill();
+    cluster.workers[0].restart();
+    cluster.workers[0].wait_healthy();
+    cluster.wait_ready(1);
+    for round in 0..3 {
+        for (seed, expected) in (0..3).zip(&expected) {
+            assert_eq!(answer_to(&cluster, seed, tokens).0, *expected, "{name}, round {round}");
         }
-        println!("{name}: {from_far} blocks came from there");
-        assert!(from_far > 0.0, "{name}");
     }
-    drop(node);
+    let from_far = cluster.workers[0].metric("kvasir:host_far_read_blocks");
+    println!("{name}: {from_far} blocks came from there; output equal");
+    from_far
+}
+
+#[test]
+fn another_nodes_memory_serves_what_this_node_has_lost() {
+    for transport in transports() {
+        let scratch = Scratch::new(&format!("store-node-{transport}"));
+        let (_node, name) = pool_node(&scratch, &transport);
+        let tier = format!("[remote_tier]\nnodes = [\"a={name}\"]\ndeadline = \"2s\"\n");
+        assert!(comes_back_from_afar(&transport, &tier, PREFIX) > 0.0, "{transport}");
+    }
+}
+
+#[test]
+fn objects_serve_what_this_node_has_lost() {
+    let folder = Scratch::new("object-tier-files");
+    let tier =
+        format!("[object_tier]\nurl = \"file://{}\"\nrun = \"8\"\ndeadline = \"5s\"\n", folder.0.display());
+    // Objects are only worth a question when computing takes long.
+    assert!(comes_back_from_afar("objects", &tier, 3600) > 0.0);
 }
 
 struct Resp(BufReader<TcpStream>);
