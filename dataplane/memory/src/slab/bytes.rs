@@ -1,0 +1,101 @@
+//! Bytes of slots that the CPU can reach, in and out. Other processes may write them at any time: so everything here copies
+//! through raw pointers, and the one function that gives out a reference is unsafe.
+
+use super::Slab;
+use crate::copy;
+
+impl Slab {
+    /// Copies `bytes` into a slot.
+    pub fn write(&self, slot: u32, offset: usize, bytes: &[u8]) {
+        let target = self.address(slot, offset, bytes.len());
+        // SAFETY: `address` checked the range; the source is a live slice that cannot overlap the mapping,
+        // since safe code has no reference into it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) };
+    }
+
+    /// Copies bytes of a slot out.
+    pub fn read(&self, slot: u32, offset: usize, bytes: &mut [u8]) {
+        let source = self.address(slot, offset, bytes.len());
+        // SAFETY: as in `write`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Copies `len` bytes from a slot of `source` into a slot of this slab; panics when either range is outside.
+    pub fn copy_from(&self, source: &Slab, from: (u32, usize), to: (u32, usize), len: usize) {
+        let from = source.address(from.0, from.1, len);
+        let to = self.address(to.0, to.1, len);
+        // SAFETY: both ranges were checked; `copy` allows that they overlap.
+        unsafe { copy::copy(from.as_ptr(), to.as_ptr(), len) };
+    }
+
+    /// Like [`Self::copy_from`], but a range that does not exist is an answer (false, nothing copied).
+    #[must_use]
+    #[inline]
+    pub fn try_copy_from(&self, source: &Slab, from: (u32, usize), to: (u32, usize), len: usize) -> bool {
+        let Some(from) = source.try_address(from.0, from.1, len) else { return false };
+        let Some(to) = self.try_address(to.0, to.1, len) else { return false };
+        // SAFETY: both ranges were checked; `copy` allows that they overlap.
+        unsafe { copy::copy(from.as_ptr(), to.as_ptr(), len) };
+        true
+    }
+
+    /// Copies `count` rows of `bytes` each between slots; the starts of rows lie `strides.0` apart in `source`
+    /// and `strides.1` apart here. Panics when either side's rows are not inside the slot.
+    pub fn copy_rows_from(
+        &self,
+        source: &Slab,
+        from: (u32, usize),
+        to: (u32, usize),
+        strides: (usize, usize),
+        bytes: usize,
+        count: usize,
+    ) {
+        let copied = self.try_copy_rows_from(source, from, to, strides, bytes, count);
+        let has_device = source.device.is_some() || self.device.is_some();
+        assert!(!has_device, "the CPU cannot reach slots {from:?} and {to:?}: a device's memory");
+        assert!(copied, "{count} rows of {bytes} bytes, {strides:?} apart, from {from:?} to {to:?}");
+    }
+
+    /// Like [`Self::copy_rows_from`], but rows that do not exist are an answer (false, nothing copied). The span
+    /// of all rows is checked once, before the first is copied.
+    #[must_use]
+    pub fn try_copy_rows_from(
+        &self,
+        source: &Slab,
+        from: (u32, usize),
+        to: (u32, usize),
+        strides: (usize, usize),
+        bytes: usize,
+        count: usize,
+    ) -> bool {
+        let span = |stride: usize| match count {
+            0 => Some(0),
+            _ => (count - 1).checked_mul(stride)?.checked_add(bytes),
+        };
+        let Some((span_from, span_to)) = span(strides.0).zip(span(strides.1)) else { return false };
+        let Some(from) = source.try_address(from.0, from.1, span_from) else { return false };
+        let Some(to) = self.try_address(to.0, to.1, span_to) else { return false };
+        if strides == (bytes, bytes) {
+            // SAFETY: both spans were checked, and rows without gaps are one span; overlap is allowed.
+            unsafe { copy::copy(from.as_ptr(), to.as_ptr(), span_to) };
+            return true;
+        }
+        // SAFETY: each row ends at or before the end of its span, and both spans were checked.
+        unsafe { copy::copy_rows(from.as_ptr(), to.as_ptr(), strides, bytes, count) };
+        true
+    }
+
+    /// The bytes of a slot as a slice.
+    ///
+    /// # Safety
+    /// 1. For as long as the slice lives, the caller keeps the slot from being reused: it holds a `SlotRef`.
+    /// 2. Nobody writes these bytes meanwhile: no transfer into the slot is under way, and no thread of this
+    ///    process has the mutable slice.
+    #[must_use]
+    pub unsafe fn bytes(&self, slot: u32, offset: usize, len: usize) -> &[u8] {
+        let start = self.address(slot, offset, len);
+        // SAFETY: the range is inside the mapping, which is initialised (zero-filled by the kernel); the
+        // caller upholds that nobody writes it.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
+    }
+}
