@@ -172,9 +172,9 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
     }
     let urls: Vec<String> = mocks.iter().map(Mock::url).collect();
     let mut config = config(&urls, "tiny");
-    config.retries = 3;
-    config.stall = Duration::from_secs(1);
-    config.answer_within = Duration::from_secs(2);
+    config.tuning.retries = 3;
+    config.tuning.stall = Duration::from_secs(1);
+    config.tuning.answer_within = Duration::from_secs(2);
     config.health_interval = Duration::from_millis(200);
     let fleet = Fleet::start(&config);
     let gateway = Gateway::new(config, ModelText::tiny()?, fleet).map_err(anyhow::Error::msg)?;

@@ -19,7 +19,9 @@ use clap::Args;
 use router_engines::client::WorkerDescription;
 use router_engines::dialect::Hints;
 use router_engines::handoff::DataPlaneAddress;
-use router_gateway::{AccessConfig, Fleet, Formats, Gateway, GatewayConfig, TextBy, WorkerConfig, router};
+use router_gateway::{
+    AccessConfig, Fleet, Formats, Gateway, GatewayConfig, TextBy, Tuning, WorkerConfig, router,
+};
 use router_policy::Policy;
 use router_tokens::ModelText;
 use serde_json::json;
@@ -293,22 +295,24 @@ pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
         trace: None,
         text: TextBy::Auto,
         formats: Formats::default(),
-        answer_within: Duration::from_secs(600),
-        stall: Duration::from_secs(60),
-        hedge_after: Duration::ZERO,
-        request_time_max: Duration::ZERO,
-        policy: Policy::default(),
         index_memory_max: 1 << 30,
         approximate_ttl: Duration::from_secs(120),
         peers: Vec::new(),
         snapshot_file: None,
         snapshot_interval: Duration::from_secs(30),
-        disaggregate_above_tokens: usize::MAX,
         body_bytes_max: 16 << 20,
         requests_max: 1 << 20,
-        retries: 0,
         health_interval: Duration::from_secs(1),
-        worker_wait: Duration::from_secs(5),
+        tuning: Tuning {
+            policy: Policy::default(),
+            disaggregate_above_tokens: usize::MAX,
+            answer_within: Duration::from_secs(600),
+            stall: Duration::from_secs(60),
+            retries: 0,
+            hedge_after: Duration::ZERO,
+            request_time_max: Duration::ZERO,
+            worker_wait: Duration::from_secs(5),
+        },
     }
 }
 

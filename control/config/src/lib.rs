@@ -9,12 +9,14 @@
 
 #![forbid(unsafe_code)]
 
+mod changes;
 mod load;
 mod macros;
 mod reference;
 mod settings;
 mod value;
 
+pub use changes::{Change, changes};
 pub use load::{ConfigError, Problem, load, parse};
 pub use reference::{example, explain, json_schema, markdown};
 pub use settings::{

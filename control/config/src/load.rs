@@ -21,6 +21,10 @@ pub(crate) struct Key<S> {
     pub default: String,
     /// Its range in words, if it has one.
     pub range: Option<String>,
+    /// Whether a running gateway takes another value.
+    pub is_live: bool,
+    /// The value of a section, as TOML.
+    pub show: fn(&S) -> String,
     assign: Assign<S>,
 }
 
@@ -33,7 +37,9 @@ impl<S: 'static> Key<S> {
         default: &T,
         range: Range<T>,
         words: &'static [&'static str],
+        is_live: bool,
         set: fn(&mut S, T),
+        show: fn(&S) -> String,
     ) -> Self {
         let kind = if words.is_empty() { T::kind() } else { Kind::Choice(words) };
         let described = match &range {
@@ -56,7 +62,8 @@ impl<S: 'static> Key<S> {
             set(section, value);
             Ok(())
         };
-        Self { name, doc, kind, default: default.write(), range: described, assign: Box::new(assign) }
+        let default = default.write();
+        Self { name, doc, kind, default, range: described, is_live, show, assign: Box::new(assign) }
     }
 }
 

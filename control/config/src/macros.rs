@@ -3,12 +3,13 @@
 /// Declares a section: a struct with one field per key, its defaults, and a table that describes it.
 ///
 /// A key is written `name: Type = default, in low => high;` (the range is optional), with its documentation above;
-/// a choice among words is written `name: String = "a".to_owned(), one_of &["a", "b"];`.
+/// a choice among words is written `name: String = "a".to_owned(), one_of &["a", "b"];`. At its end, `live = true` says that
+/// a running gateway takes another value as soon as the file has it.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])*
         $name:ident, $path:literal {
-            $( $(#[doc = $doc:literal])* $key:ident : $type:ty = $default:expr $(, in $low:expr => $high:expr)? $(, one_of $words:expr)? ; )*
+            $( $(#[doc = $doc:literal])* $key:ident : $type:ty = $default:expr $(, in $low:expr => $high:expr)? $(, one_of $words:expr)? $(, live = $live:literal)? ; )*
         }
     ) => {
         $(#[doc = $section_doc])*
@@ -40,13 +41,18 @@ macro_rules! section {
                     #[allow(unused_mut, unused_assignments)]
                     let mut words: &'static [&'static str] = &[];
                     $( words = $words; )?
+                    #[allow(unused_mut, unused_assignments)]
+                    let mut is_live = false;
+                    $( is_live = $live; )?
                     crate::load::Key::new(
                         stringify!($key),
                         crate::macros::joined(&[$($doc),*]),
                         &defaults.$key,
                         range,
                         words,
+                        is_live,
                         |section: &mut Self, value| section.$key = value,
+                        |section: &Self| crate::value::Setting::write(&section.$key),
                     )
                 } ),* ]
             }

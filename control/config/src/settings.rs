@@ -64,16 +64,16 @@ section! {
         /// Memory for pieces of conversations that have been tokenised.
         token_cache: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(1 << 40);
         /// An answer that is not streamed and takes longer is asked for again elsewhere.
-        answer_within: Duration = Duration::from_secs(600), in Duration::from_millis(10) => Duration::from_secs(86_400);
+        answer_within: Duration = Duration::from_secs(600), in Duration::from_millis(10) => Duration::from_secs(86_400), live = true;
         /// A stream that says nothing for so long goes on with another worker.
-        stall: Duration = Duration::from_secs(60), in Duration::from_millis(10) => Duration::from_secs(3600);
+        stall: Duration = Duration::from_secs(60), in Duration::from_millis(10) => Duration::from_secs(3600), live = true;
         /// A request that an engine has not begun to answer after this is sent to a second one as well, and the first answer
         /// counts; 0 is never. Such attempts come out of the same budget as retries. Hand-offs are not doubled, nor is what the
         /// gateway makes the text of.
-        hedge_after: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(3600);
+        hedge_after: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(3600), live = true;
         /// Time that a request may take in all, also when it is streamed; 0 is any. A client may want less (header
         /// `x-request-timeout-ms`).
-        request_time_max: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(86_400);
+        request_time_max: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(86_400), live = true;
         /// Threads that serve requests, each with connections of its own; 0 is one for each core.
         threads: u64 = 0, in 0 => 1024;
         /// Threads that serve never sleep: they save a wake-up at each hop, and take a core each whatever there is to do. For
@@ -86,11 +86,11 @@ section! {
         /// Requests inside at a time; more are answered with 503.
         requests_max: u64 = 4096, in 1 => 1_000_000;
         /// How often a request may go on with another worker after a failure.
-        retries: u64 = 3, in 0 => 100;
+        retries: u64 = 3, in 0 => 100, live = true;
         /// How often each worker is asked how it is.
         health_interval: Duration = Duration::from_secs(1), in Duration::from_millis(10) => Duration::from_secs(60);
         /// How long a request waits when no worker is there, before it is answered with 503.
-        worker_wait: Duration = Duration::from_secs(10), in Duration::from_millis(0) => Duration::from_secs(600);
+        worker_wait: Duration = Duration::from_secs(10), in Duration::from_millis(0) => Duration::from_secs(600), live = true;
         /// URLs of other gateways in front of the same workers: they tell each other what they have sent where, and one
         /// that starts takes over what the others know.
         peers: Vec<String> = Vec::new();
@@ -176,27 +176,27 @@ section! {
         /// How to choose: by the predicted time to the first token, by cost in blocks (cached, queued, decoding), the
         /// less loaded of two by chance, one worker for a session (header `x-session-id`), by fewest requests, in turn,
         /// or by chance.
-        strategy: String = "predicted-time".to_owned(), one_of &["predicted-time", "cost", "power-of-two", "session", "least-loaded", "round-robin", "random"];
+        strategy: String = "predicted-time".to_owned(), one_of &["predicted-time", "cost", "power-of-two", "session", "least-loaded", "round-robin", "random"], live = true;
         /// Strategy `cost`: what a block to compute costs, relative to a block being decoded.
-        prefill_weight: f64 = 1.0, in 0.0 => 1000.0;
+        prefill_weight: f64 = 1.0, in 0.0 => 1000.0, live = true;
         /// Strategy `cost`: what a block in a worker's host tier saves, relative to one in its own pool.
-        host_credit: f64 = 0.75, in 0.0 => 1.0;
+        host_credit: f64 = 0.75, in 0.0 => 1.0, live = true;
         /// Strategy `cost`: the same for a block on its disk.
-        disk_credit: f64 = 0.5, in 0.0 => 1.0;
+        disk_credit: f64 = 0.5, in 0.0 => 1.0, live = true;
         /// Strategy `cost`: the same for a block further away.
-        remote_credit: f64 = 0.25, in 0.0 => 1.0;
+        remote_credit: f64 = 0.25, in 0.0 => 1.0, live = true;
         /// Strategy `cost`: what each request on a worker costs, in blocks.
-        request_weight: f64 = 0.0, in 0.0 => 1_000_000.0;
+        request_weight: f64 = 0.0, in 0.0 => 1_000_000.0, live = true;
         /// Strategies `predicted-time` and `cost`: 0 takes the cheapest worker; larger values spread requests over more of them.
-        temperature: f64 = 0.0, in 0.0 => 100.0;
+        temperature: f64 = 0.0, in 0.0 => 100.0, live = true;
         /// Share of requests that go to workers that have just come, until they are warm.
-        warm_up_share: f64 = 0.0, in 0.0 => 1.0;
+        warm_up_share: f64 = 0.0, in 0.0 => 1.0, live = true;
         /// Largest size of the index; beyond it new blocks are left out.
         index_memory: Bytes = Bytes(8 << 30), in Bytes(16 << 20) => Bytes(1 << 44);
         /// How long a prompt is taken to be where it was routed, on workers without KV events.
         approximate_ttl: Duration = Duration::from_secs(120), in Duration::from_secs(1) => Duration::from_secs(86_400);
         /// Prompts with more uncached tokens than this are computed by a prefill worker.
-        disaggregate_above_tokens: u64 = 256, in 0 => 10_000_000;
+        disaggregate_above_tokens: u64 = 256, in 0 => 10_000_000, live = true;
     }
 }
 

@@ -11,7 +11,9 @@ use kvstore_block::BlockLayout;
 use kvstore_quantise::{Format, QuantisedLayout, Scheme};
 use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints};
-use router_gateway::{AccessConfig, Formats, GatewayConfig, JwksFrom, TextBy, TokenConfig, WorkerConfig};
+use router_gateway::{
+    AccessConfig, Formats, GatewayConfig, JwksFrom, TextBy, TokenConfig, Tuning, WorkerConfig,
+};
 use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
 use router_trace::TraceConfig;
@@ -279,8 +281,6 @@ pub(crate) fn gateway(
         has_tokenizer,
         access,
         trace: trace(settings, listen)?,
-        hedge_after: gateway.hedge_after,
-        request_time_max: gateway.request_time_max,
         text: match gateway.text.as_str() {
             "engine" => TextBy::Engine,
             "gateway" => TextBy::Gateway,
@@ -291,8 +291,22 @@ pub(crate) fn gateway(
             &gateway.reasoning_parser,
             text.template.as_ref().map(|template| template.source()),
         ),
-        answer_within: gateway.answer_within,
-        stall: gateway.stall,
+        index_memory_max: router.index_memory.0 as usize,
+        approximate_ttl: router.approximate_ttl,
+        peers: gateway.peers.clone(),
+        snapshot_file: (!gateway.snapshot_file.is_empty()).then(|| PathBuf::from(&gateway.snapshot_file)),
+        snapshot_interval: gateway.snapshot_interval,
+        body_bytes_max: gateway.body_max.0 as usize,
+        requests_max: gateway.requests_max as usize,
+        health_interval: gateway.health_interval,
+        tuning: tuning(settings),
+    })
+}
+
+/// What may change while a gateway runs: the keys that are declared `live`.
+pub(crate) fn tuning(settings: &Settings) -> Tuning {
+    let (gateway, router) = (&settings.gateway, &settings.router);
+    Tuning {
         policy: Policy {
             // The configuration allows no other names.
             strategy: Strategy::from_name(&router.strategy).unwrap_or_default(),
@@ -304,16 +318,12 @@ pub(crate) fn gateway(
             temperature: router.temperature,
             warm_up_share: router.warm_up_share,
         },
-        index_memory_max: router.index_memory.0 as usize,
-        approximate_ttl: router.approximate_ttl,
-        peers: gateway.peers.clone(),
-        snapshot_file: (!gateway.snapshot_file.is_empty()).then(|| PathBuf::from(&gateway.snapshot_file)),
-        snapshot_interval: gateway.snapshot_interval,
         disaggregate_above_tokens: router.disaggregate_above_tokens as usize,
-        body_bytes_max: gateway.body_max.0 as usize,
-        requests_max: gateway.requests_max as usize,
+        answer_within: gateway.answer_within,
+        stall: gateway.stall,
         retries: gateway.retries as u32,
-        health_interval: gateway.health_interval,
+        hedge_after: gateway.hedge_after,
+        request_time_max: gateway.request_time_max,
         worker_wait: gateway.worker_wait,
-    })
+    }
 }

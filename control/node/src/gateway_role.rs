@@ -15,6 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use crate::kernel::KernelPrograms;
+use crate::live::LiveConfig;
 use crate::{Common, compose, http, process, shard, tls};
 
 /// How often certificates are looked at for changes.
@@ -89,7 +90,13 @@ pub(crate) fn run(
         let fleet = Fleet::start(&config);
         let gateway = Gateway::new(config, text, Arc::clone(&fleet)).map_err(anyhow::Error::msg)?;
         programs.serve(&gateway, requests_max, settings.ebpf.overload_max as u32);
-        tokio::spawn(hang_ups(Arc::clone(&gateway))?);
+        let live = common.config.clone().map(|path| {
+            Arc::new(LiveConfig::new(path, common.supervised, settings.clone(), Arc::clone(&gateway)))
+        });
+        tokio::spawn(hang_ups(Arc::clone(&gateway), live.clone())?);
+        if let Some(live) = live {
+            tokio::spawn(live.watch());
+        }
         if let Some(tls) = upstream_tls {
             tokio::spawn(tls.watch(LOOK_EVERY));
         }
@@ -168,14 +175,20 @@ async fn grpc(
 }
 
 /// On SIGHUP files are read again and the audit log is opened anew, as log rotation wants it.
-fn hang_ups(gateway: Arc<Gateway>) -> Result<impl Future<Output = ()>> {
+fn hang_ups(gateway: Arc<Gateway>, live: Option<Arc<LiveConfig>>) -> Result<impl Future<Output = ()>> {
     let mut hang_up = signal(SignalKind::hangup())?;
     Ok(async move {
         while hang_up.recv().await.is_some() {
             tracing::info!("SIGHUP: reading files again");
-            let gateway = Arc::clone(&gateway);
+            let (gateway, live) = (Arc::clone(&gateway), live.clone());
+            let read = move || {
+                gateway.hang_up();
+                if let Some(live) = live {
+                    live.read();
+                }
+            };
             // A panic in there has been told.
-            let _read = tokio::task::spawn_blocking(move || gateway.hang_up()).await;
+            let _read = tokio::task::spawn_blocking(read).await;
         }
     })
 }

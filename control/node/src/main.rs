@@ -9,6 +9,7 @@ mod http;
 mod inspect_command;
 mod kernel;
 mod key_command;
+mod live;
 mod memory_plan;
 mod mock_command;
 mod path_command;

@@ -1,7 +1,9 @@
 //! What a process does to itself before it starts threads: logging, cores, and the tie to its parent.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
-use control_config::Settings;
+use control_config::{ConfigError, Settings};
 use rustix::thread::CpuSet;
 use tracing_subscriber::EnvFilter;
 
@@ -23,11 +25,13 @@ pub(crate) fn start(common: &Common) -> Result<Settings> {
         let set = parse_cores(cores).with_context(|| format!("--cores {cores:?}"))?;
         rustix::thread::sched_setaffinity(None, &set).context("sched_setaffinity")?;
     }
-    let mut settings = match &common.config {
-        Some(path) => control_config::load(path)?,
-        None => Settings::default(),
-    };
-    if common.supervised {
+    Ok(read(common.config.as_deref(), common.supervised)?)
+}
+
+/// The settings of a file, or the defaults.
+pub(crate) fn read(path: Option<&Path>, is_supervised: bool) -> Result<Settings, ConfigError> {
+    let mut settings = path.map_or_else(|| Ok(Settings::default()), control_config::load)?;
+    if is_supervised {
         // One file for several workers of one machine: each takes ports of its own.
         for address in [
             &mut settings.worker.events,

@@ -142,7 +142,7 @@ impl Runner {
             {
                 tracing::warn!(worker = picked.live.name, "too many failures in a row: out for a while");
             }
-            let may_retry = error.is_retryable() && attempts <= self.gateway.config.retries;
+            let may_retry = error.is_retryable() && attempts <= self.gateway.tuning().retries;
             if !may_retry || !self.gateway.retries.spend() {
                 let error = match error {
                     EngineError::Refused(refusal) => refusal,
@@ -192,7 +192,7 @@ impl Runner {
 
     async fn next_route(&self, avoid: &[String], without_prefill: bool) -> Option<(Route, Booking)> {
         let tokens = self.sequence();
-        let deadline = tokio::time::Instant::now() + self.gateway.config.worker_wait;
+        let deadline = tokio::time::Instant::now() + self.gateway.tuning().worker_wait;
         loop {
             let changed = self.gateway.fleet.changed.notified();
             let salt = self.request.salt.as_deref();
@@ -328,8 +328,9 @@ impl Runner {
             }
         };
         let mut is_first = true;
-        let config = &self.gateway.config;
-        let (stall, answer_within) = (config.stall, config.answer_within);
+        let tuning = self.gateway.tuning();
+        let (stall, answer_within) = (tuning.stall, tuning.answer_within);
+        drop(tuning);
         // A long prompt takes a while; between two tokens nothing does.
         let patience = |is_first| if is_first { answer_within } else { stall };
         loop {

@@ -63,12 +63,6 @@ pub struct GatewayConfig {
     pub text: TextBy,
     /// How the model writes tool calls and reasoning, where the gateway makes the text.
     pub formats: Formats,
-    /// An answer that is not streamed and takes longer is given up.
-    pub answer_within: Duration,
-    /// A stream that says nothing for so long is given up.
-    pub stall: Duration,
-    /// How to choose a worker.
-    pub policy: Policy,
     /// Bytes that the index may take.
     pub index_memory_max: usize,
     /// How long a prompt is taken to be where it was routed, on workers without KV events.
@@ -79,20 +73,34 @@ pub struct GatewayConfig {
     pub snapshot_file: Option<PathBuf>,
     /// How often it is saved.
     pub snapshot_interval: Duration,
-    /// Prompts with more uncached tokens than this go through a prefill worker.
-    pub disaggregate_above_tokens: usize,
     /// Largest request body.
     pub body_bytes_max: usize,
     /// Requests inside at a time; more are refused.
     pub requests_max: usize,
+    /// How often workers are asked how they are.
+    pub health_interval: Duration,
+    /// What may change while it runs, as it is at the start.
+    pub tuning: Tuning,
+}
+
+/// What an operator may change while a gateway runs ([`Gateway::tune`](crate::Gateway::tune)). A request goes by what is
+/// in force at each of its steps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tuning {
+    /// How to choose a worker.
+    pub policy: Policy,
+    /// Prompts with more uncached tokens than this go through a prefill worker.
+    pub disaggregate_above_tokens: usize,
+    /// An answer that is not streamed and takes longer is given up.
+    pub answer_within: Duration,
+    /// A stream that says nothing for so long is given up.
+    pub stall: Duration,
     /// How often a request may start over on another worker.
     pub retries: u32,
     /// A request that an engine has not begun to answer after this is sent to a second one, too; zero is never.
     pub hedge_after: Duration,
     /// Time that a request may take in all, unless its client wants it sooner; zero is any.
     pub request_time_max: Duration,
-    /// How often workers are asked how they are.
-    pub health_interval: Duration,
     /// How long a request waits for a worker when there is none.
     pub worker_wait: Duration,
 }

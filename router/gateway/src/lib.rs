@@ -47,7 +47,7 @@ mod watch;
 mod worker;
 
 pub use access::{AccessConfig, JwksFrom, TokenConfig};
-pub use config::{GatewayConfig, TextBy, WorkerConfig};
+pub use config::{GatewayConfig, TextBy, Tuning, WorkerConfig};
 pub use fleet::Fleet;
 pub use grpc::serve_grpc;
 pub use said::Formats;

@@ -31,6 +31,9 @@ pub(crate) struct Metrics {
     pub(crate) migrations: Counter,
     pub(crate) hedged: Counter,
     pub(crate) late: Counter,
+    pub(crate) config_changes: Counter,
+    pub(crate) config_refused: Counter,
+    pub(crate) config_waiting: Gauge,
     pub(crate) time_to_first_token: Timing,
     pub(crate) inter_token: Timing,
     pub(crate) broken_streams: Counter,
@@ -79,6 +82,9 @@ impl Metrics {
             migrations: Counter::default(),
             hedged: Counter::default(),
             late: Counter::default(),
+            config_changes: Counter::default(),
+            config_refused: Counter::default(),
+            config_waiting: Gauge::default(),
             time_to_first_token: Timing::new(ANSWERS),
             inter_token: Timing::new(ANSWERS),
             broken_streams: Counter::default(),
@@ -169,6 +175,9 @@ impl Metrics {
         ] {
             registry.register(name, help, gauge.clone());
         }
+        registry.register("config_changes", "Changed configurations taken", this.config_changes.clone());
+        registry.register("config_refused", "Configurations with mistakes", this.config_refused.clone());
+        registry.register("config_waiting", "Keys that wait for the next start", this.config_waiting.clone());
         let by_worker = [
             ("ejections", "Times that a worker was taken out for its failures", &this.ejections),
             ("worker_requests", "Requests booked on a worker by this gateway", &this.worker_requests),

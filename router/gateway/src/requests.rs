@@ -67,7 +67,7 @@ impl Head {
 
     /// Begins the request's time and its trace.
     fn begin(&mut self, gateway: &Gateway, headers: &HeaderMap) -> Result<(), ApiError> {
-        let time = time_of(headers, gateway.config.request_time_max)?;
+        let time = time_of(headers, gateway.tuning().request_time_max)?;
         self.deadline = time.map(|time| self.started + time);
         if let Some(tracer) = &gateway.tracer {
             self.traced = traced::begin(tracer, headers, &mut self.headers, self.started);

@@ -15,7 +15,7 @@ use router_policy::{
 use router_radix::{Index, Overlaps, Reader};
 use serde_json::{Value, json};
 
-use crate::GatewayConfig;
+use crate::Tuning;
 use crate::decisions::{Decision, Decisions};
 use crate::fleet::Fleet;
 use crate::traced::Traced;
@@ -118,12 +118,12 @@ impl Chooser {
     pub(crate) fn route(
         &self,
         fleet: &Fleet,
-        config: &GatewayConfig,
+        tuning: &Tuning,
         wanted: &Wanted<'_>,
     ) -> Option<(Route, Booking)> {
         let started = Instant::now();
         let mut buffers = self.buffers(&fleet.index)?;
-        let routed = self.decide(fleet, config, wanted, &mut buffers, started);
+        let routed = self.decide(fleet, tuning, wanted, &mut buffers, started);
         if let Some((route, _)) = &routed {
             for picked in [Some(&route.decode), route.prefill.as_ref()].into_iter().flatten() {
                 picked.live.routed(&buffers.hashes);
@@ -137,7 +137,7 @@ impl Chooser {
     fn decide(
         &self,
         fleet: &Fleet,
-        config: &GatewayConfig,
+        tuning: &Tuning,
         wanted: &Wanted<'_>,
         buffers: &mut Buffers,
         started: Instant,
@@ -158,7 +158,7 @@ impl Chooser {
         };
         let mut pick = |fits: &dyn Fn(Role) -> bool, transfer_seconds: f64| {
             gather(&roster, overlaps, wanted, fits, transfer_seconds, candidates, places);
-            self.pick(&config.policy, &request, &roster, candidates, places)
+            self.pick(&tuning.policy, &request, &roster, candidates, places)
         };
         let decoding = pick(&|role| role != Role::Prefill, 0.0)?;
         let decode = decoding.picked;
@@ -166,7 +166,7 @@ impl Chooser {
         let held = overlap_blocks as usize * block_tokens;
         let is_worth = !wanted.without_prefill
             && decode.live.role != Role::Both
-            && is_worth_disaggregating(tokens.len(), held, config.disaggregate_above_tokens);
+            && is_worth_disaggregating(tokens.len(), held, tuning.disaggregate_above_tokens);
         // What the decode worker has need not be moved to it; the prefill worker computes what it has not itself.
         let moved_blocks = request.blocks().saturating_sub(overlap_blocks);
         let transfer_seconds = decode.live.load.transfer_per_block() * f64::from(moved_blocks);
@@ -220,7 +220,7 @@ impl Chooser {
     }
 
     /// What a decision would be made of, without making it: every worker with what it holds and what it would cost.
-    pub(crate) fn explain(&self, fleet: &Fleet, config: &GatewayConfig, wanted: &Wanted<'_>) -> Value {
+    pub(crate) fn explain(&self, fleet: &Fleet, tuning: &Tuning, wanted: &Wanted<'_>) -> Value {
         let roster = fleet.roster.load();
         let first = roster.iter().find(|picked| picked.is_ready());
         let (Some(first), Some(mut buffers)) = (first, self.buffers(&fleet.index)) else {
@@ -239,7 +239,7 @@ impl Chooser {
             session: wanted.session,
         };
         gather(&roster, overlaps, wanted, &|role| role != Role::Prefill, 0.0, candidates, places);
-        let chosen = config.policy.choose(&request, candidates, 0, 0);
+        let chosen = tuning.policy.choose(&request, candidates, 0, 0);
         let shown = |(candidate, &place): (&Candidate, &u32)| {
             let live = &roster[place as usize].live;
             let cost = PredictedTime.cost(&request, candidate);
@@ -255,7 +255,7 @@ impl Chooser {
         let chosen = chosen.map(|choice| roster[places[choice.index] as usize].live.name.clone());
         let answer = json!({
             "prompt_tokens": wanted.tokens.len(), "block_tokens": block_tokens, "blocks": request.blocks(),
-            "strategy": config.policy.strategy.name(), "workers": workers, "chosen": chosen,
+            "strategy": tuning.policy.strategy.name(), "workers": workers, "chosen": chosen,
         });
         // A full pool drops it.
         let _dropped = self.buffers.push(buffers);

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use arc_swap::{ArcSwap, Guard};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
@@ -15,7 +16,6 @@ use router_tokens::ModelText;
 use router_trace::Tracer;
 use serde_json::{Value, json};
 
-use crate::GatewayConfig;
 use crate::access::{Access, keep, keep_keys};
 use crate::breaker::RetryBudget;
 use crate::fleet::Fleet;
@@ -23,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::relay::Usage;
 use crate::requests::{chat, completions, embeddings, messages, messages_count, responses};
 use crate::routing::{Booking, Chooser, Route, Wanted};
+use crate::{GatewayConfig, Tuning};
 use crate::{page, status};
 
 /// How long the last traces may take.
@@ -31,6 +32,7 @@ const TRACES_WITHIN: Duration = Duration::from_secs(3);
 /// Everything that the gateway's routes share.
 pub struct Gateway {
     pub(crate) config: GatewayConfig,
+    tuning: ArcSwap<Tuning>,
     pub(crate) text: ModelText,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) metrics: Metrics,
@@ -52,6 +54,7 @@ impl Gateway {
         let access = Access::new(&config.access, config.requests_max)?;
         let tracer = config.trace.clone().map(Tracer::new).transpose().map_err(|error| error.to_string())?;
         let gateway = Arc::new(Self {
+            tuning: ArcSwap::from_pointee(config.tuning.clone()),
             config,
             text,
             fleet,
@@ -67,6 +70,24 @@ impl Gateway {
         let weak = || Arc::downgrade(&gateway);
         gateway.fleet.adopt([tokio::spawn(keep(weak())), tokio::spawn(keep_keys(weak()))]);
         Ok(gateway)
+    }
+
+    /// Puts other values in force, for requests that are inside as well; so many keys of the configuration wait for the
+    /// next start.
+    pub fn tune(&self, tuning: Tuning, keys_waiting: usize) {
+        self.tuning.store(Arc::new(tuning));
+        self.metrics.config_changes.inc();
+        self.metrics.config_waiting.set(keys_waiting as i64);
+    }
+
+    /// Counts a configuration that has mistakes.
+    pub fn refuse_configuration(&self) {
+        self.metrics.config_refused.inc();
+    }
+
+    /// What is in force. No lock and no allocation, whoever tunes meanwhile; not to be held for long.
+    pub(crate) fn tuning(&self) -> Guard<Arc<Tuning>> {
+        self.tuning.load()
     }
 
     /// Lets `/metrics` show what the process around this gateway measures as well. The first call counts.
@@ -107,7 +128,7 @@ impl Gateway {
     }
 
     pub(crate) fn route(&self, wanted: &Wanted<'_>) -> Option<(Route, Booking)> {
-        let (route, booking) = self.chooser.route(&self.fleet, &self.config, wanted)?;
+        let (route, booking) = self.chooser.route(&self.fleet, &self.tuning(), wanted)?;
         if let Some(traced) = wanted.traced {
             traced.routed(&route);
         }
@@ -117,7 +138,7 @@ impl Gateway {
 
     /// A worker may be restarting: waits a moment before giving up.
     pub(crate) async fn wait_for_route(&self, wanted: &Wanted<'_>) -> Result<(Route, Booking), ApiError> {
-        self.wait_until(Instant::now() + self.config.worker_wait, wanted).await
+        self.wait_until(Instant::now() + self.tuning().worker_wait, wanted).await
     }
 
     /// The same, until a given time: a request that starts over has waited already.
@@ -140,7 +161,7 @@ impl Gateway {
 
     /// Until a worker has said what it is, nobody can say how requests are served.
     pub(crate) async fn wait_for_fleet(&self) -> Result<(), ApiError> {
-        let deadline = tokio::time::Instant::now() + self.config.worker_wait;
+        let deadline = tokio::time::Instant::now() + self.tuning().worker_wait;
         while self.fleet.roster.load().is_empty() {
             let changed = self.fleet.changed.notified();
             if !self.fleet.roster.load().is_empty() {
@@ -262,7 +283,7 @@ async fn debug_route(
             avoid: &[],
             traced: None,
         };
-        Ok::<_, ApiError>(gateway.chooser.explain(&gateway.fleet, &gateway.config, &wanted))
+        Ok::<_, ApiError>(gateway.chooser.explain(&gateway.fleet, &gateway.tuning(), &wanted))
     };
     match explained.await {
         Ok(explained) => json_response(StatusCode::OK, explained.to_string()),

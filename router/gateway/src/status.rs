@@ -37,7 +37,7 @@ fn status_of(gateway: &Gateway) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model": gateway.model(),
-        "strategy": gateway.config.policy.strategy.name(),
+        "strategy": gateway.tuning().policy.strategy.name(),
         "started_unix": gateway.started,
         "now_unix_ms": unix_millis(),
         "active": gateway.requests_inside(),
@@ -132,7 +132,7 @@ pub(crate) async fn decisions(
                 .find(|picked| picked.live.identity == identity)
                 .map(|picked| picked.live.name.clone())
         };
-        Ok(gateway.chooser.decisions.to_json(after, gateway.config.policy.strategy, name_of))
+        Ok(gateway.chooser.decisions.to_json(after, gateway.tuning().policy.strategy, name_of))
     })
 }
 

@@ -265,7 +265,10 @@ pub(crate) async fn ask(
     };
     // Whose fault it is when time runs out.
     let is_prefilling = AtomicBool::new(false);
-    let limit = if request.stream { gateway.config.stall } else { gateway.config.answer_within };
+    let limit = {
+        let tuning = gateway.tuning();
+        if request.stream { tuning.stall } else { tuning.answer_within }
+    };
     tokio::select! {
         asked = tokio::time::timeout(limit, legs(gateway, request, body, route, &is_prefilling)) => {
             asked.unwrap_or_else(|_| {

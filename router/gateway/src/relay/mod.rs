@@ -122,7 +122,7 @@ impl Attempts {
         request: &RelayRequest,
     ) -> Result<(Route, Booking), ApiError> {
         let wanted = self.wanted(request, &self.avoid);
-        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + gateway.config.worker_wait);
+        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + gateway.tuning().worker_wait);
         gateway.wait_until(deadline, &wanted).await
     }
 
@@ -169,10 +169,10 @@ impl Attempts {
         failure: Failure,
     ) -> Result<(), Failure> {
         self.made += 1;
-        self.deadline.get_or_insert_with(|| Instant::now() + gateway.config.worker_wait);
+        self.deadline.get_or_insert_with(|| Instant::now() + gateway.tuning().worker_wait);
         blame(route, &failure);
         let at_fault = failure.at_fault(route);
-        if !failure.is_retryable || self.made > gateway.config.retries || !gateway.retries.spend() {
+        if !failure.is_retryable || self.made > gateway.tuning().retries || !gateway.retries.spend() {
             return Err(failure);
         }
         tracing::warn!(
@@ -268,7 +268,7 @@ async fn hedged(
     attempts: &Attempts,
     routed: (Route, Booking),
 ) -> Attempted {
-    let after = gateway.config.hedge_after;
+    let after = gateway.tuning().hedge_after;
     if after.is_zero() || routed.0.prefill.is_some() {
         return attempt(gateway, request, routed).await;
     }
@@ -347,7 +347,7 @@ async fn whole(
     let Asked { reply, promised, prefill: _prefill, mut span, .. } = asked;
     let (head, body) = reply.into_parts();
     let down = route.decode.worker.down.notified();
-    let limit = gateway.config.answer_within;
+    let limit = gateway.tuning().answer_within;
     let body = tokio::select! {
         body = tokio::time::timeout(limit, body.whole(ANSWER_BYTES_MAX)) => match body {
             Ok(body) => body.map_err(|error| Failure::connection(&error))?,

@@ -47,6 +47,8 @@ struct Leg {
     /// Rings when the worker is given up although its connection is open.
     down: BoxFuture<'static, ()>,
     stalled: Pin<Box<Sleep>>,
+    /// How long nothing may come.
+    stall: Duration,
     last: Instant,
     /// It has sent something.
     has_begun: bool,
@@ -94,6 +96,7 @@ pub(crate) struct RelayStream {
 impl Leg {
     fn new(gateway: &Gateway, request: &RelayRequest, asked: Asked, booking: Booking, route: Route) -> Self {
         let worker = Arc::clone(&route.decode.worker);
+        let stall = gateway.tuning().stall;
         Self {
             reply: asked.reply.into_body(),
             booking,
@@ -101,7 +104,8 @@ impl Leg {
             prefill: asked.prefill,
             scanner: Scanner::new(request.hides_usage),
             down: async move { worker.down.notified().await }.boxed(),
-            stalled: Box::pin(tokio::time::sleep(gateway.config.stall)),
+            stalled: Box::pin(tokio::time::sleep(stall)),
+            stall,
             last: Instant::now(),
             has_begun: false,
             moving: asked.moving,
@@ -111,11 +115,7 @@ impl Leg {
     }
 
     /// The next whole events; `None` at the end of a stream that ended as it should.
-    fn poll_batch(
-        &mut self,
-        stall: Duration,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Batch, Failure>>> {
+    fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Batch, Failure>>> {
         loop {
             match Pin::new(&mut self.reply).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => {
@@ -148,18 +148,18 @@ impl Leg {
             return Poll::Ready(Some(Err(Failure::hung(&self.route))));
         }
         while self.stalled.as_mut().poll(context).is_ready() {
-            if self.last.elapsed() >= stall {
-                let quiet = format!("nothing came for {} ms", stall.as_millis());
+            if self.last.elapsed() >= self.stall {
+                let quiet = format!("nothing came for {} ms", self.stall.as_millis());
                 return Poll::Ready(Some(Err(Failure::protocol(&self.route, quiet))));
             }
-            let due = tokio::time::Instant::from_std(self.last + stall);
+            let due = tokio::time::Instant::from_std(self.last + self.stall);
             self.stalled.as_mut().reset(due);
         }
         Poll::Pending
     }
 
-    async fn first_batch(&mut self, stall: Duration) -> Result<Batch, Failure> {
-        let batch = std::future::poll_fn(|context| self.poll_batch(stall, context)).await;
+    async fn first_batch(&mut self) -> Result<Batch, Failure> {
+        let batch = std::future::poll_fn(|context| self.poll_batch(context)).await;
         match batch {
             None => Err(Failure::protocol(&self.route, "a stream without events")),
             Some(Ok(Batch { failure: Some(words), .. })) => {
@@ -172,11 +172,11 @@ impl Leg {
 
 impl Leg {
     /// The first events that say something.
-    async fn first_words(&mut self, stall: Duration) -> Result<Batch, Failure> {
-        let mut first = self.first_batch(stall).await?;
+    async fn first_words(&mut self) -> Result<Batch, Failure> {
+        let mut first = self.first_batch().await?;
         // Some engines open an answer before they know whether they can give one.
         while is_only_role(&first.out) && !first.is_done {
-            let next = self.first_batch(stall).await?;
+            let next = self.first_batch().await?;
             let usage = next.usage.or(first.usage);
             first = Batch { out: [first.out, next.out].concat().into(), usage, ..next };
         }
@@ -211,11 +211,11 @@ impl RelayStream {
         let moving_from = route.prefill.as_ref().filter(|_| asked.moving.is_some());
         let mut leg = Leg::new(gateway, request, asked, booking, route.clone());
         let first = match moving_from {
-            None => leg.first_words(gateway.config.stall).await?,
+            None => leg.first_words().await?,
             Some(prefill) => {
                 let gone = prefill.worker.gone.notified();
                 tokio::select! {
-                    first = leg.first_words(gateway.config.stall) => first?,
+                    first = leg.first_words() => first?,
                     () = gone => return Err(Failure::gone(prefill)),
                 }
             }
@@ -408,7 +408,7 @@ async fn resume(
             }
         };
         let mut leg = Leg::new(&gateway, &request, asked, booking, route.clone());
-        match leg.first_batch(gateway.config.stall).await {
+        match leg.first_batch().await {
             Ok(first) => return Ok(Box::new(Resumed { leg, attempts, first })),
             Err(next) => failure = next,
         }
@@ -448,7 +448,7 @@ impl HttpBody for RelayStream {
                         tokio::spawn(tokio::time::timeout(END_WITHIN, reply.whole(0)));
                     }
                 }
-                State::Live(leg) => match leg.poll_batch(this.gateway.config.stall, context) {
+                State::Live(leg) => match leg.poll_batch(context) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Some(Ok(mut batch))) => {
                         let failure = batch.failure.take();

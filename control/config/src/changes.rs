@@ -1,0 +1,105 @@
+//! What differs between two states of the file, key by key.
+
+use std::fmt;
+
+use crate::load::Section;
+use crate::settings::Settings;
+
+/// A key that has another value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Its section.
+    pub section: &'static str,
+    /// Its name.
+    pub key: &'static str,
+    /// What it was, as TOML.
+    pub from: String,
+    /// What it is, as TOML.
+    pub to: String,
+    /// Whether a running gateway takes it; other keys count from the next start on.
+    pub is_live: bool,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}: {} -> {}", self.section, self.key, self.from, self.to)
+    }
+}
+
+/// All keys whose values differ, in the order of the reference.
+#[must_use]
+pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
+    // By name, so that a section which is forgotten here does not compile.
+    let Settings {
+        serve,
+        gateway,
+        access,
+        tls,
+        trace,
+        router,
+        engine,
+        worker,
+        transfer,
+        rdma,
+        ebpf,
+        host_tier,
+        disk_tier,
+        remote_tier,
+        object_tier,
+        store,
+        faults,
+    } = old;
+    let mut all = Vec::new();
+    compare(&mut all, serve, &new.serve);
+    compare(&mut all, gateway, &new.gateway);
+    compare(&mut all, access, &new.access);
+    compare(&mut all, tls, &new.tls);
+    compare(&mut all, trace, &new.trace);
+    compare(&mut all, router, &new.router);
+    compare(&mut all, engine, &new.engine);
+    compare(&mut all, worker, &new.worker);
+    compare(&mut all, transfer, &new.transfer);
+    compare(&mut all, rdma, &new.rdma);
+    compare(&mut all, ebpf, &new.ebpf);
+    compare(&mut all, host_tier, &new.host_tier);
+    compare(&mut all, disk_tier, &new.disk_tier);
+    compare(&mut all, remote_tier, &new.remote_tier);
+    compare(&mut all, object_tier, &new.object_tier);
+    compare(&mut all, store, &new.store);
+    compare(&mut all, faults, &new.faults);
+    all
+}
+
+fn compare<S: Section>(all: &mut Vec<Change>, old: &S, new: &S) {
+    for key in S::keys() {
+        let (from, to) = ((key.show)(old), (key.show)(new));
+        if from != to {
+            all.push(Change { section: S::PATH, key: key.name, from, to, is_live: key.is_live });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse;
+
+    #[test]
+    fn each_key_that_differs_is_told_with_both_values() {
+        let old = parse("[router]\ntemperature = 0.5\n[gateway]\nmodel = \"a\"\n").expect("parses");
+        let new =
+            parse("[router]\nstrategy = \"cost\"\n[gateway]\nmodel = \"a\"\nlisten = \"127.0.0.1:1\"\n")
+                .expect("parses");
+        let told: Vec<(String, bool)> =
+            changes(&old, &new).iter().map(|change| (change.to_string(), change.is_live)).collect();
+        assert_eq!(
+            told,
+            [
+                ("gateway.listen: \"127.0.0.1:8000\" -> \"127.0.0.1:1\"".to_owned(), false),
+                ("router.strategy: \"predicted-time\" -> \"cost\"".to_owned(), true),
+                ("router.temperature: 0.5 -> 0.0".to_owned(), true),
+            ]
+        );
+        assert_eq!(changes(&new, &new), []);
+    }
+}
