@@ -8,44 +8,23 @@
 //! with `kvbm-logical` instead, and `cargo run --release --manifest-path bench/peers/blocks/Cargo.toml -- [--quick]
 //! [--folder DIR]`, a workspace of its own, the tiers with `foyer`.
 
+#![forbid(unsafe_code)]
+
 mod catalog;
 mod side;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 use hdrhistogram::Histogram;
+use tests_allocations::CountingAllThreads;
 use tools_workload::{Operation, Workload, mooncake, tree};
 
 use side::{CHAIN_WORKERS_MAX, Chain, DynamoConcurrent, DynamoRadix, Ours, Prompt, Side};
 
-/// Counts what is allocated, on all threads.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-static LIVE_BYTES: AtomicI64 = AtomicI64::new(0);
-
-// SAFETY: every call is handed to the system's allocator unchanged; the counters do not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        LIVE_BYTES.fetch_add(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllThreads = CountingAllThreads::new();
 
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -152,11 +131,11 @@ fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
     for _ in 0..if cli.smoke { 1 } else { 3 } {
         for (at, make) in makers.iter().enumerate() {
             let mut side = make()?;
-            let empty = LIVE_BYTES.load(Ordering::Relaxed);
+            let empty = ALLOCATOR.live_bytes();
             let changes = side.prepare(&stores);
             let (spent, ()) = time(|| side.apply(changes));
             // What the changes themselves took is back by now; what is left is the index.
-            let bytes = LIVE_BYTES.load(Ordering::Relaxed) - empty + side.mapped_bytes() as i64;
+            let bytes = ALLOCATOR.live_bytes() - empty + side.mapped_bytes() as i64;
             if lines.len() == at {
                 lines.push(Line {
                     name: side.name(),
@@ -176,7 +155,7 @@ fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
             let changes = side.prepare(&removals);
             let (spent, ()) = time(|| side.apply(changes));
             line.removed.push(spent.as_nanos() as f64 / blocks as f64);
-            line.left_bytes = LIVE_BYTES.load(Ordering::Relaxed) - empty + side.mapped_bytes() as i64;
+            line.left_bytes = ALLOCATOR.live_bytes() - empty + side.mapped_bytes() as i64;
         }
     }
     report(lines)
@@ -211,9 +190,9 @@ fn time_lookups(side: &mut dyn Side, prompts: &[Prompt], lookups: usize, line: &
     let mut allocations = 0;
     for at in order.take(lookups) {
         side.before_lookup(&prompts[at]);
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = ALLOCATOR.allocations();
         let (spent, ()) = time(|| side.lookup(&prompts[at]));
-        allocations += ALLOCATIONS.load(Ordering::Relaxed) - before;
+        allocations += ALLOCATOR.allocations() - before;
         line.nanos.saturating_record(spent.as_nanos() as u64);
     }
     line.allocations = allocations as f64 / lookups as f64;

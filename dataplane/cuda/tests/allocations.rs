@@ -3,8 +3,6 @@
 
 mod double;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
 use dataplane_cuda::{
@@ -12,35 +10,10 @@ use dataplane_cuda::{
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 use double::Double;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise about the layout is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `alloc` with this layout, as the caller promises.
-        unsafe { System.dealloc(pointer, layout) };
-    }
-}
+use tests_allocations::{Counting, count};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn counted(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.with(Cell::get);
-    work();
-    ALLOCATIONS.with(Cell::get) - before
-}
 
 #[test]
 fn copies_allocate_nothing() {
@@ -79,10 +52,9 @@ fn copies_allocate_nothing() {
         }
     };
     work(500);
-    let allocations = counted(|| work(20_500));
-    assert_eq!(allocations, 0);
+    assert_eq!(count(|| work(20_500)).allocations, 0);
     assert!(refused > 0 && completed > 20_000, "{refused} refused, {completed} completed");
-    assert_eq!(counted(|| drop(std::hint::black_box(Box::new(1_u8)))), 1, "the count counts");
+    assert_eq!(count(|| drop(std::hint::black_box(Box::new(1_u8)))).allocations, 1, "the count counts");
     drop(queue);
     assert!(double.get("batch_calls") > 100 && double.get("row_calls") > 100);
 }

@@ -6,43 +6,16 @@ mod double;
 #[path = "../../kernels/tests/emulator/harness.rs"]
 mod harness;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
 use dataplane_cuda::{Cuda, DeviceSlab, Priority, Stream};
 use dataplane_gpu::{KernelQueue, KernelQueueConfig, LayoutKernels, SlotRoute};
 use dataplane_memory::SlabLayout;
 use double::Double;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise about the layout is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `alloc` with this layout, as the caller promises.
-        unsafe { System.dealloc(pointer, layout) };
-    }
-}
+use tests_allocations::{Counting, count};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn counted(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.with(Cell::get);
-    work();
-    ALLOCATIONS.with(Cell::get) - before
-}
 
 #[test]
 fn batches_allocate_nothing() {
@@ -73,7 +46,7 @@ fn batches_allocate_nothing() {
         }
     };
     work(20);
-    assert_eq!(counted(|| work(520)), 0);
+    assert_eq!(count(|| work(520)).allocations, 0);
     assert!(refused > 0 && completed > 500, "{refused} refused, {completed} completed");
-    assert_eq!(counted(|| drop(std::hint::black_box(Box::new(1_u8)))), 1, "the count counts");
+    assert_eq!(count(|| drop(std::hint::black_box(Box::new(1_u8)))).allocations, 1, "the count counts");
 }

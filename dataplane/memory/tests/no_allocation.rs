@@ -1,42 +1,12 @@
 //! Submitting and polling copies allocates nothing, counted over 10^5 of each; a planted `Box` must be counted.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#![forbid(unsafe_code)]
+
 use std::sync::Arc;
 
 use dataplane_memory::testing::{Abilities, CopierDouble, CopyFaults, DeviceDouble};
 use dataplane_memory::{Copier, CopyDone, HostCopier, PageSize, Slab, SlabLayout, SlotCopy, SlotPool};
-
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that is ending has no counter any more; nothing is counted there.
-    let _ending = COUNT.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: every call goes to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
+use tests_allocations::{Counting, count};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -47,24 +17,25 @@ const LAYOUT: SlabLayout = SlabLayout { slot_bytes: 4096, slot_count: 16 };
 fn run(copier: &mut dyn Copier, from: &Arc<SlotPool>, to: &Arc<SlotPool>, rounds: u64, planted: bool) -> u64 {
     let mut done: Vec<CopyDone> = Vec::with_capacity(64);
     let (mut accepted, mut ended) = (0, 0);
-    let before = COUNT.get();
-    while ended < rounds {
-        while accepted < rounds {
-            let Some((from, to)) = from.acquire().zip(to.acquire()) else { break };
-            let copy = SlotCopy { token: accepted, from, from_offset: 0, to, to_offset: 64, len: 512 };
-            if copier.submit(copy).is_err() {
-                break;
+    let counts = count(|| {
+        while ended < rounds {
+            while accepted < rounds {
+                let Some((from, to)) = from.acquire().zip(to.acquire()) else { break };
+                let copy = SlotCopy { token: accepted, from, from_offset: 0, to, to_offset: 64, len: 512 };
+                if copier.submit(copy).is_err() {
+                    break;
+                }
+                accepted += 1;
             }
-            accepted += 1;
+            copier.flush();
+            ended += copier.poll(&mut done) as u64;
+            assert!(done.drain(..).all(|done| done.result.is_ok()));
         }
-        copier.flush();
-        ended += copier.poll(&mut done) as u64;
-        assert!(done.drain(..).all(|done| done.result.is_ok()));
-    }
-    if planted {
-        drop(std::hint::black_box(Box::new(1_u8)));
-    }
-    COUNT.get() - before
+        if planted {
+            drop(std::hint::black_box(Box::new(1_u8)));
+        }
+    });
+    counts.allocations
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Writes and reads allocate nothing, counted over 10^5 of each; a planted `Box` must be counted.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#![forbid(unsafe_code)]
+
 use std::sync::Arc;
 
 use dataplane_fabric::testing::pool;
@@ -9,37 +9,7 @@ use dataplane_fabric::{
     Event, Fabric, Full, Operation, Priority, Rows, SlotRange, Source, Target, WorkRequest,
 };
 use dataplane_shm::{ShmConfig, ShmFabric};
-
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that is ending has no counter any more; nothing is counted there.
-    let _ending = COUNT.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: every call goes to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
+use tests_allocations::{Counting, count};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -62,33 +32,33 @@ fn writes_and_reads_allocate_nothing() {
     let rows = Rows { bytes: 64, local_stride: 128, remote_stride: 192 };
     let mut run = |rounds: u64, planted: bool| {
         let (mut completed, mut immediates) = (0, 0);
-        let before = COUNT.get();
-        for id in 1..=rounds {
-            let source = Source::Slot { slot: here.clone(), offset: 0, len: 1024 };
-            let rows = (id % 3 == 0).then_some(rows);
-            let write = Operation::Write { source, target, rows, immediate: Some(id as u32) };
-            let into = SlotRange { slot: here.clone(), offset: 64, len: 1024 };
-            let read = Operation::Read { into, from: target, rows };
-            for operation in [write, read] {
-                let priority = Priority::ALL[id as usize % 2];
-                let posted = a.post(WorkRequest { id, peer, priority, operation });
-                assert!(!matches!(posted, Err(Full(_))), "the queues are emptied each time");
+        let counts = count(|| {
+            for id in 1..=rounds {
+                let source = Source::Slot { slot: here.clone(), offset: 0, len: 1024 };
+                let rows = (id % 3 == 0).then_some(rows);
+                let write = Operation::Write { source, target, rows, immediate: Some(id as u32) };
+                let into = SlotRange { slot: here.clone(), offset: 64, len: 1024 };
+                let read = Operation::Read { into, from: target, rows };
+                for operation in [write, read] {
+                    let priority = Priority::ALL[id as usize % 2];
+                    let posted = a.post(WorkRequest { id, peer, priority, operation });
+                    assert!(!matches!(posted, Err(Full(_))), "the queues are emptied each time");
+                }
+                a.flush();
+                events.clear();
+                b.poll(64, &mut events);
+                a.poll(64, &mut events);
+                for event in &events {
+                    completed += u64::from(matches!(event, Event::Completed { .. }));
+                    immediates += u64::from(matches!(event, Event::Immediate { .. }));
+                }
+                if planted && id == 50 {
+                    drop(std::hint::black_box(Box::new(id)));
+                }
             }
-            a.flush();
-            events.clear();
-            b.poll(64, &mut events);
-            a.poll(64, &mut events);
-            for event in &events {
-                completed += u64::from(matches!(event, Event::Completed { .. }));
-                immediates += u64::from(matches!(event, Event::Immediate { .. }));
-            }
-            if planted && id == 50 {
-                drop(std::hint::black_box(Box::new(id)));
-            }
-        }
-        let allocations = COUNT.get() - before;
+        });
         assert_eq!((completed, immediates), (2 * rounds, rounds));
-        allocations
+        counts.allocations
     };
     run(100, false);
     let allocations = run(100_000, false);

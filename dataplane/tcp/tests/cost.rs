@@ -1,40 +1,16 @@
 //! What an operation costs, counted: allocations and system calls.
 
-mod nodes;
+#![forbid(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod nodes;
 
 use dataplane_fabric::{Event, Fabric, Operation, Priority, SlotRange, WorkRequest};
 use dataplane_tcp::{BATCH_FRAMES_MAX, TcpConfig};
 use nodes::{Nodes, target, write};
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell without a destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller upholds the contract of `alloc`, which is the system's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: as above; what we gave out came from the system's allocator.
-        unsafe { System.dealloc(start, layout) }
-    }
-}
+use tests_allocations::{Counting, count};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn allocations() -> u64 {
-    ALLOCATIONS.with(Cell::get)
-}
 
 /// Writes of several sizes from a to b, the last of each batch with an immediate and a completion, and a read.
 fn write_batches(nodes: &mut Nodes, batches: u32) {
@@ -60,15 +36,13 @@ fn writes_and_reads_allocate_nothing() {
         let config = TcpConfig { connections_per_peer, ..TcpConfig::default() };
         let mut nodes = Nodes::new(&config, 32 << 10, 4);
         write_batches(&mut nodes, 20);
-        let before = allocations();
-        write_batches(&mut nodes, 100_000 / BATCH_FRAMES_MAX as u32 + 1);
-        let here = allocations() - before;
+        let batches = 100_000 / BATCH_FRAMES_MAX as u32 + 1;
+        let here = count(|| write_batches(&mut nodes, batches)).allocations;
         println!("{connections_per_peer} connections: {here} allocations in 100,000 writes");
         assert_eq!(here, 0, "allocations of both sides");
     }
-    let before = allocations();
-    drop(std::hint::black_box(Box::new(7_u64)));
-    assert_eq!(allocations() - before, 1, "a planted allocation must be counted");
+    let planted = count(|| drop(std::hint::black_box(Box::new(7_u64))));
+    assert_eq!(planted.allocations, 1, "a planted allocation must be counted");
 }
 
 #[test]

@@ -1,43 +1,17 @@
 //! A write allocates nothing: counted, not believed. A process of its own, since it counts all allocations.
 
-mod support;
+#![forbid(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod support;
 
 use dataplane_fabric::{Event, Fabric, Operation, Priority, Rows, Source, Target, WorkRequest};
 use dataplane_verbs::VerbsConfig;
 use dataplane_verbs::testing::SoftwareDevice;
 use support::{Two, small};
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise about the layout is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `alloc` with this layout, as the caller promises.
-        unsafe { System.dealloc(pointer, layout) };
-    }
-}
+use tests_allocations::{Counting, count};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn counted(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.with(Cell::get);
-    work();
-    ALLOCATIONS.with(Cell::get) - before
-}
 
 /// `count` writes in rounds, every kind of them: plain, in rows, inline, with an immediate, on both lanes.
 fn writes(two: &mut Two, count: u64) {
@@ -79,10 +53,10 @@ fn writes_allocate_nothing() {
         Two::new(device_a.open().expect("open"), device_b.open().expect("open"), config.clone(), config);
     (two.seen_a, two.seen_b) = (Vec::with_capacity(1024), Vec::with_capacity(1024));
     writes(&mut two, 10_000);
-    assert_eq!(counted(|| writes(&mut two, 100_000)), 0);
-    let planted = counted(|| {
+    assert_eq!(count(|| writes(&mut two, 100_000)).allocations, 0);
+    let planted = count(|| {
         writes(&mut two, 100);
         drop(std::hint::black_box(Box::new(1_u8)));
     });
-    assert_eq!(planted, 1, "the rig must see one");
+    assert_eq!(planted.allocations, 1, "the rig must see one");
 }

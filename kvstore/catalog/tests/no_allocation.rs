@@ -1,44 +1,18 @@
 //! Look-ups and leases allocate nothing; nor does storing once the vectors have grown. A counting allocator sees
 //! every block, and a planted box.
 #![cfg(not(loom))]
+#![forbid(unsafe_code)]
 
 mod bed;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::hint::black_box;
 
 use bed::{ANYBODY, TIER, catalog, identity, store_chain};
 use kvstore_catalog::{PolicyKind, Registration};
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is handed to the system's allocator unchanged; the counter does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's contract is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tests_allocations::{Counting, count};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn allocations(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.with(Cell::get);
-    work();
-    ALLOCATIONS.with(Cell::get) - before
-}
 
 #[test]
 fn look_up_lease_and_store_allocate_nothing() {
@@ -47,7 +21,7 @@ fn look_up_lease_and_store_allocate_nothing() {
         store_chain(&catalog, ANYBODY, 1..=128);
         let chain: Vec<_> = (1..=128).map(identity).collect();
         let (mut places, mut leases) = (Vec::with_capacity(128), Vec::with_capacity(128));
-        let looking = allocations(|| {
+        let looking = count(|| {
             for _ in 0..10_000 {
                 assert_eq!(catalog.match_prefix(black_box(&chain), &mut places), 128);
                 assert_eq!(catalog.lease_prefix(TIER, black_box(&chain), &mut leases), 128);
@@ -56,11 +30,11 @@ fn look_up_lease_and_store_allocate_nothing() {
                 leases.clear();
             }
         });
-        assert_eq!(looking, 0, "{policy:?}: 2,560,000 blocks looked up");
+        assert_eq!(looking.allocations, 0, "{policy:?}: 2,560,000 blocks looked up");
         let (mut evicted, mut reserved) = (Vec::with_capacity(128), Vec::with_capacity(128));
         let (mut batch, mut evicting) = (Vec::with_capacity(128), Vec::with_capacity(128));
         let mut block = 1000;
-        let storing = allocations(|| {
+        let storing = count(|| {
             for _ in 0..100 {
                 evicted.clear();
                 catalog.reserve(TIER, 128, ANYBODY, &mut evicted, &mut reserved);
@@ -74,7 +48,7 @@ fn look_up_lease_and_store_allocate_nothing() {
                 assert_eq!(catalog.finish(&mut evicting), 100);
             }
         });
-        assert_eq!(storing, 0, "{policy:?}: 12,800 blocks stored and evicted");
+        assert_eq!(storing.allocations, 0, "{policy:?}: 12,800 blocks stored and evicted");
     }
-    assert_eq!(allocations(|| drop(black_box(Box::new(1)))), 1, "the counter must see a planted box");
+    assert_eq!(count(|| drop(black_box(Box::new(1)))).allocations, 1, "the counter must see a planted box");
 }

@@ -1,7 +1,7 @@
 //! Writes, reads, forgetting and table writes allocate nothing, on an engine that does not either.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#![forbid(unsafe_code)]
+
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,31 +11,11 @@ use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_disk::{Area, Block, DiskConfig, DiskLog, Done, Moment, ReadOutcome, WriteOutcome};
 use kvstore_io::{Buffer, Completion, Full, Geometry, IoEngine, IoError, Operation, Request, Waker};
+use tests_allocations::{Counting, count};
 
 const ROUNDS: u64 = 20_000;
 const DISK_BYTES: usize = 4 << 20;
 const SLOT_BYTES: u32 = 32 << 10;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell that allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that ends has no counter any more.
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller upholds the contract of `alloc`, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `System.alloc` with this layout, as the caller promises.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -178,9 +158,7 @@ impl Bench {
 fn allocations(mut work: impl FnMut()) -> u64 {
     // Before, for what is made lazily.
     (0..100).for_each(|_| work());
-    let before = ALLOCATIONS.with(Cell::get);
-    (0..ROUNDS).for_each(|_| work());
-    ALLOCATIONS.with(Cell::get) - before
+    count(|| (0..ROUNDS).for_each(|_| work())).allocations
 }
 
 #[test]

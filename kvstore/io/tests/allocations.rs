@@ -1,34 +1,14 @@
 //! The hot path of io_uring allocates nothing: counted for reads and writes, from slots and from memory of their own.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#![forbid(unsafe_code)]
+
 use std::sync::Arc;
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_io::files::open_file;
 use kvstore_io::uring::{self, RingConfig, UringEngine};
 use kvstore_io::{Buffer, Completion, IoEngine, Operation, Request};
-
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is handed to the system's allocator unchanged; the counter does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that is ending has no counter any more.
-        let _ending = COUNT.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's contract is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tests_allocations::{Counting, count};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -82,16 +62,15 @@ fn requests_allocate_nothing() {
             engine.register(&slab).expect("register");
         }
         run(&mut engine, &pool, &mut arrived, 1000, false);
-        let (allocations, enters) = (COUNT.with(Cell::get), engine.enters());
-        run(&mut engine, &pool, &mut arrived, requests, false);
-        let (allocations, enters) = (COUNT.with(Cell::get) - allocations, engine.enters() - enters);
+        let before = engine.enters();
+        let allocations = count(|| run(&mut engine, &pool, &mut arrived, requests, false)).allocations;
+        let enters = engine.enters() - before;
         println!(
             "registered {registered}: {requests} requests, {allocations} allocations, {enters} system calls"
         );
         assert_eq!(allocations, 0);
         assert!(enters <= requests + 16, "more than one system call for a request");
     }
-    let allocations = COUNT.with(Cell::get);
-    run(&mut engine, &pool, &mut arrived, 1000, true);
-    assert_eq!(COUNT.with(Cell::get) - allocations, 1000, "a planted allocation is counted");
+    let planted = count(|| run(&mut engine, &pool, &mut arrived, 1000, true));
+    assert_eq!(planted.allocations, 1000, "a planted allocation is counted");
 }

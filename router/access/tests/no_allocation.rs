@@ -1,7 +1,7 @@
 //! A request with a known key that nothing holds up allocates nothing in this crate.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#![forbid(unsafe_code)]
+
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -9,30 +9,10 @@ use router_access::{
     Ask, BodyPolicy, Credential, Entry, Gate, GateConfig, HeaderPolicy, KeySet, KeyStore, LimitTable, Salter,
     Scope, admit, new_key,
 };
+use tests_allocations::{Counting, count};
 
 /// Rounds that are counted.
 const ROUNDS: u64 = 100_000;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell that allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that ends has no counter any more.
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller upholds the contract of `alloc`, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `System.alloc` with this layout, as the caller promises.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -40,9 +20,7 @@ static ALLOCATOR: Counting = Counting;
 fn allocations(mut work: impl FnMut(u64)) -> u64 {
     // Once before, for what is made lazily.
     work(0);
-    let before = ALLOCATIONS.with(Cell::get);
-    (1..=ROUNDS).for_each(&mut work);
-    ALLOCATIONS.with(Cell::get) - before
+    count(|| (1..=ROUNDS).for_each(&mut work)).allocations
 }
 
 #[test]

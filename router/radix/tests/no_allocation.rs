@@ -1,41 +1,15 @@
 //! A look-up allocates nothing. A counting allocator sees a million of them, and a planted box.
 
 #![cfg(not(loom))]
+#![forbid(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::hint::black_box;
 
 use router_radix::{Index, IndexConfig, Tier};
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is handed to the system's allocator unchanged; the counter does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's contract is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tests_allocations::{Counting, count};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn allocations(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.with(Cell::get);
-    work();
-    ALLOCATIONS.with(Cell::get) - before
-}
 
 #[test]
 fn a_million_look_ups_allocate_nothing() {
@@ -49,12 +23,12 @@ fn a_million_look_ups_allocate_nothing() {
     }
     let mut reader = index.reader().expect("a reader");
     let mut held = 0;
-    let during = allocations(|| {
+    let during = count(|| {
         for _ in 0..1_000_000 {
             held += u64::from(reader.overlaps(black_box(&prompt)).any(workers[9]));
         }
     });
     assert_eq!(held, 39_000_000);
-    assert_eq!(during, 0);
-    assert_eq!(allocations(|| drop(black_box(Box::new(1)))), 1, "the counter must see a planted box");
+    assert_eq!(during.allocations, 0);
+    assert_eq!(count(|| drop(black_box(Box::new(1)))).allocations, 1, "the counter must see a planted box");
 }

@@ -1,37 +1,17 @@
 //! A request that is not traced allocates nothing in this crate; one that is allocates its lists once.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#![forbid(unsafe_code)]
+
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
 use router_trace::{Context, KeyValue, SpanKind, Status, Trace, TraceConfig, Tracer, names};
+use tests_allocations::{Counting, count};
 
 /// Rounds that are counted.
 const ROUNDS: u64 = 100_000;
 const UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell that allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that ends has no counter any more.
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller upholds the contract of `alloc`, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `System.alloc` with this layout, as the caller promises.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -40,9 +20,7 @@ static ALLOCATOR: Counting = Counting;
 fn allocations(mut work: impl FnMut()) -> u64 {
     // Once before, for what is made lazily.
     work();
-    let before = ALLOCATIONS.with(Cell::get);
-    (0..ROUNDS).for_each(|_| work());
-    ALLOCATIONS.with(Cell::get) - before
+    count(|| (0..ROUNDS).for_each(|_| work())).allocations
 }
 
 fn tracer(sample_ratio: f64) -> Arc<Tracer> {

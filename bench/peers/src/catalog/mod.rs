@@ -23,14 +23,13 @@ mod side;
 
 use std::collections::HashSet;
 use std::hint::black_box;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
 
-use crate::{ALLOCATIONS, median, time};
+use crate::{ALLOCATOR, median, time};
 use side::{Chain, Name, Side, sides};
 
 const LENGTHS: [usize; 3] = [8, 64, 512];
@@ -145,9 +144,9 @@ impl Line {
 
     /// Times a step over all chains and makes sure that it found what it had to.
     fn step(&mut self, step: Step, chains: usize, wanted: usize, work: impl FnOnce() -> usize) -> Result<()> {
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = ALLOCATOR.allocations();
         let (spent, done) = time(work);
-        let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        let allocations = ALLOCATOR.allocations() - before;
         ensure!(done == wanted, "{}: {}: {done} blocks, not {wanted}", self.name, step.name());
         let share = if step.is_per_operation() { chains } else { wanted };
         self.nanos[step as usize].push(spent.as_nanos() as f64 / share as f64);
