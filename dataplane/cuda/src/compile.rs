@@ -1,16 +1,17 @@
 //! Kernels from source text, by NVRTC: found at run time, as the driver is. It needs neither a driver nor a device.
 
 use std::ffi::{CStr, CString, NulError, c_char, c_int, c_uint};
-use std::sync::OnceLock;
 
-use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
-use libloading::Library;
+use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
+
+use crate::compiler::{Compiler, Size, Text};
 
 /// PTX, which the driver compiles for its device, or machine code: what [`Module::load`](crate::Module::load) takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     bytes: Vec<u8>,
     is_machine_code: bool,
+    why_text: Option<String>,
     /// What the compiler said all the same.
     log: String,
 }
@@ -26,6 +27,12 @@ impl Image {
     #[must_use]
     pub fn is_machine_code(&self) -> bool {
         self.is_machine_code
+    }
+
+    /// Why it is text although machine code was wanted.
+    #[must_use]
+    pub fn why_text(&self) -> Option<&str> {
+        self.why_text.as_deref()
     }
 
     /// Warnings.
@@ -67,49 +74,6 @@ pub enum CompileError {
     },
 }
 
-type Create = unsafe extern "C" fn(
-    *mut nvrtcProgram,
-    *const c_char,
-    *const c_char,
-    c_int,
-    *const *const c_char,
-    *const *const c_char,
-) -> c_uint;
-type Size = unsafe extern "C" fn(nvrtcProgram, *mut usize) -> c_uint;
-type Text = unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> c_uint;
-
-/// The compiler's functions. Codes are integers, for the reason that `library.rs` gives.
-struct Compiler {
-    create: Create,
-    compile: unsafe extern "C" fn(nvrtcProgram, c_int, *const *const c_char) -> c_uint,
-    destroy: unsafe extern "C" fn(*mut nvrtcProgram) -> c_uint,
-    log_size: Size,
-    log: Text,
-    ptx_size: Size,
-    ptx: Text,
-    /// Machine code: since 11.1, its size and itself.
-    cubin: Option<(Size, Text)>,
-    error_text: unsafe extern "C" fn(c_uint) -> *const c_char,
-}
-
-/// Each type is that of `cudarc`'s function of the same name, but for the code that it returns.
-const _: () = {
-    let _: unsafe fn(
-        *mut nvrtcProgram,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const *const c_char,
-        *const *const c_char,
-    ) -> nvrtcResult = sys::nvrtcCreateProgram;
-    let _: unsafe fn(nvrtcProgram, c_int, *const *const c_char) -> nvrtcResult = sys::nvrtcCompileProgram;
-    let _: unsafe fn(*mut nvrtcProgram) -> nvrtcResult = sys::nvrtcDestroyProgram;
-    let _: [unsafe fn(nvrtcProgram, *mut usize) -> nvrtcResult; 3] =
-        [sys::nvrtcGetProgramLogSize, sys::nvrtcGetPTXSize, sys::nvrtcGetCUBINSize];
-    let _: [unsafe fn(nvrtcProgram, *mut c_char) -> nvrtcResult; 3] =
-        [sys::nvrtcGetProgramLog, sys::nvrtcGetPTX, sys::nvrtcGetCUBIN];
-};
-
 /// A program, until it is dropped.
 struct Program<'a> {
     compiler: &'a Compiler,
@@ -125,8 +89,8 @@ pub fn compile(source: &str, name: &str, options: &[&str]) -> Result<Image, Comp
 }
 
 /// Compiles CUDA C++ for a device of that compute capability: to machine code, since a driver that is older than the
-/// compiler takes that and not its PTX. A compiler that has no machine code for the device (it is older than the
-/// device, or than 11.1) makes PTX, by `options` alone. As [`compile`] else.
+/// compiler takes that and not its PTX. A compiler that is older than the device (or than 11.1) has no machine code for
+/// it: then PTX of the newest architecture that both know, and [`Image::why_text`] says why. As [`compile`] else.
 pub fn compile_for(
     (major, minor): (u32, u32),
     source: &str,
@@ -134,20 +98,23 @@ pub fn compile_for(
     options: &[&str],
 ) -> Result<Image, CompileError> {
     let compiler = Compiler::load()?;
-    if let Some(cubin) = compiler.cubin {
-        let architecture = format!("--gpu-architecture=sm_{major}{minor}");
+    let device = 10 * major + minor;
+    let compile = |architecture: String, (size, bytes), is_machine_code| {
         let with: Vec<&str> = options.iter().copied().chain([architecture.as_str()]).collect();
-        match compile_to(compiler, source, name, &with, cubin, true) {
-            // The architecture, or an option of the caller's: then it is refused again below.
-            Err(CompileError::Refused { reason, .. }) if reason == INVALID_OPTION => {}
-            compiled => return compiled,
+        compile_to(compiler, source, name, &with, (size, bytes), is_machine_code)
+    };
+    let newest = compiler.newest_architecture(device).unwrap_or(device);
+    let why_text = match compiler.cubin {
+        Some(cubin) if newest == device => {
+            return compile(format!("--gpu-architecture=sm_{device}"), cubin, true);
         }
-    }
-    compile(source, name, options)
+        Some(_) => format!("the compiler knows no sm_{device}: its newest before that is sm_{newest}"),
+        None => "the compiler's library has no function nvrtcGetCUBIN".to_owned(),
+    };
+    let text = (compiler.ptx_size, compiler.ptx);
+    let image = compile(format!("--gpu-architecture=compute_{newest}"), text, false)?;
+    Ok(Image { why_text: Some(why_text), ..image })
 }
-
-/// The compiler's name for an option, or an architecture, that it does not know.
-const INVALID_OPTION: &str = "NVRTC_ERROR_INVALID_OPTION";
 
 fn compile_to(
     compiler: &Compiler,
@@ -170,61 +137,11 @@ fn compile_to(
     if !is_machine_code {
         bytes.truncate(without_zeros(&bytes).len());
     }
-    Ok(Image { bytes, is_machine_code, log })
+    Ok(Image { bytes, is_machine_code, why_text: None, log })
 }
 
 fn without_zeros(text: &[u8]) -> &[u8] {
     text.split(|byte| *byte == 0).next().unwrap_or_default()
-}
-
-impl Compiler {
-    fn load() -> Result<&'static Self, CompileError> {
-        static COMPILER: OnceLock<Compiler> = OnceLock::new();
-        if let Some(compiler) = COMPILER.get() {
-            return Ok(compiler);
-        }
-        let mut candidates = crate::library::names("nvrtc");
-        candidates.push("libnvrtc.so.13".to_owned());
-        // SAFETY: opening the library runs its initialisers, which have no preconditions.
-        let library = candidates.iter().find_map(|name| unsafe { Library::new(name) }.ok());
-        let library = library.ok_or_else(|| CompileError::NoLibrary { tried: candidates.join(", ") })?;
-        // Never unloaded: its functions are kept for the life of the process.
-        let compiler = Self::resolve(Box::leak(Box::new(library)))?;
-        Ok(COMPILER.get_or_init(|| compiler))
-    }
-
-    fn resolve(library: &'static Library) -> Result<Self, CompileError> {
-        Ok(Self {
-            // SAFETY: the function's type, by `nvrtc.h`, as compared below.
-            create: unsafe { entry(library, "nvrtcCreateProgram") }?,
-            // SAFETY: as above.
-            compile: unsafe { entry(library, "nvrtcCompileProgram") }?,
-            // SAFETY: as above.
-            destroy: unsafe { entry(library, "nvrtcDestroyProgram") }?,
-            // SAFETY: as above.
-            log_size: unsafe { entry(library, "nvrtcGetProgramLogSize") }?,
-            // SAFETY: as above.
-            log: unsafe { entry(library, "nvrtcGetProgramLog") }?,
-            // SAFETY: as above.
-            ptx_size: unsafe { entry(library, "nvrtcGetPTXSize") }?,
-            // SAFETY: as above.
-            ptx: unsafe { entry(library, "nvrtcGetPTX") }?,
-            // SAFETY: as above.
-            cubin: (unsafe { entry(library, "nvrtcGetCUBINSize") }.ok())
-                // SAFETY: as above.
-                .zip(unsafe { entry(library, "nvrtcGetCUBIN") }.ok()),
-            // SAFETY: as above.
-            error_text: unsafe { entry(library, "nvrtcGetErrorString") }?,
-        })
-    }
-}
-
-/// # Safety
-/// `F` is the type of the function of that name.
-unsafe fn entry<F: Copy>(library: &'static Library, symbol: &'static str) -> Result<F, CompileError> {
-    // SAFETY: the caller vouches for the type, and the library is never unloaded.
-    let found = unsafe { library.get::<F>(symbol) };
-    found.map(|found| *found).map_err(|_| CompileError::MissingFunction { symbol })
 }
 
 impl<'a> Program<'a> {

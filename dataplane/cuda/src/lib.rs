@@ -44,6 +44,7 @@ mod queue;
 mod submission;
 
 mod compile;
+mod compiler;
 
 pub use compile::{CompileError, Image, compile, compile_for};
 

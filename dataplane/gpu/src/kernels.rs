@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dataplane_cuda::{CudaError, Device, Function, Module, Stream, compile};
+use dataplane_cuda::{CudaError, Device, Function, Module, Stream, compile, compile_for};
 use dataplane_kernels::{COMPILE_OPTIONS, FUNCTIONS, Launch, SOURCE};
 
 use crate::error::KernelsError;
@@ -13,20 +13,34 @@ pub struct LayoutKernels {
     device: Device,
     /// In the order of the names.
     functions: Vec<(&'static str, Function)>,
+    why_text: Option<String>,
     took: Duration,
 }
 
+/// What the compiler calls them in its messages.
+const NAME: &str = "layout kernels";
+
 impl LayoutKernels {
-    /// Compiles the kernels for the device's compute capability and loads them. Takes a second or so.
+    /// Compiles the kernels for the device and loads them: as machine code, or as text that the driver compiles where
+    /// there is none or the driver does not take it ([`why_text`](Self::why_text)). Takes a second or so.
     pub fn compile(device: &Device) -> Result<Self, KernelsError> {
         let started = Instant::now();
         let (major, minor) = device.description().compute_capability;
-        let architecture = format!("--gpu-architecture=compute_{major}{minor}");
-        let options: Vec<&str> = std::iter::once(architecture.as_str()).chain(COMPILE_OPTIONS).collect();
-        let image = compile(SOURCE, "layout kernels", &options);
-        let image = image.map_err(|error| KernelsError::Compile { major, minor, error })?;
+        let failed = |error| KernelsError::Compile { major, minor, error };
+        let image = compile_for((major, minor), SOURCE, NAME, &COMPILE_OPTIONS).map_err(failed)?;
         // SAFETY: the image is the compiled text of the kernels.
-        let kernels = unsafe { Self::load(device, image.bytes()) }?;
+        let kernels = match unsafe { Self::load(device, image.bytes()) } {
+            Err(KernelsError::Device(refused)) if image.is_machine_code() => {
+                let architecture = format!("--gpu-architecture=compute_{major}{minor}");
+                let options: Vec<&str> = COMPILE_OPTIONS.into_iter().chain([architecture.as_str()]).collect();
+                let text = compile(SOURCE, NAME, &options).map_err(failed)?;
+                let why_text = format!("the driver takes no machine code of this compiler: {refused}");
+                // SAFETY: as above.
+                let kernels = unsafe { Self::load(device, text.bytes()) };
+                Self { why_text: Some(why_text), ..kernels? }
+            }
+            loaded => Self { why_text: image.why_text().map(str::to_owned), ..loaded? },
+        };
         Ok(Self { took: started.elapsed(), ..kernels })
     }
 
@@ -41,13 +55,19 @@ impl LayoutKernels {
         names.sort_unstable();
         let functions = names.map(|name| module.function(name).map(|function| (name, function)));
         let functions = functions.into_iter().collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { device: device.clone(), functions, took: started.elapsed() })
+        Ok(Self { device: device.clone(), functions, why_text: None, took: started.elapsed() })
     }
 
     /// The device that they run on.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Why the driver had to compile them from text although they were wanted as machine code.
+    #[must_use]
+    pub fn why_text(&self) -> Option<&str> {
+        self.why_text.as_deref()
     }
 
     /// How long it took to make them ready.

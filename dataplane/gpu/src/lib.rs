@@ -2,7 +2,8 @@
 //!
 //! * [`LayoutKernels`]: the kernels of `dataplane-kernels`, compiled for one device at start-up.
 //! * [`PagedTensors`]: an engine's tensors as planes in device memory, each checked to lie inside it.
-//! * [`CopyRoute`], [`QuantiseRoute`], [`SlotRoute`]: tensors, slots and how one becomes the other. Made once.
+//! * [`CopyRoute`], [`QuantiseRoute`], [`SlotRoute`]: tensors, slots and how one becomes the other, one [`Route`] with
+//!   three plans. Made once.
 //! * [`KernelQueue`]: batches of blocks over a route, submitted and polled. The hot path: no allocation, no lock of
 //!   ours, no wait; per batch two small copies, one launch, two events.
 //!
@@ -14,6 +15,7 @@
 //! This crate knows no tokens, hashes or models. It builds and its tests pass without a GPU: they run over the double
 //! of the driver and the kernels' emulator (`tests/double.rs`); `tests/device.rs` does the same on a real device.
 
+mod batch;
 mod error;
 mod kernels;
 mod queue;
@@ -21,9 +23,10 @@ mod ring;
 mod route;
 mod tensors;
 
+pub use batch::{Finished, Sums};
 pub use error::{KernelsError, Refusal, RouteError};
 pub use kernels::LayoutKernels;
-pub use queue::{Finished, KernelQueue, Sums};
+pub use queue::KernelQueue;
 pub use ring::KernelQueueConfig;
-pub use route::{CopyRoute, Pair, QuantiseRoute, SlotRoute, heads_shared};
+pub use route::{CopyRoute, Pair, QuantiseRoute, Route, SlotRoute, heads_shared};
 pub use tensors::{PagedTensors, Plane};

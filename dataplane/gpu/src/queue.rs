@@ -10,49 +10,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dataplane_cuda::{Completion, CopyRequest, CudaError, Stream};
-use dataplane_kernels::{Batch, Direction, Item, Launch, PlanError};
+use dataplane_kernels::{Direction, Item, Launch};
 
+use crate::batch::{Finished, Flight, Sums};
 use crate::error::{KernelsError, Refusal};
 use crate::kernels::LayoutKernels;
 use crate::ring::{KernelQueueConfig, Parts, Ring};
-use crate::route::{CopyRoute, Ends, Pair, QuantiseRoute, SlotRoute};
-
-/// What of the slots' checksums a batch takes on the way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sums<'a> {
-    /// Nothing.
-    None,
-    /// The checksum of each slot.
-    Take,
-    /// The same, and a difference sets [`status::CHECKSUM`](dataplane_kernels::status::CHECKSUM) in the item's status.
-    Expect(&'a [u64]),
-}
-
-/// The end of a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Finished<'a> {
-    /// The token that came with it.
-    pub token: u64,
-    /// Whether the device did the work. After an error the targets' bytes may be anything, and there are no words.
-    pub result: Result<(), CudaError>,
-    /// For each item the bits of [`status`](dataplane_kernels::status): its target's bytes count only when it is 0.
-    pub statuses: &'a [u32],
-    /// For each item the checksum, if they were taken.
-    pub checksums: &'a [u64],
-}
-
-/// A batch between its acceptance and its completion.
-#[derive(Debug)]
-struct Flight {
-    token: u64,
-    slot: u32,
-    parts: Parts,
-    count: usize,
-    has_sums: bool,
-    failure: Option<CudaError>,
-    /// Its memory.
-    _ends: Ends,
-}
+use crate::route::{CopyRoute, Ends, Pair, Plan, QuantiseRoute, Route, SlotRoute};
 
 /// See the module.
 #[derive(Debug)]
@@ -121,8 +85,7 @@ impl KernelQueue {
         sums: Sums,
         token: u64,
     ) -> Result<(), Refusal> {
-        let launch = route.launch(Direction::Gather);
-        self.start(&route.ends, pairs.iter().copied(), sums, token, launch)
+        self.start(route, Direction::Gather, pairs.iter().copied(), sums, token)
     }
 
     /// Copies slots to blocks. Sums are of the slots, as they are read.
@@ -133,8 +96,7 @@ impl KernelQueue {
         sums: Sums,
         token: u64,
     ) -> Result<(), Refusal> {
-        let launch = route.launch(Direction::Scatter);
-        self.start(&route.ends, pairs.iter().copied(), sums, token, launch)
+        self.start(route, Direction::Scatter, pairs.iter().copied(), sums, token)
     }
 
     /// Quantises blocks into slots. Sums are of the codes, scales and header.
@@ -145,19 +107,17 @@ impl KernelQueue {
         sums: Sums,
         token: u64,
     ) -> Result<(), Refusal> {
-        let launch = route.launch(Direction::Gather);
-        self.start(&route.ends, pairs.iter().copied(), sums, token, launch)
+        self.start(route, Direction::Gather, pairs.iter().copied(), sums, token)
     }
 
     /// Restores blocks from slots. Takes no sums: verify the slots first.
     pub fn dequantise(&mut self, route: &QuantiseRoute, pairs: &[Pair], token: u64) -> Result<(), Refusal> {
-        let launch = route.launch(Direction::Scatter);
-        self.start(&route.ends, pairs.iter().copied(), Sums::None, token, launch)
+        self.start(route, Direction::Scatter, pairs.iter().copied(), Sums::None, token)
     }
 
     /// Takes the checksum of slots.
     pub fn checksum(&mut self, route: &SlotRoute, slots: &[u32], token: u64) -> Result<(), Refusal> {
-        self.sum(route, slots, Sums::Take, token)
+        self.start(route, (), slots.iter().map(whole_slot), Sums::Take, token)
     }
 
     /// Compares the checksum of slots with what it was.
@@ -168,21 +128,16 @@ impl KernelQueue {
         expected: &[u64],
         token: u64,
     ) -> Result<(), Refusal> {
-        self.sum(route, slots, Sums::Expect(expected), token)
+        self.start(route, (), slots.iter().map(whole_slot), Sums::Expect(expected), token)
     }
 
-    fn sum(&mut self, route: &SlotRoute, slots: &[u32], sums: Sums, token: u64) -> Result<(), Refusal> {
-        let pairs = slots.iter().map(|&slot| Pair { block: 0, slot });
-        self.start(&route.ends, pairs, sums, token, route.launch())
-    }
-
-    fn start(
+    fn start<P: Plan>(
         &mut self,
-        ends: &Ends,
+        Route { ends, plan }: &Route<P>,
+        way: P::Way,
         pairs: impl ExactSizeIterator<Item = Pair>,
         sums: Sums,
         token: u64,
-        plan: impl FnOnce(&Batch, dataplane_kernels::Device) -> Result<Launch, PlanError>,
     ) -> Result<(), Refusal> {
         let (count, slot) = (pairs.len(), self.next_slot);
         self.admit(ends, count, sums)?;
@@ -191,7 +146,7 @@ impl KernelQueue {
         let expected = if let Sums::Expect(expected) = sums { expected } else { &[] };
         let places = (sums != Sums::None).then_some(!expected.is_empty());
         let batch = self.ring.batch(slot, &parts, ends.planes(), places);
-        let launch = plan(&batch, self.kernels.shape())?;
+        let launch = plan.launch(way, &batch, self.kernels.shape())?;
         self.ring.seal(slot, &parts, expected);
         let failure = self.hand_over(slot, &parts, &launch).err();
         let (has_sums, _ends) = (places.is_some(), ends.clone());
@@ -293,4 +248,9 @@ impl KernelQueue {
             }
         }
     }
+}
+
+/// An item of a route without tensors: the kernels read no block of it.
+fn whole_slot(&slot: &u32) -> Pair {
+    Pair { block: 0, slot }
 }

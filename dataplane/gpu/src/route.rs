@@ -1,12 +1,15 @@
 //! Routes: tensors, slots, and the plan between them, checked against both sides' memory. Made once, used for every batch.
+//!
+//! The routes differ in their plan alone, so there is one type with the plan as its parameter: each batch is planned
+//! without a virtual call, and a route cannot be asked for what its plan does not do.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use dataplane_cuda::{Device, DeviceMemory, DeviceSlab};
 use dataplane_kernels::{
-    Batch, ChecksumPlan, CopyPlan, Direction, HeadRange, Launch, PlanError, QuantisePlan, QuantisedSlot,
-    SlotLayout, alignment_of,
+    Batch, ChecksumPlan, CopyPlan, Device as Shape, Direction, HeadRange, Launch, PlanError, QuantisePlan,
+    QuantisedSlot, SlotLayout, alignment_of,
 };
 
 use crate::error::RouteError;
@@ -73,11 +76,61 @@ impl Ends {
     }
 }
 
-/// Blocks as they are, between tensors and slots; also some heads of them, from or to a slot with more or fewer.
+/// A plan by which a batch becomes one launch.
+pub(crate) trait Plan {
+    /// What a batch chooses: the direction, or nothing where there is only one.
+    type Way;
+
+    /// Cuts a batch for the device.
+    fn launch(&self, way: Self::Way, batch: &Batch, device: Shape) -> Result<Launch, PlanError>;
+}
+
+impl Plan for CopyPlan {
+    type Way = Direction;
+
+    fn launch(&self, way: Direction, batch: &Batch, device: Shape) -> Result<Launch, PlanError> {
+        Self::launch(self, way, batch, device)
+    }
+}
+
+impl Plan for QuantisePlan {
+    type Way = Direction;
+
+    fn launch(&self, way: Direction, batch: &Batch, device: Shape) -> Result<Launch, PlanError> {
+        Self::launch(self, way, batch, device)
+    }
+}
+
+impl Plan for ChecksumPlan {
+    type Way = ();
+
+    fn launch(&self, (): (), batch: &Batch, device: Shape) -> Result<Launch, PlanError> {
+        Self::launch(self, batch, device)
+    }
+}
+
+/// The memory of both ends and the plan between them.
 #[derive(Debug, Clone)]
-pub struct CopyRoute {
+pub struct Route<P> {
     pub(crate) ends: Ends,
-    plan: CopyPlan,
+    pub(crate) plan: P,
+}
+
+/// Blocks as they are, between tensors and slots; also some heads of them, from or to a slot with more or fewer.
+pub type CopyRoute = Route<CopyPlan>;
+
+/// Blocks in the engine's elements, codes in the slots.
+pub type QuantiseRoute = Route<QuantisePlan>;
+
+/// Slots alone: their first bytes are summed.
+pub type SlotRoute = Route<ChecksumPlan>;
+
+impl<P> Route<P> {
+    /// How it is done: the width of an access, the bytes moved.
+    #[must_use]
+    pub fn plan(&self) -> &P {
+        &self.plan
+    }
 }
 
 impl CopyRoute {
@@ -98,26 +151,6 @@ impl CopyRoute {
         let plan = CopyPlan::new(paged, layout, heads, ends.alignment())?;
         Ok(Self { ends, plan })
     }
-
-    /// How it is done: the width of an access, the bytes moved.
-    #[must_use]
-    pub fn plan(&self) -> &CopyPlan {
-        &self.plan
-    }
-
-    pub(crate) fn launch(
-        &self,
-        direction: Direction,
-    ) -> impl FnOnce(&Batch, dataplane_kernels::Device) -> Result<Launch, PlanError> + use<'_> {
-        move |batch, device| self.plan.launch(direction, batch, device)
-    }
-}
-
-/// Blocks in the engine's elements, codes in the slots.
-#[derive(Debug, Clone)]
-pub struct QuantiseRoute {
-    pub(crate) ends: Ends,
-    plan: QuantisePlan,
 }
 
 impl QuantiseRoute {
@@ -135,26 +168,6 @@ impl QuantiseRoute {
         let plan = QuantisePlan::new(paged, slot, heads, ends.alignment())?;
         Ok(Self { ends, plan })
     }
-
-    /// How it is done.
-    #[must_use]
-    pub fn plan(&self) -> &QuantisePlan {
-        &self.plan
-    }
-
-    pub(crate) fn launch(
-        &self,
-        direction: Direction,
-    ) -> impl FnOnce(&Batch, dataplane_kernels::Device) -> Result<Launch, PlanError> + use<'_> {
-        move |batch, device| self.plan.launch(direction, batch, device)
-    }
-}
-
-/// Slots alone: their first bytes are summed.
-#[derive(Debug, Clone)]
-pub struct SlotRoute {
-    pub(crate) ends: Ends,
-    plan: ChecksumPlan,
 }
 
 impl SlotRoute {
@@ -163,12 +176,6 @@ impl SlotRoute {
         let ends = Ends::new(None, slots, bytes)?;
         let plan = ChecksumPlan::new(bytes, ends.alignment())?;
         Ok(Self { ends, plan })
-    }
-
-    pub(crate) fn launch(
-        &self,
-    ) -> impl FnOnce(&Batch, dataplane_kernels::Device) -> Result<Launch, PlanError> + use<'_> {
-        move |batch, device| self.plan.launch(batch, device)
     }
 }
 

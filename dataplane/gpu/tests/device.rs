@@ -35,7 +35,8 @@ fn rig() -> Option<Rig> {
     };
     for kernels in &kernels {
         let description = kernels.device().description();
-        eprintln!("{}: kernels compiled and loaded in {:?}", description.name, kernels.took());
+        let form = kernels.why_text().unwrap_or("machine code");
+        eprintln!("{}: kernels compiled and loaded in {:?}: {form}", description.name, kernels.took());
     }
     let of = |device: &Device| {
         let ordinal = device.description().ordinal;

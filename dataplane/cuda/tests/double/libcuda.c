@@ -9,8 +9,8 @@
  * pointer is always an error.
  *
  * Variables named kvasir_double_* are settings, faults and counts; see the list. Kernels: an image that begins
- * with "emulator:PATH\n" is a shared object with kvasir_emulate and kvasir_parameter_sizes; it may call
- * kvasir_translate. Compile with -DKVASIR_DOUBLE_OLD for a driver without what came after 11.4.
+ * with "emulator:PATH\n", as machine code behind ELF's first four bytes, is a shared object with kvasir_emulate and
+ * kvasir_parameter_sizes; it may call kvasir_translate. Compile with -DKVASIR_DOUBLE_OLD for a driver without what came after 11.4.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -55,6 +55,7 @@ int64_t kvasir_double_refuse_synchronise = 0; /* what cuStreamSynchronize return
 int64_t kvasir_double_refuse_unregister = 0; /* what cuMemHostUnregister returns */
 int64_t kvasir_double_capturing = 0;        /* 1: another thread records a graph and forbids unsafe calls to all */
 int64_t kvasir_double_no_capture_mode = 0;  /* 1: a thread's mode cannot be exchanged */
+int64_t kvasir_double_refuse_machine_code = 0; /* what cuModuleLoadDataEx returns for it */
 int64_t kvasir_double_range_bytes = 0;      /* n: an allocation says that it has so many bytes: the rest is another */
 int64_t kvasir_double_flush_options = 1;    /* 1: the host can flush what NICs have written */
 int64_t kvasir_double_writes_ordering = 0;  /* 0: none, 100: for the owner, 200: for all devices */
@@ -218,7 +219,8 @@ static const struct { result_t code; const char *name; } names[] = {
     {SUCCESS, "CUDA_SUCCESS"}, {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
     {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"}, {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"},
     {NO_DEVICE, "CUDA_ERROR_NO_DEVICE"}, {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
-    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"}, {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
+    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
     {MAP_FAILED_ERROR, "CUDA_ERROR_MAP_FAILED"}, {INVALID_PTX, "CUDA_ERROR_INVALID_PTX"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"}, {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
     {NOT_READY, "CUDA_ERROR_NOT_READY"}, {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
@@ -936,6 +938,10 @@ result_t cuModuleLoadDataEx(struct module **module, const void *image, unsigned 
     ENTER_HEALTHY();
     const char *text = image, *prefix = "emulator:";
     if (!image) return INVALID_VALUE;
+    if (!memcmp(text, "\x7f" "ELF", 4)) {
+        if (kvasir_double_refuse_machine_code) return (result_t)kvasir_double_refuse_machine_code;
+        text += 4;
+    }
     const char *end = strncmp(text, prefix, strlen(prefix)) ? NULL : strchr(text, '\n');
     if (!end) return refuse_image(count, options, values, "the image names no emulator", INVALID_PTX);
     char path[1024];

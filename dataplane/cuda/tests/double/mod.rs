@@ -6,6 +6,8 @@
 
 #![allow(dead_code, reason = "each test uses its part of it")]
 
+pub(crate) mod nvrtc;
+
 use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -15,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use libloading::Library;
 
 /// Faults and settings, as they are without anybody's doing.
-const SETTINGS: [(&str, i64); 21] = [
+const SETTINGS: [(&str, i64); 22] = [
     ("devices", 2),
     ("version", 12_080),
     ("initialise", 0),
@@ -34,6 +36,7 @@ const SETTINGS: [(&str, i64); 21] = [
     ("refuse_unregister", 0),
     ("capturing", 0),
     ("no_capture_mode", 0),
+    ("refuse_machine_code", 0),
     ("range_bytes", 0),
     ("flush_options", 1),
     ("writes_ordering", 0),
@@ -83,23 +86,16 @@ impl Double {
         Some(Self { library, _turn: turn })
     }
 
-    fn variable(&self, name: &str) -> *mut i64 {
-        let name = format!("kvasir_double_{name}");
-        // SAFETY: every variable of that prefix is an `int64_t`.
-        let symbol = unsafe { self.library.get::<*mut i64>(name.as_bytes()) };
-        *symbol.expect(&name)
-    }
-
     /// Sets a fault or a setting.
     pub(crate) fn set(&self, name: &str, value: i64) {
         // SAFETY: the variable lives as long as the library; the double reads it whole.
-        unsafe { self.variable(name).write_volatile(value) };
+        unsafe { variable(&self.library, name).write_volatile(value) };
     }
 
     /// Reads a count.
     pub(crate) fn get(&self, name: &str) -> i64 {
         // SAFETY: as in `set`.
-        unsafe { self.variable(name).read_volatile() }
+        unsafe { variable(&self.library, name).read_volatile() }
     }
 
     /// How much the count grows during the work.
@@ -138,6 +134,14 @@ impl Drop for Double {
             self.assert_nothing_leaked();
         }
     }
+}
+
+/// A setting or a count of a double.
+fn variable(library: &Library, name: &str) -> *mut i64 {
+    let name = format!("kvasir_double_{name}");
+    // SAFETY: every variable of that prefix is an `int64_t`.
+    let symbol = unsafe { library.get::<*mut i64>(name.as_bytes()) };
+    *symbol.expect(&name)
 }
 
 /// Compiles C source to a shared object in the tests' scratch folder, unless it is there from the last time; `None`
