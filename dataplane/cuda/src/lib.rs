@@ -46,6 +46,9 @@ mod submission;
 mod compile;
 mod compiler;
 
+#[cfg(test)]
+mod against;
+
 pub use compile::{CompileError, Image, compile, compile_for};
 
 pub use copier::SlotCopier;

@@ -58,11 +58,28 @@ macro_rules! library {
             })
         }
 
-        /// Each type is that of `cudarc`'s function of the same name, but for the code that it returns.
+        /// Each type is that of `cudarc`'s function of the same name, but for the code that it returns; and what is asked
+        /// of the driver is no newer than the header that `cudarc`'s types were made of.
         const _: () = {
             $(let _: unsafe fn($($argument),*) -> CUresult = sys::$symbol;)*
             $(let _: unsafe fn($($newer_argument),*) -> CUresult = sys::$newer_symbol;)*
+            $(assert!($since <= sys::CUDA_VERSION);)*
         };
+
+        /// The table as text: each function's name with the types that it is called with.
+        #[cfg(test)]
+        pub(crate) const SIGNATURES: &[(&str, &[&str])] = &[
+            $((stringify!($symbol), &[$(stringify!($argument)),*]),)*
+            $((stringify!($newer_symbol), &[$(stringify!($newer_argument)),*]),)*
+        ];
+
+        #[cfg(test)]
+        impl Library {
+            /// The newer ones: their names, since when there are such, and what was found.
+            pub(crate) fn newer(&self) -> Vec<(&'static str, c_int, Option<*const c_void>)> {
+                vec![$((stringify!($newer_symbol), $since, self.$newer.map(|found| found as *const c_void)),)*]
+            }
+        }
     };
 }
 

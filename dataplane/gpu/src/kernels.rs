@@ -22,7 +22,8 @@ const NAME: &str = "layout kernels";
 
 impl LayoutKernels {
     /// Compiles the kernels for the device and loads them: as machine code, or as text that the driver compiles where
-    /// there is none or the driver does not take it ([`why_text`](Self::why_text)). Takes a second or so.
+    /// there is none or the driver does not take it ([`why_text`](Self::why_text)). Takes about 15 seconds of one core;
+    /// text takes half of that, and then the driver's part.
     pub fn compile(device: &Device) -> Result<Self, KernelsError> {
         let started = Instant::now();
         let (major, minor) = device.description().compute_capability;
