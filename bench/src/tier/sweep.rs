@@ -165,7 +165,7 @@ impl Rig {
         let targets = targets.context("slots")?;
         let chain = self.chain[..blocks].to_vec();
         ensure!(
-            self.store.onboard(Onboard { request, chain, targets, deadline }).is_ok(),
+            self.store.onboard(Onboard { request, chain, first: 0, targets, deadline }).is_ok(),
             "the store takes it"
         );
         let verified = loop {

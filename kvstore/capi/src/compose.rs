@@ -76,7 +76,7 @@ fn policy(eviction: Eviction) -> PolicyKind {
     }
 }
 
-fn disk(settings: &Settings) -> DiskTier {
+pub(crate) fn disk(settings: &Settings) -> DiskTier {
     let tier = settings.disk_tier.clone();
     let (slot_bytes, segment_bytes) = (settings.slot_bytes(), settings.segment_bytes());
     let config = DiskConfig {

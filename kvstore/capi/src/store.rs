@@ -124,28 +124,45 @@ impl StoreBackend {
     }
 
     /// Throws a block away that a reader found damaged: the reader's caller is going to put it again, and must not hear
-    /// that it is there. One that was put meanwhile is whole, and stays. The store throws away what it has in all tiers;
-    /// what only memory has damaged is lost on the disk, too.
+    /// that it is there. One that was put meanwhile is whole, and stays. What memory has damaged may be good on the disk,
+    /// where the next reader finds it; whole bytes that are no block of this library go from all tiers.
     pub(crate) fn throw_away(&self, identity: &Identity) -> Result<(), BackendError> {
         let _turn = self.turns.take(identity);
         let held = self.hold("get", vec![BlockIdentity(*identity)])?;
         // With too many requests inside it stays, and the next reader finds it.
-        if held.as_ref().is_none_or(|held| held.first().is_none_or(is_whole)) {
-            return Ok(());
-        }
+        let condition = held.as_ref().and_then(|held| held.first()).map(Condition::of);
         drop(held);
-        self.store.forget(vec![BlockIdentity(*identity)]);
+        match condition {
+            None | Some(Condition::Whole) => return Ok(()),
+            Some(Condition::Damaged) => self.store.forget_on_host(vec![BlockIdentity(*identity)]),
+            Some(Condition::Foreign) => self.store.forget(vec![BlockIdentity(*identity)]),
+        }
         self.wait_for_turn("get")
     }
 }
 
-/// Whether a block is what had been stored, and one of this library's.
-fn is_whole(block: &HostBlock) -> bool {
-    let mut begins_well = None;
-    let is_intact = block.read_verified(|piece| {
-        begins_well.get_or_insert_with(|| is_block(piece, block.len()));
-    });
-    is_intact && begins_well == Some(true)
+/// How a block of host memory is.
+enum Condition {
+    /// What had been stored, and one of this library's.
+    Whole,
+    /// Not what had been stored.
+    Damaged,
+    /// What had been stored, and none of this library's.
+    Foreign,
+}
+
+impl Condition {
+    fn of(block: &HostBlock) -> Self {
+        let mut begins_well = None;
+        let is_intact = block.read_verified(|piece| {
+            begins_well.get_or_insert_with(|| is_block(piece, block.len()));
+        });
+        match (is_intact, begins_well) {
+            (false, _) => Self::Damaged,
+            (true, Some(true)) => Self::Whole,
+            (true, _) => Self::Foreign,
+        }
+    }
 }
 
 impl Backend for StoreBackend {

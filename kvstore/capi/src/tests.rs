@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use dataplane_memory::{PageSize, Slab};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
-use kvstore_store::{Description, HostTier, StoreBuilder, StoreConfig, TenantId};
+use kvstore_store::{Description, DiskTier, HostTier, StoreBuilder, StoreConfig, TenantId};
 
 use crate::backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome};
 use crate::buffers::{Buffer, Destination, Ranges, Source};
 use crate::compose;
+use crate::config::Settings;
 use crate::format::{HEAD_BYTES_MAX, META_BYTES_MAX};
 use crate::status::Status;
 use crate::store::StoreBackend;
@@ -210,10 +211,17 @@ fn more_memory_than_there_is_is_refused() {
 
 /// A store over so many slots whose memory the test can reach.
 fn with_slab(slots: u32) -> (StoreBackend, Arc<Slab>) {
+    with_slab_over(slots, None)
+}
+
+fn with_slab_over(slots: u32, disk: Option<DiskTier>) -> (StoreBackend, Arc<Slab>) {
     let host = HostTier { slots, pages: PageSize::Standard, eviction: PolicyKind::Lru };
     let config = StoreConfig::new(PAYLOAD_MAX + HEAD_BYTES_MAX, 1);
-    let builder = StoreBuilder::new(config, host).expect("memory");
+    let mut builder = StoreBuilder::new(config, host).expect("memory");
     let slab = Arc::clone(builder.slab());
+    if let Some(disk) = disk {
+        builder = builder.disk(disk);
+    }
     let (store, _) = builder.start(|_| {}).expect("threads");
     (StoreBackend::new(store, PAYLOAD_MAX, 20_480), slab)
 }
@@ -270,6 +278,23 @@ fn a_block_damaged_on_the_disk_is_a_miss_that_is_counted() {
     assert_eq!((statistics.hits, statistics.misses, statistics.damaged), (0, 1, 1), "{statistics:?}");
     assert_eq!(store.matched(&[identity(4)]), Ok(0), "thrown away");
     assert_eq!(get(&*store, &identity(5)), Ok(Some(block(5))), "the other is as it was");
+    store.close();
+}
+
+#[test]
+fn a_block_damaged_in_memory_alone_is_read_from_the_disk_next() {
+    let folder = Folder::new("host-damaged");
+    let text = folder.configuration("4 MiB", "engine = \"pread\"\n");
+    let settings = Settings::parse(&text).unwrap_or_else(|failure| panic!("{}", failure.text));
+    let (store, slab) = with_slab_over(1, Some(compose::disk(&settings)));
+    put_all(&store, 4..5);
+    wait_until_written(&store, 1);
+    let mut byte = [0];
+    slab.read(0, 9000, &mut byte);
+    slab.write(0, 9000, &[byte[0] ^ 1]);
+    assert_eq!(get(&store, &identity(4)), Ok(None));
+    assert_eq!(get(&store, &identity(4)), Ok(Some(block(4))), "the disk's copy is good");
+    assert_eq!(store.statistics().damaged, 1);
     store.close();
 }
 

@@ -120,6 +120,12 @@ impl BandwidthGate {
         Self { tiers: limits.map(|limit| limit.map(bucket)), forgiven_bytes: [0; TIERS] }
     }
 
+    /// Whether the tier has a limit; without one everything is granted at any time.
+    #[must_use]
+    pub fn is_limited(&self, tier: Tier) -> bool {
+        self.tiers[tier.index()].is_some()
+    }
+
     /// Whether `bytes` may move now.
     pub fn admit(&mut self, now: Duration, tier: Tier, priority: Priority, bytes: u64) -> Admission {
         let Some((bucket, limit)) = &mut self.tiers[tier.index()] else { return Admission::Granted };
@@ -188,6 +194,7 @@ mod tests {
             BandwidthLimit { bytes_per_s: bytes(1000), burst_bytes: bytes(1000), debt_max_bytes: 2000 };
         let mut gate = BandwidthGate::new([None, Some(limit), None, None], Duration::ZERO);
         let at = Duration::from_secs;
+        assert!(gate.is_limited(Tier::Disk) && !gate.is_limited(Tier::Host));
         assert_eq!(gate.admit(at(0), Tier::Host, Priority::Prefetch, u64::MAX), Admission::Granted);
         assert_eq!(gate.admit(at(0), Tier::Disk, Priority::Prefetch, 400), Admission::Granted);
         assert!(matches!(gate.admit(at(0), Tier::Disk, Priority::Prefetch, 400), Admission::Throttled(_)));

@@ -50,6 +50,8 @@ pub struct Onboard {
     pub request: u64,
     /// The blocks, each hanging on the one before.
     pub chain: Vec<BlockIdentity>,
+    /// Blocks before them in their prompt: what stands further back costs more to compute again.
+    pub first: u32,
     /// A slot for each.
     pub targets: Vec<SlotRef>,
     /// What has not arrived by then is not waited for.
@@ -65,6 +67,8 @@ pub struct Prepare {
     pub chain: Vec<BlockIdentity>,
     /// Leading blocks that the worker's pool has.
     pub device_blocks: usize,
+    /// Whose quota counts what is brought, where there is one.
+    pub tenant: TenantId,
     /// What has not arrived by then is not waited for.
     pub deadline: Instant,
 }
@@ -153,6 +157,8 @@ pub(crate) enum Job {
     Load {
         request: u64,
         chain: Vec<BlockIdentity>,
+        /// Blocks before them in their prompt.
+        first: u32,
         destination: Destination,
         deadline: Instant,
     },
@@ -164,6 +170,7 @@ pub(crate) enum Job {
     WentIdle(Vec<BlockIdentity>),
     Probe(Probe),
     Forget(Vec<BlockIdentity>),
+    ForgetOnHost(Vec<BlockIdentity>),
 }
 
 pub(crate) struct NewBlock {

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod background;
+mod bandwidth;
 mod config;
 mod device;
 mod disk;

@@ -182,7 +182,7 @@ impl Mover {
         };
         !self.reading.is_empty()
             || self.writing() > 0
-            || self.background.holds_writes()
+            || self.bandwidth.holds_writes()
             || self.device.as_ref().is_some_and(DeviceCopies::is_busy)
             || self.loads.values().any(goes_on)
     }
@@ -215,7 +215,7 @@ impl Mover {
             return Started::Later;
         }
         if !is_paid {
-            self.background.charge(Tier::Disk, bytes);
+            self.bandwidth.charge(Tier::Disk, bytes);
         }
         self.reading.insert(identity, Reading { number, waiters: vec![waiter] });
         Started::Coming

@@ -1,8 +1,10 @@
 //! The store's thread: it copies, decides what goes where, and keeps the slower tiers busy.
 //!
 //! What somebody waits for (loads, results of reads) comes before what nobody does (offloads), one block at a time, so
-//! that a load waits for little more than the copies of [`COPY_BYTES_MAX`] and the checksums of what has just arrived. The slower tiers have threads of their own;
-//! this one hands them commands and gets their results through its inbox, and never waits for one of them.
+//! that a load waits for little more than the copies of [`COPY_BYTES_MAX`] and the checksums of what has just arrived. A
+//! round is bounded, and loads that never pause leave a new block its turn in every [`OFFLOAD_EVERY`]th. The slower tiers
+//! have threads of their own; this one hands them commands and gets their results through its inbox, and never waits for
+//! one of them.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use kvstore_catalog::{FrequencySketch, Lease};
 use kvstore_disk::{Admission, Usage};
 
 use crate::background::Background;
+use crate::bandwidth::Bandwidth;
 use crate::device::DeviceCopies;
 use crate::disk::{DiskLink, DiskResult};
 use crate::far::{FarLinks, FarResult};
@@ -27,6 +30,12 @@ use crate::shared::Shared;
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// How soon those who wait for room are tried again when nothing tells that there is some.
 const ROOM_RECHECK: Duration = Duration::from_millis(1);
+
+/// Messages taken in before the rest of a round has its turn.
+const MESSAGES_MAX: usize = 256;
+
+/// A new block has its turn after so many rounds with copies for loads: it waits long for them, but not for ever.
+const OFFLOAD_EVERY: u32 = 16;
 
 /// What reaches the thread at once; new blocks have a queue of their own.
 pub(crate) enum Message {
@@ -87,15 +96,18 @@ pub(crate) struct Mover {
     /// The block at the head of `unwritten` was admitted, and waits for bandwidth.
     pub(crate) admitted: Option<BlockIdentity>,
     pub(crate) background: Background,
+    pub(crate) bandwidth: Bandwidth,
     /// Copies to and from a pool in a device's memory.
     pub(crate) device: Option<DeviceCopies>,
 }
 
 impl Mover {
     pub(crate) fn run(mut self) {
+        let mut busy_rounds = 0_u32;
         loop {
             let mut is_idle = true;
-            while let Ok(message) = self.inbox.try_recv() {
+            for _ in 0..MESSAGES_MAX {
+                let Ok(message) = self.inbox.try_recv() else { break };
                 is_idle = false;
                 if !self.take(message) {
                     return;
@@ -106,7 +118,13 @@ impl Mover {
             }
             if self.advance_loads() {
                 is_idle = false;
-            } else if let Some(block) = self.next_offload() {
+                busy_rounds = busy_rounds.wrapping_add(1);
+            } else {
+                busy_rounds = 0;
+            }
+            if busy_rounds.is_multiple_of(OFFLOAD_EVERY)
+                && let Some(block) = self.next_offload()
+            {
                 is_idle = false;
                 self.offload(block);
             }
@@ -115,6 +133,9 @@ impl Mover {
             self.expire_loads(now);
             self.expire_searches(now);
             self.bury();
+            if self.resume_writes(now) {
+                is_idle = false;
+            }
             if is_idle {
                 self.work_ahead(now);
             }
@@ -144,6 +165,7 @@ impl Mover {
             .map(|load| load.deadline)
             .chain(self.far.next_deadline())
             .chain(self.background.next_deadline(!self.loads.is_empty()))
+            .chain(self.bandwidth.next_deadline())
             .min();
         let mut timeout =
             deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(now)).min(SLEEP_MAX);
@@ -177,8 +199,8 @@ impl Mover {
     /// False when it was the last one.
     fn take(&mut self, message: Message) -> bool {
         match message {
-            Message::Job(Job::Load { request, chain, destination, deadline }) => {
-                self.start_load(request, chain, 0, destination, deadline);
+            Message::Job(Job::Load { request, chain, first, destination, deadline }) => {
+                self.start_load(request, chain, first, destination, deadline);
             }
             Message::Job(Job::Prepare(prepare)) => self.prepare(prepare),
             Message::Job(Job::Cancel(request)) => {
@@ -189,6 +211,7 @@ impl Mover {
             Message::Job(Job::WentIdle(chain)) => self.conversation_went_idle(chain),
             Message::Job(Job::Probe(probe)) => self.probe(probe),
             Message::Job(Job::Forget(chain)) => self.forget(&chain),
+            Message::Job(Job::ForgetOnHost(chain)) => self.forget_on_host(&chain),
             Message::Disk(DiskResult::Written { write, is_written, usage }) => {
                 self.written(*write, is_written, usage);
             }

@@ -25,6 +25,8 @@ const UNWRITTEN_MAX: usize = 65_536;
 const UNWRITTEN_SHARE: usize = 2;
 /// Blocks written back between two walks over the disk's slots that hang children on their parents.
 const ORPHANS_MAX: usize = 4096;
+/// Blocks that wait to be written which are looked at in a round of the thread.
+const WRITES_MAX: usize = 64;
 /// A block's place in its chain and its checksum stand before what its owner keeps with it.
 pub(crate) const META_FIXED: usize = 12;
 
@@ -61,7 +63,7 @@ impl Mover {
         }
         let Some(reserved) = self.host_slot(block.description.tenant) else {
             // Other tenants wait behind one that is at its quota for the end of a write, not for bandwidth.
-            let is_short = self.shared.free(HOST) == 0 || !self.background.holds_writes();
+            let is_short = self.shared.free(HOST) == 0 || !self.bandwidth.holds_writes();
             if is_short && self.will_make_room() {
                 self.held.push_front(block);
             } else {
@@ -154,7 +156,7 @@ impl Mover {
         let writes_back = self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back;
         if writes_back && !self.shared.catalog.has_room(HOST, tenant) {
             self.write_back(tenant);
-            let is_on_its_way = self.writing() > 0 || self.background.holds_writes();
+            let is_on_its_way = self.writing() > 0 || self.bandwidth.holds_writes();
             let is_queue_full = self.disk.as_ref().is_some_and(|disk| !disk.has_room());
             if !self.shared.catalog.has_room(HOST, tenant) && (is_on_its_way || is_queue_full) {
                 return None;
@@ -209,13 +211,25 @@ impl Mover {
         let lease = if is_held { self.shared.catalog.lease(HOST, &identity) } else { None };
         self.unwritten_held += usize::from(lease.is_some());
         self.unwritten.push_back((identity, lease));
-        self.write_waiting();
     }
 
-    /// Writes what waits, as far as the disk's queue has room.
-    pub(crate) fn write_waiting(&mut self) {
-        while self.disk.as_ref().is_some_and(DiskLink::has_room) {
-            let Some((identity, held)) = self.unwritten.pop_front() else { return };
+    /// Goes on with writes: with those held back whose bandwidth is there, and with what waits for room in the disk's queue.
+    /// Whether there is more to be done at once.
+    pub(crate) fn resume_writes(&mut self, now: Instant) -> bool {
+        if self.bandwidth.release_writes(now) {
+            self.room_came_free();
+        }
+        self.write_waiting()
+    }
+
+    /// Writes what waits, as far as the disk's queue has room; whether there is more for which it has.
+    fn write_waiting(&mut self) -> bool {
+        for _ in 0..WRITES_MAX {
+            let has_room = self.disk.as_ref().is_some_and(DiskLink::has_room);
+            if !has_room || self.bandwidth.holds_writes() {
+                return false;
+            }
+            let Some((identity, held)) = self.unwritten.pop_front() else { return false };
             self.unwritten_held -= usize::from(held.is_some());
             let Some(lease) = held.or_else(|| self.shared.catalog.lease(HOST, &identity)) else { continue };
             let (slot, bytes) = (lease.slot(), lease.bytes());
@@ -225,9 +239,11 @@ impl Mover {
                 self.admitted = Some(identity);
                 self.unwritten_held += 1;
                 self.unwritten.push_front((identity, Some(lease)));
-                return self.background.hold_writes(wait);
+                self.bandwidth.hold_writes(wait);
+                return false;
             }
         }
+        !self.unwritten.is_empty()
     }
 
     /// Starts the way out of host memory for the blocks that go next. Those that the disk has, or does not take, go at
@@ -236,7 +252,7 @@ impl Mover {
         let mut evicting = Vec::new();
         let room = self.disk.as_ref().map_or(0, DiskLink::room);
         let count = LEAVING_MAX.saturating_sub(self.writing()).min(room);
-        if self.background.holds_writes() {
+        if self.bandwidth.holds_writes() {
             return;
         }
         self.shared.catalog.evict_for(HOST, tenant, count, &mut evicting);
@@ -247,7 +263,7 @@ impl Mover {
                 Err(NotWritten { hold: Hold::Evicting(evicting), wait: Some(wait) }) => {
                     // It stays, and those after it, until there is bandwidth.
                     self.admitted = Some(identity);
-                    self.background.hold_writes(wait);
+                    self.bandwidth.hold_writes(wait);
                     drop(evicting);
                     return;
                 }
@@ -301,7 +317,7 @@ impl Mover {
             StoreCounters::add(&self.shared.counters.not_admitted, 1);
             return Err(hold.into());
         }
-        if let Err(wait) = self.background.admit(Tier::Disk, Priority::Offload, u64::from(bytes)) {
+        if let Err(wait) = self.bandwidth.admit(Tier::Disk, Priority::Offload, u64::from(bytes)) {
             return Err(NotWritten { hold, wait: Some(wait) });
         }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
@@ -367,7 +383,6 @@ impl Mover {
             self.finish_eviction(evicting, state.is_told);
             self.relink();
         }
-        self.write_waiting();
     }
 
     /// Blocks that were written before their parents are hung on them from time to time.
@@ -402,13 +417,7 @@ impl Mover {
 
     /// Takes blocks out of every tier of this node, also those on their way from one to another.
     pub(crate) fn forget(&mut self, chain: &[BlockIdentity]) {
-        let gone: HashSet<&BlockIdentity> =
-            if self.unwritten.is_empty() { HashSet::new() } else { chain.iter().collect() };
-        self.unwritten.retain(|(identity, lease)| {
-            let is_kept = !gone.contains(identity);
-            self.unwritten_held -= usize::from(!is_kept && lease.is_some());
-            is_kept
-        });
+        self.forget_unwritten(chain);
         for identity in chain {
             self.in_writing.entry(*identity).and_modify(|state| state.is_forgotten = true);
             if let Some(reading) = self.reading.get(identity) {
@@ -417,6 +426,25 @@ impl Mover {
             self.drop_from_host(*identity);
             self.drop_from_disk(*identity);
         }
+    }
+
+    /// Takes blocks out of host memory alone. A write that is under way goes on: what it writes is verified when it is read.
+    pub(crate) fn forget_on_host(&mut self, chain: &[BlockIdentity]) {
+        self.forget_unwritten(chain);
+        for identity in chain {
+            self.drop_from_host(*identity);
+        }
+    }
+
+    /// Blocks that wait to be written are not going to be.
+    fn forget_unwritten(&mut self, chain: &[BlockIdentity]) {
+        let gone: HashSet<&BlockIdentity> =
+            if self.unwritten.is_empty() { HashSet::new() } else { chain.iter().collect() };
+        self.unwritten.retain(|(identity, lease)| {
+            let is_kept = !gone.contains(identity);
+            self.unwritten_held -= usize::from(!is_kept && lease.is_some());
+            is_kept
+        });
     }
 
     pub(crate) fn drop_from_host(&mut self, identity: BlockIdentity) {

@@ -18,6 +18,7 @@ use kvstore_disk::{Admission, AdmissionConfig, DiskCounters, Moment, Recovered, 
 
 use crate::Description;
 use crate::background::Background;
+use crate::bandwidth::Bandwidth;
 use crate::config::StoreConfig;
 use crate::device::DeviceCopies;
 use crate::disk::{DiskLink, NO_PARENT, OpenDisk};
@@ -179,6 +180,7 @@ impl StoreBuilder {
         let survivors = adopt(&shared, recovered);
         StoreCounters::add(&shared.counters.survivors, survivors.len());
         let (offloads, new_blocks) = bounded(OFFLOADS_MAX);
+        let now = Instant::now();
         let mover = Mover {
             shared: Arc::clone(&shared),
             inbox,
@@ -204,7 +206,8 @@ impl StoreBuilder {
             admission: Admission::new(admission, Moment::now()),
             usage,
             admitted: None,
-            background: Background::new(shared.config.prefetch, shared.config.bandwidth),
+            background: Background::new(shared.config.prefetch, now),
+            bandwidth: Bandwidth::new(shared.config.bandwidth, now, Instant::now),
             device: copier.map(DeviceCopies::new),
         };
         let thread =
@@ -390,17 +393,17 @@ impl Store {
     /// since the plan was made are simply not counted as verified.
     pub fn onboard(&self, onboard: Onboard) -> Result<(), Throttled<Onboard>> {
         assert_eq!(onboard.chain.len(), onboard.targets.len(), "one slot for each block");
-        let Onboard { request, chain, targets, deadline } = onboard;
-        let job = Job::Load { request, chain, destination: Destination::Slots(targets), deadline };
+        let Onboard { request, chain, first, targets, deadline } = onboard;
+        let job = Job::Load { request, chain, first, destination: Destination::Slots(targets), deadline };
         self.send(job).map_err(|job| match job {
-            Job::Load { request, chain, destination: Destination::Slots(targets), deadline } => {
-                Throttled(Onboard { request, chain, targets, deadline })
+            Job::Load { request, chain, first, destination: Destination::Slots(targets), deadline } => {
+                Throttled(Onboard { request, chain, first, targets, deadline })
             }
             _ => unreachable!("it went in as a load into slots"),
         })
     }
 
-    /// Brings a chain into host memory and holds it there: `reply` gets the leading blocks, on the store's thread.
+    /// Brings a chain, from its root, into host memory and holds it there: `reply` gets the leading blocks, on the store's thread.
     pub fn hold(
         &self,
         chain: Vec<BlockIdentity>,
@@ -409,7 +412,7 @@ impl Store {
     ) -> Result<(), Throttled<()>> {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let destination = Destination::Held(Box::new(reply));
-        self.send(Job::Load { request, chain, destination, deadline }).map_err(|_| Throttled(()))
+        self.send(Job::Load { request, chain, first: 0, destination, deadline }).map_err(|_| Throttled(()))
     }
 
     /// The blocks of a chain, if host memory has all of them now. Takes no lock and asks no other thread.
@@ -438,6 +441,12 @@ impl Store {
     /// Throws blocks away, in every tier of this node.
     pub fn forget(&self, chain: Vec<BlockIdentity>) {
         let _stopped = self.messages.send(Message::Job(Job::Forget(chain)));
+    }
+
+    /// Throws the copies of blocks away that host memory has: those of a block that a reader found damaged there. What the
+    /// disk has stays, and is verified when it is read.
+    pub fn forget_on_host(&self, chain: Vec<BlockIdentity>) {
+        let _stopped = self.messages.send(Message::Job(Job::ForgetOnHost(chain)));
     }
 
     fn send(&self, job: Job) -> Result<(), Job> {

@@ -15,7 +15,6 @@ use kvstore_catalog::{PoolCatalog, PoolRegistered as Registered};
 use kvstore_store::{Description, Medium, Offload, Store, Survivor, TenantId};
 use router_events::wire::{KvEvent, Removed, Stored};
 use router_radix::Tier;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::KvPool;
 use crate::sequence::Sequence;
@@ -173,9 +172,7 @@ impl Blocks {
             }
         }
         sequence.registered = complete.max(first);
-        // Whoever keeps the cache apart by a salt is a tenant.
-        let tenant =
-            sequence.extras.first().map_or(TenantId(0), |salt| TenantId(xxh3_64(salt.as_bytes()) as u32));
+        let tenant = sequence.tenant();
         for block in fresh {
             let identity = sequence.identities[block];
             let parent = block.checked_sub(1).map(|parent| sequence.identities[parent]);

@@ -326,7 +326,9 @@ impl Scheduler {
             Plan::AskOthers { deadline } => {
                 sequence.others_asked = true;
                 let chain = sequence.identities[..wanted].to_vec();
-                if store.prepare(Prepare { request, chain, device_blocks: found, deadline }).is_err() {
+                let tenant = sequence.tenant();
+                if store.prepare(Prepare { request, chain, device_blocks: found, tenant, deadline }).is_err()
+                {
                     return Fetch::Unneeded(Box::new(sequence));
                 }
                 // It is admitted anew when the answers are there; until then it holds no slots.
@@ -341,7 +343,7 @@ impl Scheduler {
             return Fetch::Unneeded(Box::new(sequence));
         };
         let chain = sequence.identities[found..found + blocks].to_vec();
-        if store.onboard(Onboard { request, chain, targets, deadline }).is_err() {
+        if store.onboard(Onboard { request, chain, first: found as u32, targets, deadline }).is_err() {
             return Fetch::Unneeded(Box::new(sequence));
         }
         self.fetching_store.insert(request, sequence);

@@ -4,9 +4,11 @@ use std::time::Instant;
 
 use dataplane_memory::SlotRef;
 use kvstore_block::{BlockIdentity, IdentityChain};
+use kvstore_store::TenantId;
 use router_engines::openai::{Finish, Sampling};
 use router_tokens::{Detokenizer, StopStrings};
 use tokio::sync::mpsc;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::engine::Output;
 
@@ -104,6 +106,11 @@ impl Sequence {
             arrived: Instant::now(),
             last_token: None,
         }
+    }
+
+    /// Whoever keeps the cache apart by a salt is a tenant.
+    pub(crate) fn tenant(&self) -> TenantId {
+        self.extras.first().map_or(TenantId(0), |salt| TenantId(xxh3_64(salt.as_bytes()) as u32))
     }
 
     /// Whole blocks before the last token, which is always computed here: its logits are wanted.

@@ -188,7 +188,8 @@ impl Ours {
         let request = self.next_request;
         self.next_request += 1;
         let deadline = Instant::now() + PATIENCE;
-        let onboard = Onboard { request, chain: vec![identity(key)], targets: vec![target], deadline };
+        let onboard =
+            Onboard { request, chain: vec![identity(key)], first: 0, targets: vec![target], deadline };
         self.store.onboard(onboard).map_err(|_| anyhow!("the store takes no requests"))?;
         Ok(request)
     }

@@ -188,7 +188,7 @@ impl Worker {
         targets.iter().for_each(content::clear);
         self.requests += 1;
         let request = (self.thread << 32) | self.requests;
-        let onboard = Onboard { request, chain: chain.to_vec(), targets, deadline };
+        let onboard = Onboard { request, chain: chain.to_vec(), first: 0, targets, deadline };
         if self.rig.store.onboard(onboard).is_err() {
             add(&self.rig.tally.throttled, 1);
             return Ok(());

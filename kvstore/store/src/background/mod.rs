@@ -1,7 +1,7 @@
 //! What the store does although nobody waits for it: it brings the blocks of conversations that are about to go on into
 //! host memory, and reads a little from a disk that plans do not use, so that its speed stays known.
 //!
-//! It comes last: only while no request's load is inside, within the tier's bandwidth ([`BandwidthGate`]), one piece of
+//! It comes last: only while no request's load is inside, within the tier's bandwidth, one piece of
 //! [`PIECE_BLOCKS`] at a time. What was fetched for conversations that have not returned yet fills a quarter of host memory
 //! at most.
 
@@ -10,12 +10,12 @@ mod conversations;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_plan::{Admission, BandwidthGate, BandwidthLimit, Priority, ReturnConfig, TIERS, Tier};
+use kvstore_plan::{Priority, ReturnConfig, Tier};
 
 use crate::job::{Destination, Prepare, Probe};
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
-use crate::shared::{DISK, HOST};
+use crate::shared::{DISK, HOST, NOBODY};
 use conversations::Conversations;
 
 /// The number of all requests that the store makes of itself; nobody is told how they end.
@@ -29,55 +29,19 @@ const AHEAD_SHARE: usize = 4;
 
 pub(crate) struct Background {
     conversations: Option<Conversations>,
-    gate: BandwidthGate,
-    /// Where the gate's clock starts.
-    origin: Instant,
     /// Nothing is to be done before.
     next_check: Instant,
-    /// Writes wait for bandwidth until then.
-    writes_from: Option<Instant>,
 }
 
 impl Background {
-    pub(crate) fn new(prefetch: Option<ReturnConfig>, limits: [Option<BandwidthLimit>; TIERS]) -> Self {
-        let now = Instant::now();
-        Self {
-            conversations: prefetch.map(Conversations::new),
-            gate: BandwidthGate::new(limits, Duration::ZERO),
-            origin: now,
-            next_check: now,
-            writes_from: None,
-        }
-    }
-
-    /// Counts bytes that a request waits for; they are never held back.
-    pub(crate) fn charge(&mut self, tier: Tier, bytes: u64) {
-        let _granted = self.gate.admit(self.origin.elapsed(), tier, Priority::Onboard, bytes);
-    }
-
-    /// Whether bytes may be moved now that nobody waits for; how long they have to wait if not.
-    pub(crate) fn admit(&mut self, tier: Tier, priority: Priority, bytes: u64) -> Result<(), Duration> {
-        match self.gate.admit(self.origin.elapsed(), tier, priority, bytes) {
-            Admission::Granted => Ok(()),
-            Admission::Throttled(wait) => Err(wait),
-        }
-    }
-
-    /// Whether writes wait for bandwidth.
-    pub(crate) fn holds_writes(&self) -> bool {
-        self.writes_from.is_some()
-    }
-
-    /// Writes that wait are tried again after this time.
-    pub(crate) fn hold_writes(&mut self, wait: Duration) {
-        self.writes_from = Some(Instant::now() + wait);
+    pub(crate) fn new(prefetch: Option<ReturnConfig>, now: Instant) -> Self {
+        Self { conversations: prefetch.map(Conversations::new), next_check: now }
     }
 
     /// When there may be something to do. While requests load nothing is, and their ends are told.
     pub(crate) fn next_deadline(&self, has_loads: bool) -> Option<Instant> {
         let has_idle = self.conversations.as_ref().is_some_and(|conversations| !conversations.is_empty());
-        let check = (has_idle && !has_loads).then_some(self.next_check);
-        [check, self.writes_from].into_iter().flatten().min()
+        (has_idle && !has_loads).then_some(self.next_check)
     }
 }
 
@@ -100,7 +64,7 @@ impl Mover {
     pub(crate) fn probe(&mut self, probe: Probe) {
         let Probe { chain, first, deadline } = probe;
         let bytes = (chain.len() * self.shared.config.block_bytes) as u64;
-        if self.loads.is_empty() && self.background.admit(Tier::Disk, Priority::Prefetch, bytes).is_ok() {
+        if self.loads.is_empty() && self.bandwidth.admit(Tier::Disk, Priority::Prefetch, bytes).is_ok() {
             StoreCounters::add(&self.shared.counters.probed, chain.len());
             self.start_load(BACKGROUND_REQUEST, chain, first, Destination::Host, deadline);
         }
@@ -108,11 +72,6 @@ impl Mover {
 
     /// Does what is due; called when nothing else is to be done.
     pub(crate) fn work_ahead(&mut self, now: Instant) {
-        if self.background.writes_from.is_some_and(|from| from <= now) {
-            self.background.writes_from = None;
-            self.room_came_free();
-            self.write_waiting();
-        }
         if now < self.background.next_check || !self.loads.is_empty() {
             return;
         }
@@ -140,11 +99,11 @@ impl Mover {
         if count == 0 {
             // The rest is on no tier of this node.
             conversations.fetched(&last, now);
-            self.search_ahead(&chain, first + room.min(chain.len() - first), now);
+            self.search_ahead(&chain, first, first + room.min(chain.len() - first), now);
             return;
         }
         let bytes = (count * self.shared.config.block_bytes) as u64;
-        if let Err(wait) = self.background.admit(Tier::Disk, Priority::Prefetch, bytes) {
+        if let Err(wait) = self.bandwidth.admit(Tier::Disk, Priority::Prefetch, bytes) {
             self.background.next_check = now + wait.max(CHECK_EVERY);
             return;
         }
@@ -159,14 +118,16 @@ impl Mover {
         self.start_load(BACKGROUND_REQUEST, piece, first as u32, Destination::Host, deadline);
     }
 
-    /// Asks the tiers of other nodes for the rest of a chain, up to the block `end`.
-    fn search_ahead(&mut self, chain: &[BlockIdentity], end: usize, now: Instant) {
+    /// Asks the tiers of other nodes for a chain's blocks from `first` up to the block `end`, for whoever has those before.
+    fn search_ahead(&mut self, chain: &[BlockIdentity], first: usize, end: usize, now: Instant) {
         let bytes = (end * self.shared.config.block_bytes) as u64;
         let nearest = self.far.nearest().filter(|_| self.far.is_idle());
-        if nearest.is_some_and(|tier| self.background.admit(tier, Priority::Prefetch, bytes).is_ok()) {
+        if nearest.is_some_and(|tier| self.bandwidth.admit(tier, Priority::Prefetch, bytes).is_ok()) {
             let deadline = now + self.shared.config.others_deadline;
+            let before = first.checked_sub(1).map(|before| &chain[before]);
+            let tenant = before.map_or(NOBODY, |before| self.shared.tenant_of(HOST, before));
             let chain = chain[..end].to_vec();
-            self.prepare(Prepare { request: BACKGROUND_REQUEST, chain, device_blocks: 0, deadline });
+            self.prepare(Prepare { request: BACKGROUND_REQUEST, chain, device_blocks: 0, tenant, deadline });
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::background::BACKGROUND_REQUEST;
 use crate::job::{Moved, Prepare};
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
-use crate::shared::{HOST, NOBODY};
+use crate::shared::HOST;
 use crate::{Description, HostBlock};
 
 /// Requests that may be looking for blocks in other nodes' tiers.
@@ -244,7 +244,7 @@ impl Mover {
         let wanted = blocks.min(search.prepare.chain.len() - search.found).min(share);
         let mut fillings = Vec::with_capacity(wanted);
         while fillings.len() < wanted {
-            let Some(reserved) = self.host_slot_now(NOBODY) else { break };
+            let Some(reserved) = self.host_slot_now(search.prepare.tenant) else { break };
             fillings.push(reserved.fill());
         }
         if fillings.is_empty() {
@@ -280,11 +280,12 @@ impl Mover {
         drop(targets);
         self.room_came_free();
         let mut parent = first.checked_sub(1).map(|before| chain[before]);
-        for ((identity, filling), &bytes) in chain[first..].iter().zip(fillings).zip(bytes) {
+        for (position, (filling, &bytes)) in (first..).zip(fillings.into_iter().zip(bytes)) {
+            let identity = &chain[position];
             let slot = filling.slot();
             self.descriptions[slot as usize] = None;
             let checksum = self.shared.memory.checksum(slot, bytes as usize);
-            let cost = self.shared.recompute_cost(first as u32);
+            let cost = self.shared.recompute_cost(position as u32);
             if let Registered::New = filling.complete(checksum, bytes).register(*identity, parent, cost) {
                 StoreCounters::add(&self.shared.counters.from_far, 1);
                 self.tell_stored(*identity);
@@ -295,7 +296,7 @@ impl Mover {
         let tier = self.far.tiers[search.tier].tier();
         let sum = bytes.iter().map(|&bytes| u64::from(bytes)).sum();
         if search.prepare.request != BACKGROUND_REQUEST {
-            self.background.charge(tier, sum);
+            self.bandwidth.charge(tier, sum);
         }
         self.shared.observe_far(tier, sum, search.asked.elapsed(), false);
         self.shared.catalog.lease_prefix(HOST, &chain[first..], &mut search.held);
@@ -336,7 +337,7 @@ impl Mover {
             let Some((blocks, head)) = self.portion_of(last, steps, is_run) else { continue };
             let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
             let tier = self.far.tiers[index].tier();
-            if self.background.admit(tier, Priority::Offload, bytes).is_ok() {
+            if self.bandwidth.admit(tier, Priority::Offload, bytes).is_ok() {
                 self.far.tiers[index].offer(blocks, head);
             } else {
                 StoreCounters::add(&self.shared.counters.throttled, blocks.len());

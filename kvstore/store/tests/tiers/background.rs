@@ -1,14 +1,21 @@
 //! What the store does although nobody waits for it.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Sender, unbounded};
+use dataplane_memory::PageSize;
 use kvstore_block::BlockIdentity;
+use kvstore_catalog::PolicyKind;
+use kvstore_io::faulty::Faults;
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, Plan, Prompt, ReturnConfig, StoreConfig, TenantId, WriteMode,
+    BandwidthLimit, BandwidthTier, Description, HostTier, Plan, Prompt, ReturnConfig, Store, StoreBuilder,
+    StoreConfig, TenantId, WriteMode,
 };
 
-use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, files, with_disk};
+use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents, files, open_disk, with_disk};
 
 fn wait_for(rig: &mut Rig, what: &str, is_done: impl Fn(&Rig) -> bool) {
     let started = Instant::now();
@@ -134,6 +141,64 @@ fn writes_wait_for_bandwidth_and_reads_do_not() {
     let started = Instant::now();
     assert_eq!(rig.onboard(&talk, PATIENCE), 24);
     assert!(started.elapsed() < Duration::from_secs(5), "at one block a second it would have taken 23 s");
+}
+
+/// Keeps the store's thread busy: each answer asks the next question. Says when it has ended.
+fn ask_for_ever(store: Arc<Store>, is_over: Arc<AtomicBool>, ended: Sender<()>) {
+    if is_over.load(Ordering::Relaxed) {
+        // The store must not be closed by its own thread.
+        drop(store);
+        return ended.send(()).expect("somebody waits for it");
+    }
+    let again = Arc::clone(&store);
+    let asked =
+        store.hold(Vec::new(), Instant::now() + PATIENCE, move |_| ask_for_ever(again, is_over, ended));
+    assert!(asked.is_ok(), "few are inside");
+}
+
+/// Writes that waited for bandwidth go on when it is there although requests leave the thread no pause, in both modes.
+#[test]
+fn writes_go_on_under_constant_load() {
+    for write in [WriteMode::Through, WriteMode::Back] {
+        let disk = files(256);
+        let bytes = |count: usize| NonZeroU64::new((count * BLOCK) as u64).expect("not zero");
+        let mut config = StoreConfig { disk_write: write, ..StoreConfig::new(BLOCK, TOKENS) };
+        config.bandwidth[BandwidthTier::Disk.index()] =
+            Some(BandwidthLimit { bytes_per_s: bytes(100), burst_bytes: bytes(2), debt_max_bytes: 0 });
+        let host = HostTier { slots: 16, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+        let (sender, events) = unbounded();
+        let notify = move |event| {
+            let _over = sender.send(event);
+        };
+        let builder = StoreBuilder::new(config, host).expect("memory");
+        let (store, _) = builder.disk(open_disk(&disk, Faults::default())).start(notify).expect("threads");
+        let store = Arc::new(store);
+        // Written back, those after the sixteenth wait until others have left.
+        let talk = chain(6, 24);
+        let count = if write == WriteMode::Through { 16 } else { 24 };
+        for (position, identity) in talk[..count].iter().enumerate() {
+            let parent = position.checked_sub(1).map(|before| talk[before]);
+            let (meta, tenant) = (Arc::from([]), TenantId(0));
+            let description = Description { parent, position: position as u32, meta, tenant };
+            assert!(store.put(*identity, description, vec![contents(identity).into()], |_| {}).is_ok());
+        }
+        let wanted = if write == WriteMode::Through { 16 } else { 8 };
+        let started = Instant::now();
+        while store.blocks()[0] < 16 {
+            assert!(started.elapsed() < PATIENCE, "{write:?}: {:?}", store.blocks());
+        }
+        let (is_over, (ended, has_ended)) = (Arc::new(AtomicBool::new(false)), unbounded());
+        ask_for_ever(Arc::clone(&store), Arc::clone(&is_over), ended);
+        let started = Instant::now();
+        while store.blocks()[1] < wanted && started.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let written = store.blocks()[1];
+        is_over.store(true, Ordering::Relaxed);
+        has_ended.recv_timeout(PATIENCE).expect("the last answer");
+        assert!(written >= wanted, "{write:?}: {written} of {wanted} blocks were written");
+        drop((store, events));
+    }
 }
 
 /// A tenant with a share of the tiers evicts its own blocks, and leaves those of others alone.

@@ -179,7 +179,8 @@ fn quantised_blocks_come_back_within_their_error() {
         assert_eq!(rig.counter("unfit_blocks"), 1);
         let target = rig.pool.acquire().expect("slot");
         let deadline = Instant::now() + PATIENCE;
-        let job = Onboard { request: 1, chain: blocks[..1].to_vec(), targets: vec![target], deadline };
+        let chain = blocks[..1].to_vec();
+        let job = Onboard { request: 1, chain, first: 0, targets: vec![target], deadline };
         assert!(rig.store.onboard(job).is_ok());
         let slots = loop {
             if let Moved::Onboarded { slots, verified: 1, .. } = rig.next() {

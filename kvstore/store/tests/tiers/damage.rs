@@ -220,6 +220,37 @@ fn blocks_come_back_from_files_over_io_uring() {
     std::fs::remove_dir_all(folder).expect("the files go");
 }
 
+/// A reader that found host memory's copy damaged throws that one away; the disk's is what the next reader gets.
+#[test]
+fn what_is_damaged_in_host_memory_alone_comes_back_from_the_disk() {
+    let files = files(16);
+    let blocks = chain(12, 2);
+    let host = HostTier { slots: 2, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+    let builder = StoreBuilder::new(StoreConfig::new(BLOCK, TOKENS), host).expect("memory");
+    let memory = Arc::clone(builder.slab());
+    let (sender, moved) = unbounded();
+    let notify = move |event| {
+        let _over = sender.send(event);
+    };
+    let builder = builder.disk(open_disk(&files, Faults::default()));
+    let (store, survivors) = builder.start(notify).expect("threads");
+    let mut rig = Rig { store, moved, survivors, ..Rig::new(no_disk(1)) };
+    (0..2).for_each(|position| rig.offload(&blocks, position));
+    rig.settle(2);
+    for slot in 0..2 {
+        let mut byte = [0];
+        memory.read(slot, 500, &mut byte);
+        memory.write(slot, 500, &[byte[0] ^ 1]);
+    }
+    let held = rig.store.hold_now(&blocks).expect("both are there");
+    assert!(held.iter().all(|block| block.to_bytes().is_none()), "both are damaged");
+    drop(held);
+    rig.store.forget_on_host(blocks.clone());
+    assert_eq!(rig.onboard(&blocks, PATIENCE), 2);
+    assert_eq!((rig.counter("disk_read_blocks"), rig.store.blocks()), (2, [2, 2]));
+    rig.events_are_true(&blocks);
+}
+
 #[test]
 fn rot_in_host_memory_does_not_become_a_good_block_on_the_disk() {
     let files = files(16);

@@ -61,7 +61,9 @@ fn a_late_load_gives_its_slots_back_untouched_from_then_on() {
         targets.iter().for_each(|slot| write(slot, &[0xEE; BLOCK]));
         let deadline = Instant::now() + Duration::from_micros(500 * round);
         let request = 1000 + round;
-        assert!(rig.store.onboard(Onboard { request, chain: talk.clone(), targets, deadline }).is_ok());
+        assert!(
+            rig.store.onboard(Onboard { request, chain: talk.clone(), first: 0, targets, deadline }).is_ok()
+        );
         let (slots, verified) = loop {
             if let Moved::Onboarded { request: answered, slots, verified } = rig.next() {
                 assert_eq!(answered, request);
@@ -95,7 +97,7 @@ fn a_copy_that_fails_ends_the_chain_there_and_nothing_is_left() {
         let request = 10_000 + round;
         let targets = talk[..here].iter().map(|_| rig.pool.acquire().expect("slot")).collect();
         let deadline = Instant::now() + PATIENCE;
-        let job = Onboard { request, chain: talk[..here].to_vec(), targets, deadline };
+        let job = Onboard { request, chain: talk[..here].to_vec(), first: 0, targets, deadline };
         assert!(rig.store.onboard(job).is_ok());
         rig.store.cancel(request);
     }
@@ -112,7 +114,7 @@ fn a_lost_device_costs_its_blocks_and_nobody_waits() {
     (0..8).for_each(|position| rig.offload(&talk, position));
     let targets: Vec<_> = talk.iter().map(|_| rig.pool.acquire().expect("slot")).collect();
     device.kill();
-    let job = Onboard { request: 1, chain: talk, targets, deadline: Instant::now() + PATIENCE };
+    let job = Onboard { request: 1, chain: talk, first: 0, targets, deadline: Instant::now() + PATIENCE };
     assert!(rig.store.onboard(job).is_ok());
     let started = Instant::now();
     loop {

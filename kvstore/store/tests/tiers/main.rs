@@ -3,6 +3,8 @@
 
 mod background;
 mod blocks;
+mod cost;
 mod damage;
 mod device;
+mod far;
 mod rig;

@@ -148,11 +148,18 @@ impl Rig {
 
     /// Brings a chain in and compares every byte of what is said to be good.
     pub(crate) fn onboard(&mut self, chain: &[BlockIdentity], within: Duration) -> usize {
+        self.onboard_from(0, chain, within)
+    }
+
+    /// The same for the blocks of a prompt from `first` on.
+    pub(crate) fn onboard_from(&mut self, first: usize, blocks: &[BlockIdentity], within: Duration) -> usize {
+        let (chain, first) = (blocks, first as u32);
         let targets: Vec<SlotRef> = chain.iter().map(|_| self.pool.acquire().expect("slot")).collect();
         targets.iter().for_each(|slot| write(slot, &[0xEE; BLOCK]));
         self.next_request += 1;
         let request = self.next_request;
-        let job = Onboard { request, chain: chain.to_vec(), targets, deadline: Instant::now() + within };
+        let deadline = Instant::now() + within;
+        let job = Onboard { request, chain: chain.to_vec(), first, targets, deadline };
         assert!(self.store.onboard(job).is_ok());
         loop {
             let Moved::Onboarded { request: answered, slots, verified } = self.next() else { continue };
