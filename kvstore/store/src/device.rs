@@ -15,8 +15,6 @@ use dataplane_memory::{Copier, CopyDone, CopyRefused, SlotCopy, SlotRef};
 use kvstore_catalog::{Filling, Lease};
 
 use crate::job::NewBlock;
-use crate::metrics::StoreCounters;
-use crate::mover::Mover;
 
 /// Longer than any copy of a block takes.
 const SPIN_MAX: Duration = Duration::from_millis(1);
@@ -39,7 +37,8 @@ struct UnderWay {
 
 /// The copies that are under way.
 pub(crate) struct DeviceCopies {
-    copier: Box<dyn Copier>,
+    /// `None`: no pool lies in a device's memory.
+    copier: Option<Box<dyn Copier>>,
     under_way: HashMap<u64, UnderWay>,
     next_token: u64,
     done: Vec<CopyDone>,
@@ -49,7 +48,7 @@ pub(crate) struct DeviceCopies {
 }
 
 impl DeviceCopies {
-    pub(crate) fn new(copier: Box<dyn Copier>) -> Self {
+    pub(crate) fn new(copier: Option<Box<dyn Copier>>) -> Self {
         Self {
             copier,
             under_way: HashMap::new(),
@@ -75,12 +74,21 @@ impl DeviceCopies {
         !self.under_way.is_empty()
     }
 
+    /// Starts a copy between slots of which one lies in a device's memory.
     #[expect(clippy::result_large_err, reason = "what is refused is handed back, not passed up")]
-    fn start(&mut self, from: SlotRef, to: SlotRef, len: usize, purpose: Purpose) -> Result<(), Refused> {
-        let Ok(len) = u32::try_from(len) else { return Err(Refused { purpose, is_full: false }) };
+    pub(crate) fn start(
+        &mut self,
+        from: SlotRef,
+        to: SlotRef,
+        len: usize,
+        purpose: Purpose,
+    ) -> Result<(), Refused> {
+        let (Some(copier), Ok(len)) = (&mut self.copier, u32::try_from(len)) else {
+            return Err(Refused { purpose, is_full: false });
+        };
         let token = self.next_token;
         let copy = SlotCopy { token, from, from_offset: 0, to, to_offset: 0, len };
-        match self.copier.submit(copy) {
+        match copier.submit(copy) {
             Ok(()) => {
                 self.next_token += 1;
                 let (started, is_alone) = (Instant::now(), self.under_way.is_empty());
@@ -97,6 +105,37 @@ impl DeviceCopies {
             }
         }
     }
+
+    /// Rings the doorbell for what was started, and moves what has ended into `ended`.
+    pub(crate) fn poll(&mut self, ended: &mut Vec<Ended>) {
+        let Some(copier) = &mut self.copier else { return };
+        if std::mem::take(&mut self.is_due) {
+            copier.flush();
+        }
+        if self.under_way.is_empty() {
+            return;
+        }
+        copier.poll(&mut self.done);
+        for CopyDone { token, result } in self.done.drain(..) {
+            let Some(UnderWay { purpose, started, is_alone }) = self.under_way.remove(&token) else {
+                continue;
+            };
+            self.last_progress = Instant::now();
+            if let Err(error) = &result {
+                tracing::debug!("a copy to or from the device failed: {error}");
+            }
+            let took = is_alone.then(|| started.elapsed());
+            ended.push(Ended { purpose, is_good: result.is_ok(), took });
+        }
+    }
+}
+
+/// A copy that is over.
+pub(crate) struct Ended {
+    pub(crate) purpose: Purpose,
+    pub(crate) is_good: bool,
+    /// Its time, where that is the time of a copy.
+    pub(crate) took: Option<Duration>,
 }
 
 /// A copy that was not started.
@@ -104,67 +143,4 @@ pub(crate) struct Refused {
     pub(crate) purpose: Purpose,
     /// There is no room for it now.
     pub(crate) is_full: bool,
-}
-
-impl Mover {
-    /// Starts a copy between slots of which one lies in a device's memory.
-    #[expect(clippy::result_large_err, reason = "what is refused is handed back, not passed up")]
-    pub(crate) fn start_copy(
-        &mut self,
-        from: SlotRef,
-        to: SlotRef,
-        len: usize,
-        purpose: Purpose,
-    ) -> Result<(), Refused> {
-        match &mut self.device {
-            Some(device) => device.start(from, to, len, purpose),
-            None => Err(Refused { purpose, is_full: false }),
-        }
-    }
-
-    /// Rings the doorbell for what was started, and takes in what has ended; false when there was nothing.
-    pub(crate) fn advance_copies(&mut self) -> bool {
-        let Some(device) = &mut self.device else { return false };
-        if std::mem::take(&mut device.is_due) {
-            device.copier.flush();
-        }
-        if device.under_way.is_empty() {
-            return false;
-        }
-        let mut done = std::mem::take(&mut device.done);
-        device.copier.poll(&mut done);
-        let has_ended = !done.is_empty();
-        for CopyDone { token, result } in done.drain(..) {
-            let Some(device) = &mut self.device else { break };
-            let Some(UnderWay { purpose, started, is_alone }) = device.under_way.remove(&token) else {
-                continue;
-            };
-            device.last_progress = Instant::now();
-            if let Err(error) = &result {
-                tracing::debug!("a copy to or from the device failed: {error}");
-                StoreCounters::add(&self.shared.counters.device_failures, 1);
-            }
-            match purpose {
-                Purpose::In { block, filling, bytes } if result.is_ok() => {
-                    if is_alone {
-                        self.shared.observe_copy(bytes, started.elapsed());
-                    }
-                    let checksum = self.shared.memory.checksum(filling.slot(), bytes);
-                    self.take_in(block, filling, bytes, checksum);
-                }
-                Purpose::In { block, filling, .. } => {
-                    drop(filling);
-                    self.over(block, false);
-                }
-                Purpose::Out { load, index, lease } => self.moved_out(load, index, lease, result.is_ok()),
-            }
-        }
-        if let Some(device) = &mut self.device {
-            device.done = done;
-        }
-        if has_ended {
-            self.room_came_free();
-        }
-        has_ended
-    }
 }

@@ -153,15 +153,19 @@ pub(crate) struct Probe {
     pub(crate) deadline: Instant,
 }
 
+/// Blocks that somebody asked for.
+pub(crate) struct LoadRequest {
+    /// The caller's number.
+    pub(crate) request: u64,
+    pub(crate) chain: Vec<BlockIdentity>,
+    /// Blocks before them in their prompt.
+    pub(crate) first: u32,
+    pub(crate) destination: Destination,
+    pub(crate) deadline: Instant,
+}
+
 pub(crate) enum Job {
-    Load {
-        request: u64,
-        chain: Vec<BlockIdentity>,
-        /// Blocks before them in their prompt.
-        first: u32,
-        destination: Destination,
-        deadline: Instant,
-    },
+    Load(LoadRequest),
     Prepare(Prepare),
     Cancel(u64),
     /// A prompt has come: a conversation begins or goes on.

@@ -15,6 +15,7 @@
 
 mod background;
 mod bandwidth;
+mod builder;
 mod config;
 mod device;
 mod disk;
@@ -26,23 +27,26 @@ mod memory;
 mod metrics;
 mod mover;
 mod offload;
+mod quota;
 mod shared;
 mod store;
+mod tiers;
 
+pub use builder::{DiskTier, HostTier, StoreBuilder};
 pub use config::{StoreConfig, WriteMode};
 pub use disk::OpenDisk;
 pub use error::StoreError;
-pub use far::{FarResult, FarTier, Incoming, Outgoing};
+pub use far::{FarInbox, FarResult, FarTier, Incoming, Outgoing};
 pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, Survivor, Throttled};
 pub use kvstore_catalog::TenantId;
 pub use kvstore_plan::{BandwidthLimit, ReturnConfig, Tier as BandwidthTier};
 pub use memory::HostBlock;
 pub use metrics::StoreCounters;
 pub use shared::{Plan, Prompt};
-pub use store::{DiskTier, FarInbox, HostTier, Store, StoreBuilder};
+pub use store::Store;
 
 /// Most bytes that a caller may keep with a block on the disk: the tokens of a block of 64 and some more.
 pub const META_BYTES_MAX: usize = 400;
 
 /// What the disk's log must be able to keep with a block.
-pub const DISK_META_BYTES_MAX: usize = META_BYTES_MAX + offload::META_FIXED;
+pub const DISK_META_BYTES_MAX: usize = META_BYTES_MAX + tiers::META_FIXED;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::{Catalog, TenantId, TierIndex};
+use kvstore_catalog::{Catalog, TierIndex};
 use kvstore_plan::{
     Choice, Exploration, ExplorationConfig, PlanConfig, RecomputeModel, Request, Tier, TierSet, TierSpeeds,
     plan,
@@ -18,8 +18,6 @@ use crate::metrics::StoreCounters;
 
 pub(crate) const HOST: TierIndex = TierIndex(0);
 pub(crate) const DISK: TierIndex = TierIndex(1);
-/// Whose blocks are that nobody asked for. It has no quota.
-pub(crate) const NOBODY: TenantId = TenantId(u32::MAX);
 /// The quantile of transfer times that plans know of.
 const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
 /// The tiers of other nodes are asked for one in so many prompts although it does not seem to pay.
@@ -149,12 +147,6 @@ impl Shared {
     /// Slots of a tier that nothing uses.
     pub(crate) fn free(&self, tier: TierIndex) -> u32 {
         self.catalog.usage(tier).map_or(0, |usage| usage.free)
-    }
-
-    /// Whose the block is that the tier has.
-    pub(crate) fn tenant_of(&self, tier: TierIndex, identity: &BlockIdentity) -> TenantId {
-        let lease = self.catalog.lease(tier, identity);
-        lease.and_then(|lease| self.catalog.tenant_of(&lease)).unwrap_or(NOBODY)
     }
 
     /// Held for arithmetic only.

@@ -1,255 +1,28 @@
 //! The store as its callers see it.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crossbeam_channel::{Sender, TrySendError, bounded, unbounded};
-use dataplane_memory::{Copier, PageSize, Slab};
+use crossbeam_channel::{Sender, TrySendError};
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::{
-    Catalog, CatalogConfig, Contents, FrequencySketch, PolicyKind, SlotOrder, TenantId, TenantQuota,
-    TierConfig, TierIndex,
-};
-use kvstore_disk::{Admission, AdmissionConfig, DiskCounters, Moment, Recovered, Usage};
+use kvstore_disk::DiskCounters;
 
 use crate::Description;
-use crate::background::Background;
-use crate::bandwidth::Bandwidth;
-use crate::config::StoreConfig;
-use crate::device::DeviceCopies;
-use crate::disk::{DiskLink, NO_PARENT, OpenDisk};
-use crate::error::StoreError;
-use crate::far::{FarLinks, FarResult, FarTier};
-use crate::job::{Destination, Job, Moved, NewBlock, Offload, Onboard, Prepare, Source, Survivor, Throttled};
-use crate::memory::{HostBlock, HostMemory};
+use crate::job::{Destination, Job, LoadRequest, NewBlock, Offload, Onboard, Prepare, Source, Throttled};
+use crate::memory::HostBlock;
 use crate::metrics::StoreCounters;
-use crate::mover::{Message, Mover};
-use crate::offload::META_FIXED;
-use crate::shared::{DISK, HOST, NOBODY, Plan, Prompt, Shared};
+use crate::mover::Message;
+use crate::shared::{DISK, HOST, Plan, Prompt, Shared};
 
-/// Blocks that may wait for the copying thread.
-const OFFLOADS_MAX: usize = 1024;
 /// Loads, searches and the like that may be inside at a time.
 const REQUESTS_MAX: usize = 16_384;
-/// Tenants with blocks that are told apart, where they have quotas; those beyond share one.
-const TENANTS_MAX: u16 = 8192;
 /// Hints about conversations are dropped when so much waits already.
 const HINTS_MAX: usize = 64;
 /// Requests that the store numbers itself have this bit; callers' numbers must not.
 const OWN_REQUEST: u64 = 1 << 63;
-
-/// The disk tier.
-pub struct DiskTier {
-    /// Opens its log, on the thread that will drive it.
-    pub open: OpenDisk,
-    /// Operations that may be under way.
-    pub depth: usize,
-    /// Which block goes when one must.
-    pub eviction: PolicyKind,
-    /// What is written at all.
-    pub admission: AdmissionConfig,
-}
-
-/// Host memory that becomes the host tier.
-#[derive(Debug, Clone, Copy)]
-pub struct HostTier {
-    /// Its slots.
-    pub slots: u32,
-    /// What backs them.
-    pub pages: PageSize,
-    /// Which block goes when one must.
-    pub eviction: PolicyKind,
-}
-
-/// A store that is not running yet: its memory exists, so that the tiers of other nodes can register it.
-pub struct StoreBuilder {
-    config: StoreConfig,
-    host: HostTier,
-    memory: Arc<HostMemory>,
-    disk: Option<DiskTier>,
-    copier: Option<Box<dyn Copier>>,
-    others: Vec<Box<dyn FarTier>>,
-    sender: Sender<Message>,
-    inbox: crossbeam_channel::Receiver<Message>,
-}
-
-/// The way for the answers of other nodes' tiers into the store.
-#[derive(Clone)]
-pub struct FarInbox(Sender<Message>);
-
-impl FarInbox {
-    /// Hands over an answer.
-    pub fn send(&self, result: FarResult) {
-        // A store that has stopped needs no answers.
-        let _stopped = self.0.send(Message::Far(result));
-    }
-}
-
-impl StoreBuilder {
-    /// Takes the host tier's memory.
-    pub fn new(config: StoreConfig, host: HostTier) -> Result<Self, StoreError> {
-        let memory = HostMemory::new(config.block_bytes, host.slots, host.pages, config.quantised)?;
-        let (sender, inbox) = unbounded();
-        Ok(Self {
-            config,
-            host,
-            memory: Arc::new(memory),
-            disk: None,
-            copier: None,
-            others: Vec::new(),
-            sender,
-            inbox,
-        })
-    }
-
-    /// The host tier's memory.
-    #[must_use]
-    pub fn slab(&self) -> &Arc<Slab> {
-        self.memory.slab()
-    }
-
-    /// The way in for the answers of tiers that are added.
-    #[must_use]
-    pub fn inbox(&self) -> FarInbox {
-        FarInbox(self.sender.clone())
-    }
-
-    /// Adds the disk tier.
-    #[must_use]
-    pub fn disk(mut self, disk: DiskTier) -> Self {
-        self.disk = Some(disk);
-        self
-    }
-
-    /// Lets pools lie in a device's memory: blocks go there and come from there through `copier`, which must reach the
-    /// host tier's memory ([`StoreBuilder::slab`]). Blocks of such a pool are kept as they are, not quantised.
-    #[must_use]
-    pub fn copier(mut self, copier: Box<dyn Copier>) -> Self {
-        self.copier = Some(copier);
-        self
-    }
-
-    /// Adds a tier that is not on this node; they are asked in the order of adding.
-    #[must_use]
-    pub fn other(mut self, tier: Box<dyn FarTier>) -> Self {
-        self.others.push(tier);
-        self
-    }
-
-    /// Starts the threads. `notify` is called on one of them and must not block. What the disk has kept comes back too,
-    /// each block after its parent.
-    pub fn start(
-        self,
-        notify: impl FnMut(Moved) + Send + 'static,
-    ) -> Result<(Store, Vec<Survivor>), StoreError> {
-        let Self { config, host, memory, disk, copier, others, sender, inbox } = self;
-        // With a quota both tiers tell tenants apart, so that a block that comes back counts for its own.
-        let quota = |slots: u32| {
-            let share = config.tenant_share.clamp(0.0, 1.0);
-            (share < 1.0).then(|| (f64::from(slots) * share).ceil() as u32)
-        };
-        let default_quota = quota(host.slots);
-        let mut tiers = vec![TierConfig { default_quota, ..TierConfig::new(host.slots, host.eviction) }];
-        let (mut link, mut recovered, mut usage) = (None, Vec::new(), Usage::default());
-        let (mut admission, mut disk_counters) = (AdmissionConfig::default(), None);
-        if let Some(disk) = disk {
-            let results = sender.clone();
-            let report = move |result| {
-                // A store that has stopped needs no results.
-                let _stopped = results.send(Message::Disk(result));
-            };
-            let slab = Arc::clone(memory.slab());
-            let (started, opened) = DiskLink::start(disk.open, slab, disk.depth, report)?;
-            let order = SlotOrder::FirstFreed;
-            let default_quota = quota(opened.slots);
-            tiers.push(TierConfig { order, default_quota, ..TierConfig::new(opened.slots, disk.eviction) });
-            (link, recovered, usage) = (Some(started), opened.recovered, opened.usage);
-            (admission, disk_counters) = (disk.admission, Some(opened.counters));
-        }
-        let slots = tiers.iter().map(|tier| tier.slots).collect();
-        let unlimited = |tier| TenantQuota { tenant: NOBODY, tier: TierIndex(tier), slots: u32::MAX };
-        let quotas = (0..tiers.len() as u8).map(unlimited).collect();
-        let catalog = CatalogConfig { quotas, tenants_max: TENANTS_MAX, ..CatalogConfig::new(tiers) };
-        let catalog = Arc::new(Catalog::new(&catalog)?);
-        let kinds = others.iter().map(|tier| tier.tier()).collect();
-        let shared = Arc::new(Shared::new(catalog, memory, config, link.is_some(), kinds));
-        let survivors = adopt(&shared, recovered);
-        StoreCounters::add(&shared.counters.survivors, survivors.len());
-        let (offloads, new_blocks) = bounded(OFFLOADS_MAX);
-        let now = Instant::now();
-        let mover = Mover {
-            shared: Arc::clone(&shared),
-            inbox,
-            offloads: new_blocks,
-            disk: link,
-            far: FarLinks::new(others),
-            notify: Box::new(notify),
-            loads: HashMap::new(),
-            next_load: 0,
-            in_writing: HashMap::new(),
-            unwritten: VecDeque::new(),
-            unwritten_held: 0,
-            orphans: 0,
-            forgotten: HashSet::new(),
-            tombstones: BTreeSet::new(),
-            reading: HashMap::new(),
-            next_read: 0,
-            descriptions: vec![None; host.slots as usize],
-            held: VecDeque::new(),
-            has_room: false,
-            has_held_room: false,
-            seen: FrequencySketch::new(host.slots.saturating_mul(4)),
-            admission: Admission::new(admission, Moment::now()),
-            usage,
-            admitted: None,
-            background: Background::new(shared.config.prefetch, now),
-            bandwidth: Bandwidth::new(shared.config.bandwidth, now, Instant::now),
-            device: copier.map(DeviceCopies::new),
-        };
-        let thread =
-            std::thread::Builder::new().name("kvasir-store".to_owned()).spawn(move || mover.run())?;
-        let store = Store {
-            shared,
-            messages: sender,
-            offloads,
-            next_request: AtomicU64::new(OWN_REQUEST),
-            slots,
-            disk_counters,
-            thread: Mutex::new(Some(thread)),
-        };
-        Ok((store, survivors))
-    }
-}
-
-/// Makes the recovered blocks known, parents first; a block whose parent is gone is of no use and is left out.
-fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<Survivor> {
-    let mut blocks: Vec<(u32, u64, Recovered)> = (recovered.into_iter())
-        .filter_map(|block| {
-            let (position, rest) = block.meta.split_first_chunk::<4>()?;
-            let (checksum, _) = rest.split_first_chunk::<8>()?;
-            Some((u32::from_le_bytes(*position), u64::from_le_bytes(*checksum), block))
-        })
-        .collect();
-    blocks.sort_unstable_by_key(|(position, ..)| *position);
-    let mut survivors = Vec::with_capacity(blocks.len());
-    for (position, checksum, block) in blocks {
-        let Recovered { slot, identity, bytes, tenant, .. } = block;
-        let tenant = TenantId(tenant);
-        let cost = shared.recompute_cost(position);
-        let parent = (block.parent != NO_PARENT).then_some(block.parent);
-        let parent_is_here = parent.is_none_or(|parent| shared.holds(DISK, &parent));
-        let adopted = Contents { identity, parent, checksum, bytes, recompute_seconds: cost };
-        if parent_is_here && shared.catalog.adopt(DISK, slot, adopted, tenant).is_ok() {
-            let description = Description { parent, position, meta: block.meta[META_FIXED..].into(), tenant };
-            survivors.push(Survivor { identity, description });
-        }
-    }
-    survivors
-}
 
 /// Blocks in the tiers behind a worker's pool. Dropping it stops the threads; what the disk holds stays.
 pub struct Store {
@@ -263,6 +36,20 @@ pub struct Store {
 }
 
 impl Store {
+    /// In front of a thread that runs.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        messages: Sender<Message>,
+        offloads: Sender<NewBlock>,
+        slots: Vec<u32>,
+        disk_counters: Option<Arc<DiskCounters>>,
+        thread: JoinHandle<()>,
+    ) -> Self {
+        let next_request = AtomicU64::new(OWN_REQUEST);
+        let thread = Mutex::new(Some(thread));
+        Self { shared, messages, offloads, next_request, slots, disk_counters, thread }
+    }
+
     /// What it has done so far.
     #[must_use]
     pub fn counters(&self) -> &Arc<StoreCounters> {
@@ -394,9 +181,10 @@ impl Store {
     pub fn onboard(&self, onboard: Onboard) -> Result<(), Throttled<Onboard>> {
         assert_eq!(onboard.chain.len(), onboard.targets.len(), "one slot for each block");
         let Onboard { request, chain, first, targets, deadline } = onboard;
-        let job = Job::Load { request, chain, first, destination: Destination::Slots(targets), deadline };
+        let destination = Destination::Slots(targets);
+        let job = Job::Load(LoadRequest { request, chain, first, destination, deadline });
         self.send(job).map_err(|job| match job {
-            Job::Load { request, chain, first, destination: Destination::Slots(targets), deadline } => {
+            Job::Load(LoadRequest { chain, destination: Destination::Slots(targets), .. }) => {
                 Throttled(Onboard { request, chain, first, targets, deadline })
             }
             _ => unreachable!("it went in as a load into slots"),
@@ -412,7 +200,8 @@ impl Store {
     ) -> Result<(), Throttled<()>> {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let destination = Destination::Held(Box::new(reply));
-        self.send(Job::Load { request, chain, first: 0, destination, deadline }).map_err(|_| Throttled(()))
+        let wanted = LoadRequest { request, chain, first: 0, destination, deadline };
+        self.send(Job::Load(wanted)).map_err(|_| Throttled(()))
     }
 
     /// The blocks of a chain, if host memory has all of them now. Takes no lock and asks no other thread.

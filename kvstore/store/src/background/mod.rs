@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use kvstore_block::BlockIdentity;
 use kvstore_plan::{Priority, ReturnConfig, Tier};
 
-use crate::job::{Destination, Prepare, Probe};
+use crate::job::{Destination, LoadRequest, Prepare, Probe};
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
-use crate::shared::{DISK, HOST, NOBODY};
+use crate::quota;
+use crate::shared::{DISK, HOST};
 use conversations::Conversations;
 
 /// The number of all requests that the store makes of itself; nobody is told how they end.
@@ -50,7 +51,7 @@ impl Mover {
     pub(crate) fn conversation_came(&mut self, chain: &[BlockIdentity]) {
         let Some(conversations) = &mut self.background.conversations else { return };
         let used = conversations.came(chain, Instant::now());
-        StoreCounters::add(&self.shared.counters.prefetch_used, used);
+        StoreCounters::add(&self.tiers.shared.counters.prefetch_used, used);
     }
 
     /// Its answer is complete.
@@ -63,10 +64,11 @@ impl Mover {
     /// Reads blocks only to learn how long it takes.
     pub(crate) fn probe(&mut self, probe: Probe) {
         let Probe { chain, first, deadline } = probe;
-        let bytes = (chain.len() * self.shared.config.block_bytes) as u64;
-        if self.loads.is_empty() && self.bandwidth.admit(Tier::Disk, Priority::Prefetch, bytes).is_ok() {
-            StoreCounters::add(&self.shared.counters.probed, chain.len());
-            self.start_load(BACKGROUND_REQUEST, chain, first, Destination::Host, deadline);
+        let bytes = (chain.len() * self.tiers.shared.config.block_bytes) as u64;
+        if self.loads.is_empty() && self.tiers.bandwidth.admit(Tier::Disk, Priority::Prefetch, bytes).is_ok()
+        {
+            StoreCounters::add(&self.tiers.shared.counters.probed, chain.len());
+            self.load_ahead(chain, first, deadline);
         }
     }
 
@@ -78,10 +80,10 @@ impl Mover {
         let Some(conversations) = &mut self.background.conversations else { return };
         self.background.next_check = now + CHECK_EVERY;
         let wasted = conversations.give_up(now);
-        StoreCounters::add(&self.shared.counters.prefetch_wasted, wasted);
+        StoreCounters::add(&self.tiers.shared.counters.prefetch_wasted, wasted);
         let Some((last, chain, from)) = conversations.next(now) else { return };
-        let first = (from..chain.len()).find(|&at| !self.shared.holds(HOST, &chain[at]));
-        let room = (self.descriptions.len() / AHEAD_SHARE).saturating_sub(conversations.ahead());
+        let first = (from..chain.len()).find(|&at| !self.tiers.shared.holds(HOST, &chain[at]));
+        let room = (self.tiers.host_slots() / AHEAD_SHARE).saturating_sub(conversations.ahead());
         let Some(first) = first else {
             conversations.fetched(&last, now);
             return;
@@ -93,8 +95,9 @@ impl Mover {
             }
             return;
         }
-        let is_here =
-            |at: &usize| self.shared.holds(DISK, &chain[*at]) && !self.shared.holds(HOST, &chain[*at]);
+        let is_here = |at: &usize| {
+            self.tiers.shared.holds(DISK, &chain[*at]) && !self.tiers.shared.holds(HOST, &chain[*at])
+        };
         let count = (first..chain.len()).take(PIECE_BLOCKS.min(room)).take_while(is_here).count();
         if count == 0 {
             // The rest is on no tier of this node.
@@ -102,8 +105,8 @@ impl Mover {
             self.search_ahead(&chain, first, first + room.min(chain.len() - first), now);
             return;
         }
-        let bytes = (count * self.shared.config.block_bytes) as u64;
-        if let Err(wait) = self.bandwidth.admit(Tier::Disk, Priority::Prefetch, bytes) {
+        let bytes = (count * self.tiers.shared.config.block_bytes) as u64;
+        if let Err(wait) = self.tiers.bandwidth.admit(Tier::Disk, Priority::Prefetch, bytes) {
             self.background.next_check = now + wait.max(CHECK_EVERY);
             return;
         }
@@ -112,22 +115,32 @@ impl Mover {
         }
         // The next piece follows at once when this one is here.
         self.background.next_check = now;
-        StoreCounters::add(&self.shared.counters.prefetched, count);
-        let deadline = now + self.shared.config.prefetch.map_or(CHECK_EVERY, |config| config.lead);
+        StoreCounters::add(&self.tiers.shared.counters.prefetched, count);
+        let deadline = now + self.tiers.shared.config.prefetch.map_or(CHECK_EVERY, |config| config.lead);
         let piece = chain[first..first + count].to_vec();
-        self.start_load(BACKGROUND_REQUEST, piece, first as u32, Destination::Host, deadline);
+        self.load_ahead(piece, first as u32, deadline);
+    }
+
+    /// Brings blocks into host memory for which nobody waits.
+    fn load_ahead(&mut self, chain: Vec<BlockIdentity>, first: u32, deadline: Instant) {
+        let (request, destination) = (BACKGROUND_REQUEST, Destination::Host);
+        let wanted = LoadRequest { request, chain, first, destination, deadline };
+        self.loads.start(wanted, &mut self.tiers, &self.device);
     }
 
     /// Asks the tiers of other nodes for a chain's blocks from `first` up to the block `end`, for whoever has those before.
     fn search_ahead(&mut self, chain: &[BlockIdentity], first: usize, end: usize, now: Instant) {
-        let bytes = (end * self.shared.config.block_bytes) as u64;
+        let bytes = (end * self.tiers.shared.config.block_bytes) as u64;
         let nearest = self.far.nearest().filter(|_| self.far.is_idle());
-        if nearest.is_some_and(|tier| self.bandwidth.admit(tier, Priority::Prefetch, bytes).is_ok()) {
-            let deadline = now + self.shared.config.others_deadline;
+        if nearest.is_some_and(|tier| self.tiers.bandwidth.admit(tier, Priority::Prefetch, bytes).is_ok()) {
+            let deadline = now + self.tiers.shared.config.others_deadline;
             let before = first.checked_sub(1).map(|before| &chain[before]);
-            let tenant = before.map_or(NOBODY, |before| self.shared.tenant_of(HOST, before));
+            let tenant =
+                before.map_or(quota::NOBODY, |before| quota::owner(&self.tiers.shared.catalog, HOST, before));
             let chain = chain[..end].to_vec();
-            self.prepare(Prepare { request: BACKGROUND_REQUEST, chain, device_blocks: 0, tenant, deadline });
+            let request = BACKGROUND_REQUEST;
+            let prepare = Prepare { request, chain, device_blocks: 0, tenant, deadline };
+            self.far.prepare(prepare, &mut self.tiers);
         }
     }
 }

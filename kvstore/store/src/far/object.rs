@@ -9,8 +9,7 @@ use kvstore_plan::Tier;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
-use crate::far::{FarResult, FarTier, Incoming, Outgoing, Portion};
-use crate::store::FarInbox;
+use crate::far::{FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
 
 /// Look-ups and reads under way at a time.
 const REQUESTS_MAX: usize = 256;

@@ -15,8 +15,7 @@ use kvstore_plan::Tier;
 use kvstore_remote::{Outcome, RemotePool, StoreBlock, StoreResult, Ticket};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use crate::far::{FarResult, FarTier, Incoming, Outgoing, Portion};
-use crate::store::FarInbox;
+use crate::far::{FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
 
 /// Commands that may wait for the thread.
 const COMMANDS_MAX: usize = 4096;

@@ -1,0 +1,202 @@
+//! What a store is made of: its tiers, its memory, and the threads that start over them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use dataplane_memory::{Copier, PageSize, Slab};
+use kvstore_catalog::{Catalog, CatalogConfig, Contents, PolicyKind, SlotOrder, TenantId, TierConfig};
+use kvstore_disk::{AdmissionConfig, Recovered};
+
+use crate::Description;
+use crate::background::Background;
+use crate::bandwidth::Bandwidth;
+use crate::config::StoreConfig;
+use crate::device::DeviceCopies;
+use crate::disk::{DiskLink, LocalDisk, NO_PARENT, OpenDisk, Opened};
+use crate::error::StoreError;
+use crate::far::{FarInbox, FarLinks, FarTier};
+use crate::job::{Moved, Survivor};
+use crate::load::Loads;
+use crate::memory::HostMemory;
+use crate::metrics::StoreCounters;
+use crate::mover::{Message, Mover};
+use crate::offload::Offloads;
+use crate::quota;
+use crate::shared::{DISK, Shared};
+use crate::store::Store;
+use crate::tiers::{META_FIXED, Tiers};
+
+/// Blocks that may wait for the copying thread.
+const OFFLOADS_MAX: usize = 1024;
+
+/// The disk tier.
+pub struct DiskTier {
+    /// Opens its log, on the thread that will drive it.
+    pub open: OpenDisk,
+    /// Operations that may be under way.
+    pub depth: usize,
+    /// Which block goes when one must.
+    pub eviction: PolicyKind,
+    /// What is written at all.
+    pub admission: AdmissionConfig,
+}
+
+/// Host memory that becomes the host tier.
+#[derive(Debug, Clone, Copy)]
+pub struct HostTier {
+    /// Its slots.
+    pub slots: u32,
+    /// What backs them.
+    pub pages: PageSize,
+    /// Which block goes when one must.
+    pub eviction: PolicyKind,
+}
+
+/// A store that is not running yet: its memory exists, so that the tiers of other nodes can register it.
+pub struct StoreBuilder {
+    config: StoreConfig,
+    host: HostTier,
+    memory: Arc<HostMemory>,
+    disk: Option<DiskTier>,
+    copier: Option<Box<dyn Copier>>,
+    others: Vec<Box<dyn FarTier>>,
+    sender: Sender<Message>,
+    inbox: Receiver<Message>,
+}
+
+impl StoreBuilder {
+    /// Takes the host tier's memory.
+    pub fn new(config: StoreConfig, host: HostTier) -> Result<Self, StoreError> {
+        let memory = HostMemory::new(config.block_bytes, host.slots, host.pages, config.quantised)?;
+        let (sender, inbox) = unbounded();
+        Ok(Self {
+            config,
+            host,
+            memory: Arc::new(memory),
+            disk: None,
+            copier: None,
+            others: Vec::new(),
+            sender,
+            inbox,
+        })
+    }
+
+    /// The host tier's memory.
+    #[must_use]
+    pub fn slab(&self) -> &Arc<Slab> {
+        self.memory.slab()
+    }
+
+    /// The way in for the answers of tiers that are added.
+    #[must_use]
+    pub fn inbox(&self) -> FarInbox {
+        FarInbox(self.sender.clone())
+    }
+
+    /// Adds the disk tier.
+    #[must_use]
+    pub fn disk(mut self, disk: DiskTier) -> Self {
+        self.disk = Some(disk);
+        self
+    }
+
+    /// Lets pools lie in a device's memory: blocks go there and come from there through `copier`, which must reach the
+    /// host tier's memory ([`StoreBuilder::slab`]). Blocks of such a pool are kept as they are, not quantised.
+    #[must_use]
+    pub fn copier(mut self, copier: Box<dyn Copier>) -> Self {
+        self.copier = Some(copier);
+        self
+    }
+
+    /// Adds a tier that is not on this node; they are asked in the order of adding.
+    #[must_use]
+    pub fn other(mut self, tier: Box<dyn FarTier>) -> Self {
+        self.others.push(tier);
+        self
+    }
+
+    /// Starts the threads. `notify` is called on one of them and must not block. What the disk has kept comes back too,
+    /// each block after its parent.
+    pub fn start(
+        self,
+        notify: impl FnMut(Moved) + Send + 'static,
+    ) -> Result<(Store, Vec<Survivor>), StoreError> {
+        let Self { config, host, memory, disk, copier, others, sender, inbox } = self;
+        let default_quota = quota::of_share(config.tenant_share, host.slots);
+        let mut tiers = vec![TierConfig { default_quota, ..TierConfig::new(host.slots, host.eviction) }];
+        let (mut local, mut recovered, mut disk_counters) = (None, Vec::new(), None);
+        if let Some(DiskTier { open, depth, eviction, admission }) = disk {
+            let (link, opened) = open_disk(open, depth, &memory, sender.clone())?;
+            let default_quota = quota::of_share(config.tenant_share, opened.slots);
+            let order = SlotOrder::FirstFreed;
+            tiers.push(TierConfig { order, default_quota, ..TierConfig::new(opened.slots, eviction) });
+            local = Some(LocalDisk::new(link, admission, opened.usage, host.slots));
+            (recovered, disk_counters) = (opened.recovered, Some(opened.counters));
+        }
+        let slots = tiers.iter().map(|tier| tier.slots).collect();
+        let quotas = quota::unlimited(tiers.len());
+        let catalog = CatalogConfig { quotas, tenants_max: quota::TENANTS_MAX, ..CatalogConfig::new(tiers) };
+        let catalog = Arc::new(Catalog::new(&catalog)?);
+        let kinds = others.iter().map(|tier| tier.tier()).collect();
+        let shared = Arc::new(Shared::new(catalog, memory, config, local.is_some(), kinds));
+        let survivors = adopt(&shared, recovered);
+        StoreCounters::add(&shared.counters.survivors, survivors.len());
+        let (offloads, new_blocks) = bounded(OFFLOADS_MAX);
+        let now = Instant::now();
+        let bandwidth = Bandwidth::new(shared.config.bandwidth, now, Instant::now);
+        let mover = Mover {
+            inbox,
+            offloads: Offloads::new(new_blocks),
+            tiers: Tiers::new(Arc::clone(&shared), Box::new(notify), local, bandwidth),
+            loads: Loads::default(),
+            far: FarLinks::new(others),
+            background: Background::new(shared.config.prefetch, now),
+            device: DeviceCopies::new(copier),
+            ended_copies: Vec::new(),
+        };
+        let thread =
+            std::thread::Builder::new().name("kvasir-store".to_owned()).spawn(move || mover.run())?;
+        Ok((Store::new(shared, sender, offloads, slots, disk_counters, thread), survivors))
+    }
+}
+
+/// Starts the disk's thread; what it answers goes to the store's.
+fn open_disk(
+    open: OpenDisk,
+    depth: usize,
+    memory: &HostMemory,
+    results: Sender<Message>,
+) -> Result<(DiskLink, Opened), StoreError> {
+    let report = move |result| {
+        // A store that has stopped needs no results.
+        let _stopped = results.send(Message::Disk(result));
+    };
+    DiskLink::start(open, Arc::clone(memory.slab()), depth, report)
+}
+
+/// Makes the recovered blocks known, parents first; a block whose parent is gone is of no use and is left out.
+fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<Survivor> {
+    let mut blocks: Vec<(u32, u64, Recovered)> = (recovered.into_iter())
+        .filter_map(|block| {
+            let (position, rest) = block.meta.split_first_chunk::<4>()?;
+            let (checksum, _) = rest.split_first_chunk::<8>()?;
+            Some((u32::from_le_bytes(*position), u64::from_le_bytes(*checksum), block))
+        })
+        .collect();
+    blocks.sort_unstable_by_key(|(position, ..)| *position);
+    let mut survivors = Vec::with_capacity(blocks.len());
+    for (position, checksum, block) in blocks {
+        let Recovered { slot, identity, bytes, tenant, .. } = block;
+        let tenant = TenantId(tenant);
+        let cost = shared.recompute_cost(position);
+        let parent = (block.parent != NO_PARENT).then_some(block.parent);
+        let parent_is_here = parent.is_none_or(|parent| shared.holds(DISK, &parent));
+        let adopted = Contents { identity, parent, checksum, bytes, recompute_seconds: cost };
+        if parent_is_here && shared.catalog.adopt(DISK, slot, adopted, tenant).is_ok() {
+            let description = Description { parent, position, meta: block.meta[META_FIXED..].into(), tenant };
+            survivors.push(Survivor { identity, description });
+        }
+    }
+    survivors
+}

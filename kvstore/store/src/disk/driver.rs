@@ -1,0 +1,165 @@
+//! The thread that drives the disk's log, and opens it: an engine belongs to the thread that uses it first.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, TryRecvError};
+use dataplane_memory::SlotRef;
+use kvstore_disk::{Block, DiskLog, Done, MissReason, Moment, ReadOutcome, WriteOutcome};
+
+use super::{DiskCommand, DiskResult, NO_PARENT, Read, Write};
+
+/// The longest sleep: a wake-up that was lost would cost no more than that.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
+/// Completed operations that are looked at in one go.
+const BATCH: usize = 256;
+/// How long a log may take to put its records on stable storage at the end.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+
+enum UnderWay {
+    Write(Box<Write>),
+    Read(Box<Read>),
+}
+
+pub(super) struct Driver {
+    log: DiskLog,
+    inbox: Receiver<DiskCommand>,
+    depth: usize,
+    under_way: HashMap<u64, UnderWay>,
+    /// What was given up and the device may still read or write: its guards stay until it cannot.
+    limbo: Vec<(SlotRef, UnderWay)>,
+    next_token: u64,
+    report: Box<dyn FnMut(DiskResult) + Send>,
+}
+
+impl Driver {
+    /// `depth`: operations that may be under way. `report` is called on this thread and must not block.
+    pub(super) fn new(
+        log: DiskLog,
+        inbox: Receiver<DiskCommand>,
+        depth: usize,
+        report: Box<dyn FnMut(DiskResult) + Send>,
+    ) -> Self {
+        Self { log, inbox, depth, under_way: HashMap::new(), limbo: Vec::new(), next_token: 0, report }
+    }
+
+    pub(super) fn run(mut self) {
+        let mut done = Vec::with_capacity(BATCH);
+        let mut is_open = true;
+        while is_open || !self.under_way.is_empty() {
+            is_open = is_open && self.take_commands();
+            self.log.poll(Moment::now(), &mut done);
+            let is_full = self.under_way.len() >= self.depth;
+            let is_idle = done.is_empty() && (is_full || self.inbox.is_empty());
+            for done in done.drain(..) {
+                self.finished(done);
+            }
+            self.release_limbo();
+            if is_idle && (is_open || !self.under_way.is_empty()) {
+                let until = Instant::now() + SLEEP_MAX;
+                if let Err(error) = self.log.wait(Some(until)) {
+                    tracing::warn!("disk tier: {error}");
+                    std::thread::sleep(SLEEP_MAX);
+                }
+            }
+        }
+        let closed = self.log.close(CLOSE_MAX);
+        if !closed.is_clean {
+            tracing::warn!(
+                "disk tier: closed before every record was on stable storage; the blocks of the rest are lost"
+            );
+        }
+    }
+
+    /// Starts what has been asked for, as far as there is room; false when nobody can ask any more.
+    fn take_commands(&mut self) -> bool {
+        while self.under_way.len() < self.depth {
+            match self.inbox.try_recv() {
+                Ok(command) => self.start(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+        true
+    }
+
+    fn start(&mut self, command: DiskCommand) {
+        let token = self.next_token;
+        self.next_token += 1;
+        match command {
+            DiskCommand::Forget(slot) => {
+                self.log.forget(slot);
+            }
+            DiskCommand::Read(read) => {
+                let target = read.target.clone();
+                match self.log.read(read.lease.slot(), read.identity, target, token) {
+                    Ok(()) => drop(self.under_way.insert(token, UnderWay::Read(read))),
+                    Err(_) => (self.report)(DiskResult::Read { read, bytes: None, is_gone: false }),
+                }
+            }
+            DiskCommand::Write(write) => {
+                let block = Block {
+                    identity: write.identity,
+                    parent: write.parent.unwrap_or(NO_PARENT),
+                    tenant: write.tenant.0,
+                    meta: &write.meta,
+                };
+                let started =
+                    self.log.write(write.filling.slot(), block, write.payload.clone(), write.bytes, token);
+                match started {
+                    Ok(()) => drop(self.under_way.insert(token, UnderWay::Write(write))),
+                    Err(_) => self.wrote(write, false),
+                }
+            }
+        }
+    }
+
+    fn wrote(&mut self, write: Box<Write>, is_written: bool) {
+        let usage = self.log.usage();
+        (self.report)(DiskResult::Written { write, is_written, usage });
+    }
+
+    fn finished(&mut self, done: Done) {
+        match done {
+            Done::Written { token, memory, outcome, .. } => {
+                let Some(UnderWay::Write(write)) = self.under_way.remove(&token) else { return };
+                if memory.is_none() {
+                    (self.report)(DiskResult::Stuck { identity: write.identity, is_write: true });
+                    return self.limbo.push((write.payload.clone(), UnderWay::Write(write)));
+                }
+                drop(memory);
+                self.wrote(write, outcome == WriteOutcome::Stored);
+            }
+            Done::Read { token, memory, outcome, .. } => {
+                let Some(UnderWay::Read(read)) = self.under_way.remove(&token) else { return };
+                if memory.is_none() {
+                    (self.report)(DiskResult::Stuck { identity: read.identity, is_write: false });
+                    return self.limbo.push((read.target.clone(), UnderWay::Read(read)));
+                }
+                drop(memory);
+                let (bytes, is_gone) = match outcome {
+                    ReadOutcome::Verified { bytes } => (Some(bytes), false),
+                    ReadOutcome::Miss(MissReason::Device) => (None, false),
+                    ReadOutcome::Miss(_) => (None, true),
+                };
+                (self.report)(DiskResult::Read { read, bytes, is_gone });
+            }
+            Done::Flushed { .. } => {}
+        }
+    }
+
+    /// Reports what the device did not answer, once it cannot touch the memory any more.
+    fn release_limbo(&mut self) {
+        // Ours, the operation's own, and the tier's.
+        const REFERENCES_WITHOUT_DEVICE: u32 = 3;
+        let is_free =
+            |(slot, _): &mut (SlotRef, UnderWay)| slot.reference_count() <= REFERENCES_WITHOUT_DEVICE;
+        let released: Vec<_> = self.limbo.extract_if(.., is_free).collect();
+        for (_, operation) in released {
+            match operation {
+                UnderWay::Write(write) => self.wrote(write, false),
+                UnderWay::Read(read) => (self.report)(DiskResult::Read { read, bytes: None, is_gone: false }),
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The disk as the store's thread has it: the way to the thread that drives its log, and what is under way there.
+//!
+//! Commands go through a bounded queue, and results come through the store's inbox. What a command needs to stay as it
+//! is (the slot of the disk, the block in host memory) travels with it as a guard and comes back with the result, so that
+//! nothing can be reused while the device works on it.
+
+mod driver;
+mod gate;
+mod in_writing;
+mod reads;
+mod slots;
+mod unwritten;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Sender, TrySendError, bounded};
+use dataplane_memory::{Slab, SlotRef};
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Evicting, Filling, Lease, TenantId};
+use kvstore_disk::{AdmissionConfig, DiskCounters, DiskLog, Recovered, Usage};
+use kvstore_io::Waker;
+
+use crate::error::StoreError;
+use driver::Driver;
+pub(crate) use gate::WriteGate;
+pub(crate) use in_writing::InWriting;
+pub(crate) use reads::{Reads, Waiter};
+pub(crate) use slots::DiskSlots;
+pub(crate) use unwritten::Unwritten;
+
+/// What the disk keeps as the parent of a chain's first block.
+pub(crate) const NO_PARENT: BlockIdentity = BlockIdentity([0; 16]);
+
+/// What keeps a block in host memory while it is written.
+#[derive(Debug)]
+pub(crate) enum Hold {
+    /// It stays there afterwards.
+    Lease(Lease),
+    /// It leaves once it is written.
+    Evicting(Evicting),
+}
+
+impl Hold {
+    /// The block's checksum from when it came.
+    pub(crate) fn checksum(&self) -> u64 {
+        match self {
+            Self::Lease(lease) => lease.checksum(),
+            Self::Evicting(evicting) => evicting.checksum(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Write {
+    pub(crate) identity: BlockIdentity,
+    pub(crate) parent: Option<BlockIdentity>,
+    pub(crate) tenant: TenantId,
+    pub(crate) position: u32,
+    pub(crate) meta: Vec<u8>,
+    pub(crate) payload: SlotRef,
+    pub(crate) bytes: u32,
+    pub(crate) hold: Hold,
+    /// The slot on the disk.
+    pub(crate) filling: Filling,
+}
+
+#[derive(Debug)]
+pub(crate) struct Read {
+    /// The store's number of the read.
+    pub(crate) number: u64,
+    pub(crate) identity: BlockIdentity,
+    /// The slot on the disk.
+    pub(crate) lease: Lease,
+    /// The slot in host memory.
+    pub(crate) filling: Filling,
+    pub(crate) target: SlotRef,
+}
+
+pub(crate) enum DiskCommand {
+    Write(Box<Write>),
+    Read(Box<Read>),
+    /// The slot's block has been evicted.
+    Forget(u32),
+}
+
+pub(crate) enum DiskResult {
+    Written {
+        write: Box<Write>,
+        is_written: bool,
+        usage: Usage,
+    },
+    /// `is_gone`: the disk will not have it later either.
+    Read {
+        read: Box<Read>,
+        bytes: Option<u32>,
+        is_gone: bool,
+    },
+    /// The device does not answer. What it may still touch stays held; `Written` or `Read` follows if it ever lets go.
+    Stuck {
+        identity: BlockIdentity,
+        is_write: bool,
+    },
+}
+
+/// Opens the log, on the thread that will drive it; gives what it has kept from an earlier process, too.
+pub type OpenDisk =
+    Box<dyn FnOnce() -> Result<(DiskLog, Vec<Recovered>), Box<dyn std::error::Error + Send + Sync>> + Send>;
+
+/// What was found.
+pub(crate) struct Opened {
+    pub(crate) slots: u32,
+    pub(crate) recovered: Vec<Recovered>,
+    pub(crate) usage: Usage,
+    pub(crate) counters: Arc<DiskCounters>,
+    waker: Arc<dyn Waker>,
+}
+
+/// The way to the thread.
+pub(crate) struct DiskLink {
+    commands: Option<Sender<DiskCommand>>,
+    waker: Arc<dyn Waker>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DiskLink {
+    /// Starts the thread and waits until it has opened the log over `slab`. `report` is called on it and must not block.
+    pub(crate) fn start(
+        open: OpenDisk,
+        slab: Arc<Slab>,
+        depth: usize,
+        report: impl FnMut(DiskResult) + Send + 'static,
+    ) -> Result<(Self, Opened), StoreError> {
+        let (commands, inbox) = bounded(depth.max(1) * 4);
+        let (opened, is_open) = bounded(1);
+        let work = move || {
+            let (mut log, recovered) = match open() {
+                Ok(found) => found,
+                Err(error) => return drop(opened.send(Err(error))),
+            };
+            if let Err(error) = log.register(&slab) {
+                tracing::info!("disk tier: memory is not registered, reads and writes take longer: {error}");
+            }
+            let found = Opened {
+                slots: log.slot_count(),
+                recovered,
+                usage: log.usage(),
+                counters: Arc::clone(log.counters()),
+                waker: log.waker(),
+            };
+            // Whoever starts us waits for this.
+            let _gone = opened.send(Ok(found));
+            Driver::new(log, inbox, depth.max(1), Box::new(report)).run();
+        };
+        let thread = std::thread::Builder::new().name("kvasir-disk-tier".to_owned()).spawn(work)?;
+        let opened =
+            is_open.recv().unwrap_or_else(|_| Err("its thread has ended: its panic is above".into()));
+        let opened = opened.map_err(StoreError::Disk)?;
+        let link = Self { commands: Some(commands), waker: Arc::clone(&opened.waker), thread: Some(thread) };
+        Ok((link, opened))
+    }
+
+    /// Commands that would be taken now.
+    pub(crate) fn room(&self) -> usize {
+        let room = |commands: &Sender<DiskCommand>| Some(commands.capacity()? - commands.len());
+        self.commands.as_ref().and_then(room).unwrap_or(0)
+    }
+
+    /// Whether a command would be taken now.
+    pub(crate) fn has_room(&self) -> bool {
+        self.commands.as_ref().is_some_and(|commands| !commands.is_full())
+    }
+
+    /// Hands over a command; "full" gives it back.
+    pub(crate) fn try_send(&self, command: DiskCommand) -> Result<(), DiskCommand> {
+        let Some(commands) = &self.commands else { return Err(command) };
+        match commands.try_send(command) {
+            Ok(()) => {
+                self.waker.wake();
+                Ok(())
+            }
+            Err(TrySendError::Full(command) | TrySendError::Disconnected(command)) => Err(command),
+        }
+    }
+}
+
+impl Drop for DiskLink {
+    fn drop(&mut self) {
+        self.commands = None;
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed; there is nobody to hand it to.
+            let _panicked = thread.join();
+        }
+    }
+}
+
+/// The disk, as the store's thread has it.
+pub(crate) struct LocalDisk {
+    pub(crate) link: DiskLink,
+    pub(crate) gate: WriteGate,
+    pub(crate) unwritten: Unwritten,
+    pub(crate) in_writing: InWriting,
+    pub(crate) reads: Reads,
+    pub(crate) slots: DiskSlots,
+}
+
+impl LocalDisk {
+    /// A disk that has been written `usage` so far, behind so many slots of host memory.
+    pub(crate) fn new(link: DiskLink, admission: AdmissionConfig, usage: Usage, host_slots: u32) -> Self {
+        Self {
+            link,
+            gate: WriteGate::new(admission, host_slots, usage),
+            unwritten: Unwritten::new(host_slots as usize),
+            in_writing: InWriting::default(),
+            reads: Reads::default(),
+            slots: DiskSlots::default(),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Blocks that wait for room in the disk's queue, in the order of arrival, so that a chain is written from its root.
+//!
+//! The first of them are held in host memory until they are written: what the disk has already goes before.
+
+use std::collections::{HashSet, VecDeque};
+
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::Lease;
+
+/// Blocks that may wait; further ones stay in host memory only.
+const UNWRITTEN_MAX: usize = 65_536;
+/// The part of host memory that those may hold, as a divisor.
+const HELD_SHARE: usize = 2;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Unwritten {
+    waiting: VecDeque<(BlockIdentity, Option<Lease>)>,
+    /// How many of those are held.
+    held: usize,
+    held_max: usize,
+}
+
+impl Unwritten {
+    pub(crate) fn new(host_slots: usize) -> Self {
+        Self { waiting: VecDeque::new(), held: 0, held_max: host_slots / HELD_SHARE }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Adds a block, held by what `lease` gives as far as there may be more of those; not when too many wait.
+    pub(crate) fn push(&mut self, identity: BlockIdentity, lease: impl FnOnce() -> Option<Lease>) {
+        if self.waiting.len() >= UNWRITTEN_MAX {
+            return;
+        }
+        let lease = if self.held < self.held_max { lease() } else { None };
+        self.held += usize::from(lease.is_some());
+        self.waiting.push_back((identity, lease));
+    }
+
+    /// The one that has waited longest.
+    pub(crate) fn pop(&mut self) -> Option<(BlockIdentity, Option<Lease>)> {
+        let (identity, lease) = self.waiting.pop_front()?;
+        self.held -= usize::from(lease.is_some());
+        Some((identity, lease))
+    }
+
+    /// It goes on waiting, before all others.
+    pub(crate) fn put_back(&mut self, identity: BlockIdentity, lease: Lease) {
+        self.held += 1;
+        self.waiting.push_front((identity, Some(lease)));
+    }
+
+    /// Holds one block less, the youngest first, so that chains stay whole; false when none is held.
+    pub(crate) fn let_go(&mut self) -> bool {
+        let held = self.waiting.iter_mut().rev().find_map(|(_, lease)| lease.take());
+        self.held -= usize::from(held.is_some());
+        held.is_some()
+    }
+
+    /// These blocks are not going to be written.
+    pub(crate) fn forget(&mut self, chain: &[BlockIdentity]) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let gone: HashSet<&BlockIdentity> = chain.iter().collect();
+        self.waiting.retain(|(identity, lease)| {
+            let is_kept = !gone.contains(identity);
+            self.held -= usize::from(!is_kept && lease.is_some());
+            is_kept
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvstore_catalog::{Catalog, CatalogConfig, PolicyKind, TenantId, TierConfig, TierIndex};
+
+    use super::*;
+
+    const TIER: TierIndex = TierIndex(0);
+
+    fn identity(number: u8) -> BlockIdentity {
+        BlockIdentity([number; 16])
+    }
+
+    /// A catalog with so many blocks, no one hanging on another.
+    fn catalog(blocks: u8) -> Catalog {
+        let tier = TierConfig::new(u32::from(blocks), PolicyKind::Lru);
+        let catalog = Catalog::new(&CatalogConfig::new(vec![tier])).expect("a catalog");
+        let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
+        catalog.reserve(TIER, usize::from(blocks), TenantId(0), &mut evicted, &mut reserved);
+        for (number, reserved) in (0..blocks).zip(reserved) {
+            reserved.fill().complete(1, 1).register(identity(number), None, 1.0);
+        }
+        catalog
+    }
+
+    #[test]
+    fn half_of_host_memory_is_held_at_most_and_the_youngest_give_way_first() {
+        let catalog = catalog(8);
+        let pinned = || catalog.census(TIER).pinned;
+        let mut unwritten = Unwritten::new(8);
+        (0..8).for_each(|number| unwritten.push(identity(number), || catalog.lease(TIER, &identity(number))));
+        assert_eq!(pinned(), 4);
+        assert!(unwritten.let_go());
+        assert_eq!(pinned(), 3);
+        let (first, lease) = unwritten.pop().expect("eight wait");
+        assert!(first == identity(0) && lease.is_some());
+        unwritten.put_back(first, lease.expect("held"));
+        unwritten.forget(&[identity(1), identity(7)]);
+        assert_eq!((pinned(), unwritten.held), (2, 2));
+        let left: Vec<(BlockIdentity, bool)> = std::iter::from_fn(|| unwritten.pop())
+            .map(|(identity, lease)| (identity, lease.is_some()))
+            .collect();
+        let expected = [(0, true), (2, true), (3, false), (4, false), (5, false), (6, false)];
+        assert_eq!(left, expected.map(|(number, is_held)| (identity(number), is_held)));
+        assert_eq!((pinned(), unwritten.held), (0, 0));
+        assert!(!unwritten.let_go());
+    }
+}

@@ -1,0 +1,170 @@
+//! Blocks of host memory on their way to whoever asked for them: copied and verified, or verified and copied by a device.
+
+use std::time::{Duration, Instant};
+
+use dataplane_memory::SlotRef;
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::Lease;
+
+use super::Loads;
+use super::state::{Load, State};
+use crate::device::{DeviceCopies, Purpose, Refused};
+use crate::job::Destination;
+use crate::metrics::StoreCounters;
+use crate::tiers::{Started, Tiers};
+
+/// Bytes copied for all loads together before the inbox is looked at again.
+pub(crate) const COPY_BYTES_MAX: usize = 8 << 20;
+
+impl Loads {
+    /// Copies what has come, and ends what is complete; false when there was nothing to do.
+    pub(crate) fn advance(&mut self, tiers: &mut Tiers, device: &mut DeviceCopies) -> bool {
+        let mut budget = COPY_BYTES_MAX;
+        let has_room = tiers.room.take_for_loads();
+        let mut due: Vec<u64> =
+            self.table.iter().filter(|(_, load)| load.is_due(has_room)).map(|(&number, _)| number).collect();
+        // First come, first served.
+        due.sort_unstable();
+        let mut worked = false;
+        for number in due {
+            let Some(mut load) = self.table.remove(&number) else { continue };
+            let before = load.cursor;
+            let is_over = load.advance(number, &mut budget, tiers, device);
+            worked |= is_over || load.cursor > before;
+            if is_over {
+                Self::finish(load, tiers);
+            } else {
+                self.take_hold(number, &mut load, tiers, device);
+                self.table.insert(number, load);
+            }
+        }
+        if worked {
+            // What was let go of is room for others.
+            tiers.room.came_free();
+        }
+        worked
+    }
+
+    /// A block has arrived in a device's memory, or has not.
+    pub(crate) fn moved_out(&mut self, number: u64, index: usize, lease: Lease, is_good: bool) {
+        drop(lease);
+        // A load that was cancelled is gone; its slots were held by the copy until now.
+        let Some(load) = self.table.get_mut(&number) else { return };
+        load.moving -= 1;
+        load.states[index] = if is_good { State::Done(None) } else { State::Failed };
+        if !is_good {
+            load.cursor = load.cursor.min(index);
+        }
+        if load.moving == 0 {
+            load.copying += load.moving_since.take().map_or(Duration::ZERO, |since| since.elapsed());
+        }
+    }
+}
+
+impl Load {
+    /// Whether the load is over.
+    fn advance(
+        &mut self,
+        number: u64,
+        budget: &mut usize,
+        tiers: &mut Tiers,
+        device: &mut DeviceCopies,
+    ) -> bool {
+        loop {
+            if self.is_late {
+                return self.moving == 0;
+            }
+            let Some(state) = self.states.get_mut(self.cursor) else { return self.moving == 0 };
+            match state {
+                State::Coming | State::Wanted => return false,
+                State::Failed => return self.moving == 0,
+                State::Done(_) | State::Moving => self.cursor += 1,
+                State::Here(_) if *budget == 0 => return false,
+                State::Here(_) => {
+                    let State::Here(lease) = std::mem::replace(state, State::Done(None)) else { continue };
+                    *budget = budget.saturating_sub(lease.bytes() as usize);
+                    if !self.hand_over(number, lease, tiers, device) {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The block at the cursor goes where it is wanted; false when there is no room for its copy now.
+    fn hand_over(&mut self, number: u64, lease: Lease, tiers: &mut Tiers, device: &mut DeviceCopies) -> bool {
+        let index = self.cursor;
+        let target = match &self.destination {
+            Destination::Held(_) => {
+                self.states[index] = State::Done(Some(lease));
+                return true;
+            }
+            Destination::Host => return true,
+            Destination::Slots(targets) => &targets[index],
+        };
+        if !tiers.shared.memory.fits(&lease, target) {
+            self.states[index] = State::Failed;
+            return true;
+        }
+        if target.slab().device().is_some() {
+            let target = target.clone();
+            return self.move_out(number, lease, target, tiers, device);
+        }
+        let (bytes, started) = (u64::from(lease.bytes()), Instant::now());
+        let is_good = tiers.shared.memory.copy_out(&lease, target);
+        self.copying += started.elapsed();
+        self.host_bytes += bytes;
+        drop(lease);
+        if !is_good {
+            self.states[index] = damaged(self.chain[index], number, index, tiers);
+        }
+        true
+    }
+
+    /// Starts the copy of the block at the cursor to a device's memory, after it was verified here; false when there is no
+    /// room for it now.
+    fn move_out(
+        &mut self,
+        number: u64,
+        lease: Lease,
+        target: SlotRef,
+        tiers: &mut Tiers,
+        device: &mut DeviceCopies,
+    ) -> bool {
+        let (index, bytes) = (self.cursor, lease.bytes() as usize);
+        if tiers.shared.memory.checksum(lease.slot(), bytes) != lease.checksum() {
+            drop(lease);
+            self.states[index] = damaged(self.chain[index], number, index, tiers);
+            return true;
+        }
+        let source = tiers.shared.memory.slot(lease.slot()).clone();
+        match device.start(source, target, bytes, Purpose::Out { load: number, index, lease }) {
+            Ok(()) => {
+                self.states[index] = State::Moving;
+                self.moving += 1;
+                self.host_bytes += bytes as u64;
+                self.moving_since.get_or_insert_with(Instant::now);
+                true
+            }
+            Err(Refused { purpose: Purpose::Out { lease, .. }, is_full: true }) => {
+                self.states[index] = State::Here(lease);
+                false
+            }
+            Err(_) => {
+                self.states[index] = State::Failed;
+                true
+            }
+        }
+    }
+}
+
+/// A block of host memory is not what had been stored. The disk may still have it.
+fn damaged(identity: BlockIdentity, number: u64, index: usize, tiers: &mut Tiers) -> State {
+    tracing::warn!(block = identity.short(), "host tier: a block is damaged and is thrown away");
+    StoreCounters::add(&tiers.shared.counters.checksum_failures, 1);
+    tiers.drop_from_host(identity);
+    match tiers.read_from_disk(identity, (number, index), false) {
+        Started::Coming => State::Coming,
+        Started::Later | Started::Nowhere => State::Failed,
+    }
+}

@@ -1,0 +1,169 @@
+//! Blocks that somebody asked for: from host memory at once, from the disk as it delivers, in the order of the chain.
+//!
+//! A load takes hold of its blocks in order, as far as host memory has room, and lets go of each when it is copied. So
+//! the first block that a load holds can always be copied or is always on its way, and loads that share too little
+//! memory take turns instead of waiting for each other.
+
+mod advance;
+mod state;
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use kvstore_block::BlockIdentity;
+
+use crate::device::DeviceCopies;
+use crate::disk::Waiter;
+use crate::job::{Destination, LoadRequest, Moved};
+use crate::memory::HostBlock;
+use crate::metrics::StoreCounters;
+use crate::shared::{HOST, Shared};
+use crate::tiers::{Place, Started, Tiers};
+use state::{Load, State};
+
+/// The loads that are under way, by a number of the store's own.
+#[derive(Default)]
+pub(crate) struct Loads {
+    table: HashMap<u64, Load>,
+    next: u64,
+}
+
+impl Loads {
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// When the time of some load is up.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.table.values().map(|load| load.deadline).min()
+    }
+
+    /// Whether some load waits for others to let go of something.
+    pub(crate) fn wait_for_room(&self) -> bool {
+        self.table.values().any(Load::waits_for_room)
+    }
+
+    pub(crate) fn start(&mut self, wanted: LoadRequest, tiers: &mut Tiers, device: &DeviceCopies) {
+        let number = self.next;
+        self.next += 1;
+        let mut load = Load::new(wanted);
+        self.take_hold(number, &mut load, tiers, device);
+        self.table.insert(number, load);
+    }
+
+    /// Ends the loads of a request of which nobody wants to hear any more.
+    pub(crate) fn cancel(&mut self, request: u64, tiers: &mut Tiers) {
+        self.table.retain(|_, load| load.request != request);
+        tiers.room.came_free();
+    }
+
+    /// Takes hold of the load's next blocks, as far as there is room. It is not in the table meanwhile.
+    fn take_hold(&self, number: u64, load: &mut Load, tiers: &mut Tiers, device: &DeviceCopies) {
+        if load.is_ending() {
+            return load.give_up_rest();
+        }
+        while let Some(identity) = load.chain.get(load.next) {
+            let state = match tiers.shared.catalog.lease(HOST, identity) {
+                Some(lease) => State::Here(lease),
+                None => match tiers.read_from_disk(*identity, (number, load.next), load.is_background()) {
+                    Started::Coming => State::Coming,
+                    // Whoever uses the room now will let go of it; if nobody will, nothing changes any more.
+                    Started::Later if load.will_let_go() => return,
+                    Started::Later if self.will_make_room(tiers, device) => return,
+                    Started::Later | Started::Nowhere => State::Failed,
+                },
+            };
+            let is_end = matches!(state, State::Failed);
+            load.states[load.next] = state;
+            // Nothing after a block that is missing can be used.
+            load.next = if is_end { load.chain.len() } else { load.next + 1 };
+        }
+    }
+
+    /// Whether something is under way that ends by itself and leaves room.
+    pub(crate) fn will_make_room(&self, tiers: &Tiers, device: &DeviceCopies) -> bool {
+        tiers.will_make_room() || device.is_busy() || self.table.values().any(Load::goes_on)
+    }
+
+    /// Where the block that these wait for stands.
+    pub(crate) fn place(&self, waiters: &[Waiter]) -> Place {
+        let parent = waiters.iter().find_map(|(number, index)| {
+            let load = self.table.get(number)?;
+            load.chain.get(index.checked_sub(1)?).copied()
+        });
+        let position = waiters.first().and_then(|(number, index)| {
+            let load = self.table.get(number)?;
+            Some(load.first + *index as u32)
+        });
+        Place { parent, position }
+    }
+
+    /// A read has ended: the block is in host memory, or will not come.
+    pub(crate) fn came(&mut self, identity: &BlockIdentity, waiters: Vec<Waiter>, shared: &Shared) {
+        for (number, index) in waiters {
+            let lease = shared.catalog.lease(HOST, identity);
+            let Some(load) = self.table.get_mut(&number) else { continue };
+            load.disk_bytes += lease.as_ref().map_or(0, |lease| u64::from(lease.bytes()));
+            load.states[index] = lease.map_or(State::Failed, State::Here);
+        }
+    }
+
+    /// Those go on without the block that they wait for.
+    pub(crate) fn go_without(&mut self, waiters: Vec<Waiter>) {
+        for (number, index) in waiters {
+            if let Some(load) = self.table.get_mut(&number) {
+                load.states[index] = State::Failed;
+            }
+        }
+    }
+
+    /// Ends the loads whose time is up.
+    pub(crate) fn expire(&mut self, now: Instant, tiers: &mut Tiers) {
+        let late: Vec<u64> =
+            self.table.iter().filter(|(_, load)| load.deadline <= now).map(|(&number, _)| number).collect();
+        for number in late {
+            let Some(mut load) = self.table.remove(&number) else { continue };
+            if !load.is_late {
+                StoreCounters::add(&tiers.shared.counters.late, load.chain.len() - load.cursor);
+            }
+            load.is_late = true;
+            load.give_up_rest();
+            if load.moving > 0 {
+                // A device writes to its slots: whoever waits cannot have them back yet.
+                self.table.insert(number, load);
+                continue;
+            }
+            Self::finish(load, tiers);
+            tiers.room.came_free();
+        }
+    }
+
+    fn finish(load: Load, tiers: &mut Tiers) {
+        let Load { request, states, destination, .. } = load;
+        // A load that was late without waiting for the disk says nothing of it.
+        let is_late = load.is_late
+            && (load.disk_bytes > 0 || states.iter().any(|state| matches!(state, State::Coming)));
+        let verified = states.iter().take_while(|state| matches!(state, State::Done(_))).count();
+        let elapsed = load.started.elapsed();
+        tiers.shared.observe_load(elapsed, load.disk_bytes, load.copying, load.host_bytes, is_late);
+        if !matches!(destination, Destination::Host) {
+            StoreCounters::add(&tiers.shared.counters.onboarded, verified);
+        }
+        match destination {
+            Destination::Host => {}
+            Destination::Slots(slots) => tiers.tell(Moved::Onboarded { request, slots, verified }),
+            Destination::Held(reply) => {
+                let memory = &tiers.shared.memory;
+                let held = states.into_iter().take(verified).filter_map(|state| match state {
+                    State::Done(Some(lease)) => Some(HostBlock { lease, memory: memory.clone() }),
+                    _ => None,
+                });
+                reply(held.collect());
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! One load: its blocks, and how far each has come.
+
+use std::time::{Duration, Instant};
+
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::Lease;
+
+use crate::job::{Destination, LoadRequest};
+
+pub(super) enum State {
+    /// Not looked at yet.
+    Wanted,
+    /// In host memory.
+    Here(Lease),
+    /// On its way there.
+    Coming,
+    /// On its way to a pool in a device's memory.
+    Moving,
+    /// Copied out, or held for whoever gets it.
+    Done(Option<Lease>),
+    /// It will not come.
+    Failed,
+}
+
+pub(super) struct Load {
+    /// Blocks of the chain before the first one of this load, for what it would cost to compute them.
+    pub(super) first: u32,
+    /// The caller's number; the store's own is its key in the table and never used twice.
+    pub(super) request: u64,
+    pub(super) chain: Vec<BlockIdentity>,
+    pub(super) states: Vec<State>,
+    /// Blocks before this one are done.
+    pub(super) cursor: usize,
+    /// Blocks from this one on have not been looked at.
+    pub(super) next: usize,
+    pub(super) destination: Destination,
+    pub(super) deadline: Instant,
+    pub(super) started: Instant,
+    pub(super) disk_bytes: u64,
+    pub(super) host_bytes: u64,
+    pub(super) copying: Duration,
+    /// Blocks on their way to a device's memory: the load is not over before they are.
+    pub(super) moving: usize,
+    /// When the first of them set out.
+    pub(super) moving_since: Option<Instant>,
+    /// Its time is up.
+    pub(super) is_late: bool,
+}
+
+impl Load {
+    pub(super) fn new(wanted: LoadRequest) -> Self {
+        let LoadRequest { request, chain, first, destination, deadline } = wanted;
+        Self {
+            first,
+            request,
+            states: chain.iter().map(|_| State::Wanted).collect(),
+            chain,
+            cursor: 0,
+            next: 0,
+            destination,
+            deadline,
+            started: Instant::now(),
+            disk_bytes: 0,
+            host_bytes: 0,
+            copying: Duration::ZERO,
+            moving: 0,
+            moving_since: None,
+            is_late: false,
+        }
+    }
+
+    /// Whether it gives each block back as soon as it is copied, and not all of them at its end.
+    fn lets_go(&self) -> bool {
+        !matches!(self.destination, Destination::Held(_))
+    }
+
+    /// It holds blocks that it gives back by itself.
+    pub(super) fn will_let_go(&self) -> bool {
+        self.moving > 0 || self.lets_go() && self.cursor < self.next
+    }
+
+    /// It goes on without room that others would have to make, and gives some back.
+    pub(super) fn goes_on(&self) -> bool {
+        self.moving > 0 || self.lets_go() && !self.waits_for_room()
+    }
+
+    /// Nobody waits for it, and its bandwidth was taken when it began.
+    pub(super) fn is_background(&self) -> bool {
+        matches!(self.destination, Destination::Host)
+    }
+
+    /// Nothing more is to be brought for it: its time is up, or a block in its middle will not come.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_late || matches!(self.states.get(self.cursor), Some(State::Failed))
+    }
+
+    pub(super) fn waits_for_room(&self) -> bool {
+        matches!(self.states.get(self.cursor), Some(State::Wanted))
+    }
+
+    /// Whether there may be something to do for it; `has_room`: something was let go of.
+    pub(super) fn is_due(&self, has_room: bool) -> bool {
+        match self.states.get(self.cursor) {
+            Some(State::Coming) => has_room && self.next < self.chain.len(),
+            Some(State::Wanted) => has_room,
+            _ => true,
+        }
+    }
+
+    /// Gives back what it holds and will not use.
+    pub(super) fn give_up_rest(&mut self) {
+        let rest = self.cursor.min(self.states.len());
+        for state in &mut self.states[rest..] {
+            if matches!(state, State::Here(_)) {
+                *state = State::Failed;
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Whose blocks count against which quota: the one place that knows.
+//!
+//! The catalog keeps the accounts. Where tenants have a share, every tier of this node tells them apart, so that a block
+//! that goes from one to another counts for its own.
+
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Catalog, TenantId, TenantQuota, TierIndex};
+
+/// Whose blocks are that nobody asked for. It has no quota.
+pub(crate) const NOBODY: TenantId = TenantId(u32::MAX);
+
+/// Tenants with blocks that are told apart, where they have quotas; those beyond share one.
+pub(crate) const TENANTS_MAX: u16 = 8192;
+
+/// Slots of a tier that the blocks of one tenant may fill; `None`: all of them.
+pub(crate) fn of_share(share: f64, slots: u32) -> Option<u32> {
+    let share = share.clamp(0.0, 1.0);
+    (share < 1.0).then(|| (f64::from(slots) * share).ceil() as u32)
+}
+
+/// The accounts of those who have no quota, in so many tiers.
+pub(crate) fn unlimited(tiers: usize) -> Vec<TenantQuota> {
+    let unlimited = |tier| TenantQuota { tenant: NOBODY, tier: TierIndex(tier), slots: u32::MAX };
+    (0..tiers as u8).map(unlimited).collect()
+}
+
+/// Whose the block is that the tier has.
+pub(crate) fn owner(catalog: &Catalog, tier: TierIndex, identity: &BlockIdentity) -> TenantId {
+    let lease = catalog.lease(tier, identity);
+    lease.and_then(|lease| catalog.tenant_of(&lease)).unwrap_or(NOBODY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_rounded_up_and_all_of_a_tier_is_no_quota() {
+        for (share, slots, quota) in
+            [(1.0, 16, None), (2.0, 16, None), (0.25, 16, Some(4)), (0.3, 4, Some(2)), (-1.0, 16, Some(0))]
+        {
+            assert_eq!(of_share(share, slots), quota, "{share} of {slots}");
+        }
+    }
+}

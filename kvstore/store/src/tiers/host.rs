@@ -1,0 +1,120 @@
+//! Slots of host memory: taken by evicting, filled, made known, given up.
+
+use std::sync::atomic::AtomicU64;
+
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Filling, Registered, Reserved, TenantId};
+
+use super::Tiers;
+use crate::config::WriteMode;
+use crate::job::{Description, Medium, Moved};
+use crate::metrics::StoreCounters;
+use crate::shared::HOST;
+
+/// Where a block of host memory came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The worker's pool.
+    Pool,
+    /// The disk.
+    Disk,
+    /// A tier of other nodes.
+    Far,
+}
+
+impl Origin {
+    fn counter(self, counters: &StoreCounters) -> &AtomicU64 {
+        match self {
+            Self::Pool => &counters.offloaded,
+            Self::Disk => &counters.from_disk,
+            Self::Far => &counters.from_far,
+        }
+    }
+}
+
+/// A block whose bytes have come into host memory.
+pub(crate) struct Arrival {
+    pub(crate) identity: BlockIdentity,
+    pub(crate) parent: Option<BlockIdentity>,
+    /// Its place in its chain.
+    pub(crate) position: u32,
+    pub(crate) bytes: u32,
+    pub(crate) checksum: u64,
+    pub(crate) origin: Origin,
+    /// For the tiers below, when it comes from the worker.
+    pub(crate) description: Option<Description>,
+}
+
+impl Tiers {
+    /// A slot of host memory, made by evicting if need be.
+    pub(crate) fn host_slot(&mut self, tenant: TenantId) -> Option<Reserved> {
+        let writes_back = self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back;
+        if writes_back && !self.shared.catalog.has_room(HOST, tenant) {
+            self.write_back(tenant);
+            let is_on_its_way = self.writing() > 0 || self.bandwidth.holds_writes();
+            let is_queue_full = !self.disk_has_room();
+            if !self.shared.catalog.has_room(HOST, tenant) && (is_on_its_way || is_queue_full) {
+                return None;
+            }
+        }
+        self.host_slot_now(tenant)
+    }
+
+    /// The same without waiting for what would have to be written first.
+    pub(crate) fn host_slot_now(&mut self, tenant: TenantId) -> Option<Reserved> {
+        let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
+        loop {
+            self.shared.catalog.reserve(HOST, 1, tenant, &mut evicted, &mut reserved);
+            for evicted in evicted.drain(..) {
+                self.left_host(evicted.identity, evicted.slot);
+            }
+            // Blocks that only wait to be written give way.
+            if !reserved.is_empty() || !self.disk.as_mut().is_some_and(|disk| disk.unwritten.let_go()) {
+                return reserved.pop();
+            }
+        }
+    }
+
+    /// Makes a block known whose bytes have come; false when host memory has it already.
+    pub(crate) fn register(&mut self, filling: Filling, arrival: Arrival) -> bool {
+        let Arrival { identity, parent, position, bytes, checksum, origin, description } = arrival;
+        let slot = filling.slot();
+        let cost = self.shared.recompute_cost(position);
+        let is_new = filling.complete(checksum, bytes).register(identity, parent, cost) == Registered::New;
+        if is_new {
+            self.descriptions[slot as usize] = description;
+            StoreCounters::add(origin.counter(&self.shared.counters), 1);
+            self.tell_stored(identity);
+        }
+        is_new
+    }
+
+    /// Tells that host memory has the block, unless nobody was told that it had not.
+    fn tell_stored(&mut self, identity: BlockIdentity) {
+        let is_believed =
+            self.disk.as_ref().is_some_and(|disk| disk.in_writing.is_believed_on_host(&identity));
+        if !is_believed {
+            self.tell(Moved::Stored { identity, medium: Medium::Host });
+        }
+    }
+
+    pub(super) fn left_host(&mut self, identity: BlockIdentity, slot: u32) {
+        self.descriptions[slot as usize] = None;
+        StoreCounters::add(&self.shared.counters.evicted, 1);
+        self.tell_gone_from_host(identity);
+    }
+
+    /// Takes a block out of host memory.
+    pub(crate) fn drop_from_host(&mut self, identity: BlockIdentity) {
+        if self.shared.catalog.remove(HOST, &identity) {
+            self.tell_gone_from_host(identity);
+        }
+    }
+
+    fn tell_gone_from_host(&mut self, identity: BlockIdentity) {
+        if let Some(disk) = &mut self.disk {
+            disk.in_writing.told(&identity);
+        }
+        self.tell(Moved::Removed { identity, medium: Medium::Host });
+    }
+}

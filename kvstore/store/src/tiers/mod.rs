@@ -1,0 +1,103 @@
+//! The tiers of this node as the store's thread has them: host memory, the disk behind it, and what goes between the two.
+//!
+//! [`Tiers`] joins parts with a state of their own that know nothing of each other: what the blocks in host memory are,
+//! the disk with its queues ([`LocalDisk`]), bandwidth. New blocks, loads and searches come here for slots and reads; of
+//! them this module knows nothing, but for the numbers of those who wait for a read.
+
+mod forget;
+mod host;
+mod read;
+mod write;
+
+use std::sync::Arc;
+
+use crate::bandwidth::Bandwidth;
+use crate::disk::LocalDisk;
+use crate::job::{Description, Moved};
+use crate::shared::Shared;
+pub(crate) use host::{Arrival, Origin};
+pub(crate) use read::{Place, Started};
+pub(crate) use write::META_FIXED;
+
+pub(crate) struct Tiers {
+    pub(crate) shared: Arc<Shared>,
+    notify: Box<dyn FnMut(Moved) + Send>,
+    /// What the block in each slot of host memory is, for the tiers below.
+    descriptions: Vec<Option<Description>>,
+    disk: Option<LocalDisk>,
+    pub(crate) bandwidth: Bandwidth,
+    pub(crate) room: Room,
+}
+
+/// Whether something was let go of since those who wait for room were tried last.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    for_loads: bool,
+    for_new_blocks: bool,
+}
+
+impl Room {
+    /// Those who wait for room are tried again.
+    pub(crate) fn came_free(&mut self) {
+        *self = Self { for_loads: true, for_new_blocks: true };
+    }
+
+    /// Whether loads are to be tried again, which they are then.
+    pub(crate) fn take_for_loads(&mut self) -> bool {
+        std::mem::take(&mut self.for_loads)
+    }
+
+    /// The same for new blocks.
+    pub(crate) fn take_for_new_blocks(&mut self) -> bool {
+        std::mem::take(&mut self.for_new_blocks)
+    }
+}
+
+impl Tiers {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        notify: Box<dyn FnMut(Moved) + Send>,
+        disk: Option<LocalDisk>,
+        bandwidth: Bandwidth,
+    ) -> Self {
+        let descriptions = vec![None; shared.memory.slot_count()];
+        Self { shared, notify, descriptions, disk, bandwidth, room: Room::default() }
+    }
+
+    /// Slots of host memory.
+    pub(crate) fn host_slots(&self) -> usize {
+        self.descriptions.len()
+    }
+
+    /// What the block in a slot of host memory is; `None`: it did not come from this node's worker.
+    pub(crate) fn description(&self, slot: u32) -> Option<&Description> {
+        self.descriptions[slot as usize].as_ref()
+    }
+
+    /// Tells what happened.
+    pub(crate) fn tell(&mut self, moved: Moved) {
+        (self.notify)(moved);
+    }
+
+    /// Whether a read or write is under way, or waits for bandwidth: it ends by itself and leaves room.
+    pub(crate) fn will_make_room(&self) -> bool {
+        let is_busy = |disk: &LocalDisk| !disk.reads.is_empty() || disk.in_writing.count() > 0;
+        self.disk.as_ref().is_some_and(is_busy) || self.bandwidth.holds_writes()
+    }
+
+    /// Hands tombstones to the disk, as far as its queue has room.
+    pub(crate) fn bury(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.slots.bury(&disk.link);
+        }
+    }
+
+    /// Whether tombstones wait for room in the disk's queue.
+    pub(crate) fn has_tombstones(&self) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.slots.has_tombstones())
+    }
+
+    fn disk_has_room(&self) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.link.has_room())
+    }
+}

@@ -1,0 +1,113 @@
+//! From the disk into host memory.
+
+use kvstore_block::BlockIdentity;
+use kvstore_plan::Tier;
+
+use super::{Arrival, Origin, Tiers};
+use crate::disk::{DiskCommand, Read, Waiter};
+use crate::metrics::StoreCounters;
+use crate::quota::NOBODY;
+use crate::shared::DISK;
+
+/// How an attempt to start a read went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Started {
+    Coming,
+    /// There is no room for it now.
+    Later,
+    /// The disk has not got it.
+    Nowhere,
+}
+
+/// Where a block stands in the chain of those who wait for it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Place {
+    pub(crate) parent: Option<BlockIdentity>,
+    pub(crate) position: Option<u32>,
+}
+
+impl Tiers {
+    /// Starts a read, or joins one that is under way. `is_paid`: its bandwidth has been taken.
+    pub(crate) fn read_from_disk(
+        &mut self,
+        identity: BlockIdentity,
+        waiter: Waiter,
+        is_paid: bool,
+    ) -> Started {
+        let Some(disk) = &mut self.disk else { return Started::Nowhere };
+        if disk.reads.join(&identity, waiter) {
+            return Started::Coming;
+        }
+        if disk.in_writing.is_to_end(&identity) {
+            // It is leaving host memory: it can be read once it is there.
+            return Started::Later;
+        }
+        let Some(lease) = self.shared.catalog.lease(DISK, &identity) else { return Started::Nowhere };
+        let tenant = self.shared.catalog.tenant_of(&lease).unwrap_or(NOBODY);
+        let Some(reserved) = self.host_slot(tenant) else { return Started::Later };
+        let Some(disk) = &mut self.disk else { return Started::Nowhere };
+        let filling = reserved.fill();
+        let target = self.shared.memory.slot(filling.slot()).clone();
+        let bytes = u64::from(lease.bytes());
+        let number = disk.reads.number();
+        let read = Read { number, identity, lease, filling, target };
+        if disk.link.try_send(DiskCommand::Read(Box::new(read))).is_err() {
+            return Started::Later;
+        }
+        if !is_paid {
+            self.bandwidth.charge(Tier::Disk, bytes);
+        }
+        disk.reads.begin(number, identity, waiter);
+        Started::Coming
+    }
+
+    /// The disk has answered a read: those who wait for it.
+    pub(crate) fn end_read(&mut self, read: &Read) -> Vec<Waiter> {
+        self.room.came_free();
+        let disk = self.disk.as_mut();
+        disk.map_or_else(Vec::new, |disk| disk.reads.end(read.number, &read.identity))
+    }
+
+    /// What the disk has read becomes part of host memory if it is what had been stored, and is still wanted.
+    pub(crate) fn came_from_disk(&mut self, read: Read, bytes: Option<u32>, is_gone: bool, place: Place) {
+        let Read { number, identity, lease, filling, .. } = read;
+        let was_forgotten = self.disk.as_mut().is_some_and(|disk| disk.reads.take_forgotten(number));
+        let checksum = bytes.map(|bytes| self.shared.memory.checksum(filling.slot(), bytes as usize));
+        // The disk gave what it was given; this is about what had been stored.
+        let is_damaged = checksum.is_some_and(|checksum| checksum != lease.checksum());
+        if is_damaged {
+            StoreCounters::add(&self.shared.counters.checksum_failures, 1);
+        }
+        if let (Some(bytes), Some(checksum), false, false) = (bytes, checksum, was_forgotten, is_damaged) {
+            let arrival = Arrival {
+                identity,
+                parent: place.parent.or(lease.parent()),
+                position: place.position.unwrap_or(0),
+                bytes,
+                checksum,
+                origin: Origin::Disk,
+                description: None,
+            };
+            self.register(filling, arrival);
+        } else {
+            StoreCounters::add(&self.shared.counters.disk_misses, 1);
+            drop((lease, filling));
+            if is_gone || is_damaged {
+                self.drop_from_disk(identity);
+            }
+        }
+    }
+
+    /// The device does not answer a read: those who waited for it.
+    pub(crate) fn give_up_read(&mut self, identity: &BlockIdentity) -> Vec<Waiter> {
+        self.disk.as_mut().map_or_else(Vec::new, |disk| disk.reads.give_up(identity))
+    }
+
+    /// The device does not answer a write: nobody waits for it any more.
+    pub(crate) fn give_up_write(&mut self, identity: &BlockIdentity) {
+        if let Some(disk) = &mut self.disk {
+            disk.in_writing.stuck(identity);
+        }
+        self.room.came_free();
+    }
+}

@@ -1,0 +1,224 @@
+//! From host memory to the disk: as soon as a block is there (*through*), or when it has to leave (*back*).
+
+use std::time::{Duration, Instant};
+
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Evicting, Registered, Reserved, TenantId};
+use kvstore_disk::Usage;
+use kvstore_plan::{Priority, Tier};
+
+use super::Tiers;
+use crate::disk::{DiskCommand, Hold, Write};
+use crate::job::{Description, Medium, Moved};
+use crate::metrics::StoreCounters;
+use crate::shared::{DISK, HOST};
+
+/// Blocks written back to the disk at a time, so that their slots come free while new blocks arrive.
+const LEAVING_MAX: usize = 16;
+/// Blocks that wait to be written which are looked at in a round of the thread.
+const WRITES_MAX: usize = 64;
+/// A block's place in its chain and its checksum stand before what its owner keeps with it.
+pub(crate) const META_FIXED: usize = 12;
+
+/// A block that was not handed to the disk.
+struct NotWritten {
+    hold: Hold,
+    /// After this time there is bandwidth for it; `None`: it is not wanted there.
+    wait: Option<Duration>,
+}
+
+impl From<Hold> for NotWritten {
+    fn from(hold: Hold) -> Self {
+        Self { hold, wait: None }
+    }
+}
+
+impl Tiers {
+    /// A block was offered: what is seen often enough is written to the disk.
+    pub(crate) fn saw(&self, identity: &BlockIdentity) {
+        if let Some(disk) = &self.disk {
+            disk.gate.saw(identity);
+        }
+    }
+
+    /// The block that is new in host memory is written when its turn comes.
+    pub(crate) fn write_through(&mut self, identity: BlockIdentity) {
+        if let Some(disk) = &mut self.disk {
+            disk.unwritten.push(identity, || self.shared.catalog.lease(HOST, &identity));
+        }
+    }
+
+    /// Writes under way that can still be answered.
+    pub(super) fn writing(&self) -> usize {
+        self.disk.as_ref().map_or(0, |disk| disk.in_writing.count())
+    }
+
+    /// Goes on with writes: with those held back whose bandwidth is there, and with what waits for room in the disk's queue.
+    /// Whether there is more to be done at once.
+    pub(crate) fn resume_writes(&mut self, now: Instant) -> bool {
+        if self.bandwidth.release_writes(now) {
+            self.room.came_free();
+        }
+        self.write_waiting()
+    }
+
+    /// Writes what waits, as far as the disk's queue has room; whether there is more for which it has.
+    fn write_waiting(&mut self) -> bool {
+        for _ in 0..WRITES_MAX {
+            if self.bandwidth.holds_writes() {
+                return false;
+            }
+            let Some(disk) = self.disk.as_mut().filter(|disk| disk.link.has_room()) else { return false };
+            let Some((identity, held)) = disk.unwritten.pop() else { return false };
+            let Some(lease) = held.or_else(|| self.shared.catalog.lease(HOST, &identity)) else { continue };
+            let (slot, bytes) = (lease.slot(), lease.bytes());
+            // A block that is not written stays in host memory all the same.
+            let refused = self.write_to_disk(identity, slot, bytes, Hold::Lease(lease));
+            if let Err(NotWritten { hold: Hold::Lease(lease), wait: Some(wait) }) = refused {
+                if let Some(disk) = &mut self.disk {
+                    disk.unwritten.put_back(identity, lease);
+                }
+                self.bandwidth.hold_writes(wait);
+                return false;
+            }
+        }
+        self.disk.as_ref().is_some_and(|disk| !disk.unwritten.is_empty())
+    }
+
+    /// Starts the way out of host memory for the blocks that go next. Those that the disk has, or does not take, go at
+    /// once.
+    pub(super) fn write_back(&mut self, tenant: TenantId) {
+        let Some(disk) = self.disk.as_ref().filter(|_| !self.bandwidth.holds_writes()) else { return };
+        let count = LEAVING_MAX.saturating_sub(disk.in_writing.count()).min(disk.link.room());
+        let mut evicting = Vec::new();
+        self.shared.catalog.evict_for(HOST, tenant, count, &mut evicting);
+        for evicting in evicting {
+            let (identity, slot, bytes) = (evicting.identity(), evicting.slot(), evicting.bytes());
+            match self.write_to_disk(identity, slot, bytes, Hold::Evicting(evicting)) {
+                Ok(()) => {}
+                Err(NotWritten { hold: Hold::Evicting(evicting), wait: Some(wait) }) => {
+                    // It stays, and those after it, until there is bandwidth.
+                    self.bandwidth.hold_writes(wait);
+                    drop(evicting);
+                    return;
+                }
+                Err(NotWritten { hold: Hold::Evicting(evicting), wait: None }) => {
+                    self.finish_eviction(evicting, false);
+                }
+                Err(NotWritten { hold: Hold::Lease(_), .. }) => {}
+            }
+        }
+    }
+
+    fn finish_eviction(&mut self, evicting: Evicting, is_told: bool) {
+        let (identity, slot) = (evicting.identity(), evicting.slot());
+        // It stays when a block that hangs on it was put back meanwhile. What is here again was never told to be gone.
+        if evicting.finish() && !is_told && !self.shared.holds(HOST, &identity) {
+            self.left_host(identity, slot);
+        }
+    }
+
+    /// Hands a block of host memory to the disk; gives `hold` back when the disk has it, or does not get it.
+    fn write_to_disk(
+        &mut self,
+        identity: BlockIdentity,
+        slot: u32,
+        bytes: u32,
+        hold: Hold,
+    ) -> Result<(), NotWritten> {
+        let (Some(disk), Some(description)) = (&mut self.disk, &self.descriptions[slot as usize]) else {
+            return Err(hold.into());
+        };
+        let is_there = self.shared.holds(DISK, &identity) || disk.in_writing.contains(&identity);
+        // Without its parent a block could never be found; leaves that are written back come before their parents.
+        let parent_is_there = description
+            .parent
+            .is_none_or(|parent| self.shared.holds(DISK, &parent) || disk.in_writing.contains(&parent));
+        let is_wanted = parent_is_there || matches!(hold, Hold::Evicting(_));
+        if is_there || !is_wanted || !disk.link.has_room() || description.meta.len() > crate::META_BYTES_MAX {
+            return Err(hold.into());
+        }
+        if !disk.gate.admits(identity, bytes) {
+            StoreCounters::add(&self.shared.counters.not_admitted, 1);
+            return Err(hold.into());
+        }
+        if let Err(wait) = self.bandwidth.admit(Tier::Disk, Priority::Offload, u64::from(bytes)) {
+            disk.gate.keep(identity);
+            return Err(NotWritten { hold, wait: Some(wait) });
+        }
+        let (tenant, is_leaving) = (description.tenant, matches!(hold, Hold::Evicting(_)));
+        let Some(reserved) = self.disk_slot(tenant) else { return Err(hold.into()) };
+        let (Some(disk), Some(description)) = (&mut self.disk, &self.descriptions[slot as usize]) else {
+            return Err(hold.into());
+        };
+        let payload = self.shared.memory.slot(slot).clone();
+        let filling = reserved.fill();
+        let meta = meta_of(description, hold.checksum());
+        let (parent, position) = (description.parent, description.position);
+        let write = Write { identity, parent, tenant, position, meta, payload, bytes, hold, filling };
+        match disk.link.try_send(DiskCommand::Write(Box::new(write))) {
+            Ok(()) => {
+                disk.in_writing.begin(identity, is_leaving);
+                Ok(())
+            }
+            Err(DiskCommand::Write(write)) => {
+                StoreCounters::add(&self.shared.counters.throttled, 1);
+                Err(write.hold.into())
+            }
+            Err(_) => unreachable!("a refused command comes back as it was"),
+        }
+    }
+
+    /// A slot of the disk, made by evicting if need be.
+    fn disk_slot(&mut self, tenant: TenantId) -> Option<Reserved> {
+        let disk = self.disk.as_mut()?;
+        let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
+        self.shared.catalog.reserve(DISK, 1, tenant, &mut evicted, &mut reserved);
+        for evicted in evicted {
+            disk.slots.forget(evicted.slot);
+            StoreCounters::add(&self.shared.counters.disk_evicted, 1);
+            (self.notify)(Moved::Removed { identity: evicted.identity, medium: Medium::Disk });
+        }
+        let reserved = reserved.pop()?;
+        disk.slots.replace(reserved.slot());
+        Some(reserved)
+    }
+
+    /// The disk has answered a write.
+    pub(crate) fn written(&mut self, write: Write, is_written: bool, usage: Usage) {
+        let Write { identity, parent, position, payload, bytes, hold, filling, .. } = write;
+        let Some(disk) = &mut self.disk else { return };
+        disk.gate.used(usage);
+        let state = disk.in_writing.end(&identity);
+        self.room.came_free();
+        drop(payload);
+        let slot = filling.slot();
+        if is_written && !state.is_forgotten {
+            let cost = self.shared.recompute_cost(position);
+            let complete = filling.complete(hold.checksum(), bytes);
+            if let Registered::New = complete.register(identity, parent, cost) {
+                StoreCounters::add(&self.shared.counters.to_disk, 1);
+                self.tell(Moved::Stored { identity, medium: Medium::Disk });
+            }
+        } else {
+            disk.slots.forget(slot);
+            drop(filling);
+        }
+        if let Hold::Evicting(evicting) = hold {
+            self.finish_eviction(evicting, state.is_told);
+            if let Some(disk) = &mut self.disk {
+                disk.slots.relink(&self.shared.catalog);
+            }
+        }
+    }
+}
+
+/// What the disk keeps with a block. The checksum is that of the copy into host memory: damage since then is found when
+/// the block is read.
+fn meta_of(description: &Description, checksum: u64) -> Vec<u8> {
+    let mut meta = Vec::with_capacity(META_FIXED + description.meta.len());
+    meta.extend_from_slice(&description.position.to_le_bytes());
+    meta.extend_from_slice(&checksum.to_le_bytes());
+    meta.extend_from_slice(&description.meta);
+    meta
+}
