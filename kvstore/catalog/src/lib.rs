@@ -42,7 +42,6 @@ mod catalog;
 mod census;
 mod changes;
 mod check;
-mod grants;
 mod lease;
 mod list;
 mod lookup;
@@ -59,7 +58,6 @@ pub use config::{
     CatalogConfig, PolicyKind, SlotOrder, TIERS_MAX, TenantId, TenantQuota, TierConfig, TierIndex,
 };
 pub use error::CatalogError;
-pub use grants::LeaseGrants;
 pub use lease::Lease;
 pub use pool::{IdentityHasher, PoolCatalog, PoolRegistered};
 pub use sketch::FrequencySketch;

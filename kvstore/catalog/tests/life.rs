@@ -1,14 +1,12 @@
-//! The life of a block: states that are dropped, leaf-first, leases, quotas, removal, restart, grants.
+//! The life of a block: states that are dropped, leaf-first, leases, quotas, removal, restart.
 #![cfg(not(loom))]
 
 mod bed;
 
-use std::time::{Duration, Instant};
-
 use bed::{ANYBODY, TIER, catalog, contents, evict, identity, number, reserve, store, store_chain};
 use kvstore_catalog::{
-    Catalog, CatalogConfig, CatalogError, LeaseGrants, PolicyKind, Registered, Registration, SlotOrder,
-    TenantId, TenantQuota, TierConfig, TierIndex,
+    Catalog, CatalogConfig, CatalogError, PolicyKind, Registered, Registration, SlotOrder, TenantId,
+    TenantQuota, TierConfig, TierIndex,
 };
 
 const POLICIES: [PolicyKind; 3] = [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::Cost];
@@ -285,31 +283,6 @@ fn slots_take_turns_where_that_is_asked_for() {
     };
     assert_eq!(next(SlotOrder::LastFreed), [0; 6]);
     assert_eq!(next(SlotOrder::FirstFreed), [0, 1, 2, 3, 0, 1]);
-}
-
-#[test]
-fn grants_end_by_release_owner_or_time() {
-    let catalog = catalog(PolicyKind::Lru, 4);
-    store_chain(&catalog, ANYBODY, 1..=4);
-    let chain = [1, 2, 3, 4].map(identity);
-    let leased = |count: usize| {
-        let mut leases = Vec::new();
-        assert_eq!(catalog.lease_prefix(TIER, &chain[..count], &mut leases), count);
-        leases
-    };
-    let start = Instant::now();
-    let later = start + Duration::from_secs(1);
-    let mut grants = LeaseGrants::new(3);
-    let first = grants.grant(7, later, leased(4)).expect("room");
-    grants.grant(7, start, leased(2)).expect("room");
-    grants.grant(8, later, leased(1)).expect("room");
-    assert_eq!(grants.grant(9, later, leased(1)).expect_err("full").len(), 1);
-    assert!(evict(&catalog, 4).is_empty());
-    assert!(!grants.release(8, first), "another's grant");
-    assert!(grants.release(7, first));
-    assert_eq!(evict(&catalog, 4), [4, 3]);
-    assert_eq!((grants.expire(start), grants.end_owner(8), grants.len()), (1, 1, 0));
-    assert_eq!(evict(&catalog, 4), [2, 1]);
 }
 
 #[test]

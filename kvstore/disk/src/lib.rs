@@ -43,7 +43,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use admission::{Admission, AdmissionConfig, TokenBucket, Usage, Verdict};
+pub use admission::{Admission, AdmissionConfig, Usage, Verdict};
 pub use config::{Area, DiskConfig, Moment};
 pub use done::{Block, Closed, Done, MissReason, ReadOutcome, Refused, RefusedReason, WriteOutcome};
 pub use error::DiskError;

@@ -6,10 +6,12 @@
 
 use std::time::{Duration, Instant};
 
+use kvstore_bandwidth::TokenBucket;
 use kvstore_io::{IoErrorKind, Operation as Direction};
 
+use crate::admission;
 use crate::log::SlotUse;
-use crate::{DiskConfig, DiskCounters, DiskLog, TokenBucket};
+use crate::{DiskConfig, DiskCounters, DiskLog};
 
 /// Slots looked at in one go.
 const SLOTS_PER_SCAN: u32 = 16_384;
@@ -19,7 +21,7 @@ const SCAN_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) struct Trim {
     bytes_min: u64,
     slot_bytes: u64,
-    bucket: TokenBucket,
+    bucket: Option<TokenBucket>,
     next_scan: Instant,
     cursor: u32,
     /// Slots that are free and were not told.
@@ -33,7 +35,7 @@ impl Trim {
         Self {
             bytes_min: config.trim_bytes_min,
             slot_bytes: config.slot_bytes.into(),
-            bucket: TokenBucket::new(rate, rate, now),
+            bucket: admission::bucket(rate, rate, now),
             next_scan: now,
             cursor: 0,
             untold: 0,
@@ -72,7 +74,7 @@ impl DiskLog {
             return;
         };
         let bytes = u64::from(count) * self.trim.slot_bytes;
-        if !self.trim.bucket.take(self.now.instant, bytes) {
+        if !admission::passes(&mut self.trim.bucket, self.now.instant, bytes) {
             self.trim.cursor = first;
             return;
         }

@@ -32,7 +32,7 @@ mod tier;
 pub use config::PlanConfig;
 pub use error::PlanError;
 pub use explore::{Exploration, ExplorationConfig};
-pub use gate::{Admission, BandwidthGate, BandwidthLimit, Priority, TokenBucket};
+pub use gate::{Admission, BandwidthGate, BandwidthLimit, Priority};
 pub use give_up::{Waiting, give_up_after};
 pub use planner::{Choice, Piece, Plan, Request, plan};
 pub use recompute::{PrefillGuess, RecomputeModel};

@@ -25,7 +25,6 @@ use dataplane_fabric::{Event, Fabric};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 
-use crate::bucket::TokenBucket;
 use crate::checksum::Verifier;
 use crate::metrics::set;
 use crate::placement::Placement;
@@ -36,7 +35,7 @@ use node::Node;
 pub use node::PoolNode;
 use operation::{Operation, Request};
 pub use operation::{Outcome, Refusal, Refused, StoreBlock, StoreResult, Ticket, Verified};
-use replicate::Replication;
+use replicate::{Replication, one_second_of};
 use storing::Store;
 use transfer::{Check, Transfer};
 
@@ -78,7 +77,7 @@ impl<F: Fabric> RemotePool<F> {
         config.check()?;
         let replication = Replication {
             sketch: Sketch::new(config.sketch_width, config.hot_window, now),
-            bucket: TokenBucket::new(config.replicate_bytes_per_second, now),
+            bucket: one_second_of(config.replicate_bytes_per_second, now),
             waiting: VecDeque::new(),
             done: BTreeSet::new(),
             order: VecDeque::new(),

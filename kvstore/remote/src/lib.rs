@@ -20,7 +20,6 @@
 #![forbid(unsafe_code)]
 
 mod breaker;
-mod bucket;
 mod checksum;
 mod client;
 mod config;

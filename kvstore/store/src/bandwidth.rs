@@ -9,19 +9,13 @@ use kvstore_plan::{Admission, BandwidthGate, BandwidthLimit, Priority, TIERS, Ti
 pub(crate) struct Bandwidth {
     gate: BandwidthGate,
     clock: fn() -> Instant,
-    /// Where the gate's clock starts.
-    origin: Instant,
     /// Writes wait for bandwidth until then.
     writes_from: Option<Instant>,
 }
 
 impl Bandwidth {
-    pub(crate) fn new(
-        limits: [Option<BandwidthLimit>; TIERS],
-        origin: Instant,
-        clock: fn() -> Instant,
-    ) -> Self {
-        Self { gate: BandwidthGate::new(limits, Duration::ZERO), clock, origin, writes_from: None }
+    pub(crate) fn new(limits: [Option<BandwidthLimit>; TIERS], now: Instant, clock: fn() -> Instant) -> Self {
+        Self { gate: BandwidthGate::new(limits, now), clock, writes_from: None }
     }
 
     /// Counts bytes that a request waits for; they are never held back.
@@ -34,8 +28,7 @@ impl Bandwidth {
         if !self.gate.is_limited(tier) {
             return Ok(());
         }
-        let now = (self.clock)().saturating_duration_since(self.origin);
-        match self.gate.admit(now, tier, priority, bytes) {
+        match self.gate.admit((self.clock)(), tier, priority, bytes) {
             Admission::Granted => Ok(()),
             Admission::Throttled(wait) => Err(wait),
         }

@@ -6,16 +6,17 @@
 //! it shows.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::Fabric;
+use kvstore_bandwidth::TokenBucket;
 use kvstore_block::BlockIdentity;
 
 use super::RemotePool;
 use super::operation::{Operation, StoreBlock, Verified};
 use super::storing::Store;
 use crate::NodeId;
-use crate::bucket::TokenBucket;
 use crate::metrics::add;
 use crate::sketch::Sketch;
 
@@ -24,7 +25,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(10);
 
 pub(super) struct Replication {
     pub(super) sketch: Sketch,
-    pub(super) bucket: TokenBucket,
+    /// `None`: nothing is copied.
+    pub(super) bucket: Option<TokenBucket>,
     pub(super) waiting: VecDeque<Waiting>,
     /// Groups with a second home.
     pub(super) done: BTreeSet<BlockIdentity>,
@@ -40,7 +42,17 @@ pub(super) struct Waiting {
     since: Instant,
 }
 
+/// A rate with a burst of what it gives in a second; a rate of 0 is none.
+pub(super) fn one_second_of(bytes_per_second: u64, now: Instant) -> Option<TokenBucket> {
+    NonZeroU64::new(bytes_per_second).map(|rate| TokenBucket::new(rate, rate, now))
+}
+
 impl Replication {
+    /// Whether the rate allows a copy of so many bytes now; they are charged if so.
+    fn may_copy(&mut self, bytes: u64, now: Instant) -> bool {
+        self.bucket.as_mut().is_some_and(|bucket| bucket.take(now, bytes, 0).is_ok())
+    }
+
     pub(super) fn remember(&mut self, group: BlockIdentity, most: usize) {
         while self.order.len() >= most {
             if let Some(oldest) = self.order.pop_front() {
@@ -104,7 +116,7 @@ impl<F: Fabric> RemotePool<F> {
             let is_late = now.saturating_duration_since(waiting.since) > self.config.hot_window;
             if !is_late {
                 let has_room = self.operations.len() < self.config.operations_max;
-                if !has_room || !self.replication.bucket.take(bytes, now) {
+                if !has_room || !self.replication.may_copy(bytes, now) {
                     return self.due_at(now + RETRY_AFTER);
                 }
             }
