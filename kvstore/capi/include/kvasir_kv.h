@@ -10,6 +10,10 @@
  * `write = "back"`, when it has to leave memory), and comes back into memory when it is read. A block is given out only
  * after its checksum was verified; one that is damaged is a miss and is thrown away.
  *
+ * Two ways lead in and out. A block's bytes are put and got in buffers that each call names. Or an engine registers the
+ * paged tensors of its KV cache once (kvasir_kv_register), and blocks are saved from there and loaded there by their numbers
+ * (kvasir_kv_submit_transfer), many in one request.
+ *
  * After kvasir_kv_close or a crash, the blocks that had been written to the disk by then are found there again; the
  * others are misses. A block that was deleted just before a crash may be there again after it.
  *
@@ -17,8 +21,9 @@
  * The store has threads of its own: one that copies blocks, those that drive the disk, and `queue.threads`.
  * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds at
  * most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the disk,
- * kvasir_kv_match and _stats do not. An engine's loop uses kvasir_kv_submit and kvasir_kv_poll, which do not wait (poll
- * as long as it is told to); as many requests are under way at the disk as there are `queue.threads`.
+ * kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses kvasir_kv_submit,
+ * kvasir_kv_submit_transfer and kvasir_kv_poll, which do not wait (poll as long as it is told to); as many requests are under
+ * way at the disk as there are `queue.threads`, and for loads of several blocks up to eight times as many.
  * Status: functions return a kvasir_kv_status; 0 and above are outcomes, below 0 failures, after which
  * kvasir_kv_last_error tells more. No function unwinds into C. None ends the process because of what it is given, of a
  * bug that panics (a library that was built without unwinding opens nothing), or because memory for a copy of a block,
@@ -192,7 +197,9 @@ typedef enum kvasir_kv_operation {
     KVASIR_KV_GET = 1,
     KVASIR_KV_PUT = 2,
     KVASIR_KV_DELETE = 3,
-    KVASIR_KV_MATCH = 4
+    KVASIR_KV_MATCH = 4,
+    KVASIR_KV_SAVE = 5, /* of kvasir_kv_submit_transfer only, as the next one */
+    KVASIR_KV_LOAD = 6
 } kvasir_kv_operation;
 
 typedef struct kvasir_kv_request {
@@ -200,7 +207,7 @@ typedef struct kvasir_kv_request {
     uint32_t operation; /* kvasir_kv_operation */
     uint32_t reserved;  /* 0 */
     const uint8_t (*identities)[16];
-    size_t identity_count; /* 1; for a match at most 2^20, also of all matches under way together */
+    size_t identity_count; /* 1; for a match at most 2^20, also of all matches and transfers under way together */
     kvasir_kv_buffer meta;
     const kvasir_kv_buffer *payload;
     size_t payload_count;
@@ -211,13 +218,13 @@ typedef struct kvasir_kv_completion {
     int32_t status;     /* kvasir_kv_status, as the blocking function returns it */
     uint32_t reserved;
     uint64_t meta_bytes;
-    uint64_t payload_bytes; /* for a match: how many blocks */
+    uint64_t payload_bytes; /* for a match, a save and a load: how many blocks */
 } kvasir_kv_completion;
 
 /*
  * Submits requests, in order, without waiting. Writes how many were taken to `accepted`: fewer than `count` with
- * KVASIR_KV_THROTTLED when `queue.depth` requests are under way or the matches under way would have more than 2^20
- * identities together (poll, then submit the rest), with KVASIR_KV_INVALID_ARGUMENT when the next one is invalid,
+ * KVASIR_KV_THROTTLED when `queue.depth` requests are under way or the matches and transfers under way would have more than
+ * 2^20 identities together (poll, then submit the rest), with KVASIR_KV_INVALID_ARGUMENT when the next one is invalid,
  * with KVASIR_KV_FAILED when there is no memory for it, or with KVASIR_KV_INVALID_HANDLE when the store is closed
  * meanwhile. The requests, identities and arrays of buffers are copied; the memory that the buffers name must stay as it
  * is until the completion was polled or kvasir_kv_close returned. Requests run side by side and complete in any order.
@@ -236,6 +243,76 @@ int32_t kvasir_kv_poll(kvasir_kv *handle, kvasir_kv_completion *completions, siz
  * read or close it, and do not use it after kvasir_kv_close was called. Below 0 is a status.
  */
 int32_t kvasir_kv_event_fd(kvasir_kv *handle);
+
+/*
+ * Paged tensors: the memory in which an engine keeps the KV of its blocks. They are registered once; then blocks are
+ * saved from there and loaded there by their numbers.
+ */
+typedef enum kvasir_kv_memory { KVASIR_KV_HOST = 0, KVASIR_KV_CUDA = 1 } kvasir_kv_memory;
+
+/* One plane: a layer's keys, or its values, or its latents. Block b is `block_bytes` at start + b * block_stride. */
+typedef struct kvasir_kv_plane {
+    void *start;           /* of block 0; an address of the device for KVASIR_KV_CUDA */
+    uint64_t block_stride; /* no less than block_bytes, unless there is one block */
+    uint64_t block_bytes;  /* not 0 */
+} kvasir_kv_plane;
+
+typedef struct kvasir_kv_tensors {
+    uint32_t memory; /* kvasir_kv_memory */
+    int32_t device;  /* the driver's ordinal of the device; 0 for KVASIR_KV_HOST */
+    uint64_t blocks; /* of each plane */
+    const kvasir_kv_plane *planes;
+    size_t plane_count; /* 1 to 4096 */
+} kvasir_kv_tensors;
+
+/*
+ * Registers tensors and writes their number, which is never 0 and never given twice, to `id`. The arrays are copied. A
+ * stored block's payload is its bytes in each plane, one plane after the other; it has no meta. At most 64 may be
+ * registered at a time. KVASIR_KV_INVALID_ARGUMENT has a text that names the field; KVASIR_KV_TOO_LARGE says that a block
+ * of all planes is above `store.slot`.
+ */
+int32_t kvasir_kv_register(kvasir_kv *handle, const kvasir_kv_tensors *tensors, uint64_t *id);
+
+/*
+ * Waits until no transfer works on these tensors any more, those included that have not begun, and forgets them; their
+ * memory may go afterwards. Completions stay to be polled. KVASIR_KV_INVALID_ARGUMENT: there are none of this number.
+ */
+int32_t kvasir_kv_unregister(kvasir_kv *handle, uint64_t id);
+
+typedef struct kvasir_kv_transfer {
+    uint64_t user;      /* comes back in the completion */
+    uint32_t operation; /* KVASIR_KV_SAVE or KVASIR_KV_LOAD */
+    uint32_t reserved;  /* 0 */
+    uint64_t tensors;   /* what kvasir_kv_register wrote */
+    const uint8_t (*identities)[16];
+    const uint64_t *blocks; /* the number of each identity's block, below `blocks` of the tensors */
+    size_t count;           /* of both; at most 2^20, also of all matches and transfers under way together */
+    void *event;            /* KVASIR_KV_CUDA: a CUevent (cudaEvent_t), or null; otherwise null */
+} kvasir_kv_transfer;
+
+/*
+ * Submits one transfer without waiting. KVASIR_KV_THROTTLED when as many requests are under way as may be (see
+ * kvasir_kv_submit; poll, then submit it again), KVASIR_KV_INVALID_ARGUMENT with a text that names the field,
+ * KVASIR_KV_FAILED when there is no memory for it. The arrays are copied. The completion comes through kvasir_kv_poll.
+ *
+ * A save stores the blocks that are not there, and only reads the tensors. `payload_bytes` of its completion is how many
+ * of the blocks are in the store now, whoever put them there; the status is OK when all are, THROTTLED when there was no
+ * room or bandwidth for some, or a failure.
+ *
+ * A load fills the blocks in order. `payload_bytes` of its completion is the length of the loaded prefix, which ends at the
+ * first block that is a miss: one that is not there, is damaged, does not come in time, or has another size or a meta. The
+ * status is OK when all came, MISS when fewer did, or a failure. Blocks beyond the prefix may hold anything. A block must
+ * not be named twice in a load.
+ *
+ * The blocks' memory must stay, untouched by others (a save: unchanged), until the completion was polled or
+ * kvasir_kv_close returned. Transfers run side by side, also parts of one; of two transfers that name the same block the
+ * second is submitted after the first's completion was polled.
+ *
+ * `event` is null when earlier work on the blocks is over. Else the device's work on them waits for it: it was recorded
+ * before the call, and is neither recorded again nor destroyed before the completion was polled. When a completion can be
+ * polled, the device's work is over: whatever is put on any stream from then on finds a load's bytes.
+ */
+int32_t kvasir_kv_submit_transfer(kvasir_kv *handle, const kvasir_kv_transfer *transfer);
 
 #ifdef __cplusplus
 }

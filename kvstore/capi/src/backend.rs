@@ -25,6 +25,17 @@ pub trait Backend: Send + Sync + 'static {
         payload: &mut Destination,
     ) -> Result<GetOutcome, BackendError>;
 
+    /// Reads blocks in order up to the first that is a miss, each to the place of its number; tells how many. A block with
+    /// a meta, or of another length than its place, is a miss too, as is one that cannot be looked for now. All places may
+    /// have been written to.
+    ///
+    /// # Errors
+    /// The store cannot read.
+    fn get_prefix(&self, identities: &[Identity], places: &mut [Destination]) -> Result<usize, BackendError>;
+
+    /// The longest payload that [`Self::put`] takes.
+    fn payload_bytes_max(&self) -> usize;
+
     /// Stores a block.
     ///
     /// # Errors

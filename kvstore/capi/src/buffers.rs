@@ -48,8 +48,7 @@ unsafe impl Send for Ranges {}
 impl Ranges {
     /// Checks that every range that has bytes has a place, and that the sum is a length.
     pub(crate) fn check(buffers: &[Buffer]) -> Result<Self, Failure> {
-        let mut ranges =
-            Self { inline: [(NonNull::dangling(), 0); INLINE_BUFFERS], more: Vec::new(), count: 0, bytes: 0 };
+        let mut ranges = Self::none();
         for buffer in buffers.iter().filter(|buffer| buffer.bytes > 0) {
             let start = NonNull::new(buffer.start.cast::<u8>()).ok_or_else(|| {
                 Failure::new(Status::InvalidArgument, "a buffer with bytes has a null pointer")
@@ -75,6 +74,10 @@ impl Ranges {
         Ok(ranges)
     }
 
+    fn none() -> Self {
+        Self { inline: [(NonNull::dangling(), 0); INLINE_BUFFERS], more: Vec::new(), count: 0, bytes: 0 }
+    }
+
     fn iter(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> {
         self.inline[..self.count.min(INLINE_BUFFERS)].iter().chain(&self.more).copied()
     }
@@ -92,6 +95,11 @@ impl Destination {
     /// All of the ranges must be valid for writes, and nobody else may use them, for as long as this lives.
     pub(crate) unsafe fn new(ranges: Ranges) -> Self {
         Self { ranges, filled: 0 }
+    }
+
+    /// A place without room.
+    pub(crate) fn nowhere() -> Self {
+        Self { ranges: Ranges::none(), filled: 0 }
     }
 
     /// Room for more bytes.
@@ -146,6 +154,11 @@ impl Source {
     /// lives.
     pub(crate) unsafe fn new(ranges: Ranges) -> Self {
         Self { ranges, _reads: PhantomData }
+    }
+
+    /// No bytes.
+    pub(crate) fn nothing() -> Self {
+        Self { ranges: Ranges::none(), _reads: PhantomData }
     }
 
     /// Length in bytes.

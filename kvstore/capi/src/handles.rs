@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::backend::Backend;
 use crate::queue::Queue;
+use crate::registry::Registry;
 use crate::status::{Failure, Status};
 
 /// An open store.
@@ -15,6 +16,7 @@ use crate::status::{Failure, Status};
 pub(crate) struct Opened {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) queue: Arc<Queue>,
+    pub(crate) tensors: Arc<Registry>,
 }
 
 struct Handles {

@@ -6,8 +6,9 @@ use std::mem::offset_of;
 
 use crate::backend::Statistics;
 use crate::buffers::Buffer;
-use crate::interface::Request;
+use crate::interface::{Request, Transfer};
 use crate::queue::Completion;
+use crate::tensors::{Plane, Tensors};
 
 #[cfg(target_pointer_width = "64")]
 const _: () = {
@@ -29,4 +30,19 @@ const _: () = {
     assert!(offset_of!(Statistics, blocks) == 0 && offset_of!(Statistics, hits) == 24);
     assert!(offset_of!(Statistics, evicted) == 56 && offset_of!(Statistics, disk_blocks) == 64);
     assert!(offset_of!(Statistics, damaged) == 104);
+
+    assert!(size_of::<Plane>() == 24 && align_of::<Plane>() == 8);
+    assert!(offset_of!(Plane, start) == 0 && offset_of!(Plane, block_stride) == 8);
+    assert!(offset_of!(Plane, block_bytes) == 16);
+
+    assert!(size_of::<Tensors>() == 32 && align_of::<Tensors>() == 8);
+    assert!(offset_of!(Tensors, memory) == 0 && offset_of!(Tensors, device) == 4);
+    assert!(offset_of!(Tensors, blocks) == 8 && offset_of!(Tensors, planes) == 16);
+    assert!(offset_of!(Tensors, plane_count) == 24);
+
+    assert!(size_of::<Transfer>() == 56 && align_of::<Transfer>() == 8);
+    assert!(offset_of!(Transfer, user) == 0 && offset_of!(Transfer, operation) == 8);
+    assert!(offset_of!(Transfer, reserved) == 12 && offset_of!(Transfer, tensors) == 16);
+    assert!(offset_of!(Transfer, identities) == 24 && offset_of!(Transfer, blocks) == 32);
+    assert!(offset_of!(Transfer, count) == 40 && offset_of!(Transfer, event) == 48);
 };

@@ -1,99 +1,29 @@
 //! Submitted requests: threads carry them out, completions wait until they are polled.
 //!
 //! One lock guards both lists. A request counts against the depth from its submission until its completion was polled,
-//! so neither list can outgrow it, and nothing is allocated for them after the start but the text of a failure. The identities of matches are kept
-//! apart: all that are under way together are at most [`IDENTITIES_MAX`], which is 16 MiB. An eventfd is readable exactly
-//! while completions wait or the queue is closed: it is written and read under the lock.
+//! so neither list can outgrow it, and nothing is allocated for them after the start but the text of a failure. The
+//! identities of matches and transfers are kept apart: all that are under way together are at most [`IDENTITIES_MAX`], which
+//! is 16 MiB. A transfer is in the list once, and several threads may have pieces of it. An eventfd is readable exactly while
+//! completions wait or the queue is closed: it is written and read under the lock.
 //!
 //! Source: eventfd(2).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::backend::{Backend, GetOutcome, Identity};
-use crate::buffers::{Destination, Ranges, Source};
+use crate::backend::Backend;
 use crate::config::QueueSettings;
+use crate::operation::{Operation, Outcome};
 use crate::status::{Failure, Status};
+use crate::transfer::{Claim, Transfer};
 
-/// Most identities of matches that are under way, so also of one match.
+/// Most identities of matches and transfers that are under way, so also of one.
 pub(crate) const IDENTITIES_MAX: usize = 1 << 20;
-
-/// What a request asks for, with all pointers checked.
-#[derive(Debug)]
-pub(crate) enum Operation {
-    Get { identity: Identity, meta: Ranges, payload: Ranges },
-    Put { identity: Identity, meta: Ranges, payload: Ranges },
-    Delete { identity: Identity },
-    Match { identities: Vec<Identity> },
-}
-
-/// What came of it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Outcome {
-    pub(crate) status: Status,
-    pub(crate) meta_bytes: usize,
-    /// For a match, how many blocks.
-    pub(crate) payload_bytes: usize,
-}
-
-impl Outcome {
-    fn of(status: Status) -> Self {
-        Self { status, meta_bytes: 0, payload_bytes: 0 }
-    }
-}
-
-impl Operation {
-    /// Identities that it keeps apart.
-    fn identities(&self) -> usize {
-        match self {
-            Self::Match { identities } => identities.len(),
-            _ => 0,
-        }
-    }
-
-    /// Carries the request out; a panic of the store becomes a failure.
-    ///
-    /// # Safety
-    /// The ranges must be usable as the header says for the time of the call: a get's for writes, a put's for reads.
-    pub(crate) unsafe fn carry_out(self, backend: &dyn Backend) -> Result<Outcome, Failure> {
-        // What the closure captures is dropped by the panic or not looked at again.
-        let carried = catch_unwind(AssertUnwindSafe(|| match self {
-            Self::Get { identity, meta, payload } => {
-                // SAFETY: writable and nobody else's for the time of this call, by the contract of this function.
-                let mut meta = unsafe { Destination::new(meta) };
-                // SAFETY: as above.
-                let mut payload = unsafe { Destination::new(payload) };
-                let outcome = backend.get(&identity, &mut meta, &mut payload)?;
-                if outcome != GetOutcome::Read {
-                    return Ok(Outcome::of(outcome.into()));
-                }
-                Ok(Outcome { status: Status::Ok, meta_bytes: meta.filled(), payload_bytes: payload.filled() })
-            }
-            Self::Put { identity, meta, payload } => {
-                // SAFETY: readable and not written to for the time of this call, by the contract of this function.
-                let meta = unsafe { Source::new(meta) };
-                // SAFETY: as above.
-                let payload = unsafe { Source::new(payload) };
-                Ok(Outcome::of(backend.put(&identity, &meta, &payload)?.into()))
-            }
-            Self::Delete { identity } => {
-                let there = backend.delete(&identity)?;
-                Ok(Outcome::of(if there { Status::Ok } else { Status::Miss }))
-            }
-            Self::Match { identities } => {
-                let matched = backend.matched(&identities)?;
-                Ok(Outcome { payload_bytes: matched, ..Outcome::of(Status::Ok) })
-            }
-        }));
-        carried.unwrap_or_else(|_| Err(Failure::new(Status::Panicked, "the store panicked")))
-    }
-}
 
 /// A finished request, `kvasir_kv_completion` in C.
 #[repr(C)]
@@ -107,8 +37,33 @@ pub struct Completion {
     pub reserved: u32,
     /// Bytes of meta read, or needed when they did not fit.
     pub meta_bytes: u64,
-    /// Bytes of payload read, or needed when they did not fit; for a match, the number of blocks.
+    /// Bytes of payload read, or needed when they did not fit; for a match or a transfer, the number of blocks.
     pub payload_bytes: u64,
+}
+
+/// What threads do.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each request of one block")]
+pub(crate) enum Work {
+    /// For one of them.
+    Whole(Operation),
+    /// For all that have nothing better to do.
+    Shared(Arc<Transfer>),
+}
+
+impl From<Operation> for Work {
+    fn from(operation: Operation) -> Self {
+        Self::Whole(operation)
+    }
+}
+
+impl Work {
+    fn identities(&self) -> usize {
+        match self {
+            Self::Whole(operation) => operation.identities(),
+            Self::Shared(transfer) => transfer.identities(),
+        }
+    }
 }
 
 /// What became of a request that was to be queued.
@@ -145,10 +100,11 @@ impl std::fmt::Debug for Common {
 }
 
 struct State {
-    requests: VecDeque<(u64, Operation)>,
+    requests: VecDeque<(u64, Work)>,
     /// With the text of a failure.
     completions: VecDeque<(Completion, Option<String>)>,
-    running: usize,
+    /// Requests that were submitted and whose completions were not polled.
+    under_way: usize,
     /// Of requests that wait or run.
     identities: usize,
     closed: bool,
@@ -164,7 +120,7 @@ impl Queue {
         let state = State {
             requests: VecDeque::with_capacity(settings.depth),
             completions: VecDeque::with_capacity(settings.depth),
-            running: 0,
+            under_way: 0,
             identities: 0,
             closed: false,
         };
@@ -194,20 +150,21 @@ impl Queue {
     /// Takes a request, if there is room. If not, the caller still has what it was made from.
     ///
     /// # Safety
-    /// The ranges must be usable, as [`Operation::carry_out`] has it, until the completion was polled or
+    /// The ranges must be usable, as [`Operation::carry_out`] and [`Transfer::carry_out`] have it, until the completion was polled or
     /// [`Queue::close`] returned.
-    pub(crate) unsafe fn submit(&self, user: u64, operation: Operation) -> Submitted {
+    pub(crate) unsafe fn submit(&self, user: u64, work: impl Into<Work>) -> Submitted {
+        let work = work.into();
         let mut state = self.common.state();
-        let under_way = state.requests.len() + state.running + state.completions.len();
-        let identities = state.identities.saturating_add(operation.identities());
+        let identities = state.identities.saturating_add(work.identities());
         if state.closed {
             return Submitted::Closed;
         }
-        if under_way >= self.common.depth || identities > IDENTITIES_MAX {
+        if state.under_way >= self.common.depth || identities > IDENTITIES_MAX {
             return Submitted::Full;
         }
         state.identities = identities;
-        state.requests.push_back((user, operation));
+        state.under_way += 1;
+        state.requests.push_back((user, work));
         drop(state);
         self.common.submitted.notify_one();
         Submitted::Taken
@@ -240,6 +197,7 @@ impl Queue {
         for (at, (completion, text)) in state.completions.drain(..count).enumerate() {
             take(at, completion, text);
         }
+        state.under_way -= count;
         if count > 0 && state.completions.is_empty() && !state.closed {
             // It was written once since it was last read; it does not block.
             let _ = rustix::io::read(&self.common.event, &mut [0; 8]);
@@ -256,7 +214,7 @@ impl Queue {
     pub(crate) fn close(&self) {
         let mut state = self.common.state();
         state.closed = true;
-        let forgotten: usize = state.requests.drain(..).map(|(_, operation)| operation.identities()).sum();
+        let forgotten: usize = state.requests.drain(..).map(|(_, work)| work.identities()).sum();
         state.identities -= forgotten;
         // Written here once, and for the first completion that waits: far from an overflow, which alone would block.
         let _ = rustix::io::write(&self.common.event, &1_u64.to_ne_bytes());
@@ -288,47 +246,78 @@ impl Common {
             if state.closed {
                 return;
             }
-            let Some((user, operation)) = state.requests.pop_front() else {
+            let Some((user, work)) = state.requests.pop_front() else {
                 state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            state.running += 1;
-            let identities = operation.identities();
-            drop(state);
-            // SAFETY: whoever submitted it promised that the ranges are usable until its completion was polled, which
-            // is made below, or until `close` returned, which waits for this thread.
-            let outcome = unsafe { operation.carry_out(&*self.backend) };
-            let (Outcome { status, meta_bytes, payload_bytes }, text) = match outcome {
-                Ok(outcome) => (outcome, None),
-                Err(Failure { status, text, needed }) => {
-                    let (meta_bytes, payload_bytes) = needed.unwrap_or_default();
-                    (Outcome { status, meta_bytes, payload_bytes }, Some(text))
-                }
-            };
-            state = self.state();
-            state.running -= 1;
-            state.identities -= identities;
-            let completion = Completion {
-                user,
-                status: status as i32,
-                reserved: 0,
-                meta_bytes: meta_bytes as u64,
-                payload_bytes: payload_bytes as u64,
-            };
-            state.completions.push_back((completion, text));
-            if state.completions.len() == 1 {
-                // Cannot overflow: it is read before it is written again.
-                let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            let identities = work.identities();
+            let (guard, outcome) = self.carry_out(state, user, work);
+            state = guard;
+            if let Some(outcome) = outcome {
+                state.identities -= identities;
+                self.complete(&mut state, user, outcome);
             }
-            self.completed.notify_one();
         }
+    }
+
+    /// Does what was taken out of the list, without the lock. `None`: others still work on it.
+    fn carry_out<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        user: u64,
+        work: Work,
+    ) -> (MutexGuard<'a, State>, Option<Result<Outcome, Failure>>) {
+        let backend = &*self.backend;
+        let outcome = match work {
+            Work::Whole(operation) => {
+                drop(state);
+                // SAFETY: whoever submitted it promised that the ranges are usable until its completion was polled, which
+                // is made after this, or until `close` returned, which waits for this thread.
+                Some(unsafe { operation.carry_out(backend) })
+            }
+            Work::Shared(transfer) => {
+                let Claim { piece, has_more } = transfer.claim();
+                if has_more {
+                    state.requests.push_back((user, Work::Shared(Arc::clone(&transfer))));
+                    self.submitted.notify_one();
+                }
+                drop(state);
+                // SAFETY: as above, for the blocks of the tensors.
+                unsafe { transfer.carry_out(piece, backend) }
+            }
+        };
+        (self.state(), outcome)
+    }
+
+    fn complete(&self, state: &mut State, user: u64, outcome: Result<Outcome, Failure>) {
+        let (Outcome { status, meta_bytes, payload_bytes }, text) = match outcome {
+            Ok(outcome) => (outcome, None),
+            Err(Failure { status, text, needed }) => {
+                let (meta_bytes, payload_bytes) = needed.unwrap_or_default();
+                (Outcome { status, meta_bytes, payload_bytes }, Some(text))
+            }
+        };
+        let completion = Completion {
+            user,
+            status: status as i32,
+            reserved: 0,
+            meta_bytes: meta_bytes as u64,
+            payload_bytes: payload_bytes as u64,
+        };
+        state.completions.push_back((completion, text));
+        if state.completions.len() == 1 {
+            // Cannot overflow: it is read before it is written again.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+        self.completed.notify_one();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{BackendError, PutOutcome, Statistics};
+    use crate::backend::{BackendError, GetOutcome, Identity, PutOutcome, Statistics};
+    use crate::buffers::{Destination, Source};
 
     /// Panics for one block and fails for another.
     struct Broken;
@@ -345,6 +334,14 @@ mod tests {
             _: &mut Destination,
         ) -> Result<GetOutcome, BackendError> {
             Ok(GetOutcome::Throttled)
+        }
+
+        fn get_prefix(&self, _: &[Identity], _: &mut [Destination]) -> Result<usize, BackendError> {
+            Ok(0)
+        }
+
+        fn payload_bytes_max(&self) -> usize {
+            usize::MAX
         }
 
         fn put(&self, _: &Identity, _: &Source, _: &Source) -> Result<PutOutcome, BackendError> {

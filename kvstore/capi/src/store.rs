@@ -5,6 +5,7 @@
 //! and into a slot), because the store may still hold it when the call was given up; a `get` copies it through a buffer in
 //! the L1 cache, in which it is verified.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use crate::turns::Turns;
 const READ_MAX: Duration = Duration::from_secs(10);
 /// How often one who waits for the store looks whether it still runs.
 const ALIVE_CHECK: Duration = Duration::from_millis(100);
-/// Pause before a full queue is tried again.
+/// Pause before a full queue, or full memory, is tried again.
 const QUEUE_PAUSE: Duration = Duration::from_millis(1);
 /// How long a removal waits for room in the queue.
 const DELETE_MAX: Duration = Duration::from_secs(10);
@@ -33,6 +34,14 @@ pub(crate) struct StoreBackend {
     slot_bytes: u64,
     turns: Turns,
     counters: Counters,
+}
+
+/// A block that was asked for.
+enum Asked {
+    /// Memory has it.
+    Here(Vec<HostBlock>),
+    /// The store's thread will tell.
+    Coming(Receiver<Vec<HostBlock>>),
 }
 
 /// What the store does not count itself.
@@ -79,25 +88,73 @@ impl StoreBackend {
         }
     }
 
+    /// Asks the store to hold the blocks of a chain in host memory; `None` when too many requests are inside.
+    fn ask(
+        &self,
+        operation: &'static str,
+        chain: Vec<BlockIdentity>,
+    ) -> Result<Option<Receiver<Vec<HostBlock>>>, BackendError> {
+        let (reply, blocks) = sync_channel(1);
+        let reply = move |blocks| {
+            // Whoever asked may have given up; the blocks go back with the answer.
+            let _gone = reply.send(blocks);
+        };
+        match self.store.hold(chain, Instant::now() + READ_MAX, reply) {
+            Ok(()) => Ok(Some(blocks)),
+            Err(_) if self.store.is_alive() => Ok(None),
+            Err(_) => Err(failed(operation, "the store has stopped")),
+        }
+    }
+
     /// Holds the blocks of a chain in host memory; `None` when too many requests are inside.
     fn hold(
         &self,
         operation: &'static str,
         chain: Vec<BlockIdentity>,
     ) -> Result<Option<Vec<HostBlock>>, BackendError> {
-        let (reply, blocks) = sync_channel(1);
-        let reply = move |blocks| {
-            // Whoever asked may have given up; the blocks go back with the answer.
-            let _gone = reply.send(blocks);
-        };
-        if self.store.hold(chain, Instant::now() + READ_MAX, reply).is_err() {
-            return if self.store.is_alive() {
-                Ok(None)
-            } else {
-                Err(failed(operation, "the store has stopped"))
-            };
+        let asked = self.ask(operation, chain)?;
+        asked.map(|blocks| self.answer(operation, &blocks)).transpose()
+    }
+
+    /// Asks for a block; `None` when it is not there, or cannot be asked for now.
+    fn begin(&self, identity: &Identity) -> Result<Option<Asked>, BackendError> {
+        let chain = [BlockIdentity(*identity)];
+        if let Some(held) = self.store.hold_now(&chain) {
+            return Ok(Some(Asked::Here(held)));
         }
-        self.answer(operation, &blocks).map(Some)
+        if !self.is_there(identity) {
+            return Ok(None);
+        }
+        Ok(self.ask("load", chain.into())?.map(Asked::Coming))
+    }
+
+    /// Whether a block that is held went whole to where it is wanted; its memory is let go of. One that is damaged is
+    /// thrown away.
+    fn unpack(
+        &self,
+        identity: &Identity,
+        held: Vec<HostBlock>,
+        meta: &mut Destination,
+        payload: &mut Destination,
+    ) -> Result<GetOutcome, BackendError> {
+        let Some(block) = held.first() else { return Ok(self.missed()) };
+        let mut unpacker = Unpacker::new(block.len(), meta, payload);
+        let is_intact = block.read_verified(|piece| unpacker.take(piece));
+        match unpacker.finish() {
+            Unpacked::Whole if is_intact => {
+                count(&self.counters.hits);
+                Ok(GetOutcome::Read)
+            }
+            Unpacked::TooSmall { meta_bytes, payload_bytes } if is_intact => {
+                Err(BackendError::DestinationTooSmall { meta_bytes, payload_bytes })
+            }
+            _ => {
+                count(&self.counters.damaged);
+                drop(held);
+                let _unless_stopped = self.throw_away(identity);
+                Ok(self.missed())
+            }
+        }
     }
 
     /// Waits until the store's thread has come to what it was told before.
@@ -182,24 +239,47 @@ impl Backend for StoreBackend {
         let Some(held) = self.hold("get", vec![BlockIdentity(*identity)])? else {
             return Ok(GetOutcome::Throttled);
         };
-        let Some(block) = held.first() else { return Ok(self.missed()) };
-        let mut unpacker = Unpacker::new(block.len(), meta, payload);
-        let is_intact = block.read_verified(|piece| unpacker.take(piece));
-        match unpacker.finish() {
-            Unpacked::Whole if is_intact => {
-                count(&self.counters.hits);
-                Ok(GetOutcome::Read)
+        self.unpack(identity, held, meta, payload)
+    }
+
+    fn get_prefix(&self, identities: &[Identity], places: &mut [Destination]) -> Result<usize, BackendError> {
+        // All are asked for before the first is waited for, so that the disk reads them at a time. Each stands for itself:
+        // they are no chain for the store.
+        let deadline = Instant::now() + READ_MAX;
+        let mut asked = VecDeque::with_capacity(identities.len());
+        for identity in identities {
+            let Some(begun) = self.begin(identity)? else { break };
+            asked.push_back(begun);
+        }
+        for (at, (identity, place)) in identities.iter().zip(places).enumerate() {
+            let begun = match asked.pop_front() {
+                None => self.begin(identity)?,
+                begun => begun,
+            };
+            let mut held = match begun {
+                None => Vec::new(),
+                Some(Asked::Here(held)) => held,
+                Some(Asked::Coming(answer)) => self.answer("load", &answer)?,
+            };
+            while held.is_empty() && self.is_there(identity) && Instant::now() < deadline {
+                // There is no room for it now. Those behind it may have taken it, here or in other loads, which do the same: so
+                // somebody always goes on.
+                asked.clear();
+                std::thread::sleep(QUEUE_PAUSE);
+                held = self.hold("load", vec![BlockIdentity(*identity)])?.unwrap_or_default();
             }
-            Unpacked::TooSmall { meta_bytes, payload_bytes } if is_intact => {
-                Err(BackendError::DestinationTooSmall { meta_bytes, payload_bytes })
-            }
-            _ => {
-                count(&self.counters.damaged);
-                drop(held);
-                let _unless_stopped = self.throw_away(identity);
-                Ok(self.missed())
+            let outcome = self.unpack(identity, held, &mut Destination::nowhere(), place);
+            match outcome {
+                Ok(GetOutcome::Read) if place.room() == 0 => {}
+                Ok(_) | Err(BackendError::DestinationTooSmall { .. }) => return Ok(at),
+                Err(error) => return Err(error),
             }
         }
+        Ok(identities.len())
+    }
+
+    fn payload_bytes_max(&self) -> usize {
+        self.payload_bytes_max
     }
 
     fn put(&self, identity: &Identity, meta: &Source, payload: &Source) -> Result<PutOutcome, BackendError> {

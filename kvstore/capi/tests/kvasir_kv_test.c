@@ -34,6 +34,19 @@ ASSERT_LAYOUT(completion, sizeof(kvasir_kv_completion) == 32 && offsetof(kvasir_
 ASSERT_LAYOUT(completion_reserved, offsetof(kvasir_kv_completion, reserved) == 12);
 ASSERT_LAYOUT(completion_meta_bytes, offsetof(kvasir_kv_completion, meta_bytes) == 16);
 ASSERT_LAYOUT(completion_payload_bytes, offsetof(kvasir_kv_completion, payload_bytes) == 24);
+ASSERT_LAYOUT(plane, sizeof(kvasir_kv_plane) == 24 && offsetof(kvasir_kv_plane, block_stride) == 8);
+ASSERT_LAYOUT(plane_block_bytes, offsetof(kvasir_kv_plane, block_bytes) == 16);
+ASSERT_LAYOUT(tensors, sizeof(kvasir_kv_tensors) == 32 && offsetof(kvasir_kv_tensors, device) == 4);
+ASSERT_LAYOUT(tensors_blocks, offsetof(kvasir_kv_tensors, blocks) == 8);
+ASSERT_LAYOUT(tensors_planes, offsetof(kvasir_kv_tensors, planes) == 16);
+ASSERT_LAYOUT(tensors_plane_count, offsetof(kvasir_kv_tensors, plane_count) == 24);
+ASSERT_LAYOUT(transfer, sizeof(kvasir_kv_transfer) == 56 && offsetof(kvasir_kv_transfer, operation) == 8);
+ASSERT_LAYOUT(transfer_reserved, offsetof(kvasir_kv_transfer, reserved) == 12);
+ASSERT_LAYOUT(transfer_tensors, offsetof(kvasir_kv_transfer, tensors) == 16);
+ASSERT_LAYOUT(transfer_identities, offsetof(kvasir_kv_transfer, identities) == 24);
+ASSERT_LAYOUT(transfer_blocks, offsetof(kvasir_kv_transfer, blocks) == 32);
+ASSERT_LAYOUT(transfer_count, offsetof(kvasir_kv_transfer, count) == 40);
+ASSERT_LAYOUT(transfer_event, offsetof(kvasir_kv_transfer, event) == 48);
 ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 112 && offsetof(kvasir_kv_statistics, hits) == 24);
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);
 ASSERT_LAYOUT(statistics_disk_blocks, offsetof(kvasir_kv_statistics, disk_blocks) == 64);
@@ -235,6 +248,132 @@ static void submitted(kvasir_kv *kv) {
     puts("ok: matches and mistakes, submitted");
 }
 
+#define PAGES 60
+#define PIECE 700
+#define STRIDE 900
+
+/* Submits a transfer, waits for its completion, and returns how many blocks it moved. */
+static size_t moved(kvasir_kv *kv, kvasir_kv_transfer *transfer, int32_t status) {
+    kvasir_kv_completion done;
+    size_t count = 0;
+    transfer->user += 1;
+    CHECK(kvasir_kv_submit_transfer(kv, transfer) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_poll(kv, &done, 1, 20000, &count) == KVASIR_KV_OK && count == 1);
+    CHECK(done.user == transfer->user && done.status == status && done.meta_bytes == 0);
+    return (size_t)done.payload_bytes;
+}
+
+static void refused(kvasir_kv *kv, const kvasir_kv_transfer *transfer, const char *field) {
+    char text[256];
+    CHECK(kvasir_kv_submit_transfer(kv, transfer) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_last_error(text, sizeof text) < sizeof text && strstr(text, field) != NULL);
+}
+
+/* Saves blocks of an engine's tensors and loads them to other blocks: three planes with gaps between their blocks. */
+static void paged(kvasir_kv *kv) {
+    static unsigned char memory[3][PAGES * STRIDE], before[3][PAGES * STRIDE], payload[3 * PIECE];
+    static uint8_t names[PAGES][16];
+    const uint8_t(*ids)[16] = (const uint8_t(*)[16])names;
+    uint64_t pages[PAGES], id = 99, other = 99;
+    kvasir_kv_plane planes[3];
+    for (unsigned plane = 0; plane < 3; plane++) {
+        planes[plane].start = memory[plane];
+        planes[plane].block_stride = STRIDE;
+        planes[plane].block_bytes = PIECE;
+        for (size_t at = 0; at < sizeof memory[plane]; at++)
+            memory[plane][at] = (unsigned char)(plane * 89 + at * 13 + (at >> 8));
+    }
+    memcpy(before, memory, sizeof memory);
+    for (unsigned at = 0; at < PAGES; at++) {
+        identity(names[at], 5000 + at);
+        pages[at] = (at * 7) % PAGES;
+    }
+    kvasir_kv_tensors tensors = {KVASIR_KV_HOST, 0, PAGES, planes, 3};
+    CHECK(kvasir_kv_register(kv, &tensors, &id) == KVASIR_KV_OK && id != 0 && id != 99);
+    kvasir_kv_transfer transfer = {70, KVASIR_KV_SAVE, 0, id, ids, pages, PAGES, NULL};
+    CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
+    CHECK(memcmp(memory, before, sizeof memory) == 0);
+    CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
+    kvasir_kv_buffer whole = {payload, sizeof payload};
+    size_t payload_bytes = 0;
+    CHECK(kvasir_kv_get(kv, &ids[3], NULL, &whole, 1, NULL, &payload_bytes) == KVASIR_KV_OK);
+    CHECK(payload_bytes == sizeof payload);
+    for (unsigned plane = 0; plane < 3; plane++)
+        CHECK(memcmp(payload + plane * PIECE, before[plane] + 21 * STRIDE, PIECE) == 0);
+
+    /* Each to the block that is its own from the other end, and only what belongs to blocks is written. */
+    uint64_t elsewhere[PAGES];
+    memset(memory, 0xEE, sizeof memory);
+    for (unsigned at = 0; at < PAGES; at++) elsewhere[at] = PAGES - 1 - pages[at];
+    transfer.operation = KVASIR_KV_LOAD;
+    transfer.blocks = elsewhere;
+    CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
+    for (unsigned plane = 0; plane < 3; plane++)
+        for (unsigned page = 0; page < PAGES; page++) {
+            unsigned char *loaded = memory[plane] + page * STRIDE;
+            CHECK(memcmp(loaded, before[plane] + (PAGES - 1 - page) * STRIDE, PIECE) == 0);
+            for (unsigned at = PIECE; at < STRIDE; at++) CHECK(loaded[at] == 0xEE);
+        }
+    /* A miss in the middle, and blocks that are not what these tensors have: with a meta, or longer. */
+    char meta[] = "m";
+    kvasir_kv_buffer about = {meta, sizeof meta}, longer = {before, 3 * PIECE + 1};
+    for (unsigned round = 0; round < 3; round++) {
+        unsigned missing = 41 - round * 10;
+        CHECK(kvasir_kv_delete(kv, &ids[missing]) == KVASIR_KV_OK);
+        if (round > 0)
+            CHECK(kvasir_kv_put(kv, &ids[missing], round == 1 ? &about : NULL, round == 1 ? &whole : &longer, 1) ==
+                  KVASIR_KV_OK);
+        CHECK(moved(kv, &transfer, KVASIR_KV_MISS) == missing);
+    }
+    transfer.count = 21;
+    CHECK(moved(kv, &transfer, KVASIR_KV_OK) == 21);
+    transfer.count = 0;
+    CHECK(moved(kv, &transfer, KVASIR_KV_OK) == 0);
+    puts("ok: blocks of paged tensors, saved and loaded");
+
+    transfer.count = 2;
+    kvasir_kv_transfer wrong = transfer;
+    wrong.operation = KVASIR_KV_GET;
+    refused(kv, &wrong, "operation 1");
+    wrong = transfer, wrong.reserved = 1;
+    refused(kv, &wrong, "reserved");
+    wrong = transfer, wrong.tensors = id + 1;
+    refused(kv, &wrong, "tensors");
+    wrong = transfer, wrong.identities = NULL;
+    refused(kv, &wrong, "identities");
+    wrong = transfer, wrong.blocks = NULL;
+    refused(kv, &wrong, "blocks");
+    wrong = transfer, wrong.count = (1 << 20) + 1;
+    refused(kv, &wrong, "count");
+    wrong = transfer, wrong.event = &wrong;
+    refused(kv, &wrong, "event");
+    elsewhere[1] = PAGES;
+    refused(kv, &transfer, "blocks[1] is 60");
+    CHECK(kvasir_kv_submit_transfer(kv, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_submit_transfer((kvasir_kv *)8, &transfer) == KVASIR_KV_INVALID_HANDLE);
+    CHECK(kvasir_kv_register(kv, NULL, &other) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_register(kv, &tensors, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    tensors.planes = NULL;
+    CHECK(kvasir_kv_register(kv, &tensors, &other) == KVASIR_KV_INVALID_ARGUMENT && other == 0);
+    tensors.planes = planes;
+    tensors.memory = KVASIR_KV_CUDA;
+    CHECK(kvasir_kv_register(kv, &tensors, &other) == KVASIR_KV_INVALID_ARGUMENT && other == 0);
+    tensors.memory = KVASIR_KV_HOST;
+    planes[0].block_stride = planes[0].block_bytes = 4 << 20;
+    tensors.blocks = 1;
+    CHECK(kvasir_kv_register(kv, &tensors, &other) == KVASIR_KV_TOO_LARGE && other == 0);
+    CHECK(kvasir_kv_unregister(kv, id + 1) == KVASIR_KV_INVALID_ARGUMENT);
+    elsewhere[1] = 0;
+    CHECK(kvasir_kv_submit_transfer(kv, &transfer) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_unregister(kv, id) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_unregister(kv, id) == KVASIR_KV_INVALID_ARGUMENT);
+    refused(kv, &transfer, "tensors");
+    kvasir_kv_completion done;
+    size_t count = 0;
+    CHECK(kvasir_kv_poll(kv, &done, 1, 0, &count) == KVASIR_KV_OK && count == 1 && done.payload_bytes == 2);
+    puts("ok: paged tensors and transfers that are refused, and an end");
+}
+
 struct worker {
     kvasir_kv *kv;
     unsigned number;
@@ -338,6 +477,7 @@ int main(int count, char **arguments) {
                          &kv, error, sizeof error) == KVASIR_KV_OK);
     blocking(kv);
     submitted(kv);
+    paged(kv);
     struct worker workers[4];
     pthread_t threads[4], waiting;
     for (unsigned at = 0; at < 4; at++) {

@@ -1,5 +1,7 @@
 //! The product's store behind the interface: blocks come back as they were, from memory and from the disk, or not at all.
 
+mod paged;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;

@@ -1,0 +1,149 @@
+//! Blocks, one call after the other: the functions that wait, and the counters.
+
+use super::boundary::{Handle, elements, guarded, identity, invalid, tell};
+use crate::backend::{Identity, Statistics};
+use crate::buffers::{BUFFERS_MAX, Buffer, Ranges};
+use crate::handles;
+use crate::operation::{Operation, Outcome};
+use crate::status::{Failure, Status};
+
+/// How many of these blocks, from the first on, are there.
+///
+/// # Safety
+/// As in the header: `count` identities, `matched` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_match(
+    handle: *mut Handle,
+    identities: *const Identity,
+    count: usize,
+    matched: *mut usize,
+) -> i32 {
+    guarded(|| {
+        if matched.is_null() {
+            return Err(invalid("the place for the count is a null pointer"));
+        }
+        // SAFETY: writable by this function's contract.
+        unsafe { tell(matched, 0) };
+        // SAFETY: the caller promised `count` identities.
+        let identities = unsafe { elements(identities, count, "the identities are a null pointer") }?;
+        let count = handles::find(handle.addr())?.backend.matched(identities)?;
+        // SAFETY: as above.
+        unsafe { tell(matched, count) };
+        Ok(Status::Ok)
+    })
+}
+
+/// # Safety
+/// `meta` null or a buffer, `payload` with `count` buffers; the memory of none of them is looked at here.
+pub(super) unsafe fn ranges(
+    meta: *const Buffer,
+    payload: *const Buffer,
+    count: usize,
+) -> Result<(Ranges, Ranges), Failure> {
+    if count > BUFFERS_MAX {
+        return Err(Failure::new(Status::InvalidArgument, format!("more than {BUFFERS_MAX} buffers")));
+    }
+    // SAFETY: null or one buffer, by this function's contract.
+    let meta = unsafe { elements(meta, usize::from(!meta.is_null()), "the meta buffer is not aligned") }?;
+    // SAFETY: `count` buffers, by this function's contract.
+    let payload = unsafe { elements(payload, count, "the payload buffers are a null pointer") }?;
+    Ok((Ranges::check(meta)?, Ranges::check(payload)?))
+}
+/// Reads a block into buffers of the caller's.
+///
+/// # Safety
+/// As in the header: the buffers writable and used by nobody else during the call, the sizes null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_get(
+    handle: *mut Handle,
+    identity_of: *const Identity,
+    meta: *const Buffer,
+    payload: *const Buffer,
+    payload_count: usize,
+    meta_bytes: *mut usize,
+    payload_bytes: *mut usize,
+) -> i32 {
+    let mut sizes = (0, 0);
+    let status = guarded(|| {
+        // SAFETY: the caller promised an identity.
+        let identity = unsafe { identity(identity_of) }?;
+        // SAFETY: the caller promised these buffers.
+        let (meta, payload) = unsafe { ranges(meta, payload, payload_count) }?;
+        let opened = handles::find(handle.addr())?;
+        let operation = Operation::Get { identity, meta, payload };
+        // SAFETY: the caller promised that the buffers are writable and nobody else's during this call.
+        let carried = unsafe { operation.carry_out(&*opened.backend) };
+        let Outcome { status, meta_bytes, payload_bytes } =
+            carried.inspect_err(|failure| sizes = failure.needed.unwrap_or_default())?;
+        sizes = (meta_bytes, payload_bytes);
+        Ok(status)
+    });
+    // SAFETY: null or writable by this function's contract.
+    unsafe { tell(meta_bytes, sizes.0) };
+    // SAFETY: as above.
+    unsafe { tell(payload_bytes, sizes.1) };
+    status
+}
+
+/// Stores a block out of buffers of the caller's.
+///
+/// # Safety
+/// As in the header: the buffers readable and written to by nobody during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_put(
+    handle: *mut Handle,
+    identity_of: *const Identity,
+    meta: *const Buffer,
+    payload: *const Buffer,
+    payload_count: usize,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller promised an identity.
+        let identity = unsafe { identity(identity_of) }?;
+        // SAFETY: the caller promised these buffers.
+        let (meta, payload) = unsafe { ranges(meta, payload, payload_count) }?;
+        let opened = handles::find(handle.addr())?;
+        let operation = Operation::Put { identity, meta, payload };
+        // SAFETY: the caller promised that the buffers are readable and not written to during this call.
+        unsafe { operation.carry_out(&*opened.backend) }.map(|outcome| outcome.status)
+    })
+}
+
+/// Forgets a block.
+///
+/// # Safety
+/// As in the header: one identity.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_delete(handle: *mut Handle, identity_of: *const Identity) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller promised an identity.
+        let identity = unsafe { identity(identity_of) }?;
+        let there = handles::find(handle.addr())?.backend.delete(&identity)?;
+        Ok(if there { Status::Ok } else { Status::Miss })
+    })
+}
+
+/// Writes counters: as many bytes of them as the caller's header and this library both know.
+///
+/// # Safety
+/// As in the header: `statistics` writable for `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_stats(
+    handle: *mut Handle,
+    statistics: *mut Statistics,
+    bytes: usize,
+) -> i32 {
+    guarded(|| {
+        if statistics.is_null() || !statistics.is_aligned() {
+            return Err(invalid("the statistics are a null pointer or not aligned"));
+        }
+        let told = handles::find(handle.addr())?.backend.statistics();
+        let known = bytes.min(size_of::<Statistics>());
+        // SAFETY: `told` has `known` bytes, all of them initialised because a structure of u64 has no padding; `statistics` has
+        // room for `bytes`, which is no less, by this function's contract; C's memory is not ours.
+        unsafe {
+            std::ptr::copy_nonoverlapping((&raw const told).cast::<u8>(), statistics.cast::<u8>(), known)
+        };
+        Ok(Status::Ok)
+    })
+}

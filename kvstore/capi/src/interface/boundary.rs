@@ -1,0 +1,148 @@
+//! What each function does at the border to C: it checks pointers, catches panics and keeps the text of a failure.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::backend::Identity;
+use crate::status::{Failure, Status};
+
+/// What a handle points to, as far as C knows.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Handle {
+    _private: [u8; 0],
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs a call; a panic is a failure.
+pub(super) fn caught<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    // After a panic the store is asked again only under its own locks, and nothing else is shared.
+    let done = catch_unwind(AssertUnwindSafe(call));
+    let panicked = "a bug in libkvasir_kv; the standard error stream tells where";
+    done.unwrap_or_else(|_| Err(Failure::new(Status::Panicked, panicked)))
+}
+
+/// Runs a call: failures are remembered, panics are failures.
+pub(super) fn guarded(call: impl FnOnce() -> Result<Status, Failure>) -> i32 {
+    match caught(call) {
+        Ok(status) => status as i32,
+        Err(failure) => {
+            remember(failure.text);
+            failure.status as i32
+        }
+    }
+}
+
+/// Keeps the text of this thread's last failure.
+pub(super) fn remember(text: String) {
+    // A thread that is ending has nobody to ask for it.
+    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = text);
+}
+
+pub(super) fn invalid(what: &str) -> Failure {
+    Failure::new(Status::InvalidArgument, what)
+}
+
+/// Writes to where C wants it, if it does.
+///
+/// # Safety
+/// `to` must be null or valid for a write; it need not be aligned.
+pub(super) unsafe fn tell<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: not null, so valid for a write by the contract of this function.
+        unsafe { to.write_unaligned(value) };
+    }
+}
+
+/// The elements of an array of C's.
+///
+/// # Safety
+/// `start` must be null or have `count` elements that nobody writes to while the slice is used.
+pub(super) unsafe fn elements<'a, T>(start: *const T, count: usize, what: &str) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if start.is_null() || !start.is_aligned() || count > isize::MAX as usize / size_of::<T>().max(1) {
+        return Err(invalid(what));
+    }
+    // SAFETY: not null, aligned and no longer than memory as checked; the elements are there by this function's contract.
+    Ok(unsafe { std::slice::from_raw_parts(start, count) })
+}
+
+/// # Safety
+/// As for [`elements`], with one identity.
+pub(super) unsafe fn identity(start: *const Identity) -> Result<Identity, Failure> {
+    // SAFETY: handed on to the caller.
+    let identities = unsafe { elements(start, 1, "the identity is a null pointer") }?;
+    Ok(identities[0])
+}
+
+/// Copies a text with its end, cut off between characters where there is no room; tells how long it is without the end.
+///
+/// # Safety
+/// `to` must be null or have `room` bytes that may be written.
+pub(super) unsafe fn copy_text(text: &str, to: *mut c_char, room: usize) -> usize {
+    if !to.is_null() && room > 0 {
+        let count = text.floor_char_boundary(room - 1);
+        // SAFETY: `text` has `count` bytes, `to` has room for them by this function's contract, and C's buffer is not
+        // ours.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast::<u8>(), count) };
+        // SAFETY: `count` is less than `room`.
+        unsafe { to.cast::<u8>().wrapping_add(count).write(0) };
+    }
+    text.len()
+}
+
+/// # Safety
+/// `text` must be null or a string with an end.
+pub(super) unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
+    if text.is_null() {
+        return Err(invalid(what));
+    }
+    // SAFETY: not null, so a string with an end by this function's contract.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Failure::new(Status::Configuration, "not UTF-8"))
+}
+
+/// What a status means, in English. Never null, never freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_strerror(status: i32) -> *const c_char {
+    Status::text(status).as_ptr()
+}
+
+/// Copies the text of this thread's last failure; tells its length.
+///
+/// # Safety
+/// As in the header: `text` null or writable for `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_last_error(text: *mut c_char, bytes: usize) -> usize {
+    let last = LAST_ERROR.try_with(|last| last.borrow().clone()).unwrap_or_default();
+    // SAFETY: handed on from the caller.
+    unsafe { copy_text(&last, text, bytes) }
+}
+
+/// Version of this library: major, minor and patch in one number each of a thousand.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_version() -> u32 {
+    let part = |text: &str| text.parse::<u32>().unwrap_or(0);
+    part(env!("CARGO_PKG_VERSION_MAJOR")) * 1_000_000
+        + part(env!("CARGO_PKG_VERSION_MINOR")) * 1000
+        + part(env!("CARGO_PKG_VERSION_PATCH"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_need_not_be_aligned() {
+        let mut place = [0_u64; 2];
+        // SAFETY: nine bytes of sixteen; nobody reads them as something else meanwhile.
+        unsafe { tell(place.as_mut_ptr().cast::<u8>().wrapping_add(1).cast::<u64>(), u64::MAX) };
+        assert_eq!(place.map(u64::to_le), [u64::MAX << 8, 0xFF]);
+    }
+}

@@ -1,0 +1,16 @@
+//! The functions that C calls. What they promise is written in `include/kvasir_kv.h`.
+//!
+//! Each one checks its pointers, looks the handle up, and runs inside a guard that turns a panic into a status. The
+//! text of a thread's last failure is kept for `kvasir_kv_last_error`.
+
+mod blocks;
+mod boundary;
+mod opening;
+mod paged;
+mod submission;
+
+pub use blocks::{kvasir_kv_delete, kvasir_kv_get, kvasir_kv_match, kvasir_kv_put, kvasir_kv_stats};
+pub use boundary::{Handle, kvasir_kv_last_error, kvasir_kv_strerror, kvasir_kv_version};
+pub use opening::{kvasir_kv_close, kvasir_kv_open, kvasir_kv_open_file};
+pub use paged::{Transfer, kvasir_kv_register, kvasir_kv_submit_transfer, kvasir_kv_unregister};
+pub use submission::{Request, kvasir_kv_event_fd, kvasir_kv_poll, kvasir_kv_submit};

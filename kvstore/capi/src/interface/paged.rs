@@ -1,0 +1,145 @@
+//! An engine's paged tensors, and transfers of blocks between them and the store.
+
+use std::ffi::c_void;
+
+use super::boundary::{Handle, elements, guarded, invalid, tell};
+use crate::backend::Identity;
+use crate::handles::{self, Opened};
+use crate::queue::{IDENTITIES_MAX, Submitted, Work};
+use crate::status::{Failure, Status};
+use crate::tensors::{Memory, PagedTensors, Tensors};
+use crate::transfer::{self, Blocks, Direction};
+
+/// `kvasir_kv_operation` in C.
+const SAVE: u32 = 5;
+const LOAD: u32 = 6;
+
+/// Blocks to move, `kvasir_kv_transfer` in C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Transfer {
+    /// Comes back in the completion.
+    pub user: u64,
+    /// 5 save, 6 load.
+    pub operation: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The number of registered tensors.
+    pub tensors: u64,
+    /// The names of the blocks.
+    pub identities: *const Identity,
+    /// Their numbers in the tensors.
+    pub blocks: *const u64,
+    /// How many.
+    pub count: usize,
+    /// Null, or the event of a device that earlier work on the blocks records.
+    pub event: *mut c_void,
+}
+
+/// Registers an engine's tensors.
+///
+/// # Safety
+/// As in the header: `tensors` with `plane_count` planes, `id` writable; the blocks' memory is there while transfers that
+/// name them are under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_register(
+    handle: *mut Handle,
+    tensors: *const Tensors,
+    id: *mut u64,
+) -> i32 {
+    guarded(|| {
+        if id.is_null() {
+            return Err(invalid("the place for the id is a null pointer"));
+        }
+        // SAFETY: writable by this function's contract.
+        unsafe { tell(id, 0) };
+        // SAFETY: the caller promised tensors.
+        let tensors = unsafe { elements(tensors, 1, "tensors is a null pointer or not aligned") }?[0];
+        // SAFETY: the caller promised as many planes.
+        let planes = unsafe {
+            elements(tensors.planes, tensors.plane_count, "planes is a null pointer or not aligned")
+        }?;
+        let opened = handles::find(handle.addr())?;
+        let tensors = PagedTensors::check(&tensors, planes, opened.backend.payload_bytes_max())?;
+        if let Memory::Cuda(_) = tensors.memory() {
+            return Err(invalid("memory is KVASIR_KV_CUDA, which this library does not have"));
+        }
+        let registered = opened.tensors.add(tensors)?;
+        // SAFETY: as above.
+        unsafe { tell(id, registered) };
+        Ok(Status::Ok)
+    })
+}
+
+/// Forgets tensors, when no transfer works on them any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_unregister(handle: *mut Handle, id: u64) -> i32 {
+    guarded(|| {
+        handles::find(handle.addr())?.tensors.remove(id)?;
+        Ok(Status::Ok)
+    })
+}
+
+/// # Safety
+/// As in the header for each pointer of the transfer.
+unsafe fn blocks(opened: &Opened, transfer: &Transfer) -> Result<Blocks, Failure> {
+    let direction = match transfer.operation {
+        SAVE => Direction::Save,
+        LOAD => Direction::Load,
+        other => {
+            let text = format!("operation {other} is neither KVASIR_KV_SAVE nor KVASIR_KV_LOAD");
+            return Err(invalid(&text));
+        }
+    };
+    if transfer.reserved != 0 {
+        return Err(invalid("reserved is not zero"));
+    }
+    if transfer.count > IDENTITIES_MAX {
+        return Err(invalid("count is above 2^20"));
+    }
+    let tensors = opened.tensors.find(transfer.tensors)?;
+    if tensors.memory() == Memory::Host && !transfer.event.is_null() {
+        return Err(invalid("event is not null, and the tensors lie in host memory"));
+    }
+    // SAFETY: the caller promised as many identities.
+    let identities =
+        unsafe { elements(transfer.identities, transfer.count, "identities is a null pointer") }?;
+    // SAFETY: the caller promised as many numbers.
+    let blocks =
+        unsafe { elements(transfer.blocks, transfer.count, "blocks is a null pointer or not aligned") }?;
+    if let Some(at) = blocks.iter().position(|block| *block >= tensors.blocks()) {
+        let text = format!("blocks[{at}] is {}, and the tensors have {}", blocks[at], tensors.blocks());
+        return Err(invalid(&text));
+    }
+    Ok(Blocks { direction, identities: copied(identities)?, blocks: copied(blocks)?, tensors })
+}
+
+fn copied<T: Copy>(from: &[T]) -> Result<Vec<T>, Failure> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(from.len()).map_err(|_| Failure::no_memory("the transfer"))?;
+    copy.extend_from_slice(from);
+    Ok(copy)
+}
+
+/// Takes a transfer, if there is room for it.
+///
+/// # Safety
+/// As in the header: one transfer with its arrays; the memory of its blocks stays usable until its completion was polled or
+/// `kvasir_kv_close` returned.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_submit_transfer(handle: *mut Handle, transfer: *const Transfer) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller promised one.
+        let transfer = unsafe { elements(transfer, 1, "the transfer is a null pointer or not aligned") }?[0];
+        let opened = handles::find(handle.addr())?;
+        // SAFETY: the caller promised its arrays.
+        let what = unsafe { blocks(&opened, &transfer) }?;
+        let work = Work::Shared(transfer::Transfer::new(what).into());
+        // SAFETY: the caller promised that the blocks stay usable until the completion was polled.
+        match unsafe { opened.queue.submit(transfer.user, work) } {
+            Submitted::Taken => Ok(Status::Ok),
+            Submitted::Full => Ok(Status::Throttled),
+            Submitted::Closed => Err(handles::unknown()),
+        }
+    })
+}

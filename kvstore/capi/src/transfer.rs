@@ -1,0 +1,169 @@
+//! Blocks between host tensors and the store: a transfer is carried out in pieces, side by side.
+//!
+//! A thread of the queue that comes to a transfer claims the next piece of it and puts the transfer back behind whatever
+//! else waits, so that a long one keeps no other request from its turn, and threads that are idle help. Pieces are claimed in
+//! order. A load's first miss ends it: pieces behind it are not begun, and what those that run have read there does not
+//! count. Who ends the last piece makes the completion.
+
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::backend::{Backend, Identity, PutOutcome};
+use crate::buffers::{Destination, Source};
+use crate::operation::{Outcome, by_store};
+use crate::registry::InUse;
+use crate::status::{Failure, Status};
+
+/// Blocks of a piece: as many are asked of the disk at a time by one thread.
+const PIECE_BLOCKS: usize = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Save,
+    Load,
+}
+
+/// What is to be moved, with all numbers checked.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub(crate) direction: Direction,
+    pub(crate) tensors: InUse,
+    pub(crate) identities: Vec<Identity>,
+    /// One for each identity.
+    pub(crate) blocks: Vec<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    what: Blocks,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    /// The first block that is in no piece yet.
+    next: usize,
+    /// Blocks from here on are not wanted any more: there are none, or one before them is a miss.
+    end: usize,
+    running: usize,
+    /// It waits in the queue for somebody to claim a piece.
+    is_queued: bool,
+    saved: usize,
+    failure: Option<Failure>,
+}
+
+/// What a thread that came to a transfer does with it.
+pub(crate) struct Claim {
+    /// To be carried out, however short.
+    pub(crate) piece: Range<usize>,
+    /// The transfer goes back into the queue.
+    pub(crate) has_more: bool,
+}
+
+impl Blocks {
+    /// How the transfer of all of them ended, by how many were moved.
+    pub(crate) fn outcome(&self, moved: usize) -> Outcome {
+        let status = match self.direction {
+            _ if moved == self.identities.len() => Status::Ok,
+            Direction::Save => Status::Throttled,
+            Direction::Load => Status::Miss,
+        };
+        Outcome { payload_bytes: moved, ..Outcome::of(status) }
+    }
+}
+
+impl Transfer {
+    pub(crate) fn new(what: Blocks) -> Self {
+        let end = what.identities.len();
+        let progress = Progress { next: 0, end, running: 0, is_queued: true, saved: 0, failure: None };
+        Self { what, progress: Mutex::new(progress) }
+    }
+
+    /// Identities that it keeps.
+    pub(crate) fn identities(&self) -> usize {
+        self.what.identities.len()
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        // Nothing panics while it is held.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the next piece, which may be empty, for a thread that took the transfer out of the queue.
+    pub(crate) fn claim(&self) -> Claim {
+        let mut progress = self.progress();
+        let start = progress.next.min(progress.end);
+        let piece = start..progress.end.min(start + PIECE_BLOCKS);
+        progress.next = piece.end;
+        progress.running += 1;
+        progress.is_queued = piece.end < progress.end;
+        Claim { piece, has_more: progress.is_queued }
+    }
+
+    /// Carries out a piece that was claimed. Returns how the transfer ended, if nobody works on it any more.
+    ///
+    /// # Safety
+    /// The blocks of the tensors must be usable as the header says for the time of the call: a load's for writes, a save's
+    /// for reads.
+    pub(crate) unsafe fn carry_out(
+        &self,
+        piece: Range<usize>,
+        backend: &dyn Backend,
+    ) -> Option<Result<Outcome, Failure>> {
+        let moved = by_store(|| match self.what.direction {
+            // SAFETY: readable by the contract of this function.
+            Direction::Save => unsafe { self.save(piece.clone(), backend) },
+            // SAFETY: writable by the contract of this function.
+            Direction::Load => unsafe { self.load(piece.clone(), backend) },
+        });
+        let mut progress = self.progress();
+        progress.running -= 1;
+        match (moved, self.what.direction) {
+            (Ok(moved), Direction::Save) => progress.saved += moved,
+            (Ok(moved), Direction::Load) if moved < piece.len() => {
+                progress.end = progress.end.min(piece.start + moved);
+            }
+            (Ok(_), Direction::Load) => {}
+            (Err(failure), _) => {
+                progress.end = 0;
+                progress.failure.get_or_insert(failure);
+            }
+        }
+        if progress.running > 0 || progress.is_queued {
+            return None;
+        }
+        let moved = if self.what.direction == Direction::Save { progress.saved } else { progress.end };
+        Some(progress.failure.take().map_or_else(|| Ok(self.what.outcome(moved)), Err))
+    }
+
+    /// How many of the piece's blocks are in the store then.
+    ///
+    /// # Safety
+    /// As for [`Self::carry_out`].
+    unsafe fn save(&self, piece: Range<usize>, backend: &dyn Backend) -> Result<usize, Failure> {
+        let (mut saved, mut buffers) = (0, Vec::new());
+        for at in piece {
+            let ranges = self.what.tensors.ranges(self.what.blocks[at], &mut buffers)?;
+            // SAFETY: readable and not written to for the time of this call, by the contract of this function.
+            let payload = unsafe { Source::new(ranges) };
+            let put = backend.put(&self.what.identities[at], &Source::nothing(), &payload)?;
+            saved += usize::from(put != PutOutcome::Throttled);
+        }
+        Ok(saved)
+    }
+
+    /// How many of the piece's blocks, from its first on, were read.
+    ///
+    /// # Safety
+    /// As for [`Self::carry_out`].
+    unsafe fn load(&self, piece: Range<usize>, backend: &dyn Backend) -> Result<usize, Failure> {
+        let mut buffers = Vec::new();
+        let places = piece.clone().map(|at| {
+            let ranges = self.what.tensors.ranges(self.what.blocks[at], &mut buffers)?;
+            // SAFETY: writable and nobody else's for the time of this call, by the contract of this function.
+            Ok(unsafe { Destination::new(ranges) })
+        });
+        let mut places = places.collect::<Result<Vec<_>, Failure>>()?;
+        Ok(backend.get_prefix(&self.what.identities[piece], &mut places)?)
+    }
+}
