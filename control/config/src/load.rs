@@ -37,7 +37,6 @@ impl<S: 'static> Key<S> {
         default: &T,
         range: Range<T>,
         words: &'static [&'static str],
-        is_live: bool,
         set: fn(&mut S, T),
         show: fn(&S) -> String,
     ) -> Self {
@@ -63,7 +62,13 @@ impl<S: 'static> Key<S> {
             Ok(())
         };
         let default = default.write();
+        let is_live = false;
         Self { name, doc, kind, default, range: described, is_live, show, assign: Box::new(assign) }
+    }
+
+    /// The same key, with what is said of other values in a running gateway.
+    pub(crate) fn live(self, is_live: bool) -> Self {
+        Self { is_live, ..self }
     }
 }
 

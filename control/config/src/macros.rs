@@ -50,10 +50,10 @@ macro_rules! section {
                         &defaults.$key,
                         range,
                         words,
-                        is_live,
                         |section: &mut Self, value| section.$key = value,
                         |section: &Self| crate::value::Setting::write(&section.$key),
                     )
+                    .live(is_live)
                 } ),* ]
             }
         }

@@ -49,6 +49,7 @@ pub(super) unsafe fn ranges(
     let payload = unsafe { elements(payload, count, "the payload buffers are a null pointer") }?;
     Ok((Ranges::check(meta)?, Ranges::check(payload)?))
 }
+
 /// Reads a block into buffers of the caller's.
 ///
 /// # Safety
