@@ -144,7 +144,7 @@ impl Store {
         self.shared.observe_prefill(tokens, context, elapsed);
     }
 
-    /// Queues a block for the copy into host memory; [`Moved::Offloaded`] follows.
+    /// Queues a block for the copy into host memory; [`crate::Moved::Offloaded`] follows.
     pub fn offload(&self, offload: Offload) -> Result<(), Throttled<Offload>> {
         let Offload { identity, description, slot } = offload;
         let block = NewBlock { identity, description, source: Source::Slot(slot), done: None };
@@ -176,7 +176,7 @@ impl Store {
         })
     }
 
-    /// Queues the copy of a chain into slots; [`Moved::Onboarded`] with the request's number follows. Blocks that have gone
+    /// Queues the copy of a chain into slots; [`crate::Moved::Onboarded`] with the request's number follows. Blocks that have gone
     /// since the plan was made are simply not counted as verified.
     pub fn onboard(&self, onboard: Onboard) -> Result<(), Throttled<Onboard>> {
         assert_eq!(onboard.chain.len(), onboard.targets.len(), "one slot for each block");
@@ -213,7 +213,7 @@ impl Store {
         (found == chain.len()).then(|| leases.into_iter().map(held).collect())
     }
 
-    /// Starts a search in the tiers of other nodes; [`Moved::Prepared`] follows.
+    /// Starts a search in the tiers of other nodes; [`crate::Moved::Prepared`] follows.
     pub fn prepare(&self, prepare: Prepare) -> Result<(), Throttled<Prepare>> {
         self.send(Job::Prepare(prepare)).map_err(|job| match job {
             Job::Prepare(prepare) => Throttled(prepare),
