@@ -7,12 +7,14 @@ Gather is `index_select` of a layer's blocks into the slots, scatter `index_copy
 for each layer and part; HND needs a transposing copy beside it. The unit is that of `bench gpu`: GB/s read and written, as
 a share of one copy of as many bytes within the device, the two in turn, median (least-most) of the rounds. Times are those of
 CUDA events around as many passes as take 20 ms. Results are compared with a plain loop before they are timed.
-`--smoke` runs tiny shapes once. Exit code 77: no torch, or no device that it can use.
+`--smoke` runs tiny shapes once. `--device cpu` runs them on the processor, by its clock: that proves this script and measures
+nothing of a GPU. Exit code 77: no torch, or no device that it can use.
 """
 
 import argparse
 import statistics
 import sys
+import time
 
 TOKENS = 16
 # name, layers, parts, heads, head_dim, order of a block
@@ -23,13 +25,13 @@ MODELS = [
 ]
 
 
-def load():
+def load(device):
     try:
         import torch
     except ImportError as error:
         print(f"SKIPPED: no torch: {error}")
         sys.exit(77)
-    if not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         print("SKIPPED: torch finds no CUDA device")
         sys.exit(77)
     return torch
@@ -38,17 +40,18 @@ def load():
 class Case:
     """Tensors of every layer and part, slots, and the block of each slot."""
 
-    def __init__(self, torch, model, blocks):
+    def __init__(self, torch, device, model, blocks):
         _, layers, parts, heads, head_dim, order = model
         self.torch = torch
+        self.device = device
         self.order = order
         inner = (TOKENS, heads, head_dim) if order == "nhd" else (heads, TOKENS, head_dim)
-        make = lambda *shape: torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
+        make = lambda *shape: torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
         self.planes = [make(blocks, *inner) for _ in range(layers * parts)]
         self.slots = make(blocks, layers * parts, TOKENS, heads, head_dim)
-        self.blocks = torch.randperm(blocks, device="cuda")
+        self.blocks = torch.randperm(blocks, device=device)
         # What index_select and index_copy_ take as their other side is one piece.
-        self.piece = torch.empty((blocks, *inner), dtype=torch.bfloat16, device="cuda")
+        self.piece = torch.empty((blocks, *inner), dtype=torch.bfloat16, device=device)
         self.flat = torch.empty_like(self.slots)
         self.bytes = self.slots.numel() * self.slots.element_size()
 
@@ -82,8 +85,13 @@ class Case:
         assert torch.equal(self.planes[0], before)
 
 
-def seconds(torch, work, passes):
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+def seconds(case, work, passes):
+    if case.device == "cpu":
+        start = time.perf_counter()
+        for _ in range(passes):
+            work()
+        return (time.perf_counter() - start) / passes
+    start, end = (case.torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(passes):
         work()
@@ -92,17 +100,17 @@ def seconds(torch, work, passes):
     return start.elapsed_time(end) / 1e3 / passes
 
 
-def compare(torch, case, work, rounds, least_seconds):
+def compare(case, work, rounds, least_seconds):
     work()
     passes = 1
-    while seconds(torch, case.copy, passes) * passes < least_seconds and passes < 1 << 16:
+    while seconds(case, case.copy, passes) * passes < least_seconds and passes < 1 << 16:
         passes *= 2
     rates, ratios = [], []
     for number in range(rounds):
         sides = [case.copy, work]
         spent = [0.0, 0.0]
         for at in (number % 2, 1 - number % 2):
-            spent[at] = seconds(torch, sides[at], passes)
+            spent[at] = seconds(case, sides[at], passes)
         rates.append(2 * case.bytes / spent[1] / 1e9)
         ratios.append(spent[0] / spent[1])
     return f"{statistics.median(rates):.1f} GB/s = {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
@@ -111,27 +119,32 @@ def compare(torch, case, work, rounds, least_seconds):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--memory-gib", type=float, default=96, help="device memory for tensors, slots and a copy of them")
     arguments = parser.parse_args()
-    torch = load()
-    free, _ = torch.cuda.mem_get_info()
+    torch = load(arguments.device)
+    is_cpu = arguments.device == "cpu"
+    is_tiny = arguments.smoke or is_cpu
+    free = 2**30 if is_cpu else torch.cuda.mem_get_info()[0]
     memory = min(arguments.memory_gib * 2**30, free * 0.75)
-    print(f"# torch {torch.__version__} on {torch.cuda.get_device_name()}")
+    name = "the processor: this proves the script alone" if is_cpu else torch.cuda.get_device_name()
+    print(f"# torch {torch.__version__} on {name}")
     for model in MODELS:
-        if arguments.smoke:
+        if is_tiny:
             model = (model[0], 1, *model[2:])
         name, layers, parts, heads, head_dim, _ = model
         block_bytes = 2 * layers * parts * TOKENS * heads * head_dim
-        most = int(min(2 if arguments.smoke else 4096, memory // (3 * block_bytes)))
+        most = int(min(2 if is_tiny else 4096, memory // (3 * block_bytes)))
         for blocks in (1, most):
-            case = Case(torch, model, blocks)
+            case = Case(torch, arguments.device, model, blocks)
             case.check()
             for word, work in (("gather", case.gather), ("scatter", case.scatter)):
-                rounds, least = (1, 0.0) if arguments.smoke else (arguments.rounds, 0.02)
-                print(f"torch {word} {name} x {blocks}: {compare(torch, case, work, rounds, least)}", flush=True)
+                rounds, least = (1, 0.0) if is_tiny else (arguments.rounds, 0.02)
+                print(f"torch {word} {name} x {blocks}: {compare(case, work, rounds, least)}", flush=True)
             del case
-            torch.cuda.empty_cache()
+            if not is_cpu:
+                torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

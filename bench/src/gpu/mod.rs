@@ -10,7 +10,7 @@ mod rig;
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use dataplane_cuda::{CompileError, Cuda, Device};
 use dataplane_gpu::{KernelsError, LayoutKernels};
@@ -118,7 +118,7 @@ fn open(ordinal: u32) -> Result<Result<(Device, Arc<LayoutKernels>), String>> {
     }
 }
 
-/// All of it, on a device whose kernels are ready.
+/// All of it, on a device whose kernels are ready. Parts that fail are told, and named in the error.
 pub fn measure(device: &Device, kernels: &Arc<LayoutKernels>, effort: &Effort) -> Result<()> {
     let description = device.description();
     let (major, minor) = description.compute_capability;
@@ -131,7 +131,19 @@ pub fn measure(device: &Device, kernels: &Arc<LayoutKernels>, effort: &Effort) -
         kernels.took().as_secs_f64() * 1e3,
         effort.rounds
     );
-    copies::run(device, effort)?;
-    layouts::run(device, kernels, effort)?;
-    direct::run(device)
+    if let Some(reason) = kernels.why_text() {
+        println!("# kernels compiled by the driver, from text: {reason}");
+    }
+    // What fails is told where it does, and hinders no other part: on somebody's first run each line counts.
+    let mut failed = Vec::new();
+    let mut part = |name, measured: Result<()>| {
+        if let Err(error) = measured {
+            println!("{name} failed: {error:#}");
+            failed.push(name);
+        }
+    };
+    part("copies", copies::run(device, effort));
+    part("layouts", layouts::run(device, kernels, effort));
+    part("d2n", direct::run(device));
+    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
 }

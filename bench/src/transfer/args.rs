@@ -124,9 +124,16 @@ pub struct TransferArgs {
     /// GID index, for RDMA and perftest.
     #[arg(long)]
     pub gid_index: Option<u32>,
-    /// Where the bytes are.
+    /// Where the bytes are. With gpu a NIC moves them without the processor; latency of plain writes then includes the
+    /// copies by which their last byte is watched.
     #[arg(long, value_enum, default_value = "host")]
     pub memory: MemoryKind,
+    /// Where they are at the far end, when it is in this process; otherwise it has a --memory of its own.
+    #[arg(long, value_enum, value_name = "MEMORY")]
+    pub far_memory: Option<MemoryKind>,
+    /// Which GPU, by the driver's number.
+    #[arg(long, default_value_t = 0)]
+    pub gpu: u32,
     /// Memory of each end; batches get smaller where they do not fit.
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_bytes)]
     pub memory_bytes: u64,
@@ -158,6 +165,9 @@ pub struct TransferArgs {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
+
+/// Transports that do not reach a device's memory.
+pub(super) const HOST_ONLY: [&str; 2] = ["shm", "tcp"];
 
 /// Transports of `all`.
 pub(super) const TRANSPORTS: [&str; 3] = ["shm", "tcp", "rdma"];

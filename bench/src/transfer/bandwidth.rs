@@ -143,7 +143,7 @@ fn check(near: &mut Near, plan: &Plan) -> Result<u64> {
             let slot = node.in_[place.slot].slot();
             shape.wrong(&node.slab, slot, place.offset, true, seed, shuffled(index, count))
         });
-        return Ok(wrong.sum());
+        return wrong.sum();
     }
     fill(&near.node, shape, count, seed, true, true)?;
     near.order(&Command::Fill { shape, count, seed: !seed, out: false })?;
@@ -170,7 +170,7 @@ impl Peer {
         match context.args.against {
             Against::None => Ok(Self::None),
             Against::Memcpy => {
-                let copies = Copies::new(&near.node, context.layout, context.pages)?;
+                let copies = Copies::new(&near.node, context.layout, context.memory.pages())?;
                 // The first copy meets absent pages.
                 copies.time(&near.node, plan, u64::from(plan.depth));
                 let once = copies.time(&near.node, plan, u64::from(plan.depth)) / f64::from(plan.depth);

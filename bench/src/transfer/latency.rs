@@ -135,9 +135,9 @@ fn trips(near: &mut Near, op: Op, shape: Shape, count: u64) -> Result<Latencies>
         }
         if op == Op::Write {
             // Like ib_write_lat: either end watches the last byte, and no completion tells of it.
-            let mark = mark_of(&near.node, shape).wrapping_add(1);
+            let mark = mark_of(&near.node, shape)?.wrapping_add(1);
             near.until("room for a ping", |node| ping(node, op, shape, mark.into()))?;
-            near.until("an echo", |node| Ok(mark_of(node, shape) == mark))?;
+            near.until("an echo", |node| Ok(mark_of(node, shape)? == mark))?;
             latencies.record(started.elapsed() / 2);
             continue;
         }

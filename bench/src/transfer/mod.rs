@@ -10,7 +10,7 @@
 //! memcpy or perftest is taken round by round, since machines are shared and noisy. Pieces are shuffled at the target, so
 //! that no transport can merge neighbours, as blocks of a cache are never neighbours on both sides.
 //!
-//! Reading order: `args`, `sizes`, `places`, `piece`, `node`, `command`, `stream`, `responder`, `session`, then the tests.
+//! Reading order: `args`, `sizes`, `memory`, `places`, `piece`, `node`, `command`, `stream`, `responder`, `session`, then the tests.
 
 mod against;
 mod args;
@@ -20,6 +20,7 @@ mod error;
 #[cfg(test)]
 mod fakes;
 mod latency;
+mod memory;
 mod node;
 mod open_loop;
 mod perftest;

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use dataplane_fabric::{Completion, Event, Fabric, Full, Operation, PeerId, Priority, WorkRequest};
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_memory::{Slab, SlabLayout, SlotPool, SlotRef};
 
 use super::command::{Command, VERSION};
+use super::memory::Memory;
 use super::piece::{Piece, Remote};
 use super::places::{self, Shape};
 use super::session::Rails;
@@ -46,11 +47,11 @@ impl Node {
     pub(super) fn open(
         rails: &dyn Rails,
         transport: &str,
-        (layout, pages): (SlabLayout, PageSize),
+        (layout, memory): (SlabLayout, Memory),
         listen: Option<&[String]>,
         rail_count: usize,
     ) -> Result<(Self, Vec<String>)> {
-        let slab = Arc::new(Slab::create("bench-transfer", layout, pages)?);
+        let slab = Arc::new(memory.slab("bench-transfer", layout)?);
         let pool = SlotPool::new(Arc::clone(&slab));
         let mut out: Vec<SlotRef> = std::iter::from_fn(|| pool.acquire()).collect();
         let in_ = out.split_off(out.len() / 2);

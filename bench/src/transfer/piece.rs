@@ -5,6 +5,7 @@ use dataplane_fabric::{Operation, SlotRange, Source, Target};
 use dataplane_memory::SlotRef;
 
 use super::args::Op;
+use super::memory;
 use super::node::Node;
 use super::places::{Place, Shape};
 use super::sizes::RowShape;
@@ -63,7 +64,7 @@ impl Piece {
             Op::Send => {
                 let (slot, offset) = here(&node.out)?;
                 let mut message = vec![0; self.shape.bytes as usize];
-                node.slab.read(slot.slot(), offset as usize, &mut message);
+                memory::read(&node.slab, slot.slot(), offset as usize, &mut message)?;
                 message[0] = 0;
                 Operation::Send { message: message.into_boxed_slice() }
             }

@@ -7,6 +7,7 @@ use anyhow::{Result, bail, ensure};
 use dataplane_memory::{Slab, SlabLayout, SlotRef};
 use serde::{Deserialize, Serialize};
 
+use super::memory;
 use super::sizes::RowShape;
 
 const PIECE_ALIGNMENT: u32 = 64;
@@ -94,11 +95,20 @@ impl Shape {
     }
 
     /// Writes the bytes of `seed` and `index` into a piece.
-    pub(super) fn fill(self, slab: &Slab, slot: u32, offset: u32, local: bool, seed: u64, index: u32) {
+    pub(super) fn fill(
+        self,
+        slab: &Slab,
+        slot: u32,
+        offset: u32,
+        local: bool,
+        seed: u64,
+        index: u32,
+    ) -> Result<()> {
         let (row, stride) = self.walk(local);
         for (number, chunk) in pattern(seed, index, self.bytes).chunks(row).enumerate() {
-            slab.write(slot, offset as usize + number * stride, chunk);
+            memory::write(slab, slot, offset as usize + number * stride, chunk)?;
         }
+        Ok(())
     }
 
     /// How many bytes of a piece are not those of `seed` and `index`.
@@ -110,16 +120,16 @@ impl Shape {
         local: bool,
         seed: u64,
         index: u32,
-    ) -> u64 {
+    ) -> Result<u64> {
         let (row, stride) = self.walk(local);
         let mut found = vec![0; row];
         let mut wrong = 0;
         for (number, chunk) in pattern(seed, index, self.bytes).chunks(row).enumerate() {
             let found = &mut found[..chunk.len()];
-            slab.read(slot, offset as usize + number * stride, found);
+            memory::read(slab, slot, offset as usize + number * stride, found)?;
             wrong += found.iter().zip(chunk).filter(|(one, other)| one != other).count() as u64;
         }
-        wrong
+        Ok(wrong)
     }
 }
 
@@ -194,9 +204,12 @@ mod tests {
             let count = shape.capacity(layout.slot_bytes, 3);
             let at = |index| shape.place(layout.slot_bytes, index);
             for local in [true, false] {
-                (0..count).for_each(|i| shape.fill(&slab, at(i).slot as u32, at(i).offset, local, 5, i));
-                let wrong =
-                    |seed, i: u32| shape.wrong(&slab, at(i).slot as u32, at(i).offset, local, seed, i);
+                for i in 0..count {
+                    shape.fill(&slab, at(i).slot as u32, at(i).offset, local, 5, i).expect("filled");
+                }
+                let wrong = |seed, i: u32| {
+                    shape.wrong(&slab, at(i).slot as u32, at(i).offset, local, seed, i).expect("read")
+                };
                 assert!((0..count).all(|i| wrong(5, i) == 0));
                 assert!(wrong(6, 0) > 50, "another seed is another pattern");
                 let place = at(count - 1);

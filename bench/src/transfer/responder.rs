@@ -11,6 +11,7 @@ use dataplane_fabric::MESSAGE_BYTES_MAX;
 use super::against::Server;
 use super::args::Op;
 use super::command::{Command, Echo, VERSION};
+use super::memory;
 use super::node::Node;
 use super::piece::{Piece, Remote};
 use super::places::{Shape, pattern, shuffled};
@@ -116,7 +117,7 @@ impl Responder {
         let Some(Echo { op, shape }) = self.echo else { return Ok(()) };
         if op == Op::Write {
             // Nobody tells of a plain write: its last byte does.
-            let mark = mark_of(&self.node, shape);
+            let mark = mark_of(&self.node, shape)?;
             if mark != self.last_mark {
                 self.last_mark = mark;
                 self.due.push_back(mark.into());
@@ -169,7 +170,7 @@ impl Responder {
                     ensure!(op != Op::Read, "a read cannot be sent back");
                     ensure!(shape.bytes > 0, "nothing to send back");
                     require_room(&self.node, shape, 1)?;
-                    self.last_mark = mark_of(&self.node, shape);
+                    self.last_mark = mark_of(&self.node, shape)?;
                 }
                 (self.echo, self.due) = (echo, VecDeque::new());
                 Command::Done
@@ -211,9 +212,9 @@ pub(super) fn ping(node: &mut Node, op: Op, shape: Shape, value: u32) -> Result<
     match op {
         Op::Send => {
             let number = value.to_le_bytes();
-            node.slab.write(node.out[0].slot(), 1, &number[..(shape.bytes as usize - 1).min(4)]);
+            memory::write(&node.slab, node.out[0].slot(), 1, &number[..(shape.bytes as usize - 1).min(4)])?;
         }
-        Op::Write => node.slab.write(slot, end_of(shape, place.offset, true), &[value as u8]),
+        Op::Write => memory::write(&node.slab, slot, end_of(shape, place.offset, true), &[value as u8])?,
         Op::WriteImm | Op::Read => {}
     }
     let immediate = (op == Op::WriteImm).then_some(value);
@@ -231,11 +232,11 @@ fn end_of(shape: Shape, offset: u32, local: bool) -> usize {
 }
 
 /// The mark of the last plain write that has landed here.
-pub(super) fn mark_of(node: &Node, shape: Shape) -> u8 {
+pub(super) fn mark_of(node: &Node, shape: Shape) -> Result<u8> {
     let place = shape.place(node.slot_bytes(), 0);
     let mut mark = [0];
-    node.slab.read(node.in_[place.slot].slot(), end_of(shape, place.offset, false), &mut mark);
-    mark[0]
+    memory::read(&node.slab, node.in_[place.slot].slot(), end_of(shape, place.offset, false), &mut mark)?;
+    Ok(mark[0])
 }
 
 /// The number that `ping` put into a message.
@@ -252,7 +253,7 @@ pub(super) fn fill(node: &Node, shape: Shape, count: u32, seed: u64, out: bool, 
     require_room(node, shape, count)?;
     for index in 0..count {
         let place = shape.place(node.slot_bytes(), index);
-        shape.fill(&node.slab, slots[place.slot].slot(), place.offset, local, seed, index);
+        shape.fill(&node.slab, slots[place.slot].slot(), place.offset, local, seed, index)?;
     }
     Ok(())
 }
@@ -263,7 +264,7 @@ fn wrong_written(node: &Node, shape: Shape, count: u32, seed: u64) -> Result<u64
         let place = shape.place(node.slot_bytes(), shuffled(index, count));
         shape.wrong(&node.slab, node.in_[place.slot].slot(), place.offset, false, seed, index)
     });
-    Ok(wrong.sum())
+    wrong.sum()
 }
 
 fn wrong_message(message: &[u8], shape: Shape, piece: u32, seed: u64) -> u64 {
@@ -278,9 +279,11 @@ fn wrong_message(message: &[u8], shape: Shape, piece: u32, seed: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use dataplane_memory::{PageSize, SlabLayout};
+    use dataplane_memory::SlabLayout;
 
+    use super::super::args::MemoryKind;
     use super::super::fakes::SimRails;
+    use super::super::memory::Memory;
     use super::super::sizes::RowShape;
     use super::super::stream::Plan;
     use super::*;
@@ -289,7 +292,7 @@ mod tests {
     fn nonsense_from_a_peer_is_refused() {
         let layout = SlabLayout { slot_bytes: 4096, slot_count: 8 };
         let listen = ["any".to_owned()];
-        let memory = (layout, PageSize::Standard);
+        let memory = (layout, Memory { kind: MemoryKind::Host, gpu: 0 });
         let (node, _) = Node::open(&SimRails::default(), "sim", memory, Some(&listen), 1).expect("a node");
         let mut responder = Responder::new(node, None);
         let names = vec![(0, 0); 4];

@@ -1,15 +1,16 @@
 //! From the options to the results: every transport, test and size, one after the other.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use dataplane_memory::{PageSize, SlabLayout};
+use dataplane_memory::SlabLayout;
 
-use super::args::{Against, MemoryKind, TRANSPORTS, Test, TransferArgs};
+use super::args::{Against, HOST_ONLY, TRANSPORTS, Test, TransferArgs};
 use super::error::Unavailable;
+use super::memory::Memory;
 use super::perftest::{PerftestPlan, Tool};
 use super::places::{self, Shape};
 use super::report::{Record, write_json};
 use super::session::{Near, Opening, Rails};
-use super::{against, bandwidth, latency, plot, post};
+use super::{against, bandwidth, latency, memory, plot, post};
 
 /// What a program returns when [`Unavailable`] is the cause: the convention for skipped tests.
 pub const EXIT_UNAVAILABLE: u8 = 77;
@@ -24,7 +25,7 @@ pub(super) struct Context<'a> {
     pub(super) args: &'a TransferArgs,
     pub(super) transport: &'a str,
     pub(super) layout: SlabLayout,
-    pub(super) pages: PageSize,
+    pub(super) memory: Memory,
     pub(super) smoke: bool,
     pub(super) allocations: Option<fn() -> u64>,
 }
@@ -68,15 +69,9 @@ pub fn run(
     smoke: bool,
     allocations: Option<fn() -> u64>,
 ) -> Result<Vec<Record>> {
-    let args = if smoke { args.clone().smoke() } else { args.clone() };
-    let pages = match args.memory {
-        MemoryKind::Host => PageSize::Standard,
-        MemoryKind::Huge => PageSize::HugeIfAvailable,
-        MemoryKind::Gpu => {
-            return Err(Unavailable("no GPU here: device memory cannot be registered".to_owned()).into());
-        }
-    };
+    let mut args = if smoke { args.clone().smoke() } else { args.clone() };
     check_options(&args)?;
+    let (memory, far_memory) = memory_of(&mut args)?;
     let shapes = shapes(&args)?;
     let every: Vec<Shape> = shapes.iter().copied().chain(post_shape(&args)?).collect();
     let layout = places::layout(&every, args.memory_bytes)?;
@@ -84,13 +79,16 @@ pub fn run(
     let transports: Vec<&str> = if all { TRANSPORTS.to_vec() } else { vec![args.transport.as_str()] };
     let mut records = Vec::new();
     for transport in transports {
-        let opening = Opening { args: &args, rails, transport, layout, pages };
+        let opening = Opening { args: &args, rails, transport, layout, memory, far_memory };
+        let reached = reaches(transport, memory, far_memory);
         if !args.listen.is_empty() {
+            reached?;
             opening.listen()?;
             continue;
         }
-        let context = Context { args: &args, transport, layout, pages, smoke, allocations };
-        let measured = opening.measure(|near| measure(near, &context, &shapes, &mut records));
+        let context = Context { args: &args, transport, layout, memory, smoke, allocations };
+        let measured =
+            reached.and_then(|()| opening.measure(|near| measure(near, &context, &shapes, &mut records)));
         match measured {
             // Of "all", what is not here is left out, loudly.
             Err(error) if all && error.downcast_ref::<Unavailable>().is_some() => {
@@ -109,6 +107,30 @@ pub fn run(
         Some(record) => bail!("wrong bytes arrived: {}", record.line()),
         None => Ok(records),
     }
+}
+
+/// Whether the transport moves such memory at all.
+fn reaches(transport: &str, memory: Memory, far_memory: Memory) -> Result<()> {
+    let is_on_device = memory.is_on_device() || far_memory.is_on_device();
+    if is_on_device && HOST_ONLY.contains(&transport) {
+        return Err(Unavailable(format!("{transport} moves host memory only")).into());
+    }
+    Ok(())
+}
+
+/// The memory of both ends. Beside a device's stands nothing that the processor copies.
+fn memory_of(args: &mut TransferArgs) -> Result<(Memory, Memory)> {
+    let of = |kind| Memory { kind, gpu: args.gpu };
+    let ends = (of(args.memory), of(args.far_memory.unwrap_or(args.memory)));
+    if ends.0.is_on_device() || ends.1.is_on_device() {
+        memory::driver()?;
+        println!("# from {} to {} and back", ends.0, ends.1);
+        if args.against == Against::Memcpy {
+            println!("# memcpy cannot stand beside it: that is the processor's");
+            args.against = Against::None;
+        }
+    }
+    Ok(ends)
 }
 
 fn check_options(args: &TransferArgs) -> Result<()> {

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use dataplane_fabric::Fabric;
-use dataplane_memory::{PageSize, Slab, SlabLayout};
+use dataplane_memory::{Slab, SlabLayout};
 
 use super::args::{Threads, TransferArgs};
 use super::command::{Command, VERSION};
+use super::memory::Memory;
 use super::node::Node;
 use super::piece::Remote;
 use super::responder::Responder;
@@ -167,28 +168,30 @@ pub(super) struct Opening<'a> {
     pub(super) rails: &'a dyn Rails,
     pub(super) transport: &'a str,
     pub(super) layout: SlabLayout,
-    pub(super) pages: PageSize,
+    /// Of this process's one end, or of the near one.
+    pub(super) memory: Memory,
+    /// Of the far end, when it is in this process too.
+    pub(super) far_memory: Memory,
 }
 
 impl Opening<'_> {
-    fn open(&self, listen: Option<&[String]>) -> Result<(Node, Vec<String>)> {
-        let memory = (self.layout, self.pages);
-        Node::open(self.rails, self.transport, memory, listen, self.args.rails as usize)
+    fn open(&self, memory: Memory, listen: Option<&[String]>) -> Result<(Node, Vec<String>)> {
+        Node::open(self.rails, self.transport, (self.layout, memory), listen, self.args.rails as usize)
     }
 
-    fn far(&self, listen: &[String]) -> Result<(Responder, Vec<String>)> {
-        let (node, addresses) = self.open(Some(listen))?;
+    fn far(&self, memory: Memory, listen: &[String]) -> Result<(Responder, Vec<String>)> {
+        let (node, addresses) = self.open(memory, Some(listen))?;
         Ok((Responder::new(node, self.args.devices.first().cloned()), addresses))
     }
 
     fn near(&self, addresses: &[String], other: Option<Responder>) -> Result<Near> {
-        let (node, _) = self.open(None)?;
+        let (node, _) = self.open(self.memory, None)?;
         Near::meet(node, addresses, other)
     }
 
     /// Is the far end until the initiator leaves.
     pub(super) fn listen(&self) -> Result<()> {
-        let (far, addresses) = self.far(&self.args.listen)?;
+        let (far, addresses) = self.far(self.memory, &self.args.listen)?;
         println!("{} listens on {}", self.transport, addresses.join(","));
         far.serve(&Stop::default())
     }
@@ -201,7 +204,7 @@ impl Opening<'_> {
         let anywhere = vec![ANY_ADDRESS.to_owned(); self.args.rails as usize];
         match self.args.threads {
             Threads::One => {
-                let (far, addresses) = self.far(&anywhere)?;
+                let (far, addresses) = self.far(self.far_memory, &anywhere)?;
                 finish(self.near(&addresses, Some(far))?, work)
             }
             Threads::Two => self.measure_with_two_threads(&anywhere, work),
@@ -219,7 +222,7 @@ impl Opening<'_> {
             let (ready, opened) = mpsc::sync_channel(1);
             let far = scope.spawn(|| {
                 let ready = ready;
-                match self.far(anywhere) {
+                match self.far(self.far_memory, anywhere) {
                     Ok((far, addresses)) => {
                         // The receiver waits for exactly this.
                         let _received = ready.send(addresses);

@@ -3,9 +3,10 @@
 use anyhow::Result;
 use clap::Parser;
 use dataplane_fabric::sim::Faults;
-use dataplane_memory::PageSize;
 
+use super::args::MemoryKind;
 use super::fakes::{QueueRails, SimRails};
+use super::memory::Memory;
 use super::places::{self, Shape};
 use super::run::{Context, run};
 use super::session::Opening;
@@ -172,9 +173,10 @@ fn what_a_stream_left_behind_is_not_taken_for_an_echo() {
     let args = args("--transport sim --threads one --op send --sizes 64 --iterations 5");
     let shape = Shape::new(64, None).expect("a shape");
     let layout = places::layout(&[shape], 1 << 20).expect("a layout");
-    let (transport, pages, rails) = ("sim", PageSize::Standard, SimRails::default());
-    let opening = Opening { args: &args, rails: &rails, transport, layout, pages };
-    let context = Context { args: &args, transport, layout, pages, smoke: false, allocations: None };
+    let memory = Memory { kind: MemoryKind::Host, gpu: 0 };
+    let (transport, rails) = ("sim", SimRails::default());
+    let opening = Opening { args: &args, rails: &rails, transport, layout, memory, far_memory: memory };
+    let context = Context { args: &args, transport, layout, memory, smoke: false, allocations: None };
     let measured = opening.measure(|near| {
         near.node.messages.push(vec![0, 9, 0, 0, 0].into_boxed_slice());
         near.node.immediates.push(9);

@@ -67,22 +67,21 @@ impl Double {
         static TURN: Mutex<()> = Mutex::new(());
         static COMPILED: Mutex<Option<PathBuf>> = Mutex::new(None);
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
-        if compiled.is_none() {
-            let mut all = vec!["-Wl,-soname,libcuda.so.1"];
-            all.extend_from_slice(flags);
-            *compiled = Some(shared_object("libcuda", include_str!("libcuda.c"), &all)?);
-            let double = compiled.as_ref()?.display().to_string();
+        let mut loaded = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+        if loaded.is_none() {
+            let driver = compiled(flags)?;
+            let double = driver.display().to_string();
             let behind = ["-Wl,-soname,libcuda.so", "-Wl,--no-as-needed", &double];
             let alias = shared_object("libcuda-alias", "typedef int nothing;\n", &behind)?;
-            for library in [compiled.as_ref()?, &alias] {
+            for library in [&driver, &alias] {
                 // Never closed: the crate keeps the library's functions.
                 // SAFETY: the library has no initialisers.
                 std::mem::forget(unsafe { Library::new(library) });
             }
+            *loaded = Some(driver);
         }
         // SAFETY: the library has no initialisers.
-        let library = unsafe { Library::new(compiled.as_ref()?) }.expect("the double loads");
+        let library = unsafe { Library::new(loaded.as_ref()?) }.expect("the double loads");
         Some(Self { library, _turn: turn })
     }
 
@@ -134,6 +133,14 @@ impl Drop for Double {
             self.assert_nothing_leaked();
         }
     }
+}
+
+/// Compiles the double of the driver, for a program that is started with it; `None`, with the reason on standard error,
+/// without a compiler.
+pub(crate) fn compiled(flags: &[&str]) -> Option<PathBuf> {
+    let mut all = vec!["-Wl,-soname,libcuda.so.1"];
+    all.extend_from_slice(flags);
+    shared_object("libcuda", include_str!("libcuda.c"), &all)
 }
 
 /// A setting or a count of a double.
