@@ -4,7 +4,8 @@
 #   dataplane/cuda/tests/driver.sh [--without-kernels] [folder]
 # For each driver: every function of the table is found, those that came later exactly where the version promises them and
 # in the form that is asked for, and without a device the reason is told. For each header: a C file of every signature,
-# constant and structure that is used compiles. For each NVRTC: all kernels compile, which takes minutes.
+# constant and structure that is used compiles, and one of what the double takes from it. For each NVRTC: all kernels
+# compile, which takes minutes.
 # What cannot be had is named; `SKIPPED: reason` and 77 when that is everything.
 # Mirrors: DEBIAN_MIRROR, UBUNTU_MIRROR. KVASIR, the path of the built program, adds its `doctor`.
 set -euo pipefail
@@ -97,6 +98,7 @@ done < <(find "$folder/drivers" -name libcuda.so.1 2>/dev/null | sort)
 while IFS= read -r header; do
     echo "# ${header#"$folder/"}"
     KVASIR_CUDA_INCLUDE=$(dirname "$header") check test_of dataplane-cuda --lib the_header
+    check cc -std=c11 -fsyntax-only -Wall -Werror -I "$(dirname "$header")" dataplane/cuda/tests/double/driver/abi.c
 done < <(find "$folder/wheels" -name cuda.h 2>/dev/null | sort)
 while IFS= read -r compiler; do
     echo "# ${compiler#"$folder/"}"

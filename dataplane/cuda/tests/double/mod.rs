@@ -1,4 +1,4 @@
-//! The double of the driver: `libcuda.c`, compiled here and loaded in the place of `libcuda`. The library's own name
+//! The double of the driver: the files of `driver`, compiled here and loaded in the place of `libcuda`. The library's own name
 //! (`soname`) is the driver's, so that whoever loads the driver by name is given the one that is loaded already; a
 //! second, empty library is behind the shorter name.
 //!
@@ -15,6 +15,30 @@ use std::process::{self, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
+
+/// A file with its name, as the C compiler shall tell it.
+macro_rules! named {
+    ($name:literal) => {
+        concat!("#line 1 \"", $name, "\"\n", include_str!($name))
+    };
+}
+
+/// The driver's text, in the order in which its parts know each other.
+const DRIVER: &str = concat!(
+    named!("driver/libcuda.c"),
+    named!("driver/abi.h"),
+    named!("driver/faults.c"),
+    named!("driver/objects.c"),
+    named!("driver/devices.c"),
+    named!("driver/contexts.c"),
+    named!("driver/memory.c"),
+    named!("driver/sharing.c"),
+    named!("driver/streams.c"),
+    named!("driver/events.c"),
+    named!("driver/copies.c"),
+    named!("driver/modules.c"),
+    named!("driver/graphs.c"),
+);
 
 /// Faults and settings, as they are without anybody's doing.
 const SETTINGS: [(&str, i64); 22] = [
@@ -140,7 +164,7 @@ impl Drop for Double {
 pub(crate) fn compiled(flags: &[&str]) -> Option<PathBuf> {
     let mut all = vec!["-Wl,-soname,libcuda.so.1"];
     all.extend_from_slice(flags);
-    shared_object("libcuda", include_str!("libcuda.c"), &all)
+    shared_object("libcuda", DRIVER, &all)
 }
 
 /// A setting or a count of a double.
