@@ -23,6 +23,21 @@ struct Known {
     regions: [RegionId; 2],
 }
 
+/// Memory in which slabs may lie that are made later.
+#[derive(Debug)]
+struct Range {
+    memory: Arc<DeviceSlab>,
+    regions: [RegionId; 2],
+}
+
+/// Where a slot is, in both queues.
+struct Found {
+    regions: [RegionId; 2],
+    slot: u32,
+    /// Of the slot's first byte in there.
+    first: usize,
+}
+
 /// Both slots of a copy that is under way.
 #[derive(Debug)]
 struct Held {
@@ -59,6 +74,7 @@ pub struct SlotCopier {
     /// Dropped first: a queue waits for what the device still does.
     lanes: [Lane; 2],
     slabs: Vec<Known>,
+    ranges: Vec<Range>,
     completions: Vec<Completion>,
 }
 
@@ -72,7 +88,12 @@ impl SlotCopier {
             Ok(Lane { queue, held, free: (0..count).rev().collect() })
         };
         let lanes = [lane()?, lane()?];
-        Ok(Self { lanes, slabs: Vec::new(), completions: Vec::with_capacity(config.tokens_max) })
+        Ok(Self {
+            lanes,
+            slabs: Vec::new(),
+            ranges: Vec::new(),
+            completions: Vec::with_capacity(config.tokens_max),
+        })
     }
 
     /// Tells it of pinned host memory. `None`: it knows too many slabs already.
@@ -90,15 +111,39 @@ impl SlotCopier {
         self.add(Arc::clone(slab), &Region::Device(Arc::clone(memory)))
     }
 
+    /// Tells it of one slot of device memory: slabs that lie in it may be made later, and need not be told. `None`: it
+    /// has other than one slot, or it knows too many.
+    pub fn add_memory(&mut self, memory: &Arc<DeviceSlab>) -> Option<()> {
+        if memory.layout().slot_count != 1 {
+            return None;
+        }
+        let regions = self.regions(&Region::Device(Arc::clone(memory)))?;
+        self.ranges.push(Range { memory: Arc::clone(memory), regions });
+        Some(())
+    }
+
     fn add(&mut self, slab: Arc<Slab>, region: &Region) -> Option<()> {
-        let [up, down] = &mut self.lanes;
-        let regions = [up.queue.add_region(region.clone())?, down.queue.add_region(region.clone())?];
+        let regions = self.regions(region)?;
         self.slabs.push(Known { slab, regions });
         Some(())
     }
 
-    fn regions(&self, slot: &SlotRef) -> Option<[RegionId; 2]> {
-        self.slabs.iter().find(|known| Arc::ptr_eq(&known.slab, slot.slab())).map(|known| known.regions)
+    fn regions(&mut self, region: &Region) -> Option<[RegionId; 2]> {
+        let [up, down] = &mut self.lanes;
+        Some([up.queue.add_region(region.clone())?, down.queue.add_region(region.clone())?])
+    }
+
+    fn find(&self, slot: &SlotRef) -> Option<Found> {
+        if let Some(known) = self.slabs.iter().find(|known| Arc::ptr_eq(&known.slab, slot.slab())) {
+            return Some(Found { regions: known.regions, slot: slot.slot(), first: 0 });
+        }
+        let bytes = slot.slab().layout().slot_bytes;
+        let address = slot.slab().device_address(slot.slot(), 0, bytes)?;
+        self.ranges.iter().find_map(|Range { memory, regions }| {
+            let first = usize::try_from(address.checked_sub(memory.address())?).ok()?;
+            memory.try_address(0, first, bytes)?;
+            Some(Found { regions: *regions, slot: 0, first })
+        })
     }
 }
 
@@ -107,7 +152,7 @@ impl Copier for SlotCopier {
         if !copy.is_inside() || copy.overlaps() {
             return Err(CopyRefused::Outside(copy));
         }
-        let Some((from, to)) = self.regions(&copy.from).zip(self.regions(&copy.to)) else {
+        let Some((from, to)) = self.find(&copy.from).zip(self.find(&copy.to)) else {
             return Err(CopyRefused::Unreachable(copy));
         };
         if copy.from.slab().device().is_none() && copy.to.slab().device().is_none() {
@@ -117,8 +162,12 @@ impl Copier for SlotCopier {
         let at = if is_up { UP } else { DOWN };
         let lane = &mut self.lanes[at];
         let Some(&place) = lane.free.last() else { return Err(CopyRefused::Full(copy)) };
-        let from = Place { region: from[at], slot: copy.from.slot(), offset: copy.from_offset as usize };
-        let to = Place { region: to[at], slot: copy.to.slot(), offset: copy.to_offset as usize };
+        let place_of = |found: Found, offset: u32| Place {
+            region: found.regions[at],
+            slot: found.slot,
+            offset: found.first + offset as usize,
+        };
+        let (from, to) = (place_of(from, copy.from_offset), place_of(to, copy.to_offset));
         let request = CopyRequest::contiguous(from, to, copy.len as usize);
         match lane.queue.submit(&request, place as u64) {
             Ok(()) => {

@@ -3,7 +3,8 @@
 //!
 //! * [`Cuda`], [`Device`]: what is there ([`DeviceDescription`]), and one device's context.
 //! * [`DeviceSlab`]: equal slots in device memory, which a NIC can register ([`DeviceMemory`]) and another
-//!   process can attach ([`IpcHandle`]). [`Pinned`]: a host slab that the device reaches by DMA.
+//!   process can attach ([`IpcHandle`]); or memory that an engine lends ([`DeviceSlab::borrow`]). [`Pinned`]: a host slab
+//!   that the device reaches by DMA.
 //! * [`CopyQueue`]: asynchronous copies between them, driven by one thread and polled. The hot path: no allocation, no
 //!   lock, no callback, no wait.
 //! * [`SlotCopier`]: the same as the `Copier` of `dataplane-memory`, for whoever shall not know CUDA.
@@ -28,6 +29,7 @@ mod direct;
 mod peer;
 
 mod export;
+mod foreign;
 mod ipc;
 mod pinned;
 mod slab;

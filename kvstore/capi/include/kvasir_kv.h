@@ -18,7 +18,8 @@
  * others are misses. A block that was deleted just before a crash may be there again after it.
  *
  * Threads: every function may be called from any thread, also on the same handle at a time.
- * The store has threads of its own: one that copies blocks, those that drive the disk, and `queue.threads`.
+ * The store has threads of its own: one that copies blocks, those that drive the disk, `queue.threads`, and with [device]
+ * one for saves and one for loads of CUDA memory, each of which carries out one transfer after the other.
  * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds at
  * most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the disk,
  * kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses kvasir_kv_submit,
@@ -120,9 +121,19 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   threads = 2                 # carry out submitted requests; 1 to 64
  *   depth = 256                 # submitted and not yet polled; 1 to 65536
  *
- * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB). All sections but [queue] and their keys are those
- * of Kvasir's own configuration, and so are the defaults but that of `host_tier.capacity`. What is wrong in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is
- * KVASIR_KV_FAILED.
+ * Tensors in CUDA memory need one section more, which opens a device through the driver that is installed; without it the
+ * library looks for no driver:
+ *
+ *     [device]
+ *     ordinal = 0               # the driver's number of the device; 0 to 255
+ *     staging = "64 MiB"        # memory of the device through which blocks go, half of it for saves and half for loads:
+ *                               # at least a slot in each; "1 MiB" to "1 TiB"
+ *
+ * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB). All sections but [queue] and
+ * [device] and their keys are those of Kvasir's own configuration, and so are the defaults but that of
+ * `host_tier.capacity`. What is wrong in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is KVASIR_KV_FAILED.
+ * With [device] the host tier's memory is pinned, all of it at once, and the kernels are compiled, which takes a second:
+ * NVIDIA's run-time compiler (NVRTC) must be installed.
  *
  * Writes the handle to `*handle`, or null and the reason to `error` (may be null) with at most `error_bytes` bytes, of
  * which the last is 0; what is cut off are whole characters of UTF-8.
@@ -270,6 +281,13 @@ typedef struct kvasir_kv_tensors {
  * stored block's payload is its bytes in each plane, one plane after the other; it has no meta. At most 64 may be
  * registered at a time. KVASIR_KV_INVALID_ARGUMENT has a text that names the field; KVASIR_KV_TOO_LARGE says that a block
  * of all planes is above `store.slot`.
+ *
+ * KVASIR_KV_CUDA: `device` is the configuration's `device.ordinal`; without a section [device] this is
+ * KVASIR_KV_INVALID_ARGUMENT. The memory is the engine's own, of whatever kind the driver knows the range of: from
+ * cudaMalloc, or mapped in pieces. Each plane must be mapped from its first block to its last, which is checked here; it
+ * stays mapped until kvasir_kv_unregister returned. `block_stride` and `block_bytes` may change 15 times from one plane to
+ * the next, and each change costs a launch for each transfer's round. Registering waits for the device, takes 2 MiB of its
+ * memory for each shape of planes, and is not for an engine's loop.
  */
 int32_t kvasir_kv_register(kvasir_kv *handle, const kvasir_kv_tensors *tensors, uint64_t *id);
 
@@ -295,9 +313,10 @@ typedef struct kvasir_kv_transfer {
  * kvasir_kv_submit; poll, then submit it again), KVASIR_KV_INVALID_ARGUMENT with a text that names the field,
  * KVASIR_KV_FAILED when there is no memory for it. The arrays are copied. The completion comes through kvasir_kv_poll.
  *
- * A save stores the blocks that are not there, and only reads the tensors. `payload_bytes` of its completion is how many
- * of the blocks are in the store now, whoever put them there; the status is OK when all are, THROTTLED when there was no
- * room or bandwidth for some, or a failure.
+ * A save stores the blocks that are not there, and only reads the tensors. `payload_bytes` of its completion is how many of
+ * the blocks the store took or had already; like all blocks they may be evicted at any time, the first of them to make room
+ * for the last. The status is OK when it is all of them, THROTTLED when there was no room or bandwidth for some, or a
+ * failure.
  *
  * A load fills the blocks in order. `payload_bytes` of its completion is the length of the loaded prefix, which ends at the
  * first block that is a miss: one that is not there, is damaged, does not come in time, or has another size or a meta. The
@@ -305,7 +324,7 @@ typedef struct kvasir_kv_transfer {
  * not be named twice in a load.
  *
  * The blocks' memory must stay, untouched by others (a save: unchanged), until the completion was polled or
- * kvasir_kv_close returned. Transfers run side by side, also parts of one; of two transfers that name the same block the
+ * kvasir_kv_close returned. Transfers may run side by side, also parts of one; of two transfers that name the same block the
  * second is submitted after the first's completion was polled.
  *
  * `event` is null when earlier work on the blocks is over. Else the device's work on them waits for it: it was recorded

@@ -13,8 +13,8 @@ use kvstore_io::uring;
 use kvstore_io::{IoEngine, IoError, IoErrorKind};
 use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, StoreBuilder, StoreConfig, WriteMode};
 
-use crate::backend::Backend;
 use crate::config::{DiskTierSettings, Engine, Eviction, QueueSettings, Settings, Size, Write};
+use crate::device::{MakeKernels, Prepared, Reports};
 use crate::format::HEAD_BYTES_MAX;
 use crate::memory;
 use crate::status::{Failure, Status};
@@ -29,8 +29,16 @@ const TRANSFER_BYTES_MAX: usize = 1 << 20;
 
 type Broken = Box<dyn std::error::Error + Send + Sync>;
 
-/// Reads a configuration and opens what it says.
-pub(crate) fn open(text: &str) -> Result<(Arc<dyn Backend>, QueueSettings), Failure> {
+/// A store, and what else belongs to it.
+pub(crate) struct Composed {
+    pub(crate) backend: Arc<StoreBackend>,
+    pub(crate) queue: QueueSettings,
+    /// Where the configuration has a device.
+    pub(crate) device: Option<Prepared>,
+}
+
+/// Reads a configuration and opens what it says. Where it has a device, `kernels` makes its kernels ready.
+pub(crate) fn open(text: &str, kernels: MakeKernels<'_>) -> Result<Composed, Failure> {
     let settings = Settings::parse(text)?;
     let payload_bytes_max = settings.store.slot.0 as usize;
     let slot_bytes = settings.slot_bytes();
@@ -53,9 +61,20 @@ pub(crate) fn open(text: &str) -> Result<(Arc<dyn Backend>, QueueSettings), Fail
     if settings.disk_tier.capacity.0 > 0 {
         builder = builder.disk(disk(&settings));
     }
-    // Nobody is told of single blocks, and those that the disk has kept need nothing from here.
-    let (store, _survivors) = builder.start(|_| {}).map_err(|error| failed(&error))?;
-    Ok((Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes)), settings.queue))
+    let (mut device, mut reports) = (None, None);
+    if let Some(section) = &settings.device {
+        let (prepared, to, with_copier) = Prepared::new(section, kernels, builder)?;
+        (device, reports, builder) = (Some(prepared), Some(to), with_copier);
+    }
+    let notify = move |moved| {
+        if let Some(reports) = &reports {
+            Reports::send(reports, moved);
+        }
+    };
+    // Those that the disk has kept need nothing from here.
+    let (store, _survivors) = builder.start(notify).map_err(|error| failed(&error))?;
+    let backend = Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes));
+    Ok(Composed { backend, queue: settings.queue, device })
 }
 
 /// The pages are taken as they are used: a capacity that can never be had would only show when the process is killed.

@@ -95,6 +95,8 @@ pub(crate) struct Settings {
     pub(crate) host_tier: HostTierSettings,
     pub(crate) disk_tier: DiskTierSettings,
     pub(crate) queue: QueueSettings,
+    /// Without it there are no tensors in a device's memory.
+    pub(crate) device: Option<DeviceSettings>,
 }
 
 /// Section `[store]`.
@@ -149,6 +151,22 @@ pub(crate) struct QueueSettings {
     pub(crate) threads: usize,
     /// Requests that were submitted and whose completions were not polled yet. 1 to 65,536.
     pub(crate) depth: usize,
+}
+
+/// Section `[device]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct DeviceSettings {
+    /// The driver's number of it. 0 to 255.
+    pub(crate) ordinal: u64,
+    /// The device's memory through which blocks go, half of it for each direction. 1 MiB to 1 TiB.
+    pub(crate) staging: Size,
+}
+
+impl Default for DeviceSettings {
+    fn default() -> Self {
+        Self { ordinal: 0, staging: Size(64 << 20) }
+    }
 }
 
 impl Default for StoreSettings {
@@ -207,7 +225,8 @@ impl Settings {
     }
 
     fn problems(&self) -> Vec<String> {
-        let Self { store, host_tier, disk_tier, queue } = self;
+        let Self { store, host_tier, disk_tier, queue, device } = self;
+        let device = device.clone().unwrap_or_default();
         let sizes = [
             ("store.slot", store.slot, Size(4 << 10), Size(512 << 20)),
             ("host_tier.capacity", host_tier.capacity, Size(4 << 10), Size(1 << 44)),
@@ -215,12 +234,14 @@ impl Settings {
             ("disk_tier.segment", disk_tier.segment, Size(1 << 20), Size(64 << 30)),
             ("disk_tier.write_bandwidth", disk_tier.write_bandwidth, Size(0), Size(1 << 40)),
             ("disk_tier.write_per_day", disk_tier.write_per_day, Size(0), Size(1 << 50)),
+            ("device.staging", device.staging, Size(1 << 20), Size(1 << 40)),
         ];
         let numbers = [
             ("disk_tier.depth", disk_tier.depth, 1, 1024),
             ("disk_tier.write_frequency", disk_tier.write_frequency, 1, 15),
             ("queue.threads", queue.threads as u64, 1, 64),
             ("queue.depth", queue.depth as u64, 1, 65_536),
+            ("device.ordinal", device.ordinal, 0, 255),
         ];
         let wrong_sizes = (sizes.iter())
             .filter(|(_, value, least, most)| !(least.0..=most.0).contains(&value.0))
@@ -255,6 +276,12 @@ impl Settings {
                 misfits.push(format!("host_tier.capacity = {} has too many slots", host_tier.capacity));
             }
             _ => {}
+        }
+        if let Some(device) = self.device.as_ref().filter(|device| device.staging.0 / 2 < slot_bytes) {
+            misfits.push(format!(
+                "device.staging = {} has no slot for each direction: one takes {slot_bytes} bytes with store.slot = {}",
+                device.staging, store.slot
+            ));
         }
         if disk_tier.capacity.0 > 0 {
             if disk_tier.path.is_empty() {
@@ -325,6 +352,11 @@ mod tests {
             ),
             ("[disk_tier]\ndepth = 0\nwrite_frequency = 16\n", "disk_tier.write_frequency = 16"),
             ("[disk_tier]\nengine = \"nvme-user\"\n", "engine"),
+            ("[device]\nordinal = 256\n", "device.ordinal = 256 is not in 0 to 255"),
+            (
+                "[store]\nslot = \"1 MiB\"\n[device]\nstaging = \"2 MiB\"\n",
+                "device.staging = \"2 MiB\" has no slot for each direction: one takes 1052672 bytes",
+            ),
             ("[remote_tier]\nnodes = []\n", "unknown field `remote_tier`"),
             ("[store", "store"),
         ] {

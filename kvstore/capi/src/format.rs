@@ -15,6 +15,8 @@ use crate::buffers::{Destination, Source};
 
 /// Longest meta.
 pub const META_BYTES_MAX: usize = kvstore_store::META_BYTES_MAX;
+/// The head of a block without meta: zeros.
+pub(crate) const HEAD_BYTES_MIN: usize = head_bytes(0);
 /// Longest head.
 pub(crate) const HEAD_BYTES_MAX: usize = head_bytes(META_BYTES_MAX);
 

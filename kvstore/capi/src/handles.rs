@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::backend::Backend;
+use crate::device::Lanes;
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::status::{Failure, Status};
@@ -17,6 +18,7 @@ pub(crate) struct Opened {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) tensors: Arc<Registry>,
+    pub(crate) device: Option<Arc<Lanes>>,
 }
 
 struct Handles {

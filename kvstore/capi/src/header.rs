@@ -1,6 +1,6 @@
 //! What the header says of the configuration: its text is read, and compared with the product's reference.
 
-use crate::config::Settings;
+use crate::config::{DeviceSettings, Settings};
 
 const HEADER: &str = include_str!("../include/kvasir_kv.h");
 const REFERENCE: &str = include_str!("../../../control/config/REFERENCE.md");
@@ -24,6 +24,20 @@ fn the_header_has_the_defaults_and_all_keys() {
     let mut expected = [("store", 1), ("host_tier", 2), ("disk_tier", 11), ("queue", 2)];
     expected.sort_unstable();
     assert_eq!(keys, expected, "a key that the header does not have, or one too many");
+}
+
+#[test]
+fn the_header_has_the_defaults_of_a_device() {
+    let lines = HEADER.lines().map(str::trim).skip_while(|line| *line != "*     [device]");
+    let lines = lines.map_while(|line| line.strip_prefix("*   "));
+    let text: String = lines.map(|line| format!("{line}\n")).collect();
+    assert_eq!(
+        text.matches(" = ").count(),
+        2,
+        "a key that the library does not have, or one too few: {text}"
+    );
+    assert_eq!(Settings::parse(&text).expect("valid").device, Some(DeviceSettings::default()));
+    assert_eq!(Settings::default().device, None, "no driver is looked for without the section");
 }
 
 #[test]

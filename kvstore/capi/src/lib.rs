@@ -1,30 +1,36 @@
 //! The C interface of the store: `libkvasir_kv`, declared in `include/kvasir_kv.h`.
 //!
-//! In reading order: [`backend`] is what a store does; `buffers` carries C's memory there and back; `operation` is a request
-//! of one block; `tensors` are an engine's paged tensors, `registry` has those that are registered, and `transfer` moves blocks
-//! between them and the store, in pieces; `queue` runs all of that on threads of its own, because an engine's loop must not
-//! block; `handles` finds the store of a handle; `config` reads a configuration, `memory` tells what there is for it, and
-//! `compose` makes a store; `store` is the product's store as a [`Backend`], with `format` for a block in its slot and `turns`
-//! for changes of one block; `interface` has the functions that C calls, and `layout` asserts how what they share with C lies
-//! in memory.
+//! In reading order: [`backend`] is what a store does; `buffers` carries C's memory there and back; `operation` is
+//! a request of one block; `tensors` are an engine's paged tensors, `registry` has those that are registered, and
+//! `transfer` moves blocks between them and the store, in pieces; `queue` runs all of that on threads of its own,
+//! because an engine's loop must not block; `handles` finds the store of a handle; `config` reads a configuration,
+//! `memory` tells what there is for it, and `compose` makes a store; `store` is the product's store as a
+//! [`Backend`], with `held` for blocks that are read, `format` for a block in its slot and `turns` for changes of
+//! one block; `device` is the way to tensors in CUDA memory; `interface` has the functions that C calls, and
+//! `layout` asserts how what they share with C lies in memory. [`testing`] opens a store over a double of the
+//! driver.
 //!
-//! Invariants: no panic crosses into C (a library that was not built with `panic = "unwind"`, as profile `capi` does, opens nothing); a null
-//! pointer, an unknown handle and a wrong size are errors, never accesses; a handle is a number that is never used
-//! again, so one that was closed is an unknown one; memory of a submitted request is not touched after its completion
-//! was polled or `kvasir_kv_close` returned, and that of registered tensors not after `kvasir_kv_unregister` returned.
+//! Invariants: no panic crosses into C (a library that was not built with `panic = "unwind"`, as profile `capi`
+//! does, opens nothing); a null pointer, an unknown handle and a wrong size are errors, never accesses; a handle is
+//! a number that is never used again, so one that was closed is an unknown one; memory of a submitted request is
+//! not touched after its completion was polled or `kvasir_kv_close` returned, and that of registered tensors not
+//! after `kvasir_kv_unregister` returned.
 //!
-//! Threads: every function may be called from any thread. Polling takes one lock. The store has a thread
-//! that copies blocks and one that drives the disk; `get` and `put` hand them a request and wait (a few small
-//! allocations each). A `get` verifies and copies a block through a buffer in the L1 cache; a `put` copies it into memory
-//! of the library's and from there into its slot.
+//! Threads: every function may be called from any thread. Polling takes one lock. The store has a thread that
+//! copies blocks and one that drives the disk, and a device has one for saves and one for loads; `get` and `put`
+//! hand them a request and wait (a few small allocations each). A `get` verifies and copies a block through a
+//! buffer in the L1 cache; a `put` copies it into memory of the library's and from there into its slot.
 
 pub mod backend;
 pub mod buffers;
+pub mod testing;
 
 mod compose;
 mod config;
+mod device;
 mod format;
 mod handles;
+mod held;
 mod interface;
 mod layout;
 mod memory;

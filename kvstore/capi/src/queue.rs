@@ -147,6 +147,16 @@ impl Queue {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes a request that others carry out, if there is room: [`Completions::complete`] ends it.
+    pub(crate) fn admit(&self, identities: usize) -> Submitted {
+        self.common.state().admit(self.common.depth, identities)
+    }
+
+    /// Where those tell of its end.
+    pub(crate) fn completions(&self) -> Completions {
+        Completions(Arc::clone(&self.common))
+    }
+
     /// Takes a request, if there is room. If not, the caller still has what it was made from.
     ///
     /// # Safety
@@ -155,15 +165,10 @@ impl Queue {
     pub(crate) unsafe fn submit(&self, user: u64, work: impl Into<Work>) -> Submitted {
         let work = work.into();
         let mut state = self.common.state();
-        let identities = state.identities.saturating_add(work.identities());
-        if state.closed {
-            return Submitted::Closed;
+        let admitted = state.admit(self.common.depth, work.identities());
+        if admitted != Submitted::Taken {
+            return admitted;
         }
-        if state.under_way >= self.common.depth || identities > IDENTITIES_MAX {
-            return Submitted::Full;
-        }
-        state.identities = identities;
-        state.under_way += 1;
         state.requests.push_back((user, work));
         drop(state);
         self.common.submitted.notify_one();
@@ -231,6 +236,34 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// The way back for requests that others carry out.
+#[derive(Debug, Clone)]
+pub(crate) struct Completions(Arc<Common>);
+
+impl Completions {
+    /// Ends a request of so many identities that [`Queue::admit`] took.
+    pub(crate) fn complete(&self, user: u64, identities: usize, outcome: Result<Outcome, Failure>) {
+        let mut state = self.0.state();
+        state.identities -= identities;
+        self.0.complete(&mut state, user, outcome);
+    }
+}
+
+impl State {
+    fn admit(&mut self, depth: usize, identities: usize) -> Submitted {
+        let identities = self.identities.saturating_add(identities);
+        if self.closed {
+            return Submitted::Closed;
+        }
+        if self.under_way >= depth || identities > IDENTITIES_MAX {
+            return Submitted::Full;
+        }
+        self.identities = identities;
+        self.under_way += 1;
+        Submitted::Taken
     }
 }
 

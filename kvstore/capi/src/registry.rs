@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::device::Places;
 use crate::status::{Failure, Status};
 use crate::tensors::PagedTensors;
 
@@ -26,7 +27,10 @@ struct Known {
 
 #[derive(Debug)]
 struct Registered {
+    id: u64,
     tensors: PagedTensors,
+    /// On a device: of each lane.
+    places: Option<[Places; 2]>,
     transfers: Mutex<usize>,
     /// No transfer works on them any more.
     idle: Condvar,
@@ -51,7 +55,7 @@ impl Registry {
     }
 
     /// Makes tensors known; returns their number.
-    pub(crate) fn add(&self, tensors: PagedTensors) -> Result<u64, Failure> {
+    pub(crate) fn add(&self, tensors: PagedTensors, places: Option<[Places; 2]>) -> Result<u64, Failure> {
         let mut known = lock(&self.known);
         if known.all.len() == REGISTERED_MAX {
             let text = format!("{REGISTERED_MAX} tensors are registered, which is as many as may be");
@@ -59,7 +63,7 @@ impl Registry {
         }
         let id = known.next;
         known.next += 1;
-        let registered = Registered { tensors, transfers: Mutex::new(0), idle: Condvar::new() };
+        let registered = Registered { id, tensors, places, transfers: Mutex::new(0), idle: Condvar::new() };
         known.all.insert(id, Arc::new(registered));
         Ok(id)
     }
@@ -80,6 +84,17 @@ impl Registry {
             transfers = registered.idle.wait(transfers).unwrap_or_else(PoisonError::into_inner);
         }
         Ok(())
+    }
+}
+
+impl InUse {
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// Their places in each lane of a device; `None` when they lie in host memory.
+    pub(crate) fn places(&self) -> Option<&[Places; 2]> {
+        self.0.places.as_ref()
     }
 }
 
@@ -115,19 +130,19 @@ mod tests {
     #[test]
     fn numbers_are_not_given_twice_and_not_without_end() {
         let registry = Registry::new();
-        assert_eq!(registry.add(tensors()), Ok(1));
+        assert_eq!(registry.add(tensors(), None), Ok(1));
         assert_eq!((registry.remove(1), registry.remove(1)), (Ok(()), Err(unknown(1))));
         for id in 2..2 + REGISTERED_MAX as u64 {
-            assert_eq!(registry.add(tensors()), Ok(id));
+            assert_eq!(registry.add(tensors(), None), Ok(id));
         }
-        assert!(registry.add(tensors()).is_err_and(|failure| failure.text.contains("64 tensors")));
+        assert!(registry.add(tensors(), None).is_err_and(|failure| failure.text.contains("64 tensors")));
         assert_eq!(registry.find(1).err(), Some(unknown(1)));
     }
 
     #[test]
     fn who_takes_them_out_waits_for_transfers_and_nobody_finds_them_meanwhile() {
         let registry = Registry::new();
-        let id = registry.add(tensors()).expect("room");
+        let id = registry.add(tensors(), None).expect("room");
         let users = [registry.find(id).expect("known"), registry.find(id).expect("known")];
         std::thread::scope(|scope| {
             let remover = scope.spawn(|| registry.remove(id));

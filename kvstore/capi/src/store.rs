@@ -5,9 +5,8 @@
 //! and into a slot), because the store may still hold it when the call was given up; a `get` copies it through a buffer in
 //! the L1 cache, in which it is verified.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
@@ -19,11 +18,9 @@ use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, is_block, pack};
 use crate::turns::Turns;
 
 /// What the disk has not given by then is a miss.
-const READ_MAX: Duration = Duration::from_secs(10);
-/// How often one who waits for the store looks whether it still runs.
-const ALIVE_CHECK: Duration = Duration::from_millis(100);
+pub(crate) const READ_MAX: Duration = Duration::from_secs(10);
 /// Pause before a full queue, or full memory, is tried again.
-const QUEUE_PAUSE: Duration = Duration::from_millis(1);
+pub(crate) const QUEUE_PAUSE: Duration = Duration::from_millis(1);
 /// How long a removal waits for room in the queue.
 const DELETE_MAX: Duration = Duration::from_secs(10);
 
@@ -34,14 +31,6 @@ pub(crate) struct StoreBackend {
     slot_bytes: u64,
     turns: Turns,
     counters: Counters,
-}
-
-/// A block that was asked for.
-enum Asked {
-    /// Memory has it.
-    Here(Vec<HostBlock>),
-    /// The store's thread will tell.
-    Coming(Receiver<Vec<HostBlock>>),
 }
 
 /// What the store does not count itself.
@@ -58,7 +47,12 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-fn failed(operation: &'static str, reason: &str) -> BackendError {
+/// What there is to say of a block: it has no chain here, and is nobody's.
+pub(crate) fn description() -> Description {
+    Description { parent: None, position: 0, meta: [].into(), tenant: TenantId(0) }
+}
+
+pub(crate) fn failed(operation: &'static str, reason: &str) -> BackendError {
     BackendError::Failed { operation, reason: reason.to_owned() }
 }
 
@@ -68,64 +62,24 @@ impl StoreBackend {
         Self { store, payload_bytes_max, slot_bytes, turns: Turns::default(), counters: Counters::default() }
     }
 
-    #[cfg(test)]
     pub(crate) fn store(&self) -> &Store {
         &self.store
     }
 
-    fn is_there(&self, identity: &Identity) -> bool {
+    pub(crate) fn is_there(&self, identity: &Identity) -> bool {
         self.store.look_up(&[BlockIdentity(*identity)]) > 0
     }
 
-    /// Waits for an answer of the store's thread.
-    fn answer<T>(&self, operation: &'static str, answer: &Receiver<T>) -> Result<T, BackendError> {
-        loop {
-            match answer.recv_timeout(ALIVE_CHECK) {
-                Ok(answer) => return Ok(answer),
-                Err(RecvTimeoutError::Timeout) if self.store.is_alive() => {}
-                Err(_) => return Err(failed(operation, "the store has stopped")),
-            }
-        }
+    /// Counts blocks that somebody else stored, of so many that were to be.
+    pub(crate) fn count_saved(&self, wanted: usize, stored: usize) {
+        self.counters.stored.fetch_add(stored as u64, Ordering::Relaxed);
+        self.counters.throttled.fetch_add((wanted - stored) as u64, Ordering::Relaxed);
     }
 
-    /// Asks the store to hold the blocks of a chain in host memory; `None` when too many requests are inside.
-    fn ask(
-        &self,
-        operation: &'static str,
-        chain: Vec<BlockIdentity>,
-    ) -> Result<Option<Receiver<Vec<HostBlock>>>, BackendError> {
-        let (reply, blocks) = sync_channel(1);
-        let reply = move |blocks| {
-            // Whoever asked may have given up; the blocks go back with the answer.
-            let _gone = reply.send(blocks);
-        };
-        match self.store.hold(chain, Instant::now() + READ_MAX, reply) {
-            Ok(()) => Ok(Some(blocks)),
-            Err(_) if self.store.is_alive() => Ok(None),
-            Err(_) => Err(failed(operation, "the store has stopped")),
-        }
-    }
-
-    /// Holds the blocks of a chain in host memory; `None` when too many requests are inside.
-    fn hold(
-        &self,
-        operation: &'static str,
-        chain: Vec<BlockIdentity>,
-    ) -> Result<Option<Vec<HostBlock>>, BackendError> {
-        let asked = self.ask(operation, chain)?;
-        asked.map(|blocks| self.answer(operation, &blocks)).transpose()
-    }
-
-    /// Asks for a block; `None` when it is not there, or cannot be asked for now.
-    fn begin(&self, identity: &Identity) -> Result<Option<Asked>, BackendError> {
-        let chain = [BlockIdentity(*identity)];
-        if let Some(held) = self.store.hold_now(&chain) {
-            return Ok(Some(Asked::Here(held)));
-        }
-        if !self.is_there(identity) {
-            return Ok(None);
-        }
-        Ok(self.ask("load", chain.into())?.map(Asked::Coming))
+    /// Counts blocks that somebody else read together; none is a miss.
+    pub(crate) fn count_loaded(&self, count: usize) {
+        self.counters.hits.fetch_add(count as u64, Ordering::Relaxed);
+        self.counters.misses.fetch_add(u64::from(count == 0), Ordering::Relaxed);
     }
 
     /// Whether a block that is held went whole to where it is wanted; its memory is let go of. One that is damaged is
@@ -243,31 +197,9 @@ impl Backend for StoreBackend {
     }
 
     fn get_prefix(&self, identities: &[Identity], places: &mut [Destination]) -> Result<usize, BackendError> {
-        // All are asked for before the first is waited for, so that the disk reads them at a time. Each stands for itself:
-        // they are no chain for the store.
-        let deadline = Instant::now() + READ_MAX;
-        let mut asked = VecDeque::with_capacity(identities.len());
-        for identity in identities {
-            let Some(begun) = self.begin(identity)? else { break };
-            asked.push_back(begun);
-        }
+        let mut asked = self.begin_all(identities)?;
         for (at, (identity, place)) in identities.iter().zip(places).enumerate() {
-            let begun = match asked.pop_front() {
-                None => self.begin(identity)?,
-                begun => begun,
-            };
-            let mut held = match begun {
-                None => Vec::new(),
-                Some(Asked::Here(held)) => held,
-                Some(Asked::Coming(answer)) => self.answer("load", &answer)?,
-            };
-            while held.is_empty() && self.is_there(identity) && Instant::now() < deadline {
-                // There is no room for it now. Those behind it may have taken it, here or in other loads, which do the same: so
-                // somebody always goes on.
-                asked.clear();
-                std::thread::sleep(QUEUE_PAUSE);
-                held = self.hold("load", vec![BlockIdentity(*identity)])?.unwrap_or_default();
-            }
+            let held = self.arrive(identity, &mut asked, true)?;
             let outcome = self.unpack(identity, held, &mut Destination::nowhere(), place);
             match outcome {
                 Ok(GetOutcome::Read) if place.room() == 0 => {}
@@ -299,15 +231,14 @@ impl Backend for StoreBackend {
             // Whoever asked may have given up.
             let _gone = done.send(stored);
         };
-        let description = Description { parent: None, position: 0, meta: [].into(), tenant: TenantId(0) };
         // No memory for a copy is no room.
         let Ok(block) = pack(meta, payload) else { return Ok(self.throttled()) };
-        let is_stored = match self.store.put(BlockIdentity(*identity), description, vec![block.into()], done)
-        {
-            Ok(()) => self.answer("put", &is_stored)?,
-            Err(_) if self.store.is_alive() => false,
-            Err(_) => return Err(failed("put", "the store has stopped")),
-        };
+        let is_stored =
+            match self.store.put(BlockIdentity(*identity), description(), vec![block.into()], done) {
+                Ok(()) => self.answer("put", &is_stored)?,
+                Err(_) if self.store.is_alive() => false,
+                Err(_) => return Err(failed("put", "the store has stopped")),
+            };
         if !is_stored {
             return Ok(self.throttled());
         }

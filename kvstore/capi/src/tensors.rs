@@ -115,6 +115,10 @@ impl PagedTensors {
         self.blocks
     }
 
+    pub(crate) fn planes(&self) -> &[PlaneRange] {
+        &self.planes
+    }
+
     /// Host memory of a block, whose number must be below [`Self::blocks`].
     pub(crate) fn ranges(&self, block: u64, buffers: &mut Vec<Buffer>) -> Result<Ranges, Failure> {
         buffers.clear();
@@ -128,6 +132,11 @@ impl PagedTensors {
 }
 
 impl PlaneRange {
+    /// What planes have in common that one launch copies.
+    pub(crate) fn shape(&self) -> (usize, usize) {
+        (self.stride, self.bytes)
+    }
+
     fn check(number: usize, plane: &Plane, blocks: u64) -> Result<Self, Failure> {
         let Plane { start, block_stride, block_bytes } = *plane;
         let start = NonNull::new(start.cast::<u8>())

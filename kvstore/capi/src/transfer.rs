@@ -136,7 +136,7 @@ impl Transfer {
         Some(progress.failure.take().map_or_else(|| Ok(self.what.outcome(moved)), Err))
     }
 
-    /// How many of the piece's blocks are in the store then.
+    /// How many of the piece's blocks the store took or had.
     ///
     /// # Safety
     /// As for [`Self::carry_out`].

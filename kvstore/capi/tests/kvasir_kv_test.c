@@ -81,6 +81,11 @@ static void opening(const char *path) {
     CHECK(kvasir_kv_open("[disk_tier]\ncapacity = \"1 GiB\"\npath = \"/proc/none\"\n", &kv, error, sizeof error) ==
           KVASIR_KV_FAILED);
     CHECK(kv == NULL && strstr(error, "disk_tier.path = \"/proc/none\"") != NULL);
+    CHECK(kvasir_kv_open("[device]\nstaging = \"256 KiB\"\n", &kv, error, sizeof error) == KVASIR_KV_CONFIGURATION);
+    CHECK(strstr(error, "device.staging") != NULL);
+    /* No machine has so many: the driver refuses, or there is none. */
+    CHECK(kvasir_kv_open("[device]\nordinal = 255\n", &kv, error, sizeof error) == KVASIR_KV_FAILED);
+    CHECK(kv == NULL && strstr(error, "open: ") == error && strstr(error, "device") != NULL);
     memset(error, 'x', sizeof error);
     CHECK(kvasir_kv_open("[queue]\nthreads = 0\n", &kv, error, 8) == KVASIR_KV_CONFIGURATION);
     CHECK(strcmp(error, "queue.t") == 0 && error[8] == 'x');
@@ -358,6 +363,8 @@ static void paged(kvasir_kv *kv) {
     tensors.planes = planes;
     tensors.memory = KVASIR_KV_CUDA;
     CHECK(kvasir_kv_register(kv, &tensors, &other) == KVASIR_KV_INVALID_ARGUMENT && other == 0);
+    char text[256];
+    CHECK(kvasir_kv_last_error(text, sizeof text) < sizeof text && strstr(text, "[device]") != NULL);
     tensors.memory = KVASIR_KV_HOST;
     planes[0].block_stride = planes[0].block_bytes = 4 << 20;
     tensors.blocks = 1;

@@ -167,6 +167,17 @@ impl HostBlock {
         self.memory.checksum(self.lease.slot(), self.len()) == self.lease.checksum()
     }
 
+    /// Whether it begins with these bytes. Whether it is intact is not looked at.
+    #[must_use]
+    pub fn begins_with<const BYTES: usize>(&self, bytes: &[u8; BYTES]) -> bool {
+        let mut start = [0; BYTES];
+        if BYTES > self.len() {
+            return false;
+        }
+        self.memory.slab.read(self.lease.slot(), 0, &mut start);
+        start == *bytes
+    }
+
     /// Hands its bytes to `take` in pieces of 16 KiB and a last one; false when they are not what had been stored, and what
     /// was handed over is of no use. What is verified is the copy that `take` sees. Allocates nothing.
     #[must_use]

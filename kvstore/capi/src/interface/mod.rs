@@ -11,6 +11,7 @@ mod submission;
 
 pub use blocks::{kvasir_kv_delete, kvasir_kv_get, kvasir_kv_match, kvasir_kv_put, kvasir_kv_stats};
 pub use boundary::{Handle, kvasir_kv_last_error, kvasir_kv_strerror, kvasir_kv_version};
+pub(crate) use opening::open_with;
 pub use opening::{kvasir_kv_close, kvasir_kv_open, kvasir_kv_open_file};
 pub use paged::{Transfer, kvasir_kv_register, kvasir_kv_submit_transfer, kvasir_kv_unregister};
 pub use submission::{Request, kvasir_kv_event_fd, kvasir_kv_poll, kvasir_kv_submit};

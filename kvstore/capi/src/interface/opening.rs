@@ -3,8 +3,11 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
+use dataplane_gpu::LayoutKernels;
+
 use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, tell};
-use crate::compose;
+use crate::compose::{self, Composed};
+use crate::device::{Lanes, MakeKernels};
 use crate::handles::{self, Opened};
 use crate::queue::Queue;
 use crate::registry::Registry;
@@ -14,11 +17,17 @@ use crate::status::{Failure, Status};
 const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 
 fn open(text: &str) -> Result<*mut Handle, Failure> {
+    open_with(text, &LayoutKernels::compile)
+}
+
+/// The same with kernels that are made in another way.
+pub(crate) fn open_with(text: &str, kernels: MakeKernels<'_>) -> Result<*mut Handle, Failure> {
     must_unwind(cfg!(panic = "abort"))?;
-    let (backend, queue) = compose::open(text)?;
-    let queue = Arc::new(Queue::new(Arc::clone(&backend), &queue)?);
-    handles::insert(Opened { backend, queue, tensors: Arc::new(Registry::new()) })
-        .map(std::ptr::without_provenance_mut)
+    let Composed { backend, queue, device } = compose::open(text, kernels)?;
+    let queue = Arc::new(Queue::new(backend.clone(), &queue)?);
+    let device = device.map(|prepared| Lanes::start(prepared, &backend, &queue.completions())).transpose()?;
+    let (device, tensors) = (device.map(Arc::new), Arc::new(Registry::new()));
+    handles::insert(Opened { backend, queue, tensors, device }).map(std::ptr::without_provenance_mut)
 }
 
 /// A library that cannot catch a panic would end its caller's process.
@@ -100,6 +109,9 @@ pub extern "C" fn kvasir_kv_close(handle: *mut Handle) -> i32 {
     guarded(|| {
         let opened = handles::remove(handle.addr())?;
         opened.queue.close();
+        if let Some(device) = &opened.device {
+            device.close();
+        }
         opened.backend.close();
         Ok(Status::Ok)
     })

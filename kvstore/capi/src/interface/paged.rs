@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use super::boundary::{Handle, elements, guarded, invalid, tell};
 use crate::backend::Identity;
+use crate::device::Job;
 use crate::handles::{self, Opened};
 use crate::queue::{IDENTITIES_MAX, Submitted, Work};
 use crate::status::{Failure, Status};
@@ -39,8 +40,8 @@ pub struct Transfer {
 /// Registers an engine's tensors.
 ///
 /// # Safety
-/// As in the header: `tensors` with `plane_count` planes, `id` writable; the blocks' memory is there while transfers that
-/// name them are under way.
+/// As in the header: `tensors` with `plane_count` planes, `id` writable; host memory of blocks is there while transfers that
+/// name them are under way, a device's until the tensors were unregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_kv_register(
     handle: *mut Handle,
@@ -61,10 +62,17 @@ pub unsafe extern "C" fn kvasir_kv_register(
         }?;
         let opened = handles::find(handle.addr())?;
         let tensors = PagedTensors::check(&tensors, planes, opened.backend.payload_bytes_max())?;
-        if let Memory::Cuda(_) = tensors.memory() {
-            return Err(invalid("memory is KVASIR_KV_CUDA, which this library does not have"));
-        }
-        let registered = opened.tensors.add(tensors)?;
+        let places = match (tensors.memory(), &opened.device) {
+            (Memory::Host, _) => None,
+            (Memory::Cuda(_), None) => {
+                return Err(invalid(
+                    "memory is KVASIR_KV_CUDA, and the configuration has no section [device]",
+                ));
+            }
+            // SAFETY: the caller promised that the blocks' memory is there while they are registered.
+            (Memory::Cuda(_), Some(device)) => Some(unsafe { device.places(&tensors) }?),
+        };
+        let registered = opened.tensors.add(tensors, places)?;
         // SAFETY: as above.
         unsafe { tell(id, registered) };
         Ok(Status::Ok)
@@ -134,9 +142,23 @@ pub unsafe extern "C" fn kvasir_kv_submit_transfer(handle: *mut Handle, transfer
         let opened = handles::find(handle.addr())?;
         // SAFETY: the caller promised its arrays.
         let what = unsafe { blocks(&opened, &transfer) }?;
-        let work = Work::Shared(transfer::Transfer::new(what).into());
-        // SAFETY: the caller promised that the blocks stay usable until the completion was polled.
-        match unsafe { opened.queue.submit(transfer.user, work) } {
+        let submitted = match &opened.device {
+            Some(device) if what.tensors.places().is_some() => {
+                let admitted = opened.queue.admit(what.identities.len());
+                if admitted == Submitted::Taken {
+                    let job = Job { user: transfer.user, what, event: transfer.event };
+                    // SAFETY: the caller promised that blocks and event stay usable until the completion was polled.
+                    unsafe { device.submit(job) };
+                }
+                admitted
+            }
+            _ => {
+                let work = Work::Shared(transfer::Transfer::new(what).into());
+                // SAFETY: as above.
+                unsafe { opened.queue.submit(transfer.user, work) }
+            }
+        };
+        match submitted {
             Submitted::Taken => Ok(Status::Ok),
             Submitted::Full => Ok(Status::Throttled),
             Submitted::Closed => Err(handles::unknown()),

@@ -14,10 +14,10 @@ use kvstore_store::{Description, DiskTier, HostTier, StoreBuilder, StoreConfig, 
 
 use crate::backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome};
 use crate::buffers::{Buffer, Destination, Ranges, Source};
-use crate::compose;
+use crate::compose::{self, Composed};
 use crate::config::Settings;
 use crate::format::{HEAD_BYTES_MAX, META_BYTES_MAX};
-use crate::status::Status;
+use crate::status::{Failure, Status};
 use crate::store::StoreBackend;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -48,8 +48,12 @@ impl Drop for Folder {
     }
 }
 
+fn compose(text: &str) -> Result<Composed, Failure> {
+    compose::open(text, &|_| unreachable!("no device"))
+}
+
 fn opened(text: &str) -> Arc<dyn Backend> {
-    compose::open(text).unwrap_or_else(|failure| panic!("{}", failure.text)).0
+    compose(text).unwrap_or_else(|failure| panic!("{}", failure.text)).backend
 }
 
 fn ranges(bytes: &[u8]) -> Ranges {
@@ -175,11 +179,11 @@ fn a_log_of_other_slots_is_refused_unless_it_may_be_made_anew() {
     let folder = Folder::new("slots");
     let store = opened(&folder.configuration("1 MiB", ""));
     put_all(&*store, 1..3);
-    let Err(taken) = compose::open(&folder.configuration("1 MiB", "")) else { panic!("opened twice") };
+    let Err(taken) = compose(&folder.configuration("1 MiB", "")) else { panic!("opened twice") };
     assert!(taken.status == Status::Failed && taken.text.contains("disk_tier.path"), "{}", taken.text);
     store.close();
     let other = folder.configuration("1 MiB", "").replace("20000 B", "8 KiB");
-    let Err(refused) = compose::open(&other) else { panic!("opened with another slot") };
+    let Err(refused) = compose(&other) else { panic!("opened with another slot") };
     assert!(refused.status == Status::Failed && refused.text.contains("reformat"), "{}", refused.text);
     let store = opened(&format!("{other}reformat = true\n"));
     assert_eq!(store.matched(&[identity(1)]), Ok(0));
@@ -201,9 +205,7 @@ fn what_is_too_large_is_refused_by_its_part() {
 
 #[test]
 fn more_memory_than_there_is_is_refused() {
-    let Err(refused) = compose::open("[host_tier]\ncapacity = \"16 TiB\"\n") else {
-        panic!("16 TiB were taken")
-    };
+    let Err(refused) = compose("[host_tier]\ncapacity = \"16 TiB\"\n") else { panic!("16 TiB were taken") };
     assert!(
         refused.status == Status::Failed && refused.text.contains("host_tier.capacity"),
         "{}",

@@ -38,7 +38,7 @@ impl Engine {
         });
         let said =
             Tensors { memory: 0, device: 0, blocks: PAGES as u64, planes: planes.as_ptr(), plane_count: 2 };
-        registry.add(PagedTensors::check(&said, &planes, 20_000).expect("right")).expect("room")
+        registry.add(PagedTensors::check(&said, &planes, 20_000).expect("right"), None).expect("room")
     }
 
     fn page(&self, page: usize) -> [&[u8]; 2] {

@@ -1,0 +1,197 @@
+//! One direction: a thread that carries out transfers, one after the other.
+//!
+//! Between two transfers all staging slots of the lane are free and nothing of it is under way in the store, unless the
+//! store has stopped or the thread has panicked in the middle: then the lane is broken, and transfers that come fail.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use dataplane_cuda::{CudaError, DeviceSlab};
+use dataplane_gpu::{CopyRoute, KernelQueue, Pair, Refusal};
+use dataplane_memory::SlotRef;
+use kvstore_store::Moved;
+
+use super::prepared::{Listening, PreparedLane};
+use super::{Places, failed};
+use crate::operation::Outcome;
+use crate::queue::Completions;
+use crate::status::{Failure, Status};
+use crate::store::StoreBackend;
+use crate::transfer::{Blocks, Direction};
+
+/// How often a lane that waits for the store looks whether it still runs.
+const ALIVE_CHECK: Duration = Duration::from_millis(100);
+/// Pause before the device is asked again whether it has finished.
+const KERNEL_PAUSE: Duration = Duration::from_micros(20);
+
+/// A transfer of blocks in a device's memory, which the queue has admitted.
+pub(crate) struct Job {
+    pub(crate) user: u64,
+    pub(crate) what: Blocks,
+    /// Null, or what the device's work waits for.
+    pub(crate) event: *mut c_void,
+}
+
+// SAFETY: an event is used from any thread, as the driver promises; it is not looked at here. The rest is `Send`.
+unsafe impl Send for Job {}
+
+/// What a lane's thread has.
+pub(super) struct Lane {
+    pub(super) direction: usize,
+    pub(super) queue: KernelQueue,
+    staging: Arc<DeviceSlab>,
+    pub(super) moved: Receiver<Moved>,
+    pub(super) listening: Listening,
+    pub(super) store: Arc<StoreBackend>,
+    completions: Completions,
+    is_closing: Arc<AtomicBool>,
+    /// Whose blocks the staging slots held last.
+    last: u64,
+    /// Something of an earlier transfer may be under way.
+    pub(super) is_broken: bool,
+    /// Of the next request to the store.
+    pub(super) next_request: u64,
+}
+
+impl Lane {
+    pub(super) fn new(
+        direction: usize,
+        prepared: PreparedLane,
+        listening: Listening,
+        store: Arc<StoreBackend>,
+        completions: Completions,
+        is_closing: Arc<AtomicBool>,
+    ) -> Self {
+        let PreparedLane { queue, staging, moved } = prepared;
+        Self {
+            direction,
+            queue,
+            staging,
+            moved,
+            listening,
+            store,
+            completions,
+            is_closing,
+            last: 0,
+            is_broken: false,
+            next_request: 0,
+        }
+    }
+
+    /// Carries out transfers until there will be none any more.
+    pub(super) fn work(&mut self, jobs: &Receiver<Job>) {
+        while let Ok(job) = jobs.recv() {
+            if self.is_closing() {
+                continue;
+            }
+            let Job { user, what, .. } = &job;
+            let (user, identities) = (*user, what.identities.len());
+            let done = catch_unwind(AssertUnwindSafe(|| self.carry_out(&job)));
+            let outcome = done.unwrap_or_else(|_| {
+                self.is_broken = true;
+                Err(Failure::new(Status::Panicked, "a bug in a device's transfer"))
+            });
+            // Whoever unregisters the tensors may go on.
+            drop(job);
+            self.completions.complete(user, identities, outcome);
+        }
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Relaxed)
+    }
+
+    fn carry_out(&mut self, job: &Job) -> Result<Outcome, Failure> {
+        if self.is_broken {
+            return Err(Failure::new(Status::Failed, "an earlier transfer has broken off in its middle"));
+        }
+        let tensors = &job.what.tensors;
+        let Some(places) = tensors.places() else {
+            return Err(Failure::new(Status::Panicked, "tensors without a place on the device"));
+        };
+        let places = &places[self.direction];
+        if self.last != tensors.id() {
+            // Heads are zeros, and other tensors' blocks lay there.
+            self.staging.fill(0).map_err(|error| failed("staging slots", &error))?;
+            self.last = tensors.id();
+        }
+        if !job.event.is_null() {
+            // SAFETY: whoever submitted the transfer promised that the event lives until its completion was polled.
+            let waits = unsafe { self.queue.stream().wait_for_event(job.event) };
+            waits.map_err(|error| failed("event", &error))?;
+        }
+        let moved = match job.what.direction {
+            Direction::Save => self.save(places, &job.what)?,
+            Direction::Load => self.load(places, &job.what)?,
+        };
+        Ok(job.what.outcome(moved))
+    }
+
+    /// So many free staging slots.
+    pub(super) fn slots(&mut self, places: &Places, count: usize) -> Result<Vec<SlotRef>, Failure> {
+        let slots: Vec<SlotRef> = (0..count).map_while(|_| places.pool.acquire()).collect();
+        if slots.len() < count {
+            self.is_broken = true;
+            return Err(Failure::new(Status::Failed, "staging slots are missing"));
+        }
+        Ok(slots)
+    }
+
+    /// Launches a batch over each route, and waits for all.
+    pub(super) fn launch(
+        &mut self,
+        places: &Places,
+        pairs: &[Pair],
+        start: impl Fn(&mut KernelQueue, &CopyRoute, &[Pair]) -> Result<(), Refusal>,
+    ) -> Result<(), Failure> {
+        let mut result = Ok(());
+        for route in &places.routes {
+            result = start(&mut self.queue, route, pairs).map_err(|refusal| failed("launch", &refusal));
+            if result.is_err() {
+                break;
+            }
+        }
+        // Also after a refusal: those before it must be over before anybody uses the slots again.
+        let mut device: Result<(), CudaError> = Ok(());
+        let mut has_refused_items = false;
+        while self.queue.in_flight() > 0 {
+            let ended = self.queue.poll(usize::MAX, |end| {
+                device = device.and(end.result);
+                has_refused_items |= end.statuses.iter().any(|status| *status != 0);
+            });
+            if ended == 0 {
+                std::thread::sleep(KERNEL_PAUSE);
+            }
+        }
+        result?;
+        device.map_err(|error| failed("the device", &error))?;
+        if has_refused_items {
+            return Err(Failure::new(
+                Status::Panicked,
+                "a kernel has refused a block that was checked before",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The next report of the store's thread to this lane.
+    pub(super) fn next_report(&mut self) -> Result<Moved, Failure> {
+        loop {
+            match self.moved.recv_timeout(ALIVE_CHECK) {
+                Ok(moved) => return Ok(moved),
+                Err(RecvTimeoutError::Timeout) if self.store.store().is_alive() => {}
+                Err(_) => return Err(self.stopped()),
+            }
+        }
+    }
+
+    /// The store does not answer any more, and may have slots of this lane.
+    pub(super) fn stopped(&mut self) -> Failure {
+        self.is_broken = true;
+        Failure::new(Status::Failed, "the store has stopped")
+    }
+}

@@ -1,0 +1,107 @@
+//! Both directions of a device, as the rest of the library sees them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use dataplane_cuda::{Device, DeviceSlab};
+
+use super::lane::{Job, Lane};
+use super::prepared::Prepared;
+use super::{LOAD, Places, SAVE, failed};
+use crate::queue::Completions;
+use crate::status::{Failure, Status};
+use crate::store::StoreBackend;
+use crate::tensors::{Memory, PagedTensors};
+use crate::transfer::Direction;
+
+/// Both directions of one device.
+pub(crate) struct Lanes {
+    device: Device,
+    staging: [Arc<DeviceSlab>; 2],
+    jobs: Mutex<Option<[Sender<Job>; 2]>>,
+    is_closing: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it is held.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Lanes {
+    /// Starts a thread for each direction.
+    pub(crate) fn start(
+        prepared: Prepared,
+        store: &Arc<StoreBackend>,
+        completions: &Completions,
+    ) -> Result<Self, Failure> {
+        let Prepared { device, lanes, listening } = prepared;
+        let staging = lanes.each_ref().map(|lane| Arc::clone(&lane.staging));
+        let ((save, saves), (load, loads)) = (channel(), channel());
+        let is_closing = Arc::new(AtomicBool::new(false));
+        // Those that were started end when this is dropped.
+        let started = Self {
+            device,
+            staging,
+            jobs: Mutex::new(Some([save, load])),
+            is_closing: Arc::clone(&is_closing),
+            threads: Mutex::default(),
+        };
+        for ((direction, jobs), lane) in [(SAVE, saves), (LOAD, loads)].into_iter().zip(lanes) {
+            let (completions, is_closing) = (completions.clone(), Arc::clone(&is_closing));
+            let mut lane =
+                Lane::new(direction, lane, listening.clone(), Arc::clone(store), completions, is_closing);
+            let name = ["kvasir-kv-save", "kvasir-kv-load"][direction];
+            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || lane.work(&jobs));
+            lock(&started.threads).push(thread.map_err(|error| failed("start a thread", &error))?);
+        }
+        Ok(started)
+    }
+
+    /// Finds places for tensors, in each lane.
+    ///
+    /// # Safety
+    /// As for [`Places::new`].
+    pub(crate) unsafe fn places(&self, tensors: &PagedTensors) -> Result<[Places; 2], Failure> {
+        let ordinal = self.device.description().ordinal;
+        if tensors.memory() != Memory::Cuda(ordinal) {
+            let text = format!("device is not {ordinal}, which is device.ordinal of the configuration");
+            return Err(Failure::new(Status::InvalidArgument, text));
+        }
+        let [save, load] = &self.staging;
+        // SAFETY: handed on to the caller.
+        unsafe { Places::new(&self.device, [save, load], tensors) }
+    }
+
+    /// Takes a transfer; its completion follows, unless the lanes are closed before.
+    ///
+    /// # Safety
+    /// The blocks are as the header says until the transfer's completion was polled or [`Self::close`] returned, and so is
+    /// the event.
+    pub(crate) unsafe fn submit(&self, job: Job) {
+        let lane = if job.what.direction == Direction::Save { SAVE } else { LOAD };
+        if let Some(jobs) = &*lock(&self.jobs) {
+            // A thread ends only when the lanes are closed.
+            let _closed = jobs[lane].send(job);
+        }
+    }
+
+    /// Forgets transfers that have not begun, and waits for the rounds that have.
+    pub(crate) fn close(&self) {
+        // Pairs with nothing: the threads only have to see it some time.
+        self.is_closing.store(true, Ordering::Relaxed);
+        drop(lock(&self.jobs).take());
+        for thread in lock(&self.threads).drain(..) {
+            // Panics were caught inside.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

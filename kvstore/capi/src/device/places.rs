@@ -1,0 +1,121 @@
+//! The places of registered tensors on a device: their planes, the staging slots of each lane, and the routes between them.
+//!
+//! The kernels know planes of one shape. Planes are cut into groups of neighbours that have the same, and each group has a
+//! route and a launch of its own; most engines have one.
+
+use std::sync::Arc;
+
+use dataplane_cuda::{Device, DeviceMemory, DeviceSlab};
+use dataplane_gpu::{CopyRoute, Plane};
+use dataplane_kernels::{HeadRange, PagedLayout, SlotLayout};
+use dataplane_memory::{Slab, SlabLayout, SlotPool};
+
+use crate::format::HEAD_BYTES_MIN;
+use crate::status::{Failure, Status};
+use crate::tensors::{PagedTensors, PlaneRange};
+
+/// Most groups of planes.
+pub(crate) const GROUPS_MAX: usize = 16;
+/// Most blocks of a round.
+pub(crate) const ITEMS_MAX: usize = 1024;
+
+/// Staging slots of one lane for blocks of certain tensors, and the ways between both.
+#[derive(Debug)]
+pub(crate) struct Places {
+    pub(crate) routes: Vec<CopyRoute>,
+    pub(crate) pool: Arc<SlotPool>,
+    /// A block as the store keeps it.
+    pub(crate) block_bytes: usize,
+}
+
+fn refused(error: impl std::fmt::Display) -> Failure {
+    Failure::new(Status::InvalidArgument, format!("planes: {error}"))
+}
+
+/// A group: where its first piece lies in a slot, and its planes on the device.
+struct Group {
+    first_byte: u64,
+    bytes: u32,
+    count: u32,
+    tensors: Arc<dataplane_gpu::PagedTensors>,
+}
+
+impl Places {
+    /// For both lanes.
+    ///
+    /// # Safety
+    /// The planes are memory that the device's primary context may use, mapped until the places were dropped.
+    pub(crate) unsafe fn new(
+        device: &Device,
+        staging: [&Arc<DeviceSlab>; 2],
+        tensors: &PagedTensors,
+    ) -> Result<[Self; 2], Failure> {
+        let mut groups = Vec::new();
+        let mut end = HEAD_BYTES_MIN;
+        for planes in tensors.planes().chunk_by(|one, other| one.shape() == other.shape()) {
+            if groups.len() == GROUPS_MAX {
+                let text = format!("more than {} changes of block_stride or block_bytes", GROUPS_MAX - 1);
+                return Err(refused(text));
+            }
+            let first_byte = end as u64;
+            end += planes.len() * planes[0].bytes;
+            // SAFETY: handed on to the caller.
+            groups.push(unsafe { Group::new(device, planes, tensors.blocks(), first_byte) }?);
+        }
+        let [save, load] = staging.map(|staging| Self::within(staging, &groups, end));
+        Ok([save?, load?])
+    }
+
+    fn within(staging: &Arc<DeviceSlab>, groups: &[Group], block_bytes: usize) -> Result<Self, Failure> {
+        let one = SlabLayout { slot_bytes: block_bytes, slot_count: 1 };
+        let slot_count = (staging.bytes() / one.stride()).min(ITEMS_MAX) as u32;
+        let layout = SlabLayout { slot_count, ..one };
+        let part = DeviceSlab::part(staging, 0, layout).map_err(refused)?;
+        let slots = Arc::new(part);
+        let memory: Arc<dyn DeviceMemory> = slots.clone();
+        let slab = Slab::on_device("kvasir-staging", layout, memory)
+            .map_err(|error| Failure::new(Status::Failed, format!("staging slots: {error}")))?;
+        let route = |group: &Group| {
+            let packed = SlotLayout::new(group.count, 1, 1, group.bytes);
+            let layout = SlotLayout { first_byte: group.first_byte, ..packed };
+            CopyRoute::new(group.tensors.clone(), slots.clone(), layout, HeadRange::all(1)).map_err(refused)
+        };
+        let routes = groups.iter().map(route).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { routes, pool: SlotPool::new(Arc::new(slab)), block_bytes })
+    }
+}
+
+impl Group {
+    /// # Safety
+    /// As for [`Places::new`].
+    unsafe fn new(
+        device: &Device,
+        planes: &[PlaneRange],
+        blocks: u64,
+        first_byte: u64,
+    ) -> Result<Self, Failure> {
+        let PlaneRange { stride, bytes, .. } = planes[0];
+        let head_bytes = u32::try_from(bytes).map_err(|_| refused("block_bytes is above 4 GiB"))?;
+        // The last block ends with its bytes, whatever follows them: `PlaneRange::check` has seen to the product.
+        let span = (blocks as usize - 1) * stride + bytes;
+        let memory = planes.iter().map(|plane| {
+            // SAFETY: handed on to the caller.
+            let memory = unsafe { DeviceSlab::borrow(device, plane.start.addr().get() as u64, span) };
+            Ok(Plane { memory: Arc::new(memory.map_err(refused)?), offset: 0 })
+        });
+        let memory = memory.collect::<Result<Vec<_>, Failure>>()?;
+        // A piece is one head of one token: how it is cut inside is the engine's affair.
+        let inner = u64::from(head_bytes);
+        let layout = PagedLayout {
+            blocks,
+            tokens: 1,
+            heads: 1,
+            head_bytes,
+            block_stride: stride as u64,
+            token_stride: inner,
+            head_stride: inner,
+        };
+        let tensors = dataplane_gpu::PagedTensors::new(layout, &memory).map_err(refused)?;
+        Ok(Self { first_byte, bytes: head_bytes, count: planes.len() as u32, tensors: Arc::new(tensors) })
+    }
+}

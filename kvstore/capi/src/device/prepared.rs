@@ -1,0 +1,116 @@
+//! The device's side before the store runs: staging memory, kernels, and the copier for the store.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use dataplane_cuda::{CopyQueueConfig, Cuda, Device, DeviceSlab, Pinned, Priority, SlotCopier, Stream};
+use dataplane_gpu::{KernelQueue, KernelQueueConfig, KernelsError, LayoutKernels};
+use dataplane_memory::SlabLayout;
+use kvstore_store::{Medium, Moved, StoreBuilder};
+
+use super::places::{GROUPS_MAX, ITEMS_MAX};
+use super::{LOAD, SAVE, failed};
+use crate::config::DeviceSettings;
+use crate::status::Failure;
+
+/// What makes the kernels ready for a device.
+pub(crate) type MakeKernels<'a> = &'a dyn Fn(&Device) -> Result<LayoutKernels, KernelsError>;
+
+/// Halves are whole pages.
+const PAGE_BYTES: usize = 4096;
+
+/// What lanes are made from.
+pub(crate) struct Prepared {
+    pub(crate) device: Device,
+    pub(crate) lanes: [PreparedLane; 2],
+    pub(super) listening: Listening,
+}
+
+pub(crate) struct PreparedLane {
+    pub(crate) queue: KernelQueue,
+    pub(crate) staging: Arc<DeviceSlab>,
+    /// What the store's thread reports.
+    pub(crate) moved: Receiver<Moved>,
+}
+
+/// Where the store's reports go.
+pub(crate) struct Reports {
+    lanes: [Sender<Moved>; 2],
+    listening: Listening,
+}
+
+/// Whether the lane of saves wants to hear which blocks are stored, which is told of all.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Listening(Arc<AtomicBool>);
+
+impl Listening {
+    /// From now on, until what is returned goes. Relaxed is enough: the store hears of the lane's blocks through a channel
+    /// afterwards.
+    pub(super) fn begin(&self) -> impl Drop {
+        struct End<'a>(&'a AtomicBool);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.store(false, Ordering::Relaxed);
+            }
+        }
+        self.0.store(true, Ordering::Relaxed);
+        End(&self.0)
+    }
+}
+
+impl Reports {
+    /// Hands a report to the lane that waits for it, if one does.
+    pub(crate) fn send(&self, moved: Moved) {
+        let lane = match moved {
+            Moved::Offloaded { .. } => SAVE,
+            Moved::Onboarded { .. } => LOAD,
+            Moved::Stored { medium: Medium::Host, .. } if self.listening.0.load(Ordering::Relaxed) => SAVE,
+            Moved::Stored { .. } | Moved::Removed { .. } | Moved::Prepared { .. } => return,
+        };
+        // A lane that has ended waits for nothing.
+        let _ended = self.lanes[lane].send(moved);
+    }
+}
+
+impl Prepared {
+    /// Opens the device, takes the staging memory, and lets the store reach both.
+    pub(crate) fn new(
+        settings: &DeviceSettings,
+        kernels: MakeKernels<'_>,
+        builder: StoreBuilder,
+    ) -> Result<(Self, Reports, StoreBuilder), Failure> {
+        let name = format!("open: device.ordinal = {}", settings.ordinal);
+        let cuda = Cuda::open().map_err(|error| failed("open: [device]", &error))?;
+        let device = cuda.device(settings.ordinal as u32).map_err(|error| failed(&name, &error))?;
+        let kernels = Arc::new(kernels(&device).map_err(|error| failed(&name, &error))?);
+        let bytes = settings.staging.0 as usize / 2 / PAGE_BYTES * PAGE_BYTES;
+        let one = |slot_bytes| SlabLayout { slot_bytes, slot_count: 1 };
+        let staging = DeviceSlab::allocate(&device, one(2 * bytes))
+            .map_err(|error| failed(&format!("open: device.staging = {}", settings.staging), &error))?;
+        let staging = Arc::new(staging);
+        let pinned = Pinned::register(&device, Arc::clone(builder.slab()))
+            .map_err(|error| failed("open: host_tier.capacity", &error))?;
+        let mut copier = SlotCopier::new(&device, Priority::Urgent, CopyQueueConfig::default())
+            .map_err(|error| failed(&name, &error))?;
+        copier
+            .add_host(&Arc::new(pinned))
+            .and_then(|()| copier.add_memory(&staging))
+            .ok_or_else(|| failed(&name, &"the copier takes no memory"))?;
+        let (save, saved) = channel();
+        let (load, loaded) = channel();
+        let lane = |offset, priority, moved| -> Result<PreparedLane, Failure> {
+            let failed = |error: &dyn std::fmt::Display| failed(&name, error);
+            let stream = Stream::new(&device, priority).map_err(|error| failed(&error))?;
+            let config = KernelQueueConfig { items_max: ITEMS_MAX as u32, batches_max: GROUPS_MAX as u32 };
+            let queue =
+                KernelQueue::new(Arc::clone(&kernels), stream, config).map_err(|error| failed(&error))?;
+            let staging = DeviceSlab::part(&staging, offset, one(bytes)).map_err(|error| failed(&error))?;
+            Ok(PreparedLane { queue, staging: Arc::new(staging), moved })
+        };
+        let lanes = [lane(0, Priority::Background, saved)?, lane(bytes, Priority::Urgent, loaded)?];
+        let listening = Listening::default();
+        let reports = Reports { lanes: [save, load], listening: listening.clone() };
+        Ok((Self { device, lanes, listening }, reports, builder.copier(Box::new(copier))))
+    }
+}

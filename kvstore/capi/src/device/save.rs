@@ -1,0 +1,94 @@
+//! Blocks of a device's tensors into the store.
+
+use std::collections::HashSet;
+
+use dataplane_gpu::{Pair, Sums};
+use kvstore_block::BlockIdentity;
+use kvstore_store::{Moved, Offload, Throttled};
+
+use super::Places;
+use super::lane::Lane;
+use crate::backend::Identity;
+use crate::status::Failure;
+use crate::store::{QUEUE_PAUSE, description};
+use crate::transfer::Blocks;
+
+impl Lane {
+    /// How many of the blocks the store took or had.
+    pub(super) fn save(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
+        let mut count = 0;
+        let blocks: Vec<(Identity, u64)> =
+            what.identities.iter().copied().zip(what.blocks.iter().copied()).collect();
+        for round in blocks.chunks(places.pool.slot_count()) {
+            if self.is_closing() {
+                break;
+            }
+            let mut saved: HashSet<Identity> = HashSet::with_capacity(round.len());
+            let (mut missing, mut seen) = (Vec::new(), HashSet::new());
+            for (identity, block) in round {
+                if self.store.is_there(identity) {
+                    saved.insert(*identity);
+                } else if seen.insert(*identity) {
+                    missing.push((*identity, *block));
+                }
+            }
+            let present = saved.len();
+            if !missing.is_empty() {
+                self.save_round(places, &missing, &mut saved)?;
+            }
+            self.store.count_saved(missing.len(), saved.len() - present);
+            count += round.iter().filter(|(identity, _)| saved.contains(identity)).count();
+        }
+        Ok(count)
+    }
+
+    /// Gathers blocks into staging slots and hands these to the store, until it has copied them or has no room. Adds those to
+    /// `saved` that it has taken.
+    fn save_round(
+        &mut self,
+        places: &Places,
+        blocks: &[(Identity, u64)],
+        saved: &mut HashSet<Identity>,
+    ) -> Result<(), Failure> {
+        let slots = self.slots(places, blocks.len())?;
+        let pairs: Vec<Pair> = (blocks.iter().zip(&slots))
+            .map(|((_, block), slot)| Pair { block: *block, slot: slot.slot() })
+            .collect();
+        self.launch(places, &pairs, |queue, route, pairs| queue.gather(route, pairs, Sums::None, 0))?;
+        // Of blocks that were stored in between nobody here wants to hear.
+        while self.moved.try_recv().is_ok() {}
+        let listening = self.listening.clone();
+        let _until_the_end = listening.begin();
+        for ((identity, _), slot) in blocks.iter().zip(slots) {
+            let identity = BlockIdentity(*identity);
+            let mut offload = Offload { identity, description: description(), slot };
+            // Others' blocks are before it; the store works them off.
+            while let Err(Throttled(refused)) = self.store.store().offload(offload) {
+                if !self.store.store().is_alive() {
+                    return Err(self.stopped());
+                }
+                offload = refused;
+                std::thread::sleep(QUEUE_PAUSE);
+            }
+        }
+        let mut under_way = blocks.len();
+        let wanted: HashSet<&Identity> = blocks.iter().map(|(identity, _)| identity).collect();
+        while under_way > 0 {
+            match self.next_report()? {
+                // It may leave again before the report of the copy's end comes.
+                Moved::Stored { identity, .. } if wanted.contains(&identity.0) => {
+                    saved.insert(identity.0);
+                }
+                Moved::Offloaded { identity } => {
+                    under_way -= 1;
+                    // Somebody else may have stored it before.
+                    if self.store.is_there(&identity.0) {
+                        saved.insert(identity.0);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! Blocks of the store that are held in host memory while somebody reads them.
+//!
+//! Whoever wants several asks for all of them before it waits for the first, so that the disk reads them at a time; and
+//! whoever finds no room for one lets go of those behind it, so that of several who do the same one always goes on.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use kvstore_block::BlockIdentity;
+use kvstore_store::HostBlock;
+
+use crate::backend::{BackendError, Identity};
+use crate::store::{QUEUE_PAUSE, READ_MAX, StoreBackend, failed};
+
+/// How often one who waits for the store looks whether it still runs.
+const ALIVE_CHECK: Duration = Duration::from_millis(100);
+
+/// A block that was asked for.
+pub(crate) enum Asked {
+    /// Memory has it.
+    Here(Vec<HostBlock>),
+    /// The store's thread will tell.
+    Coming(Receiver<Vec<HostBlock>>),
+}
+
+impl StoreBackend {
+    /// Waits for an answer of the store's thread.
+    pub(crate) fn answer<T>(&self, operation: &'static str, answer: &Receiver<T>) -> Result<T, BackendError> {
+        loop {
+            match answer.recv_timeout(ALIVE_CHECK) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Timeout) if self.store().is_alive() => {}
+                Err(_) => return Err(failed(operation, "the store has stopped")),
+            }
+        }
+    }
+
+    /// Asks the store to hold the blocks of a chain in host memory; `None` when too many requests are inside.
+    fn ask(
+        &self,
+        operation: &'static str,
+        chain: Vec<BlockIdentity>,
+    ) -> Result<Option<Receiver<Vec<HostBlock>>>, BackendError> {
+        let (reply, blocks) = sync_channel(1);
+        let reply = move |blocks| {
+            // Whoever asked may have given up; the blocks go back with the answer.
+            let _gone = reply.send(blocks);
+        };
+        match self.store().hold(chain, Instant::now() + READ_MAX, reply) {
+            Ok(()) => Ok(Some(blocks)),
+            Err(_) if self.store().is_alive() => Ok(None),
+            Err(_) => Err(failed(operation, "the store has stopped")),
+        }
+    }
+
+    /// Holds the blocks of a chain in host memory; `None` when too many requests are inside.
+    pub(crate) fn hold(
+        &self,
+        operation: &'static str,
+        chain: Vec<BlockIdentity>,
+    ) -> Result<Option<Vec<HostBlock>>, BackendError> {
+        let asked = self.ask(operation, chain)?;
+        asked.map(|blocks| self.answer(operation, &blocks)).transpose()
+    }
+
+    /// Asks for a block; `None` when it is not there, or cannot be asked for now.
+    fn begin(&self, identity: &Identity) -> Result<Option<Asked>, BackendError> {
+        let chain = [BlockIdentity(*identity)];
+        if let Some(held) = self.store().hold_now(&chain) {
+            return Ok(Some(Asked::Here(held)));
+        }
+        if !self.is_there(identity) {
+            return Ok(None);
+        }
+        Ok(self.ask("load", chain.into())?.map(Asked::Coming))
+    }
+
+    /// Asks for blocks up to the first that is not there. All are asked for before the first is waited for, so that the disk
+    /// reads them at a time. Each stands for itself: they are no chain for the store.
+    pub(crate) fn begin_all(&self, identities: &[Identity]) -> Result<VecDeque<Asked>, BackendError> {
+        let mut asked = VecDeque::with_capacity(identities.len());
+        for identity in identities {
+            let Some(begun) = self.begin(identity)? else { break };
+            asked.push_back(begun);
+        }
+        Ok(asked)
+    }
+
+    /// Waits for the next block of those that were asked for, or asks for it now; nothing when it is a miss. `is_alone`: the
+    /// caller holds no others, so that it is worth waiting for room.
+    pub(crate) fn arrive(
+        &self,
+        identity: &Identity,
+        asked: &mut VecDeque<Asked>,
+        is_alone: bool,
+    ) -> Result<Vec<HostBlock>, BackendError> {
+        let deadline = Instant::now() + READ_MAX;
+        let begun = match asked.pop_front() {
+            None => self.begin(identity)?,
+            begun => begun,
+        };
+        let mut held = match begun {
+            None => Vec::new(),
+            Some(Asked::Here(held)) => held,
+            Some(Asked::Coming(answer)) => self.answer("load", &answer)?,
+        };
+        while is_alone && held.is_empty() && self.is_there(identity) && Instant::now() < deadline {
+            // There is no room for it now. Those behind it may have taken it, here or in other loads, which do the same: so
+            // somebody always goes on.
+            asked.clear();
+            std::thread::sleep(QUEUE_PAUSE);
+            held = self.hold("load", vec![BlockIdentity(*identity)])?.unwrap_or_default();
+        }
+        Ok(held)
+    }
+
+    /// Holds the leading blocks of these that are right in host memory, as far as it has room for all of them at a time, and
+    /// the first one if it is there at all.
+    pub(crate) fn hold_prefix(
+        &self,
+        identities: &[Identity],
+        is_right: impl Fn(&HostBlock) -> bool,
+    ) -> Result<Vec<HostBlock>, BackendError> {
+        let mut asked = self.begin_all(identities)?;
+        let mut prefix: Vec<HostBlock> = Vec::with_capacity(asked.len());
+        for identity in identities {
+            let mut held = self.arrive(identity, &mut asked, prefix.is_empty())?;
+            match held.pop() {
+                Some(block) if is_right(&block) => prefix.push(block),
+                _ => break,
+            }
+        }
+        Ok(prefix)
+    }
+}
