@@ -176,8 +176,8 @@ impl Store {
         })
     }
 
-    /// Queues the copy of a chain into slots; [`crate::Moved::Onboarded`] with the request's number follows. Blocks that have gone
-    /// since the plan was made are simply not counted as verified.
+    /// Queues the copy of a chain into slots; [`crate::Moved::Onboarded`] with the request's number follows. Blocks that
+    /// have gone since the plan was made are simply not counted as verified.
     pub fn onboard(&self, onboard: Onboard) -> Result<(), Throttled<Onboard>> {
         assert_eq!(onboard.chain.len(), onboard.targets.len(), "one slot for each block");
         let Onboard { request, chain, first, targets, deadline } = onboard;
@@ -191,7 +191,8 @@ impl Store {
         })
     }
 
-    /// Brings a chain, from its root, into host memory and holds it there: `reply` gets the leading blocks, on the store's thread.
+    /// Brings a chain, from its root, into host memory and holds it there: `reply` gets the leading blocks, on the store's
+    /// thread.
     pub fn hold(
         &self,
         chain: Vec<BlockIdentity>,
