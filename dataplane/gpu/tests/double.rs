@@ -11,10 +11,9 @@ mod harness;
 use std::sync::Arc;
 
 use checks::Rig;
-use dataplane_cuda::{CompileError, Cuda, Device};
+use dataplane_cuda::{Cuda, Device};
 use dataplane_gpu::{
-    CopyRoute, KernelsError, LayoutKernels, PagedTensors, Pair, Plane, Refusal, RouteError, SlotRoute, Sums,
-    heads_shared,
+    CopyRoute, LayoutKernels, PagedTensors, Pair, Plane, Refusal, RouteError, SlotRoute, Sums, heads_shared,
 };
 use dataplane_kernels::{HeadRange, PagedLayout, PlanError, SlotLayout};
 use double::Double;
@@ -69,22 +68,6 @@ fn small(rig: &Rig) -> (Arc<PagedTensors>, CopyRoute, SlotRoute) {
     let route =
         CopyRoute::new(tensors.clone(), slots.clone(), SlotLayout::new(2, 2, 1, 16), HeadRange::all(1));
     (tensors, route.expect("route"), SlotRoute::new(slots, SLOT_BYTES as u64).expect("route"))
-}
-
-/// The double takes no image but the emulator's: an image that it refuses was compiled.
-#[test]
-fn the_kernels_compile_where_there_is_a_compiler() {
-    let Some(_double) = Double::load() else { return };
-    let device = Cuda::open().expect("the double starts").device(0).expect("device");
-    match LayoutKernels::compile(&device) {
-        Err(reason @ KernelsError::Compile { error: CompileError::NoLibrary { .. }, .. }) => {
-            let reason = reason.to_string();
-            assert!(reason.starts_with("the layout kernels for compute capability 9.0: "), "{reason}");
-            eprintln!("SKIPPED: {reason}");
-        }
-        Err(KernelsError::Device(error)) => assert!(error.reason.contains("names no emulator"), "{error}"),
-        outcome => panic!("{outcome:?}"),
-    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The double of the driver: the files of `driver`, compiled here and loaded in the place of `libcuda`. The library's own name
-//! (`soname`) is the driver's, so that whoever loads the driver by name is given the one that is loaded already; a
+//! The double of the driver: the files of `driver`, compiled here and loaded in the place of `libcuda`. The library's own
+//! name (`soname`) is the driver's, so that whoever loads the driver by name is given the one that is loaded already; a
 //! second, empty library is behind the shorter name.
 //!
 //! Its state is the process's: whoever holds a [`Double`] has it alone, and the next one finds it as it was.
