@@ -47,7 +47,7 @@ impl Lane {
         let request = self.next_request;
         loop {
             let chain = identities.iter().copied().map(BlockIdentity).collect();
-            match self.store.store().onboard(Onboard { request, chain, targets, deadline }) {
+            match self.store.store().onboard(Onboard { request, chain, first: 0, targets, deadline }) {
                 Ok(()) => break,
                 Err(_) if !self.store.store().is_alive() => return Err(self.stopped()),
                 Err(_) if Instant::now() >= deadline => return Ok(0),
