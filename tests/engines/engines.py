@@ -107,11 +107,11 @@ def words(chance, count):
     return " ".join(chance.choice(WORDS) for _ in range(count))
 
 
-def start(port, core, part):
-    """Starts a server as serve.sh does and returns at once."""
+def start(port, core, part, *options):
+    """Starts a server as serve.sh does and returns at once; `options` are more of vLLM's."""
     script = pathlib.Path(__file__).with_name("serve.sh")
     with open(LAB / f"{port}.log", "ab") as log:
-        command = [script, str(port), str(core), part]
+        command = [script, str(port), str(core), part, *options]
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 

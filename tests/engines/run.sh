@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Kvasir in front of real engines (vLLM on the CPU): run.sh [routing|disaggregation|all] [--direct]
+# Kvasir in front of and below real engines (vLLM on the CPU): run.sh [routing|disaggregation|offload|all] [--direct]
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
 # started. With --direct the gateway is left out: what do the engines and the check itself do?
 # LAB is the folder for vLLM (7 GB) and the logs. Succeeds with `SKIPPED: reason` where vLLM cannot be had.
@@ -9,8 +9,8 @@ root=$here/../..
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
-"routing "* | "disaggregation "* | "all "*) ;;
-*) echo "run.sh [routing|disaggregation|all] [--direct]" >&2 && exit 2 ;;
+"routing "* | "disaggregation "* | "offload " | "all "*) ;;
+*) echo "run.sh [routing|disaggregation|offload|all] [--direct]" >&2 && exit 2 ;;
 esac
 first=8101 second=8102 gateway=127.0.0.1:8200
 
@@ -20,8 +20,16 @@ python=$LAB/venv/bin/python
 # One core for each engine, of those that this process may use.
 cores='import os; cores = sorted(os.sched_getaffinity(0)); print(cores[0], cores[1 % len(cores)])'
 read -r core1 core2 < <("$python" -c "$cores")
-kvasir=${KVASIR:-$root/target/release/kvasir}
-[ -n "$direct" ] || [ -n "${KVASIR:-}" ] || (cd "$root" && cargo build --release -p control-node)
+target=${CARGO_TARGET_DIR:-$root/target}
+kvasir=${KVASIR:-$target/release/kvasir}
+export KVASIR_KV_LIBRARY=${KVASIR_KV_LIBRARY:-}
+if [ "$what" != offload ]; then
+    [ -n "$direct" ] || [ -n "${KVASIR:-}" ] || (cd "$root" && cargo build --release -p control-node)
+fi
+if [ "$what" = offload ] || [ "$what" = all ] && [ -z "$KVASIR_KV_LIBRARY" ]; then
+    (cd "$root" && cargo build --profile capi -p kvstore-capi)
+    KVASIR_KV_LIBRARY=$target/capi/libkvasir_kv.so
+fi
 
 # Each engine is a process group of its own, and so is one that a check has started again.
 finish() {
@@ -80,7 +88,7 @@ check() { # its name, then the command
     fi
 }
 
-if [ "$what" != disaggregation ]; then
+if [ "$what" = routing ] || [ "$what" = all ]; then
     engines alone alone
     if [ -n "$direct" ]; then
         check routing "$python" "$here/routing.py" --direct "http://127.0.0.1:$first" "http://127.0.0.1:$second"
@@ -89,7 +97,7 @@ if [ "$what" != disaggregation ]; then
         check routing "$python" "$here/routing.py" "http://$gateway"
     fi
 fi
-if [ "$what" != routing ]; then
+if [ "$what" = disaggregation ] || [ "$what" = all ]; then
     engines prefill decode
     if [ -n "$direct" ]; then
         check disaggregation "$python" "$here/disaggregation.py" --cores "$core1,$core2" --direct
@@ -98,5 +106,10 @@ if [ "$what" != routing ]; then
             --prefill-worker "http://127.0.0.1:$first" --decode-worker "http://127.0.0.1:$second"
         check disaggregation "$python" "$here/disaggregation.py" --cores "$core1,$core2" "http://$gateway"
     fi
+fi
+if [ "$what" = offload ] || [ "$what" = all ]; then
+    finish
+    check refusals env PYTHONPATH="$root/kvstore/capi/python" "$python" "$here/refusals.py"
+    check offload "$python" "$here/offload.py" --port "$first" --core "$core1"
 fi
 exit $rc

@@ -1,0 +1,70 @@
+"""Names of blocks: 16 bytes that stand for everything that decides a block's bytes.
+
+vLLM's own hash of a block is a chain over the tokens up to its end and over what else the request brings into them
+(multimodal inputs, LoRA's name, cache salt). What it leaves out is added here: as a key, the facts that hold for all
+blocks of a worker (model, weights, layout, rank); as a salt, those of one request (the files of its LoRA adapter).
+
+A wrong answer is worse than a miss: what cannot be told apart for certain gets a name that no later process finds.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .library import IDENTITY_BYTES
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model")
+
+
+def key(facts: Mapping[str, object]) -> bytes:
+    """32 bytes for the facts of a worker. Anything that JSON does not have is taken by its text."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=32, person=b"kvasir-kv-vllm-1").digest()
+
+
+def identities(of_key: bytes, hashes: Iterable[bytes]) -> bytes:
+    """The names of blocks, one after the other, from the engine's hashes."""
+    blake2b = hashlib.blake2b
+    return b"".join(blake2b(name, digest_size=IDENTITY_BYTES, key=of_key).digest() for name in hashes)
+
+
+def salted(salt: bytes, hashes: list[bytes]) -> list[bytes]:
+    """The engine's hashes, told apart from those with another salt. An empty salt changes nothing."""
+    if not salt:
+        return hashes
+    salt_key = hashlib.blake2b(salt, digest_size=32).digest()
+    return [hashlib.blake2b(name, digest_size=32, key=salt_key).digest() for name in hashes]
+
+
+def weights(path: str) -> object:
+    """What tells the weights at a path from others: names, sizes and times of files; nothing without such a folder.
+
+    Reading gigabytes to hash them would cost each start seconds; whoever writes new weights moves the times.
+    """
+    place = Path(path)
+    if place.is_file():
+        return _facts_of(place)
+    if not place.is_dir():
+        return None
+    return sorted(_facts_of(file) for file in place.iterdir() if file.suffix in _WEIGHT_SUFFIXES and file.is_file())
+
+
+def adapter(process: bytes, name: str, number: int, path: str) -> bytes:
+    """A salt for the requests of a LoRA adapter, which holds for one process.
+
+    The engine knows an adapter by its name and loads its files when it pleases, so that nobody else can say which
+    files' weights a block was computed with: after a restart such blocks are misses. New files of the same name are
+    another adapter.
+    """
+    try:
+        files = weights(path)
+    except OSError:
+        files = None
+    facts = json.dumps([name, number, path, files])
+    return hashlib.blake2b(facts.encode(), digest_size=32, key=process).digest()
+
+
+def _facts_of(file: Path) -> tuple[str, int, int]:
+    facts = file.stat()
+    return file.name, facts.st_size, facts.st_mtime_ns

@@ -1,0 +1,270 @@
+"""A thin binding of `libkvasir_kv` (`kvstore/capi/include/kvasir_kv.h`) with `ctypes`.
+
+Statuses of 0 and above are outcomes and come back as values; those below 0 are failures and raise `StoreError` with
+the library's own text. Nothing here waits, except `Store.open`, `Store.close`, `Store.unregister` and a `poll` that is
+told to.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+IDENTITY_BYTES = 16
+"""Bytes of a block's name."""
+
+_ERROR_BYTES = 1024
+_POLL_MAX = 64
+_LIBRARY_NAME = "libkvasir_kv.so.0"
+
+
+class Status(IntEnum):
+    """The outcomes of `kvasir_kv_status`; a failure is a `StoreError`."""
+
+    OK = 0
+    MISS = 1
+    PRESENT = 2
+    THROTTLED = 3
+
+
+class Operation(IntEnum):
+    """The transfers of `kvasir_kv_operation`."""
+
+    SAVE = 5
+    LOAD = 6
+
+
+class Memory(IntEnum):
+    """Where registered tensors lie, `kvasir_kv_memory`."""
+
+    HOST = 0
+    CUDA = 1
+
+
+class StoreError(RuntimeError):
+    """The library refused or failed; `status` is below 0."""
+
+    def __init__(self, operation: str, status: int, text: str) -> None:
+        super().__init__(f"kvasir_kv_{operation}: {text} (status {status})")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Block `b` of a plane is `block_bytes` bytes at `start + b * block_stride`."""
+
+    start: int
+    block_stride: int
+    block_bytes: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished transfer.
+
+    `blocks` is how many of a save's blocks are in the store, or the length of a load's prefix that came. `failure` is
+    the library's text when `status` is below 0, else empty.
+    """
+
+    user: int
+    status: int
+    blocks: int
+    failure: str
+
+
+class _Plane(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("block_stride", ctypes.c_uint64), ("block_bytes", ctypes.c_uint64)]
+
+
+class _Tensors(ctypes.Structure):
+    _fields_ = [
+        ("memory", ctypes.c_uint32),
+        ("device", ctypes.c_int32),
+        ("blocks", ctypes.c_uint64),
+        ("planes", ctypes.POINTER(_Plane)),
+        ("plane_count", ctypes.c_size_t),
+    ]
+
+
+class _Transfer(ctypes.Structure):
+    _fields_ = [
+        ("user", ctypes.c_uint64),
+        ("operation", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("tensors", ctypes.c_uint64),
+        ("identities", ctypes.c_char_p),
+        ("blocks", ctypes.POINTER(ctypes.c_uint64)),
+        ("count", ctypes.c_size_t),
+        ("event", ctypes.c_void_p),
+    ]
+
+
+class _Completion(ctypes.Structure):
+    _fields_ = [
+        ("user", ctypes.c_uint64),
+        ("status", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
+        ("meta_bytes", ctypes.c_uint64),
+        ("payload_bytes", ctypes.c_uint64),
+    ]
+
+
+class _Statistics(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "blocks",
+            "bytes",
+            "bytes_max",
+            "hits",
+            "misses",
+            "stored",
+            "throttled",
+            "evicted",
+            "disk_blocks",
+            "disk_bytes_max",
+            "disk_read",
+            "disk_written",
+            "disk_evicted",
+            "damaged",
+        )
+    ]
+
+
+class Library:
+    """The loaded library. `path` is a file, or empty for `KVASIR_KV_LIBRARY` and then the loader's own search."""
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path or os.environ.get("KVASIR_KV_LIBRARY") or _LIBRARY_NAME
+        try:
+            self.calls = ctypes.CDLL(self.path)
+            self._declare()
+        except (OSError, AttributeError) as problem:
+            raise StoreError("load", -6, f"{self.path} is no library of this version: {problem}") from problem
+
+    def _declare(self) -> None:
+        handle, size = ctypes.c_void_p, ctypes.c_size_t
+        size_out = ctypes.POINTER(size)
+        for name, arguments in {
+            "open": [ctypes.c_char_p, ctypes.POINTER(handle), ctypes.c_char_p, size],
+            "close": [handle],
+            "match": [handle, ctypes.c_char_p, size, size_out],
+            "stats": [handle, ctypes.POINTER(_Statistics), size],
+            "register": [handle, ctypes.POINTER(_Tensors), ctypes.POINTER(ctypes.c_uint64)],
+            "unregister": [handle, ctypes.c_uint64],
+            "submit_transfer": [handle, ctypes.POINTER(_Transfer)],
+            "poll": [handle, ctypes.POINTER(_Completion), size, ctypes.c_int32, size_out],
+        }.items():
+            call = getattr(self.calls, f"kvasir_kv_{name}")
+            call.argtypes, call.restype = arguments, ctypes.c_int32
+        self.calls.kvasir_kv_last_error.argtypes = [ctypes.c_char_p, size]
+        self.calls.kvasir_kv_last_error.restype = size
+        self.calls.kvasir_kv_version.restype = ctypes.c_uint32
+
+    def version(self) -> tuple[int, int, int]:
+        """Major, minor and patch."""
+        number = self.calls.kvasir_kv_version()
+        return number // 1_000_000, number // 1000 % 1000, number % 1000
+
+    def last_error(self) -> str:
+        """The text of this thread's last failure."""
+        text = ctypes.create_string_buffer(_ERROR_BYTES)
+        self.calls.kvasir_kv_last_error(text, _ERROR_BYTES)
+        return text.value.decode(errors="replace")
+
+    def call(self, operation: str, *arguments: object) -> int:
+        """Calls a function and returns its outcome; raises its failure."""
+        status: int = getattr(self.calls, f"kvasir_kv_{operation}")(*arguments)
+        if status < 0:
+            raise StoreError(operation, status, self.last_error())
+        return status
+
+
+class Store:
+    """An open store. May be used from any thread; `close` ends it, and so does the end of a `with` block."""
+
+    def __init__(self, library: Library, handle: ctypes.c_void_p) -> None:
+        self._library = library
+        self._handle = handle
+        self._completions = (_Completion * _POLL_MAX)()
+
+    @classmethod
+    def open(cls, library: Library, configuration: str) -> "Store":
+        """Opens a store from TOML text. Waits for the disk."""
+        handle, error = ctypes.c_void_p(), ctypes.create_string_buffer(_ERROR_BYTES)
+        status = library.calls.kvasir_kv_open(configuration.encode(), ctypes.byref(handle), error, _ERROR_BYTES)
+        if status < 0:
+            raise StoreError("open", status, error.value.decode(errors="replace"))
+        return cls(library, handle)
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for transfers that have begun and for the disk. A second close is an error."""
+        self._library.call("close", self._handle)
+
+    def match(self, identities: bytes) -> int:
+        """How many blocks are there, from the first on; `identities` are 16 bytes each."""
+        matched = ctypes.c_size_t()
+        self._library.call("match", self._handle, identities, _count(identities), ctypes.byref(matched))
+        return matched.value
+
+    def register(self, planes: Sequence[Plane], blocks: int, memory: Memory, device: int = 0) -> int:
+        """Registers paged tensors, and returns their number. The memory must stay until `unregister` or `close`."""
+        array = (_Plane * len(planes))(*(_Plane(one.start, one.block_stride, one.block_bytes) for one in planes))
+        tensors = _Tensors(memory, device, blocks, array, len(planes))
+        number = ctypes.c_uint64()
+        self._library.call("register", self._handle, ctypes.byref(tensors), ctypes.byref(number))
+        return number.value
+
+    def unregister(self, tensors: int) -> None:
+        """Waits until no transfer works on them; their memory may go afterwards."""
+        self._library.call("unregister", self._handle, tensors)
+
+    def submit(
+        self, user: int, operation: Operation, tensors: int, identities: bytes, blocks: Sequence[int], event: int = 0
+    ) -> bool:
+        """Submits a save or a load of one block for each identity; false when the queue is full.
+
+        The blocks must stay as they are until the completion with this `user` was polled. `event` is the handle of a
+        recorded CUDA event that the device's work waits for, or 0.
+        """
+        if _count(identities) != len(blocks):
+            raise ValueError(f"{_count(identities)} identities for {len(blocks)} blocks")
+        numbers = (ctypes.c_uint64 * len(blocks))(*blocks)
+        transfer = _Transfer(user, operation, 0, tensors, identities, numbers, len(blocks), event or None)
+        return self._library.call("submit_transfer", self._handle, ctypes.byref(transfer)) == Status.OK
+
+    def poll(self, timeout_ms: int = 0) -> list[Completion]:
+        """Takes finished transfers, up to a limit: all that there are when fewer than 64 come back.
+
+        One at a time, because the library keeps the text of only the last failure of a call.
+        """
+        finished: list[Completion] = []
+        count = ctypes.c_size_t()
+        while len(finished) < _POLL_MAX:
+            wait = 0 if finished else timeout_ms
+            self._library.call("poll", self._handle, self._completions, 1, wait, ctypes.byref(count))
+            if count.value == 0:
+                break
+            taken = self._completions[0]
+            failure = self._library.last_error() if taken.status < 0 else ""
+            finished.append(Completion(taken.user, taken.status, taken.payload_bytes, failure))
+        return finished
+
+    def statistics(self) -> dict[str, int]:
+        """The counters of `kvasir_kv_statistics`."""
+        counters = _Statistics()
+        self._library.call("stats", self._handle, ctypes.byref(counters), ctypes.sizeof(counters))
+        return {field[0]: getattr(counters, field[0]) for field in _Statistics._fields_}
+
+
+def _count(identities: bytes) -> int:
+    if len(identities) % IDENTITY_BYTES:
+        raise ValueError(f"{len(identities)} bytes are no number of identities of {IDENTITY_BYTES}")
+    return len(identities) // IDENTITY_BYTES

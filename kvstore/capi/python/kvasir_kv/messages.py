@@ -1,0 +1,88 @@
+"""What the scheduler's side and the workers' sides of an engine tell each other once in each step.
+
+Blocks are named by the engine's own hashes here: only a worker knows the layout that is part of their identity.
+"""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+Name = TypeVar("Name", int, str)
+
+
+@dataclass
+class Save:
+    """Blocks of the engine that have been computed at the end of this step."""
+
+    job: int
+    hashes: list[bytes]
+    blocks: list[int]
+
+
+@dataclass
+class Load:
+    """Blocks of the engine that a request waits for."""
+
+    job: int
+    request: str
+    hashes: list[bytes]
+    blocks: list[int]
+
+
+@dataclass
+class Question:
+    """How many of these blocks, from the first on, does the worker have?"""
+
+    request: str
+    hashes: list[bytes]
+
+
+@dataclass
+class Step:
+    """From the scheduler to each worker."""
+
+    saves: list[Save] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+
+
+@dataclass
+class Tally:
+    """How many workers have said something, and the least that one of them said."""
+
+    workers: int
+    least: int
+
+    def add(self, other: "Tally") -> "Tally":
+        return Tally(self.workers + other.workers, min(self.least, other.least))
+
+
+@dataclass
+class Report:
+    """From the workers to the scheduler: jobs that are over, with the number of blocks, and answers."""
+
+    saved: dict[int, Tally] = field(default_factory=dict)
+    loaded: dict[int, Tally] = field(default_factory=dict)
+    answers: dict[str, Tally] = field(default_factory=dict)
+
+    def is_empty(self) -> bool:
+        return not (self.saved or self.loaded or self.answers)
+
+    def add(self, other: "Report") -> None:
+        """Takes in another worker's report, or a later one."""
+        _add(self.saved, other.saved)
+        _add(self.loaded, other.loaded)
+        _add(self.answers, other.answers)
+
+    def take_complete(self, workers: int) -> "Report":
+        """Removes and returns what all workers have said."""
+        return Report(_take(self.saved, workers), _take(self.loaded, workers), _take(self.answers, workers))
+
+
+def _add(mine: dict[Name, Tally], theirs: dict[Name, Tally]) -> None:
+    for name, tally in theirs.items():
+        mine[name] = mine[name].add(tally) if name in mine else tally
+
+
+def _take(tallies: dict[Name, Tally], workers: int) -> dict[Name, Tally]:
+    complete = [name for name, tally in tallies.items() if tally.workers >= workers]
+    return {name: tallies.pop(name) for name in complete}

@@ -1,0 +1,142 @@
+"""Where a block's bytes lie in an engine's tensors.
+
+A block's payload is its bytes in each plane, one plane after the other. A plane is found for each run of bytes that
+one block has in a tensor: one for `[blocks, …]` (keys and values together, `[blocks, 2, …]`, latents), two for `[2,
+blocks, …]`, one for each head where heads are outermost. Planes keep the order in which the engine names its tensors,
+which is the same at each start; addresses are not. Blocks that are not whole in each plane are refused, because
+copying them would take a gather.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
+
+from .library import Plane
+
+PLANES_MAX = 4096
+"""What the library takes."""
+
+
+PIECE_BYTES_MIN = 256
+"""Smaller pieces of a block are not worth a copy each."""
+
+
+class Tensor(Protocol):
+    """What is asked of a tensor; PyTorch's answer to this."""
+
+    @property
+    def shape(self) -> Iterable[int]: ...
+    @property
+    def dtype(self) -> object: ...
+    def stride(self) -> Iterable[int]: ...
+    def element_size(self) -> int: ...
+    def data_ptr(self) -> int: ...
+
+
+class LayoutError(ValueError):
+    """Tensors whose blocks cannot be copied as they lie."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Planes, the bytes of a block in all of them, and what decides how those bytes are to be read."""
+
+    planes: tuple[Plane, ...]
+    block_bytes: int
+    facts: tuple[object, ...]
+
+
+def layout(tensors: Mapping[str, Tensor], blocks: int) -> Layout:
+    """The layout of an engine's tensors, each with `blocks` blocks."""
+    planes: list[Plane] = []
+    facts: list[object] = []
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tuple(tensor.stride()))
+        if place in seen:
+            # Layers that share their cache have it once.
+            facts.append((name, "shared"))
+            continue
+        seen.add(place)
+        found, of_tensor = _of_tensor(name, tensor, blocks)
+        planes += found
+        facts.append((name, str(tensor.dtype), of_tensor))
+    if not planes:
+        raise LayoutError("the engine has no tensors of KV blocks")
+    merged = _merge(planes)
+    if len(merged) > PLANES_MAX:
+        raise LayoutError(f"a block lies in {len(merged)} pieces, and at most {PLANES_MAX} can be copied")
+    return Layout(tuple(merged), sum(plane.block_bytes for plane in merged), tuple(facts))
+
+
+def _of_tensor(name: str, tensor: Tensor, blocks: int) -> tuple[list[Plane], tuple[object, ...]]:
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    what = f"tensor {name} of shape {sizes} and strides {strides}"
+    axis = _block_axis(what, sizes, blocks)
+    if sizes[axis] != blocks:
+        # The engine's kernels see a block as several smaller ones, which lie one after the other.
+        split = sizes[axis] // blocks
+        sizes[axis : axis + 1] = [blocks, split]
+        strides[axis : axis + 1] = [strides[axis] * split, strides[axis]]
+    block_stride = strides[axis]
+    inner = [(stride, size) for at, (size, stride) in enumerate(zip(sizes, strides)) if at != axis and size > 1]
+    run, outer = 1, []
+    for stride, size in sorted(inner):
+        if stride == run:
+            run *= size
+        elif stride >= block_stride * blocks:
+            outer.append((stride, size))
+        else:
+            raise LayoutError(
+                f"{what}: a block is not whole in it (of {size} pieces, {stride} elements apart, each has {run}); "
+                "choose a layout of the KV cache in which it is, such as VLLM_KV_CACHE_LAYOUT=LBHNC"
+            )
+    if blocks > 1 and run > block_stride:
+        raise LayoutError(f"{what}: blocks of {run} elements overlap")
+    bytes_each = tensor.element_size()
+    if outer and run * bytes_each < PIECE_BYTES_MIN:
+        raise LayoutError(f"{what}: a block lies in pieces of {run * bytes_each} bytes")
+    outer.sort(reverse=True)
+    planes = [
+        Plane(
+            tensor.data_ptr() + bytes_each * sum(at * stride for at, (stride, _) in zip(place, outer)),
+            block_stride * bytes_each,
+            run * bytes_each,
+        )
+        for place in product(*(range(size) for _, size in outer))
+    ]
+    # The order of axes inside a block; distances between blocks and planes decide nothing about their bytes.
+    whole: list[tuple[object, object]] = [
+        (size, stride if size > 1 and stride < run else "outer") for size, stride in zip(sizes, strides)
+    ]
+    whole[axis] = ("blocks", "outer")
+    return planes, (bytes_each, tuple(whole))
+
+
+def _block_axis(what: str, sizes: list[int], blocks: int) -> int:
+    exact = [axis for axis, size in enumerate(sizes[:2]) if size == blocks]
+    if len(exact) == 1:
+        return exact[0]
+    if exact:
+        raise LayoutError(f"{what}: either of the first two axes could be that of the {blocks} blocks")
+    if sizes and blocks and sizes[0] > blocks and sizes[0] % blocks == 0:
+        return 0
+    raise LayoutError(f"{what}: none of the first two axes is that of the {blocks} blocks")
+
+
+def _merge(planes: list[Plane]) -> list[Plane]:
+    """Planes that lie one after the other in each block become one, so that a block is copied in few pieces."""
+    merged: list[Plane] = []
+    for plane in planes:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.block_stride == plane.block_stride
+            and last.start + last.block_bytes == plane.start
+            and last.block_bytes + plane.block_bytes <= plane.block_stride
+        ):
+            merged[-1] = Plane(last.start, last.block_stride, last.block_bytes + plane.block_bytes)
+        else:
+            merged.append(plane)
+    return merged

@@ -1,0 +1,274 @@
+"""The scheduler's side: decides which blocks are loaded and which are saved.
+
+A block is saved in the step that completes it. Until the workers say that the copy is over, its reference count in the
+engine's pool is one higher, so that it is not given to another request, whatever becomes of its own: that one may
+finish, be preempted or be aborted, and nothing waits. How many blocks may be held so is bounded; above, saves wait
+while their request runs and are given up when it ends.
+
+A request loads once each time it is admitted. While it loads, the engine keeps its blocks and computes others; what
+does not come is computed.
+
+Blocks are named by the engine's own hashes here. Where the worker lives in this process, it is asked at once how many
+blocks of a prompt it has. Where workers are processes of their own, the question goes with one step and the answer
+comes with its result, so that the request waits for one step.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from . import identity
+from .messages import Load, Question, Report, Save, Step
+
+Match = Callable[[list[bytes]], int]
+
+
+class Block(Protocol):
+    """A block of the engine's pool."""
+
+    block_id: int
+    ref_cnt: int
+    is_null: bool
+
+
+class Pool(Protocol):
+    """The engine's pool of blocks."""
+
+    blocks: Sequence[Block]
+
+    def touch(self, blocks: Sequence[Block]) -> None: ...
+    def free_blocks(self, ordered_blocks: Sequence[Block]) -> None: ...
+
+
+@dataclass
+class _Tracked:
+    """What is known of a request. Its blocks are counted from the first one."""
+
+    request: Any
+    salt: bytes
+    offered: int = 0
+    """Blocks before this one need no look any more."""
+    loads: int = 0
+    loaded: range = range(0)
+    first: int = 0
+    """Where the blocks begin that were last looked for."""
+    asked: int | None = None
+    """Where the blocks begin that the workers were asked for."""
+    answer: int | None = None
+    is_stale: bool = False
+    """Its blocks were computed before a reset, or may have been: they are neither saved nor loaded."""
+
+
+class Scheduler:
+    """See the module's documentation."""
+
+    def __init__(
+        self,
+        block_tokens: int,
+        hash_tokens: int,
+        workers: int,
+        saving_blocks_max: int,
+        load_blocks_min: int = 1,
+        nearby: Callable[[], Match | None] = lambda: None,
+        adapter_salt: Callable[[Any], bytes] = lambda request: b"",
+    ) -> None:
+        """`hash_tokens` lie between two of the engine's hashes; `nearby` gives a match of a worker in this process."""
+        self._block_tokens = block_tokens
+        self._hashes_per_block = block_tokens // hash_tokens
+        self._workers = workers
+        self._saving_blocks_max = saving_blocks_max
+        self._load_blocks_min = max(load_blocks_min, 1)
+        self._nearby = nearby
+        self._adapter_salt = adapter_salt
+        self._pool: Pool | None = None
+        self._requests: dict[str, _Tracked] = {}
+        self._step = Step()
+        self._held: dict[int, list[Block]] = {}
+        self._saving: set[int] = set()
+        self._loading: dict[int, str] = {}
+        self._asking: set[str] = set()
+        self._reports = Report()
+        self._jobs = 0
+        self._epoch = b""
+        self._counters: Counter[str] = Counter()
+
+    def bind(self, pool: Pool) -> None:
+        """Takes the engine's pool, whose blocks are held while they are saved."""
+        self._pool = pool
+
+    def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens beyond the computed ones that can be loaded, and whether they are loaded between steps.
+
+        None: not known yet; the engine asks again in the next step.
+        """
+        tracked = self._track(request)
+        first, odd = divmod(computed_tokens, self._block_tokens)
+        # The last token is always computed: its output is what the request is for.
+        stop = min((request.num_tokens - 1) // self._block_tokens, self._hashed(request))
+        is_wanted = not (odd or request.skip_reading_prefix_cache or tracked.is_stale)
+        may_load = tracked.loads <= request.num_preemptions and stop - first >= self._load_blocks_min
+        if not (is_wanted and may_load):
+            return 0, False
+        stored = self._stored(tracked, first, stop)
+        if stored is None:
+            return None, False
+        if stored < self._load_blocks_min:
+            return 0, False
+        return stored * self._block_tokens, True
+
+    def allocated(self, request: Any, blocks: Sequence[int], external_tokens: int) -> None:
+        """The engine has given a request its blocks, of which those for `external_tokens` are to be loaded."""
+        tracked = self._track(request)
+        tracked.asked = tracked.answer = None
+        count = external_tokens // self._block_tokens
+        if count == 0:
+            return
+        first, stop = tracked.first, tracked.first + count
+        job = self._next_job()
+        names = self._names(tracked, first, stop)
+        self._step.loads.append(Load(job, request.request_id, names, list(blocks[first:stop])))
+        self._loading[job] = request.request_id
+        tracked.loads += 1
+        tracked.loaded = range(first, stop)
+
+    def next_step(self, scheduled: Mapping[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Step:
+        """What the workers are to do in this step.
+
+        `scheduled` are each request's tokens that are computed in it, `blocks_of` a request's blocks.
+        """
+        for name, tokens in scheduled.items():
+            tracked = self._requests.get(name)
+            if tracked is not None and not tracked.is_stale:
+                self._offer(tracked, tracked.request.num_computed_tokens + tokens, blocks_of)
+        step, self._step = self._step, Step()
+        return step
+
+    def take_report(self, report: Report) -> None:
+        """What workers have done; counts when all of them have."""
+        self._reports.add(report)
+        complete = self._reports.take_complete(self._workers)
+        for job in complete.saved:
+            self._release(self._held.pop(job))
+        for job, tally in complete.loaded.items():
+            tracked = self._requests.get(self._loading.pop(job))
+            if tracked is not None:
+                # What did not come is computed, and then it is to be saved.
+                tracked.loaded = tracked.loaded[: tally.least]
+                tracked.offered = min(tracked.offered, tracked.loaded.stop)
+        for name, tally in complete.answers.items():
+            self._asking.discard(name)
+            tracked = self._requests.get(name)
+            if tracked is not None and tracked.asked is not None:
+                tracked.answer = tally.least
+
+    def finished(self, request: Any) -> None:
+        """Forgets a request. Its blocks that are being saved or loaded are still held."""
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is not None and not tracked.is_stale:
+            complete = min(request.num_computed_tokens // self._block_tokens, self._hashed(request))
+            self._counters["given_up_blocks"] += max(complete - tracked.offered, 0)
+
+    def is_waiting(self) -> bool:
+        """Whether the engine has to go on stepping for the workers' reports, also when it has nothing to compute."""
+        return bool(self._held or self._asking)
+
+    def is_about_to_free(self) -> bool:
+        """Whether blocks are held here that nobody else holds."""
+        return any(block.ref_cnt == 1 for blocks in self._held.values() for block in blocks)
+
+    def reset(self) -> bool:
+        """Makes all stored blocks unreachable for this process; false, and nothing done, while blocks are loaded.
+
+        The engine asks for it when its weights have changed. A process that starts later begins with the weights of its
+        files again, and finds the blocks that were made with those.
+        """
+        if self._loading:
+            return False
+        self._epoch = os.urandom(16)
+        for name, tracked in list(self._requests.items()):
+            if tracked.request.num_computed_tokens == 0:
+                # It has not begun: the next look at it names its blocks anew.
+                del self._requests[name]
+            else:
+                tracked.is_stale = True
+        return True
+
+    def take_counters(self) -> dict[str, int]:
+        """What happened since the last call."""
+        counters, self._counters = self._counters, Counter()
+        return {name: count for name, count in counters.items() if count}
+
+    def _track(self, request: Any) -> _Tracked:
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            tracked = _Tracked(request, self._epoch + self._adapter_salt(request))
+            self._requests[request.request_id] = tracked
+        return tracked
+
+    def _hashed(self, request: Any) -> int:
+        return len(request.block_hashes) // self._hashes_per_block
+
+    def _names(self, tracked: _Tracked, first: int, stop: int) -> list[bytes]:
+        """Hashes of a request's blocks. The hash at a block's end stands for all that comes before it."""
+        step = self._hashes_per_block
+        hashes = tracked.request.block_hashes
+        return identity.salted(tracked.salt, [bytes(hashes[at * step - 1]) for at in range(first + 1, stop + 1)])
+
+    def _stored(self, tracked: _Tracked, first: int, stop: int) -> int | None:
+        tracked.first = first
+        nearby = self._nearby()
+        if nearby is not None:
+            return nearby(self._names(tracked, first, stop))
+        if tracked.asked is not None and tracked.answer is None:
+            return None
+        if tracked.asked is None or tracked.answer is None or first < tracked.asked:
+            tracked.asked, tracked.answer = first, None
+            name = tracked.request.request_id
+            self._asking.add(name)
+            self._step.questions.append(Question(name, self._names(tracked, first, stop)))
+            return None
+        return max(min(tracked.asked + tracked.answer, stop) - first, 0)
+
+    def _offer(self, tracked: _Tracked, computed: int, blocks_of: Callable[[str], Sequence[int]]) -> None:
+        """Saves the blocks that a request completes in this step, and those that had to wait.
+
+        Blocks that the engine had already are offered too: the store may have lost them since, and one that it has
+        costs a look.
+        """
+        complete = min(computed // self._block_tokens, self._hashed(tracked.request))
+        if complete <= tracked.offered or self._pool is None:
+            return
+        numbers = blocks_of(tracked.request.request_id)
+        chosen: list[int] = []
+        while tracked.offered < min(complete, len(numbers)):
+            if len(self._saving) + len(chosen) >= self._saving_blocks_max:
+                break
+            at = tracked.offered
+            tracked.offered += 1
+            is_under_way = numbers[at] in self._saving
+            if at not in tracked.loaded and not is_under_way and not self._pool.blocks[numbers[at]].is_null:
+                chosen.append(at)
+        if chosen:
+            names = self._names(tracked, chosen[0], chosen[-1] + 1)
+            self._save([names[at - chosen[0]] for at in chosen], [numbers[at] for at in chosen])
+
+    def _save(self, names: list[bytes], numbers: list[int]) -> None:
+        assert self._pool is not None
+        job = self._next_job()
+        blocks = [self._pool.blocks[number] for number in numbers]
+        self._pool.touch(blocks)
+        self._held[job] = blocks
+        self._saving.update(numbers)
+        self._step.saves.append(Save(job, names, numbers))
+
+    def _release(self, blocks: list[Block]) -> None:
+        assert self._pool is not None
+        self._saving.difference_update(block.block_id for block in blocks)
+        # Those that are freed first are given away first: a chain is to lose its end.
+        self._pool.free_blocks(blocks[::-1])
+
+    def _next_job(self) -> int:
+        self._jobs += 1
+        return self._jobs

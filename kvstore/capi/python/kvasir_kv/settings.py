@@ -1,0 +1,113 @@
+"""What an engine is started with: `kv_connector_extra_config` of vLLM.
+
+    library            path of libkvasir_kv; default: KVASIR_KV_LIBRARY, then the loader's own search
+    store              the store's configuration, as an object of sections or as TOML text (see `kvasir_kv_open`)
+    store_file         the same in a file of TOML; one of the two at most
+    namespace          text that keeps this engine's blocks apart from others'; default ""
+    saving_blocks_max  blocks of the engine that may wait for being saved at a time; default a quarter of them
+    load_blocks_min    fewer stored blocks than these are computed and not loaded; default 1
+
+Two things are filled in when the store's configuration leaves them out, because only the engine knows them:
+`store.slot`, which is a block's bytes, and a folder below `disk_tier.path` for each worker, because a folder is for
+one open store at a time.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_PAGE_BYTES = 4096
+_KEYS = ("library", "store", "store_file", "namespace", "saving_blocks_max", "load_blocks_min")
+
+
+class SettingsError(ValueError):
+    """What is wrong with the configuration, and where."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See the module's documentation."""
+
+    library: str = ""
+    store: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    namespace: str = ""
+    saving_blocks_max: int = 0
+    load_blocks_min: int = 1
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> "Settings":
+        """Reads the engine's object; refuses what it does not know."""
+        unknown = sorted(set(given) - set(_KEYS))
+        if unknown:
+            raise SettingsError(f"kv_connector_extra_config has no {', '.join(unknown)}; it has {', '.join(_KEYS)}")
+        if "store" in given and "store_file" in given:
+            raise SettingsError("kv_connector_extra_config has both store and store_file")
+        return cls(
+            library=_text(given, "library"),
+            store=_store(given),
+            namespace=_text(given, "namespace"),
+            saving_blocks_max=_number(given, "saving_blocks_max", 0),
+            load_blocks_min=_number(given, "load_blocks_min", 1),
+        )
+
+    def toml(self, block_bytes: int, worker: str) -> str:
+        """The store's configuration for one worker, whose blocks have so many bytes."""
+        sections = {name: dict(values) for name, values in self.store.items()}
+        slot = -(-block_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        sections.setdefault("store", {}).setdefault("slot", f"{slot} B")
+        disk = sections.get("disk_tier", {})
+        if disk.get("path"):
+            disk["path"] = str(Path(str(disk["path"])) / worker)
+        return "".join(_section(name, values) for name, values in sections.items())
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    value = given.get(name, "")
+    if not isinstance(value, str):
+        raise SettingsError(f"kv_connector_extra_config: {name} is no text: {value!r}")
+    return value
+
+
+def _number(given: Mapping[str, Any], name: str, default: int) -> int:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SettingsError(f"kv_connector_extra_config: {name} is no number of blocks: {value!r}")
+    return value
+
+
+def _store(given: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    store, where = given.get("store", {}), "store"
+    if "store_file" in given:
+        where = _text(given, "store_file")
+        try:
+            store = Path(where).read_text()
+        except OSError as problem:
+            raise SettingsError(f"store_file: {problem}") from problem
+    if isinstance(store, str):
+        store = _parse_toml(store, where)
+    if not isinstance(store, Mapping) or not all(isinstance(values, Mapping) for values in store.values()):
+        raise SettingsError(f"{where}: not an object of sections such as host_tier")
+    return store
+
+
+def _parse_toml(text: str, where: str) -> Mapping[str, Any]:
+    try:
+        import tomllib
+    except ImportError as problem:
+        raise SettingsError(f"{where}: TOML needs Python 3.11; give `store` as an object") from problem
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise SettingsError(f"{where}: {problem}") from problem
+
+
+def _section(name: str, values: Mapping[str, Any]) -> str:
+    lines = [f"[{name}]"]
+    for key, value in values.items():
+        if not isinstance(value, (bool, int, str)):
+            raise SettingsError(f"store: {name}.{key} is no text, number, true or false: {value!r}")
+        # A string of JSON is one of TOML, and so are a number, true and false.
+        lines.append(f"{key} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,245 @@
+"""Kvasir's connector for vLLM, written for 0.32: it keeps the KV blocks of an engine in Kvasir's host and disk tiers.
+
+    vllm serve MODEL --prefix-caching-hash-algo sha256_cbor --kv-transfer-config '{"kv_connector": "KvasirConnector",
+        "kv_connector_module_path": "kvasir_kv.vllm", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"store": {"host_tier": {"capacity": "64 GiB"}}}}'
+
+vLLM makes one connector for its scheduler and one for each worker. With one GPU both live in one process and talk
+directly; on a CPU, and with several GPUs, workers are processes of their own and all that the sides tell each other
+goes with the steps.
+
+What this cannot keep right is refused at the start: several groups of KV caches (hybrid models), pipeline and context
+parallel engines, hashes that are not collision resistant, sleep mode, and scales of a quantised cache that are
+computed as requests come.
+
+Tested on a CPU. The path for CUDA differs only in what `vllm_engine.memory_of` gives, an event for each step among it,
+and in the library's copies; it has not been run with vLLM on a GPU.
+"""
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+from vllm.v1.core import kv_cache_utils
+
+from . import identity
+from .library import Library, Store
+from .messages import Report, Step
+from .planes import layout
+from .scheduler import Match, Scheduler
+from .settings import Settings
+from .vllm_engine import adapter_salt, memory_of, refuse, worker_facts, worker_name
+from .vllm_metrics import KvasirMetrics, KvasirStats
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvasir_kv")
+
+_STATISTICS_SECONDS = 1.0
+_WORKERS: dict[str, Worker] = {}
+"""The workers of this process, by their engine."""
+
+
+@dataclass
+class KvasirMetadata(KVConnectorMetadata):
+    """From the scheduler to the workers."""
+
+    step: Step = field(default_factory=Step)
+
+
+@dataclass
+class KvasirWorkerMetadata(KVConnectorWorkerMetadata):
+    """From the workers to the scheduler."""
+
+    report: Report = field(default_factory=Report)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "KvasirWorkerMetadata":
+        assert isinstance(other, KvasirWorkerMetadata)
+        self.report.add(other.report)
+        return self
+
+
+class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
+    """See the module's documentation."""
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config or {})
+        refuse(vllm_config, kv_cache_config)
+        self._engine = str(self._kv_transfer_config.engine_id)
+        self._worker: Worker | None = None
+        self._statistics_at = 0.0
+        self._scheduler: Scheduler | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = self._make_scheduler()
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A block that was not saved is a miss later and no loss."""
+        return False
+
+    # The scheduler's side.
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._scheduling.bind(gpu_block_pool)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._scheduling.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: "Request", blocks: Any, num_external_tokens: int) -> None:
+        self._scheduling.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        state = scheduler_output.kv_connector_block_state
+        assert state is not None
+        scheduled = scheduler_output.num_scheduled_tokens
+        return KvasirMetadata(self._scheduling.next_step(scheduled, lambda name: state.resolve_block_ids(name)[0]))
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        told = connector_output.kv_connector_worker_meta
+        if isinstance(told, KvasirWorkerMetadata):
+            self._scheduling.take_report(told.report)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._scheduling.finished(request)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, [])
+
+    def has_pending_push_work(self) -> bool:
+        return self._scheduling.is_waiting()
+
+    def has_pending_block_frees(self) -> bool:
+        return self._scheduling.is_about_to_free()
+
+    def reset_cache(self) -> bool | None:
+        return self._scheduling.reset()
+
+    # The worker's side.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self.shutdown()
+        blocks = self._kv_cache_config.num_blocks
+        found = layout(kv_caches, blocks)
+        memory, device, record = memory_of(kv_caches)
+        name = worker_name(self._vllm_config)
+        store = Store.open(Library(self._settings.library), self._settings.toml(found.block_bytes, name))
+        try:
+            tensors = store.register(found.planes, blocks, memory, device)
+        except BaseException:
+            store.close()
+            raise
+        facts = worker_facts(self._vllm_config, found.facts, kv_caches, self._settings.namespace)
+        self._worker = Worker(store, tensors, identity.key(facts), found.block_bytes, record)
+        _WORKERS[self._engine] = self._worker
+        logger.info(
+            "Kvasir keeps blocks of %d bytes in %d pieces (worker %s); the store has %s",
+            found.block_bytes,
+            len(found.planes),
+            name,
+            store.statistics(),
+        )
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._working.load(self._told)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is loaded within a step."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Whole blocks are saved, after the last layer."""
+
+    def wait_for_save(self) -> None:
+        self._working.save(self._told)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        self._working.poll()
+        return None, self._working.take_arrived() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._working.take_missing()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        report = self._working.take_report()
+        return None if report.is_empty() else KvasirWorkerMetadata(report)
+
+    # Either side.
+
+    def get_kv_connector_stats(self) -> KvasirStats | None:
+        if self._scheduler is not None:
+            stats = KvasirStats.of(self._scheduler.take_counters())
+        else:
+            stats = KvasirStats.of(self._working.take_counters())
+            if time.monotonic() - self._statistics_at >= _STATISTICS_SECONDS:
+                self._statistics_at = time.monotonic()
+                stats.add_store(worker_name(self._vllm_config), self._working.statistics())
+        return None if stats.is_empty() else stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvasirStats:
+        return KvasirStats(data=data) if data is not None else KvasirStats()
+
+    @classmethod
+    def build_prom_metrics(cls, *arguments: Any) -> KvasirMetrics:
+        return KvasirMetrics(*arguments)
+
+    def shutdown(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            _WORKERS.pop(self._engine, None)
+            worker.close()
+
+    @property
+    def _scheduling(self) -> Scheduler:
+        assert self._scheduler is not None, "called on a worker's connector"
+        return self._scheduler
+
+    @property
+    def _working(self) -> Worker:
+        assert self._worker is not None, "called on the scheduler's connector, or before register_kv_caches"
+        return self._worker
+
+    @property
+    def _told(self) -> Step:
+        told = self._get_connector_metadata()
+        assert isinstance(told, KvasirMetadata)
+        return told.step
+
+    def _make_scheduler(self) -> Scheduler:
+        block_tokens, hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(
+            self._kv_cache_config, self._vllm_config
+        )
+        workers = self._vllm_config.parallel_config.world_size
+
+        def nearby() -> Match | None:
+            worker = _WORKERS.get(self._engine) if workers == 1 else None
+            return worker.match if worker is not None else None
+
+        return Scheduler(
+            block_tokens=block_tokens,
+            hash_tokens=hash_tokens,
+            workers=workers,
+            saving_blocks_max=self._settings.saving_blocks_max or max(self._kv_cache_config.num_blocks // 4, 1),
+            load_blocks_min=self._settings.load_blocks_min,
+            nearby=nearby,
+            adapter_salt=adapter_salt(os.urandom(32)),
+        )

@@ -1,0 +1,145 @@
+"""What the connector must know of a vLLM engine: can it serve it, what decides its blocks' bytes, where do they lie?"""
+
+import os
+import platform
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.version import __version__ as vllm_version
+
+from . import identity
+from .library import Memory
+from .worker import Event
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvasir_kv")
+
+_HASHES = ("sha256", "sha256_cbor")
+
+
+class _CudaEvent(Event):
+    """All work that has been put on the current stream so far."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream())
+        self.handle = self._event.cuda_event
+
+
+def refuse(config: "VllmConfig", caches: "KVCacheConfig") -> None:
+    """Raises what is wrong with an engine's configuration, all at once."""
+    cache, parallel = config.cache_config, config.parallel_config
+    problems = []
+    groups = caches.kv_cache_groups
+    if len(groups) != 1 or not _is_full_attention(groups[0].kv_cache_spec):
+        kinds = [type(group.kv_cache_spec).__name__ for group in groups]
+        problems.append(
+            f"KV caches {kinds} are not one group of full attention (see --disable-hybrid-kv-cache-manager)"
+        )
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            problems.append(f"{name} is {getattr(parallel, name)} and must be 1")
+    if cache.prefix_caching_hash_algo not in _HASHES:
+        problems.append(
+            f"--prefix-caching-hash-algo {cache.prefix_caching_hash_algo} could give two prompts one name: "
+            "use sha256_cbor"
+        )
+    if not cache.enable_prefix_caching:
+        problems.append("prefix caching is off, without which blocks have no names")
+    if getattr(cache, "calculate_kv_scales", False):
+        problems.append("calculate_kv_scales makes the bytes of a block depend on earlier requests")
+    if config.model_config.enable_sleep_mode:
+        problems.append("sleep mode takes the memory away that blocks are copied from")
+    policy = getattr(config.kv_transfer_config, "kv_load_failure_policy", None)
+    if policy != "recompute":
+        problems.append(f'"kv_load_failure_policy" is {policy!r}: a lost block would end a request; set "recompute"')
+    if problems:
+        raise ValueError("KvasirConnector: " + "; ".join(problems))
+    if not hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") and "PYTHONHASHSEED" not in os.environ:
+        logger.warning("This vLLM names blocks anew at each start; set PYTHONHASHSEED to find them after a restart.")
+
+
+def _is_full_attention(spec: Any) -> bool:
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return all(_is_full_attention(one) for one in spec.kv_cache_specs.values())
+    # Kinds that are made from these may keep more than the tokens of a block in it.
+    return type(spec) in (FullAttentionSpec, MLAAttentionSpec)
+
+
+def worker_facts(
+    config: "VllmConfig", layout_facts: tuple[object, ...], tensors: Iterable[str], namespace: str
+) -> dict[str, object]:
+    """All that decides the bytes of a worker's blocks, beside tokens and what a request brings."""
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    layers, draft = config.compilation_config.static_forward_context, config.speculative_config
+    return {
+        "namespace": namespace,
+        "model": [model.model, model.revision, model.quantization, str(model.dtype)],
+        "weights": [str(config.load_config.load_format), model.seed, identity.weights(model.model)],
+        "commit": getattr(model.hf_config, "_commit_hash", None),
+        "model_config": [model.compute_hash(), model.hf_config.to_dict()],
+        "draft": [draft.method, draft.model, identity.weights(str(draft.model))] if draft else None,
+        "cache": [cache.cache_dtype, cache.block_size, cache.prefix_caching_hash_algo],
+        "shard": [parallel.rank, parallel.world_size, parallel.tensor_parallel_size],
+        "layout": layout_facts,
+        "attention": [[name, _backend(layers.get(name))] for name in tensors],
+        "vllm": vllm_version,
+        "machine": _machine(),
+    }
+
+
+def _backend(layer: Any) -> str:
+    backend = getattr(layer, "attn_backend", None) or getattr(layer, "get_attn_backend", lambda: None)()
+    return backend.get_name() if backend is not None else ""
+
+
+def _machine() -> list[str]:
+    """A cache on a CPU lies as the instruction set wants it, which its shape does not show; so may one on a GPU."""
+    if torch.cuda.is_available():
+        return [torch.cuda.get_device_name()]
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())
+    return [platform.machine(), features]
+
+
+def memory_of(tensors: dict[str, torch.Tensor]) -> tuple[Memory, int, Callable[[], Event]]:
+    """Where tensors lie: the memory, the device's number there, and what records an event of its work."""
+    devices = {tensor.device for tensor in tensors.values()}
+    kinds = {device.type for device in devices}
+    if kinds == {"cpu"}:
+        return Memory.HOST, 0, Event
+    if kinds == {"cuda"} and len(devices) == 1 and torch.version.hip is None:
+        (device,) = devices
+        return Memory.CUDA, device.index if device.index is not None else torch.cuda.current_device(), _CudaEvent
+    places = sorted(map(str, devices))
+    raise ValueError(f"KvasirConnector: KV caches on {places} are neither in host memory nor on one CUDA device")
+
+
+def worker_name(config: "VllmConfig") -> str:
+    """A worker's name among all of its engine's, the same at each start."""
+    parallel = config.parallel_config
+    return f"replica-{parallel.data_parallel_index}-rank-{parallel.rank}"
+
+
+def adapter_salt(process: bytes) -> Callable[["Request"], bytes]:
+    """Gives the salt of a request; `process` are random bytes of this process."""
+
+    def salt(request: "Request") -> bytes:
+        adapter = request.lora_request
+        if adapter is None:
+            return b""
+        return identity.adapter(process, adapter.lora_name, adapter.lora_int_id, adapter.lora_path)
+
+    return salt

@@ -1,0 +1,310 @@
+"""Both sides together, in an engine that has no model: what comes back for a prompt must be what was computed for it.
+
+The engine here computes a block by writing bytes that follow from its tokens and from those before it. At its end each
+request checks all of its blocks.
+"""
+
+import hashlib
+import random
+import unittest
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvasir_kv.library import Library, Memory, Store
+from kvasir_kv.messages import Report, Tally
+from kvasir_kv.planes import layout
+from kvasir_kv.scheduler import Scheduler
+from kvasir_kv.worker import Worker
+from memory import Tensor
+
+TOKENS, BLOCK_BYTES = 16, 4096
+
+
+@dataclass
+class Block:
+    block_id: int
+    ref_cnt: int = 0
+    is_null: bool = False
+
+
+class Pool:
+    """Blocks with reference counts; those that nobody holds are given away again, the first freed first."""
+
+    def __init__(self, count: int) -> None:
+        self.blocks = [Block(number) for number in range(count)]
+        self.free = deque(range(count))
+
+    def take(self, count: int) -> list[int] | None:
+        if count > len(self.free):
+            return None
+        taken = [self.free.popleft() for _ in range(count)]
+        for number in taken:
+            self.blocks[number].ref_cnt = 1
+        return taken
+
+    def touch(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            if block.ref_cnt == 0:
+                self.free.remove(block.block_id)
+            block.ref_cnt += 1
+
+    def free_blocks(self, ordered_blocks: list[Block]) -> None:
+        for block in ordered_blocks:
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                self.free.append(block.block_id)
+
+
+@dataclass
+class Request:
+    request_id: str
+    tokens: list[int]
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    skip_reading_prefix_cache: bool = False
+    block_hashes: list[bytes] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    is_loading: bool = False
+    loaded: int = 0
+
+    def __post_init__(self) -> None:
+        name = b""
+        for at in range(0, len(self.tokens) - TOKENS + 1, TOKENS):
+            name = hashlib.sha256(name + repr(self.tokens[at : at + TOKENS]).encode()).digest()
+            self.block_hashes.append(name)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
+def content(name: bytes) -> bytes:
+    return hashlib.shake_128(name).digest(BLOCK_BYTES)
+
+
+class Engine:
+    """One step after the other, as vLLM's does it. `is_nearby`: the scheduler's side may call the worker's."""
+
+    def __init__(self, store: Store, blocks: int, is_nearby: bool, saving_blocks_max: int = 1000) -> None:
+        self.tensor = Tensor((blocks, BLOCK_BYTES))
+        number = store.register(layout({"layer": self.tensor}, blocks).planes, blocks, Memory.HOST)
+        self.worker = Worker(store, number, b"k" * 32, BLOCK_BYTES)
+        self.pool = Pool(blocks)
+        self.scheduler = Scheduler(
+            TOKENS, TOKENS, 1, saving_blocks_max, nearby=lambda: self.worker.match if is_nearby else None
+        )
+        self.scheduler.bind(self.pool)
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.wrong: list[str] = []
+        self.loaded = 0
+
+    def submit(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def run(self, steps_max: int = 20_000) -> None:
+        for _ in range(steps_max):
+            if not (self.waiting or self.running or self.scheduler.is_waiting()):
+                return
+            self.step()
+        raise AssertionError(f"not done after {steps_max} steps: {len(self.waiting)} wait, {len(self.running)} run")
+
+    def step(self) -> None:
+        scheduled = {request.request_id: self.schedule(request) for request in self.running}
+        for request in list(self.waiting):
+            if not request.is_loading and self.admit(request):
+                scheduled[request.request_id] = self.schedule(request)
+        blocks_of = {request.request_id: request.blocks for request in self.running}
+        step = self.scheduler.next_step(scheduled, lambda name: blocks_of[name])
+        for request in self.running:
+            self.compute(request, scheduled[request.request_id])
+        self.worker.load(step)
+        self.worker.save(step)
+        self.worker.poll()
+        arrived, missing, report = self.worker.take_arrived(), self.worker.take_missing(), self.worker.take_report()
+        self.after_loads(missing)
+        self.scheduler.take_report(report)
+        for request in self.waiting:
+            request.is_loading &= request.request_id not in arrived
+        for request in [request for request in self.running if request.num_computed_tokens == request.num_tokens]:
+            self.finish(request)
+
+    def admit(self, request: Request) -> bool:
+        if request.num_computed_tokens == 0:
+            external, is_async = self.scheduler.matched_tokens(request, 0)
+            if external is None:
+                return False
+            blocks = self.pool.take(-(-request.num_tokens // TOKENS))
+            if blocks is None:
+                return False
+            request.blocks = blocks
+            self.scheduler.allocated(request, blocks, external)
+            request.loaded = external // TOKENS
+            request.num_computed_tokens = external
+            request.is_loading = is_async
+            if is_async:
+                return False
+        self.waiting.remove(request)
+        self.running.append(request)
+        return True
+
+    def schedule(self, request: Request) -> int:
+        return min(request.num_tokens - request.num_computed_tokens, 3 * TOKENS + 5)
+
+    def compute(self, request: Request, tokens: int) -> None:
+        first = request.num_computed_tokens // TOKENS
+        request.num_computed_tokens += tokens
+        for at in range(first, request.num_computed_tokens // TOKENS):
+            self.write(request.blocks[at], content(request.block_hashes[at]))
+
+    def write(self, block: int, bytes_: bytes) -> None:
+        self.tensor.memory[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES] = bytes_
+
+    def after_loads(self, missing: set[int]) -> None:
+        """What did not come is computed from there on; as vLLM does it."""
+        for request in self.waiting:
+            if request.is_loading:
+                loaded = request.num_computed_tokens // TOKENS
+                gone = [at for at in range(loaded) if request.blocks[at] in missing]
+                if gone:
+                    request.num_computed_tokens = gone[0] * TOKENS
+                    if gone[0] == 0:
+                        self.free(request)
+
+    def preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.waiting.insert(0, request)
+
+    def free(self, request: Request) -> None:
+        self.pool.free_blocks([self.pool.blocks[number] for number in reversed(request.blocks)])
+        request.blocks = []
+
+    def finish(self, request: Request) -> None:
+        for at, name in enumerate(request.block_hashes):
+            if self.tensor.read(request.blocks[at]) != content(name):
+                self.wrong.append(f"block {at} of {request.request_id}")
+        self.loaded += request.loaded
+        self.running.remove(request)
+        self.scheduler.finished(request)
+        self.free(request)
+
+
+def configuration(blocks: int) -> str:
+    return f'[store]\nslot = "{BLOCK_BYTES} B"\n[host_tier]\ncapacity = "{blocks * 2 * BLOCK_BYTES} B"\n'
+
+
+class Sides(unittest.TestCase):
+    def engine(self, stored: int = 1000, blocks: int = 64, is_nearby: bool = False, **more: int) -> Engine:
+        store = Store.open(Library(), configuration(stored))
+        self.addCleanup(store.close)
+        return Engine(store, blocks, is_nearby, **more)
+
+    def prompt(self, name: str, tokens: int, seed: int = 1) -> Request:
+        chance = random.Random(seed)
+        return Request(name, [chance.randrange(1000) for _ in range(tokens)])
+
+    def test_a_prompt_is_loaded_the_second_time(self) -> None:
+        for is_nearby in (False, True):
+            with self.subTest(is_nearby=is_nearby):
+                engine = self.engine(is_nearby=is_nearby)
+                engine.submit(self.prompt("first", 20 * TOKENS))
+                engine.run()
+                self.assertEqual(engine.worker.take_counters()["saved_blocks"], 20)
+                engine.submit(self.prompt("second", 20 * TOKENS))
+                engine.run()
+                # The last token is computed, and so is its block, which alone is offered again.
+                self.assertEqual((engine.loaded, engine.wrong), (19, []))
+                self.assertEqual(engine.worker.take_counters()["saved_blocks"], 1)
+                self.assertEqual(len(engine.pool.free), 64)
+
+    def test_a_salt_and_a_reset_hide_blocks(self) -> None:
+        engine = self.engine()
+        engine.submit(self.prompt("first", 10 * TOKENS))
+        engine.run()
+        self.assertTrue(engine.scheduler.reset())
+        engine.submit(self.prompt("second", 10 * TOKENS))
+        engine.run()
+        self.assertEqual(engine.loaded, 0)
+        engine.submit(self.prompt("third", 10 * TOKENS))
+        engine.run()
+        self.assertEqual((engine.loaded, engine.wrong), (9, []))
+
+    def test_a_request_that_runs_during_a_reset_is_not_saved(self) -> None:
+        engine = self.engine()
+        request = self.prompt("first", 10 * TOKENS)
+        engine.submit(request)
+        engine.step()
+        engine.step()
+        computed = request.num_computed_tokens // TOKENS
+        self.assertTrue(0 < computed < 10)
+        self.assertTrue(engine.scheduler.reset())
+        engine.run()
+        # A process that starts later has the names from before the reset.
+        self.assertEqual(engine.worker.match(request.block_hashes), computed)
+        engine.submit(self.prompt("second", 10 * TOKENS))
+        engine.run()
+        self.assertEqual((engine.loaded, engine.wrong), (0, []))
+
+    def test_what_was_promised_and_does_not_come_is_computed(self) -> None:
+        for is_nearby in (False, True):
+            with self.subTest(is_nearby=is_nearby):
+                engine = self.engine(is_nearby=is_nearby)
+                engine.worker.match = len
+                engine.submit(self.prompt("first", 10 * TOKENS))
+                engine.run()
+                counters = engine.worker.take_counters()
+                self.assertEqual((counters["missing_blocks"], counters["saved_blocks"]), (9, 10))
+                self.assertEqual(engine.wrong, [])
+
+    def test_blocks_are_held_until_all_workers_have_saved_them(self) -> None:
+        pool = Pool(8)
+        scheduler = Scheduler(TOKENS, TOKENS, 2, 1000)
+        scheduler.bind(pool)
+        request = self.prompt("one", 4 * TOKENS)
+        request.blocks = pool.take(4)
+        scheduler.allocated(request, request.blocks, 0)
+        step = scheduler.next_step({"one": 4 * TOKENS}, lambda name: request.blocks)
+        (save,) = step.saves
+        request.num_computed_tokens = 4 * TOKENS
+        scheduler.finished(request)
+        pool.free_blocks([pool.blocks[number] for number in request.blocks])
+        self.assertTrue(scheduler.is_waiting() and scheduler.is_about_to_free())
+        self.assertEqual(len(pool.free), 4)
+        scheduler.take_report(Report(saved={save.job: Tally(1, 4)}))
+        self.assertEqual(len(pool.free), 4)
+        scheduler.take_report(Report(saved={save.job: Tally(1, 4)}))
+        self.assertEqual((len(pool.free), scheduler.is_waiting()), (8, False))
+
+    def test_what_may_wait_for_being_saved_is_bounded(self) -> None:
+        engine = self.engine(saving_blocks_max=3)
+        engine.submit(self.prompt("first", 40 * TOKENS))
+        while engine.waiting or engine.running:
+            engine.step()
+            self.assertLessEqual(sum(map(len, engine.scheduler._held.values())), 3)
+        engine.run()
+
+    def test_many_requests_with_a_small_store_and_a_small_pool(self) -> None:
+        for seed in range(4):
+            with self.subTest(seed=seed):
+                chance = random.Random(seed)
+                engine = self.engine(stored=60, blocks=40, is_nearby=seed % 2 == 0)
+                for number in range(150):
+                    tokens = chance.randrange(1, 12 * TOKENS)
+                    engine.submit(self.prompt(f"request {number}", tokens, seed=chance.randrange(12)))
+                steps = 0
+                while engine.waiting or engine.running or engine.scheduler.is_waiting():
+                    engine.step()
+                    steps += 1
+                    self.assertLess(steps, 50_000)
+                    if engine.running and chance.random() < 0.05:
+                        engine.preempt(chance.choice(engine.running))
+                self.assertEqual(engine.wrong, [])
+                self.assertGreater(engine.loaded, 0)
+                self.assertEqual(len(engine.pool.free), 40)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,75 @@
+"""What an engine is started with, and names of blocks."""
+
+import os
+import tempfile
+import unittest
+
+from kvasir_kv import identity
+from kvasir_kv.settings import Settings, SettingsError
+
+
+class Configuration(unittest.TestCase):
+    def test_slot_and_folder_are_filled_in(self) -> None:
+        disk = {"path": "/kv", "capacity": "1 GiB"}
+        settings = Settings.parse({"store": {"disk_tier": disk, "queue": {"threads": 4}}})
+        self.assertEqual(
+            settings.toml(65537, "rank-3"),
+            '[disk_tier]\npath = "/kv/rank-3"\ncapacity = "1 GiB"\n[queue]\nthreads = 4\n[store]\nslot = "69632 B"\n',
+        )
+        self.assertEqual(Settings.parse({"store": '[store]\nslot = "1 MiB"'}).toml(1, "x"), '[store]\nslot = "1 MiB"\n')
+
+    def test_a_file_of_toml_is_read(self) -> None:
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write('[host_tier]\ncapacity = "2 GiB"\n')
+            file.flush()
+            self.assertEqual(Settings.parse({"store_file": file.name}).store, {"host_tier": {"capacity": "2 GiB"}})
+
+    def test_what_is_wrong_is_refused_and_named(self) -> None:
+        for given, text in [
+            ({"capacity": 1}, "has no capacity; it has library"),
+            ({"store": {}, "store_file": "x"}, "both store and store_file"),
+            ({"store_file": "/nowhere/x.toml"}, "store_file: .*nowhere"),
+            ({"store": "[host_tier"}, "store: "),
+            ({"store": {"host_tier": 1}}, "not an object of sections"),
+            ({"saving_blocks_max": -1}, "saving_blocks_max is no number"),
+            ({"load_blocks_min": True}, "load_blocks_min is no number"),
+            ({"library": 1}, "library is no text"),
+        ]:
+            with self.subTest(given), self.assertRaisesRegex(SettingsError, text):
+                Settings.parse(given)
+        with self.assertRaisesRegex(SettingsError, "host_tier.capacity is no text"):
+            Settings.parse({"store": {"host_tier": {"capacity": 1.5}}}).toml(1, "x")
+
+
+class Names(unittest.TestCase):
+    def test_every_fact_and_salt_gives_other_names(self) -> None:
+        hashes = [b"a" * 32, b"b" * 32]
+        key = identity.key({"model": "x", "shape": [1, 2]})
+        names = identity.identities(key, hashes)
+        self.assertEqual(len(names), 32)
+        self.assertEqual(names, identity.identities(identity.key({"shape": (1, 2), "model": "x"}), hashes))
+        for other in (
+            identity.identities(identity.key({"model": "y", "shape": [1, 2]}), hashes),
+            identity.identities(key, identity.salted(b"s", hashes)),
+            identity.identities(key, hashes[::-1]),
+        ):
+            self.assertNotEqual(names[:16], other[:16])
+            self.assertNotEqual(names[16:], other[16:])
+        self.assertEqual(identity.salted(b"", hashes), hashes)
+
+    def test_new_weights_in_the_same_place_are_noticed(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.safetensors")
+            with open(path, "wb") as file:
+                file.write(b"weights")
+            before = identity.weights(folder), identity.adapter(b"p", "n", 1, folder)
+            self.assertEqual(before, (identity.weights(folder), identity.adapter(b"p", "n", 1, folder)))
+            os.utime(path, ns=(1, 1))
+            self.assertNotEqual(before[0], identity.weights(folder))
+            self.assertNotEqual(before[1], identity.adapter(b"p", "n", 1, folder))
+            self.assertNotEqual(identity.adapter(b"p", "n", 1, folder), identity.adapter(b"q", "n", 1, folder))
+        self.assertIsNone(identity.weights(folder))
+
+
+if __name__ == "__main__":
+    unittest.main()
