@@ -8,9 +8,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use dataplane_memory::Slab;
+
 use crate::{
-    ConnectError, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Sleeper, Source, Target,
-    WorkRequest,
+    ConnectError, DeviceReach, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Sleeper, Source,
+    Target, WorkRequest,
 };
 
 /// See the module's documentation.
@@ -106,6 +108,10 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
 
     fn reaches_device_memory(&self) -> bool {
         self.inner.reaches_device_memory()
+    }
+
+    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
+        self.inner.device_reach(slab)
     }
 
     fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {

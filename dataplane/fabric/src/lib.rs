@@ -36,12 +36,25 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use dataplane_memory::Slab;
+
 /// A sleep that another thread, or another process through shared memory, can end without a file descriptor.
 pub trait Sleeper: Send + Sync {
     /// Sleeps until woken or until the moment given. May return early.
     fn sleep(&self, until: Option<Instant>);
     /// Ends the sleep, or the next one when nobody sleeps.
     fn wake(&self);
+}
+
+/// How far a fabric reaches the slots of a slab in a device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceReach {
+    /// Not at all, or not without registering the slab first.
+    None,
+    /// As sources of writes and destinations of reads: the slab is registered.
+    Local,
+    /// Peers, too, write and read them: it is the fabric's own slab.
+    Peers,
 }
 
 /// One transport, driven by one thread.
@@ -58,6 +71,12 @@ pub trait Fabric {
     /// staged through host memory.
     fn reaches_device_memory(&self) -> bool {
         false
+    }
+
+    /// How far it reaches this slab, whose slots lie in a device's memory. Asked once for each hand-off, not for each
+    /// block.
+    fn device_reach(&self, _slab: &Arc<Slab>) -> DeviceReach {
+        DeviceReach::None
     }
 
     /// The largest message that it takes, in bytes.
@@ -113,6 +132,10 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
 
     fn reaches_device_memory(&self) -> bool {
         (**self).reaches_device_memory()
+    }
+
+    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
+        (**self).device_reach(slab)
     }
 
     fn message_bytes_max(&self) -> usize {

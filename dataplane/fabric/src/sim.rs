@@ -2,7 +2,7 @@
 //!
 //! Time is a tick counter that the test advances. Each operation is a packet with a delivery time drawn from
 //! [`Faults`]; bytes are read from the source slot at delivery, as a NIC would, so a slot that is reused too
-//! early shows. Faults: delay, loss, corruption, reordering (which breaks the ordering clause of the
+//! early shows; so it is with slots in a device's memory, which only some nodes move. Faults: delay, loss, corruption, reordering (which breaks the ordering clause of the
 //! contract on purpose) and the death of a node.
 //!
 //! Not a hot path; single-threaded by construction.
@@ -16,7 +16,8 @@ use std::sync::Arc;
 use dataplane_memory::Slab;
 
 use crate::{
-    Completion, ConnectError, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest,
+    Completion, ConnectError, DeviceReach, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target,
+    WorkRequest,
 };
 
 /// What may go wrong, and how often.
@@ -58,6 +59,8 @@ struct Link {
 #[derive(Debug)]
 struct SimNode {
     slab: Arc<Slab>,
+    /// Whether it moves slots in a device's memory.
+    is_direct: bool,
     alive: bool,
     events: VecDeque<Event>,
     links: HashMap<PeerId, Link>,
@@ -113,9 +116,25 @@ impl SimNetwork {
 
     /// The same for a fabric of another name: a node with several rails tells them apart by that.
     pub fn add_node_named(&self, slab: Arc<Slab>, name: &'static str) -> SimFabric {
-        assert!(slab.device().is_none(), "the simulated fabric reaches host memory only");
+        assert!(slab.device().is_none(), "this node of the simulated fabric reaches host memory only");
+        self.add(slab, name, false)
+    }
+
+    /// Adds a node that moves slots in any memory: those of `slab`, which its peers write into, and its own sources may
+    /// lie in a device's.
+    pub fn add_direct_node(&self, slab: Arc<Slab>) -> SimFabric {
+        self.add_direct_node_named(slab, "sim")
+    }
+
+    /// The same for a fabric of another name.
+    pub fn add_direct_node_named(&self, slab: Arc<Slab>, name: &'static str) -> SimFabric {
+        self.add(slab, name, true)
+    }
+
+    fn add(&self, slab: Arc<Slab>, name: &'static str, is_direct: bool) -> SimFabric {
         let mut state = self.0.borrow_mut();
-        state.nodes.push(SimNode { slab, alive: true, events: VecDeque::new(), links: HashMap::new() });
+        let (events, links) = (VecDeque::new(), HashMap::new());
+        state.nodes.push(SimNode { slab, is_direct, alive: true, events, links });
         SimFabric { state: Rc::clone(&self.0), node: state.nodes.len() - 1, name }
     }
 
@@ -270,12 +289,17 @@ impl State {
                 None
             }
             Operation::Write { source, target, rows, immediate } => {
-                let mut bytes = match &source {
-                    Source::Inline { bytes, len } => bytes[..usize::from(*len)].to_vec(),
+                let bytes = match &source {
+                    Source::Inline { bytes, len } => Some(bytes[..usize::from(*len)].to_vec()),
                     Source::Slot { slot, offset, len } => {
                         let rows = rows.map(|rows| (rows.bytes, rows.local_stride));
                         gather(slot.slab(), slot.slot(), *offset, *len, rows)
                     }
+                };
+                let Some(mut bytes) = bytes else {
+                    self.end_link((from, peer), "local access error");
+                    self.end_link(remote, "the peer disconnected");
+                    return;
                 };
                 let slab = Arc::clone(&self.nodes[to].slab);
                 let span = span_of(bytes.len() as u32, rows.map(|rows| (rows.bytes, rows.remote_stride)));
@@ -331,31 +355,55 @@ fn span_of(len: u32, rows: Option<(u32, u32)>) -> usize {
     }
 }
 
-fn gather(slab: &Slab, slot: u32, offset: u32, len: u32, rows: Option<(u32, u32)>) -> Vec<u8> {
+/// `None` when the bytes lie in the memory of a device that is gone.
+fn gather(slab: &Slab, slot: u32, offset: u32, len: u32, rows: Option<(u32, u32)>) -> Option<Vec<u8>> {
     let (row, stride) = rows.unwrap_or((len.max(1), len));
     let mut bytes = vec![0; len as usize];
     for (number, chunk) in bytes.chunks_mut(row as usize).enumerate() {
-        slab.read(slot, offset as usize + number * stride as usize, chunk);
+        let at = offset as usize + number * stride as usize;
+        match slab.device() {
+            Some(device) => device.read(slot as usize * slab.layout().stride() + at, chunk).ok()?,
+            None => slab.read(slot, at, chunk),
+        }
     }
-    bytes
+    Some(bytes)
 }
 
 fn gather_checked(slab: &Slab, from: Target, len: u32, rows: Option<(u32, u32)>) -> Option<Vec<u8>> {
     let fits = slab.contains(from.slot, from.offset as usize, span_of(len, rows));
     (fits && slab.generation(from.slot) == from.generation)
         .then(|| gather(slab, from.slot, from.offset, len, rows))
+        .flatten()
 }
 
+/// What is written to the memory of a device that is gone is lost.
 fn scatter(slab: &Slab, slot: u32, offset: u32, bytes: &[u8], rows: Option<(u32, u32)>) {
     let (row, stride) = rows.unwrap_or((bytes.len().max(1) as u32, bytes.len() as u32));
     for (number, chunk) in bytes.chunks(row as usize).enumerate() {
-        slab.write(slot, offset as usize + number * stride as usize, chunk);
+        let at = offset as usize + number * stride as usize;
+        match slab.device() {
+            Some(device) => _ = device.write(slot as usize * slab.layout().stride() + at, chunk),
+            None => slab.write(slot, at, chunk),
+        }
     }
 }
 
 impl Fabric for SimFabric {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn reaches_device_memory(&self) -> bool {
+        self.state.borrow().nodes[self.node].is_direct
+    }
+
+    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
+        let own = &self.state.borrow().nodes[self.node];
+        match own.is_direct {
+            true if Arc::ptr_eq(&own.slab, slab) => DeviceReach::Peers,
+            true => DeviceReach::Local,
+            false => DeviceReach::None,
+        }
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

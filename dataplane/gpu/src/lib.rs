@@ -6,6 +6,7 @@
 //!   three plans. Made once.
 //! * [`KernelQueue`]: batches of blocks over a route, submitted and polled. The hot path: no allocation, no lock of
 //!   ours, no wait; per batch two small copies, one launch, two events.
+//! * [`SlotChecksummer`]: the `Checksummer` of `dataplane-memory` over such a queue, for whoever shall not know CUDA.
 //!
 //! Invariants: every block and slot of a batch is checked before its launch, so a wrong number is a [`Refusal`] and not
 //! a fault that ends the device's context; what a launch reads and writes is kept until it is over; items, status words
@@ -16,6 +17,7 @@
 //! of the driver and the kernels' emulator (`tests/double.rs`); `tests/device.rs` does the same on a real device.
 
 mod batch;
+mod checksummer;
 mod error;
 mod kernels;
 mod queue;
@@ -24,6 +26,7 @@ mod route;
 mod tensors;
 
 pub use batch::{Finished, Sums};
+pub use checksummer::SlotChecksummer;
 pub use error::{KernelsError, Refusal, RouteError};
 pub use kernels::LayoutKernels;
 pub use queue::KernelQueue;

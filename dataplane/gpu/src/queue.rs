@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dataplane_cuda::{Completion, CopyRequest, CudaError, Stream};
-use dataplane_kernels::{Direction, Item, Launch};
+use dataplane_kernels::{ChecksumPlan, Direction, Item, Launch};
 
 use crate::batch::{Finished, Flight, Sums};
 use crate::error::{KernelsError, Refusal};
@@ -69,6 +69,15 @@ impl KernelQueue {
     #[must_use]
     pub fn stream(&self) -> &Stream {
         self.ring.copies.stream()
+    }
+
+    pub(crate) fn config(&self) -> KernelQueueConfig {
+        self.config
+    }
+
+    /// Waits for the device; false when it cannot be known whether kernels run.
+    pub(crate) fn settle(&mut self) -> bool {
+        self.ring.copies.settle()
     }
 
     /// Batches that were accepted and not yet completed.
@@ -139,9 +148,39 @@ impl KernelQueue {
         sums: Sums,
         token: u64,
     ) -> Result<(), Refusal> {
-        let (count, slot) = (pairs.len(), self.next_slot);
+        let count = pairs.len();
         self.admit(ends, count, sums)?;
         self.collect(ends, pairs)?;
+        self.begin(ends, plan, way, count, sums, token)
+    }
+
+    /// Takes the checksum of the bytes at each of these addresses, as many as the plan is for. They lie in the slots of
+    /// `ends`, as the caller has checked.
+    pub(crate) fn sum_at(
+        &mut self,
+        ends: &Ends,
+        addresses: impl ExactSizeIterator<Item = u64>,
+        plan: &ChecksumPlan,
+        token: u64,
+    ) -> Result<(), Refusal> {
+        let count = addresses.len();
+        self.admit(ends, count, Sums::Take)?;
+        self.ring.clear();
+        addresses.for_each(|slot| self.ring.add(Item { slot, block: 0 }));
+        self.begin(ends, plan, (), count, Sums::Take, token)
+    }
+
+    /// Launches the batch whose items are collected.
+    fn begin<P: Plan>(
+        &mut self,
+        ends: &Ends,
+        plan: &P,
+        way: P::Way,
+        count: usize,
+        sums: Sums,
+        token: u64,
+    ) -> Result<(), Refusal> {
+        let slot = self.next_slot;
         let parts = Parts::of(count);
         let expected = if let Sums::Expect(expected) = sums { expected } else { &[] };
         let places = (sums != Sums::None).then_some(!expected.is_empty());

@@ -57,3 +57,9 @@ fn random_numbers_arrive_on_another_device_as_fp8_and_int8() {
     let Some(mut rig) = rig() else { return };
     checks::codes_arrive_on_another_device(&mut rig, &mut Random(seed(402)), 100);
 }
+
+#[test]
+fn random_ranges_of_slots_have_the_sums_that_a_processor_takes() {
+    let Some(rig) = rig() else { return };
+    checks::sums_of_ranges_are_those_of_the_processor(rig, &mut Random(seed(403)), 2000);
+}

@@ -11,11 +11,13 @@ mod harness;
 use std::sync::Arc;
 
 use checks::Rig;
+use checks::sums::Summed;
 use dataplane_cuda::{Cuda, Device};
 use dataplane_gpu::{
     CopyRoute, LayoutKernels, PagedTensors, Pair, Plane, Refusal, RouteError, SlotRoute, Sums, heads_shared,
 };
 use dataplane_kernels::{HeadRange, PagedLayout, PlanError, SlotLayout};
+use dataplane_memory::{Checksummer, SlotRef, SlotSum, SumRefused};
 use double::Double;
 use harness::{Random, seed};
 
@@ -195,4 +197,58 @@ fn heads_of_ranks_are_cut_at_both_ends() {
     assert_eq!(heads_shared(0..16, 4..8), range(4, 0, 4));
     assert_eq!(heads_shared(2..6, 4..9), range(2, 0, 2));
     assert_eq!(heads_shared(0..4, 4..8), None);
+}
+
+#[test]
+fn random_ranges_of_slots_have_the_sums_that_a_processor_takes() {
+    let Some((_double, rig)) = rig() else { return };
+    checks::sums_of_ranges_are_those_of_the_processor(rig, &mut Random(seed(303)), 2000);
+}
+
+#[test]
+fn sums_keep_to_their_bound_and_refuse_what_they_cannot_reach() {
+    let Some((_double, rig)) = rig() else { return };
+    let other = rig.sides[1].slots(&mut Random(4), 100, 3);
+    let mut summed = Summed::new(rig, &mut Random(3), 100, 3, 2);
+    let here = summed.pool.acquire().expect("slot");
+    let sum = |token, slot: &SlotRef, offset, len| SlotSum { token, slot: slot.clone(), offset, len };
+    let elsewhere = Summed::pool_of(&other);
+    assert_eq!(summed.summer.add_device(elsewhere.slab(), &other), None, "on the other device");
+    assert_eq!(summed.summer.add_device(elsewhere.slab(), &summed.memory), None, "not that memory");
+    assert!(summed.summer.reaches(summed.pool.slab()) && !summed.summer.reaches(elsewhere.slab()));
+    let there = elsewhere.acquire().expect("slot");
+    assert!(matches!(summed.summer.submit(sum(1, &there, 0, 8)), Err(SumRefused::Unreachable(_))));
+    for (offset, len) in [(93, 8), (0, 0), (u32::MAX, 2)] {
+        let refused = summed.summer.submit(sum(1, &here, offset, len));
+        assert!(matches!(refused, Err(SumRefused::Outside(back)) if back.token == 1), "{offset} {len}");
+    }
+    (0..2).for_each(|token| summed.summer.submit(sum(token, &here, 0, 8)).expect("room"));
+    assert!(
+        matches!(summed.summer.submit(sum(2, &here, 0, 8)), Err(SumRefused::Full(back)) if back.token == 2)
+    );
+    assert_eq!(summed.finish().len(), 2);
+    summed.summer.submit(sum(2, &here, 0, 8)).expect("room again");
+    assert_eq!(summed.finish().len(), 1);
+}
+
+#[test]
+fn a_lost_device_ends_every_sum_and_its_slots_are_kept_until_then() {
+    let Some((double, rig)) = rig() else { return };
+    let mut summed = Summed::new(rig, &mut Random(5), 100, 20, 64);
+    double.set("fault_copy", 1);
+    // More kinds than there are batches: some of them wait here.
+    for len in 1..=20 {
+        let slot = summed.pool.acquire().expect("slot");
+        summed.summer.submit(SlotSum { token: len.into(), slot, offset: 0, len }).expect("room");
+    }
+    assert_eq!(summed.pool.free_count(), 0, "held, though nobody else has them");
+    let done = summed.finish();
+    assert!(done.len() == 20 && done.iter().all(|done| done.result.is_err()), "{done:?}");
+    assert_eq!((summed.summer.in_flight(), summed.pool.free_count()), (0, 20));
+    let slot = summed.pool.acquire().expect("slot");
+    summed
+        .summer
+        .submit(SlotSum { token: 21, slot, offset: 0, len: 8 })
+        .expect("taken, to end with an error");
+    assert!(summed.finish().iter().all(|done| done.token == 21 && done.result.is_err()));
 }

@@ -1,4 +1,4 @@
-// The checksum that src/checksum.rs specifies: a sum over 8-byte lanes, each mixed with its position.
+// The checksum that dataplane-checksum specifies: a sum over 8-byte lanes, each mixed with its position.
 
 constexpr u64 POSITION_STEP = 0x9e3779b97f4a7c15ULL;
 constexpr u32 FIRST_FACTOR = 0x9e3779b1U;

@@ -32,7 +32,6 @@
 
 #![deny(unsafe_code)]
 
-mod checksum;
 mod copy;
 mod divider;
 mod error;
@@ -46,8 +45,8 @@ mod source;
 pub mod status;
 mod verify;
 
-pub use checksum::{LANE_BYTES, Sum, checksum};
 pub use copy::{CopyPlan, Direction};
+pub use dataplane_checksum::{LANE_BYTES, Sum, checksum};
 pub use divider::Divider;
 pub use error::PlanError;
 pub use launch::{Batch, Device, Launch, Parameters, SumPlaces};

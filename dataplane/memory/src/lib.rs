@@ -5,13 +5,14 @@
 //! * [`SlotPool`] and [`SlotRef`]: who uses which slot. A slot goes back to the free list when its last
 //!   reference is dropped, and its generation is advanced first, so every stale name of it is detectable.
 //! * [`DeviceMemory`]: what the slots of a slab may lie in instead, and [`Copier`], which copies between slots
-//!   wherever they lie.
+//!   wherever they lie. [`Checksummer`] has a device sum what lies in its memory.
 //! * [`LeaseTable`]: references held on behalf of somebody else (a peer), with an owner and an expiry.
 //!
 //! Invariants: a slot is never handed out while a reference to it exists (work requests in flight hold one);
 //! a generation only grows; everything here has a fixed capacity. Acquiring and releasing a slot is
 //! lock-free and allocates nothing. This crate knows nothing of tokens, hashes, models or transports.
 
+mod checksummer;
 mod copier;
 mod copy;
 mod device;
@@ -21,6 +22,7 @@ mod pool;
 mod slab;
 pub mod testing;
 
+pub use checksummer::{Checksummer, SlotSum, SumDone, SumRefused};
 pub use copier::{Copier, CopyDone, CopyRefused, HostCopier, SlotCopy};
 pub use device::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 pub use error::MemoryError;

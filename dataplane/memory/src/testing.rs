@@ -2,9 +2,12 @@
 //!
 //! [`DeviceDouble`] is memory that the CPU cannot touch by accident: its address faults. [`CopierDouble`] copies to
 //! and from it as a device would: later, in no order between directions, and not always with success.
+//! [`ChecksummerDouble`] sums what lies there, in the same manner.
 
+mod checksummer;
 mod copier;
 mod device;
 
+pub use checksummer::{ChecksummerDouble, SumFaults};
 pub use copier::{CopierDouble, CopyFaults};
 pub use device::{Abilities, DeviceDouble};

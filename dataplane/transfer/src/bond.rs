@@ -31,7 +31,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::{ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Sleeper, WorkRequest};
+use dataplane_fabric::{
+    ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Sleeper, WorkRequest,
+};
+use dataplane_memory::Slab;
 
 use lane::Slice;
 use peer::Peer;
@@ -249,6 +252,12 @@ impl<F: Fabric> Fabric for Bond<F> {
 
     fn reaches_device_memory(&self) -> bool {
         self.rails.iter().all(|rail| rail.fabric.reaches_device_memory())
+    }
+
+    /// As far as every rail does: any of them may be given a slice.
+    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
+        let rails = self.rails.iter().map(|rail| rail.fabric.device_reach(slab));
+        rails.min().unwrap_or(DeviceReach::None)
     }
 
     fn message_bytes_max(&self) -> usize {

@@ -6,8 +6,10 @@ use std::time::Instant;
 use dataplane_fabric::PeerId;
 use dataplane_memory::SlotRef;
 
-use crate::checksum;
+use crate::direct::{Purpose, Wanted};
+use crate::node::Outcome;
 use crate::shard::Cut;
+use crate::terms::Terms;
 use crate::wire::SlotName;
 
 #[derive(Debug)]
@@ -30,14 +32,31 @@ pub(crate) struct Inbound {
     /// Whether the sender has been told of the slots.
     pub(crate) reserved: bool,
     pub(crate) corrupted: bool,
-    /// Per block: how many leading layers are verified.
+    /// Tells the device's sums of its slots from others; `None`: the processor takes them.
+    pub(crate) number: Option<u64>,
+    /// The sender can write no more: how it ends once the device's sums are over.
+    pub(crate) ending: Option<Outcome>,
+    /// Per block: how many layers are verified. By the processor they are the leading ones, by a device any.
     layers_verified: Vec<u16>,
+    /// Per block: how many leading layers have landed and are summed by the device.
+    layers_started: Vec<u16>,
+    /// The device's sums that are wanted.
+    pub(crate) sums_open: usize,
     layers: u16,
-    /// What the sender has in common with us, once it has told what it holds.
-    cut: Option<Cut>,
+    /// What was agreed with the sender, once it has told what it holds.
+    terms: Option<Terms>,
     announced: HashMap<u16, Announcement>,
     /// Immediates whose announcement has not come (possible only on a fabric that reorders).
     landed_early: Vec<u16>,
+}
+
+/// What a piece that has landed comes to.
+#[derive(Debug, Default)]
+pub(crate) struct Landing {
+    /// Blocks that failed verification.
+    pub(crate) failures: u64,
+    /// Sums that the device has to take before more is known.
+    pub(crate) wanted: Vec<Wanted>,
 }
 
 /// Announcements and immediates that may wait for their other half.
@@ -53,7 +72,7 @@ impl Inbound {
         layers: u16,
         deadline: Instant,
     ) -> Self {
-        let layers_verified = vec![0; slots.len()];
+        let (layers_verified, layers_started) = (vec![0; slots.len()], vec![0; slots.len()]);
         Self {
             peer,
             tag,
@@ -63,17 +82,21 @@ impl Inbound {
             deadline,
             reserved: false,
             corrupted: false,
+            number: None,
+            ending: None,
             layers_verified,
+            layers_started,
+            sums_open: 0,
             layers,
-            cut: None,
+            terms: None,
             announced: HashMap::new(),
             landed_early: Vec::new(),
         }
     }
 
     /// The sender has said what it holds: its slots can be asked for.
-    pub(crate) fn reserve(&mut self, cut: Cut) {
-        self.cut = Some(cut);
+    pub(crate) fn reserve(&mut self, terms: Terms) {
+        self.terms = Some(terms);
         self.reserved = true;
     }
 
@@ -82,66 +105,92 @@ impl Inbound {
         self.slots.iter().map(name).collect()
     }
 
-    /// Takes an announcement; false when it makes no sense.
+    /// Takes an announcement; `None` when it makes no sense.
     pub(crate) fn announce(
         &mut self,
+        transfer: u64,
         sequence: u16,
         layers: (u16, u16),
         first_block: u32,
         sums: Vec<u64>,
-    ) -> bool {
+    ) -> Option<Landing> {
         let (first_layer, layers) = layers;
         let blocks_fit = first_block
             .checked_sub(self.first_block)
             .is_some_and(|first| first as usize + sums.len() <= self.slots.len());
         let layers_fit = layers > 0 && first_layer.checked_add(layers).is_some_and(|end| end <= self.layers);
         if !blocks_fit || !layers_fit || self.announced.len() >= UNMATCHED_MAX {
-            return false;
+            return None;
         }
         self.announced.insert(sequence, Announcement { first_layer, layers, first_block, sums });
-        if let Some(at) = self.landed_early.iter().position(|&early| early == sequence) {
-            self.landed_early.swap_remove(at);
-            self.verify(sequence);
+        match self.landed_early.iter().position(|&early| early == sequence) {
+            Some(at) => {
+                self.landed_early.swap_remove(at);
+                Some(self.verify(transfer, sequence))
+            }
+            None => Some(Landing::default()),
         }
-        true
     }
 
-    /// Takes an immediate. Returns the number of pieces that failed verification.
-    pub(crate) fn landed(&mut self, sequence: u16) -> u64 {
+    /// Takes an immediate.
+    pub(crate) fn landed(&mut self, transfer: u64, sequence: u16) -> Landing {
         if self.announced.contains_key(&sequence) {
-            return self.verify(sequence);
+            return self.verify(transfer, sequence);
         }
         if self.landed_early.len() < UNMATCHED_MAX {
             self.landed_early.push(sequence);
         }
-        0
+        Landing::default()
     }
 
-    fn verify(&mut self, sequence: u16) -> u64 {
-        let (Some(announcement), Some(cut)) = (self.announced.remove(&sequence), self.cut) else { return 0 };
+    fn verify(&mut self, transfer: u64, sequence: u16) -> Landing {
+        let mut landing = Landing::default();
+        let (Some(announcement), Some(terms)) = (self.announced.remove(&sequence), self.terms) else {
+            return landing;
+        };
+        let Announcement { first_layer, layers, .. } = announcement;
+        let cut = terms.cut;
+        let (offset, len) = (cut.offset_here(first_layer), cut.len(&(first_layer..first_layer + layers)));
         let first = (announcement.first_block - self.first_block) as usize;
-        let layers = announcement.first_layer..announcement.first_layer + announcement.layers;
-        let (offset, len) = (cut.offset_here(layers.start) as usize, cut.len(&layers) as usize);
-        let mut failures = 0;
-        for (index, expected) in announcement.sums.into_iter().enumerate() {
-            let block = first + index;
+        for (block, expected) in (first..).zip(announcement.sums) {
             let slot = &self.slots[block];
-            let verified = &mut self.layers_verified[block];
-            let in_order = *verified == announcement.first_layer;
-            let sum = || checksum::of_rows(slot.slab(), slot.slot(), offset, len, cut.row_here());
-            if in_order && sum() == expected {
-                *verified += announcement.layers;
-            } else {
-                failures += 1;
-                self.corrupted = true;
+            if let Some(number) = self.number {
+                let started = &mut self.layers_started[block];
+                if *started == first_layer {
+                    *started += layers;
+                    let block = block as u32;
+                    let purpose = Purpose::Verify { transfer, number, block, layers, expected };
+                    landing.wanted.push(Wanted { purpose, slot: slot.clone(), offset, len });
+                    continue;
+                }
+            } else if self.layers_verified[block] == first_layer {
+                let (offset, len) = (offset as usize, len as usize);
+                let sum = terms.checksum.of_rows(slot.slab(), slot.slot(), offset, len, cut.row_here());
+                if sum == expected {
+                    self.layers_verified[block] += layers;
+                    continue;
+                }
             }
+            landing.failures += 1;
+            self.corrupted = true;
         }
-        failures
+        self.sums_open += landing.wanted.len();
+        landing
+    }
+
+    /// The device has summed layers of a block. Returns the number of failures, as `landed` does.
+    pub(crate) fn summed(&mut self, block: u32, layers: u16, is_good: bool) -> u64 {
+        self.sums_open -= 1;
+        if is_good {
+            self.layers_verified[block as usize] += layers;
+        }
+        self.corrupted |= !is_good;
+        u64::from(!is_good)
     }
 
     /// What the sender has in common with us, and how many leading layers of each block are verified.
     pub(crate) fn view(&self) -> Option<(Cut, &[u16])> {
-        self.cut.map(|cut| (cut, &*self.layers_verified))
+        self.terms.map(|terms| (terms.cut, &*self.layers_verified))
     }
 
     /// Leading blocks of which every byte is verified.

@@ -17,7 +17,8 @@
 //!
 //! Beside the hand-off there are plain moves ([`Batch`]): one-sided writes and reads whose slots the caller names.
 //!
-//! Blocks in a device's memory go through staging slots in host memory ([`Staging`]): the checksums are the CPU's.
+//! Blocks in a device's memory stay there where the fabric reaches them and the device sums them
+//! ([`TransferNode::with_checksummer`]); others go through staging slots in host memory ([`Staging`]).
 //!
 //! Invariants: a slot that a peer was told of is reused only after `Finished`, `CancelAck` or the end of the
 //! connection; a block counts as arrived only when every byte of it was verified; every table and queue is
@@ -29,6 +30,7 @@
 mod bond;
 mod checksum;
 mod config;
+mod direct;
 pub mod flight;
 mod inbound;
 mod metrics;
@@ -39,6 +41,7 @@ mod pieces;
 mod service;
 mod shard;
 mod staging;
+mod terms;
 mod wire;
 
 pub use bond::{Bond, BondConfig, BondCounters, Rail};
@@ -54,8 +57,15 @@ pub use staging::{Staging, StagingLimits};
 /// For fuzzing: bytes of a peer, as the hand-off and the bond read them. What decodes must encode to the same bytes.
 #[doc(hidden)]
 pub fn fuzz_wire(bytes: &[u8]) {
-    if let Some(message) = wire::Message::decode(bytes) {
-        assert_eq!(&*message.encode(), bytes, "{message:?}");
+    match wire::Message::decode(bytes) {
+        Some(message) => {
+            assert_eq!(&*message.encode(), bytes, "{message:?}");
+            if let wire::Message::Hello(theirs) = message {
+                let ours = terms::Greeting::new(theirs.layout, checksum::Checksum::Lanes);
+                let _agreed = terms::Terms::between(&ours, &theirs);
+            }
+        }
+        None => _ = wire::breach_of(bytes),
     }
     bond::fuzz_frame(bytes);
 }

@@ -11,6 +11,10 @@ pub struct TransferCounters {
     pub(crate) transfers_cancelled: AtomicU64,
     pub(crate) leases_expired: AtomicU64,
     pub(crate) peers_lost: AtomicU64,
+    pub(crate) sent_directly: AtomicU64,
+    pub(crate) sent_staged: AtomicU64,
+    pub(crate) received_directly: AtomicU64,
+    pub(crate) received_staged: AtomicU64,
     /// A level, not a count: slots that a peer may still write to.
     pub(crate) quarantined_slots: AtomicU64,
     /// A level: transfers in either direction.
@@ -24,7 +28,7 @@ impl TransferCounters {
 
     /// Name, help text and value of each counter; the last two are levels.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 10] {
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 14] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
             ("bytes_sent", "Bytes of blocks written to peers", read(&self.bytes_sent)),
@@ -35,6 +39,26 @@ impl TransferCounters {
             ("cancelled", "Transfers cancelled by either side", read(&self.transfers_cancelled)),
             ("leases_expired", "Transfers whose receiver never came", read(&self.leases_expired)),
             ("peers_lost", "Connections that ended", read(&self.peers_lost)),
+            (
+                "sent_directly",
+                "Transfers that were sent from a device's memory without staging",
+                read(&self.sent_directly),
+            ),
+            (
+                "sent_staged",
+                "Transfers that were sent from a device's memory through staging slots",
+                read(&self.sent_staged),
+            ),
+            (
+                "received_directly",
+                "Transfers that were expected in a device's memory without staging",
+                read(&self.received_directly),
+            ),
+            (
+                "received_staged",
+                "Transfers that were expected in a device's memory through staging slots",
+                read(&self.received_staged),
+            ),
             ("quarantined_slots", "Slots that a peer may still write to", read(&self.quarantined_slots)),
             ("open", "Transfers under way", read(&self.transfers_open)),
         ]

@@ -1,31 +1,36 @@
 //! One node's transfers as a state machine: commands and fabric events in, notices out.
 //!
 //! Driven by one thread, with time as an argument. No hidden clock, so a simulation with a seeded fabric
-//! replays exactly. The three sides of it are [`receiving`], [`sending`] and [`peers`]; batches without a protocol
-//! are [`crate::moves`].
+//! replays exactly. The three sides of it are [`receiving`], [`sending`] and [`peers`]; [`messages`] says what messages
+//! mean, [`direct`] what a device's checksums mean; batches without a protocol are [`crate::moves`].
 
 mod command;
+mod direct;
+mod messages;
 mod peers;
 mod receiving;
 mod sending;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::{Completion, Event, Fabric, PeerId};
-use dataplane_memory::{LeaseTable, SlotRef};
+use dataplane_memory::{DeviceError, Lease, LeaseTable, SlotRef};
 
 use crate::config::Limits;
+use crate::direct::{Purpose, Summing, Wanted};
 use crate::flight::{FlightTable, MoveOutcome, Ticket};
 use crate::inbound::Inbound;
 use crate::metrics::TransferCounters;
 use crate::moves::Mover;
-use crate::outbound::{Outbound, Reservation};
+use crate::outbound::{Outbound, Pushed};
 use crate::shard::{Cut, PieceLayout};
-use crate::wire::{Message, VERSION};
+use crate::wire::Message;
 pub use command::{Command, Notice, Outcome, TransferId};
+pub(crate) use direct::Returned;
+use direct::is_on_device;
 use peers::{Backoff, Peer};
 
 /// A peer that does not acknowledge a cancellation for so long is disconnected.
@@ -52,8 +57,8 @@ pub struct TransferNode<F> {
     next_tag: u16,
     /// Blocks kept for a receiver; owner is the peer once it has reserved.
     outbound: LeaseTable<TransferId, Option<PeerId>, Outbound>,
-    /// Outbound transfers with something to post.
-    active: HashSet<TransferId>,
+    /// Outbound transfers with something to post, in an order that does not depend on chance.
+    active: BTreeSet<TransferId>,
     finishing: HashMap<u64, TransferId>,
     next_id: u64,
     /// Outbound transfers that were cancelled, and until when that is remembered: their other half may still
@@ -61,11 +66,18 @@ pub struct TransferNode<F> {
     cancelled: HashMap<TransferId, Instant>,
     /// Slots that a peer was told of and may still write to.
     quarantine: HashMap<(PeerId, TransferId), (Vec<SlotRef>, Instant)>,
+    /// What a device sums, when there is one that does.
+    summing: Option<Summing>,
+    /// What has landed in a device's memory since the last poll, and is to be summed there.
+    landed: Vec<Wanted>,
+    /// What cannot be sent directly, for staging to take.
+    returned: Vec<Returned>,
     /// The time that the present call was given.
     now: Instant,
     /// Kept for their capacity.
     peers_scratch: Vec<PeerId>,
     transfers_scratch: Vec<TransferId>,
+    sums_ended: Vec<(Purpose, Result<u64, DeviceError>)>,
     events: Vec<Event>,
     notices: Vec<Notice>,
 }
@@ -88,14 +100,18 @@ impl<F: Fabric> TransferNode<F> {
             tags: HashMap::new(),
             next_tag: 0,
             outbound: LeaseTable::new(limits.transfers_max),
-            active: HashSet::new(),
+            active: BTreeSet::new(),
             finishing: HashMap::new(),
             next_id: 1,
             cancelled: HashMap::new(),
             quarantine: HashMap::new(),
+            summing: None,
+            landed: Vec::new(),
+            returned: Vec::new(),
             now: Instant::now(),
             peers_scratch: Vec::new(),
             transfers_scratch: Vec::new(),
+            sums_ended: Vec::new(),
             events: Vec::with_capacity(limits.poll_budget),
             notices: Vec::new(),
         }
@@ -115,6 +131,10 @@ impl<F: Fabric> TransferNode<F> {
     /// The ticket's owner will not look again: it may be given out anew once the batch is over.
     pub fn close_move(&self, ticket: Ticket) {
         self.flights.abandon(ticket);
+    }
+
+    pub(crate) fn counters(&self) -> &TransferCounters {
+        &self.counters
     }
 
     pub(crate) fn layout(&self) -> &PieceLayout {
@@ -156,6 +176,7 @@ impl<F: Fabric> TransferNode<F> {
     pub fn has_backlog(&self) -> bool {
         !self.active.is_empty()
             || self.mover.has_backlog()
+            || self.summing.as_ref().is_some_and(Summing::has_waiting)
             || self.peers.values().any(|peer| peer.connected && !peer.outbox.is_empty())
     }
 
@@ -165,6 +186,7 @@ impl<F: Fabric> TransferNode<F> {
         self.inbound.is_empty()
             && self.outbound.is_empty()
             && self.quarantine.is_empty()
+            && self.summing.as_ref().is_none_or(Summing::is_idle)
             && self.mover.is_idle()
     }
 
@@ -180,9 +202,8 @@ impl<F: Fabric> TransferNode<F> {
                 self.expect(transfer, &address, content, first_block, slots, deadline);
             }
             Command::Push { transfer, content, first_block, slots, layers } => {
-                if let Some(outbound) = self.outbound_for(transfer, now) {
-                    outbound.content = Some(content);
-                    outbound.push(first_block, slots, layers);
+                if self.outbound_for(transfer, now).is_some() {
+                    self.add_push(transfer, content, Pushed { first_block, slots, layers });
                 }
                 // What is being computed is alive: the lease starts anew.
                 if let Some(lease) = self.outbound.get_mut(transfer) {
@@ -209,16 +230,19 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// The answer to a command with slots that neither the CPU nor the fabric reaches. A hand-off's checksums are the
-    /// CPU's, so its slots lie in host memory over any fabric: [`crate::Staging`] takes the others.
+    /// The answer to a command with slots that neither the processor nor, where it is asked for, the fabric and a device
+    /// reach. [`crate::Staging`] takes such hand-offs.
     fn refuse_device_memory(&self, command: &Command) -> Option<Notice> {
-        let is_on_device = |slot: &SlotRef| slot.slab().device().is_some();
         match command {
-            Command::Expect { transfer, slots, .. } if slots.iter().any(is_on_device) => {
+            Command::Expect { transfer, slots, .. }
+                if slots.iter().any(is_on_device) && !self.receives_directly(slots) =>
+            {
                 let (transfer, slots, outcome) = (*transfer, Vec::new(), Outcome::Refused);
                 Some(Notice::Arrived { transfer, slots, outcome })
             }
-            Command::Push { transfer, slots, .. } if slots.iter().any(is_on_device) => {
+            Command::Push { transfer, slots, .. }
+                if slots.iter().any(is_on_device) && !self.sends_directly(*transfer, slots) =>
+            {
                 Some(Notice::Pushed { transfer: *transfer, complete: false })
             }
             Command::Move { ticket, batch } if !self.fabric.reaches_device_memory() => {
@@ -236,6 +260,8 @@ impl<F: Fabric> TransferNode<F> {
     /// Makes progress: posts, polls, expires. Returns the number of events handled; notices are appended.
     pub fn poll(&mut self, now: Instant, notices: &mut Vec<Notice>) -> usize {
         self.now = now;
+        self.stop_returned();
+        let summed = self.reap_sums();
         self.pump();
         self.fabric.flush();
         let mut events = std::mem::take(&mut self.events);
@@ -244,6 +270,7 @@ impl<F: Fabric> TransferNode<F> {
             self.digest(event, now);
         }
         self.events = events;
+        self.start_sums();
         self.expire(now);
         self.pump();
         self.fabric.flush();
@@ -251,7 +278,7 @@ impl<F: Fabric> TransferNode<F> {
         self.notices.extend(moved.map(|(ticket, outcome)| Notice::Moved { ticket, outcome }));
         self.publish_levels();
         notices.append(&mut self.notices);
-        count
+        count + summed
     }
 
     fn digest(&mut self, event: Event, now: Instant) {
@@ -260,106 +287,36 @@ impl<F: Fabric> TransferNode<F> {
                 self.peer_up(peer);
             }
             Event::Immediate { peer, value } => self.landed(peer, value),
-            Event::Message { peer, message } => {
-                let understood =
-                    Message::decode(&message).is_some_and(|message| self.understand(peer, message, now));
-                if !understood {
-                    tracing::warn!(?peer, "transfer: a message that makes no sense; closing the connection");
-                    self.fabric.disconnect(peer);
-                }
-            }
+            Event::Message { peer, message } => self.take_message(peer, &message, now),
             Event::Completed { id, completion } => {
                 if self.mover.completed(id, completion, now) {
                     return;
                 }
                 if let Some(transfer) = self.finishing.remove(&id) {
-                    self.end_outbound(transfer, completion == Completion::Done);
+                    let is_whole = |lease: &Lease<_, Outbound>| !lease.held.is_abandoned;
+                    let is_whole = self.outbound.get(transfer).is_some_and(is_whole);
+                    self.end_outbound(transfer, completion == Completion::Done && is_whole);
                 }
             }
             Event::PeerDown { peer, reason } => self.peer_down(peer, &reason),
         }
     }
 
-    /// False when the peer breaks the protocol.
-    fn understand(&mut self, peer: PeerId, message: Message, now: Instant) -> bool {
-        let cut = self.peers.get(&peer).and_then(|state| state.cut);
-        match message {
-            Message::Hello { version, layout } => {
-                let cut = Cut::between(&self.layout, &layout).filter(|_| version == VERSION);
-                let Some(cut) = cut else {
-                    tracing::warn!(version, ?layout, ours = ?self.layout, "transfer: the peer's blocks differ from ours");
-                    return false;
-                };
-                if let Some(state) = self.peers.get_mut(&peer) {
-                    state.cut = Some(cut);
-                }
-                let waiting: Vec<TransferId> = self
-                    .inbound
-                    .iter()
-                    .filter(|(_, inbound)| inbound.peer == peer && !inbound.reserved)
-                    .map(|(&transfer, _)| transfer)
-                    .collect();
-                waiting.into_iter().for_each(|transfer| self.reserve(transfer));
-                true
-            }
-            Message::Reserve { transfer, tag, content, first_block, slots } => match cut {
-                Some(cut) => {
-                    self.reserved(transfer, Reservation { peer, tag, content, first_block, slots, cut }, now)
-                }
-                None => false,
-            },
-            _ if cut.is_none() => false,
-            message @ Message::Announce { .. } => self.announced(peer, message),
-            Message::Finished { transfer } => {
-                self.quarantine.remove(&(peer, transfer));
-                let outcome = match self.inbound.get(&transfer) {
-                    Some(inbound) if inbound.corrupted => Outcome::Corrupted,
-                    _ => Outcome::SenderStopped,
-                };
-                if self.inbound.get(&transfer).is_some_and(|inbound| inbound.peer == peer) {
-                    self.end_inbound(transfer, outcome, true);
-                }
-                true
-            }
-            Message::Cancel { transfer } => {
-                let owner = self.outbound.get_mut(transfer).map(|lease| lease.owner);
-                if owner.is_some_and(|owner| owner.is_some_and(|owner| owner != peer)) {
-                    return false;
-                }
-                if owner.is_some() {
-                    TransferCounters::add(&self.counters.transfers_cancelled, 1);
-                    self.end_outbound(transfer, false);
-                }
-                self.remember_cancelled(transfer, now);
-                self.send(peer, Message::CancelAck { transfer });
-                true
-            }
-            Message::CancelAck { transfer } => {
-                self.quarantine.remove(&(peer, transfer));
-                true
-            }
-        }
-    }
-
     fn expire(&mut self, now: Instant) {
-        let late: Vec<TransferId> = self
-            .inbound
-            .iter()
-            .filter(|(_, inbound)| inbound.deadline <= now)
-            .map(|(&transfer, _)| transfer)
-            .collect();
+        let late = self.inbound_where(|inbound| inbound.deadline <= now);
         late.into_iter().for_each(|transfer| self.end_inbound(transfer, Outcome::Deadline, false));
-        for (transfer, lease) in self.outbound.expire(now) {
+        for (transfer, lease) in sorted(self.outbound.expire(now)) {
             TransferCounters::add(&self.counters.leases_expired, 1);
             if let Some(peer) = lease.owner {
                 self.send(peer, Message::Finished { transfer });
             }
             self.remember_cancelled(transfer, now);
             self.active.remove(&transfer);
+            self.forget_sums(lease.held.number);
             self.notices.push(Notice::Pushed { transfer, complete: false });
         }
         self.cancelled.retain(|_, until| *until > now);
-        let mute: HashSet<PeerId> = self
+        let mute: BTreeSet<PeerId> = self
             .quarantine
             .iter()
             .filter(|(_, (_, since))| *since + ACKNOWLEDGE_WITHIN <= now)
@@ -369,12 +326,18 @@ impl<F: Fabric> TransferNode<F> {
         let silent: Vec<PeerId> = self
             .peers
             .iter()
-            .filter(|(_, peer)| peer.connected && peer.cut.is_none() && peer.since + GREET_WITHIN <= now)
+            .filter(|(_, peer)| peer.connected && peer.terms.is_none() && peer.since + GREET_WITHIN <= now)
             .map(|(&id, _)| id)
             .collect();
         for peer in mute.into_iter().chain(stuck).chain(silent) {
             self.give_up(peer);
         }
+    }
+
+    /// Those that are received, in an order that does not depend on chance.
+    fn inbound_where(&self, is_meant: impl Fn(&Inbound) -> bool) -> BTreeSet<TransferId> {
+        let meant = self.inbound.iter().filter(|(_, inbound)| is_meant(inbound));
+        meant.map(|(&transfer, _)| transfer).collect()
     }
 
     fn publish_levels(&self) {
@@ -383,4 +346,10 @@ impl<F: Fabric> TransferNode<F> {
         let open = (self.inbound.len() + self.outbound.len() + self.mover.len()) as u64;
         self.counters.transfers_open.store(open, Ordering::Relaxed);
     }
+}
+
+/// Leases in an order that does not depend on chance.
+fn sorted<T>(mut leases: Vec<(TransferId, T)>) -> Vec<(TransferId, T)> {
+    leases.sort_unstable_by_key(|&(transfer, _)| transfer);
+    leases
 }

@@ -6,9 +6,9 @@ use std::ops::Range;
 use dataplane_fabric::{Fabric, Operation, PeerId, Priority, Source, Target, WorkRequest};
 use dataplane_memory::SlotRef;
 
-use crate::checksum;
 use crate::config::ANNOUNCED_BLOCKS_MAX;
-use crate::shard::Cut;
+use crate::direct::{Purpose, Wanted};
+use crate::terms::Terms;
 use crate::wire::{Message, SlotName};
 
 /// Where the receiver wants the blocks.
@@ -19,8 +19,8 @@ pub(crate) struct Reservation {
     pub(crate) content: [u8; 16],
     pub(crate) first_block: u32,
     pub(crate) slots: Vec<SlotName>,
-    /// What the receiver has in common with us.
-    pub(crate) cut: Cut,
+    /// What was agreed with the receiver.
+    pub(crate) terms: Terms,
 }
 
 /// Layers `layers` of blocks `first_block..`, computed and waiting.
@@ -32,6 +32,25 @@ struct Ready {
     announced: bool,
     /// Blocks of this part already posted.
     posted: usize,
+    /// The device's sums; `None`: the processor takes them when the part is announced.
+    sums: Option<DeviceSums>,
+}
+
+/// The sums of one part, as they come.
+#[derive(Debug)]
+struct DeviceSums {
+    /// Number of the part within its transfer.
+    part: u64,
+    /// For each block.
+    values: VecDeque<Option<u64>>,
+}
+
+/// Layers of blocks that were pushed, given back.
+#[derive(Debug)]
+pub(crate) struct Pushed {
+    pub(crate) first_block: u32,
+    pub(crate) slots: Vec<SlotRef>,
+    pub(crate) layers: Range<u16>,
 }
 
 /// One transfer that we send.
@@ -46,19 +65,84 @@ pub(crate) struct Outbound {
     /// `Finished` has been posted; its completion ends the transfer.
     pub(crate) finish_posted: bool,
     pub(crate) bytes_posted: u64,
+    /// Tells the device's sums of its slots from others, once there are any.
+    pub(crate) number: Option<u64>,
+    next_part: u64,
+    /// Whether a part was announced with the device's sums.
+    pub(crate) is_direct: bool,
+    /// It was stopped: what was to be sent is not.
+    pub(crate) is_abandoned: bool,
 }
 
 /// How far posting came.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Everything that was ready is posted.
+    /// Everything that was ready is posted. What waits for its sums is tried again when one comes.
     Idle,
     /// The fabric took no more; try again later.
     Full,
 }
 
 impl Outbound {
+    /// Parts whose sums the processor takes.
     pub(crate) fn push(&mut self, first_block: u32, slots: Vec<SlotRef>, layers: Range<u16>) {
+        self.push_parts(first_block, slots, layers, |_, _| None);
+    }
+
+    /// Parts whose sums the device takes: those that are `wanted`. A layer has so many bytes.
+    pub(crate) fn push_direct(
+        &mut self,
+        transfer: u64,
+        pushed: Pushed,
+        layer_bytes: u32,
+        mut wanted: impl FnMut(Wanted),
+    ) {
+        let Pushed { first_block, slots, layers } = pushed;
+        let (offset, len) = (u32::from(layers.start) * layer_bytes, layers.len() as u32 * layer_bytes);
+        let (number, mut part) = (self.number.unwrap_or_default(), self.next_part);
+        self.push_parts(first_block, slots, layers, |first_block, slots| {
+            for (block, slot) in (first_block..).zip(slots) {
+                let purpose = Purpose::Announce { transfer, number, part, block };
+                wanted(Wanted { purpose, slot: slot.clone(), offset, len });
+            }
+            part += 1;
+            Some(DeviceSums { part: part - 1, values: slots.iter().map(|_| None).collect() })
+        });
+        self.next_part = part;
+    }
+
+    /// The device has summed a block. What nobody waits for any more is dropped.
+    pub(crate) fn summed(&mut self, part: u64, block: u32, sum: u64) {
+        for ready in &mut self.ready {
+            let Some(sums) = ready.sums.as_mut().filter(|sums| sums.part == part) else { continue };
+            let index = block.checked_sub(ready.first_block);
+            if let Some(value) = index.and_then(|index| sums.values.get_mut(index as usize)) {
+                *value = Some(sum);
+            }
+        }
+    }
+
+    /// Whether there are parts whose sums the device takes.
+    pub(crate) fn has_direct(&self) -> bool {
+        self.ready.iter().any(|ready| ready.sums.is_some())
+    }
+
+    /// Takes back what was pushed, and whether that was all; nothing of it was announced.
+    pub(crate) fn take_back(&mut self) -> (Vec<Pushed>, bool) {
+        let back = |ready: Ready| {
+            let Ready { first_block, slots, layers, .. } = ready;
+            Pushed { first_block, slots, layers }
+        };
+        (self.ready.drain(..).map(back).collect(), std::mem::take(&mut self.ended))
+    }
+
+    fn push_parts(
+        &mut self,
+        first_block: u32,
+        slots: Vec<SlotRef>,
+        layers: Range<u16>,
+        mut sums: impl FnMut(u32, &[SlotRef]) -> Option<DeviceSums>,
+    ) {
         let mut slots = slots.into_iter();
         let mut first_block = first_block;
         loop {
@@ -69,6 +153,7 @@ impl Outbound {
             let next = first_block + part.len() as u32;
             self.ready.push_back(Ready {
                 first_block,
+                sums: sums(first_block, &part),
                 slots: part,
                 layers: layers.clone(),
                 announced: false,
@@ -81,30 +166,34 @@ impl Outbound {
     /// Forgets what was not posted.
     pub(crate) fn abandon(&mut self) {
         self.ready.clear();
-        self.ended = true;
+        (self.ended, self.is_abandoned) = (true, true);
     }
 
-    /// Posts as much as the fabric takes. `finish_id` is the completion id for `Finished`.
+    /// Posts as much as the fabric takes of what has its sums. `finish_id` is the completion id for `Finished`.
     pub(crate) fn pump<F: Fabric>(&mut self, transfer: u64, fabric: &mut F, finish_id: u64) -> Progress {
         let Some(reservation) = &self.reservation else { return Progress::Idle };
         if self.content.is_some_and(|content| content != reservation.content) {
             // The two legs are of different requests: not one byte may be mistaken for the other's.
             self.ready.clear();
-            self.ended = true;
+            (self.ended, self.is_abandoned) = (true, true);
         }
         while let Some(ready) = self.ready.front_mut() {
             ready.skip_unwanted(reservation);
             if ready.posted < ready.slots.len() {
                 if !ready.announced {
-                    let announce = ready.announcement(transfer, self.sequence, &reservation.cut);
+                    let Some(announce) = ready.announcement(transfer, self.sequence, &reservation.terms)
+                    else {
+                        return Progress::Idle;
+                    };
                     if fabric.post(WorkRequest::message(reservation.peer, announce.encode())).is_err() {
                         return Progress::Full;
                     }
                     ready.announced = true;
+                    self.is_direct |= ready.sums.is_some();
                 }
                 while ready.posted < ready.slots.len() {
                     let operation = ready.next_write(reservation, self.sequence);
-                    let bytes = u64::from(reservation.cut.len(&ready.layers));
+                    let bytes = u64::from(reservation.terms.cut.len(&ready.layers));
                     if fabric.post(urgent(0, reservation.peer, operation)).is_err() {
                         return Progress::Full;
                     }
@@ -143,23 +232,34 @@ impl Ready {
         self.first_block += before as u32;
         let wanted_end = reservation.first_block as usize + reservation.slots.len();
         self.slots.truncate(wanted_end.saturating_sub(self.first_block as usize));
+        if let Some(sums) = &mut self.sums {
+            sums.values.drain(..before);
+            sums.values.truncate(self.slots.len());
+        }
     }
 
-    fn announcement(&self, transfer: u64, sequence: u16, cut: &Cut) -> Message {
+    /// `None` while sums are missing.
+    fn announcement(&self, transfer: u64, sequence: u16, terms: &Terms) -> Option<Message> {
+        let cut = &terms.cut;
         let (offset, len) = (cut.offset_here(self.layers.start) as usize, cut.len(&self.layers) as usize);
-        let sum = |slot: &SlotRef| checksum::of_rows(slot.slab(), slot.slot(), offset, len, cut.row_here());
-        Message::Announce {
+        let sum =
+            |slot: &SlotRef| terms.checksum.of_rows(slot.slab(), slot.slot(), offset, len, cut.row_here());
+        let sums: Option<Vec<u64>> = match &self.sums {
+            Some(sums) => sums.values.iter().copied().collect(),
+            None => Some(self.slots.iter().map(sum).collect()),
+        };
+        Some(Message::Announce {
             transfer,
             sequence,
             first_layer: self.layers.start,
             layers: self.layers.len() as u16,
             first_block: self.first_block,
-            sums: self.slots.iter().map(sum).collect(),
-        }
+            sums: sums?,
+        })
     }
 
     fn next_write(&self, reservation: &Reservation, sequence: u16) -> Operation {
-        let cut = &reservation.cut;
+        let cut = &reservation.terms.cut;
         let (offset, len) = (cut.offset_here(self.layers.start), cut.len(&self.layers));
         let there = cut.offset_there(self.layers.start);
         let block = self.first_block as usize + self.posted;

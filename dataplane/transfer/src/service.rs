@@ -1,7 +1,7 @@
 //! The thread that drives a node: it spins for a moment while there is work, then sleeps on the fabric's
 //! descriptors and the command bell until something comes or a deadline passes. It waits for no fixed timer, but for
-//! one case: what did not fit into a peer's queue is tried again after [`RETRY_FULL_AFTER`]. While a copy of staging is
-//! under way it does not sleep either: that is for a moment, and nothing rings at its end.
+//! one case: what did not fit into a peer's queue is tried again after [`RETRY_FULL_AFTER`]. While a device copies or sums
+//! it does not sleep either: that is for a moment, and nothing rings at its end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -60,8 +60,8 @@ impl<F: Fabric, C: Copier> Driven<F, C> {
     }
 
     /// Whether something ends without ringing.
-    fn is_copying(&self) -> bool {
-        self.staging.as_ref().is_some_and(|staging| staging.in_flight() > 0)
+    fn is_device_busy(&self) -> bool {
+        self.node.sums_in_flight() > 0 || self.staging.as_ref().is_some_and(|staging| staging.in_flight() > 0)
     }
 
     fn has_backlog(&self) -> bool {
@@ -245,7 +245,7 @@ fn run<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox, notif
             continue;
         }
         idle_polls += 1;
-        if idle_polls >= IDLE_POLLS && !driven.is_copying() {
+        if idle_polls >= IDLE_POLLS && !driven.is_device_busy() {
             sleep(driven, mailbox);
             idle_polls = 0;
         } else {

@@ -21,8 +21,10 @@
 //! [`Staging::in_flight`] is not zero, it must be polled: nobody rings when a copy has ended. Per block and piece: one
 //! copy and a few table steps.
 //!
-//! Checksums of bytes in a device's memory would have to be the device's own: until there is such a thing, a hand-off
-//! is staged even where the fabric could reach the device.
+//! A hand-off is staged only when it cannot be direct: without a
+//! [`Checksummer`](dataplane_memory::Checksummer), over a fabric that does not reach the device, or with a peer that has
+//! other heads. The last is known of a push when its receiver asks for it; the node gives back what it was to send, and
+//! it is staged then.
 
 mod copies;
 mod incoming;
@@ -37,7 +39,9 @@ use std::time::Instant;
 use dataplane_fabric::Fabric;
 use dataplane_memory::{Copier, DeviceError, SlotPool, SlotRef};
 
-use crate::node::{Command, Notice, Outcome, TransferId, TransferNode};
+use crate::metrics::TransferCounters;
+use crate::node::{Command, Notice, Outcome, Returned, TransferId, TransferNode};
+use crate::outbound::Pushed;
 use crate::shard::PieceLayout;
 use copies::{Copies, Purpose};
 use incoming::Incoming;
@@ -147,9 +151,12 @@ impl<C: Copier> Staging<C> {
     pub fn handle<F: Fabric>(&mut self, node: &mut TransferNode<F>, command: Command, now: Instant) {
         match command {
             Command::Expect { transfer, address, content, first_block, slots, deadline }
-                if slots.iter().any(is_on_device) =>
+                if slots.iter().any(is_on_device) && !node.receives_directly(&slots) =>
             {
-                let Some(incoming) = self.stage_in(transfer, slots, node.layout()) else {
+                // Where peers write to device slots, they cannot write to a staging slot in their stead.
+                let is_refused = node.shows_to_peers(&slots);
+                let staged = (!is_refused).then(|| self.stage_in(transfer, slots, node.layout())).flatten();
+                let Some(incoming) = staged else {
                     if !self.incoming.contains_key(&transfer) {
                         node.handle(Command::Decline { transfer, address }, now);
                     }
@@ -159,6 +166,7 @@ impl<C: Copier> Staging<C> {
                 };
                 let slots = incoming.staged();
                 self.incoming.insert(transfer, incoming);
+                TransferCounters::add(&node.counters().received_staged, 1);
                 node.handle(
                     Command::Expect { transfer, address, content, first_block, slots, deadline },
                     now,
@@ -166,12 +174,10 @@ impl<C: Copier> Staging<C> {
                 self.look_at(node, transfer);
             }
             Command::Push { transfer, content, first_block, slots, layers }
-                if self.outgoing.contains_key(&transfer) || slots.iter().any(is_on_device) =>
+                if self.outgoing.contains_key(&transfer)
+                    || (slots.iter().any(is_on_device) && !node.sends_directly(transfer, &slots)) =>
             {
-                let each = self.limits.outbound_slots_each;
-                let fresh = || Outgoing::new(content, each);
-                let outgoing = self.outgoing.entry(transfer).or_insert_with(fresh);
-                outgoing.push(first_block, slots, layers, node.layout(), self.limits.piece_blocks);
+                self.stage_out(node, transfer, content, [Pushed { first_block, slots, layers }]);
             }
             Command::PushEnd { transfer } if self.outgoing.contains_key(&transfer) => {
                 if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
@@ -183,6 +189,34 @@ impl<C: Copier> Staging<C> {
                 _ => node.handle(Command::Cancel { transfer }, now),
             },
             other => node.handle(other, now),
+        }
+    }
+
+    fn stage_out<F: Fabric>(
+        &mut self,
+        node: &TransferNode<F>,
+        transfer: TransferId,
+        content: [u8; 16],
+        pushed: impl IntoIterator<Item = Pushed>,
+    ) {
+        let StagingLimits { outbound_slots_each, piece_blocks, .. } = self.limits;
+        let outgoing = self.outgoing.entry(transfer).or_insert_with(|| {
+            TransferCounters::add(&node.counters().sent_staged, 1);
+            Outgoing::new(content, outbound_slots_each)
+        });
+        for Pushed { first_block, slots, layers } in pushed {
+            outgoing.push(first_block, slots, layers, node.layout(), piece_blocks);
+        }
+    }
+
+    /// Stages what the node cannot send directly after all.
+    fn take_returned<F: Fabric>(&mut self, node: &mut TransferNode<F>) {
+        let returned: Vec<Returned> = node.take_returned().collect();
+        for Returned { transfer, content, pushed, is_ended } in returned {
+            self.stage_out(node, transfer, content, pushed);
+            if let Some(outgoing) = self.outgoing.get_mut(&transfer).filter(|_| is_ended) {
+                outgoing.end();
+            }
         }
     }
 
@@ -218,6 +252,7 @@ impl<C: Copier> Staging<C> {
         let moved = node.poll(now, &mut own);
         own.drain(..).for_each(|notice| notices.extend(self.digest(notice)));
         self.notices = own;
+        self.take_returned(node);
         if moved > 0 {
             let mut transfers = std::mem::take(&mut self.transfers_scratch);
             transfers.extend(self.incoming.keys());

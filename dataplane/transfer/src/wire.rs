@@ -3,9 +3,10 @@
 
 use crate::config::BLOCKS_MAX;
 use crate::shard::{HeadRange, PieceLayout};
+use crate::terms::{Breach, Greeting};
 
 /// Raised when a message changes its meaning.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// A slot as its owner names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub(crate) struct SlotName {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
     /// First message of each side.
-    Hello { version: u32, layout: PieceLayout },
+    Hello(Greeting),
     /// Receiver to sender: block `first_block + i` goes into `slots[i]`; immediates carry `tag`.
     /// `content` names the whole of what is wanted; a sender that has something else sends nothing.
     Reserve { transfer: u64, tag: u16, content: [u8; 16], first_block: u32, slots: Vec<SlotName> },
@@ -42,7 +43,7 @@ impl Message {
     pub(crate) fn encode(&self) -> Box<[u8]> {
         let mut out = Vec::with_capacity(64);
         match self {
-            Self::Hello { version, layout } => {
+            Self::Hello(Greeting { version, layout, checksums, wanted }) => {
                 out.push(HELLO);
                 out.extend(version.to_le_bytes());
                 out.extend(layout.layers.to_le_bytes());
@@ -51,6 +52,7 @@ impl Message {
                 out.extend(layout.heads.count.to_le_bytes());
                 out.extend(layout.head_bytes.to_le_bytes());
                 out.extend(layout.fingerprint.to_le_bytes());
+                out.extend([*checksums, *wanted]);
             }
             Self::Reserve { transfer, tag, content, first_block, slots } => {
                 out.push(RESERVE);
@@ -85,7 +87,7 @@ impl Message {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = Reader(bytes);
         let message = match rest.u8()? {
-            HELLO => Self::Hello {
+            HELLO => Self::Hello(Greeting {
                 version: rest.u32()?,
                 layout: PieceLayout {
                     layers: rest.u16()?,
@@ -94,7 +96,9 @@ impl Message {
                     head_bytes: rest.u32()?,
                     fingerprint: rest.u64()?,
                 },
-            },
+                checksums: rest.u8()?,
+                wanted: rest.u8()?,
+            }),
             RESERVE => {
                 let (transfer, tag, content, first_block) =
                     (rest.u64()?, rest.u16()?, rest.take()?, rest.u32()?);
@@ -121,6 +125,15 @@ impl Message {
             _ => return None,
         };
         rest.0.is_empty().then_some(message)
+    }
+}
+
+/// Why these bytes, which are no message, are none. Of a greeting the version can be told whatever else it holds.
+pub(crate) fn breach_of(bytes: &[u8]) -> Breach {
+    let mut rest = Reader(bytes);
+    match (rest.u8(), rest.u32()) {
+        (Some(HELLO), Some(version)) if version != VERSION => Breach::Version(version),
+        _ => Breach::NoSense,
     }
 }
 
@@ -164,12 +177,13 @@ impl Reader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checksum::Checksum;
 
     fn samples() -> Vec<Message> {
         let heads = HeadRange { first: 8, count: 4 };
         let layout = PieceLayout { layers: 80, rows: 32, heads, head_bytes: 256, fingerprint: u64::MAX };
         vec![
-            Message::Hello { version: VERSION, layout },
+            Message::Hello(Greeting::new(layout, Checksum::Lanes)),
             Message::Reserve {
                 transfer: 1,
                 tag: 2,
@@ -198,6 +212,16 @@ mod tests {
             assert!(bytes.len() <= dataplane_fabric::MESSAGE_BYTES_MAX);
             assert_eq!(Message::decode(&bytes), Some(message));
         }
+    }
+
+    #[test]
+    fn a_greeting_of_another_version_is_told_from_nonsense() {
+        let hello = samples()[0].encode();
+        let older = [&[HELLO][..], &3_u32.to_le_bytes(), &hello[5..hello.len() - 2]].concat();
+        assert_eq!(Message::decode(&older), None);
+        assert_eq!(breach_of(&older), Breach::Version(3));
+        assert_eq!(breach_of(&hello[..hello.len() - 2]), Breach::NoSense, "of this version, and too short");
+        assert_eq!((breach_of(&[CANCEL, 3, 0, 0, 0]), breach_of(&[])), (Breach::NoSense, Breach::NoSense));
     }
 
     /// Mutations of valid messages: never a panic, and never an allocation that the bytes do not back.

@@ -13,7 +13,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use dataplane_fabric::{
-    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Priority, WorkRequest,
+    Completion, ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Priority,
+    WorkRequest,
 };
 use dataplane_memory::Slab;
 
@@ -347,6 +348,15 @@ impl Fabric for VerbsFabric {
 
     fn reaches_device_memory(&self) -> bool {
         true
+    }
+
+    /// The first region is the fabric's own slab; the others are sources and destinations only.
+    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
+        match self.local.region_of(slab) {
+            Some(0) => DeviceReach::Peers,
+            Some(_) => DeviceReach::Local,
+            None => DeviceReach::None,
+        }
     }
 
     /// A NIC does not know generations; the range is checked at the sender and by the peer's NIC.

@@ -6,7 +6,8 @@ mod support;
 use std::sync::Arc;
 
 use dataplane_fabric::{
-    Completion, Fabric, INLINE_BYTES_MAX, Operation, Priority, Rows, SlotRange, Source, Target, WorkRequest,
+    Completion, DeviceReach, Fabric, INLINE_BYTES_MAX, Operation, Priority, Rows, SlotRange, Source, Target,
+    WorkRequest,
 };
 use dataplane_memory::testing::{Abilities, DeviceDouble};
 use dataplane_memory::{DeviceMemory, Slab, SlabLayout, SlotPool, SlotRef};
@@ -54,6 +55,8 @@ fn every_kind(reach: Reach, expected: Registration) {
     let mut two =
         Two::over(card_a.open().expect("open"), card_b.open().expect("open"), config.clone(), config, pools);
     assert!(two.a.reaches_device_memory());
+    assert_eq!(two.a.device_reach(pool_a.slab()), DeviceReach::Peers);
+    assert_eq!(two.a.device_reach(pool_b.slab()), DeviceReach::None);
     assert_eq!(two.a.registration(pool_a.slab()), Some(expected));
     assert_eq!(two.a.registration(pool_b.slab()), None);
     assert_eq!(two.a.registrations().map(|(_, way)| way).collect::<Vec<_>>(), [expected]);

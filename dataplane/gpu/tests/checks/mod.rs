@@ -4,6 +4,7 @@
 
 mod copies;
 mod quantised;
+pub(crate) mod sums;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 pub(crate) use copies::copies_arrive_on_another_device;
 pub(crate) use quantised::codes_arrive_on_another_device;
+pub(crate) use sums::sums_of_ranges_are_those_of_the_processor;
 
 use crate::harness::Random;
 

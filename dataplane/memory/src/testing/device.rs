@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -36,7 +36,12 @@ pub struct DeviceDouble {
     /// It is not exported through its window on the bus.
     refuses_bar: AtomicBool,
     settled: AtomicU64,
+    /// What was written and is not settled, when it is to be kept back.
+    unsettled: Mutex<Option<Vec<Write>>>,
 }
+
+/// Where, and what.
+type Write = (usize, Box<[u8]>);
 
 // SAFETY: both mappings belong to this value until it is dropped; the face is never accessed, the alias only under
 // its lock.
@@ -53,8 +58,26 @@ impl DeviceDouble {
         let face = map(&memory, bytes, ProtFlags::empty());
         let alias = Mutex::new(map(&memory, bytes, ProtFlags::READ | ProtFlags::WRITE));
         let (is_dead, refuses_bar) = (AtomicBool::new(false), AtomicBool::new(false));
-        let settled = AtomicU64::new(0);
-        Arc::new(Self { memory, face, alias, bytes, abilities, is_dead, refuses_bar, settled })
+        let (settled, unsettled) = (AtomicU64::new(0), Mutex::new(None));
+        Arc::new(Self { memory, face, alias, bytes, abilities, is_dead, refuses_bar, settled, unsettled })
+    }
+
+    /// From now on what is written can be read only after [`DeviceMemory::settle`], as what a NIC writes to a device
+    /// that reorders such writes.
+    pub fn reorder_writes(&self) {
+        self.unsettled().get_or_insert_default();
+    }
+
+    fn unsettled(&self) -> MutexGuard<'_, Option<Vec<Write>>> {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, offset: usize, bytes: &[u8]) {
+        let alias = self.alias.lock().unwrap_or_else(PoisonError::into_inner);
+        let to = alias.as_ptr().wrapping_add(offset);
+        // SAFETY: the caller saw by `check` that the range is inside the mapping, which cannot overlap a live slice; the
+        // lock keeps other copies away.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
     /// From now on it is exported in the automatic way only, as by a driver that cannot be asked for another.
@@ -124,16 +147,18 @@ impl DeviceMemory for DeviceDouble {
 
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         self.check("write of the double", offset, bytes.len())?;
-        let alias = self.alias.lock().unwrap_or_else(PoisonError::into_inner);
-        let to = alias.as_ptr().wrapping_add(offset);
-        // SAFETY: as in `read`, the other way round.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        match self.unsettled().as_mut() {
+            Some(kept) => kept.push((offset, bytes.into())),
+            None => self.put(offset, bytes),
+        }
         Ok(())
     }
 
     fn settle(&self) -> Result<(), DeviceError> {
         self.check("settling of the double", 0, 0)?;
         self.settled.fetch_add(1, Ordering::Relaxed);
+        let kept = self.unsettled().as_mut().map(std::mem::take).unwrap_or_default();
+        kept.iter().for_each(|(offset, bytes)| self.put(*offset, bytes));
         Ok(())
     }
 }
@@ -176,6 +201,14 @@ mod tests {
             assert_eq!(exported.dma_buf(mapping).is_ok(), mapping == DmaBufMapping::Automatic);
         }
         double.settle().expect("alive");
+        double.reorder_writes();
+        double.write(4996, b"later").expect_err("outside all the same");
+        double.write(4996, b"late").expect("inside");
+        double.read(4996, &mut bytes).expect("inside");
+        assert_eq!(&bytes, b"6789", "not settled");
+        double.settle().expect("alive");
+        double.read(4996, &mut bytes).expect("inside");
+        assert_eq!(&bytes, b"late");
         double.kill();
         assert!(double.settle().is_err());
         assert!(double.read(0, &mut bytes).expect_err("dead").reason.contains("gone"));

@@ -24,9 +24,12 @@ pub enum Command {
         first_block: u32,
         /// What is wanted: equal on both legs of one request, and on no others.
         content: [u8; 16],
-        /// Where the blocks go: all in host memory, or, of a [`crate::Staging`], all in a device's. Work of a device
-        /// that still reads or writes these slots is over when this is submitted, or ordered before the copies of the
-        /// staging's [`Copier`](dataplane_memory::Copier), which waits for nobody.
+        /// Where the blocks go: all in host memory, or all in a device's ([`TransferNode::with_checksummer`] or
+        /// [`crate::Staging`]). Work of a device that still reads or writes these slots is over when this is submitted,
+        /// or, of a staging, ordered before the copies of its [`Copier`](dataplane_memory::Copier), which waits for
+        /// nobody.
+        ///
+        /// [`TransferNode::with_checksummer`]: crate::TransferNode::with_checksummer
         slots: Vec<SlotRef>,
         /// When to make do with what has come.
         deadline: Instant,
@@ -39,10 +42,12 @@ pub enum Command {
         content: [u8; 16],
         /// Index of the first block.
         first_block: u32,
-        /// The blocks' slots. Nobody writes these layers of them any more. In host memory, or, of a
-        /// [`crate::Staging`], in a device's. The kernels that made these layers are over when this is submitted (an
-        /// event after them has passed), or ordered before the copies of the staging's
+        /// The blocks' slots. Nobody writes these layers of them any more. In host memory, or all in a device's
+        /// ([`TransferNode::with_checksummer`] or [`crate::Staging`]). The kernels that made these layers are over when
+        /// this is submitted (an event after them has passed), or, of a staging, ordered before the copies of its
         /// [`Copier`](dataplane_memory::Copier): that they were launched is not enough.
+        ///
+        /// [`TransferNode::with_checksummer`]: crate::TransferNode::with_checksummer
         slots: Vec<SlotRef>,
         /// Which layers.
         layers: Range<u16>,
@@ -86,10 +91,11 @@ pub enum Outcome {
     PeerDown,
     /// The deadline passed.
     Deadline,
-    /// It could not start: too many transfers, too many blocks, a bad address, or slots in a memory that is out of
-    /// reach.
+    /// It could not start: too many transfers, too many blocks, a bad address, slots in a memory that is out of reach, or
+    /// a device that cannot verify what this sender has.
     Refused,
-    /// A copy into the device's memory failed; the leading blocks are those before it. Only of a [`crate::Staging`].
+    /// The device could not verify what has come, or, of a [`crate::Staging`], a copy into its memory failed; the leading
+    /// blocks are those before it.
     DeviceFailed,
 }
 
@@ -105,7 +111,8 @@ pub enum Notice {
         /// How it ended.
         outcome: Outcome,
     },
-    /// A transfer that was pushed is over; the node holds none of its slots any more.
+    /// A transfer that was pushed is over; the node holds none of its slots any more. A device may still sum one, which
+    /// changes nothing; the sum holds it.
     Pushed {
         /// The transfer.
         transfer: TransferId,

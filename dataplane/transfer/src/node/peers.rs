@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use dataplane_fabric::{ConnectError, Fabric, PeerId, WorkRequest};
 
-use super::{GIVEN_UP, Notice, Outcome, TransferId, TransferNode};
+use super::{GIVEN_UP, Notice, Outcome, TransferNode, sorted};
 use crate::flight::MoveOutcome;
 use crate::metrics::TransferCounters;
-use crate::shard::Cut;
-use crate::wire::{Message, VERSION};
+use crate::terms::Terms;
+use crate::wire::Message;
 
 /// Messages that may wait for one peer before nothing more is expected from it.
 pub(super) const OUTBOX_MAX: usize = 4096;
@@ -26,8 +26,8 @@ pub(super) struct Peer {
     pub(super) connected: bool,
     /// When it connected.
     pub(super) since: Instant,
-    /// What we have in common with it; set by its hello.
-    pub(super) cut: Option<Cut>,
+    /// What was agreed with it; set by its greeting.
+    pub(super) terms: Option<Terms>,
     /// Messages that wait for the connection or for room.
     pub(super) outbox: VecDeque<Message>,
 }
@@ -78,7 +78,7 @@ impl<F: Fabric> TransferNode<F> {
             Ok(id) => {
                 let address = Some(address.to_owned());
                 let (since, outbox) = (self.now, VecDeque::new());
-                self.peers.insert(id, Peer { address, connected: false, since, cut: None, outbox });
+                self.peers.insert(id, Peer { address, connected: false, since, terms: None, outbox });
                 Ok(id)
             }
             Err(error) => {
@@ -94,16 +94,17 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     pub(super) fn peer_up(&mut self, peer: PeerId) {
+        let greeting = self.greeting();
         let state = self.peers.entry(peer).or_insert_with(|| Peer {
             address: None,
             connected: true,
             since: self.now,
-            cut: None,
+            terms: None,
             outbox: VecDeque::new(),
         });
         state.connected = true;
         state.since = self.now;
-        state.outbox.push_front(Message::Hello { version: VERSION, layout: self.layout });
+        state.outbox.push_front(Message::Hello(greeting));
         if let Some(address) = &state.address {
             self.backoff.remove(address);
         }
@@ -181,16 +182,12 @@ impl<F: Fabric> TransferNode<F> {
         }
         self.mover.peer_down(peer, self.now);
         self.quarantine.retain(|(owner, _), _| *owner != peer);
-        let lost: Vec<TransferId> = self
-            .inbound
-            .iter()
-            .filter(|(_, inbound)| inbound.peer == peer)
-            .map(|(&transfer, _)| transfer)
-            .collect();
-        lost.into_iter().for_each(|transfer| self.end_inbound(transfer, Outcome::PeerDown, true));
-        for (transfer, _) in self.outbound.end_owner(&Some(peer)) {
+        let lost = self.inbound_where(|inbound| inbound.peer == peer);
+        lost.into_iter().for_each(|transfer| self.writes_ended(transfer, Outcome::PeerDown));
+        for (transfer, lease) in sorted(self.outbound.end_owner(&Some(peer))) {
             self.remember_cancelled(transfer, self.now);
             self.active.remove(&transfer);
+            self.forget_sums(lease.held.number);
             self.notices.push(Notice::Pushed { transfer, complete: false });
         }
     }

@@ -6,7 +6,7 @@ use dataplane_memory::SlotRef;
 use super::peers::OUTBOX_MAX;
 use super::{Notice, Outcome, TransferId, TransferNode};
 use crate::config::BLOCKS_MAX;
-use crate::inbound::Inbound;
+use crate::inbound::{Inbound, Landing};
 use crate::metrics::TransferCounters;
 use crate::wire::Message;
 use std::time::Instant;
@@ -41,11 +41,12 @@ impl<F: Fabric> TransferNode<F> {
             return;
         };
         self.tags.insert(tag, transfer);
-        self.inbound.insert(
-            transfer,
-            Inbound::new(peer, tag, content, first_block, slots, self.layout.layers, deadline),
-        );
-        if self.peers.get(&peer).is_some_and(|peer| peer.cut.is_some()) {
+        let number = self.direct_number(&slots);
+        let mut inbound = Inbound::new(peer, tag, content, first_block, slots, self.layout.layers, deadline);
+        inbound.number = number;
+        TransferCounters::add(&self.counters.received_directly, u64::from(number.is_some()));
+        self.inbound.insert(transfer, inbound);
+        if self.peers.get(&peer).is_some_and(|peer| peer.terms.is_some()) {
             self.reserve(transfer);
         }
     }
@@ -64,8 +65,15 @@ impl<F: Fabric> TransferNode<F> {
         let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| !inbound.reserved) else {
             return;
         };
-        let Some(cut) = self.peers.get(&inbound.peer).and_then(|peer| peer.cut) else { return };
-        inbound.reserve(cut);
+        let Some(terms) = self.peers.get(&inbound.peer).and_then(|peer| peer.terms) else { return };
+        if inbound.number.is_some() && !terms.allow_direct() {
+            tracing::warn!(
+                transfer,
+                "transfer: the peer's rows have gaps here, which a device cannot verify"
+            );
+            return self.end_inbound(transfer, Outcome::Refused, false);
+        }
+        inbound.reserve(terms);
         let (peer, tag, content, first_block) =
             (inbound.peer, inbound.tag, inbound.content, inbound.first_block);
         let slots = inbound.slot_names();
@@ -76,6 +84,8 @@ impl<F: Fabric> TransferNode<F> {
     pub(super) fn end_inbound(&mut self, transfer: TransferId, outcome: Outcome, writes_over: bool) {
         let Some(mut inbound) = self.inbound.remove(&transfer) else { return };
         self.tags.remove(&inbound.tag);
+        self.forget_sums(inbound.number);
+        let writes_over = writes_over || inbound.ending.is_some();
         let unverified = inbound.slots.split_off(inbound.verified_prefix());
         let peer = inbound.peer;
         if !writes_over {
@@ -100,8 +110,21 @@ impl<F: Fabric> TransferNode<F> {
         let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| inbound.peer == from) else {
             return;
         };
-        let failures = inbound.landed(value as u16);
-        self.account_verification(transfer, failures);
+        let landing = inbound.landed(transfer, value as u16);
+        self.account_landing(transfer, landing);
+    }
+
+    fn account_landing(&mut self, transfer: TransferId, landing: Landing) {
+        self.landed.extend(landing.wanted);
+        self.account_verification(transfer, landing.failures);
+    }
+
+    /// The sender can write no more. What the device still sums may yet be all that was missing.
+    pub(super) fn writes_ended(&mut self, transfer: TransferId, outcome: Outcome) {
+        match self.inbound.get_mut(&transfer).filter(|inbound| inbound.sums_open > 0) {
+            Some(inbound) => inbound.ending = Some(outcome),
+            None => self.end_inbound(transfer, outcome, true),
+        }
     }
 
     pub(super) fn account_verification(&mut self, transfer: TransferId, failures: u64) {
@@ -109,8 +132,12 @@ impl<F: Fabric> TransferNode<F> {
             TransferCounters::add(&self.counters.checksum_failures, failures);
             tracing::warn!(transfer, failures, "transfer: checksum mismatch, the blocks will be recomputed");
         }
-        if self.inbound.get(&transfer).is_some_and(|inbound| inbound.is_complete()) {
+        let Some(inbound) = self.inbound.get(&transfer) else { return };
+        if inbound.is_complete() {
             self.end_inbound(transfer, Outcome::Complete, true);
+        } else if let Some(outcome) = inbound.ending.filter(|_| inbound.sums_open == 0) {
+            let outcome = if inbound.corrupted { Outcome::Corrupted } else { outcome };
+            self.end_inbound(transfer, outcome, true);
         }
     }
 
@@ -121,10 +148,9 @@ impl<F: Fabric> TransferNode<F> {
         let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| inbound.peer == from) else {
             return true; // Of a transfer that we gave up.
         };
-        let was_corrupted = inbound.corrupted;
-        let sensible = inbound.announce(sequence, (first_layer, layers), first_block, sums);
-        let failures = u64::from(inbound.corrupted && !was_corrupted);
-        self.account_verification(transfer, failures);
-        sensible
+        let landing = inbound.announce(transfer, sequence, (first_layer, layers), first_block, sums);
+        let is_sensible = landing.is_some();
+        self.account_landing(transfer, landing.unwrap_or_default());
+        is_sensible
     }
 }

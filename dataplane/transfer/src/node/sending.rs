@@ -28,8 +28,10 @@ impl<F: Fabric> TransferNode<F> {
 
     /// False when the transfer is reserved already: slots that are being written to must not change.
     pub(super) fn reserved(&mut self, transfer: TransferId, reservation: Reservation, now: Instant) -> bool {
-        let peer = reservation.peer;
-        let Some(outbound) = self.outbound_for(transfer, now) else {
+        let (peer, terms) = (reservation.peer, reservation.terms);
+        // The owner was told of a cancelled one: it is not told again.
+        let is_cancelled = self.cancelled.contains_key(&transfer);
+        let Some(outbound) = (!is_cancelled).then(|| self.outbound_for(transfer, now)).flatten() else {
             self.send(peer, Message::Finished { transfer });
             return true;
         };
@@ -50,6 +52,9 @@ impl<F: Fabric> TransferNode<F> {
         if let Some(lease) = self.outbound.get_mut(transfer) {
             lease.owner = Some(peer);
             lease.expires_at = now + self.limits.lease;
+            if !terms.allow_direct() {
+                self.give_back_direct(transfer);
+            }
         }
         self.active.insert(transfer);
         true
@@ -58,6 +63,7 @@ impl<F: Fabric> TransferNode<F> {
     pub(super) fn pump(&mut self) {
         let mut peers = std::mem::take(&mut self.peers_scratch);
         peers.extend(self.peers.iter().filter(|(_, peer)| !peer.outbox.is_empty()).map(|(&id, _)| id));
+        peers.sort_unstable();
         peers.drain(..).for_each(|peer| self.pump_outbox(peer));
         self.peers_scratch = peers;
         let mut active = std::mem::take(&mut self.transfers_scratch);
@@ -69,8 +75,11 @@ impl<F: Fabric> TransferNode<F> {
             };
             let finish_id = self.next_id;
             let (before, was_posted) = (lease.held.bytes_posted, lease.held.finish_posted);
+            let was_direct = lease.held.is_direct;
             let progress = lease.held.pump(transfer, &mut self.fabric, finish_id);
             TransferCounters::add(&self.counters.bytes_sent, lease.held.bytes_posted - before);
+            let is_news = lease.held.is_direct && !was_direct;
+            TransferCounters::add(&self.counters.sent_directly, u64::from(is_news));
             if lease.held.finish_posted && !was_posted {
                 self.finishing.insert(finish_id, transfer);
                 self.next_id += 1;
@@ -94,8 +103,9 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     pub(super) fn end_outbound(&mut self, transfer: TransferId, complete: bool) {
-        if self.outbound.release(transfer).is_some() {
+        if let Some(lease) = self.outbound.release(transfer) {
             self.active.remove(&transfer);
+            self.forget_sums(lease.held.number);
             self.notices.push(Notice::Pushed { transfer, complete });
         }
     }
@@ -116,12 +126,19 @@ impl<F: Fabric> TransferNode<F> {
         } else {
             self.remember_cancelled(transfer, now);
         }
-        if let Some(lease) = self.outbound.get_mut(transfer) {
-            lease.held.abandon();
-            match lease.held.reservation {
-                Some(_) => drop(self.active.insert(transfer)),
-                None => self.end_outbound(transfer, false),
-            }
+        self.abandon_outbound(transfer);
+    }
+
+    /// Sends no more of a transfer than was posted, and tells the receiver, if there is one.
+    pub(super) fn abandon_outbound(&mut self, transfer: TransferId) {
+        let Some(lease) = self.outbound.get_mut(transfer) else { return };
+        lease.held.abandon();
+        let (number, has_receiver) = (lease.held.number, lease.held.reservation.is_some());
+        self.forget_sums(number);
+        if has_receiver {
+            self.active.insert(transfer);
+        } else {
+            self.end_outbound(transfer, false);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the checksum sees: flips, swaps, zero runs, lengths; how often structured inputs collide.
 
-use dataplane_kernels::{Sum, checksum};
+use dataplane_checksum::{Sum, checksum};
 
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,8 @@
-//! The checksum of a slot, made for thousands of threads in any order.
+//! The checksum of bytes that a processor and a GPU take alike, made for thousands of threads in any order.
+//!
+//! The GPU's code is in `dataplane-kernels`, whose tests prove that it gives these values. Here is the definition and the
+//! processor's code, in a crate of its own, so that whoever verifies in host memory what a GPU has summed depends on no
+//! kernels.
 //!
 //! Definition, all arithmetic modulo 2⁶⁴. The bytes are cut into lanes of eight, least significant byte
 //! first; the last lane is filled with zeros. Lane `j` (from 0) with value `v` gives
@@ -24,10 +28,12 @@
 //! one lane changes the checksum with certainty. The position enters before three folds, and none can go:
 //! sums of products are linear, so without the first fold lanes that differ in their highest bits only and
 //! change places were told apart by half of the sum's bits (measured on orders of ten such lanes; the test
-//! for it is in `tests/checksum.rs`). The factors of `mix` have 32 bits: on a GPU and in vector registers a
+//! for it is in `tests/definition.rs`). The factors of `mix` have 32 bits: on a GPU and in vector registers a
 //! product costs two multiplications, not three. xxh3 is faster on a processor, but is a chain.
 //!
 //! Not cryptographic: who knows it can make collisions.
+
+#![deny(unsafe_code)]
 
 /// Bytes of a lane.
 pub const LANE_BYTES: usize = 8;

@@ -1,0 +1,198 @@
+//! [`Checksummer`] over a [`KernelQueue`]: ranges of slots, gathered into batches of one length each.
+//!
+//! An item of the checksum kernel is an address, so a range is as good as a slot; what a launch has in common is the
+//! length and whether addresses are multiples of 16. A flush therefore makes a batch of each such kind; the plan for a
+//! length is arithmetic, so none is kept. What finds no free batch waits here, and begins when a poll has freed one.
+//!
+//! It knows the slabs that it was told of and refuses all others. No allocation after construction, as the queue; a
+//! failure's text is made when there is one.
+
+use std::sync::Arc;
+
+use dataplane_cuda::{DeviceMemory, DeviceSlab};
+use dataplane_kernels::{ChecksumPlan, PlanError};
+use dataplane_memory::{Checksummer, DeviceError, Slab, SlotRef, SlotSum, SumDone, SumRefused};
+
+use crate::batch::Finished;
+use crate::error::Refusal;
+use crate::queue::KernelQueue;
+use crate::route::Ends;
+
+/// What the fast kernel wants of addresses.
+const ALIGNMENT: u64 = 16;
+
+/// What the sums of one batch have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Kind {
+    /// Index of the slab.
+    slab: usize,
+    len: u32,
+    is_aligned: bool,
+}
+
+impl Kind {
+    fn plan(self) -> Result<ChecksumPlan, PlanError> {
+        ChecksumPlan::new(self.len.into(), if self.is_aligned { ALIGNMENT } else { 1 })
+    }
+}
+
+/// A sum that was accepted.
+#[derive(Debug)]
+struct Accepted {
+    token: u64,
+    kind: Kind,
+    address: u64,
+    /// Kept until the sum has ended.
+    _slot: SlotRef,
+}
+
+/// A slab, and its memory as a batch keeps it.
+#[derive(Debug)]
+struct Known {
+    slab: Arc<Slab>,
+    ends: Ends,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct SlotChecksummer {
+    // Dropped first: that waits for the device.
+    queue: KernelQueue,
+    slabs: Vec<Known>,
+    /// Not launched yet, in the order of submission.
+    waiting: Vec<Accepted>,
+    /// What each batch of the queue holds; the batch's token is its place.
+    batches: Box<[Vec<Accepted>]>,
+    free: Vec<usize>,
+    /// Sums of one batch.
+    items_max: usize,
+    sums_max: usize,
+    in_flight: usize,
+    /// What ended without a launch.
+    failed: Vec<SumDone>,
+}
+
+impl Drop for SlotChecksummer {
+    /// The slots of sums that may be under way are never given back.
+    fn drop(&mut self) {
+        if !self.queue.settle() {
+            std::mem::forget(std::mem::take(&mut self.batches));
+        }
+    }
+}
+
+impl SlotChecksummer {
+    /// Sums over a queue that nobody else uses, and that is empty; at most `sums_max` (at least 1) at a time.
+    #[must_use]
+    pub fn new(queue: KernelQueue, sums_max: usize) -> Self {
+        let sums_max = sums_max.max(1);
+        let config = queue.config();
+        let items_max = sums_max.min(config.items_max as usize);
+        let batches: Box<[_]> = (0..config.batches_max).map(|_| Vec::with_capacity(items_max)).collect();
+        Self {
+            queue,
+            slabs: Vec::new(),
+            waiting: Vec::with_capacity(sums_max),
+            free: (0..batches.len()).rev().collect(),
+            batches,
+            items_max,
+            sums_max,
+            in_flight: 0,
+            failed: Vec::with_capacity(sums_max),
+        }
+    }
+
+    /// Tells it of a slab whose slots lie in `memory`, from its byte 0 on. `None`: they do not, or on another device.
+    pub fn add_device(&mut self, slab: &Arc<Slab>, memory: &Arc<DeviceSlab>) -> Option<()> {
+        let lies_there = slab.device().is_some_and(|device| device.address() == memory.address());
+        let ordinal = |device: &dataplane_cuda::Device| device.description().ordinal;
+        let is_same = ordinal(memory.device()) == ordinal(self.queue.stream().device());
+        if !lies_there || !is_same || slab.layout() != memory.layout() {
+            return None;
+        }
+        let ends = Ends { tensors: None, slots: Arc::clone(memory) };
+        self.slabs.push(Known { slab: Arc::clone(slab), ends });
+        Some(())
+    }
+
+    fn position(&self, slab: &Arc<Slab>) -> Option<usize> {
+        self.slabs.iter().position(|known| Arc::ptr_eq(&known.slab, slab))
+    }
+
+    /// Launches what is of the same kind as the sum that waits longest; false when there is no batch or no sum for it.
+    fn launch(&mut self) -> bool {
+        let Some((first, &place)) = self.waiting.first().zip(self.free.last()) else { return false };
+        let kind = first.kind;
+        let batch = &mut self.batches[place];
+        let alike = self.waiting.extract_if(.., |waiting| waiting.kind == kind);
+        batch.extend(alike.take(self.items_max));
+        let addresses = batch.iter().map(|accepted| accepted.address);
+        let launched = kind
+            .plan()
+            .map_err(Refusal::from)
+            .and_then(|plan| self.queue.sum_at(&self.slabs[kind.slab].ends, addresses, &plan, place as u64));
+        match launched {
+            Ok(()) => _ = self.free.pop(),
+            Err(refusal) => {
+                let failure = DeviceError { operation: "launch of a checksum", reason: refusal.to_string() };
+                let failed =
+                    |accepted: Accepted| SumDone { token: accepted.token, result: Err(failure.clone()) };
+                self.failed.extend(batch.drain(..).map(failed));
+            }
+        }
+        true
+    }
+}
+
+impl Checksummer for SlotChecksummer {
+    fn reaches(&self, slab: &Arc<Slab>) -> bool {
+        self.position(slab).is_some()
+    }
+
+    fn submit(&mut self, sum: SlotSum) -> Result<(), SumRefused> {
+        let Some(slab) = self.position(sum.slot.slab()) else { return Err(SumRefused::Unreachable(sum)) };
+        let (slot, offset, len) = (sum.slot.slot(), sum.offset as usize, sum.len as usize);
+        let address = self.slabs[slab].slab.device_address(slot, offset, len).filter(|_| len > 0);
+        let Some(address) = address else { return Err(SumRefused::Outside(sum)) };
+        if self.in_flight >= self.sums_max {
+            return Err(SumRefused::Full(sum));
+        }
+        let kind = Kind { slab, len: sum.len, is_aligned: address.is_multiple_of(ALIGNMENT) };
+        self.waiting.push(Accepted { token: sum.token, kind, address, _slot: sum.slot });
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        while self.launch() {}
+    }
+
+    fn poll(&mut self, done: &mut Vec<SumDone>) -> usize {
+        let before = done.len();
+        let Self { queue, batches, free, .. } = self;
+        queue.poll(usize::MAX, |Finished { token, result, statuses, checksums }| {
+            let batch = &mut batches[token as usize];
+            for (index, Accepted { token, .. }) in batch.drain(..).enumerate() {
+                let result = match result {
+                    Ok(()) if statuses[index] == 0 => Ok(checksums[index]),
+                    Ok(()) => Err(format!("status {:#x}", statuses[index])),
+                    Err(error) => Err(error.to_string()),
+                };
+                let result = result.map_err(|reason| DeviceError { operation: "checksum", reason });
+                done.push(SumDone { token, result });
+            }
+            free.push(token as usize);
+        });
+        done.append(&mut self.failed);
+        let ended = done.len() - before;
+        self.in_flight -= ended;
+        if ended > 0 {
+            self.flush();
+        }
+        ended
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}

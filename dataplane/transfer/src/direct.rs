@@ -1,0 +1,159 @@
+//! Hand-offs directly between devices' memory: the fabric writes from and to device slots, and the devices themselves
+//! sum what they send and verify what has come.
+//!
+//! ```text
+//! sender                                      receiver
+//! Push(device slots) ─▶ sums, by the device   Expect(device slots) ─▶ Reserve(their names)
+//!   sums there ─▶ Announce ──────────────────▶
+//!   one-sided writes from device slots ══════▶ imm: settle, sums by the device, compared ─▶ Arrived
+//! ```
+//!
+//! The sums of a push begin at once, before the receiver is known, so they cost a hand-off time only when it is there
+//! first. A piece travels when all of its sums are there; pieces keep their order.
+//!
+//! A hand-off is direct when the fabric reaches the slots
+//! ([`Fabric::device_reach`](dataplane_fabric::Fabric::device_reach)), the [`Checksummer`] does, and the terms of the
+//! connection allow it: equal heads, since the device sums bytes in one piece. What cannot be sent so is staged where
+//! there is a [`crate::Staging`]. What cannot be received so is refused: a fabric shows its peers one slab, either device
+//! slots or staging slots.
+//!
+//! Invariants: a sum holds its slot until the device is done with it ([`Checksummer`]), also when its transfer has ended;
+//! the end of such a sum is dropped, by a number that no two transfers share. Bytes are summed only after
+//! [`settle`](dataplane_memory::DeviceMemory::settle). A failed sum ends its transfer.
+//!
+//! Why within the node and not around it, as staging is: what is verified is between the immediate and the notice, and
+//! what is announced between the push and the message. A wrapper would have to reach through the node at both places.
+//! Around it stays what is common to both directions: this queue of sums.
+//!
+//! Hot path, driven by the node's thread: per block and piece one sum and a few table steps, one doorbell a poll. While
+//! sums are under way the node must be polled: nobody rings when one has ended.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use dataplane_memory::{Checksummer, DeviceError, Slab, SlotRef, SlotSum, SumDone, SumRefused};
+
+use crate::node::TransferId;
+
+/// What a sum is for. `number` is that of the transfer's [`Inbound`](crate::inbound::Inbound) or
+/// [`Outbound`](crate::outbound::Outbound): ids of transfers come again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To be announced with this block of a part.
+    Announce { transfer: TransferId, number: u64, part: u64, block: u32 },
+    /// To be compared with what was announced of so many layers of a block.
+    Verify { transfer: TransferId, number: u64, block: u32, layers: u16, expected: u64 },
+}
+
+impl Purpose {
+    pub(crate) fn transfer(&self) -> TransferId {
+        match *self {
+            Self::Announce { transfer, .. } | Self::Verify { transfer, .. } => transfer,
+        }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        match *self {
+            Self::Announce { number, .. } | Self::Verify { number, .. } => number,
+        }
+    }
+}
+
+/// A sum that is to be taken.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) purpose: Purpose,
+    pub(crate) slot: SlotRef,
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
+}
+
+/// The sums of a node: those that wait, and those that its device takes.
+pub(crate) struct Summing {
+    checksummer: Box<dyn Checksummer>,
+    /// To be verified, then to be announced: somebody waits for what has come.
+    waiting: [VecDeque<Wanted>; 2],
+    under_way: HashMap<u64, Purpose>,
+    next_token: u64,
+    next_number: u64,
+    done: Vec<SumDone>,
+}
+
+impl Summing {
+    pub(crate) fn new(checksummer: Box<dyn Checksummer>) -> Self {
+        Self {
+            checksummer,
+            waiting: Default::default(),
+            under_way: HashMap::new(),
+            next_token: 0,
+            next_number: 0,
+            done: Vec::new(),
+        }
+    }
+
+    pub(crate) fn reaches(&self, slab: &Arc<Slab>) -> bool {
+        self.checksummer.reaches(slab)
+    }
+
+    /// A number for one transfer.
+    pub(crate) fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.under_way.is_empty() && !self.has_waiting()
+    }
+
+    /// Whether something waits for room.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.waiting.iter().any(|queue| !queue.is_empty())
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.under_way.len()
+    }
+
+    pub(crate) fn want(&mut self, wanted: Wanted) {
+        let queue = usize::from(matches!(wanted.purpose, Purpose::Announce { .. }));
+        self.waiting[queue].push_back(wanted);
+    }
+
+    /// A transfer is over: what it still waits for is not begun.
+    pub(crate) fn forget(&mut self, number: u64) {
+        self.waiting.iter_mut().for_each(|queue| queue.retain(|wanted| wanted.purpose.number() != number));
+    }
+
+    /// Begins as many as the device takes. `None`, or what it can never take.
+    pub(crate) fn start(&mut self) -> Option<Purpose> {
+        for queue in &mut self.waiting {
+            while let Some(Wanted { purpose, slot, offset, len }) = queue.pop_front() {
+                let token = self.next_token;
+                match self.checksummer.submit(SlotSum { token, slot, offset, len }) {
+                    Ok(()) => {
+                        self.next_token += 1;
+                        self.under_way.insert(token, purpose);
+                    }
+                    Err(SumRefused::Full(SlotSum { slot, .. })) => {
+                        queue.push_front(Wanted { purpose, slot, offset, len });
+                        self.checksummer.flush();
+                        return None;
+                    }
+                    Err(SumRefused::Outside(_) | SumRefused::Unreachable(_)) => return Some(purpose),
+                }
+            }
+        }
+        self.checksummer.flush();
+        None
+    }
+
+    /// Takes the sums that have ended.
+    pub(crate) fn reap(&mut self, ended: &mut Vec<(Purpose, Result<u64, DeviceError>)>) {
+        self.checksummer.poll(&mut self.done);
+        for SumDone { token, result } in self.done.drain(..) {
+            let purpose = self.under_way.remove(&token);
+            assert!(purpose.is_some(), "sum {token} ended twice, or was never submitted");
+            ended.extend(purpose.map(|purpose| (purpose, result)));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What messages of peers mean.
+
+use std::time::Instant;
+
+use dataplane_fabric::{Fabric, PeerId};
+
+use super::{Outcome, TransferId, TransferNode};
+use crate::metrics::TransferCounters;
+use crate::outbound::Reservation;
+use crate::terms::{Breach, Greeting, Terms};
+use crate::wire::{Message, breach_of};
+
+impl<F: Fabric> TransferNode<F> {
+    /// Takes a message, or ends the connection and says why.
+    pub(super) fn take_message(&mut self, peer: PeerId, message: &[u8], now: Instant) {
+        let taken = match Message::decode(message) {
+            Some(message) => self.understand(peer, message, now),
+            None => Err(breach_of(message)),
+        };
+        if let Err(breach) = taken {
+            tracing::warn!(?peer, "transfer: {breach}; closing the connection");
+            self.fabric.disconnect(peer);
+        }
+    }
+
+    fn understand(&mut self, peer: PeerId, message: Message, now: Instant) -> Result<(), Breach> {
+        let terms = self.peers.get(&peer).and_then(|state| state.terms);
+        let is_sensible = match message {
+            Message::Hello(greeting) => return self.greet(peer, &greeting),
+            Message::Reserve { transfer, tag, content, first_block, slots } => match terms {
+                Some(terms) => self.reserved(
+                    transfer,
+                    Reservation { peer, tag, content, first_block, slots, terms },
+                    now,
+                ),
+                None => false,
+            },
+            _ if terms.is_none() => false,
+            message @ Message::Announce { .. } => self.announced(peer, message),
+            Message::Finished { transfer } => {
+                self.finished(peer, transfer);
+                true
+            }
+            Message::Cancel { transfer } => self.cancelled_by(peer, transfer, now),
+            Message::CancelAck { transfer } => {
+                self.quarantine.remove(&(peer, transfer));
+                true
+            }
+        };
+        if is_sensible { Ok(()) } else { Err(Breach::NoSense) }
+    }
+
+    fn greet(&mut self, peer: PeerId, theirs: &Greeting) -> Result<(), Breach> {
+        let terms = Terms::between(&self.greeting(), theirs);
+        if terms == Err(Breach::Blocks) {
+            tracing::warn!(?theirs, ours = ?self.layout, "transfer: the peer's blocks differ from ours");
+        }
+        let terms = terms?;
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.terms = Some(terms);
+        }
+        let waiting = self.inbound_where(|inbound| inbound.peer == peer && !inbound.reserved);
+        waiting.into_iter().for_each(|transfer| self.reserve(transfer));
+        Ok(())
+    }
+
+    fn finished(&mut self, peer: PeerId, transfer: TransferId) {
+        self.quarantine.remove(&(peer, transfer));
+        let Some(inbound) = self.inbound.get(&transfer).filter(|inbound| inbound.peer == peer) else {
+            return;
+        };
+        let outcome = if inbound.corrupted { Outcome::Corrupted } else { Outcome::SenderStopped };
+        self.writes_ended(transfer, outcome);
+    }
+
+    /// False when the transfer is another peer's.
+    fn cancelled_by(&mut self, peer: PeerId, transfer: TransferId, now: Instant) -> bool {
+        let owner = self.outbound.get_mut(transfer).map(|lease| lease.owner);
+        if owner.is_some_and(|owner| owner.is_some_and(|owner| owner != peer)) {
+            return false;
+        }
+        if owner.is_some() {
+            TransferCounters::add(&self.counters.transfers_cancelled, 1);
+            self.end_outbound(transfer, false);
+        }
+        self.remember_cancelled(transfer, now);
+        self.send(peer, Message::CancelAck { transfer });
+        true
+    }
+}

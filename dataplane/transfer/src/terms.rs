@@ -1,0 +1,169 @@
+//! What two nodes agree on when they meet, from what each says of itself.
+//!
+//! Blocks must mean the same on both sides ([`Cut`]). The checksum is the sum over lanes as soon as one of the two wants
+//! it, because its blocks stay in a device's memory, and xxh3 otherwise. Both sides hear the same two greetings and come
+//! to the same terms; what does not go together ends the connection with a reason.
+//!
+//! Pure arithmetic.
+
+use crate::checksum::Checksum;
+use crate::shard::{Cut, PieceLayout};
+use crate::wire::VERSION;
+
+/// What a node says of itself first. The checksums are numbers as they came, known or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    /// Of the messages.
+    pub(crate) version: u32,
+    /// Its slots.
+    pub(crate) layout: PieceLayout,
+    /// The checksums that it takes and verifies: a bit for each [`Checksum::code`].
+    pub(crate) checksums: u8,
+    /// The one that it wants.
+    pub(crate) wanted: u8,
+}
+
+/// Every checksum there is.
+const ALL: [Checksum; 2] = [Checksum::Xxh3, Checksum::Lanes];
+
+impl Checksum {
+    /// Its number on the wire.
+    fn code(self) -> u8 {
+        match self {
+            Self::Xxh3 => 0,
+            Self::Lanes => 1,
+        }
+    }
+
+    fn of_code(code: u8) -> Option<Self> {
+        ALL.into_iter().find(|checksum| checksum.code() == code)
+    }
+
+    fn is_in(self, set: u8) -> bool {
+        set >> self.code() & 1 == 1
+    }
+}
+
+impl Greeting {
+    /// This node's: it takes every checksum with the processor.
+    pub(crate) fn new(layout: PieceLayout, wanted: Checksum) -> Self {
+        let checksums = ALL.iter().fold(0, |set, checksum| set | 1 << checksum.code());
+        Self { version: VERSION, layout, checksums, wanted: wanted.code() }
+    }
+
+    /// The checksum that the node wants, if it is one that it can take itself.
+    fn wish(&self) -> Result<Checksum, Breach> {
+        let known = Checksum::of_code(self.wanted).ok_or(Breach::UnknownChecksum(self.wanted))?;
+        if known.is_in(self.checksums) { Ok(known) } else { Err(Breach::ForeignChecksum(known)) }
+    }
+}
+
+/// What holds for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// What the two have in common of each layer.
+    pub(crate) cut: Cut,
+    /// What announcements carry for each piece.
+    pub(crate) checksum: Checksum,
+}
+
+impl Terms {
+    /// The terms of two greetings, seen from the node of the first.
+    pub(crate) fn between(ours: &Greeting, theirs: &Greeting) -> Result<Self, Breach> {
+        if theirs.version != ours.version {
+            return Err(Breach::Version(theirs.version));
+        }
+        let cut = Cut::between(&ours.layout, &theirs.layout).ok_or(Breach::Blocks)?;
+        let wishes = [ours.wish()?, theirs.wish()?];
+        let common = ours.checksums & theirs.checksums;
+        let wanted = if wishes.contains(&Checksum::Lanes) { Checksum::Lanes } else { Checksum::Xxh3 };
+        let checksum = [wanted].into_iter().chain(ALL).find(|checksum| checksum.is_in(common));
+        Ok(Self { cut, checksum: checksum.ok_or(Breach::NoChecksum)? })
+    }
+
+    /// Whether pieces can go from and to a device's memory without the processor: it is the device that sums, and it
+    /// sums bytes that lie in one piece.
+    pub(crate) fn allow_direct(&self) -> bool {
+        self.checksum == Checksum::Lanes && self.cut.rows().is_none()
+    }
+}
+
+/// Why a connection is ended: what the peer did wrong, or what it cannot do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Breach {
+    #[error("a message that makes no sense")]
+    NoSense,
+    #[error("the peer speaks version {0} of the messages, this node version {VERSION}")]
+    Version(u32),
+    #[error("the peer's blocks differ from ours, or it has no head in common with us")]
+    Blocks,
+    #[error("the peer wants checksum number {0}, which this node does not know")]
+    UnknownChecksum(u8),
+    #[error("the peer wants the checksum {0:?}, and says that it does not take it")]
+    ForeignChecksum(Checksum),
+    #[error("the peer takes none of this node's checksums")]
+    NoChecksum,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::HeadRange;
+
+    const LAYOUT: PieceLayout = PieceLayout::whole(4, 256, 1);
+
+    fn greeting(wanted: Checksum) -> Greeting {
+        Greeting::new(LAYOUT, wanted)
+    }
+
+    #[test]
+    fn lanes_are_used_as_soon_as_one_side_wants_them() {
+        for (ours, theirs, expected) in [
+            (Checksum::Xxh3, Checksum::Xxh3, Checksum::Xxh3),
+            (Checksum::Xxh3, Checksum::Lanes, Checksum::Lanes),
+            (Checksum::Lanes, Checksum::Xxh3, Checksum::Lanes),
+            (Checksum::Lanes, Checksum::Lanes, Checksum::Lanes),
+        ] {
+            let terms = Terms::between(&greeting(ours), &greeting(theirs)).expect("terms");
+            assert_eq!(terms.checksum, expected);
+            assert_eq!(terms.allow_direct(), expected == Checksum::Lanes);
+        }
+    }
+
+    #[test]
+    fn a_side_that_cannot_have_its_wish_takes_what_there_is() {
+        let only = |checksum: Checksum| Greeting { checksums: 1 << checksum.code(), ..greeting(checksum) };
+        let agreed =
+            |one: Greeting, other: Greeting| Terms::between(&one, &other).map(|terms| terms.checksum);
+        assert_eq!(agreed(greeting(Checksum::Lanes), only(Checksum::Xxh3)), Ok(Checksum::Xxh3));
+        assert_eq!(agreed(greeting(Checksum::Xxh3), only(Checksum::Lanes)), Ok(Checksum::Lanes));
+        assert_eq!(agreed(only(Checksum::Lanes), only(Checksum::Xxh3)), Err(Breach::NoChecksum));
+    }
+
+    #[test]
+    fn what_does_not_go_together_has_a_reason() {
+        let ours = greeting(Checksum::Lanes);
+        let reason = |change: fn(&mut Greeting)| {
+            let mut theirs = greeting(Checksum::Xxh3);
+            change(&mut theirs);
+            Terms::between(&ours, &theirs).expect_err("no terms").to_string()
+        };
+        for (expected, found) in [
+            ("version 3 of the messages, this node version 4", reason(|theirs| theirs.version = 3)),
+            ("blocks differ", reason(|theirs| theirs.layout.fingerprint += 1)),
+            ("checksum number 2, which this node does not know", reason(|theirs| theirs.wanted = 2)),
+            ("checksum number 255", reason(|theirs| theirs.wanted = 255)),
+            ("Xxh3, and says that it does not", reason(|theirs| theirs.checksums = 0b1111_1110)),
+        ] {
+            assert!(found.contains(expected), "{found}");
+        }
+    }
+
+    #[test]
+    fn rows_with_gaps_are_never_direct() {
+        let wide = PieceLayout { heads: HeadRange { first: 0, count: 2 }, ..LAYOUT };
+        let theirs = Greeting::new(wide, Checksum::Lanes);
+        let terms = Terms::between(&greeting(Checksum::Lanes), &theirs).expect("terms");
+        assert_eq!((terms.checksum, terms.allow_direct()), (Checksum::Lanes, false));
+    }
+}

@@ -1,0 +1,225 @@
+//! Direct hand-offs and what is beside them: staging at one side or for other heads, nodes without staging, greetings.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dataplane_fabric::sim::{Faults, SimNetwork};
+use dataplane_fabric::{Event, Fabric, WorkRequest};
+use dataplane_memory::testing::SumFaults;
+use dataplane_memory::{PageSize, Slab, SlabLayout};
+use dataplane_transfer::{
+    Command, HeadRange, Limits, Notice, Outcome, PieceLayout, TransferCounters, TransferNode,
+};
+
+use crate::rig::{LAYOUT, RECEIVER, Reach, SENDER, Shape, Side, TICK, simulated, simulated_side};
+use crate::runs::{Random, transfers};
+
+/// Every pairing of nodes that stage, that send directly, and that do both directly: each understands the others' sums.
+#[test]
+fn each_side_is_direct_or_staged_on_its_own() {
+    for (sender, receiver) in [
+        (Reach::Host, Reach::Device),
+        (Reach::Sources, Reach::Host),
+        (Reach::Sources, Reach::Sources),
+        (Reach::Sources, Reach::Device),
+        (Reach::Device, Reach::Host),
+    ] {
+        println!("{sender:?} to {receiver:?}");
+        let sums = SumFaults { polls_max: 4, ..SumFaults::default() };
+        let shape = Shape { reach: [sender, receiver], ..Shape::direct(6, sums) };
+        let (mut world, _) = simulated(&shape, Faults { delay_ticks_max: 3, ..Faults::default() });
+        let sum = transfers(&mut world, &mut Random(6), 20, 0, |_, _, _| ());
+        let refused = sum.of(Outcome::Refused);
+        assert_eq!(sum.of(Outcome::Complete) + refused, 20, "{sum:?}");
+        assert!(refused == 0 || receiver != Reach::Device, "only staging slots can be too few");
+        world.settle();
+        let of = |side: usize, name: &str| world.sides[side].counter(name);
+        let is_direct = u64::from(sender != Reach::Host);
+        let (direct, staged) = (of(SENDER, "sent_directly"), of(SENDER, "sent_staged"));
+        assert!(direct >= is_direct * (20 - refused) && staged == (1 - is_direct) * 20, "{direct} {staged}");
+        let is_direct = u64::from(receiver == Reach::Device);
+        let (direct, staged) = (of(RECEIVER, "received_directly"), of(RECEIVER, "received_staged"));
+        assert_eq!((direct, staged), (is_direct * 20, (1 - is_direct) * (20 - refused)));
+    }
+}
+
+fn shard(first: u16, count: u16) -> PieceLayout {
+    PieceLayout { layers: 3, rows: 8, heads: HeadRange { first, count }, head_bytes: 16, fingerprint: 5 }
+}
+
+fn heads_of(layout: &PieceLayout) -> Vec<u8> {
+    let heads = layout.heads.first..layout.heads.first + layout.heads.count;
+    let rows = 0..u32::from(layout.layers) * layout.rows;
+    let head = |row: u32, head: u16| {
+        (0..layout.head_bytes).map(move |at| (row * 31 + u32::from(head) * 77 + at) as u8)
+    };
+    rows.flat_map(|row| heads.clone().flat_map(move |number| head(row, number))).collect()
+}
+
+/// Pushes that were to go directly, to a receiver with more heads: they are staged once that is known, in their order,
+/// whether the end of the pushes was told before or after.
+#[test]
+fn pushes_to_a_receiver_with_other_heads_are_staged_after_all() {
+    for (steps, is_ended_first) in [(0, true), (0, false), (30, true), (30, false)] {
+        let network = SimNetwork::new(4, Faults { delay_ticks_max: 3, ..Faults::default() });
+        let mut sides = [(shard(2, 2), Reach::Sources), (shard(0, 4), Reach::Host)].map(|(layout, reach)| {
+            let sums = SumFaults { polls_max: 5, ..SumFaults::default() };
+            simulated_side(&Shape { layout, ..Shape::direct(4, sums) }, reach, &network)
+        });
+        let (mut now, transfer, content) = (Instant::now(), 1, [9; 16]);
+        let (sources, targets) = (sides[SENDER].slots(3), sides[RECEIVER].slots(3));
+        sources.iter().for_each(|slot| sides[SENDER].fill(slot, &heads_of(&shard(2, 2))));
+        let push = |layer: u16| {
+            let (slots, layers) = (sources.clone(), layer..layer + 1);
+            Command::Push { transfer, content, first_block: 0, slots, layers }
+        };
+        let run = |sides: &mut [Side<_>; 2], now: &mut Instant, steps: usize| {
+            for _ in 0..steps {
+                *now += TICK;
+                network.advance(1);
+                sides
+                    .iter_mut()
+                    .for_each(|side| _ = side.staging.poll(&mut side.node, *now, &mut side.notices));
+            }
+        };
+        (0..2).for_each(|layer| sides[SENDER].handle(push(layer), now));
+        if is_ended_first {
+            sides[SENDER].handle(push(2), now);
+            sides[SENDER].handle(Command::PushEnd { transfer }, now);
+        }
+        run(&mut sides, &mut now, steps);
+        assert!(sides[SENDER].summer().doorbells() > 0 || steps == 0, "it begins as if it were direct");
+        let (slots, address, deadline) = (targets.clone(), "0".to_owned(), now + Duration::from_secs(2));
+        sides[RECEIVER]
+            .handle(Command::Expect { transfer, address, content, first_block: 0, slots, deadline }, now);
+        run(&mut sides, &mut now, 40);
+        if !is_ended_first {
+            sides[SENDER].handle(push(2), now);
+            sides[SENDER].handle(Command::PushEnd { transfer }, now);
+        }
+        run(&mut sides, &mut now, 200);
+        let told = std::mem::take(&mut sides[RECEIVER].notices);
+        let is_whole = |notice: &Notice| matches!(notice, Notice::Arrived { outcome: Outcome::Complete, .. });
+        assert!(told.len() == 1 && told.iter().all(is_whole), "{told:?}");
+        drop(told);
+        let told = std::mem::take(&mut sides[SENDER].notices);
+        assert!(matches!(told[..], [Notice::Pushed { complete: true, .. }]), "{told:?}");
+        let (all, own) = (heads_of(&shard(0, 4)), 32..64);
+        for slot in &targets {
+            let bytes = sides[RECEIVER].bytes_of(slot);
+            for (row, expected) in bytes.chunks(64).zip(all.chunks(64)) {
+                assert!(row[own.clone()] == expected[own.clone()] && row[..32].iter().all(|&byte| byte == 0));
+            }
+        }
+        assert_eq!((sides[SENDER].counter("sent_directly"), sides[SENDER].counter("sent_staged")), (0, 1));
+        drop((sources, targets));
+        assert!(sides.iter().all(Side::is_clean));
+    }
+}
+
+/// Without staging slots there is no other way: both sides are told.
+#[test]
+fn other_heads_without_staging_end_the_transfer() {
+    for (receiver, expected) in [(Reach::Host, Outcome::SenderStopped), (Reach::Device, Outcome::Refused)] {
+        let network = SimNetwork::new(4, Faults::default());
+        let mut sides = [(shard(2, 2), Reach::Sources), (shard(0, 4), receiver)].map(|(layout, reach)| {
+            simulated_side(&Shape { layout, ..Shape::direct(4, SumFaults::default()) }, reach, &network)
+        });
+        let (mut now, transfer, content, first_block) = (Instant::now(), 1, [9; 16], 0);
+        let (slots, layers) = (sides[SENDER].slots(3), 0..3);
+        sides[SENDER].node.handle(Command::Push { transfer, content, first_block, slots, layers }, now);
+        sides[SENDER].node.handle(Command::PushEnd { transfer }, now);
+        let (slots, address) = (sides[RECEIVER].slots(3), "0".to_owned());
+        let deadline = now + Duration::from_secs(2);
+        sides[RECEIVER]
+            .handle(Command::Expect { transfer, address, content, first_block, slots, deadline }, now);
+        for _ in 0..100 {
+            now += TICK;
+            network.advance(1);
+            let [sender, receiver] = &mut sides;
+            sender.node.poll(now, &mut sender.notices);
+            receiver.staging.poll(&mut receiver.node, now, &mut receiver.notices);
+        }
+        let told = std::mem::take(&mut sides[RECEIVER].notices);
+        assert!(matches!(told[..], [Notice::Arrived { outcome, .. }] if outcome == expected), "{told:?}");
+        let told = std::mem::take(&mut sides[SENDER].notices);
+        assert!(matches!(told[..], [Notice::Pushed { complete: false, .. }]), "{told:?}");
+        drop(told);
+        assert!(sides.iter().all(Side::is_clean));
+    }
+}
+
+/// A fabric that shows its peers device slots, and nobody who could verify there: refused, as no staging slot can stand in.
+#[test]
+fn device_slots_that_nobody_verifies_are_refused() {
+    let shape = Shape { sums: None, ..Shape::direct(2, SumFaults::default()) };
+    let (mut world, _) = simulated(&shape, Faults::default());
+    let targets = world.sides[RECEIVER].slots(2);
+    world.expect(1, 0, targets);
+    world.run(3);
+    assert!(matches!(world.arrival(), Some((slots, Outcome::Refused)) if slots.is_empty()));
+    world.push_whole(2, 2);
+    world.run(3);
+    assert_eq!(world.sides[SENDER].counter("sent_staged"), 1, "what is sent can be staged all the same");
+    world.settle();
+}
+
+/// What a node says of itself first, as bytes: version, layout, the set of checksums, the one that it wants.
+fn greeting(version: u32, checksums: u8, wanted: u8) -> Box<[u8]> {
+    let PieceLayout { layers, rows, heads, head_bytes, fingerprint } = LAYOUT;
+    let mut bytes = vec![1];
+    bytes.extend(version.to_le_bytes());
+    bytes.extend(layers.to_le_bytes());
+    bytes.extend(rows.to_le_bytes());
+    bytes.extend([heads.first.to_le_bytes(), heads.count.to_le_bytes()].concat());
+    bytes.extend(head_bytes.to_le_bytes());
+    bytes.extend(fingerprint.to_le_bytes());
+    bytes.extend([checksums, wanted]);
+    bytes.into_boxed_slice()
+}
+
+/// The reasons are those of `terms.rs`; here, that the connection really ends, and is not ended without one.
+#[test]
+fn greetings_that_do_not_go_together_end_the_connection() {
+    for (greeting, is_kept) in [
+        (greeting(4, 0b11, 0), true),
+        (greeting(4, 0b11, 1), true),
+        (greeting(4, 0b01, 0), true),
+        (greeting(4, 0b1111_1111, 1), true),
+        (greeting(3, 0b11, 0), false),
+        (greeting(5, 0b11, 0), false),
+        (greeting(4, 0b11, 2), false),
+        (greeting(4, 0b01, 1), false),
+        (greeting(4, 0, 0), false),
+        (greeting(4, 0b11, 0)[..27].into(), false),
+    ] {
+        let network = SimNetwork::new(1, Faults::default());
+        let layout = SlabLayout { slot_bytes: LAYOUT.slot_bytes(), slot_count: 4 };
+        let slab = || Arc::new(Slab::create("greetings", layout, PageSize::Standard).expect("slab"));
+        let counters = Arc::new(TransferCounters::default());
+        let mut node = TransferNode::new(network.add_node(slab()), LAYOUT, Limits::default(), counters);
+        let mut stranger = network.add_node(slab());
+        let peer = stranger.connect("0").expect("address");
+        let (mut now, mut events, mut notices) = (Instant::now(), Vec::new(), Vec::new());
+        for step in 0..20 {
+            now += TICK;
+            network.advance(1);
+            node.poll(now, &mut notices);
+            stranger.poll(16, &mut events);
+            if step == 5 {
+                stranger.post(WorkRequest::message(peer, greeting.clone())).expect("room");
+            }
+        }
+        let is_down = events.iter().any(|event| matches!(event, Event::PeerDown { .. }));
+        assert_eq!(is_down, !is_kept, "{greeting:?}: {events:?}");
+    }
+}
+
+/// The rig itself: a slot that is kept on purpose must be seen.
+#[test]
+#[should_panic(expected = "something is left")]
+fn a_planted_leak_is_found() {
+    let (mut world, _) = simulated(&Shape::direct(1, SumFaults::default()), Faults::default());
+    std::mem::forget(world.sides[SENDER].device.acquire());
+    world.settle();
+}

@@ -1,0 +1,107 @@
+//! Random transfers, sizes, timing and cancellations, from a seed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dataplane_fabric::Fabric;
+use dataplane_transfer::{Command, Notice, Outcome, TransferId};
+
+use crate::rig::{LAYOUT, PATIENCE_STEPS, RECEIVER, SENDER, World, content};
+
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 8) % bound
+    }
+}
+
+/// What became of the transfers of one run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) outcomes: BTreeMap<String, u64>,
+    pub(crate) blocks: usize,
+    pub(crate) pushed_whole: u64,
+}
+
+impl Sum {
+    pub(crate) fn of(&self, outcome: Outcome) -> u64 {
+        self.outcomes.get(&format!("{outcome:?}")).copied().unwrap_or(0)
+    }
+}
+
+/// Runs so many transfers, and waits until both sides are told of each.
+pub(crate) fn transfers<F: Fabric>(
+    world: &mut World<F>,
+    random: &mut Random,
+    count: u64,
+    cancel_one_in: u64,
+    mut accident: impl FnMut(u64, &mut Random, &mut World<F>),
+) -> Sum {
+    let (mut sum, mut held_of) = (Sum::default(), BTreeMap::new());
+    let mut pushed = BTreeSet::new();
+    for transfer in 1..=count {
+        let blocks = 1 + random.below(12) as usize;
+        let held = random.below(blocks as u64) as usize;
+        let is_first = random.below(2) == 0;
+        held_of.insert(transfer, held);
+        let sources = world.sides[SENDER].slots(blocks);
+        let targets = world.sides[RECEIVER].slots(blocks - held);
+        if is_first {
+            world.expect(transfer, held as u32, targets.clone());
+        }
+        for (block, slot) in sources.iter().enumerate() {
+            world.sides[SENDER].fill(slot, &content(transfer, block));
+        }
+        for layer in 0..LAYOUT.layers {
+            world.push(transfer, &sources, layer..layer + 1);
+            world.run(random.below(3) as usize);
+            if cancel_one_in > 0 && random.below(cancel_one_in * u64::from(LAYOUT.layers)) == 0 {
+                world.command(random.below(2) as usize, Command::Cancel { transfer });
+            }
+        }
+        drop(sources);
+        world.command(SENDER, Command::PushEnd { transfer });
+        if !is_first {
+            world.expect(transfer, held as u32, targets);
+        }
+        accident(transfer, random, world);
+        for _ in 0..random.below(40) {
+            world.step();
+            count_up(world, &mut sum, &mut held_of, &mut pushed);
+        }
+    }
+    // Where messages are lost, transfers whose receiver never comes hold staging slots until their leases end, and
+    // others wait for these.
+    for _ in 0..PATIENCE_STEPS {
+        if held_of.is_empty() && pushed.len() as u64 == count {
+            return sum;
+        }
+        world.step();
+        count_up(world, &mut sum, &mut held_of, &mut pushed);
+    }
+    panic!("never told of: {held_of:?}; of {count} pushes, told of {pushed:?}");
+}
+
+fn count_up<F: Fabric>(
+    world: &mut World<F>,
+    sum: &mut Sum,
+    held_of: &mut BTreeMap<TransferId, usize>,
+    pushed: &mut BTreeSet<TransferId>,
+) {
+    for notice in std::mem::take(&mut world.sides[RECEIVER].notices) {
+        let Notice::Arrived { transfer, slots, outcome } = notice else { panic!("{notice:?}") };
+        let held = held_of.remove(&transfer).expect("told once, and only of what was expected");
+        world.check(&slots, transfer, held);
+        sum.blocks += slots.len();
+        *sum.outcomes.entry(format!("{outcome:?}")).or_default() += 1;
+    }
+    for notice in std::mem::take(&mut world.sides[SENDER].notices) {
+        let Notice::Pushed { transfer, complete } = notice else { panic!("{notice:?}") };
+        let is_first = pushed.insert(transfer);
+        assert!(is_first || !complete, "complete, after it was over");
+        sum.pushed_whole += u64::from(complete);
+    }
+}

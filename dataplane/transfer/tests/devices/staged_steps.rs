@@ -1,0 +1,136 @@
+//! Staged hand-offs step by step: what overlaps, what waits for what, what is refused.
+
+use dataplane_fabric::sim::Faults;
+use dataplane_memory::testing::CopyFaults;
+use dataplane_transfer::{Command, Notice, Outcome};
+
+use crate::rig::{LAYOUT, RECEIVER, SENDER, Shape, content, simulated};
+
+/// The first piece is on its way while others wait for a staging slot, and more blocks are sent than there are slots.
+#[test]
+fn pieces_travel_while_others_are_copied() {
+    let shape = Shape { staging_slots: 48, ..Shape::new(7, CopyFaults { polls_max: 10, fail_one_in: 0 }) };
+    let (mut world, _) = simulated(&shape, Faults::default());
+    let blocks = 24;
+    let targets = world.sides[RECEIVER].slots(blocks);
+    world.expect(1, 0, targets);
+    world.run(5);
+    world.push_whole(1, blocks);
+    let mut overlapped = 0;
+    for _ in 0..600 {
+        world.step();
+        let staged = world.sides[SENDER].host.used_count();
+        assert!(staged <= 6, "an eighth of the pool for one transfer, not {staged}");
+        let is_travelling = world.sides[SENDER].counter("bytes_sent") > 0;
+        overlapped += u64::from(is_travelling && world.sides[SENDER].staging.in_flight() > 0);
+    }
+    let (slots, outcome) = world.arrival().expect("over");
+    assert_eq!((slots.len(), outcome), (blocks, Outcome::Complete));
+    world.check(&slots, 1, 0);
+    assert!(overlapped > 5, "bytes travel while copies go on: {overlapped}");
+    let doorbells = world.sides[SENDER].staging.copier_mut().doorbells();
+    assert!(doorbells < blocks as u64, "{doorbells} doorbells for {blocks} copies");
+    drop(slots);
+    world.sides[SENDER].notices.clear();
+    world.settle();
+}
+
+/// Layers that have come are in device memory before the next are even computed.
+#[test]
+fn layers_are_copied_on_as_they_are_verified() {
+    let (mut world, _) = simulated(&Shape::new(3, CopyFaults::default()), Faults::default());
+    let (sources, targets) = (world.sides[SENDER].slots(2), world.sides[RECEIVER].slots(2));
+    world.expect(1, 0, targets.clone());
+    for (block, slot) in sources.iter().enumerate() {
+        world.sides[SENDER].fill(slot, &content(1, block));
+    }
+    let layer_bytes = LAYOUT.layer_bytes() as usize;
+    for layer in 0..LAYOUT.layers {
+        world.push(1, &sources, layer..layer + 1);
+        world.run(30);
+        let end = layer_bytes * (usize::from(layer) + 1);
+        for (block, slot) in targets.iter().enumerate() {
+            let found = world.sides[RECEIVER].bytes_of(slot);
+            assert!(found[..end] == content(1, block)[..end], "layer {layer} of block {block}");
+            assert!(found[end..].iter().all(|&byte| byte == 0), "and nothing of the next");
+        }
+    }
+    world.command(SENDER, Command::PushEnd { transfer: 1 });
+    world.run(30);
+    assert!(matches!(world.arrival(), Some((slots, Outcome::Complete)) if slots.len() == 2));
+}
+
+/// A cancelled transfer is over only when its copies are, and until then holds what they touch.
+#[test]
+fn cancelled_transfers_wait_for_their_copies() {
+    let copies = CopyFaults { polls_max: 60, fail_one_in: 0 };
+    for seed in 1..=10 {
+        println!("seed {seed}");
+        let (mut world, _) = simulated(&Shape::new(seed, copies), Faults::default());
+        world.push_whole(1, 4);
+        world.run(2);
+        let in_flight = world.sides[SENDER].staging.in_flight();
+        assert!(in_flight > 0, "copies are under way");
+        world.command(SENDER, Command::Cancel { transfer: 1 });
+        let mut steps = 0;
+        while world.sides[SENDER].staging.in_flight() > 0 {
+            assert!(world.sides[SENDER].notices.is_empty(), "not over before its copies are");
+            let side = &world.sides[SENDER];
+            assert!(side.host.used_count() >= 1 && side.device.used_count() >= 1, "held by the copies");
+            world.step();
+            steps += 1;
+        }
+        assert!(steps > 1, "the copies took a while");
+        let told = std::mem::take(&mut world.sides[SENDER].notices);
+        assert!(matches!(told[..], [Notice::Pushed { transfer: 1, complete: false }]), "{told:?}");
+        assert!(world.sides[SENDER].is_clean());
+    }
+}
+
+#[test]
+fn failed_copies_and_a_dead_device_end_transfers() {
+    // At the receiver: the leading blocks before the failure are good.
+    let (mut world, _) = simulated(&Shape::new(5, CopyFaults::default()), Faults::default());
+    let targets = world.sides[RECEIVER].slots(9);
+    world.expect(1, 0, targets);
+    world.push_whole(1, 9);
+    world.sides[RECEIVER].staging.copier_mut().set_faults(CopyFaults { polls_max: 3, fail_one_in: 4 });
+    world.run(100);
+    let (slots, outcome) = world.arrival().expect("over");
+    assert!(slots.len() < 9 && outcome == Outcome::DeviceFailed, "{} {outcome:?}", slots.len());
+    world.check(&slots, 1, 0);
+    drop(slots);
+    // At the sender: the receiver learns that nothing more comes.
+    world.sides[SENDER].notices.clear();
+    let targets = world.sides[RECEIVER].slots(9);
+    world.expect(2, 0, targets);
+    world.run(5);
+    world.sides[SENDER].staging.copier_mut().kill();
+    world.push_whole(2, 9);
+    world.run(50);
+    assert!(matches!(world.arrival(), Some((slots, Outcome::SenderStopped)) if slots.is_empty()));
+    let told = std::mem::take(&mut world.sides[SENDER].notices);
+    assert!(matches!(told[..], [Notice::Pushed { transfer: 2, complete: false }]), "{told:?}");
+    world.settle();
+}
+
+#[test]
+fn more_than_the_staging_slots_for_peers_is_refused_at_once() {
+    let (mut world, _) = simulated(&Shape::new(9, CopyFaults::default()), Faults::default());
+    let (fits, beyond) = (world.sides[RECEIVER].slots(10), world.sides[RECEIVER].slots(7));
+    world.expect(1, 0, fits);
+    world.expect(2, 0, beyond);
+    world.step();
+    assert!(matches!(world.arrival(), Some((slots, Outcome::Refused)) if slots.is_empty()));
+    world.push_whole(1, 10);
+    world.run(60);
+    let (slots, outcome) = world.arrival().expect("over");
+    assert_eq!((slots.len(), outcome), (10, Outcome::Complete));
+    drop(slots);
+    let beyond = world.sides[RECEIVER].slots(16);
+    world.expect(3, 0, beyond);
+    world.push_whole(3, 16);
+    world.run(60);
+    assert!(matches!(world.arrival(), Some((slots, Outcome::Complete)) if slots.len() == 16), "free again");
+    world.settle();
+}
