@@ -7,9 +7,9 @@
     saving_blocks_max  blocks of the engine that may wait for being saved at a time; default a quarter of them
     load_blocks_min    fewer stored blocks than these are computed and not loaded; default 1
 
-Two things are filled in when the store's configuration leaves them out, because only the engine knows them:
-`store.slot`, which is a block's bytes, and a folder below `disk_tier.path` for each worker, because a folder is for
-one open store at a time.
+Three things are filled in when the store's configuration leaves them out, because only the engine knows them:
+`store.slot`, which is a block's bytes, `device.ordinal` for tensors in CUDA memory, and a folder below
+`disk_tier.path` for each worker, because a folder is for one open store at a time.
 """
 
 import json
@@ -52,11 +52,13 @@ class Settings:
             load_blocks_min=_number(given, "load_blocks_min", 1),
         )
 
-    def toml(self, block_bytes: int, worker: str) -> str:
-        """The store's configuration for one worker, whose blocks have so many bytes."""
+    def toml(self, block_bytes: int, worker: str, device: int | None = None) -> str:
+        """The store's configuration for one worker, whose blocks have so many bytes and lie on that device, if on any."""
         sections = {name: dict(values) for name, values in self.store.items()}
         slot = -(-block_bytes // _PAGE_BYTES) * _PAGE_BYTES
         sections.setdefault("store", {}).setdefault("slot", f"{slot} B")
+        if device is not None:
+            sections.setdefault("device", {}).setdefault("ordinal", device)
         disk = sections.get("disk_tier", {})
         if disk.get("path"):
             disk["path"] = str(Path(str(disk["path"])) / worker)

@@ -33,7 +33,7 @@ from vllm.logger import init_logger
 from vllm.v1.core import kv_cache_utils
 
 from . import identity
-from .library import Library, Store
+from .library import Library, Memory, Store
 from .messages import Report, Step
 from .planes import layout
 from .scheduler import Match, Scheduler
@@ -142,7 +142,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         found = layout(kv_caches, blocks)
         memory, device, record = memory_of(kv_caches)
         name = worker_name(self._vllm_config)
-        store = Store.open(Library(self._settings.library), self._settings.toml(found.block_bytes, name))
+        text = self._settings.toml(found.block_bytes, name, device if memory is Memory.CUDA else None)
+        store = Store.open(Library(self._settings.library), text)
         try:
             tensors = store.register(found.planes, blocks, memory, device)
         except BaseException:

@@ -18,6 +18,12 @@ class Configuration(unittest.TestCase):
         )
         self.assertEqual(Settings.parse({"store": '[store]\nslot = "1 MiB"'}).toml(1, "x"), '[store]\nslot = "1 MiB"\n')
 
+    def test_the_device_of_the_tensors_is_filled_in(self) -> None:
+        slot = '[store]\nslot = "4096 B"\n'
+        self.assertEqual(Settings.parse({}).toml(1, "x", 3), slot + "[device]\nordinal = 3\n")
+        given = Settings.parse({"store": {"device": {"staging": "1 GiB", "ordinal": 2}}})
+        self.assertEqual(given.toml(1, "x", 3), '[device]\nstaging = "1 GiB"\nordinal = 2\n' + slot)
+
     def test_a_file_of_toml_is_read(self) -> None:
         with tempfile.NamedTemporaryFile("w") as file:
             file.write('[host_tier]\ncapacity = "2 GiB"\n')
