@@ -33,3 +33,5 @@ pub use queue::KernelQueue;
 pub use ring::KernelQueueConfig;
 pub use route::{CopyRoute, Pair, QuantiseRoute, Route, SlotRoute, heads_shared};
 pub use tensors::{PagedTensors, Plane};
+
+pub use dataplane_kernels::KernelSet;

@@ -186,6 +186,9 @@ impl KernelQueue {
         let places = (sums != Sums::None).then_some(!expected.is_empty());
         let batch = self.ring.batch(slot, &parts, ends.planes(), places);
         let launch = plan.launch(way, &batch, self.kernels.shape())?;
+        if !self.kernels.has(launch.function) {
+            return Err(Refusal::Kernel { function: launch.function });
+        }
         self.ring.seal(slot, &parts, expected);
         let failure = self.hand_over(slot, &parts, &launch).err();
         let (has_sums, _ends) = (places.is_some(), ends.clone());

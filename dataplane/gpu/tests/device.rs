@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use checks::Rig;
 use dataplane_cuda::{Cuda, Device};
-use dataplane_gpu::{KernelsError, LayoutKernels};
+use dataplane_gpu::{KernelSet, KernelsError, LayoutKernels};
 use harness::{Random, seed};
 
 /// The first two devices, or the only one twice; `None` after the reason was printed.
@@ -24,7 +24,8 @@ fn rig() -> Option<Rig> {
     };
     let count = cuda.devices().expect("devices").len() as u32;
     let devices = [0, 1.min(count - 1)].map(|ordinal| cuda.device(ordinal).expect("device"));
-    let compiled = devices.each_ref().map(|device| LayoutKernels::compile(device).map(Arc::new));
+    let compiled =
+        devices.each_ref().map(|device| LayoutKernels::compile(device, KernelSet::All).map(Arc::new));
     let kernels = match compiled.into_iter().collect::<Result<Vec<_>, KernelsError>>() {
         Ok(kernels) => kernels,
         Err(reason @ KernelsError::Compile { error: dataplane_cuda::CompileError::NoLibrary { .. }, .. }) => {

@@ -57,5 +57,5 @@ pub use parameters::{
 };
 pub use quantise::QuantisePlan;
 pub use quantised::{Element, Format, Grouping, HEADER_BYTES, QuantisedSlot, ScaleType};
-pub use source::{COMPILE_OPTIONS, FILES, FUNCTIONS, SOURCE};
+pub use source::{COMPILE_OPTIONS, FILES, FUNCTIONS, KernelSet, SOURCE};
 pub use verify::ChecksumPlan;

@@ -10,6 +10,44 @@ pub const FILES: [(&str, &str); 6] = [
     ("dequantise.cu", include_str!("../kernels/dequantise.cu")),
 ];
 
+/// Which of the kernels a program needs: those of 8-bit formats take six times as long to compile as the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelSet {
+    /// Copies and checksums.
+    Copies,
+    /// Those and the 8-bit formats.
+    All,
+}
+
+impl KernelSet {
+    /// Their text for the run-time compiler. It includes nothing.
+    #[must_use]
+    pub fn source(self) -> &'static str {
+        match self {
+            Self::Copies => COPIES_SOURCE,
+            Self::All => SOURCE,
+        }
+    }
+
+    /// Their names.
+    #[must_use]
+    pub fn functions(self) -> &'static [&'static str] {
+        match self {
+            Self::Copies => &FUNCTIONS[..COPIES],
+            Self::All => &FUNCTIONS,
+        }
+    }
+}
+
+/// How many of [`FUNCTIONS`] are copies and checksums: they come first.
+const COPIES: usize = 16;
+
+const COPIES_SOURCE: &str = concat!(
+    include_str!("../kernels/base.cu"),
+    include_str!("../kernels/checksum.cu"),
+    include_str!("../kernels/copy.cu"),
+);
+
 /// All of it as one text for the run-time compiler. It includes nothing.
 pub const SOURCE: &str = concat!(
     include_str!("../kernels/base.cu"),

@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
 
-use dataplane_kernels::{COMPILE_OPTIONS, FUNCTIONS, SOURCE};
+use dataplane_kernels::{COMPILE_OPTIONS, FUNCTIONS, KernelSet};
 use libloading::Library;
 
 type Program = *mut c_void;
@@ -68,8 +68,8 @@ impl Nvrtc {
     }
 
     /// PTX for a virtual architecture, machine code for a real one.
-    fn compile(&self, architecture: &str, more: &[&str]) -> Vec<u8> {
-        let source = CString::new(SOURCE).expect("no zero");
+    fn compile(&self, set: KernelSet, architecture: &str, more: &[&str]) -> Vec<u8> {
+        let source = CString::new(set.source()).expect("no zero");
         let mut program = std::ptr::null_mut();
         // SAFETY: the type is that of nvrtcCreateProgram.
         let create = unsafe { self.0.get::<Create>(b"nvrtcCreateProgram") }.expect("nvrtcCreateProgram");
@@ -197,14 +197,18 @@ fn the_source_compiles_with_accesses_of_16_bytes_and_no_spills() {
     }
     for (number, has_conversion) in architectures {
         let virtual_architecture = format!("compute_{number}");
-        let ptx = nvrtc.compile(&virtual_architecture, &[]);
+        let ptx = nvrtc.compile(KernelSet::All, &virtual_architecture, &[]);
         let ptx = CStr::from_bytes_until_nul(&ptx).expect("text").to_str().expect("ASCII");
         check_ptx(&virtual_architecture, ptx, has_conversion);
         check_registers(&virtual_architecture, ptx);
-        let machine_code = nvrtc.compile(&format!("sm_{number}"), &[]);
+        let copies = nvrtc.compile(KernelSet::Copies, &virtual_architecture, &[]);
+        let copies = CStr::from_bytes_until_nul(&copies).expect("text").to_str().expect("ASCII");
+        assert_eq!(copies.matches(".entry ").count(), KernelSet::Copies.functions().len());
+        KernelSet::Copies.functions().iter().for_each(|function| _ = entry(copies, function));
+        let machine_code = nvrtc.compile(KernelSet::All, &format!("sm_{number}"), &[]);
         assert!(machine_code.starts_with(b"\x7fELF"), "sm_{number}");
         println!("sm_{number}: {} bytes of machine code", machine_code.len());
     }
-    let portable = nvrtc.compile("compute_90", &["--define-macro=KVASIR_PORTABLE"]);
+    let portable = nvrtc.compile(KernelSet::All, "compute_90", &["--define-macro=KVASIR_PORTABLE"]);
     assert!(!String::from_utf8_lossy(&portable).contains("e4m3x2"), "the hand-written conversion");
 }

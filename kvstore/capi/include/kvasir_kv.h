@@ -133,7 +133,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  * [device] and their keys are those of Kvasir's own configuration, and so are the defaults but that of
  * `host_tier.capacity`. What is wrong in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is KVASIR_KV_FAILED.
  * With [device] the host tier's memory is pinned, all of it at once, and the kernels are compiled by NVIDIA's run-time
- * compiler (NVRTC), which must be installed and takes some 15 seconds of one core.
+ * compiler (NVRTC), which must be installed and takes some 2 seconds of one core.
  *
  * Writes the handle to `*handle`, or null and the reason to `error` (may be null) with at most `error_bytes` bytes, of
  * which the last is 0; what is cut off are whole characters of UTF-8.

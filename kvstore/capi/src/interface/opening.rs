@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use dataplane_gpu::LayoutKernels;
+use dataplane_gpu::{KernelSet, LayoutKernels};
 
 use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, tell};
 use crate::compose::{self, Composed};
@@ -17,7 +17,7 @@ use crate::status::{Failure, Status};
 const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 
 fn open(text: &str) -> Result<*mut Handle, Failure> {
-    open_with(text, &LayoutKernels::compile)
+    open_with(text, &|device| LayoutKernels::compile(device, KernelSet::Copies))
 }
 
 /// The same with kernels that are made in another way.
