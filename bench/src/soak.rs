@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use router_gateway::{Fleet, Gateway, router};
+use router_gateway::{Fleet, Gateway, Tuning, router};
 use router_tokens::ModelText;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tools_mocker::{Fault, FaultKind, Mock, MockConfig};
 
-use crate::gateway::{config, listen};
+use crate::gateway::{config, listen, tuning};
 
 const WORKERS: usize = 8;
 const CLIENTS: u64 = 64;
@@ -172,12 +172,11 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
     }
     let urls: Vec<String> = mocks.iter().map(Mock::url).collect();
     let mut config = config(&urls, "tiny");
-    config.tuning.retries = 3;
-    config.tuning.stall = Duration::from_secs(1);
-    config.tuning.answer_within = Duration::from_secs(2);
     config.health_interval = Duration::from_millis(200);
+    let second = Duration::from_secs(1);
+    let tuning = Tuning { retries: 3, stall: second, answer_within: 2 * second, ..tuning() };
     let fleet = Fleet::start(&config);
-    let gateway = Gateway::new(config, ModelText::tiny()?, fleet).map_err(anyhow::Error::msg)?;
+    let gateway = Gateway::new(config, tuning, ModelText::tiny()?, fleet).map_err(anyhow::Error::msg)?;
     let address = listen(router(Arc::clone(&gateway))).await?.trim_start_matches("http://").to_owned();
     let mut expected = Vec::new();
     for prompt in 0..PROMPTS {

@@ -47,12 +47,27 @@ fn live_keys_count_at_once_and_mistakes_change_nothing() {
     wait_for("the mistakes to be found", || metric("refused_total") == 1.0);
     assert_eq!((strategy(&site), metric("changes_total")), ("least-loaded".to_owned(), 1.0));
 
+    // Nor does a file with which no gateway could start, nor one that is empty; both are looked at for a while.
+    write(&changed.replace("[router]\n", "[access]\njwks_file = \"a\"\njwks_url = \"http://b\"\n[router]\n"));
+    wait_for("the contradiction to be found", || metric("refused_total") == 2.0);
+    write("");
+    site.gateway.signal("-HUP");
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!((metric("refused_total"), metric("changes_total")), (2.0, 1.0), "each file counts once");
+    assert_eq!(strategy(&site), "least-loaded");
+
+    // Another file in its place, by renaming.
+    let other = site.scratch.config("other.toml", &changed.replace("least-loaded", "random"));
+    std::fs::rename(other, &file).expect("renamed");
+    wait_for("the other file to be read", || strategy(&site) == "random");
+    assert_eq!(metric("changes_total"), 2.0);
+
     // Back to what it was at the start: nothing waits any more, and requests have all the time again.
     site.mocks.iter().for_each(tools_mocker::Mock::heal);
     write(&original);
     site.gateway.signal("-HUP");
     wait_for("the file to be read", || strategy(&site) == "round-robin");
-    assert_eq!((metric("changes_total"), metric("waiting")), (2.0, 0.0));
+    assert_eq!((metric("changes_total"), metric("waiting")), (3.0, 0.0));
     let (status, answer) = site.chat(&chat(20, 2, 4));
     assert_eq!(status, 200, "{answer}");
 }

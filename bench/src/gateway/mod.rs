@@ -303,22 +303,26 @@ pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
         body_bytes_max: 16 << 20,
         requests_max: 1 << 20,
         health_interval: Duration::from_secs(1),
-        tuning: Tuning {
-            policy: Policy::default(),
-            disaggregate_above_tokens: usize::MAX,
-            answer_within: Duration::from_secs(600),
-            stall: Duration::from_secs(60),
-            retries: 0,
-            hedge_after: Duration::ZERO,
-            request_time_max: Duration::ZERO,
-            worker_wait: Duration::from_secs(5),
-        },
+    }
+}
+
+/// What goes with it.
+pub(crate) fn tuning() -> Tuning {
+    Tuning {
+        policy: Policy::default(),
+        disaggregate_above_tokens: usize::MAX,
+        answer_within: Duration::from_secs(600),
+        stall: Duration::from_secs(60),
+        retries: 0,
+        hedge_after: Duration::ZERO,
+        request_time_max: Duration::ZERO,
+        worker_wait: Duration::from_secs(5),
     }
 }
 
 pub(crate) async fn gateway_over(workers: &[String], model: &str) -> Result<String> {
     let config = config(workers, model);
     let fleet = Fleet::start(&config);
-    let gateway = Gateway::new(config, ModelText::tiny()?, fleet).map_err(anyhow::Error::msg)?;
+    let gateway = Gateway::new(config, tuning(), ModelText::tiny()?, fleet).map_err(anyhow::Error::msg)?;
     listen(router(gateway)).await
 }

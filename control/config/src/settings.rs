@@ -386,8 +386,8 @@ section! {
         /// How long before a conversation goes on its blocks should be up.
         prefetch_lead: Duration = Duration::from_secs(10), in Duration::from_millis(1) => Duration::from_secs(3600);
         /// The part of this tier, and of the disk tier, that the blocks of one tenant (one `cache_salt`; requests without one
-        /// are a tenant together) may fill. What comes from other nodes counts for nobody; beyond 8,192 tenants with blocks the
-        /// rest share one part. For workers.
+        /// are a tenant together) may fill, wherever they come from; beyond 8,192 tenants with blocks the rest share one part.
+        /// For workers.
         tenant_share: f64 = 1.0, in 0.001 => 1.0;
     }
 }

@@ -178,7 +178,7 @@ pub(crate) fn peer_key() -> Option<String> {
 }
 
 /// Bearer tokens are taken when something is said of their keys or their issuer.
-fn tokens(settings: &Settings) -> Result<Option<TokenConfig>> {
+pub(crate) fn tokens(settings: &Settings) -> Result<Option<TokenConfig>> {
     let access = &settings.access;
     let jwks = match (some(&access.jwks_file), some(&access.jwks_url)) {
         (Some(_), Some(_)) => {
@@ -299,7 +299,6 @@ pub(crate) fn gateway(
         body_bytes_max: gateway.body_max.0 as usize,
         requests_max: gateway.requests_max as usize,
         health_interval: gateway.health_interval,
-        tuning: tuning(settings),
     })
 }
 

@@ -74,9 +74,8 @@ pub(crate) fn run(
     let listen = listen.unwrap_or(settings.gateway.listen);
     let mut config = compose::gateway(&settings, workers, &text, has_tokenizer, listen)?;
     let requests_max = config.requests_max;
-    let grpc_port = compose::some(&settings.gateway.grpc_listen).and_then(|listen| listen.parse().ok());
-    let own =
-        [Some(listen), aside, grpc_port].into_iter().flatten().map(|address: SocketAddr| address.port());
+    let grpc_listen = grpc_address(&settings)?;
+    let own = [Some(listen), aside, grpc_listen].into_iter().flatten().map(|address| address.port());
     let own: Vec<u16> = own.collect();
     let programs = KernelPrograms::attach(&settings, &own, local_ports(&config.workers))?;
     let server_tls = tls::server(&settings, Alpn::Http1)?;
@@ -88,11 +87,15 @@ pub(crate) fn run(
         let snapshot = config.snapshot_file.clone();
         let upstream_tls = config.access.tls.clone();
         let fleet = Fleet::start(&config);
-        let gateway = Gateway::new(config, text, Arc::clone(&fleet)).map_err(anyhow::Error::msg)?;
+        let gateway = Gateway::new(config, compose::tuning(&settings), text, Arc::clone(&fleet));
+        let gateway = gateway.map_err(anyhow::Error::msg)?;
         programs.serve(&gateway, requests_max, settings.ebpf.overload_max as u32);
         let live = common.config.clone().map(|path| {
-            Arc::new(LiveConfig::new(path, common.supervised, settings.clone(), Arc::clone(&gateway)))
+            let given = given.clone();
+            let check = Box::new(move |settings: &Settings| could_start(settings, &given));
+            LiveConfig::new(path, common.supervised, settings.clone(), check, Arc::clone(&gateway))
         });
+        let live = live.map(Arc::new);
         tokio::spawn(hang_ups(Arc::clone(&gateway), live.clone())?);
         if let Some(live) = live {
             tokio::spawn(live.watch());
@@ -133,6 +136,20 @@ pub(crate) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
+/// What a start would refuse of these settings, as far as they alone say it.
+fn could_start(settings: &Settings, given: &Workers) -> Result<()> {
+    workers(settings, given)?;
+    grpc_address(settings)?;
+    compose::tokens(settings).map(drop)
+}
+
+fn grpc_address(settings: &Settings) -> Result<Option<SocketAddr>> {
+    let address = |listen: String| {
+        listen.parse().with_context(|| format!("gateway.grpc_listen: {listen:?} is no IP:PORT"))
+    };
+    compose::some(&settings.gateway.grpc_listen).map(address).transpose()
+}
+
 /// Ports of the workers that are on this host.
 fn local_ports(workers: &[WorkerConfig]) -> Vec<u16> {
     let address = |worker: &WorkerConfig| {
@@ -157,9 +174,7 @@ async fn grpc(
     gateway: &Arc<Gateway>,
     stop: &http::Stop,
 ) -> Result<Option<JoinHandle<()>>> {
-    let Some(listen) = compose::some(&settings.gateway.grpc_listen) else { return Ok(None) };
-    let address: SocketAddr =
-        listen.parse().with_context(|| format!("gateway.grpc_listen: {listen:?} is no IP:PORT"))?;
+    let Some(address) = grpc_address(settings)? else { return Ok(None) };
     let listener = http::bind(address).await?;
     let mut stop = stop.clone();
     let stopped = async move { drop(stop.wait_for(Option::is_some).await) };

@@ -1,90 +1,160 @@
 //! The configuration of a running gateway: when its file has changed, live keys are put in force, and what waits for the
-//! next start is said. A file with mistakes changes nothing, and all of them are told.
+//! next start is said. A file with mistakes, or with which the gateway could not start, changes nothing, and is told.
 //!
-//! The file is looked at every second and read once it has stayed as it is for a look, so that nobody reads one that is
-//! being written; on SIGHUP it is read at once. Not on the way of any request.
+//! The file is looked at every second and read once it has stayed as it is for a look; on SIGHUP it is read at once. One
+//! that changes while it is read, or is empty, is being written: it is left for the next look. Not on the way of any
+//! request.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use control_config::{Change, Settings, changes};
+use anyhow::Result;
+use control_config::{Settings, changes};
 use router_gateway::Gateway;
 
 use crate::{compose, process};
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What tells two states of a file apart: device, inode, size, time of the last change in seconds and nanoseconds.
-type Stamp = Option<[i64; 5]>;
+/// What tells two states of a file apart: device, inode, size, time of the last change in seconds and nanoseconds. Links on
+/// the way are followed.
+type Stamp = [i64; 5];
 
-fn stamp(path: &Path) -> Stamp {
-    let found = std::fs::metadata(path).ok()?;
+/// `None`: there is no file, or nothing in it.
+fn stamp(path: &Path) -> Option<Stamp> {
+    let found = std::fs::metadata(path).ok().filter(|found| found.size() > 0)?;
     Some([found.dev() as i64, found.ino() as i64, found.size() as i64, found.mtime(), found.mtime_nsec()])
 }
+
+/// What a start would refuse beyond the file's own mistakes.
+pub(crate) type Check = Box<dyn Fn(&Settings) -> Result<()> + Send + Sync>;
 
 /// See the module.
 pub(crate) struct LiveConfig {
     path: PathBuf,
     is_supervised: bool,
+    check: Check,
     gateway: Arc<Gateway>,
     /// As the process was started.
     started: Settings,
-    /// As the file was when it was read last without mistakes.
-    seen: Mutex<Settings>,
+    seen: Mutex<Seen>,
+}
+
+struct Seen {
+    /// As the file was when it was taken last.
+    settings: Settings,
+    /// The file that was read last, whether it was taken or not.
+    read: Option<Stamp>,
+    is_refused: bool,
 }
 
 impl LiveConfig {
     /// For a gateway that was started with these settings, which came from that file.
-    pub(crate) fn new(path: PathBuf, is_supervised: bool, started: Settings, gateway: Arc<Gateway>) -> Self {
-        let seen = Mutex::new(started.clone());
-        Self { path, is_supervised, gateway, started, seen }
+    pub(crate) fn new(
+        path: PathBuf,
+        is_supervised: bool,
+        started: Settings,
+        check: Check,
+        gateway: Arc<Gateway>,
+    ) -> Self {
+        // No stamp: what was changed while the gateway was starting is read at the first look.
+        let seen = Seen { settings: started.clone(), read: None, is_refused: false };
+        Self { path, is_supervised, check, gateway, started, seen: Mutex::new(seen) }
     }
 
     /// Reads the file whenever it has changed. Without end.
     pub(crate) async fn watch(self: Arc<Self>) {
-        let mut read = stamp(&self.path);
-        let mut last = read;
+        let mut last = None;
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
             let now = stamp(&self.path);
-            if now == last && now != read {
-                read = now;
+            if now.is_some() && now == last && now != self.seen().read {
                 let this = Arc::clone(&self);
                 // A panic in there has been told.
                 let _read = tokio::task::spawn_blocking(move || this.read()).await;
             }
             last = now;
+            tokio::time::sleep(LOOK_EVERY).await;
         }
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+        // Whoever panicked while holding it had put nothing in force.
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the file and puts in force what can be. Blocking.
     pub(crate) fn read(&self) {
-        let new = match process::read(Some(&self.path), self.is_supervised) {
-            Ok(new) => new,
+        let mut seen = self.seen();
+        let before = stamp(&self.path);
+        let new = process::read(Some(&self.path), self.is_supervised)
+            .map_err(anyhow::Error::from)
+            .and_then(|new| (self.check)(&new).map(|()| new));
+        if before.is_none() || stamp(&self.path) != before {
+            return;
+        }
+        seen.read = before;
+        match new {
+            Ok(new) => self.take(&mut seen, new),
             Err(error) => {
-                tracing::error!("{error}\nwhat was in force stays");
+                tracing::error!("{}: {error:#}; what was in force stays", self.path.display());
                 self.gateway.refuse_configuration();
-                return;
+                seen.is_refused = true;
             }
-        };
-        // Nothing below panics while it is held.
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = changes(&seen, &new);
+        }
+    }
+
+    fn take(&self, seen: &mut Seen, new: Settings) {
+        let file = self.path.display();
+        if std::mem::take(&mut seen.is_refused) {
+            tracing::warn!("{file} has no mistakes any more");
+        }
+        let told = changes(&seen.settings, &new);
         if told.is_empty() {
             return;
         }
-        let waiting: Vec<Change> =
-            changes(&self.started, &new).into_iter().filter(|change| !change.is_live).collect();
-        self.gateway.tune(compose::tuning(&new), waiting.len());
-        let file = self.path.display();
+        let waiting = changes(&self.started, &new).iter().filter(|change| !change.is_live).count();
+        self.gateway.tune(compose::tuning(&new), waiting);
         for change in &told {
-            match change.is_live {
-                true => tracing::warn!("{file}: {change}, in force"),
-                false => tracing::warn!("{file}: {change}, from the next start on"),
+            let from_when = if change.is_live { "in force" } else { "from the next start on" };
+            tracing::warn!("{file}: {change}, {from_when}");
+        }
+        seen.settings = new;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use control_config::{json_schema, parse};
+
+    use super::*;
+
+    /// The settings in which one key has another value than its default; `None` when none of these fits.
+    fn with_another(section: &str, key: &str, schema: &serde_json::Value) -> Option<Settings> {
+        let words = schema["enum"].as_array().into_iter().flatten().map(ToString::to_string);
+        let plain =
+            ["true", "false", "1", "2", "0.5", "\"1s\"", "\"2s\"", "\"1 GiB\"", "\"127.0.0.1:9\"", "[\"x\"]"];
+        let values = words.chain(plain.map(str::to_owned)).chain(["\"x\"".to_owned()]);
+        let settings = values.filter_map(|value| parse(&format!("[{section}]\n{key} = {value}\n")).ok());
+        settings.into_iter().find(|settings| !changes(&Settings::default(), settings).is_empty())
+    }
+
+    /// A key that is declared live and not put in force would be told as in force.
+    #[test]
+    fn live_keys_are_those_that_are_put_in_force() {
+        let (schema, default) = (json_schema(), compose::tuning(&Settings::default()));
+        let (mut live, mut tried) = (0, 0);
+        for (section, described) in schema["properties"].as_object().expect("sections") {
+            for (key, schema) in described["properties"].as_object().expect("keys") {
+                let Some(settings) = with_another(section, key, schema) else { continue };
+                let told = changes(&Settings::default(), &settings);
+                assert_eq!(told.len(), 1, "{section}.{key}");
+                assert_eq!(told[0].is_live, compose::tuning(&settings) != default, "{section}.{key}");
+                live += usize::from(told[0].is_live);
+                tried += 1;
             }
         }
-        *seen = new;
+        assert!(live == 15 && tried > 100, "{live} of {tried} keys are live");
     }
 }

@@ -79,12 +79,10 @@ pub struct GatewayConfig {
     pub requests_max: usize,
     /// How often workers are asked how they are.
     pub health_interval: Duration,
-    /// What may change while it runs, as it is at the start.
-    pub tuning: Tuning,
 }
 
 /// What an operator may change while a gateway runs ([`Gateway::tune`](crate::Gateway::tune)). A request goes by what is
-/// in force at each of its steps.
+/// in force when it gets there: its time when it begins, its patience with an engine when that is asked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tuning {
     /// How to choose a worker.

@@ -50,11 +50,16 @@ pub type MoreMetrics = Box<dyn Fn(&mut String) + Send + Sync>;
 
 impl Gateway {
     /// A gateway over a fleet; an error says what of its files cannot be used.
-    pub fn new(config: GatewayConfig, text: ModelText, fleet: Arc<Fleet>) -> Result<Arc<Self>, String> {
+    pub fn new(
+        config: GatewayConfig,
+        tuning: Tuning,
+        text: ModelText,
+        fleet: Arc<Fleet>,
+    ) -> Result<Arc<Self>, String> {
         let access = Access::new(&config.access, config.requests_max)?;
         let tracer = config.trace.clone().map(Tracer::new).transpose().map_err(|error| error.to_string())?;
         let gateway = Arc::new(Self {
-            tuning: ArcSwap::from_pointee(config.tuning.clone()),
+            tuning: ArcSwap::from_pointee(tuning),
             config,
             text,
             fleet,
@@ -72,8 +77,8 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Puts other values in force, for requests that are inside as well; so many keys of the configuration wait for the
-    /// next start.
+    /// Puts other values in force, also for what requests inside have yet to begin; so many keys of the configuration wait
+    /// for the next start.
     pub fn tune(&self, tuning: Tuning, keys_waiting: usize) {
         self.tuning.store(Arc::new(tuning));
         self.metrics.config_changes.inc();
@@ -138,7 +143,8 @@ impl Gateway {
 
     /// A worker may be restarting: waits a moment before giving up.
     pub(crate) async fn wait_for_route(&self, wanted: &Wanted<'_>) -> Result<(Route, Booking), ApiError> {
-        self.wait_until(Instant::now() + self.tuning().worker_wait, wanted).await
+        let patience = self.tuning().worker_wait;
+        self.wait_until(Instant::now() + patience, wanted).await
     }
 
     /// The same, until a given time: a request that starts over has waited already.
@@ -161,7 +167,8 @@ impl Gateway {
 
     /// Until a worker has said what it is, nobody can say how requests are served.
     pub(crate) async fn wait_for_fleet(&self) -> Result<(), ApiError> {
-        let deadline = tokio::time::Instant::now() + self.tuning().worker_wait;
+        let patience = self.tuning().worker_wait;
+        let deadline = tokio::time::Instant::now() + patience;
         while self.fleet.roster.load().is_empty() {
             let changed = self.fleet.changed.notified();
             if !self.fleet.roster.load().is_empty() {
