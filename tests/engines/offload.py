@@ -176,7 +176,8 @@ class Check:
 
     def reset(self, long, cold):
         """After new weights an engine forgets all that was stored; what starts later has the old ones and finds it."""
-        post(self.url, "/reset_prefix_cache?reset_external=true", {})
+        path = "/reset_prefix_cache?reset_external=true"
+        engines.wait("the reset of the store", lambda: post(self.url, path, {})["success"], 30)
         answers = self.ask_all(long[:2])
         self.say(not any(answer.cached for answer in answers), "after a reset of the store nothing is found")
         self.compare("after a reset of the store", answers, cold[:2])

@@ -110,6 +110,7 @@ fi
 if [ "$what" = offload ] || [ "$what" = all ]; then
     finish
     check refusals env PYTHONPATH="$root/kvstore/capi/python" "$python" "$here/refusals.py"
+    check names env PYTHONPATH="$root/kvstore/capi/python" "$python" "$here/names.py"
     check offload "$python" "$here/offload.py" --port "$first" --core "$core1"
 fi
 exit $rc

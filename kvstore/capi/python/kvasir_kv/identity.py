@@ -9,10 +9,14 @@ A wrong answer is worse than a miss: what cannot be told apart for certain gets 
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .library import IDENTITY_BYTES
+
+_log = logging.getLogger("vllm.kvasir_kv")
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model")
 
@@ -48,6 +52,19 @@ def weights(path: str) -> object:
     if not place.is_dir():
         return None
     return sorted(_facts_of(file) for file in place.iterdir() if file.suffix in _WEIGHT_SUFFIXES and file.is_file())
+
+
+def source(place: str, commit: str | None) -> object:
+    """What tells the weights at a place from others, be it a path or a name in some collection of models.
+
+    A name or an address alone does not: other weights may be there tomorrow. With neither files to look at nor a commit
+    the answer is one that no later process gives.
+    """
+    files = weights(place)
+    if files or commit:
+        return [files, commit]
+    _log.warning("Nobody can tell later whether %s has the same weights: only this process finds its blocks.", place)
+    return os.urandom(16).hex()
 
 
 def adapter(process: bytes, name: str, number: int, path: str) -> bytes:

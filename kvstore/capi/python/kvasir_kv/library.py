@@ -187,7 +187,7 @@ class Store:
     def __init__(self, library: Library, handle: ctypes.c_void_p) -> None:
         self._library = library
         self._handle = handle
-        self._completions = (_Completion * _POLL_MAX)()
+        self._completion = _Completion()
 
     @classmethod
     def open(cls, library: Library, configuration: str) -> "Store":
@@ -249,10 +249,10 @@ class Store:
         count = ctypes.c_size_t()
         while len(finished) < _POLL_MAX:
             wait = 0 if finished else timeout_ms
-            self._library.call("poll", self._handle, self._completions, 1, wait, ctypes.byref(count))
+            self._library.call("poll", self._handle, ctypes.byref(self._completion), 1, wait, ctypes.byref(count))
             if count.value == 0:
                 break
-            taken = self._completions[0]
+            taken = self._completion
             failure = self._library.last_error() if taken.status < 0 else ""
             finished.append(Completion(taken.user, taken.status, taken.payload_bytes, failure))
         return finished

@@ -4,9 +4,6 @@ Blocks are named by the engine's own hashes here: only a worker knows the layout
 """
 
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-Name = TypeVar("Name", int, str)
 
 
 @dataclass
@@ -30,9 +27,9 @@ class Load:
 
 @dataclass
 class Question:
-    """How many of these blocks, from the first on, does the worker have?"""
+    """How many of these blocks, from the first on, does the worker have? Each question has a number of its own."""
 
-    request: str
+    number: int
     hashes: list[bytes]
 
 
@@ -58,11 +55,11 @@ class Tally:
 
 @dataclass
 class Report:
-    """From the workers to the scheduler: jobs that are over, with the number of blocks, and answers."""
+    """From the workers to the scheduler: jobs that are over, with the number of blocks, and answers to questions."""
 
     saved: dict[int, Tally] = field(default_factory=dict)
     loaded: dict[int, Tally] = field(default_factory=dict)
-    answers: dict[str, Tally] = field(default_factory=dict)
+    answers: dict[int, Tally] = field(default_factory=dict)
 
     def is_empty(self) -> bool:
         return not (self.saved or self.loaded or self.answers)
@@ -78,11 +75,11 @@ class Report:
         return Report(_take(self.saved, workers), _take(self.loaded, workers), _take(self.answers, workers))
 
 
-def _add(mine: dict[Name, Tally], theirs: dict[Name, Tally]) -> None:
-    for name, tally in theirs.items():
-        mine[name] = mine[name].add(tally) if name in mine else tally
+def _add(mine: dict[int, Tally], theirs: dict[int, Tally]) -> None:
+    for number, tally in theirs.items():
+        mine[number] = mine[number].add(tally) if number in mine else tally
 
 
-def _take(tallies: dict[Name, Tally], workers: int) -> dict[Name, Tally]:
-    complete = [name for name, tally in tallies.items() if tally.workers >= workers]
-    return {name: tallies.pop(name) for name in complete}
+def _take(tallies: dict[int, Tally], workers: int) -> dict[int, Tally]:
+    complete = [number for number, tally in tallies.items() if tally.workers >= workers]
+    return {number: tallies.pop(number) for number in complete}

@@ -80,13 +80,13 @@ def _of_tensor(name: str, tensor: Tensor, blocks: int) -> tuple[list[Plane], tup
         sizes[axis : axis + 1] = [blocks, split]
         strides[axis : axis + 1] = [strides[axis] * split, strides[axis]]
     block_stride = strides[axis]
-    inner = [(stride, size) for at, (size, stride) in enumerate(zip(sizes, strides)) if at != axis and size > 1]
+    others = [(stride, size, at) for at, (size, stride) in enumerate(zip(sizes, strides)) if at != axis and size > 1]
     run, outer = 1, []
-    for stride, size in sorted(inner):
+    for stride, size, at in sorted(others):
         if stride == run:
             run *= size
         elif stride >= block_stride * blocks:
-            outer.append((stride, size))
+            outer.append((stride, size, at))
         else:
             raise LayoutError(
                 f"{what}: a block is not whole in it (of {size} pieces, {stride} elements apart, each has {run}); "
@@ -100,16 +100,18 @@ def _of_tensor(name: str, tensor: Tensor, blocks: int) -> tuple[list[Plane], tup
     outer.sort(reverse=True)
     planes = [
         Plane(
-            tensor.data_ptr() + bytes_each * sum(at * stride for at, (stride, _) in zip(place, outer)),
+            tensor.data_ptr() + bytes_each * sum(index * stride for index, (stride, _, _) in zip(place, outer)),
             block_stride * bytes_each,
             run * bytes_each,
         )
-        for place in product(*(range(size) for _, size in outer))
+        for place in product(*(range(size) for _, size, _ in outer))
     ]
-    # The order of axes inside a block; distances between blocks and planes decide nothing about their bytes.
+    # The order of axes inside a block and that of planes; distances between blocks and planes decide nothing.
     whole: list[tuple[object, object]] = [
         (size, stride if size > 1 and stride < run else "outer") for size, stride in zip(sizes, strides)
     ]
+    for rank, (_, size, at) in enumerate(outer):
+        whole[at] = (size, f"outer {rank}")
     whole[axis] = ("blocks", "outer")
     return planes, (bytes_each, tuple(whole))
 

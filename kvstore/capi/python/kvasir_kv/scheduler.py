@@ -11,6 +11,9 @@ does not come is computed.
 Blocks are named by the engine's own hashes here. Where the worker lives in this process, it is asked at once how many
 blocks of a prompt it has. Where workers are processes of their own, the question goes with one step and the answer
 comes with its result, so that the request waits for one step.
+
+The engine calls `reset` also when its own cache could not be emptied. Until a reset finds it empty, what is in there
+may have been made with other weights: a request that begins with such blocks is neither saved nor loaded.
 """
 
 import os
@@ -31,6 +34,10 @@ class Block(Protocol):
     block_id: int
     ref_cnt: int
     is_null: bool
+
+    @property
+    def block_hash(self) -> object | None:
+        """Its name in the engine's own cache, if it is in there."""
 
 
 class Pool(Protocol):
@@ -56,9 +63,10 @@ class _Tracked:
     """Where the blocks begin that were last looked for."""
     asked: int | None = None
     """Where the blocks begin that the workers were asked for."""
+    question: int = 0
     answer: int | None = None
     is_stale: bool = False
-    """Its blocks were computed before a reset, or may have been: they are neither saved nor loaded."""
+    """Its blocks were computed before a reset, or may have been, or follow such: they are neither saved nor loaded."""
 
 
 class Scheduler:
@@ -88,10 +96,11 @@ class Scheduler:
         self._held: dict[int, list[Block]] = {}
         self._saving: set[int] = set()
         self._loading: dict[int, str] = {}
-        self._asking: set[str] = set()
+        self._asking: dict[int, str] = {}
         self._reports = Report()
-        self._jobs = 0
+        self._numbers = 0
         self._epoch = b""
+        self._is_cache_stale = False
         self._counters: Counter[str] = Counter()
 
     def bind(self, pool: Pool) -> None:
@@ -104,6 +113,7 @@ class Scheduler:
         None: not known yet; the engine asks again in the next step.
         """
         tracked = self._track(request)
+        tracked.is_stale |= self._is_cache_stale and computed_tokens > 0
         first, odd = divmod(computed_tokens, self._block_tokens)
         # The last token is always computed: its output is what the request is for.
         stop = min((request.num_tokens - 1) // self._block_tokens, self._hashed(request))
@@ -126,7 +136,7 @@ class Scheduler:
         if count == 0:
             return
         first, stop = tracked.first, tracked.first + count
-        job = self._next_job()
+        job = self._next_number()
         names = self._names(tracked, first, stop)
         self._step.loads.append(Load(job, request.request_id, names, list(blocks[first:stop])))
         self._loading[job] = request.request_id
@@ -157,10 +167,10 @@ class Scheduler:
                 # What did not come is computed, and then it is to be saved.
                 tracked.loaded = tracked.loaded[: tally.least]
                 tracked.offered = min(tracked.offered, tracked.loaded.stop)
-        for name, tally in complete.answers.items():
-            self._asking.discard(name)
-            tracked = self._requests.get(name)
-            if tracked is not None and tracked.asked is not None:
+        for number, tally in complete.answers.items():
+            tracked = self._requests.get(self._asking.pop(number))
+            # A reset, or another request of the same name, may have made the question void.
+            if tracked is not None and tracked.asked is not None and tracked.question == number:
                 tracked.answer = tally.least
 
     def finished(self, request: Any) -> None:
@@ -187,6 +197,7 @@ class Scheduler:
         if self._loading:
             return False
         self._epoch = os.urandom(16)
+        self._is_cache_stale = not self._is_cache_empty()
         for name, tracked in list(self._requests.items()):
             if tracked.request.num_computed_tokens == 0:
                 # It has not begun: the next look at it names its blocks anew.
@@ -199,6 +210,12 @@ class Scheduler:
         """What happened since the last call."""
         counters, self._counters = self._counters, Counter()
         return {name: count for name, count in counters.items() if count}
+
+    def _is_cache_empty(self) -> bool:
+        """Whether the engine's cache has no block, and nobody holds one that could come into it."""
+        if self._pool is None:
+            return True
+        return all(block.is_null or (block.block_hash is None and block.ref_cnt == 0) for block in self._pool.blocks)
 
     def _track(self, request: Any) -> _Tracked:
         tracked = self._requests.get(request.request_id)
@@ -224,10 +241,9 @@ class Scheduler:
         if tracked.asked is not None and tracked.answer is None:
             return None
         if tracked.asked is None or tracked.answer is None or first < tracked.asked:
-            tracked.asked, tracked.answer = first, None
-            name = tracked.request.request_id
-            self._asking.add(name)
-            self._step.questions.append(Question(name, self._names(tracked, first, stop)))
+            tracked.asked, tracked.answer, tracked.question = first, None, self._next_number()
+            self._asking[tracked.question] = tracked.request.request_id
+            self._step.questions.append(Question(tracked.question, self._names(tracked, first, stop)))
             return None
         return max(min(tracked.asked + tracked.answer, stop) - first, 0)
 
@@ -256,7 +272,7 @@ class Scheduler:
 
     def _save(self, names: list[bytes], numbers: list[int]) -> None:
         assert self._pool is not None
-        job = self._next_job()
+        job = self._next_number()
         blocks = [self._pool.blocks[number] for number in numbers]
         self._pool.touch(blocks)
         self._held[job] = blocks
@@ -269,6 +285,6 @@ class Scheduler:
         # Those that are freed first are given away first: a chain is to lose its end.
         self._pool.free_blocks(blocks[::-1])
 
-    def _next_job(self) -> int:
-        self._jobs += 1
-        return self._jobs
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers

@@ -110,6 +110,7 @@ def _section(name: str, values: Mapping[str, Any]) -> str:
     for key, value in values.items():
         if not isinstance(value, (bool, int, str)):
             raise SettingsError(f"store: {name}.{key} is no text, number, true or false: {value!r}")
-        # A string of JSON is one of TOML, and so are a number, true and false.
-        lines.append(f"{key} = {json.dumps(value)}")
+        # What JSON writes is TOML but for two things: an escape is a whole character there, and U+007F must be one.
+        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        lines.append(f"{key} = {text}")
     return "\n".join(lines) + "\n"

@@ -1,12 +1,16 @@
 """What the connector must know of a vLLM engine: can it serve it, what decides its blocks' bytes, where do they lie?"""
 
+import dataclasses
 import os
 import platform
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import snapshot_download
+from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvasir_kv")
 
 _HASHES = ("sha256", "sha256_cbor")
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class _CudaEvent(Event):
@@ -81,13 +86,15 @@ def worker_facts(
     """All that decides the bytes of a worker's blocks, beside tokens and what a request brings."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     layers, draft = config.compilation_config.static_forward_context, config.speculative_config
+    load, weights = config.load_config, _weights(config, model)
     return {
         "namespace": namespace,
         "model": [model.model, model.revision, model.quantization, str(model.dtype)],
-        "weights": [str(config.load_config.load_format), model.seed, identity.weights(model.model)],
-        "commit": getattr(model.hf_config, "_commit_hash", None),
+        "weights": [str(load.load_format), model.seed, dict(load.model_loader_extra_config or {}), weights],
         "model_config": [model.compute_hash(), model.hf_config.to_dict()],
-        "draft": [draft.method, draft.model, identity.weights(str(draft.model))] if draft else None,
+        # vLLM's hash of an image has what a request says about its processing, and not what the engine was told.
+        "multimodal": dataclasses.asdict(model.multimodal_config) if model.multimodal_config else None,
+        "draft": [draft.method, draft.model, _draft_weights(config, weights)] if draft else None,
         "cache": [cache.cache_dtype, cache.block_size, cache.prefix_caching_hash_algo],
         "shard": [parallel.rank, parallel.world_size, parallel.tensor_parallel_size],
         "layout": layout_facts,
@@ -95,6 +102,39 @@ def worker_facts(
         "vllm": vllm_version,
         "machine": _machine(),
     }
+
+
+def _weights(config: "VllmConfig", model: Any) -> object:
+    """What tells a model's weights from others, wherever its loader has them from."""
+    extra = config.load_config.model_loader_extra_config or {}
+    tensors = extra.get("tensorizer_uri") or extra.get("tensorizer_dir")
+    # A model in an object store leaves only its small files in the folder that it is named by.
+    place = str(tensors or getattr(model, "model_weights", "") or model.model)
+    is_named = place == model.model and not os.path.exists(place)
+    return identity.source(place, _commit(place, model.revision, config.load_config.download_dir) if is_named else None)
+
+
+def _commit(name: str, revision: str | None, folder: str | None) -> str | None:
+    """The commit of a model of Hugging Face's hub: its files lie below a folder, or where the hub puts them."""
+    if _COMMIT.fullmatch(revision or ""):
+        return revision
+    if envs.VLLM_USE_MODELSCOPE:
+        return None
+    try:
+        # Files of the revision have just been loaded: the folder that they lie in bears the commit's name.
+        snapshot = snapshot_download(name, revision=revision, cache_dir=folder, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    commit = Path(snapshot).name
+    return commit if _COMMIT.fullmatch(commit) else None
+
+
+def _draft_weights(config: "VllmConfig", of_model: object) -> object:
+    """The same for what drafts tokens, which may be the model itself or have no weights."""
+    model, draft = config.model_config, config.speculative_config.draft_model_config
+    if draft is None or (draft.model, draft.revision) == (model.model, model.revision):
+        return of_model
+    return _weights(config, draft)
 
 
 def _backend(layer: Any) -> str:

@@ -5,6 +5,7 @@ and are tried again at the next step; the scheduler's side bounds how many there
 """
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from .library import Operation, Store, StoreError
 from .messages import Load, Report, Save, Step, Tally
 
 _log = logging.getLogger("vllm.kvasir_kv.worker")
+
+_QUIET_SECONDS = 10.0
+"""Between two lines of the log about failures: a store that is broken fails each transfer of each step."""
 
 
 class Event:
@@ -43,12 +47,15 @@ class Worker:
         self._key = key
         self._block_bytes = block_bytes
         self._record = record
-        self._waiting: deque[_Transfer] = deque()
+        self._loads: deque[_Transfer] = deque()
+        self._saves: deque[_Transfer] = deque()
         self._under_way: dict[int, _Transfer] = {}
         self._report = Report()
         self._arrived: set[str] = set()
         self._missing: set[int] = set()
         self._counters: Counter[str] = Counter()
+        self._told_at: float | None = None
+        self._untold = 0
 
     def match(self, hashes: list[bytes]) -> int:
         """How many blocks are in the store, from the first on; none when it cannot be asked."""
@@ -61,12 +68,12 @@ class Worker:
     def load(self, step: Step) -> None:
         """Begins the loads of a step, and answers its questions."""
         for question in step.questions:
-            self._report.answers[question.request] = Tally(1, self.match(question.hashes))
-        self._begin(step.loads)
+            self._report.answers[question.number] = Tally(1, self.match(question.hashes))
+        self._begin(self._loads, step.loads)
 
     def save(self, step: Step) -> None:
         """Begins the saves of a step; to be called when the engine's work on their blocks has been submitted."""
-        self._begin(step.saves)
+        self._begin(self._saves, step.saves)
 
     def poll(self) -> None:
         """Notes what is over. To be called once in each step."""
@@ -106,20 +113,24 @@ class Worker:
 
     def close(self) -> None:
         """Waits until nobody touches the engine's memory any more, and ends the store."""
-        self._waiting.clear()
-        self._store.unregister(self._tensors)
-        self._store.close()
+        self._loads.clear()
+        self._saves.clear()
+        try:
+            self._store.unregister(self._tensors)
+        finally:
+            self._store.close()
 
-    def _begin(self, jobs: list[Save] | list[Load]) -> None:
+    def _begin(self, waiting: deque[_Transfer], jobs: list[Save] | list[Load]) -> None:
         if jobs:
             # One event stands for all work that has been submitted so far, also of earlier steps.
             event = self._record()
-            self._waiting.extend(_Transfer(job, event) for job in jobs)
+            waiting.extend(_Transfer(job, event) for job in jobs)
             self._submit()
 
     def _submit(self) -> None:
-        while self._waiting:
-            transfer = self._waiting[0]
+        # Somebody waits for a load, and nobody for a save, which takes no room that a load has been refused.
+        while waiting := self._loads or self._saves:
+            transfer = waiting[0]
             job = transfer.job
             try:
                 names = identity.identities(self._key, job.hashes)
@@ -127,14 +138,14 @@ class Worker:
                     job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle
                 )
             except StoreError as problem:
-                self._waiting.popleft()
+                waiting.popleft()
                 self._under_way[job.job] = transfer
                 self._finish(job.job, 0, str(problem))
                 continue
             if not taken:
                 self._counters["throttled_transfers"] += 1
                 return
-            self._waiting.popleft()
+            waiting.popleft()
             self._under_way[job.job] = transfer
 
     def _finish(self, number: int, blocks: int, failure: str) -> None:
@@ -157,4 +168,10 @@ class Worker:
 
     def _failed(self, what: str, text: str) -> None:
         self._counters["failures"] += 1
-        _log.warning("Kvasir's store: %s: %s", what, text)
+        now = time.monotonic()
+        if self._told_at is not None and now - self._told_at < _QUIET_SECONDS:
+            self._untold += 1
+            return
+        more = f" ({self._untold} more failures since the last line)" if self._untold else ""
+        _log.warning("Kvasir's store: %s: %s%s", what, text, more)
+        self._told_at, self._untold = now, 0

@@ -8,7 +8,9 @@ import hashlib
 import random
 import unittest
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from kvasir_kv.library import Library, Memory, Store
 from kvasir_kv.messages import Report, Tally
@@ -25,19 +27,44 @@ class Block:
     block_id: int
     ref_cnt: int = 0
     is_null: bool = False
+    block_hash: bytes | None = None
 
 
 class Pool:
-    """Blocks with reference counts; those that nobody holds are given away again, the first freed first."""
+    """Blocks with reference counts; those that nobody holds are given away again, the first freed first.
+
+    Until then they can be found by their names.
+    """
 
     def __init__(self, count: int) -> None:
         self.blocks = [Block(number) for number in range(count)]
         self.free = deque(range(count))
+        self.cached: dict[bytes, int] = {}
+
+    def cache(self, number: int, name: bytes) -> None:
+        if self.blocks[number].block_hash is None and name not in self.cached:
+            self.blocks[number].block_hash = name
+            self.cached[name] = number
+
+    def hits(self, names: list[bytes]) -> list[int]:
+        return [self.cached[name] for name in takewhile(self.cached.__contains__, names)]
+
+    def reset(self) -> bool:
+        if len(self.free) < len(self.blocks):
+            return False
+        self.forget(range(len(self.blocks)))
+        return True
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.cached.pop(self.blocks[number].block_hash, None)
+            self.blocks[number].block_hash = None
 
     def take(self, count: int) -> list[int] | None:
         if count > len(self.free):
             return None
         taken = [self.free.popleft() for _ in range(count)]
+        self.forget(taken)
         for number in taken:
             self.blocks[number].ref_cnt = 1
         return taken
@@ -66,6 +93,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     is_loading: bool = False
     loaded: int = 0
+    adapter: bytes = b""
 
     def __post_init__(self) -> None:
         name = b""
@@ -78,25 +106,37 @@ class Request:
         return len(self.tokens)
 
 
-def content(name: bytes) -> bytes:
-    return hashlib.shake_128(name).digest(BLOCK_BYTES)
+def content(name: bytes, weights: bytes = b"") -> bytes:
+    return hashlib.shake_128(name + weights).digest(BLOCK_BYTES)
 
 
 class Engine:
-    """One step after the other, as vLLM's does it. `is_nearby`: the scheduler's side may call the worker's."""
+    """One step after the other, as vLLM's does it.
 
-    def __init__(self, store: Store, blocks: int, is_nearby: bool, saving_blocks_max: int = 1000) -> None:
+    `is_nearby`: the scheduler's side may call the worker's. `is_caching`: the engine looks into its own cache first.
+    """
+
+    def __init__(
+        self, store: Store, blocks: int, is_nearby: bool, saving_blocks_max: int = 1000, is_caching: bool = False
+    ) -> None:
         self.tensor = Tensor((blocks, BLOCK_BYTES))
         number = store.register(layout({"layer": self.tensor}, blocks).planes, blocks, Memory.HOST)
         self.worker = Worker(store, number, b"k" * 32, BLOCK_BYTES)
         self.pool = Pool(blocks)
         self.scheduler = Scheduler(
-            TOKENS, TOKENS, 1, saving_blocks_max, nearby=lambda: self.worker.match if is_nearby else None
+            TOKENS,
+            TOKENS,
+            1,
+            saving_blocks_max,
+            nearby=lambda: self.worker.match if is_nearby else None,
+            adapter_salt=lambda request: request.adapter,
         )
         self.scheduler.bind(self.pool)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.wrong: list[str] = []
+        self.is_caching = is_caching
+        self.weights = b""
         self.loaded = 0
 
     def submit(self, request: Request) -> None:
@@ -131,16 +171,20 @@ class Engine:
 
     def admit(self, request: Request) -> bool:
         if request.num_computed_tokens == 0:
-            external, is_async = self.scheduler.matched_tokens(request, 0)
+            hits = self.pool.hits(request.block_hashes[: (request.num_tokens - 1) // TOKENS]) if self.is_caching else []
+            external, is_async = self.scheduler.matched_tokens(request, len(hits) * TOKENS)
             if external is None:
                 return False
-            blocks = self.pool.take(-(-request.num_tokens // TOKENS))
-            if blocks is None:
+            self.pool.touch([self.pool.blocks[number] for number in hits])
+            request.blocks = hits
+            taken = self.pool.take(-(-request.num_tokens // TOKENS) - len(hits))
+            if taken is None:
+                self.free(request)
                 return False
-            request.blocks = blocks
-            self.scheduler.allocated(request, blocks, external)
+            request.blocks = hits + taken
+            self.scheduler.allocated(request, request.blocks, external)
             request.loaded = external // TOKENS
-            request.num_computed_tokens = external
+            request.num_computed_tokens = len(hits) * TOKENS + external
             request.is_loading = is_async
             if is_async:
                 return False
@@ -154,8 +198,17 @@ class Engine:
     def compute(self, request: Request, tokens: int) -> None:
         first = request.num_computed_tokens // TOKENS
         request.num_computed_tokens += tokens
-        for at in range(first, request.num_computed_tokens // TOKENS):
-            self.write(request.blocks[at], content(request.block_hashes[at]))
+        complete = request.num_computed_tokens // TOKENS
+        for at in range(first, complete):
+            # A block that follows one of other weights has neither those nor these.
+            is_mixed = at > 0 and not self.is_right(request, at - 1)
+            self.write(request.blocks[at], content(request.block_hashes[at], self.weights + b" mixed" * is_mixed))
+        if self.is_caching:
+            for number, name in zip(request.blocks[:complete], request.block_hashes):
+                self.pool.cache(number, name)
+
+    def is_right(self, request: Request, at: int) -> bool:
+        return self.tensor.read(request.blocks[at]) == content(request.block_hashes[at], self.weights)
 
     def write(self, block: int, bytes_: bytes) -> None:
         self.tensor.memory[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES] = bytes_
@@ -183,8 +236,8 @@ class Engine:
         request.blocks = []
 
     def finish(self, request: Request) -> None:
-        for at, name in enumerate(request.block_hashes):
-            if self.tensor.read(request.blocks[at]) != content(name):
+        for at in range(len(request.block_hashes)):
+            if not self.is_right(request, at):
                 self.wrong.append(f"block {at} of {request.request_id}")
         self.loaded += request.loaded
         self.running.remove(request)
@@ -220,7 +273,18 @@ class Sides(unittest.TestCase):
                 self.assertEqual(engine.worker.take_counters()["saved_blocks"], 1)
                 self.assertEqual(len(engine.pool.free), 64)
 
-    def test_a_salt_and_a_reset_hide_blocks(self) -> None:
+    def test_an_adapter_hides_blocks(self) -> None:
+        for is_nearby in (False, True):
+            with self.subTest(is_nearby=is_nearby):
+                engine = self.engine(is_nearby=is_nearby)
+                for name, adapter, loaded in [("1", b"a", 0), ("2", b"", 0), ("3", b"b", 0), ("4", b"a", 9)]:
+                    request = self.prompt(name, 10 * TOKENS)
+                    request.adapter = adapter
+                    engine.submit(request)
+                    engine.run()
+                    self.assertEqual((request.loaded, engine.wrong), (loaded, []))
+
+    def test_a_reset_hides_blocks(self) -> None:
         engine = self.engine()
         engine.submit(self.prompt("first", 10 * TOKENS))
         engine.run()
@@ -247,6 +311,86 @@ class Sides(unittest.TestCase):
         engine.submit(self.prompt("second", 10 * TOKENS))
         engine.run()
         self.assertEqual((engine.loaded, engine.wrong), (0, []))
+
+    def test_blocks_of_old_weights_that_the_engine_kept_are_not_saved(self) -> None:
+        engine = self.engine(is_caching=True)
+        engine.submit(self.prompt("first", 5 * TOKENS))
+        engine.run()
+        (held,) = engine.pool.take(1)
+        self.assertEqual((engine.pool.reset(), engine.scheduler.reset()), (False, True))
+        engine.pool.free_blocks([engine.pool.blocks[held]])
+        engine.weights = b"new"
+        engine.submit(self.prompt("second", 20 * TOKENS))
+        engine.run()
+        # Its own cache misleads the engine, which was told that it is not empty; the store does not go on with that.
+        self.assertEqual(len(engine.wrong), 20)
+        engine.wrong.clear()
+        for name in ("third", "fourth"):
+            self.assertTrue(engine.pool.reset())
+            engine.submit(self.prompt(name, 10 * TOKENS))
+            engine.run()
+        self.assertEqual((engine.loaded, engine.wrong), (9, []))
+
+    def test_a_block_in_use_at_a_reset_may_come_into_the_engine_s_cache(self) -> None:
+        engine = self.engine(is_caching=True)
+        engine.pool.take(1)
+        self.assertTrue(engine.scheduler.reset())
+        for name, saved in (("first", 10), ("second", 0)):
+            engine.submit(self.prompt(name, 10 * TOKENS))
+            engine.run()
+            self.assertEqual(engine.worker.take_counters().get("saved_blocks", 0), saved)
+
+    def test_blocks_that_the_engine_has_are_offered_again_after_a_whole_reset(self) -> None:
+        engine = self.engine(is_caching=True)
+        engine.submit(self.prompt("first", 5 * TOKENS))
+        engine.run()
+        self.assertTrue(engine.scheduler.reset())
+        self.assertTrue(engine.pool.reset() and engine.scheduler.reset())
+        for name in ("second", "third"):
+            engine.worker.take_counters()
+            engine.submit(self.prompt(name, 10 * TOKENS))
+            engine.run()
+            self.assertEqual((engine.worker.take_counters()["saved_blocks"], engine.wrong), (10, []))
+
+    def test_the_answer_to_a_question_from_before_is_none(self) -> None:
+        for what in ("reset", "the name used again"):
+            with self.subTest(what):
+                scheduler, request = Scheduler(TOKENS, TOKENS, 1, 1000), self.prompt("one", 5 * TOKENS)
+                self.assertEqual(scheduler.matched_tokens(request, 0), (None, False))
+                (old,) = scheduler.next_step({}, lambda name: []).questions
+                if what == "reset":
+                    self.assertTrue(scheduler.reset())
+                else:
+                    scheduler.finished(request)
+                    request = self.prompt("one", 5 * TOKENS, seed=2)
+                self.assertEqual(scheduler.matched_tokens(request, 0), (None, False))
+                (new,) = scheduler.next_step({}, lambda name: []).questions
+                self.assertNotEqual(old.hashes, new.hashes)
+                scheduler.take_report(Report(answers={old.number: Tally(1, 4)}))
+                self.assertEqual(scheduler.matched_tokens(request, 0), (None, False))
+                scheduler.take_report(Report(answers={new.number: Tally(1, 3)}))
+                self.assertEqual(scheduler.matched_tokens(request, 0), (3 * TOKENS, True))
+                self.assertFalse(scheduler.is_waiting())
+
+    def test_the_least_that_one_of_two_workers_has_counts(self) -> None:
+        scheduler, request, pool = Scheduler(TOKENS, TOKENS, 2, 1000), self.prompt("one", 5 * TOKENS), Pool(8)
+        scheduler.bind(pool)
+        scheduler.matched_tokens(request, 0)
+        (question,) = scheduler.next_step({}, lambda name: []).questions
+        scheduler.take_report(Report(answers={question.number: Tally(1, 4)}))
+        self.assertEqual(scheduler.matched_tokens(request, 0), (None, False))
+        scheduler.take_report(Report(answers={question.number: Tally(1, 3)}))
+        self.assertEqual(scheduler.matched_tokens(request, 0), (3 * TOKENS, True))
+        request.blocks = pool.take(5)
+        scheduler.allocated(request, request.blocks, 3 * TOKENS)
+        (load,) = scheduler.next_step({}, lambda name: request.blocks).loads
+        self.assertEqual(load.blocks, request.blocks[:3])
+        scheduler.take_report(Report(loaded={load.job: Tally(1, 1)}))
+        scheduler.take_report(Report(loaded={load.job: Tally(1, 3)}))
+        # What one of them lacks is computed by both.
+        request.num_computed_tokens = TOKENS
+        (save,) = scheduler.next_step({"one": 4 * TOKENS}, lambda name: request.blocks).saves
+        self.assertEqual((save.blocks, save.hashes), (request.blocks[1:], request.block_hashes[1:]))
 
     def test_what_was_promised_and_does_not_come_is_computed(self) -> None:
         for is_nearby in (False, True):
@@ -290,7 +434,7 @@ class Sides(unittest.TestCase):
         for seed in range(4):
             with self.subTest(seed=seed):
                 chance = random.Random(seed)
-                engine = self.engine(stored=60, blocks=40, is_nearby=seed % 2 == 0)
+                engine = self.engine(stored=60, blocks=40, is_nearby=seed % 2 == 0, is_caching=seed == 2)
                 for number in range(150):
                     tokens = chance.randrange(1, 12 * TOKENS)
                     engine.submit(self.prompt(f"request {number}", tokens, seed=chance.randrange(12)))

@@ -77,6 +77,12 @@ class Layouts(unittest.TestCase):
         self.assertNotEqual(facts(Tensor(shape)), facts(Tensor(shape, (0, 2, 1, 3))))
         self.assertNotEqual(facts(Tensor(shape)), facts(Tensor((BLOCKS, HEADS, TOKENS * 2, CONTENT // 2))))
 
+    def test_facts_tell_orders_of_planes_apart(self) -> None:
+        shape = (2, BLOCKS, HEADS, TOKENS, CONTENT)
+        found = [layout({"layer": Tensor(shape, order)}, BLOCKS) for order in ((0, 2, 1, 3, 4), (2, 0, 1, 3, 4))]
+        self.assertEqual([len(one.planes) for one in found], [2 * HEADS, 2 * HEADS])
+        self.assertNotEqual(found[0].facts, found[1].facts)
+
 
 if __name__ == "__main__":
     unittest.main()

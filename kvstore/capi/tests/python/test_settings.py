@@ -5,6 +5,7 @@ import tempfile
 import unittest
 
 from kvasir_kv import identity
+from kvasir_kv.library import Library, Store
 from kvasir_kv.settings import Settings, SettingsError
 
 
@@ -23,6 +24,14 @@ class Configuration(unittest.TestCase):
         self.assertEqual(Settings.parse({}).toml(1, "x", 3), slot + "[device]\nordinal = 3\n")
         given = Settings.parse({"store": {"device": {"staging": "1 GiB", "ordinal": 2}}})
         self.assertEqual(given.toml(1, "x", 3), '[device]\nstaging = "1 GiB"\nordinal = 2\n' + slot)
+
+    def test_any_text_is_one_of_toml(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, '\U0001f9e0\x7f\x01"\\')
+            disk = {"path": path, "capacity": "8 MiB", "segment": "4 MiB"}
+            store = {"host_tier": {"capacity": "4 MiB"}, "disk_tier": disk}
+            with Store.open(Library(), Settings.parse({"store": store}).toml(1, "x")):
+                self.assertTrue(os.path.isdir(os.path.join(path, "x")))
 
     def test_a_file_of_toml_is_read(self) -> None:
         with tempfile.NamedTemporaryFile("w") as file:
@@ -75,6 +84,18 @@ class Names(unittest.TestCase):
             self.assertNotEqual(before[1], identity.adapter(b"p", "n", 1, folder))
             self.assertNotEqual(identity.adapter(b"p", "n", 1, folder), identity.adapter(b"q", "n", 1, folder))
         self.assertIsNone(identity.weights(folder))
+
+    def test_weights_that_nobody_can_tell_apart_have_names_of_this_process_only(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertLogs("vllm.kvasir_kv", "WARNING") as lines:
+                unknown = [identity.source(place, None) for place in ("someone/model", "s3://models/one", folder) * 2]
+            self.assertEqual((len(set(map(str, unknown))), len(lines.output)), (6, 6))
+            with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+                file.write(b"weights")
+            with self.assertNoLogs("vllm.kvasir_kv"):
+                for place, commit, other in [("someone/model", "1" * 40, "2" * 40), (folder, None, "2" * 40)]:
+                    self.assertEqual(identity.source(place, commit), identity.source(place, commit))
+                    self.assertNotEqual(identity.source(place, commit), identity.source(place, other))
 
 
 if __name__ == "__main__":

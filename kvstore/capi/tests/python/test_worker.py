@@ -1,0 +1,77 @@
+"""The worker's side above a store that is full or broken."""
+
+import unittest
+from unittest import mock
+
+from kvasir_kv.library import Completion, Operation, StoreError
+from kvasir_kv.messages import Load, Save, Step
+from kvasir_kv.worker import Worker
+
+NAME = b"n" * 32
+
+
+class FakeStore:
+    """Takes as many transfers as it has room for, or fails each call."""
+
+    def __init__(self, room: int = 0, is_broken: bool = False) -> None:
+        self.room = room
+        self.is_broken = is_broken
+        self.is_closed = False
+        self.taken: list[int] = []
+
+    def submit(
+        self, user: int, operation: Operation, tensors: int, identities: bytes, blocks: list[int], event: int
+    ) -> bool:
+        self.fail("submit_transfer")
+        if len(self.taken) == self.room:
+            return False
+        self.taken.append(user)
+        return True
+
+    def poll(self) -> list[Completion]:
+        return []
+
+    def unregister(self, tensors: int) -> None:
+        self.fail("unregister")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def fail(self, operation: str) -> None:
+        if self.is_broken:
+            raise StoreError(operation, -6, "the lane is gone")
+
+
+class WorkersSide(unittest.TestCase):
+    def test_loads_overtake_saves_that_wait(self) -> None:
+        store = FakeStore(room=1)
+        worker = Worker(store, 1, b"k" * 32, 4096)
+        worker.save(Step(saves=[Save(job, [NAME], [job]) for job in (1, 2, 3)]))
+        worker.load(Step(loads=[Load(job, f"request {job}", [NAME], [job]) for job in (4, 5)]))
+        for room, taken in [(1, [1]), (2, [1, 4]), (9, [1, 4, 5, 2, 3])]:
+            store.room = room
+            worker.poll()
+            self.assertEqual(store.taken, taken)
+
+    def test_a_broken_store_is_told_of_now_and_then(self) -> None:
+        worker = Worker(FakeStore(is_broken=True), 1, b"k" * 32, 4096)
+        with mock.patch("kvasir_kv.worker.time.monotonic") as clock, self.assertLogs("vllm.kvasir_kv.worker") as lines:
+            for job in range(1000):
+                clock.return_value = job * 0.01
+                worker.load(Step(loads=[Load(job, "one", [NAME], [job])]))
+            self.assertEqual(len(lines.output), 1)
+            clock.return_value = 10.0
+            worker.load(Step(loads=[Load(1000, "one", [NAME], [0])]))
+        self.assertRegex(lines.output[1], "the lane is gone.*999 more")
+        self.assertEqual(worker.take_counters()["failures"], 1001)
+        self.assertEqual(len(worker.take_missing()), 1000)
+
+    def test_a_store_is_closed_even_if_its_tensors_cannot_be_taken_back(self) -> None:
+        store = FakeStore(is_broken=True)
+        with self.assertRaisesRegex(StoreError, "unregister"):
+            Worker(store, 1, b"k" * 32, 4096).close()
+        self.assertTrue(store.is_closed)
+
+
+if __name__ == "__main__":
+    unittest.main()
