@@ -1,7 +1,7 @@
 //! Bandwidth of a tier, shared between what decoding waits for and background traffic.
 //!
 //! Onboarding is never held back, but it is charged, so it takes the bandwidth from offload and prefetch; what it takes
-//! beyond `debt_max_bytes` is forgiven and counted, so that background work resumes at last.
+//! beyond `debt_max_bytes` is forgiven, so that background work resumes at last.
 //!
 //! Time is an argument. One thread owns a gate; no allocation, no system call.
 
@@ -47,7 +47,6 @@ pub struct BandwidthLimit {
 #[derive(Debug, Clone)]
 pub struct BandwidthGate {
     tiers: [Option<(TokenBucket, BandwidthLimit)>; TIERS],
-    forgiven_bytes: [u64; TIERS],
 }
 
 impl BandwidthGate {
@@ -56,7 +55,7 @@ impl BandwidthGate {
     pub fn new(limits: [Option<BandwidthLimit>; TIERS], now: Instant) -> Self {
         let bucket =
             |limit: BandwidthLimit| (TokenBucket::new(limit.bytes_per_s, limit.burst_bytes, now), limit);
-        Self { tiers: limits.map(|limit| limit.map(bucket)), forgiven_bytes: [0; TIERS] }
+        Self { tiers: limits.map(|limit| limit.map(bucket)) }
     }
 
     /// Whether the tier has a limit; without one everything is granted at any time.
@@ -70,9 +69,7 @@ impl BandwidthGate {
         let Some((bucket, limit)) = &mut self.tiers[tier.index()] else { return Admission::Granted };
         let reserve_bytes = match priority {
             Priority::Onboard => {
-                let forgiven = bucket.charge(now, bytes, limit.debt_max_bytes);
-                let sum = &mut self.forgiven_bytes[tier.index()];
-                *sum = sum.saturating_add(forgiven);
+                bucket.charge(now, bytes, limit.debt_max_bytes);
                 return Admission::Granted;
             }
             Priority::Offload => 0,
@@ -82,12 +79,6 @@ impl BandwidthGate {
             Ok(()) => Admission::Granted,
             Err(wait) => Admission::Throttled(wait),
         }
-    }
-
-    /// Bytes that onboarding moved beyond the debt, for metrics.
-    #[must_use]
-    pub fn forgiven_bytes(&self, tier: Tier) -> u64 {
-        self.forgiven_bytes[tier.index()]
     }
 }
 
@@ -112,7 +103,6 @@ mod tests {
         assert!(matches!(gate.admit(at(0), Tier::Disk, Priority::Prefetch, 400), Admission::Throttled(_)));
         assert_eq!(gate.admit(at(0), Tier::Disk, Priority::Offload, 400), Admission::Granted);
         assert_eq!(gate.admit(at(0), Tier::Disk, Priority::Onboard, 10_000), Admission::Granted);
-        assert_eq!(gate.forgiven_bytes(Tier::Disk), 10_000 - 200 - 2000);
         let wait = gate.admit(at(0), Tier::Disk, Priority::Offload, 500);
         assert_eq!(wait, Admission::Throttled(Duration::from_millis(2500)));
         assert_eq!(

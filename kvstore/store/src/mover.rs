@@ -1,7 +1,7 @@
 //! The store's thread: it copies, decides what goes where, and keeps the slower tiers busy.
 //!
 //! What somebody waits for (loads, results of reads) comes before what nobody does (offloads), one block at a time, so
-//! that a load waits for little more than the copies of [`COPY_BYTES_MAX`] and the checksums of what has just arrived. A
+//! that a load waits for little more than the copies of `COPY_BYTES_MAX` and the checksums of what has just arrived. A
 //! round is bounded, and loads that never pause leave a new block its turn in every [`OFFLOAD_EVERY`]th. The slower tiers
 //! have threads of their own; this one hands them commands and gets their results through its inbox, and never waits for
 //! one of them.

@@ -29,6 +29,8 @@ pub(crate) struct Decision {
     pub(crate) decided_us: f32,
     pub(crate) candidates: u32,
     pub(crate) is_warm_up: bool,
+    /// The one by which it was made: configuration may have changed since.
+    pub(crate) strategy: Strategy,
     /// The next best: hash of its name, blocks that it holds, predicted milliseconds.
     pub(crate) runner_up: Option<(u64, u32, f32)>,
 }
@@ -44,13 +46,15 @@ fn halves(word: u64) -> (u32, u32) {
 impl Decision {
     fn to_words(self) -> [u64; WORDS] {
         let (runner, runner_blocks, runner_ms) = self.runner_up.unwrap_or_default();
+        let [is_warm_up, has_runner] = [self.is_warm_up, self.runner_up.is_some()].map(u32::from);
+        let flags = (self.strategy as u32) << 2 | is_warm_up << 1 | has_runner;
         [
             self.worker,
             self.prefill,
             pair(self.prompt_tokens, self.blocks),
             pair(self.overlap_blocks, self.uncached_tokens),
             pair(self.predicted_ms.to_bits(), self.decided_us.to_bits()),
-            pair(self.candidates, u32::from(self.is_warm_up) << 1 | u32::from(self.runner_up.is_some())),
+            pair(self.candidates, flags),
             runner,
             pair(runner_blocks, runner_ms.to_bits()),
         ]
@@ -72,12 +76,13 @@ impl Decision {
             decided_us: f32::from_bits(decided),
             candidates,
             is_warm_up: flags & 2 != 0,
+            strategy: Strategy::ALL.get((flags >> 2) as usize).copied().unwrap_or_default(),
             runner_up: (flags & 1 != 0).then_some((runner, runner_blocks, f32::from_bits(runner_ms))),
         }
     }
 
     /// Why it was made so.
-    fn reason(&self, strategy: Strategy) -> String {
+    fn reason(&self) -> String {
         if self.is_warm_up {
             return "it is cold: a share of requests goes to workers that are not warm yet".to_owned();
         }
@@ -86,7 +91,7 @@ impl Decision {
         }
         let here = format!("{} of {} blocks are here", self.overlap_blocks, self.blocks);
         match self.runner_up {
-            None => format!("by {}; {here}", strategy.name()),
+            None => format!("by {}; {here}", self.strategy.name()),
             Some((_, blocks, ms)) if blocks > self.overlap_blocks => format!(
                 "less to do: {:.1} ms; the next best has {blocks} blocks, and would take {ms:.1} ms",
                 self.predicted_ms
@@ -170,12 +175,7 @@ impl Decisions {
     }
 
     /// Those after a number, the newest last.
-    pub(crate) fn to_json(
-        &self,
-        after: Option<u64>,
-        strategy: Strategy,
-        name_of: impl Fn(u64) -> Option<String>,
-    ) -> Value {
+    pub(crate) fn to_json(&self, after: Option<u64>, name_of: impl Fn(u64) -> Option<String>) -> Value {
         let next = self.next.load(Ordering::Relaxed);
         let first = next.saturating_sub(KEPT as u64).max(after.map_or(0, |after| after.saturating_add(1)));
         let name = |identity: u64| name_of(identity).unwrap_or_else(|| "gone".to_owned());
@@ -190,7 +190,7 @@ impl Decisions {
                 "prompt_tokens": decision.prompt_tokens, "blocks": decision.blocks,
                 "overlap_blocks": decision.overlap_blocks, "uncached_tokens": decision.uncached_tokens,
                 "predicted_ms": decision.predicted_ms, "decided_us": decision.decided_us,
-                "candidates": decision.candidates, "runner_up": runner_up, "reason": decision.reason(strategy),
+                "candidates": decision.candidates, "runner_up": runner_up, "reason": decision.reason(),
             }))
         });
         let decisions: Vec<Value> = shown.collect();
@@ -216,6 +216,7 @@ mod tests {
             decided_us: number as f32,
             candidates: number,
             is_warm_up: false,
+            strategy: Strategy::ALL[number as usize % Strategy::ALL.len()],
             runner_up: Some((u64::from(number), number, number as f32)),
         }
     }
@@ -247,7 +248,7 @@ mod tests {
             // At least the ring as it is at the end.
             assert!(seen > KEPT / 2, "{seen}");
         });
-        let shown = decisions.to_json(None, Strategy::PredictedTime, |_| None);
+        let shown = decisions.to_json(None, |_| None);
         assert_eq!(shown["last"].as_u64(), Some(199_999));
         let kept = shown["decisions"].as_array().map_or(0, Vec::len);
         assert!((KEPT - 2..=KEPT).contains(&kept), "{kept}");
@@ -266,19 +267,34 @@ mod tests {
             ),
             (Decision { runner_up: Some((2, 8, 7.0)), ..base }, "less to do"),
             (Decision { runner_up: Some((2, 4, 7.0)), ..base }, "as with the next best"),
-            (base, "by round-robin"),
+            (Decision { strategy: Strategy::RoundRobin, ..base }, "by round-robin"),
         ];
         for (case, _) in &cases {
             decisions.note(case, Instant::now());
         }
         let name = |identity: u64| (identity == 1).then(|| "one".to_owned());
-        let all = decisions.to_json(None, Strategy::RoundRobin, name);
+        let all = decisions.to_json(None, name);
         for (shown, (_, reason)) in all["decisions"].as_array().expect("a list").iter().zip(&cases) {
             assert!(shown["reason"].as_str().is_some_and(|text| text.contains(reason)), "{shown}");
             assert_eq!(shown["worker"], "one");
         }
-        let newer = decisions.to_json(Some(4), Strategy::RoundRobin, name);
+        let newer = decisions.to_json(Some(4), name);
         assert_eq!(newer["decisions"].as_array().map(Vec::len), Some(1));
-        assert_eq!(decisions.to_json(Some(u64::MAX), Strategy::Random, name)["decisions"], json!([]));
+        assert_eq!(decisions.to_json(Some(u64::MAX), name)["decisions"], json!([]));
+    }
+    #[test]
+    fn each_decision_is_told_with_the_strategy_that_made_it() {
+        let decisions = Decisions::new();
+        for strategy in Strategy::ALL {
+            let decision = Decision { candidates: 2, blocks: 1, strategy, ..Decision::default() };
+            decisions.note(&decision, Instant::now());
+        }
+        let shown = decisions.to_json(None, |_| None);
+        let shown = shown["decisions"].as_array().expect("a list");
+        assert_eq!(shown.len(), Strategy::ALL.len());
+        for (decision, strategy) in shown.iter().zip(Strategy::ALL) {
+            let reason = format!("by {}; 0 of 1 blocks are here", strategy.name());
+            assert_eq!(decision["reason"].as_str(), Some(reason.as_str()));
+        }
     }
 }

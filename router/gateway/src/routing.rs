@@ -213,6 +213,7 @@ impl Chooser {
             decided_us: route.decided_in.as_secs_f32() * 1e6,
             candidates: considered as u32,
             is_warm_up,
+            strategy: tuning.policy.strategy,
             runner_up,
         };
         self.decisions.note(&decision, now);

@@ -132,7 +132,7 @@ pub(crate) async fn decisions(
                 .find(|picked| picked.live.identity == identity)
                 .map(|picked| picked.live.name.clone())
         };
-        Ok(gateway.chooser.decisions.to_json(after, gateway.tuning().policy.strategy, name_of))
+        Ok(gateway.chooser.decisions.to_json(after, name_of))
     })
 }
 

@@ -130,7 +130,7 @@ impl Mover {
 
     /// Asks the tiers of other nodes for a chain's blocks from `first` up to the block `end`, for whoever has those before.
     fn search_ahead(&mut self, chain: &[BlockIdentity], first: usize, end: usize, now: Instant) {
-        let bytes = (end * self.tiers.shared.config.block_bytes) as u64;
+        let bytes = ((end - first) * self.tiers.shared.config.block_bytes) as u64;
         let nearest = self.far.nearest().filter(|_| self.far.is_idle());
         if nearest.is_some_and(|tier| self.tiers.bandwidth.admit(tier, Priority::Prefetch, bytes).is_ok()) {
             let deadline = now + self.tiers.shared.config.others_deadline;

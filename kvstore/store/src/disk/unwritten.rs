@@ -18,12 +18,14 @@ pub(crate) struct Unwritten {
     waiting: VecDeque<(BlockIdentity, Option<Lease>)>,
     /// How many of those are held.
     held: usize,
+    /// From this place on none is.
+    held_end: usize,
     held_max: usize,
 }
 
 impl Unwritten {
     pub(crate) fn new(host_slots: usize) -> Self {
-        Self { waiting: VecDeque::new(), held: 0, held_max: host_slots / HELD_SHARE }
+        Self { waiting: VecDeque::new(), held: 0, held_end: 0, held_max: host_slots / HELD_SHARE }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -36,26 +38,35 @@ impl Unwritten {
             return;
         }
         let lease = if self.held < self.held_max { lease() } else { None };
-        self.held += usize::from(lease.is_some());
+        let is_held = lease.is_some();
         self.waiting.push_back((identity, lease));
+        if is_held {
+            self.held += 1;
+            self.held_end = self.waiting.len();
+        }
     }
 
     /// The one that has waited longest.
     pub(crate) fn pop(&mut self) -> Option<(BlockIdentity, Option<Lease>)> {
         let (identity, lease) = self.waiting.pop_front()?;
         self.held -= usize::from(lease.is_some());
+        self.held_end = self.held_end.saturating_sub(1);
         Some((identity, lease))
     }
 
     /// It goes on waiting, before all others.
     pub(crate) fn put_back(&mut self, identity: BlockIdentity, lease: Lease) {
         self.held += 1;
+        self.held_end += 1;
         self.waiting.push_front((identity, Some(lease)));
     }
 
-    /// Holds one block less, the youngest first, so that chains stay whole; false when none is held.
+    /// Holds one block less, the youngest first, so that chains stay whole; false when none is held. Goes through no
+    /// block twice until others are held.
     pub(crate) fn let_go(&mut self) -> bool {
-        let held = self.waiting.iter_mut().rev().find_map(|(_, lease)| lease.take());
+        let held = (self.waiting.range_mut(..self.held_end).enumerate().rev())
+            .find_map(|(at, (_, lease))| lease.take().map(|lease| (at, lease)));
+        self.held_end = held.as_ref().map_or(0, |(at, _)| *at);
         self.held -= usize::from(held.is_some());
         held.is_some()
     }
@@ -71,6 +82,7 @@ impl Unwritten {
             self.held -= usize::from(!is_kept && lease.is_some());
             is_kept
         });
+        self.held_end = self.held_end.min(self.waiting.len());
     }
 }
 
@@ -119,5 +131,30 @@ mod tests {
         assert_eq!(left, expected.map(|(number, is_held)| (identity(number), is_held)));
         assert_eq!((pinned(), unwritten.held), (0, 0));
         assert!(!unwritten.let_go());
+    }
+
+    #[test]
+    fn what_is_not_held_at_the_end_is_not_gone_through_again() {
+        let catalog = catalog(9);
+        let mut unwritten = Unwritten::new(8);
+        (0..8).for_each(|number| unwritten.push(identity(number), || catalog.lease(TIER, &identity(number))));
+        assert_eq!((unwritten.held, unwritten.held_end), (4, 4));
+        assert!(unwritten.let_go());
+        let (first, lease) = unwritten.pop().expect("eight wait");
+        assert_eq!((unwritten.held, unwritten.held_end), (2, 2));
+        // One that is held behind many that are not is the first to go.
+        unwritten.push(identity(8), || catalog.lease(TIER, &identity(8)));
+        assert_eq!((unwritten.held, unwritten.held_end), (3, 8));
+        assert!(unwritten.let_go());
+        assert!(
+            unwritten.waiting.back().is_some_and(|(last, lease)| *last == identity(8) && lease.is_none())
+        );
+        assert!(unwritten.let_go());
+        unwritten.put_back(first, lease.expect("held"));
+        assert_eq!((unwritten.held, unwritten.held_end), (2, 2));
+        unwritten.forget(&(1..8).map(identity).collect::<Vec<_>>());
+        assert_eq!((unwritten.held, unwritten.held_end), (1, 2));
+        assert!(unwritten.let_go() && !unwritten.let_go());
+        assert_eq!((unwritten.held_end, catalog.census(TIER).pinned), (0, 0));
     }
 }

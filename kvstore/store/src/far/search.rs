@@ -30,6 +30,7 @@ struct Search {
     asked: Instant,
     /// When it has had its time.
     patience: Instant,
+    /// Some tier had blocks, whether there was room for them or not.
     has_found: bool,
 }
 
@@ -114,11 +115,7 @@ impl FarLinks {
             }
             search.tier += 1;
         }
-        let (request, blocks) = (search.prepare.request, local_blocks(&search.prepare, &tiers.shared));
-        if request != BACKGROUND_REQUEST {
-            tiers.shared.observe_search(search.has_found);
-        }
-        prepared(request, blocks, tiers);
+        end(&search, tiers);
     }
 
     /// A tier has answered.
@@ -138,6 +135,11 @@ impl FarLinks {
             // Nobody waits any more.
             return self.links.iter_mut().for_each(|link| link.leave(question));
         };
+        if blocks == 0 {
+            return self.pass_over(question, search, tiers);
+        }
+        // Also when it cannot be read: that there is no room here says nothing of what others have.
+        search.has_found = true;
         // All searches together take a part of host memory at most.
         let share = (tiers.host_slots() / SHARE).saturating_sub(self.filling);
         let wanted = blocks.min(search.prepare.chain.len() - search.found).min(share);
@@ -147,9 +149,10 @@ impl FarLinks {
             fillings.push(reserved.fill());
         }
         if fillings.is_empty() {
-            return self.pass_over(question, search, tiers);
+            // There is none for what further tiers have either.
+            self.links[search.tier].leave(question);
+            return end(&search, tiers);
         }
-        search.has_found = true;
         self.filling += fillings.len();
         let memory = &tiers.shared.memory;
         let incoming = Incoming {
@@ -219,6 +222,15 @@ impl FarLinks {
             self.ask_next(search.next_tier(&tiers.shared), tiers);
         }
     }
+}
+
+/// The search is over, whatever it has brought.
+fn end(search: &Search, tiers: &mut Tiers) {
+    let (request, blocks) = (search.prepare.request, local_blocks(&search.prepare, &tiers.shared));
+    if request != BACKGROUND_REQUEST {
+        tiers.shared.observe_search(search.has_found);
+    }
+    prepared(request, blocks, tiers);
 }
 
 fn prepared(request: u64, blocks: usize, tiers: &mut Tiers) {

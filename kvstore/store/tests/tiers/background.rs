@@ -17,7 +17,7 @@ use kvstore_store::{
 
 use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents, files, open_disk, with_disk};
 
-fn wait_for(rig: &mut Rig, what: &str, is_done: impl Fn(&Rig) -> bool) {
+pub(crate) fn wait_for(rig: &mut Rig, what: &str, is_done: impl Fn(&Rig) -> bool) {
     let started = Instant::now();
     while !is_done(rig) {
         assert!(started.elapsed() < PATIENCE, "{what}: {:?}", rig.store.counters().snapshot());
@@ -164,7 +164,7 @@ fn writes_go_on_under_constant_load() {
         let bytes = |count: usize| NonZeroU64::new((count * BLOCK) as u64).expect("not zero");
         let mut config = StoreConfig { disk_write: write, ..StoreConfig::new(BLOCK, TOKENS) };
         config.bandwidth[BandwidthTier::Disk.index()] =
-            Some(BandwidthLimit { bytes_per_s: bytes(100), burst_bytes: bytes(2), debt_max_bytes: 0 });
+            Some(BandwidthLimit { bytes_per_s: bytes(20), burst_bytes: bytes(2), debt_max_bytes: 0 });
         let host = HostTier { slots: 16, pages: PageSize::Standard, eviction: PolicyKind::Lru };
         let (sender, events) = unbounded();
         let notify = move |event| {
@@ -186,7 +186,9 @@ fn writes_go_on_under_constant_load() {
         let started = Instant::now();
         while store.blocks()[0] < 16 {
             assert!(started.elapsed() < PATIENCE, "{write:?}: {:?}", store.blocks());
+            std::thread::sleep(Duration::from_millis(1));
         }
+        assert!(store.blocks()[1] < wanted, "{write:?}: nothing is left to be written under load");
         let (is_over, (ended, has_ended)) = (Arc::new(AtomicBool::new(false)), unbounded());
         ask_for_ever(Arc::clone(&store), Arc::clone(&is_over), ended);
         let started = Instant::now();

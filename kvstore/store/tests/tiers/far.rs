@@ -1,7 +1,9 @@
 //! Blocks that come from other nodes.
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
@@ -10,14 +12,18 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
 use kvstore_store::far::Portion;
 use kvstore_store::{
-    BandwidthTier, FarInbox, FarResult, FarTier, HostTier, Incoming, Moved, Outgoing, Prepare, StoreBuilder,
-    StoreConfig, TenantId,
+    BandwidthLimit, BandwidthTier, FarInbox, FarResult, FarTier, HostTier, Incoming, Moved, Outgoing, Plan,
+    Prepare, Prompt, ReturnConfig, StoreBuilder, StoreConfig, TenantId,
 };
 
+use crate::background::wait_for;
 use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents};
 
-/// Another node that has every block there is, and answers at once.
-struct Elsewhere(FarInbox);
+/// Another node that has every block there is, answers at once, and counts how often it is asked.
+struct Elsewhere {
+    inbox: FarInbox,
+    asked: Arc<AtomicUsize>,
+}
 
 impl FarTier for Elsewhere {
     fn tier(&self) -> BandwidthTier {
@@ -29,7 +35,8 @@ impl FarTier for Elsewhere {
     }
 
     fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, _deadline: Instant) -> bool {
-        self.0.send(FarResult::Found { request, blocks: chain.len() - first });
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.inbox.send(FarResult::Found { request, blocks: chain.len() - first });
         true
     }
 
@@ -38,7 +45,7 @@ impl FarTier for Elsewhere {
             target.slab().write(target.slot(), 0, &contents(identity));
         }
         let bytes = vec![BLOCK as u32; incoming.targets.len()];
-        self.0.send(FarResult::Arrived { incoming, bytes });
+        self.inbox.send(FarResult::Arrived { incoming, bytes });
         Ok(())
     }
 
@@ -52,15 +59,27 @@ impl FarTier for Elsewhere {
 }
 
 fn beside_another_node(config: StoreConfig, host: HostTier) -> Rig {
+    beside_nodes(config, host, [Arc::default()])
+}
+
+/// The same beside several, each with its count.
+fn beside_nodes<const NODES: usize>(
+    config: StoreConfig,
+    host: HostTier,
+    asked: [Arc<AtomicUsize>; NODES],
+) -> Rig {
     let layout = SlabLayout { slot_bytes: BLOCK, slot_count: 64 };
     let pool = SlotPool::new(Arc::new(Slab::create("pool", layout, PageSize::Standard).expect("slab")));
-    let builder = StoreBuilder::new(config, host).expect("memory");
-    let elsewhere = Elsewhere(builder.inbox());
+    let mut builder = StoreBuilder::new(config, host).expect("memory");
+    for asked in asked {
+        let inbox = builder.inbox();
+        builder = builder.other(Box::new(Elsewhere { inbox, asked }));
+    }
     let (sender, moved) = unbounded();
     let notify = move |event| {
         let _over = sender.send(event);
     };
-    let (store, survivors) = builder.other(Box::new(elsewhere)).start(notify).expect("threads");
+    let (store, survivors) = builder.start(notify).expect("threads");
     Rig { pool, store, moved, survivors, told: HashMap::new(), next_request: 0 }
 }
 
@@ -105,6 +124,55 @@ fn what_other_nodes_give_counts_for_the_tenant_that_asked() {
     assert!(quiet.iter().all(|identity| rig.store.is_on_host(identity)), "nobody else's blocks go");
     let kept = loud.iter().flatten().filter(|identity| rig.store.is_on_host(identity)).count();
     assert_eq!(kept, 4, "a quarter of 16 slots");
+}
+
+/// A tenant whose own prefix fills its quota gets nothing, asks no further node in vain, and does not make others believe
+/// that nothing is there.
+#[test]
+fn found_without_room_ends_the_search_and_is_no_miss() {
+    let host = HostTier { slots: 16, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+    let config = StoreConfig { tenant_share: 0.25, ..StoreConfig::new(BLOCK, TOKENS) };
+    let asked: [Arc<AtomicUsize>; 2] = Default::default();
+    let mut rig = beside_nodes(config, host, asked.clone());
+    let talk = chain(1, 8);
+    assert_eq!(prepare(&mut rig, TenantId(8), &talk[..4]), 4);
+    for _ in 0..200 {
+        assert_eq!(prepare(&mut rig, TenantId(8), &talk), 4);
+    }
+    assert_eq!(asked.each_ref().map(|asked| asked.load(Ordering::Relaxed)), [201, 0]);
+    (0..200).for_each(|_| rig.store.observe_prefill(1000, 0, Duration::from_secs(1)));
+    let others = chain(2, 8);
+    let prompt = Prompt {
+        chain: &others,
+        device_blocks: 0,
+        tokens: others.len() * TOKENS as usize,
+        block_tokens: TOKENS as usize,
+        queued_tokens: 0,
+    };
+    let plan = rig.store.plan(&prompt, true);
+    assert!(matches!(plan, Plan::AskOthers { .. }), "{plan:?}");
+}
+
+/// What is brought ahead from other nodes takes their bandwidth, and what is here already takes none.
+#[test]
+fn only_what_comes_is_charged_to_prefetching() {
+    let host = HostTier { slots: 64, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+    let prefetch = ReturnConfig { prefetch_chance: 0.0, ..ReturnConfig::default() };
+    let mut config = StoreConfig { prefetch: Some(prefetch), ..StoreConfig::new(BLOCK, TOKENS) };
+    // Offers of what is here take twenty blocks, half of the burst is not for prefetching, and next to nothing is added.
+    let [bytes_per_s, burst_bytes] =
+        [1, 56 * BLOCK as u64].map(|bytes| NonZeroU64::new(bytes).expect("not zero"));
+    config.bandwidth[BandwidthTier::Remote.index()] =
+        Some(BandwidthLimit { bytes_per_s, burst_bytes, debt_max_bytes: 0 });
+    let mut rig = beside_another_node(config, host);
+    let talks = [chain(1, 12), chain(2, 12)];
+    for talk in &talks {
+        (0..10).for_each(|position| rig.offload(talk, position));
+        rig.store.went_idle(talk);
+    }
+    let are_here = |rig: &Rig| talks.iter().flatten().all(|identity| rig.store.is_on_host(identity));
+    wait_for(&mut rig, "two blocks of each conversation", are_here);
+    assert_eq!(rig.counter("far_read_blocks"), 4);
 }
 
 /// Each block that comes from there counts with what its own place in the prompt would cost, not with that of the first.
