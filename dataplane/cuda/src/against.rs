@@ -132,9 +132,12 @@ fn statements() -> String {
         CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
         CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
         CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID
+        CUmemorytype::CU_MEMORYTYPE_DEVICE
         CUmemorytype::CU_MEMORYTYPE_UNIFIED
         CUmemRangeFlags_enum::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE
         CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+        CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
         CU_MEMHOSTREGISTER_DEVICEMAP
         CU_MEMHOSTREGISTER_PORTABLE
@@ -149,6 +152,7 @@ fn statements() -> String {
         ("CUDA_ERROR_OUT_OF_MEMORY", code::OUT_OF_MEMORY),
         ("CUDA_ERROR_NO_DEVICE", code::NO_DEVICE),
         ("CUDA_ERROR_OPERATING_SYSTEM", code::OPERATING_SYSTEM),
+        ("CUDA_ERROR_NOT_FOUND", code::NOT_FOUND),
         ("CUDA_ERROR_NOT_READY", code::NOT_READY),
         ("CUDA_ERROR_NOT_PERMITTED", code::NOT_PERMITTED),
         ("CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", code::PEER_ALREADY_ENABLED),

@@ -61,6 +61,7 @@ pub use description::{DeviceDescription, PciAddress};
 pub use device::Device;
 pub use direct::{DirectProbe, GpuDirect};
 pub use error::{CudaError, DriverVersion, Unavailable};
+pub use foreign::BorrowError;
 pub use graph::Graph;
 pub use ipc::IpcHandle;
 pub use module::{Function, Module};

@@ -26,6 +26,7 @@ pub(crate) mod code {
     pub(crate) const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
     pub(crate) const NO_DEVICE: u32 = CUresult::CUDA_ERROR_NO_DEVICE as u32;
     pub(crate) const OPERATING_SYSTEM: u32 = CUresult::CUDA_ERROR_OPERATING_SYSTEM as u32;
+    pub(crate) const NOT_FOUND: u32 = CUresult::CUDA_ERROR_NOT_FOUND as u32;
     pub(crate) const NOT_READY: u32 = CUresult::CUDA_ERROR_NOT_READY as u32;
     pub(crate) const NOT_PERMITTED: u32 = CUresult::CUDA_ERROR_NOT_PERMITTED as u32;
     pub(crate) const PEER_ALREADY_ENABLED: u32 = CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as u32;
@@ -111,6 +112,7 @@ library! {
         allocate = cuMemAlloc_v2: fn(*mut CUdeviceptr, usize);
         free = cuMemFree_v2: fn(CUdeviceptr);
         address_range = cuMemGetAddressRange_v2: fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+        pointer_attribute = cuPointerGetAttribute: fn(*mut c_void, sys::CUpointer_attribute, CUdeviceptr);
         set_pointer_attribute = cuPointerSetAttribute: fn(*const c_void, sys::CUpointer_attribute, CUdeviceptr);
         fill_async = cuMemsetD8Async: fn(CUdeviceptr, u8, usize, CUstream);
         register_host = cuMemHostRegister_v2: fn(*mut c_void, usize, c_uint);

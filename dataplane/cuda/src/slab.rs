@@ -17,7 +17,7 @@ use dataplane_memory::SlabLayout;
 use crate::Device;
 use crate::error::CudaError;
 use crate::export;
-use crate::foreign;
+use crate::foreign::{self, BorrowError};
 use crate::ipc::IpcHandle;
 use crate::library::code;
 use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
@@ -97,13 +97,14 @@ impl DeviceSlab {
     }
 
     /// Looks at memory that somebody else in this process allocated and uses, an engine's tensors for example, as one slot
-    /// of `bytes` bytes. Nothing about the memory is changed. That all of it is mapped is asked of the driver, allocation by
-    /// allocation: ranges of virtual memory that were mapped piece by piece may span several.
+    /// of `bytes` bytes. Nothing about the memory is changed. That all of it is mapped, and is memory of this device
+    /// and not of another one or of the host, is asked of the driver, allocation by allocation: ranges of virtual
+    /// memory that were mapped piece by piece may span several.
     ///
     /// # Safety
-    /// 1. The bytes are memory of this device's primary context, or the context may use them.
+    /// 1. This device's primary context may use the bytes.
     /// 2. They stay mapped until the slab was dropped.
-    pub unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Result<Self, DeviceError> {
+    pub unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Result<Self, BorrowError> {
         foreign::is_mapped(device.context(), address, bytes)?;
         let layout = SlabLayout { slot_bytes: bytes, slot_count: 1 };
         Ok(Self::over(device, address, layout, bytes, Origin::Adopted))

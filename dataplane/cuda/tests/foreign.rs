@@ -42,6 +42,20 @@ fn memory_is_borrowed_where_it_is_mapped() {
         let refused = unsafe { borrowed(&device, address, bytes) }.expect_err("outside");
         assert!(refused.starts_with("cuMemGetAddressRange: "), "{refused}");
     }
+    // Memory that a kernel of this device must not be given, though the driver knows its range.
+    let other = Cuda::open().expect("the double starts").device(1).expect("device");
+    let elsewhere = DeviceSlab::allocate(&other, one(4096)).expect("memory");
+    let host = Arc::new(Slab::create("host", one(4096), PageSize::Standard).expect("slab"));
+    let pinned = Pinned::register(&device, host.clone()).expect("pin");
+    for (address, text) in [
+        (elsewhere.address(), "is memory of type 2 of device 1, not of device 0"),
+        (host.base().as_ptr().addr() as u64, "is memory of type 1 of device 0, not of device 0"),
+    ] {
+        // SAFETY: it is refused.
+        let refused = unsafe { borrowed(&device, address, 4096) }.expect_err("not the device's");
+        assert!(refused.starts_with("cuPointerGetAttribute: ") && refused.contains(text), "{refused}");
+    }
+    drop((pinned, elsewhere));
     // A driver that tells a range which ends before the address asked for is not believed for ever.
     double.set("range_bytes", 1 << 20);
     // SAFETY: it is refused.

@@ -11,26 +11,27 @@
  * after its checksum was verified; one that is damaged is a miss and is thrown away.
  *
  * Two ways lead in and out. A block's bytes are put and got in buffers that each call names. Or an engine registers the
- * paged tensors of its KV cache once (kvasir_kv_register), and blocks are saved from there and loaded there by their numbers
- * (kvasir_kv_submit_transfer), many in one request.
+ * paged tensors of its KV cache once (kvasir_kv_register), and blocks are saved from there and loaded there by their
+ * numbers (kvasir_kv_submit_transfer), many in one request.
  *
  * After kvasir_kv_close or a crash, the blocks that had been written to the disk by then are found there again; the
  * others are misses. A block that was deleted just before a crash may be there again after it.
  *
  * Threads: every function may be called from any thread, also on the same handle at a time.
- * The store has threads of its own: one that copies blocks, those that drive the disk, `queue.threads`, and with [device]
- * one for saves and one for loads of CUDA memory, each of which carries out one transfer after the other.
- * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds at
- * most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the disk,
- * kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses kvasir_kv_submit,
- * kvasir_kv_submit_transfer and kvasir_kv_poll, which do not wait (poll as long as it is told to); as many requests are under
- * way at the disk as there are `queue.threads`, and for loads of several blocks up to eight times as many.
+ * The store has threads of its own: one that copies blocks, those that drive the disk, `queue.threads`, and with
+ * [device] one for saves and one for loads of CUDA memory, each of which carries out one transfer after the other.
+ * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds
+ * at most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the
+ * disk, kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses
+ * kvasir_kv_submit, kvasir_kv_submit_transfer and kvasir_kv_poll, which do not wait (poll as long as it is told to); as
+ * many requests are under way at the disk as there are `queue.threads`, and for loads of several blocks up to eight
+ * times as many.
  * Status: functions return a kvasir_kv_status; 0 and above are outcomes, below 0 failures, after which
  * kvasir_kv_last_error tells more. No function unwinds into C. None ends the process because of what it is given, of a
  * bug that panics (a library that was built without unwinding opens nothing), or because memory for a copy of a block,
- * for identities or for buffers is refused: that is KVASIR_KV_THROTTLED or KVASIR_KV_FAILED. What ends it is the system's
- * refusal of a small allocation, and the kernel when it has promised more memory than there is: leave room beside
- * `host_tier.capacity`, whose pages are taken as they are used.
+ * for identities or for buffers is refused: that is KVASIR_KV_THROTTLED or KVASIR_KV_FAILED. What ends it is the
+ * system's refusal of a small allocation, and the kernel when it has promised more memory than there is: leave room
+ * beside `host_tier.capacity`, whose pages are taken as they are used.
  * After fork(): only the parent may use its handles.
  */
 #ifndef KVASIR_KV_H
@@ -89,8 +90,8 @@ const char *kvasir_kv_strerror(int32_t status);
 /*
  * The text of this thread's last failure, in UTF-8. Copies at most `bytes` bytes with the final 0 (and no part of a
  * character), and returns the length of the whole text without it, so that a return of `bytes` or more says that it was
- * cut off. `text` may be null. A completion that failed counts as a failure of the thread that polls it: of several polled
- * in one call, the last one's text is kept, so whoever wants each one's polls with a `capacity` of 1.
+ * cut off. `text` may be null. A completion that failed counts as a failure of the thread that polls it: of several
+ * polled in one call, the last one's text is kept, so whoever wants each one's polls with a `capacity` of 1.
  */
 size_t kvasir_kv_last_error(char *text, size_t bytes);
 
@@ -121,19 +122,19 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   threads = 2                 # carry out submitted requests; 1 to 64
  *   depth = 256                 # submitted and not yet polled; 1 to 65536
  *
- * Tensors in CUDA memory need one section more, which opens a device through the driver that is installed; without it the
- * library looks for no driver:
+ * Tensors in CUDA memory need one section more, which opens a device through the driver that is installed; without it
+ * the library looks for no driver:
  *
  *     [device]
  *     ordinal = 0               # the driver's number of the device; 0 to 255
- *     staging = "64 MiB"        # memory of the device through which blocks go, half of it for saves and half for loads:
- *                               # at least a slot in each; "1 MiB" to "1 TiB"
+ *     staging = "64 MiB"        # memory of the device through which blocks go, half of it for saves and half for
+ *                               # loads: at least a slot in each; "1 MiB" to "1 TiB"
  *
- * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB). All sections but [queue] and
- * [device] and their keys are those of Kvasir's own configuration, and so are the defaults but that of
- * `host_tier.capacity`. What is wrong in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is KVASIR_KV_FAILED.
- * With [device] the host tier's memory is pinned, all of it at once, and the kernels are compiled by NVIDIA's run-time
- * compiler (NVRTC), which must be installed and takes some 2 seconds of one core.
+ * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB). All sections but [queue] and [device] and their
+ * keys are those of Kvasir's own configuration, and so are the defaults but that of `host_tier.capacity`. What is wrong
+ * in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is KVASIR_KV_FAILED. With [device] the host tier's
+ * memory is pinned, all of it at once, and the kernels are compiled by NVIDIA's run-time compiler (NVRTC), which must
+ * be installed and takes some 2 seconds of one core.
  *
  * Writes the handle to `*handle`, or null and the reason to `error` (may be null) with at most `error_bytes` bytes, of
  * which the last is 0; what is cut off are whole characters of UTF-8.
@@ -144,13 +145,13 @@ int32_t kvasir_kv_open(const char *configuration, kvasir_kv **handle, char *erro
 int32_t kvasir_kv_open_file(const char *path, kvasir_kv **handle, char *error, size_t error_bytes);
 
 /*
- * Closes a store. From here on other calls with the handle are KVASIR_KV_INVALID_HANDLE, so completions that wait are to
- * be polled before. Requests that have not begun are forgotten without a completion, those that have are waited for;
+ * Closes a store. From here on other calls with the handle are KVASIR_KV_INVALID_HANDLE, so completions that wait are
+ * to be polled before. Requests that have not begun are forgotten without a completion, those that have are waited for;
  * after the return no submitted request's memory is touched. Threads inside kvasir_kv_poll return with the completions
  * that wait, or with none; those inside a blocking function with what they were asked for or KVASIR_KV_FAILED. The file
  * descriptor of kvasir_kv_event_fd becomes readable, so that whoever waits for it wakes, and then goes: its number may
- * be another file's when this returns, so take it out of an event loop before. What had been handed to the disk
- * is on stable storage at the return, if the disk answers within 5 seconds, and its folder may be opened again.
+ * be another file's when this returns, so take it out of an event loop before. What had been handed to the disk is on
+ * stable storage at the return, if the disk answers within 5 seconds, and its folder may be opened again.
  */
 int32_t kvasir_kv_close(kvasir_kv *handle);
 
@@ -160,8 +161,8 @@ int32_t kvasir_kv_match(kvasir_kv *handle, const uint8_t (*identities)[16], size
 /*
  * Reads a block: its meta into `meta` (may be null when it has none), its payload into `payload_count` buffers, one
  * after the other. Writes the sizes to `meta_bytes` and `payload_bytes` (may be null): what was read, or what is needed
- * with KVASIR_KV_BUFFER_TOO_SMALL, or 0. At most 4096 buffers. OK, MISS, THROTTLED (too many requests are inside to look
- * for it) or a failure; after anything but OK the buffers may hold anything.
+ * with KVASIR_KV_BUFFER_TOO_SMALL, or 0. At most 4096 buffers. OK, MISS, THROTTLED (too many requests are inside to
+ * look for it) or a failure; after anything but OK the buffers may hold anything.
  */
 int32_t kvasir_kv_get(kvasir_kv *handle, const uint8_t (*identity)[16], const kvasir_kv_buffer *meta,
                       const kvasir_kv_buffer *payload, size_t payload_count, size_t *meta_bytes,
@@ -234,11 +235,12 @@ typedef struct kvasir_kv_completion {
 
 /*
  * Submits requests, in order, without waiting. Writes how many were taken to `accepted`: fewer than `count` with
- * KVASIR_KV_THROTTLED when `queue.depth` requests are under way or the matches and transfers under way would have more than
- * 2^20 identities together (poll, then submit the rest), with KVASIR_KV_INVALID_ARGUMENT when the next one is invalid,
- * with KVASIR_KV_FAILED when there is no memory for it, or with KVASIR_KV_INVALID_HANDLE when the store is closed
- * meanwhile. The requests, identities and arrays of buffers are copied; the memory that the buffers name must stay as it
- * is until the completion was polled or kvasir_kv_close returned. Requests run side by side and complete in any order.
+ * KVASIR_KV_THROTTLED when `queue.depth` requests are under way or the matches and transfers under way would have more
+ * than 2^20 identities together (poll, then submit the rest), with KVASIR_KV_INVALID_ARGUMENT when the next one is
+ * invalid, with KVASIR_KV_FAILED when there is no memory for it, or with KVASIR_KV_INVALID_HANDLE when the store is
+ * closed meanwhile. The requests, identities and arrays of buffers are copied; the memory that the buffers name must
+ * stay as it is until the completion was polled or kvasir_kv_close returned. Requests run side by side and complete in
+ * any order.
  */
 int32_t kvasir_kv_submit(kvasir_kv *handle, const kvasir_kv_request *requests, size_t count, size_t *accepted);
 
@@ -250,8 +252,8 @@ int32_t kvasir_kv_poll(kvasir_kv *handle, kvasir_kv_completion *completions, siz
                        size_t *count);
 
 /*
- * A file descriptor that is readable exactly while completions wait, for epoll or asyncio. It belongs to the store: never
- * read or close it, and do not use it after kvasir_kv_close was called. Below 0 is a status.
+ * A file descriptor that is readable exactly while completions wait, for epoll or asyncio. It belongs to the store:
+ * never read or close it, and do not use it after kvasir_kv_close was called. Below 0 is a status.
  */
 int32_t kvasir_kv_event_fd(kvasir_kv *handle);
 
@@ -279,15 +281,16 @@ typedef struct kvasir_kv_tensors {
 /*
  * Registers tensors and writes their number, which is never 0 and never given twice, to `id`. The arrays are copied. A
  * stored block's payload is its bytes in each plane, one plane after the other; it has no meta. At most 64 may be
- * registered at a time. KVASIR_KV_INVALID_ARGUMENT has a text that names the field; KVASIR_KV_TOO_LARGE says that a block
- * of all planes is above `store.slot`.
+ * registered at a time: KVASIR_KV_THROTTLED says that so many are, and nothing was done. KVASIR_KV_INVALID_ARGUMENT has
+ * a text that names the field; KVASIR_KV_TOO_LARGE says that a block of all planes is above `store.slot`.
  *
  * KVASIR_KV_CUDA: `device` is the configuration's `device.ordinal`; without a section [device] this is
  * KVASIR_KV_INVALID_ARGUMENT. The memory is the engine's own, of whatever kind the driver knows the range of: from
- * cudaMalloc, or mapped in pieces. Each plane must be mapped from its first block to its last, which is checked here; it
- * stays mapped until kvasir_kv_unregister returned. `block_stride` and `block_bytes` may change 15 times from one plane to
- * the next, and each change costs a launch for each transfer's round. Registering waits for the device, takes 2 MiB of its
- * memory for each shape of planes, and is not for an engine's loop.
+ * cudaMalloc, or mapped in pieces. Each plane must be mapped from its first block to its last, which is checked here;
+ * it must be memory of that device, and stays mapped until kvasir_kv_unregister or kvasir_kv_close returned.
+ * `block_stride` and `block_bytes` may change 15 times from one plane to the next, and each change costs a launch for
+ * each transfer's round. Registering waits for the device, takes 2 MiB of its memory for each shape of planes
+ * (KVASIR_KV_FAILED when it has them not, or is lost), and is not for an engine's loop.
  */
 int32_t kvasir_kv_register(kvasir_kv *handle, const kvasir_kv_tensors *tensors, uint64_t *id);
 
@@ -313,23 +316,23 @@ typedef struct kvasir_kv_transfer {
  * kvasir_kv_submit; poll, then submit it again), KVASIR_KV_INVALID_ARGUMENT with a text that names the field,
  * KVASIR_KV_FAILED when there is no memory for it. The arrays are copied. The completion comes through kvasir_kv_poll.
  *
- * A save stores the blocks that are not there, and only reads the tensors. `payload_bytes` of its completion is how many of
- * the blocks the store took or had already; like all blocks they may be evicted at any time, the first of them to make room
- * for the last. The status is OK when it is all of them, THROTTLED when there was no room or bandwidth for some, or a
- * failure.
+ * A save stores the blocks that are not there, and only reads the tensors. `payload_bytes` of its completion is how
+ * many of the blocks the store took or had already; like all blocks they may be evicted at any time, the first of them
+ * to make room for the last. The status is OK when it is all of them, THROTTLED when there was no room or bandwidth for
+ * some, or a failure.
  *
- * A load fills the blocks in order. `payload_bytes` of its completion is the length of the loaded prefix, which ends at the
- * first block that is a miss: one that is not there, is damaged, does not come in time, or has another size or a meta. The
- * status is OK when all came, MISS when fewer did, or a failure. Blocks beyond the prefix may hold anything. A block must
- * not be named twice in a load.
+ * A load fills the blocks in order. `payload_bytes` of its completion is the length of the loaded prefix, which ends at
+ * the first block that is a miss: one that is not there, is damaged, does not come in time, or has another size or a
+ * meta. The status is OK when all came, MISS when fewer did, or a failure. Blocks beyond the prefix may hold anything.
+ * A block must not be named twice in a load.
  *
  * The blocks' memory must stay, untouched by others (a save: unchanged), until the completion was polled or
- * kvasir_kv_close returned. Transfers may run side by side, also parts of one; of two transfers that name the same block the
- * second is submitted after the first's completion was polled.
+ * kvasir_kv_close returned. Transfers may run side by side, also parts of one; of two transfers that name the same
+ * block the second is submitted after the first's completion was polled.
  *
  * `event` is null when earlier work on the blocks is over. Else the device's work on them waits for it: it was recorded
- * before the call, and is neither recorded again nor destroyed before the completion was polled. When a completion can be
- * polled, the device's work is over: whatever is put on any stream from then on finds a load's bytes.
+ * before the call, and is neither recorded again nor destroyed before the completion was polled. When a completion can
+ * be polled, the device's work is over: whatever is put on any stream from then on finds a load's bytes.
  */
 int32_t kvasir_kv_submit_transfer(kvasir_kv *handle, const kvasir_kv_transfer *transfer);
 

@@ -115,6 +115,16 @@ impl StoreBackend {
         Ok(held)
     }
 
+    /// How many of these names, from the first on, have stood for the blocks that are held ever since: what is held keeps
+    /// its slot, so a name that stands for that slot still did so all the time.
+    pub(crate) fn unchanged(&self, identities: &[Identity], held: &[HostBlock]) -> usize {
+        let is_unchanged = |(identity, block): &(&Identity, &HostBlock)| {
+            let current = self.store().hold_now(&[BlockIdentity(**identity)]);
+            current.is_some_and(|current| current.iter().all(|current| current.is_same(block)))
+        };
+        identities.iter().zip(held).take_while(is_unchanged).count()
+    }
+
     /// Holds the leading blocks of these that are right in host memory, as far as it has room for all of them at a time, and
     /// the first one if it is there at all.
     pub(crate) fn hold_prefix(

@@ -33,6 +33,7 @@ mod handles;
 mod held;
 mod interface;
 mod layout;
+mod lock;
 mod memory;
 mod operation;
 mod queue;

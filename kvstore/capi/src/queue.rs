@@ -1,10 +1,12 @@
 //! Submitted requests: threads carry them out, completions wait until they are polled.
 //!
 //! One lock guards both lists. A request counts against the depth from its submission until its completion was polled,
-//! so neither list can outgrow it, and nothing is allocated for them after the start but the text of a failure. The
-//! identities of matches and transfers are kept apart: all that are under way together are at most [`IDENTITIES_MAX`], which
-//! is 16 MiB. A transfer is in the list once, and several threads may have pieces of it. An eventfd is readable exactly while
-//! completions wait or the queue is closed: it is written and read under the lock.
+//! so neither list can outgrow it, and neither grows after the start. What a request has beside its place in a list is
+//! allocated when it is submitted: arrays of buffers, identities, a transfer, later the text of a failure. The
+//! identities of all matches and transfers under way together are at most [`IDENTITIES_MAX`]: 16 MiB, and 8 MiB more
+//! where each has the number of a transfer's block. A transfer is in the list once, and several threads may have pieces
+//! of it. An eventfd is readable exactly while completions wait or the queue is closed: it is written and read under
+//! the lock.
 //!
 //! Source: eventfd(2).
 
@@ -160,8 +162,8 @@ impl Queue {
     /// Takes a request, if there is room. If not, the caller still has what it was made from.
     ///
     /// # Safety
-    /// The ranges must be usable, as [`Operation::carry_out`] and [`Transfer::carry_out`] have it, until the completion was polled or
-    /// [`Queue::close`] returned.
+    /// The ranges must be usable, as [`Operation::carry_out`] and [`Transfer::carry_out`] have it, until the completion
+    /// was polled or [`Queue::close`] returned.
     pub(crate) unsafe fn submit(&self, user: u64, work: impl Into<Work>) -> Submitted {
         let work = work.into();
         let mut state = self.common.state();
@@ -175,8 +177,8 @@ impl Queue {
         Submitted::Taken
     }
 
-    /// Gives completions to `take`, each with the text of its failure, at most `limit`; waits for the first as long as `patience` says, `None` being
-    /// without end. Returns how many.
+    /// Gives completions to `take`, each with the text of its failure, at most `limit`; waits for the first as long as
+    /// `patience` says, `None` being without end. Returns how many.
     pub(crate) fn poll(
         &self,
         limit: usize,

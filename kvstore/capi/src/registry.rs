@@ -4,9 +4,10 @@
 //! count to fall to zero; nobody finds them from then on, so it only falls.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::device::Places;
+use crate::lock::lock;
 use crate::status::{Failure, Status};
 use crate::tensors::PagedTensors;
 
@@ -31,6 +32,12 @@ struct Registered {
     tensors: PagedTensors,
     /// On a device: of each lane.
     places: Option<[Places; 2]>,
+    uses: Arc<Uses>,
+}
+
+/// Beside the tensors, so that who ends a use has let go of them before it says so.
+#[derive(Debug, Default)]
+struct Uses {
     transfers: Mutex<usize>,
     /// No transfer works on them any more.
     idle: Condvar,
@@ -38,12 +45,14 @@ struct Registered {
 
 /// Tensors on which a transfer works for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct InUse(Arc<Registered>);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) struct InUse {
+    registered: Arc<Registered>,
+    // Dropped behind the tensors, as fields are in their order.
+    _use: Use,
 }
+
+#[derive(Debug)]
+struct Use(Arc<Uses>);
 
 fn unknown(id: u64) -> Failure {
     Failure::new(Status::InvalidArgument, format!("tensors {id} are not registered"))
@@ -54,34 +63,35 @@ impl Registry {
         Self { known: Mutex::new(Known { next: 1, all: BTreeMap::new() }) }
     }
 
-    /// Makes tensors known; returns their number.
-    pub(crate) fn add(&self, tensors: PagedTensors, places: Option<[Places; 2]>) -> Result<u64, Failure> {
+    /// Makes tensors known; returns their number, or `None` when [`REGISTERED_MAX`] are.
+    pub(crate) fn add(&self, tensors: PagedTensors, places: Option<[Places; 2]>) -> Option<u64> {
         let mut known = lock(&self.known);
         if known.all.len() == REGISTERED_MAX {
-            let text = format!("{REGISTERED_MAX} tensors are registered, which is as many as may be");
-            return Err(Failure::new(Status::InvalidArgument, text));
+            return None;
         }
         let id = known.next;
         known.next += 1;
-        let registered = Registered { id, tensors, places, transfers: Mutex::new(0), idle: Condvar::new() };
+        let registered = Registered { id, tensors, places, uses: Arc::default() };
         known.all.insert(id, Arc::new(registered));
-        Ok(id)
+        Some(id)
     }
 
     /// The tensors of that number, for a transfer.
     pub(crate) fn find(&self, id: u64) -> Result<InUse, Failure> {
         let known = lock(&self.known);
         let registered = known.all.get(&id).ok_or_else(|| unknown(id))?;
-        *lock(&registered.transfers) += 1;
-        Ok(InUse(Arc::clone(registered)))
+        *lock(&registered.uses.transfers) += 1;
+        let _use = Use(Arc::clone(&registered.uses));
+        Ok(InUse { registered: Arc::clone(registered), _use })
     }
 
-    /// Makes tensors unknown, and waits until no transfer works on them.
+    /// Makes tensors unknown, and waits until no transfer works on them. Their places are gone then: the last who has
+    /// them is this function.
     pub(crate) fn remove(&self, id: u64) -> Result<(), Failure> {
         let registered = lock(&self.known).all.remove(&id).ok_or_else(|| unknown(id))?;
-        let mut transfers = lock(&registered.transfers);
+        let mut transfers = lock(&registered.uses.transfers);
         while *transfers > 0 {
-            transfers = registered.idle.wait(transfers).unwrap_or_else(PoisonError::into_inner);
+            transfers = registered.uses.idle.wait(transfers).unwrap_or_else(PoisonError::into_inner);
         }
         Ok(())
     }
@@ -89,12 +99,12 @@ impl Registry {
 
 impl InUse {
     pub(crate) fn id(&self) -> u64 {
-        self.0.id
+        self.registered.id
     }
 
     /// Their places in each lane of a device; `None` when they lie in host memory.
     pub(crate) fn places(&self) -> Option<&[Places; 2]> {
-        self.0.places.as_ref()
+        self.registered.places.as_ref()
     }
 }
 
@@ -102,11 +112,11 @@ impl std::ops::Deref for InUse {
     type Target = PagedTensors;
 
     fn deref(&self) -> &PagedTensors {
-        &self.0.tensors
+        &self.registered.tensors
     }
 }
 
-impl Drop for InUse {
+impl Drop for Use {
     fn drop(&mut self) {
         let mut transfers = lock(&self.0.transfers);
         *transfers -= 1;
@@ -130,13 +140,30 @@ mod tests {
     #[test]
     fn numbers_are_not_given_twice_and_not_without_end() {
         let registry = Registry::new();
-        assert_eq!(registry.add(tensors(), None), Ok(1));
+        assert_eq!(registry.add(tensors(), None), Some(1));
         assert_eq!((registry.remove(1), registry.remove(1)), (Ok(()), Err(unknown(1))));
         for id in 2..2 + REGISTERED_MAX as u64 {
-            assert_eq!(registry.add(tensors(), None), Ok(id));
+            assert_eq!(registry.add(tensors(), None), Some(id));
         }
-        assert!(registry.add(tensors(), None).is_err_and(|failure| failure.text.contains("64 tensors")));
+        assert_eq!(registry.add(tensors(), None), None, "64 are");
+        assert_eq!(registry.remove(5), Ok(()));
+        assert_eq!(registry.add(tensors(), None), Some(66), "there is room again");
         assert_eq!(registry.find(1).err(), Some(unknown(1)));
+    }
+
+    #[test]
+    fn nobody_has_them_when_they_are_out() {
+        let registry = Registry::new();
+        for round in 0..5000 {
+            let id = registry.add(tensors(), None).expect("room");
+            let registered = Arc::downgrade(&lock(&registry.known).all[&id]);
+            let user = registry.find(id).expect("known");
+            std::thread::scope(|scope| {
+                scope.spawn(move || drop(user));
+                assert_eq!(registry.remove(id), Ok(()));
+                assert_eq!(registered.strong_count(), 0, "round {round}");
+            });
+        }
     }
 
     #[test]

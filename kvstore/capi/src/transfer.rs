@@ -1,9 +1,9 @@
 //! Blocks between host tensors and the store: a transfer is carried out in pieces, side by side.
 //!
-//! A thread of the queue that comes to a transfer claims the next piece of it and puts the transfer back behind whatever
-//! else waits, so that a long one keeps no other request from its turn, and threads that are idle help. Pieces are claimed in
-//! order. A load's first miss ends it: pieces behind it are not begun, and what those that run have read there does not
-//! count. Who ends the last piece makes the completion.
+//! A thread of the queue that comes to a transfer claims the next piece of it and puts the transfer back behind
+//! whatever else waits, so that a long one keeps no other request from its turn, and threads that are idle help. Pieces
+//! are claimed in order. A load's first miss ends it: pieces behind it are not begun, and what those that run have read
+//! there does not count. Who ends the last piece makes the completion.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -250,6 +250,82 @@ fn what_an_event_stands_for_is_over_before_blocks_are_read() {
 }
 
 #[test]
+fn what_an_event_stands_for_is_over_before_blocks_are_written() {
+    let Some((double, device, image)) = device() else { return };
+    let random = &mut Random(seed(508));
+    let rig = open(&image, SMALL);
+    let (source, target) =
+        (Engine::new(&device, random, &[(4096, 4096)], 1), Engine::new(&device, random, &[(4096, 4096)], 1));
+    let (from, to) = (rig.register(&source), rig.register(&target));
+    assert_eq!(rig.save(from, &[name(1, 0)], &[0]), (0, 1));
+    let [scratch, seen] = [(); 2].map(|()| {
+        DeviceSlab::allocate(&device, SlabLayout { slot_bytes: 4096, slot_count: 1 }).expect("memory")
+    });
+    let stream = engine::EngineStream::new(&device);
+    double.set("delay_us", 5_000);
+    // The engine reads the block still when the load is submitted, and for longer than the transfer takes.
+    (0..60).for_each(|_| stream.copy(target.address(), scratch.address(), 4096));
+    stream.copy(target.address(), seen.address(), 4096);
+    let event = stream.record();
+    rig.submit(6, 1, to, &[name(1, 0)], &[0], event);
+    let end = rig.poll(PATIENCE);
+    assert_eq!((end.user, end.status, end.payload_bytes), (1, 0, 1));
+    double.set("delay_us", 0);
+    stream.destroy(event);
+    drop(stream);
+    let mut found = vec![0; 4096];
+    seen.read(0, &mut found).expect("read");
+    assert!(found == target.bytes, "what was there before the load");
+    assert!(target.read() == source.bytes, "the load");
+}
+
+#[test]
+fn a_device_that_fails_is_no_mistake_of_the_planes() {
+    let Some((double, device, image)) = device() else { return };
+    let rig = open(&image, SMALL);
+    let engine = Engine::new(&device, &mut Random(1), &[(4096, 4096)], 4);
+    double.set("memory", 0);
+    assert_eq!(rig.try_register(&engine), (Status::Failed as i32, 0));
+    assert!(rig.last_error().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{}", rig.last_error());
+    double.set("memory", 1 << 30);
+    let ids: Vec<u64> = (0..64).map(|_| rig.register(&engine)).collect();
+    assert_eq!(rig.try_register(&engine), (Status::Throttled as i32, 0));
+    ids.iter().for_each(|id| assert_eq!(rig.unregister(*id), 0));
+    let id = rig.register(&engine);
+    double.set("fault_copy", 1);
+    rig.save(id, &[name(1, 0)], &[0]);
+    assert_eq!(rig.try_register(&engine), (Status::Failed as i32, 0));
+    assert!(rig.last_error().contains("CUDA_ERROR"), "{}", rig.last_error());
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn a_transfer_that_panics_is_told_when_the_device_is_done() {
+    let Some((double, device, image)) = device() else { return };
+    let rig = open(&image, SMALL);
+    let source = Engine::new(&device, &mut Random(1), &[(500, 500)], 20);
+    let from = rig.register(&source);
+    let (launches, calls) = (double.get("launches"), double.get("copy_calls"));
+    double.set("delay_us", 100_000);
+    rig.submit(5, 1, from, &[name(1, 0)], &[3], std::ptr::null_mut());
+    // Everything is on the stream, and nothing has run.
+    while double.get("copy_calls") < calls + 2 {
+        std::thread::yield_now();
+    }
+    assert_eq!(double.get("launches"), launches);
+    // What the driver answers then is a bug for a build with assertions.
+    double.set("wrong_pop", 1);
+    let end = rig.poll(PATIENCE);
+    assert_eq!((end.user, end.status), (1, Status::Panicked as i32));
+    assert_eq!(double.get("launches"), launches + 1, "the kernel has run");
+    double.set("delay_us", 0);
+    assert_eq!(rig.unregister(from), 0);
+    let again = rig.register(&source);
+    assert_eq!(rig.save(again, &[name(1, 0)], &[3]), (Status::Failed as i32, 0));
+    assert_eq!(rig.load(again, &[name(1, 0)], &[3]), (Status::Miss as i32, 0), "another lane");
+}
+
+#[test]
 fn a_lost_device_fails_transfers_and_blocks_stay() {
     let Some((double, device, image)) = device() else { return };
     let random = &mut Random(seed(505));
@@ -274,6 +350,9 @@ fn a_lost_device_fails_transfers_and_blocks_stay() {
 fn tensors_that_are_not_there_are_refused() {
     let Some((_double, device, image)) = device() else { return };
     let rig = open(&image, SMALL);
+    let second = Cuda::open().expect("the double starts").device(1).expect("device");
+    let elsewhere = Engine::new(&second, &mut Random(1), &[(4096, 4096)], 4);
+    assert!(rig.refused(&elsewhere).contains("of device 1, not of device 0"), "{}", rig.last_error());
     let mut engine = Engine::new(&device, &mut Random(1), &[(4096, 4096)], 4);
     let allocated = engine.memory().bytes().next_multiple_of(2 << 20);
     for (device_of, blocks, text) in

@@ -167,6 +167,12 @@ impl HostBlock {
         self.memory.checksum(self.lease.slot(), self.len()) == self.lease.checksum()
     }
 
+    /// Whether both are one block of one slot. While one is held, its slot goes to no other block.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.memory, &other.memory) && self.lease.slot() == other.lease.slot()
+    }
+
     /// Whether it begins with these bytes. Whether it is intact is not looked at.
     #[must_use]
     pub fn begins_with<const BYTES: usize>(&self, bytes: &[u8; BYTES]) -> bool {

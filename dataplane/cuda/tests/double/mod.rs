@@ -41,7 +41,7 @@ const DRIVER: &str = concat!(
 );
 
 /// Faults and settings, as they are without anybody's doing.
-const SETTINGS: [(&str, i64); 22] = [
+const SETTINGS: [(&str, i64); 23] = [
     ("devices", 2),
     ("version", 12_080),
     ("initialise", 0),
@@ -60,6 +60,7 @@ const SETTINGS: [(&str, i64); 22] = [
     ("refuse_unregister", 0),
     ("capturing", 0),
     ("no_capture_mode", 0),
+    ("wrong_pop", 0),
     ("refuse_machine_code", 0),
     ("range_bytes", 0),
     ("flush_options", 1),

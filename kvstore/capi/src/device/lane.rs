@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use dataplane_cuda::{CudaError, DeviceSlab};
@@ -23,8 +23,6 @@ use crate::status::{Failure, Status};
 use crate::store::StoreBackend;
 use crate::transfer::{Blocks, Direction};
 
-/// How often a lane that waits for the store looks whether it still runs.
-const ALIVE_CHECK: Duration = Duration::from_millis(100);
 /// Pause before the device is asked again whether it has finished.
 const KERNEL_PAUSE: Duration = Duration::from_micros(20);
 
@@ -93,12 +91,22 @@ impl Lane {
             let done = catch_unwind(AssertUnwindSafe(|| self.carry_out(&job)));
             let outcome = done.unwrap_or_else(|_| {
                 self.is_broken = true;
+                self.settle();
                 Err(Failure::new(Status::Panicked, "a bug in a device's transfer"))
             });
             // Whoever unregisters the tensors may go on.
             drop(job);
             self.completions.complete(user, identities, outcome);
         }
+    }
+
+    /// Waits for what a transfer that panicked has left on the stream, and lets go of the tensors that it was given:
+    /// the completion says that the device's work is over.
+    fn settle(&mut self) {
+        // An error is a device that is lost, which works on nothing any more.
+        let _lost = self.queue.stream().synchronise();
+        // All batches are over, so one look finds them. The bug may be there too.
+        let _panicked = catch_unwind(AssertUnwindSafe(|| self.queue.poll(usize::MAX, |_| {})));
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -180,13 +188,8 @@ impl Lane {
 
     /// The next report of the store's thread to this lane.
     pub(super) fn next_report(&mut self) -> Result<Moved, Failure> {
-        loop {
-            match self.moved.recv_timeout(ALIVE_CHECK) {
-                Ok(moved) => return Ok(moved),
-                Err(RecvTimeoutError::Timeout) if self.store.store().is_alive() => {}
-                Err(_) => return Err(self.stopped()),
-            }
-        }
+        let moved = self.store.answer("transfer", &self.moved);
+        moved.map_err(|_| self.stopped())
     }
 
     /// The store does not answer any more, and may have slots of this lane.

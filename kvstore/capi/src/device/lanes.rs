@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use dataplane_cuda::{Device, DeviceSlab};
@@ -10,6 +10,7 @@ use dataplane_cuda::{Device, DeviceSlab};
 use super::lane::{Job, Lane};
 use super::prepared::Prepared;
 use super::{LOAD, Places, SAVE, failed};
+use crate::lock::lock;
 use crate::queue::Completions;
 use crate::status::{Failure, Status};
 use crate::store::StoreBackend;
@@ -23,11 +24,6 @@ pub(crate) struct Lanes {
     jobs: Mutex<Option<[Sender<Job>; 2]>>,
     is_closing: Arc<AtomicBool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Lanes {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use dataplane_gpu::{Pair, Sums};
 use kvstore_block::BlockIdentity;
-use kvstore_store::{Moved, Onboard, Throttled};
+use kvstore_store::{HostBlock, Moved, Onboard, Throttled};
 
 use super::lane::Lane;
 use super::{Places, failed};
@@ -33,9 +33,8 @@ impl Lane {
     fn load_round(&mut self, places: &Places, what: &Blocks, first: usize) -> Result<usize, Failure> {
         let end = what.identities.len().min(first + places.pool.slot_count());
         // The store copies what has the right length. That a block has no meta, and so the right payload, shows in its head.
-        let is_right = |block: &kvstore_store::HostBlock| {
-            block.len() == places.block_bytes && block.begins_with(&[0; HEAD_BYTES_MIN])
-        };
+        let is_right =
+            |block: &HostBlock| block.len() == places.block_bytes && block.begins_with(&[0; HEAD_BYTES_MIN]);
         let held = self.store.hold_prefix(&what.identities[first..end], is_right)?;
         if held.is_empty() {
             return Ok(0);
@@ -58,14 +57,19 @@ impl Lane {
             }
         }
         let (slots, verified) = loop {
-            if let Moved::Onboarded { slots, verified, .. } = self.next_report()? {
-                break (slots, verified);
+            match self.next_report()? {
+                Moved::Onboarded { request: ended, slots, verified } if ended == request => {
+                    break (slots, verified);
+                }
+                _ => {}
             }
         };
         if verified < held.len() {
             // A block that is damaged, or a device that is lost.
             self.queue.stream().synchronise().map_err(|error| failed("the device", &error))?;
         }
+        // The store went by the names, and another block may have had one of them by then.
+        let verified = verified.min(self.store.unchanged(identities, &held));
         drop(held);
         let pairs: Vec<Pair> = (slots.iter().zip(&what.blocks[first..]).take(verified))
             .map(|(slot, block)| Pair { block: *block, slot: slot.slot() })

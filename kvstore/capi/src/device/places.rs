@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use dataplane_cuda::{Device, DeviceMemory, DeviceSlab};
-use dataplane_gpu::{CopyRoute, Plane};
+use dataplane_cuda::{BorrowError, Device, DeviceMemory, DeviceSlab};
+use dataplane_gpu::{CopyRoute, Plane, RouteError};
 use dataplane_kernels::{HeadRange, PagedLayout, SlotLayout};
 use dataplane_memory::{Slab, SlabLayout, SlotPool};
 
@@ -26,6 +26,22 @@ pub(crate) struct Places {
     pub(crate) pool: Arc<SlotPool>,
     /// A block as the store keeps it.
     pub(crate) block_bytes: usize,
+}
+
+/// The device, or its memory, has failed: nothing is wrong with what was said of the planes.
+fn failed(error: impl std::fmt::Display) -> Failure {
+    Failure::new(Status::Failed, format!("planes: {error}"))
+}
+
+fn not_borrowed(error: BorrowError) -> Failure {
+    match error {
+        BorrowError::Range(_) => refused(error),
+        BorrowError::Driver(_) => failed(error),
+    }
+}
+
+fn no_route(error: RouteError) -> Failure {
+    if matches!(error, RouteError::Memory(_)) { failed(error) } else { refused(error) }
 }
 
 fn refused(error: impl std::fmt::Display) -> Failure {
@@ -78,7 +94,7 @@ impl Places {
         let route = |group: &Group| {
             let packed = SlotLayout::new(group.count, 1, 1, group.bytes);
             let layout = SlotLayout { first_byte: group.first_byte, ..packed };
-            CopyRoute::new(group.tensors.clone(), slots.clone(), layout, HeadRange::all(1)).map_err(refused)
+            CopyRoute::new(group.tensors.clone(), slots.clone(), layout, HeadRange::all(1)).map_err(no_route)
         };
         let routes = groups.iter().map(route).collect::<Result<Vec<_>, _>>()?;
         Ok(Self { routes, pool: SlotPool::new(Arc::new(slab)), block_bytes })
@@ -101,7 +117,7 @@ impl Group {
         let memory = planes.iter().map(|plane| {
             // SAFETY: handed on to the caller.
             let memory = unsafe { DeviceSlab::borrow(device, plane.start.addr().get() as u64, span) };
-            Ok(Plane { memory: Arc::new(memory.map_err(refused)?), offset: 0 })
+            Ok(Plane { memory: Arc::new(memory.map_err(not_borrowed)?), offset: 0 })
         });
         let memory = memory.collect::<Result<Vec<_>, Failure>>()?;
         // A piece is one head of one token: how it is cut inside is the engine's affair.
@@ -115,7 +131,7 @@ impl Group {
             token_stride: inner,
             head_stride: inner,
         };
-        let tensors = dataplane_gpu::PagedTensors::new(layout, &memory).map_err(refused)?;
+        let tensors = dataplane_gpu::PagedTensors::new(layout, &memory).map_err(no_route)?;
         Ok(Self { first_byte, bytes: head_bytes, count: planes.len() as u32, tensors: Arc::new(tensors) })
     }
 }

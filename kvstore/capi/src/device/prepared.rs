@@ -11,14 +11,11 @@ use kvstore_store::{Medium, Moved, StoreBuilder};
 
 use super::places::{GROUPS_MAX, ITEMS_MAX};
 use super::{LOAD, SAVE, failed};
-use crate::config::DeviceSettings;
+use crate::config::{DeviceSettings, PAGE_BYTES};
 use crate::status::Failure;
 
 /// What makes the kernels ready for a device.
 pub(crate) type MakeKernels<'a> = &'a dyn Fn(&Device) -> Result<LayoutKernels, KernelsError>;
-
-/// Halves are whole pages.
-const PAGE_BYTES: usize = 4096;
 
 /// What lanes are made from.
 pub(crate) struct Prepared {
@@ -84,7 +81,7 @@ impl Prepared {
         let cuda = Cuda::open().map_err(|error| failed("open: [device]", &error))?;
         let device = cuda.device(settings.ordinal as u32).map_err(|error| failed(&name, &error))?;
         let kernels = Arc::new(kernels(&device).map_err(|error| failed(&name, &error))?);
-        let bytes = settings.staging.0 as usize / 2 / PAGE_BYTES * PAGE_BYTES;
+        let bytes = (settings.staging.0 / 2 / PAGE_BYTES * PAGE_BYTES) as usize;
         let one = |slot_bytes| SlabLayout { slot_bytes, slot_count: 1 };
         let staging = DeviceSlab::allocate(&device, one(2 * bytes))
             .map_err(|error| failed(&format!("open: device.staging = {}", settings.staging), &error))?;

@@ -72,7 +72,7 @@ pub unsafe extern "C" fn kvasir_kv_register(
             // SAFETY: the caller promised that the blocks' memory is there while they are registered.
             (Memory::Cuda(_), Some(device)) => Some(unsafe { device.places(&tensors) }?),
         };
-        let registered = opened.tensors.add(tensors, places)?;
+        let Some(registered) = opened.tensors.add(tensors, places) else { return Ok(Status::Throttled) };
         // SAFETY: as above.
         unsafe { tell(id, registered) };
         Ok(Status::Ok)

@@ -134,7 +134,7 @@ impl Rig {
         Self(handle)
     }
 
-    fn try_register(&self, engine: &Engine) -> (i32, u64) {
+    pub(crate) fn try_register(&self, engine: &Engine) -> (i32, u64) {
         let tensors = Tensors {
             memory: u32::from(engine.memory.is_ok()),
             device: engine.device,

@@ -32,7 +32,7 @@ result_t cuCtxPopCurrent_v2(struct context **context) {
     if (!initialised) return NOT_INITIALIZED;
     if (!depth) return INVALID_CONTEXT;
     depth--;
-    if (context) *context = stack[depth];
+    if (context) *context = counted_down(&kvasir_double_wrong_pop) ? NULL : stack[depth];
     return SUCCESS;
 }
 

@@ -19,6 +19,7 @@ int64_t kvasir_double_refuse_synchronise = 0; /* what cuStreamSynchronize return
 int64_t kvasir_double_refuse_unregister = 0; /* what cuMemHostUnregister returns */
 int64_t kvasir_double_capturing = 0;        /* 1: another thread records a graph and forbids unsafe calls to all */
 int64_t kvasir_double_no_capture_mode = 0;  /* 1: a thread's mode cannot be exchanged */
+int64_t kvasir_double_wrong_pop = 0;        /* n: the n-th cuCtxPopCurrent from now names no context */
 int64_t kvasir_double_refuse_machine_code = 0; /* what cuModuleLoadDataEx returns for it */
 int64_t kvasir_double_range_bytes = 0;      /* n: an allocation says that it has so many bytes: the rest is another */
 int64_t kvasir_double_flush_options = 1;    /* 1: the host can flush what NICs have written */

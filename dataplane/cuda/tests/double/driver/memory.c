@@ -62,13 +62,35 @@ static result_t end_of_memory(address_t address, int imported) {
 
 result_t cuMemFree_v2(address_t address) { return end_of_memory(address, 0); }
 
+static struct registration *registered(address_t address) {
+    for (struct registration *at = registrations; at; at = at->next)
+        if (address >= at->address && address < at->address + at->bytes) return at;
+    return NULL;
+}
+
 result_t cuMemGetAddressRange_v2(address_t *base, size_t *bytes, address_t address) {
     ENTER_HEALTHY();
     pthread_mutex_lock(&lock);
     struct allocation *at = containing(address);
-    if (!at || at->freed) return finish(NOT_FOUND);
-    if (base) *base = at->address;
-    if (bytes) *bytes = kvasir_double_range_bytes ? (size_t)kvasir_double_range_bytes : at->bytes;
+    struct registration *pinned = registered(address);
+    if (at ? at->freed : !pinned) return finish(NOT_FOUND);
+    if (base) *base = at ? at->address : pinned->address;
+    if (bytes) *bytes = at ? at->bytes : pinned->bytes;
+    if (bytes && kvasir_double_range_bytes) *bytes = (size_t)kvasir_double_range_bytes;
+    return finish(SUCCESS);
+}
+
+result_t cuPointerGetAttribute(void *value, int attribute, address_t address) {
+    ENTER_HEALTHY();
+    pthread_mutex_lock(&lock);
+    struct allocation *at = containing(address);
+    if (!value || (at ? at->freed : !registered(address))) return finish(INVALID_VALUE);
+    if (attribute == MEMORY_TYPE)
+        *(unsigned *)value = at ? MEMORY_DEVICE : MEMORY_HOST;
+    else if (attribute == DEVICE_ORDINAL)
+        *(int *)value = at ? at->device : context->device;
+    else
+        return finish(INVALID_VALUE);
     return finish(SUCCESS);
 }
 
@@ -78,12 +100,6 @@ result_t cuPointerSetAttribute(const void *value, int attribute, address_t addre
     struct allocation *at = containing(address);
     if (!value || !at || at->freed || at->imported || attribute != SYNC_MEMOPS) return finish(INVALID_VALUE);
     return finish(SUCCESS);
-}
-
-static struct registration *registered(address_t address) {
-    for (struct registration *at = registrations; at; at = at->next)
-        if (address >= at->address && address < at->address + at->bytes) return at;
-    return NULL;
 }
 
 static int is_mapped(address_t address) {
