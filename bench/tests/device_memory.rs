@@ -79,6 +79,10 @@ impl Fabric for Port {
         true
     }
 
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        self.nic.ends().get(&self.address).and_then(|end| end.slab.clone())
+    }
+
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         let mut ends = self.nic.ends();
         for (one, other, event) in [

@@ -24,6 +24,9 @@ impl Fabric for Ticking {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        self.inner.shown_slab()
+    }
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         self.inner.connect(address)
     }
@@ -110,6 +113,10 @@ impl Drop for Queue<'_> {
 impl Fabric for Queue<'_> {
     fn name(&self) -> &'static str {
         "queue"
+    }
+
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        self.end.slab.lock().expect("lock").clone()
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

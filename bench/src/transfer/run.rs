@@ -124,7 +124,10 @@ fn memory_of(args: &mut TransferArgs) -> Result<(Memory, Memory)> {
     let ends = (of(args.memory), of(args.far_memory.unwrap_or(args.memory)));
     if ends.0.is_on_device() || ends.1.is_on_device() {
         memory::driver()?;
-        println!("# from {} to {} and back", ends.0, ends.1);
+        match is_alone(args) {
+            true => println!("# this end in {}", ends.0),
+            false => println!("# from {} to {} and back", ends.0, ends.1),
+        }
         if args.against == Against::Memcpy {
             println!("# memcpy cannot stand beside it: that is the processor's");
             args.against = Against::None;
@@ -133,7 +136,16 @@ fn memory_of(args: &mut TransferArgs) -> Result<(Memory, Memory)> {
     Ok(ends)
 }
 
+/// Whether the other end is another program's.
+fn is_alone(args: &TransferArgs) -> bool {
+    !args.listen.is_empty() || !args.connect.is_empty()
+}
+
 fn check_options(args: &TransferArgs) -> Result<()> {
+    ensure!(
+        args.far_memory.is_none() || !is_alone(args),
+        "--far-memory is the other end's: with --listen or --connect, that program's --memory says it"
+    );
     ensure!(args.listen.is_empty() || args.transport != "all", "--listen needs one --transport");
     ensure!(args.connect.is_empty() || args.transport != "all", "--connect needs one --transport");
     for list in [&args.listen, &args.connect] {

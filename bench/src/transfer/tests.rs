@@ -124,6 +124,7 @@ fn failures_name_their_cause_and_end_both_threads() {
         ("--transport queue --rows 100:100:100 --sizes 64", "whole rows"),
         ("--listen here", "one --transport"),
         ("--transport queue --connect a,b", "2 addresses for 1 rails"),
+        ("--transport queue --connect a --far-memory host", "--far-memory is the other end's"),
         ("--transport queue --sizes 64 --test lat --op read --rate 10", "write-imm or send"),
     ] {
         let error = format!("{:#}", run(&args(line), &rails, false, None).expect_err(line));

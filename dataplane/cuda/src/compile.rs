@@ -90,7 +90,8 @@ pub fn compile(source: &str, name: &str, options: &[&str]) -> Result<Image, Comp
 
 /// Compiles CUDA C++ for a device of that compute capability: to machine code, since a driver that is older than the
 /// compiler takes that and not its PTX. A compiler that is older than the device (or than 11.1) has no machine code for
-/// it: then PTX of the newest architecture that both know, and [`Image::why_text`] says why. As [`compile`] else.
+/// it: then PTX of the newest architecture that both know, and [`Image::why_text`] says why. One that has machine code and
+/// cannot be asked for its architectures is taken to know the device, and refuses it if not. As [`compile`] else.
 pub fn compile_for(
     (major, minor): (u32, u32),
     source: &str,

@@ -76,6 +76,13 @@ fetch_wheels() {
 held() { if [ "$(id -u)" = 0 ]; then setpriv --bounding-set=-mknod --inh-caps=-mknod "$@"; else "$@"; fi; }
 told() { held "$KVASIR" doctor | grep -A 1 '^GPU  .*CUDA driver '; }
 failed=0 done=0
+# A filter that nothing matches, and a test that leaves itself out, end with success too.
+ran() {
+    local said status=0
+    said=$("$@" 2>&1) || status=$?
+    echo "$said"
+    [ $status = 0 ] && grep -q '^test result: ok\. [1-9][0-9]* passed' <<<"$said" && ! grep -qi 'skipped' <<<"$said"
+}
 check() { if "$@"; then done=$((done + 1)); else failed=$((failed + 1)); fi; }
 
 { command -v apt-get && command -v dpkg-deb && command -v curl; } >/dev/null && sources ||
@@ -92,19 +99,19 @@ cd "$root"
 test_of() { cargo test -q -p "$1" "${@:2}" -- --nocapture --test-threads=1; }
 while IFS= read -r library; do
     echo "# ${library#"$folder/"}"
-    KVASIR_LIBCUDA=$library check held cargo test -q -p dataplane-cuda --lib a_real_driver -- --nocapture
+    KVASIR_LIBCUDA=$library check ran held cargo test -q -p dataplane-cuda --lib a_real_driver -- --nocapture
     [ -z "${KVASIR:-}" ] || LD_LIBRARY_PATH=$(dirname "$library") check told
 done < <(find "$folder/drivers" -name libcuda.so.1 2>/dev/null | sort)
 while IFS= read -r header; do
     echo "# ${header#"$folder/"}"
-    KVASIR_CUDA_INCLUDE=$(dirname "$header") check test_of dataplane-cuda --lib the_header
+    KVASIR_CUDA_INCLUDE=$(dirname "$header") check ran test_of dataplane-cuda --lib the_header
     check cc -std=c11 -fsyntax-only -Wall -Werror -I "$(dirname "$header")" dataplane/cuda/tests/double/driver/abi.c
 done < <(find "$folder/wheels" -name cuda.h 2>/dev/null | sort)
 while IFS= read -r compiler; do
     echo "# ${compiler#"$folder/"}"
     export LD_LIBRARY_PATH=${compiler%/*}
-    check test_of dataplane-cuda --test compile
-    [ -z "$kernels" ] || KVASIR_NVRTC=$compiler check test_of dataplane-kernels --test nvrtc
+    check ran test_of dataplane-cuda --test compile
+    [ -z "$kernels" ] || KVASIR_NVRTC=$compiler check ran test_of dataplane-kernels --test nvrtc
 done < <(find "$folder/wheels" -name 'libnvrtc.so.1?' 2>/dev/null | sort)
 [ $((done + failed)) -gt 0 ] || { echo "SKIPPED: neither drivers nor wheels can be had here"; exit 77; }
 echo "$done checks hold, $failed do not"

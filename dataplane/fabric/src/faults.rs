@@ -110,6 +110,10 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
         self.inner.reaches_device_memory()
     }
 
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        self.inner.shown_slab()
+    }
+
     fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
         self.inner.device_reach(slab)
     }

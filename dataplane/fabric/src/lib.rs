@@ -73,8 +73,12 @@ pub trait Fabric {
         false
     }
 
-    /// How far it reaches this slab, whose slots lie in a device's memory. Asked once for each hand-off, not for each
-    /// block.
+    /// The slab that its peers write into and read from; `None` when there is none. Only slots of this one may be named
+    /// to peers: they know slots by number alone. Asked for each slot list that is to be named, not for each block.
+    fn shown_slab(&self) -> Option<Arc<Slab>>;
+
+    /// How far it reaches this slab, whose slots lie in a device's memory. Asked for each push and each expectation, by
+    /// each who decides on it, and not for each block.
     fn device_reach(&self, _slab: &Arc<Slab>) -> DeviceReach {
         DeviceReach::None
     }
@@ -132,6 +136,10 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
 
     fn reaches_device_memory(&self) -> bool {
         (**self).reaches_device_memory()
+    }
+
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        (**self).shown_slab()
     }
 
     fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {

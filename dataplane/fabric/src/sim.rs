@@ -397,6 +397,10 @@ impl Fabric for SimFabric {
         self.state.borrow().nodes[self.node].is_direct
     }
 
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        Some(Arc::clone(&self.state.borrow().nodes[self.node].slab))
+    }
+
     fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
         let own = &self.state.borrow().nodes[self.node];
         match own.is_direct {

@@ -132,6 +132,10 @@ impl Fabric for ShmFabric {
         "shm"
     }
 
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        Some(Arc::clone(&self.slab))
+    }
+
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         if self.table.is_full() {
             return Err(ConnectError::TooMany { fabric: "shm", limit: self.config.connections_max });

@@ -99,6 +99,10 @@ impl Fabric for TcpFabric {
         "tcp"
     }
 
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        Some(Arc::clone(&self.slab))
+    }
+
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         self.start_session(address)
     }

@@ -184,8 +184,15 @@ pub struct Bond<F> {
 
 impl<F: Fabric> Bond<F> {
     /// A bond over these rails, at most 255. `clock` is asked for the time.
+    ///
+    /// # Panics
+    ///
+    /// When two rails let peers write into different slabs: a slot that is named to a peer may be written over either.
     pub fn new(rails: Vec<Rail<F>>, config: BondConfig, clock: Box<dyn Fn() -> Instant + Send>) -> Self {
         assert!(rails.len() < 256, "the rail index is one byte");
+        let mut shown = rails.iter().map(|rail| rail.fabric.shown_slab().map(|slab| Arc::as_ptr(&slab)));
+        let first = shown.next();
+        assert!(shown.all(|slab| Some(slab) == first), "all rails show their peers one slab");
         Self {
             rails,
             config,
@@ -252,6 +259,11 @@ impl<F: Fabric> Fabric for Bond<F> {
 
     fn reaches_device_memory(&self) -> bool {
         self.rails.iter().all(|rail| rail.fabric.reaches_device_memory())
+    }
+
+    /// That of every rail: see [`Bond::new`].
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        self.rails.first()?.fabric.shown_slab()
     }
 
     /// As far as every rail does: any of them may be given a slice.

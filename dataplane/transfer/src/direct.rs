@@ -33,7 +33,12 @@ use std::sync::Arc;
 
 use dataplane_memory::{Checksummer, DeviceError, Slab, SlotRef, SlotSum, SumDone, SumRefused};
 
+use crate::config::ANNOUNCED_BLOCKS_MAX;
 use crate::node::TransferId;
+
+/// Sums to be announced that wait for the device: one part is taken while the next one waits. Further parts wait in their
+/// transfers.
+pub(crate) const ANNOUNCING_MAX: usize = 2 * ANNOUNCED_BLOCKS_MAX;
 
 /// What a sum is for. `number` is that of the transfer's [`Inbound`](crate::inbound::Inbound) or
 /// [`Outbound`](crate::outbound::Outbound): ids of transfers come again.
@@ -71,7 +76,8 @@ pub(crate) struct Wanted {
 /// The sums of a node: those that wait, and those that its device takes.
 pub(crate) struct Summing {
     checksummer: Box<dyn Checksummer>,
-    /// To be verified, then to be announced: somebody waits for what has come.
+    /// To be verified, then to be announced: somebody waits for what has come. Of the first there are at most as many as
+    /// layers of blocks are expected, each is verified once; of the others [`ANNOUNCING_MAX`].
     waiting: [VecDeque<Wanted>; 2],
     under_way: HashMap<u64, Purpose>,
     next_token: u64,
@@ -112,6 +118,11 @@ impl Summing {
 
     pub(crate) fn in_flight(&self) -> usize {
         self.under_way.len()
+    }
+
+    /// Sums to be announced that may be wanted.
+    pub(crate) fn room(&self) -> usize {
+        ANNOUNCING_MAX.saturating_sub(self.waiting[1].len())
     }
 
     pub(crate) fn want(&mut self, wanted: Wanted) {

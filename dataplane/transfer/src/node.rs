@@ -11,7 +11,7 @@ mod peers;
 mod receiving;
 mod sending;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -68,6 +68,8 @@ pub struct TransferNode<F> {
     quarantine: HashMap<(PeerId, TransferId), (Vec<SlotRef>, Instant)>,
     /// What a device sums, when there is one that does.
     summing: Option<Summing>,
+    /// Outbound transfers with sums that were not asked for, first come first: at most as many as there are transfers.
+    unasked: VecDeque<TransferId>,
     /// What has landed in a device's memory since the last poll, and is to be summed there.
     landed: Vec<Wanted>,
     /// What cannot be sent directly, for staging to take.
@@ -106,6 +108,7 @@ impl<F: Fabric> TransferNode<F> {
             cancelled: HashMap::new(),
             quarantine: HashMap::new(),
             summing: None,
+            unasked: VecDeque::new(),
             landed: Vec::new(),
             returned: Vec::new(),
             now: Instant::now(),
@@ -176,6 +179,7 @@ impl<F: Fabric> TransferNode<F> {
     pub fn has_backlog(&self) -> bool {
         !self.active.is_empty()
             || self.mover.has_backlog()
+            || !self.unasked.is_empty()
             || self.summing.as_ref().is_some_and(Summing::has_waiting)
             || self.peers.values().any(|peer| peer.connected && !peer.outbox.is_empty())
     }
@@ -193,8 +197,7 @@ impl<F: Fabric> TransferNode<F> {
     /// Carries out one command.
     pub fn handle(&mut self, command: Command, now: Instant) {
         self.now = now;
-        if let Some(refused) = self.refuse_device_memory(&command) {
-            self.notices.push(refused);
+        if self.refuse_out_of_reach(&command) {
             return;
         }
         match command {
@@ -230,30 +233,36 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// The answer to a command with slots that neither the processor nor, where it is asked for, the fabric and a device
-    /// reach. [`crate::Staging`] takes such hand-offs.
-    fn refuse_device_memory(&self, command: &Command) -> Option<Notice> {
+    /// Answers a command with slots that neither the processor nor, where it is asked for, the fabric and a device reach,
+    /// or that peers cannot be told of; false when there are none. [`crate::Staging`] takes such hand-offs.
+    fn refuse_out_of_reach(&mut self, command: &Command) -> bool {
         match command {
-            Command::Expect { transfer, slots, .. }
-                if slots.iter().any(is_on_device) && !self.receives_directly(slots) =>
-            {
-                let (transfer, slots, outcome) = (*transfer, Vec::new(), Outcome::Refused);
-                Some(Notice::Arrived { transfer, slots, outcome })
+            Command::Expect { transfer, slots, .. } => {
+                let is_verified = !slots.iter().any(is_on_device) || self.receives_directly(slots);
+                let is_refused = !is_verified || !slots.iter().all(self.shown_to_peers());
+                if is_refused {
+                    let (transfer, slots, outcome) = (*transfer, Vec::new(), Outcome::Refused);
+                    self.notices.push(Notice::Arrived { transfer, slots, outcome });
+                }
+                is_refused
             }
-            Command::Push { transfer, slots, .. }
-                if slots.iter().any(is_on_device) && !self.sends_directly(*transfer, slots) =>
-            {
-                Some(Notice::Pushed { transfer: *transfer, complete: false })
+            Command::Push { transfer, slots, .. } => {
+                let is_refused = slots.iter().any(is_on_device) && !self.sends_directly(*transfer, slots);
+                if is_refused {
+                    self.refuse_push(*transfer);
+                }
+                is_refused
             }
             Command::Move { ticket, batch } if !self.fabric.reaches_device_memory() => {
-                let outcome = MoveOutcome::Refused;
-                let is_out_of_reach = batch.pieces.iter().any(|piece| is_on_device(&piece.local.slot));
-                is_out_of_reach.then(|| {
-                    self.flights.end(*ticket, outcome);
-                    Notice::Moved { ticket: *ticket, outcome }
-                })
+                let is_refused = batch.pieces.iter().any(|piece| is_on_device(&piece.local.slot));
+                if is_refused {
+                    let (ticket, outcome) = (*ticket, MoveOutcome::Refused);
+                    self.flights.end(ticket, outcome);
+                    self.notices.push(Notice::Moved { ticket, outcome });
+                }
+                is_refused
             }
-            _ => None,
+            _ => false,
         }
     }
 

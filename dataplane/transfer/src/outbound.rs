@@ -26,6 +26,8 @@ pub(crate) struct Reservation {
 /// Layers `layers` of blocks `first_block..`, computed and waiting.
 #[derive(Debug)]
 struct Ready {
+    /// Number of the part within its transfer: one more than that of the part before.
+    part: u64,
     first_block: u32,
     slots: Vec<SlotRef>,
     layers: Range<u16>,
@@ -39,10 +41,10 @@ struct Ready {
 /// The sums of one part, as they come.
 #[derive(Debug)]
 struct DeviceSums {
-    /// Number of the part within its transfer.
-    part: u64,
     /// For each block.
     values: VecDeque<Option<u64>>,
+    /// Blocks without one.
+    missing: usize,
 }
 
 /// Layers of blocks that were pushed, given back.
@@ -68,6 +70,8 @@ pub(crate) struct Outbound {
     /// Tells the device's sums of its slots from others, once there are any.
     pub(crate) number: Option<u64>,
     next_part: u64,
+    /// The sums of parts before this one are asked for.
+    next_asked: u64,
     /// Whether a part was announced with the device's sums.
     pub(crate) is_direct: bool,
     /// It was stopped: what was to be sent is not.
@@ -84,42 +88,89 @@ pub(crate) enum Progress {
 }
 
 impl Outbound {
-    /// Parts whose sums the processor takes.
-    pub(crate) fn push(&mut self, first_block: u32, slots: Vec<SlotRef>, layers: Range<u16>) {
-        self.push_parts(first_block, slots, layers, |_, _| None);
+    /// Parts whose sums the processor takes, or those that [`Outbound::ask_sums`] asks a device for.
+    pub(crate) fn push(&mut self, pushed: Pushed, is_direct: bool) {
+        let Pushed { mut first_block, slots, layers } = pushed;
+        let mut slots = slots.into_iter();
+        loop {
+            let slots: Vec<SlotRef> = slots.by_ref().take(ANNOUNCED_BLOCKS_MAX).collect();
+            let count = slots.len();
+            if count == 0 {
+                return;
+            }
+            let sums = is_direct.then(|| DeviceSums { values: vec![None; count].into(), missing: count });
+            let (part, layers) = (self.next_part, layers.clone());
+            self.ready.push_back(Ready {
+                part,
+                first_block,
+                slots,
+                layers,
+                announced: false,
+                posted: 0,
+                sums,
+            });
+            self.next_part += 1;
+            first_block += count as u32;
+        }
     }
 
-    /// Parts whose sums the device takes: those that are `wanted`. A layer has so many bytes.
-    pub(crate) fn push_direct(
+    /// Asks for the sums of parts that were not asked for, in their order; false when there is no `room` for a part. A
+    /// layer has so many bytes.
+    pub(crate) fn ask_sums(
         &mut self,
         transfer: u64,
-        pushed: Pushed,
         layer_bytes: u32,
+        mut room: usize,
         mut wanted: impl FnMut(Wanted),
-    ) {
-        let Pushed { first_block, slots, layers } = pushed;
-        let (offset, len) = (u32::from(layers.start) * layer_bytes, layers.len() as u32 * layer_bytes);
-        let (number, mut part) = (self.number.unwrap_or_default(), self.next_part);
-        self.push_parts(first_block, slots, layers, |first_block, slots| {
-            for (block, slot) in (first_block..).zip(slots) {
-                let purpose = Purpose::Announce { transfer, number, part, block };
-                wanted(Wanted { purpose, slot: slot.clone(), offset, len });
+    ) -> bool {
+        let number = self.number.unwrap_or_default();
+        let first = self.index_of(self.next_asked).min(self.ready.len());
+        for Ready { part, first_block, slots, layers, sums, .. } in self.ready.range(first..) {
+            if sums.is_some() {
+                let Some(left) = room.checked_sub(slots.len()) else { return false };
+                room = left;
+                let offset = u32::from(layers.start) * layer_bytes;
+                let (part, len) = (*part, layers.len() as u32 * layer_bytes);
+                for (block, slot) in (*first_block..).zip(slots) {
+                    let purpose = Purpose::Announce { transfer, number, part, block };
+                    wanted(Wanted { purpose, slot: slot.clone(), offset, len });
+                }
             }
-            part += 1;
-            Some(DeviceSums { part: part - 1, values: slots.iter().map(|_| None).collect() })
-        });
-        self.next_part = part;
+            self.next_asked = part + 1;
+        }
+        true
+    }
+
+    /// Where a part is among those that are ready, when it is not before all of them.
+    fn index_of(&self, part: u64) -> usize {
+        let front = self.ready.front().map_or(self.next_part, |ready| ready.part);
+        part.saturating_sub(front) as usize
     }
 
     /// The device has summed a block. What nobody waits for any more is dropped.
     pub(crate) fn summed(&mut self, part: u64, block: u32, sum: u64) {
-        for ready in &mut self.ready {
-            let Some(sums) = ready.sums.as_mut().filter(|sums| sums.part == part) else { continue };
-            let index = block.checked_sub(ready.first_block);
-            if let Some(value) = index.and_then(|index| sums.values.get_mut(index as usize)) {
-                *value = Some(sum);
-            }
+        let index = self.index_of(part);
+        let Some(ready) = self.ready.get_mut(index).filter(|ready| ready.part == part) else { return };
+        let index = block.checked_sub(ready.first_block);
+        let Some((sums, index)) = ready.sums.as_mut().zip(index) else { return };
+        if let Some(value) = sums.values.get_mut(index as usize) {
+            sums.missing -= usize::from(value.is_none());
+            *value = Some(sum);
         }
+    }
+
+    /// Whether a sum of this block of a part is needed: neither it nor the part was dropped.
+    pub(crate) fn awaits_sum(&self, part: u64, block: u32) -> bool {
+        let ready = self.ready.get(self.index_of(part)).filter(|ready| ready.part == part);
+        let is_held = ready.is_some_and(|ready| {
+            let index = block.checked_sub(ready.first_block);
+            index.is_some_and(|index| (index as usize) < ready.slots.len())
+        });
+        let is_wanted = |reservation: &Reservation| {
+            let index = block.checked_sub(reservation.first_block);
+            index.is_some_and(|index| (index as usize) < reservation.slots.len())
+        };
+        is_held && self.reservation.as_ref().is_none_or(is_wanted)
     }
 
     /// Whether there are parts whose sums the device takes.
@@ -134,33 +185,6 @@ impl Outbound {
             Pushed { first_block, slots, layers }
         };
         (self.ready.drain(..).map(back).collect(), std::mem::take(&mut self.ended))
-    }
-
-    fn push_parts(
-        &mut self,
-        first_block: u32,
-        slots: Vec<SlotRef>,
-        layers: Range<u16>,
-        mut sums: impl FnMut(u32, &[SlotRef]) -> Option<DeviceSums>,
-    ) {
-        let mut slots = slots.into_iter();
-        let mut first_block = first_block;
-        loop {
-            let part: Vec<SlotRef> = slots.by_ref().take(ANNOUNCED_BLOCKS_MAX).collect();
-            if part.is_empty() {
-                return;
-            }
-            let next = first_block + part.len() as u32;
-            self.ready.push_back(Ready {
-                first_block,
-                sums: sums(first_block, &part),
-                slots: part,
-                layers: layers.clone(),
-                announced: false,
-                posted: 0,
-            });
-            first_block = next;
-        }
     }
 
     /// Forgets what was not posted.
@@ -232,14 +256,18 @@ impl Ready {
         self.first_block += before as u32;
         let wanted_end = reservation.first_block as usize + reservation.slots.len();
         self.slots.truncate(wanted_end.saturating_sub(self.first_block as usize));
-        if let Some(sums) = &mut self.sums {
+        if let Some(sums) = self.sums.as_mut().filter(|sums| sums.values.len() != self.slots.len()) {
             sums.values.drain(..before);
             sums.values.truncate(self.slots.len());
+            sums.missing = sums.values.iter().filter(|value| value.is_none()).count();
         }
     }
 
     /// `None` while sums are missing.
     fn announcement(&self, transfer: u64, sequence: u16, terms: &Terms) -> Option<Message> {
+        if self.sums.as_ref().is_some_and(|sums| sums.missing > 0) {
+            return None;
+        }
         let cut = &terms.cut;
         let (offset, len) = (cut.offset_here(self.layers.start) as usize, cut.len(&self.layers) as usize);
         let sum =
@@ -271,5 +299,38 @@ impl Ready {
             rows: cut.rows(),
             immediate: last.then_some(u32::from(reservation.tag) << 16 | u32::from(sequence)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+
+    use super::*;
+
+    #[test]
+    fn sums_are_asked_for_once_in_order_and_as_there_is_room() {
+        let layout = SlabLayout { slot_bytes: 64, slot_count: 8 };
+        let pool = SlotPool::new(Slab::create("sums", layout, PageSize::Standard).expect("slab").into());
+        let mut outbound = Outbound::default();
+        for (first_block, is_direct) in [(0, true), (2, false), (4, true), (6, true)] {
+            let slots = (0..2).map(|_| pool.acquire().expect("slot")).collect();
+            outbound.push(Pushed { first_block, slots, layers: 1..3 }, is_direct);
+        }
+        let mut asked = Vec::new();
+        for (room, is_all, blocks) in
+            [(1, false, 0), (3, false, 2), (2, false, 4), (2, true, 6), (9, true, 6)]
+        {
+            assert_eq!(outbound.ask_sums(1, 16, room, |wanted| asked.push(wanted)), is_all);
+            assert_eq!(asked.len(), blocks);
+        }
+        for (wanted, (part, block)) in asked.iter().zip([(0, 0), (0, 1), (2, 4), (2, 5), (3, 6), (3, 7)]) {
+            assert_eq!(wanted.purpose, Purpose::Announce { transfer: 1, number: 0, part, block });
+            assert_eq!((wanted.offset, wanted.len), (16, 32));
+            assert!(outbound.awaits_sum(part, block) && !outbound.awaits_sum(part, block + 2));
+            outbound.summed(part, block, 5);
+        }
+        let missing = |ready: &Ready| ready.sums.as_ref().map(|sums| sums.missing);
+        assert_eq!(outbound.ready.iter().map(missing).collect::<Vec<_>>(), [Some(0), None, Some(0), Some(0)]);
     }
 }

@@ -153,9 +153,9 @@ impl<C: Copier> Staging<C> {
             Command::Expect { transfer, address, content, first_block, slots, deadline }
                 if slots.iter().any(is_on_device) && !node.receives_directly(&slots) =>
             {
-                // Where peers write to device slots, they cannot write to a staging slot in their stead.
-                let is_refused = node.shows_to_peers(&slots);
-                let staged = (!is_refused).then(|| self.stage_in(transfer, slots, node.layout())).flatten();
+                // Peers that write to another slab would write over its slots of the same numbers.
+                let is_shown = node.shows_pool(&self.pool);
+                let staged = is_shown.then(|| self.stage_in(transfer, slots, node.layout())).flatten();
                 let Some(incoming) = staged else {
                     if !self.incoming.contains_key(&transfer) {
                         node.handle(Command::Decline { transfer, address }, now);

@@ -56,8 +56,10 @@ fn side(seed: u64) -> Side {
     Side { node, memory, pool, counters, address }
 }
 
-fn content(block: usize) -> Vec<u8> {
-    (0..LAYOUT.slot_bytes()).map(|at| (block * 57 + at * 13 + at / 255) as u8).collect()
+fn bytes_of(transfer: u64, block: usize) -> Vec<u8> {
+    (0..LAYOUT.slot_bytes())
+        .map(|at| (transfer as usize * 101 + block * 57 + at * 13 + at / 255) as u8)
+        .collect()
 }
 
 #[test]
@@ -66,10 +68,7 @@ fn services_hand_over_between_accelerators_without_a_copy() {
     let slots = |side: &Side| -> Vec<_> { (0..BLOCKS).map(|_| side.pool.acquire().expect("slot")).collect() };
     let (sources, targets) = (slots(&sides[0]), slots(&sides[1]));
     let stride = sources[0].slab().layout().stride();
-    for (block, slot) in sources.iter().enumerate() {
-        sides[0].memory.write(slot.slot() as usize * stride, &content(block)).expect("inside");
-    }
-    let memory = Arc::clone(&sides[1].memory);
+    let [source, memory] = sides.each_ref().map(|side| Arc::clone(&side.memory));
     memory.reorder_writes();
     let (address, pools) = (sides[0].address.clone(), sides.each_ref().map(|side| Arc::clone(&side.pool)));
     let counters = sides.each_ref().map(|side| Arc::clone(&side.counters));
@@ -79,6 +78,9 @@ fn services_hand_over_between_accelerators_without_a_copy() {
         TransferService::start(side.node, move |notice| drop(tell.send(notice))).expect("a thread")
     });
     for transfer in 1..=20 {
+        for (block, slot) in sources.iter().enumerate() {
+            source.write(slot.slot() as usize * stride, &bytes_of(transfer, block)).expect("inside");
+        }
         let (content, first_block) = ([transfer as u8; 16], 0);
         let (slots, address, deadline) = (targets.clone(), address.clone(), Instant::now() + PATIENCE);
         receiver
@@ -98,12 +100,12 @@ fn services_hand_over_between_accelerators_without_a_copy() {
                 other => panic!("{other:?}"),
             }
         }
+        for (block, slot) in targets.iter().enumerate() {
+            let mut bytes = vec![0; LAYOUT.slot_bytes()];
+            memory.read(slot.slot() as usize * stride, &mut bytes).expect("inside");
+            assert!(bytes == bytes_of(transfer, block), "transfer {transfer}, block {block}");
+        }
         std::thread::sleep(Duration::from_millis(3));
-    }
-    for (block, slot) in targets.iter().enumerate() {
-        let mut bytes = vec![0; LAYOUT.slot_bytes()];
-        memory.read(slot.slot() as usize * stride, &mut bytes).expect("inside");
-        assert!(bytes == content(block), "block {block}");
     }
     let counted = |side: usize, name: &str| {
         counters[side].snapshot().into_iter().find(|(other, ..)| *other == name).map(|(.., value)| value)

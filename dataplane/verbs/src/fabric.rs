@@ -350,6 +350,10 @@ impl Fabric for VerbsFabric {
         true
     }
 
+    fn shown_slab(&self) -> Option<Arc<Slab>> {
+        self.local.regions.first().and_then(|region| region.slab().cloned())
+    }
+
     /// The first region is the fabric's own slab; the others are sources and destinations only.
     fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
         match self.local.region_of(slab) {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use dataplane_cuda::{DeviceMemory, DeviceSlab};
 use dataplane_gpu::SlotChecksummer;
@@ -10,6 +11,9 @@ use dataplane_memory::{Checksummer, Slab, SlotPool, SlotSum, SumDone, SumRefused
 
 use super::Rig;
 use crate::harness::Random;
+
+/// A device that gives nothing back for so long gives nothing.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Slots on the first device, and who sums them.
 pub(crate) struct Summed {
@@ -47,8 +51,10 @@ impl Summed {
     pub(crate) fn finish(&mut self) -> Vec<SumDone> {
         let mut done = Vec::new();
         self.summer.flush();
+        let started = Instant::now();
         while self.summer.in_flight() > 0 {
             self.summer.poll(&mut done);
+            assert!(started.elapsed() < PATIENCE, "{} sums do not end", self.summer.in_flight());
         }
         done
     }
@@ -75,7 +81,10 @@ pub(crate) fn sums_of_ranges_are_those_of_the_processor(rig: Rig, random: &mut R
         }
         if random.below(3) == 0 || summed.pool.free_count() == 0 {
             summed.summer.flush();
-            while summed.summer.poll(&mut done) == 0 && summed.pool.free_count() == 0 {}
+            let started = Instant::now();
+            while summed.summer.poll(&mut done) == 0 && summed.pool.free_count() == 0 {
+                assert!(started.elapsed() < PATIENCE, "no sum ends");
+            }
         }
         for SumDone { token, result } in done.drain(..) {
             assert_eq!(result, Ok(open.remove(&token).expect("each once, and only accepted ones")));

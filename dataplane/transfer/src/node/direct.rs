@@ -2,14 +2,13 @@
 //! [`crate::direct`].
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use dataplane_fabric::{DeviceReach, Fabric};
-use dataplane_memory::{Checksummer, DeviceError, Slab, SlotRef};
+use dataplane_memory::{Checksummer, DeviceError, Slab, SlotPool, SlotRef};
 
-use super::{Outcome, TransferId, TransferNode};
+use super::{Notice, Outcome, TransferId, TransferNode};
 use crate::checksum::Checksum;
-use crate::direct::{Purpose, Summing, Wanted};
+use crate::direct::{Purpose, Summing};
 use crate::outbound::Pushed;
 use crate::terms::Greeting;
 
@@ -61,10 +60,15 @@ impl<F: Fabric> TransferNode<F> {
         self.reaches_directly(slots, DeviceReach::Peers)
     }
 
-    /// Whether these are the slots that peers write to: no others can stand in for them.
-    pub(crate) fn shows_to_peers(&self, slots: &[SlotRef]) -> bool {
-        let is_shown = |slot: &SlotRef| self.fabric.device_reach(slot.slab()) == DeviceReach::Peers;
-        slots.first().is_some_and(is_shown)
+    /// Whether a slot lies in the slab that peers write to. The number of any other would be taken for one of that slab's.
+    pub(crate) fn shown_to_peers(&self) -> impl Fn(&SlotRef) -> bool + use<F> {
+        let shown = self.fabric.shown_slab();
+        move |slot| shown.as_ref().is_some_and(|shown| Arc::ptr_eq(shown, slot.slab()))
+    }
+
+    /// Whether peers write to the slots of this pool.
+    pub(crate) fn shows_pool(&self, pool: &SlotPool) -> bool {
+        self.fabric.shown_slab().is_some_and(|shown| Arc::ptr_eq(&shown, pool.slab()))
     }
 
     fn reaches_directly(&self, slots: &[SlotRef], least: DeviceReach) -> bool {
@@ -89,14 +93,37 @@ impl<F: Fabric> TransferNode<F> {
     pub(super) fn add_push(&mut self, transfer: TransferId, content: [u8; 16], pushed: Pushed) {
         let Some(lease) = self.outbound.get_mut(transfer) else { return };
         let outbound = &mut lease.held;
+        if outbound.is_abandoned {
+            return;
+        }
         outbound.content = Some(content);
-        match self.summing.as_mut().filter(|_| pushed.slots.iter().any(is_on_device)) {
-            Some(summing) => {
-                outbound.number.get_or_insert_with(|| summing.number());
-                let layer_bytes = self.layout.layer_bytes();
-                outbound.push_direct(transfer, pushed, layer_bytes, |wanted| summing.want(wanted));
+        let is_direct = pushed.slots.iter().any(is_on_device);
+        let summing = self.summing.as_mut().filter(|_| is_direct);
+        outbound.push(pushed, summing.is_some());
+        if let Some(summing) = summing {
+            outbound.number.get_or_insert_with(|| summing.number());
+            if self.unasked.len() >= self.limits.transfers_max {
+                self.unasked.retain(|&transfer| self.outbound.get(transfer).is_some());
             }
-            None => outbound.push(pushed.first_block, pushed.slots, pushed.layers),
+            if !self.unasked.contains(&transfer) {
+                self.unasked.push_back(transfer);
+            }
+            self.ask_sums();
+        }
+    }
+
+    /// Asks the device for sums that wait in their transfers, as far as there is room.
+    fn ask_sums(&mut self) {
+        let layer_bytes = self.layout.layer_bytes();
+        while let (Some(&transfer), Some(summing)) = (self.unasked.front(), &mut self.summing) {
+            if let Some(lease) = self.outbound.get_mut(transfer) {
+                let room = summing.room();
+                let want = |wanted| summing.want(wanted);
+                if !lease.held.ask_sums(transfer, layer_bytes, room, want) {
+                    return;
+                }
+            }
+            self.unasked.pop_front();
         }
     }
 
@@ -112,9 +139,10 @@ impl<F: Fabric> TransferNode<F> {
     /// nobody has taken it by the next poll.
     pub(super) fn give_back_direct(&mut self, transfer: TransferId) {
         let Some(lease) = self.outbound.get_mut(transfer) else { return };
-        let number = lease.held.number;
         let (Some(content), true) = (lease.held.content, lease.held.has_direct()) else { return };
         let (pushed, is_ended) = lease.held.take_back();
+        // What the device still sums is not of what will be sent: neither its value nor its failure counts.
+        let number = lease.held.number.take();
         self.returned.push(Returned { transfer, content, pushed, is_ended });
         self.forget_sums(number);
     }
@@ -141,31 +169,29 @@ impl<F: Fabric> TransferNode<F> {
         let mut landed = std::mem::take(&mut self.landed);
         let mut settled: Option<(Arc<Slab>, Result<(), DeviceError>)> = None;
         for wanted in landed.drain(..) {
+            // Its transfer may have ended by the failure of another piece.
+            if !self.is_open(&wanted.purpose) {
+                continue;
+            }
             let slab = wanted.slot.slab();
             if settled.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, slab)) {
                 let result = slab.device().map_or(Ok(()), |device| device.settle());
+                if let Err(error) = &result {
+                    tracing::warn!(%error, "transfer: what has landed cannot be read by its device");
+                }
                 settled = Some((Arc::clone(slab), result));
             }
-            match settled.as_ref().and_then(|(_, result)| result.as_ref().err()) {
-                Some(error) => {
-                    tracing::warn!(%error, "transfer: what has landed cannot be read by its device");
-                    self.sum_failed(wanted.purpose);
-                }
-                None => self.want(wanted),
+            let is_readable = settled.as_ref().is_none_or(|(_, result)| result.is_ok());
+            match self.summing.as_mut().filter(|_| is_readable) {
+                Some(summing) => summing.want(wanted),
+                None => self.sum_failed(wanted.purpose),
             }
         }
         self.landed = landed;
+        self.ask_sums();
         while let Some(purpose) = self.summing.as_mut().and_then(Summing::start) {
             tracing::warn!(?purpose, "transfer: the device cannot sum this");
             self.sum_failed(purpose);
-        }
-    }
-
-    fn want(&mut self, wanted: Wanted) {
-        // Its transfer may have ended by the failure of another piece.
-        let is_open = self.is_open(&wanted.purpose);
-        if let Some(summing) = self.summing.as_mut().filter(|_| is_open) {
-            summing.want(wanted);
         }
     }
 
@@ -226,15 +252,28 @@ impl<F: Fabric> TransferNode<F> {
             return;
         }
         match purpose {
-            Purpose::Announce { transfer, .. } => self.stop_outbound(transfer),
+            Purpose::Announce { transfer, part, block, .. } => {
+                let lease = self.outbound.get(transfer);
+                if lease.is_some_and(|lease| lease.held.awaits_sum(part, block)) {
+                    self.stop_outbound(transfer);
+                }
+            }
             Purpose::Verify { transfer, .. } => self.end_inbound(transfer, Outcome::DeviceFailed, false),
+        }
+    }
+
+    /// A push that cannot be sent ends its transfer: the receiver would take what is pushed after it for all there is.
+    pub(super) fn refuse_push(&mut self, transfer: TransferId) {
+        let is_known = self.outbound.get(transfer).is_some();
+        self.stop_outbound(transfer);
+        if !is_known {
+            self.notices.push(Notice::Pushed { transfer, complete: false });
         }
     }
 
     /// Nothing more of a transfer is sent, for a reason of this node's.
     fn stop_outbound(&mut self, transfer: TransferId) {
-        let now: Instant = self.now;
-        self.remember_cancelled(transfer, now);
+        self.remember_cancelled(transfer, self.now);
         self.abandon_outbound(transfer);
     }
 }

@@ -75,7 +75,7 @@ impl<F: Fabric> TransferNode<F> {
             };
             let finish_id = self.next_id;
             let (before, was_posted) = (lease.held.bytes_posted, lease.held.finish_posted);
-            let was_direct = lease.held.is_direct;
+            let (was_direct, was_abandoned) = (lease.held.is_direct, lease.held.is_abandoned);
             let progress = lease.held.pump(transfer, &mut self.fabric, finish_id);
             TransferCounters::add(&self.counters.bytes_sent, lease.held.bytes_posted - before);
             let is_news = lease.held.is_direct && !was_direct;
@@ -84,9 +84,12 @@ impl<F: Fabric> TransferNode<F> {
                 self.finishing.insert(finish_id, transfer);
                 self.next_id += 1;
             }
+            let is_over = lease.held.is_abandoned && !was_abandoned;
+            let number = lease.held.number.filter(|_| is_over);
             if progress == Progress::Idle {
                 self.active.remove(&transfer);
             }
+            self.forget_sums(number);
         }
         self.transfers_scratch = active;
         // A decode step waits for each hand-off: background moves to the same peer wait for them in turn.

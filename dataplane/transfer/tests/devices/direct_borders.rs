@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::sim::{Faults, SimNetwork};
 use dataplane_fabric::{Event, Fabric, WorkRequest};
-use dataplane_memory::testing::SumFaults;
-use dataplane_memory::{PageSize, Slab, SlabLayout};
+use dataplane_memory::testing::{Abilities, DeviceDouble, SumFaults};
+use dataplane_memory::{DeviceMemory, PageSize, Slab, SlabLayout};
 use dataplane_transfer::{
     Command, HeadRange, Limits, Notice, Outcome, PieceLayout, TransferCounters, TransferNode,
 };
 
-use crate::rig::{LAYOUT, RECEIVER, Reach, SENDER, Shape, Side, TICK, simulated, simulated_side};
+use crate::rig::{
+    LAYOUT, RECEIVER, Reach, SENDER, Shape, Side, TICK, World, content_of, simulated, simulated_side,
+};
 use crate::runs::{Random, transfers};
 
 /// Every pairing of nodes that stage, that send directly, and that do both directly: each understands the others' sums.
@@ -162,6 +164,83 @@ fn device_slots_that_nobody_verifies_are_refused() {
     world.run(3);
     assert_eq!(world.sides[SENDER].counter("sent_staged"), 1, "what is sent can be staged all the same");
     world.settle();
+}
+
+/// Peers write to one slab, by numbers: slots of any other, a device's or the host's, would stand for live ones of it.
+#[test]
+fn slots_of_a_slab_that_peers_do_not_write_to_are_refused() {
+    let network = SimNetwork::new(2, Faults::default());
+    let shape = Shape::direct(2, SumFaults::default());
+    let _sender = simulated_side(&shape, Reach::Device, &network);
+    let layout = SlabLayout { slot_bytes: LAYOUT.slot_bytes(), slot_count: 8 };
+    let memory: Arc<dyn DeviceMemory> = DeviceDouble::new(layout.slots_bytes(), Abilities::default());
+    let shown = Arc::new(Slab::on_device("shown", layout, memory).expect("slab"));
+    let mut side = Side::new(&shape, |_, _| network.add_direct_node(Arc::clone(&shown)));
+    let (mut now, content, first_block) = (Instant::now(), [1; 16], 0);
+    let slots = [side.slots(2), vec![side.host.acquire().expect("slot")]];
+    for (transfer, slots) in (1..).zip(slots) {
+        let (address, deadline) = ("0".to_owned(), now + Duration::from_secs(1));
+        side.handle(Command::Expect { transfer, address, content, first_block, slots, deadline }, now);
+        now += TICK;
+        side.staging.poll(&mut side.node, now, &mut side.notices);
+        let told = std::mem::take(&mut side.notices);
+        assert!(matches!(told[..], [Notice::Arrived { outcome: Outcome::Refused, .. }]), "{told:?}");
+    }
+    assert!(side.is_clean(), "nothing was staged");
+}
+
+/// A push that cannot be sent ends its transfer: one after the receiver's terms, and one after others that could be sent.
+#[test]
+fn a_refused_push_is_never_complete() {
+    for (layouts, receiver) in [([shard(2, 2), shard(0, 4)], Reach::Host), ([LAYOUT; 2], Reach::Device)] {
+        let network = SimNetwork::new(4, Faults::default());
+        let [first, second] = layouts;
+        let sides = [(first, Reach::Sources), (second, receiver)].map(|(layout, reach)| {
+            simulated_side(&Shape { layout, ..Shape::direct(4, SumFaults::default()) }, reach, &network)
+        });
+        let mut world = World::new(sides, "0".to_owned(), move || network.advance(1), Instant::now());
+        let (device, targets) = (world.sides[SENDER].slots(2), world.sides[RECEIVER].slots(2));
+        let mixed = vec![device[0].clone(), world.sides[SENDER].host.acquire().expect("slot")];
+        world.expect(1, 0, targets);
+        world.run(20);
+        let (now, content, transfer) = (world.now, content_of(1), 1);
+        for (slots, layers) in [(device, 0..1), (mixed, 1..2)] {
+            let push = Command::Push { transfer, content, first_block: 0, slots, layers };
+            world.sides[SENDER].node.handle(push, now);
+        }
+        world.sides[SENDER].node.handle(Command::PushEnd { transfer }, now);
+        assert!(matches!(world.wait(), (slots, Outcome::SenderStopped) if slots.is_empty()));
+        world.settle();
+        let told = std::mem::take(&mut world.sides[SENDER].notices);
+        let is_refusal = |notice: &Notice| matches!(notice, Notice::Pushed { complete: false, .. });
+        assert!(!told.is_empty() && told.iter().all(is_refusal), "{told:?}");
+    }
+}
+
+/// Sums of a push that is staged after all fail: nobody wants them any more.
+#[test]
+fn late_sums_of_a_returned_push_do_not_end_it() {
+    let network = SimNetwork::new(4, Faults::default());
+    let sides = [(shard(2, 2), Reach::Sources), (shard(0, 4), Reach::Host)].map(|(layout, reach)| {
+        let sums = SumFaults { polls_max: 4000, ..SumFaults::default() };
+        simulated_side(&Shape { layout, ..Shape::direct(4, sums) }, reach, &network)
+    });
+    let mut world = World::new(sides, "0".to_owned(), move || network.advance(1), Instant::now());
+    let (sources, targets) = (world.sides[SENDER].slots(3), world.sides[RECEIVER].slots(3));
+    world.push(1, &sources, 0..3);
+    world.command(SENDER, Command::PushEnd { transfer: 1 });
+    drop(sources);
+    world.run(3);
+    world.expect(1, 0, targets);
+    world.run_until(|world| world.sides[SENDER].counter("sent_staged") == 1);
+    assert!(world.sides[SENDER].node.sums_in_flight() > 0, "they are late");
+    world.sides[SENDER].summer().kill();
+    let (slots, outcome) = world.wait();
+    assert_eq!((slots.len(), outcome), (3, Outcome::Complete));
+    drop(slots);
+    world.settle();
+    let told = std::mem::take(&mut world.sides[SENDER].notices);
+    assert!(matches!(told[..], [Notice::Pushed { complete: true, .. }]), "{told:?}");
 }
 
 /// What a node says of itself first, as bytes: version, layout, the set of checksums, the one that it wants.

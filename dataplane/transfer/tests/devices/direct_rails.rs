@@ -78,3 +78,15 @@ fn one_rail_out_of_reach_is_enough_to_stage() {
     assert_eq!(of(RECEIVER, "received_directly"), 0);
     world.settle();
 }
+
+/// A slot's number would be written over another slab by one of the rails.
+#[test]
+#[should_panic(expected = "all rails show their peers one slab")]
+fn rails_that_show_two_slabs_are_no_bond() {
+    let network = SimNetwork::new(1, Faults::default());
+    Side::new(&Shape::direct(1, SumFaults::default()), |device, host| {
+        let rails = [device, host].map(|pool| network.add_direct_node(Arc::clone(pool.slab())));
+        let rails = rails.map(|fabric| Rail { fabric, rank: 0 }).into();
+        Bond::new(rails, BondConfig::default(), Box::new(Instant::now))
+    });
+}

@@ -20,11 +20,12 @@ fn nothing_travels_before_its_sums_are_there() {
     let targets = world.sides[RECEIVER].slots(8);
     world.expect(1, 0, targets);
     let mut waited = 0;
-    while world.sides[SENDER].node.sums_in_flight() > 0 {
-        assert_eq!(world.sides[SENDER].counter("bytes_sent"), 0, "a sum is missing");
+    world.run_until(|world| {
+        let is_summed = world.sides[SENDER].node.sums_in_flight() == 0;
+        assert!(is_summed || world.sides[SENDER].counter("bytes_sent") == 0, "a sum is missing");
         waited += 1;
-        world.step();
-    }
+        is_summed
+    });
     assert!(waited > 10, "the sums took a while: {waited}");
     world.run(100);
     let (slots, outcome) = world.arrival().expect("over");
@@ -44,8 +45,13 @@ fn layers_are_verified_as_they_land() {
         world.sides[SENDER].fill(slot, &content(1, block));
     }
     for layer in 0..LAYOUT.layers {
+        let summed_before = world.sides[RECEIVER].summer().doorbells();
         world.push(1, &sources, layer..layer + 1);
         world.run(30);
+        assert!(
+            world.sides[RECEIVER].summer().doorbells() > summed_before,
+            "layer {layer} is summed at once"
+        );
         assert_eq!(
             world.sides[RECEIVER].memory.settled_count(),
             u64::from(layer) + 1,
@@ -130,12 +136,7 @@ fn a_device_that_fails_at_the_receiver_ends_the_transfer() {
     network.set_faults(Faults { delay_ticks_max: 30, ..Faults::default() });
     let (content, slots, layers) = (crate::rig::content_of(1), vec![sources[2].clone()], 0..LAYOUT.layers);
     world.command(SENDER, Command::Push { transfer: 1, content, first_block: 2, slots, layers });
-    let (slots, outcome) = loop {
-        world.step();
-        if let Some(arrival) = world.arrival() {
-            break arrival;
-        }
-    };
+    let (slots, outcome) = world.wait();
     assert_eq!((slots.len(), outcome), (2, Outcome::DeviceFailed));
     world.check(&slots, 1, 0);
     assert_eq!(world.sides[RECEIVER].device.used_count(), 3, "the last one waits for the sender's answer");
@@ -192,9 +193,7 @@ fn what_landed_before_the_end_of_the_connection_is_verified() {
     world.expect(1, 0, targets);
     world.sides[RECEIVER].summer().set_faults(slow(200));
     world.push_whole(1, 4);
-    while world.sides[RECEIVER].node.sums_in_flight() == 0 {
-        world.step();
-    }
+    world.run_until(|world| world.sides[RECEIVER].node.sums_in_flight() > 0);
     network.kill(SENDER);
     world.run(20);
     assert!(world.arrival().is_none(), "its sums are under way");
@@ -212,22 +211,20 @@ fn late_sums_of_an_earlier_transfer_verify_nothing() {
     world.expect(1, 0, targets);
     world.sides[RECEIVER].summer().set_faults(slow(4000));
     world.push_whole(1, 4);
-    while world.sides[RECEIVER].node.sums_in_flight() < 4 {
-        world.step();
-    }
+    world.run_until(|world| world.sides[RECEIVER].node.sums_in_flight() == 4);
     world.command(RECEIVER, Command::Cancel { transfer: 1 });
     world.run(20);
     assert!(matches!(world.arrival(), Some((slots, Outcome::SenderStopped)) if slots.is_empty()));
     let targets = world.sides[RECEIVER].slots(4);
     world.expect(1, 0, targets);
     let mut under_way = Vec::new();
-    let (slots, outcome) = loop {
+    let mut told = None;
+    world.run_until(|world| {
         under_way.push(world.sides[RECEIVER].node.sums_in_flight());
-        world.step();
-        if let Some(arrival) = world.arrival() {
-            break arrival;
-        }
-    };
+        told = world.arrival();
+        told.is_some()
+    });
+    let (slots, outcome) = told.expect("told");
     assert_eq!((slots.len(), outcome), (0, Outcome::Deadline));
     world.settle();
     assert!(under_way.contains(&4), "{under_way:?}");

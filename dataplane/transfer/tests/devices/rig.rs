@@ -163,6 +163,17 @@ impl<F: Fabric> World<F> {
         (0..steps).for_each(|_| self.step());
     }
 
+    /// Lets time pass until it is so.
+    pub(crate) fn run_until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..PATIENCE_STEPS {
+            if is_so(self) {
+                return;
+            }
+            self.step();
+        }
+        panic!("it never comes");
+    }
+
     pub(crate) fn command(&mut self, side: usize, command: Command) {
         self.sides[side].handle(command, self.now);
     }
@@ -201,6 +212,16 @@ impl<F: Fabric> World<F> {
             let wanted = content(transfer, first_block + index);
             assert!(self.sides[RECEIVER].bytes_of(slot) == wanted, "transfer {transfer}, block {index}");
         }
+    }
+
+    /// Lets time pass until the receiver is told.
+    pub(crate) fn wait(&mut self) -> (Vec<SlotRef>, Outcome) {
+        let mut told = None;
+        self.run_until(|world| {
+            told = world.arrival();
+            told.is_some()
+        });
+        told.expect("told")
     }
 
     /// Lets time pass until nothing is held by anybody.
