@@ -80,7 +80,7 @@ impl LiveConfig {
     }
 
     fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
-        // Whoever panicked while holding it had put nothing in force.
+        // After a panic it is as it was before that file, which is then compared once more.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
