@@ -259,6 +259,7 @@ pub(crate) fn mock_worker() -> Router {
         context_tokens: 1 << 20,
         block_tokens: 16,
         blocks: 1 << 20,
+        lower_blocks: [0; 2],
         instance: 1,
         events: None,
         replay: None,

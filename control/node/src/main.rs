@@ -36,7 +36,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// A data-plane appliance for LLM inference clusters.
 #[derive(Parser)]
-#[command(version, about)]
+#[command(name = "kvasir", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -1,5 +1,6 @@
 //! What a process does to itself before it starts threads: logging, cores, and the tie to its parent.
 
+use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -9,10 +10,16 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{Common, LogFormat};
 
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
 /// Sets the process up and reads its settings.
 pub(crate) fn start(common: &Common) -> Result<Settings> {
-    let filter = EnvFilter::try_new(&common.log).with_context(|| format!("--log {:?}", common.log))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let filter = log_filter(&common.log).with_context(|| format!("--log {:?}", common.log))?;
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(!is_plain && std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match common.log_format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),
@@ -45,6 +52,18 @@ pub(crate) fn read(path: Option<&Path>, is_supervised: bool) -> Result<Settings,
     Ok(settings)
 }
 
+/// The filter that `--log` describes. A word that is no level would be taken for a module's name and silence everything
+/// else, so a bare word must be a level.
+fn log_filter(text: &str) -> Result<EnvFilter> {
+    for directive in text.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
+        let is_bare = !directive.contains(['=', '[']);
+        if is_bare && !LOG_LEVELS.iter().any(|level| directive.eq_ignore_ascii_case(level)) {
+            bail!("{directive:?} is not a level ({}), nor like `module=level`", LOG_LEVELS.join(", "));
+        }
+    }
+    Ok(EnvFilter::try_new(text)?)
+}
+
 fn parse_cores(text: &str) -> Result<CpuSet> {
     let mut set = CpuSet::new();
     for part in text.split(',') {
@@ -66,6 +85,18 @@ pub(crate) fn available_cores() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unknown_log_level_is_an_error() {
+        for good in ["warn", "INFO", "off", "info,router_events=debug", "router_gateway=trace", ""] {
+            assert!(log_filter(good).is_ok(), "{good}");
+        }
+        for bad in ["blah", "info,blah", "router_events=blah", "debugg"] {
+            assert!(log_filter(bad).is_err(), "{bad}");
+        }
+        let told = log_filter("blah").expect_err("no level").to_string();
+        assert!(told.contains("\"blah\" is not a level (off, error"), "{told}");
+    }
 
     #[test]
     fn core_lists() {

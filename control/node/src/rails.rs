@@ -1,9 +1,9 @@
 //! The transports of a worker: chosen here, from the settings and from what the machine has, and bonded into one.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use dataplane_fabric::Fabric;
@@ -18,6 +18,9 @@ use router_engines::handoff::DataPlaneAddress;
 use control_config::Settings;
 
 use crate::{compose, path_command};
+
+/// Age from which a socket file without a listener is taken for one of a process that was killed.
+const STALE_AFTER: Duration = Duration::from_secs(10);
 
 type AnyFabric = Box<dyn Fabric + Send>;
 
@@ -161,6 +164,7 @@ impl Building<'_> {
     }
 
     fn shm(&mut self, rank: u8) -> Result<()> {
+        remove_stale_sockets(&compose::socket_folder(self.settings), SystemTime::now());
         let path = shm_socket(self.settings, self.part).display().to_string();
         let transfer = &self.settings.transfer;
         let config = ShmConfig {
@@ -307,6 +311,22 @@ fn shm_socket(settings: &Settings, part: &str) -> PathBuf {
     compose::socket_folder(settings).join(name)
 }
 
+/// Removes the socket files of processes that were killed. Files younger than [`STALE_AFTER`] stay: their process may be
+/// between `bind` and `listen`.
+fn remove_stale_sockets(folder: &Path, now: SystemTime) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_ours =
+            name.to_str().is_some_and(|name| name.starts_with("kvasir-") && name.ends_with(".sock"));
+        let made = entry.metadata().and_then(|file| file.modified());
+        let is_old = made.is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age > STALE_AFTER));
+        if is_ours && is_old && dataplane_shm::remove_stale(&entry.path().display().to_string()) {
+            tracing::debug!(file = %entry.path().display(), "removed the socket of a process that is gone");
+        }
+    }
+}
+
 /// Equal for processes that can share memory: one boot of one machine, and one folder for the sockets.
 fn host_identity(settings: &Settings) -> String {
     let host = path_command::topology(settings).host;
@@ -318,4 +338,34 @@ fn host_identity(settings: &Settings) -> String {
 fn fresh_seed() -> u64 {
     use std::hash::BuildHasher;
     std::collections::hash_map::RandomState::new().hash_one(std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_of_killed_processes_are_removed() {
+        let folder = std::env::temp_dir().join(format!("kvasir-stale-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let listen = |name: &str| std::os::unix::net::UnixListener::bind(folder.join(name)).expect("bind");
+        let living = listen("kvasir-1.sock");
+        for dead in ["kvasir-2.sock", "other-3.sock"] {
+            drop(listen(dead));
+        }
+        std::fs::write(folder.join("kvasir-4.sock"), "not a socket").expect("write");
+        let names = || {
+            let entries = std::fs::read_dir(&folder).expect("the folder").flatten();
+            let mut names: Vec<_> =
+                entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+            names.sort();
+            names
+        };
+        remove_stale_sockets(&folder, SystemTime::now());
+        assert_eq!(names().len(), 4, "a young socket may be about to listen");
+        remove_stale_sockets(&folder, SystemTime::now() + STALE_AFTER * 2);
+        assert_eq!(names(), ["kvasir-1.sock", "kvasir-4.sock", "other-3.sock"]);
+        drop(living);
+        std::fs::remove_dir_all(&folder).expect("cleaned up");
+    }
 }

@@ -73,6 +73,7 @@ async fn work(
         pages: compose::pages(settings),
         instance,
     };
+    let lower_blocks = [blocks.host_slots, settings.disk_tier.capacity.0 as usize / blocks.bytes.max(1)];
     let opened = tiers::open(settings, &blocks, move |moved| inbox.store_moved(moved))?;
     let (store, survivors, tier_counters) = match opened {
         Some(Opened { store, survivors, counters, .. }) => (Some(store), survivors, counters),
@@ -93,6 +94,7 @@ async fn work(
         context_tokens: handle.context_tokens(),
         block_tokens: settings.engine.block_tokens as usize,
         blocks: slots.slot_count(),
+        lower_blocks,
         instance: u64::from(std::process::id()) << 32 | u64::from(start_nanos()),
         events: Some(publisher.addresses().events.clone()),
         replay: Some(publisher.addresses().replay.clone()),

@@ -57,15 +57,21 @@ pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
     rustix::net::accept_with(listener.as_fd(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
 }
 
-/// Removes the file of a socket that nobody listens on. Other files are left alone: `bind` will complain.
-fn remove_stale(address: &str) {
+/// Removes the file of a socket without a listener, and says whether it did. Other files are left alone: `bind` refuses them.
+///
+/// A socket between `bind` and `listen` looks the same, so a caller that removes files of other processes must leave
+/// young ones alone.
+pub fn remove_stale(address: &str) -> bool {
     if address.starts_with('@') {
-        return;
+        return false;
     }
     let is_socket = std::fs::symlink_metadata(address).is_ok_and(|file| file.file_type().is_socket());
-    if is_socket && matches!(connect(address), Err(ShmError::System { errno: Errno::CONNREFUSED, .. })) {
+    let is_stale =
+        is_socket && matches!(connect(address), Err(ShmError::System { errno: Errno::CONNREFUSED, .. }));
+    if is_stale {
         remove(address);
     }
+    is_stale
 }
 
 /// Removes the socket's file, if there is one.

@@ -53,6 +53,8 @@ mod watch;
 pub mod word;
 
 #[cfg(not(loom))]
+pub use address::remove_stale;
+/// Settings.
 pub use config::ShmConfig;
 #[cfg(not(loom))]
 pub use doorbell::SLEEP_BOUND;

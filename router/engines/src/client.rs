@@ -74,6 +74,9 @@ pub struct WorkerDescription {
     pub block_tokens: usize,
     /// KV blocks in the worker's own pool.
     pub blocks: usize,
+    /// KV blocks that its host memory and disk tiers hold; 0 is none.
+    #[serde(default)]
+    pub lower_blocks: [usize; 2],
     /// Identifies this run of the process.
     pub instance: u64,
     /// Where its KV events are published, if they are.

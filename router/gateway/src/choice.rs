@@ -74,6 +74,8 @@ struct Runner {
     request: ChoiceRequest,
     generated: Vec<u32>,
     cached_tokens: usize,
+    /// Arrival of the latest tokens, for the time between tokens. A migration counts as one gap.
+    last_piece: Option<Instant>,
     /// Why the engine says that it ended.
     engine_finish: Option<Finish>,
     detokenizer: Detokenizer,
@@ -97,6 +99,7 @@ pub(crate) async fn run(
         request,
         generated: Vec::new(),
         cached_tokens: 0,
+        last_piece: None,
         engine_finish: None,
         detokenizer,
         stop,
@@ -225,7 +228,12 @@ impl Runner {
 
     fn fields(&self, handoff: Option<&Handoff>) -> Map<String, Value> {
         let mut sampling = self.request.sampling.clone();
-        sampling.max_tokens = sampling.max_tokens.map(|max| max.saturating_sub(self.generated.len()).max(1));
+        // A chat without a limit runs to the end of the context. It has to be said: engines are asked for a
+        // completion of token ids, whose own default is 16 tokens.
+        let context = self.gateway.context_tokens();
+        let room = context.checked_sub(self.request.prompt.len()).filter(|_| context > 0);
+        let limit = sampling.max_tokens.or(room);
+        sampling.max_tokens = limit.map(|max| max.saturating_sub(self.generated.len()).max(1));
         sampling.resumed_tokens += self.generated.len();
         let mut fields = sampling.to_engine_fields();
         let mut put = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
@@ -387,6 +395,10 @@ impl Runner {
         self.engine_finish = piece.finish.or(self.engine_finish);
         if piece.token_ids.is_empty() {
             return None;
+        }
+        let now = Instant::now();
+        if let Some(last) = self.last_piece.replace(now) {
+            self.gateway.metrics.inter_token.observe(now.duration_since(last));
         }
         let mut text = String::new();
         let mut stopped = false;

@@ -24,6 +24,7 @@ mod deadline;
 mod decisions;
 mod fleet;
 mod grpc;
+mod history;
 mod load;
 mod metrics;
 mod page;

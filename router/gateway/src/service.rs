@@ -42,6 +42,7 @@ pub struct Gateway {
     pub(crate) access: Access,
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(crate) started: u64,
+    pub(crate) history: crate::history::History,
     more_metrics: OnceLock<MoreMetrics>,
 }
 
@@ -70,10 +71,15 @@ impl Gateway {
             access,
             tracer,
             started: unix_time(),
+            history: crate::history::History::default(),
             more_metrics: OnceLock::new(),
         });
         let weak = || Arc::downgrade(&gateway);
-        gateway.fleet.adopt([tokio::spawn(keep(weak())), tokio::spawn(keep_keys(weak()))]);
+        gateway.fleet.adopt([
+            tokio::spawn(keep(weak())),
+            tokio::spawn(keep_keys(weak())),
+            tokio::spawn(crate::history::keep(weak())),
+        ]);
         Ok(gateway)
     }
 
@@ -244,6 +250,7 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/metrics", get(status::metrics))
         .route("/kvasir/status", get(status::status))
         .route("/kvasir/decisions", get(status::decisions))
+        .route("/kvasir/history", get(status::history))
         .route("/kvasir", get(page::to_page))
         .route("/kvasir/", get(page::page))
         .route("/kvasir/page.js", get(page::script))

@@ -12,6 +12,7 @@ use router_radix::Tier;
 use serde_json::{Value, json};
 
 use crate::Gateway;
+use crate::history;
 use crate::service::{error_response, json_response, unix_millis};
 use crate::worker::{Live, Worker};
 
@@ -28,38 +29,28 @@ pub(crate) async fn status(State(gateway): State<Arc<Gateway>>, headers: HeaderM
     shown(&gateway, &headers, || Ok(status_of(&gateway)))
 }
 
+/// `GET /kvasir/history`: the last hour of counters.
+pub(crate) async fn history(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+    match gateway.access.administrator(&headers) {
+        Ok(()) => json_response(StatusCode::OK, gateway.history.to_json(gateway.started)),
+        Err(error) => error_response(&error),
+    }
+}
+
 fn status_of(gateway: &Gateway) -> Value {
     let metrics = &gateway.metrics;
-    let (requests, failed) = metrics.requests.sums();
     let usage = gateway.fleet.index.write().usage();
     let workers: Vec<Value> =
         gateway.fleet.workers.iter().flat_map(|worker| worker_status(gateway, worker)).collect();
-    json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "model": gateway.model(),
-        "strategy": gateway.tuning().policy.strategy.name(),
-        "started_unix": gateway.started,
-        "now_unix_ms": unix_millis(),
-        "active": gateway.requests_inside(),
-        "waiting": gateway.access.gate.stats().waiting,
-        "requests": requests,
-        "failed": failed,
-        "shed": metrics.shed.get(),
-        "migrations": metrics.migrations.get(),
-        "disaggregated": metrics.disaggregated.get(),
-        "hedged": metrics.hedged.get(),
-        "broken_streams": metrics.broken_streams.get(),
-        "prompt_tokens": metrics.prompt_tokens.get(),
-        "cached_tokens": metrics.cached_tokens.get(),
-        "generated_tokens": metrics.generated_tokens.get(),
-        "index": { "blocks": usage.entries, "bytes": usage.bytes, "nodes": usage.nodes },
-        "histograms": {
-            "time_to_first_token": metrics.time_to_first_token.to_json(),
-            "inter_token": metrics.inter_token.to_json(),
-            "routing": metrics.routing.to_json(),
-        },
-        "workers": workers,
-    })
+    let waiting = gateway.access.gate.stats().waiting;
+    let mut status = history::sample(metrics, unix_millis(), gateway.requests_inside(), waiting);
+    status["version"] = json!(env!("CARGO_PKG_VERSION"));
+    status["model"] = json!(gateway.model());
+    status["strategy"] = json!(gateway.tuning().policy.strategy.name());
+    status["started_unix"] = json!(gateway.started);
+    status["index"] = json!({ "blocks": usage.entries, "bytes": usage.bytes, "nodes": usage.nodes });
+    status["workers"] = json!(workers);
+    status
 }
 
 /// A worker: each rank by itself.
@@ -75,11 +66,17 @@ fn live_status(gateway: &Gateway, worker: &Worker, live: &Live) -> Value {
     let reported = live.reported.get();
     let audit = &live.load.audit;
     let held = gateway.fleet.index.write().blocks_of(live.member);
-    // Engines say how large their pool on the device is, if anything.
-    let blocks = (live.description.blocks > 0).then_some(live.description.blocks);
+    let [host, disk] = live.description.lower_blocks;
+    let size_of = |tier: &Tier| match tier {
+        Tier::Device => live.description.blocks,
+        Tier::Host => host,
+        Tier::Disk => disk,
+        Tier::Remote => 0,
+    };
     let pools = Tier::ALL.iter().zip(held).filter(|(tier, held)| **tier == Tier::Device || *held > 0);
     let pools = pools.map(|(tier, held)| {
-        let size = blocks.filter(|_| *tier == Tier::Device);
+        // An engine that does not say how large a pool is has 0 here.
+        let size = Some(size_of(tier)).filter(|&blocks| blocks > 0);
         json!({ "tier": tier_name(*tier), "blocks": size, "indexed": held })
     });
     json!({

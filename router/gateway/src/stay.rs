@@ -320,6 +320,22 @@ impl Drop for Stay {
         if let Some(traced) = self.traced.take() {
             self.finish_trace(&traced);
         }
+        tracing::debug!(
+            request_id = noted.request_id,
+            surface = noted.surface,
+            tenant = %self.grant.tenant,
+            model = noted.model,
+            status = noted.status,
+            reason = noted.reason,
+            worker = noted.worker,
+            prompt_tokens = noted.usage.prompt_tokens,
+            cached_tokens = noted.usage.cached_tokens().unwrap_or(0),
+            answer_tokens = noted.usage.completion_tokens,
+            queued_ms = noted.queued.as_millis() as u64,
+            first_token_ms = noted.first_token.map(|first| first.as_millis() as u64),
+            total_ms = self.started.elapsed().as_millis() as u64,
+            "request"
+        );
         let Some(audit) = &gateway.access.audit else { return };
         // A full queue counts what it drops.
         let _dropped = audit.log(&AuditRecord {

@@ -81,6 +81,21 @@ impl History {
         });
     }
 
+    /// Records the gateway's start, when all counters were 0: rates of the next answer are then those since start.
+    pub(crate) fn record_start(&mut self, status: &Status) {
+        self.started_unix = status.started_unix;
+        let zero = Mark {
+            at: Duration::ZERO,
+            counters: Counters::default(),
+            histograms: Histograms {
+                time_to_first_token: status.histograms.time_to_first_token.zeroed(),
+                inter_token: status.histograms.inter_token.zeroed(),
+                routing: status.histograms.routing.zeroed(),
+            },
+        };
+        self.marks = VecDeque::from([zero]);
+    }
+
     /// The gateway gave no answer: a gap in the course.
     pub(crate) fn record_gap(&mut self, at: Duration) {
         self.push(Point { at, ..Point::default() });
@@ -208,6 +223,11 @@ pub(crate) enum Quantile {
 }
 
 impl Histogram {
+    /// The same buckets with nothing in them.
+    pub(crate) fn zeroed(&self) -> Self {
+        Self { le: self.le.clone(), counts: vec![0; self.counts.len()], sum: 0.0 }
+    }
+
     /// Everything that was counted.
     pub(crate) fn total(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))

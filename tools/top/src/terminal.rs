@@ -90,8 +90,8 @@ fn poller_is_gone() -> TopError {
     TopError::Poller(io::Error::other("its thread is gone"))
 }
 
-/// Polls twice, [`TopConfig::interval`] apart, and returns one frame of `width` × `height` as plain text: `height`
-/// lines without trailing blanks, each ended by a newline. No terminal is touched.
+/// Polls once and returns one frame of `width` × `height` as plain text: `height` lines without trailing blanks, each
+/// ended by a newline. Rates and latencies are those since the gateway's start. No terminal is touched.
 ///
 /// # Errors
 ///
@@ -105,20 +105,23 @@ pub fn once(config: TopConfig, width: u16, height: u16) -> Result<String, TopErr
         return Err(TopError::Config { what: "size of the frame", reason });
     }
     let mut state = State::new(target.authority.clone());
-    let wait = ONCE_WITHIN + target.interval;
     let (messages, orders) = poll::start(target, false)?;
-    let origin = Instant::now();
-    for _ in 0..2 {
-        match messages.recv_timeout(wait) {
-            Ok(Message::Answer(answer)) => state.answer(*answer, origin.elapsed()),
-            Ok(Message::Failed(error)) => return Err(error),
-            Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected | RecvTimeoutError::Timeout) => {
-                return Err(poller_is_gone());
-            }
+    let now = match messages.recv_timeout(ONCE_WITHIN) {
+        Ok(Message::Answer(answer)) => {
+            // The origin of time is the gateway's start, when every counter was 0.
+            let uptime = answer.status.uptime().max(Duration::from_secs(1));
+            state.history.record_start(&answer.status);
+            state.answer(*answer, uptime);
+            uptime
         }
-    }
+        Ok(Message::Failed(error)) => return Err(error),
+        Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected | RecvTimeoutError::Timeout) => {
+            return Err(poller_is_gone());
+        }
+    };
     drop(orders);
-    Ok(frame(&state, &mut Display::default(), origin.elapsed(), width, height))
+    let mut display = Display { is_since_start: true, ..Display::default() };
+    Ok(frame(&state, &mut display, now, width, height))
 }
 
 /// One frame as plain text.

@@ -5,6 +5,8 @@
 //! hides text, and at most [`TEXT_CHARS_MAX`] characters. Histograms are checked here: what has passed has one
 //! count more than bounds, and its bounds rise.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Deserializer};
 
 /// Most characters of a text; the rest is cut.
@@ -36,6 +38,15 @@ pub(crate) struct Status {
     pub(crate) histograms: Histograms,
     #[serde(deserialize_with = "or_default")]
     pub(crate) workers: Vec<Worker>,
+}
+
+impl Status {
+    /// How long the gateway has been running; zero when it does not say.
+    pub(crate) fn uptime(&self) -> Duration {
+        let started_ms = self.started_unix.saturating_mul(1000);
+        let is_known = self.started_unix > 0;
+        Duration::from_millis(if is_known { self.now_unix_ms.saturating_sub(started_ms) } else { 0 })
+    }
 }
 
 /// What only ever rises while a gateway runs.

@@ -230,6 +230,7 @@ mod tests {
             context_tokens: 1,
             block_tokens: 16,
             blocks: 1,
+            lower_blocks: [0; 2],
             instance: None,
             feeds: Vec::new(),
             data_plane: Some(DataPlaneAddress {

@@ -129,6 +129,8 @@ pub struct Description {
     pub block_tokens: usize,
     /// KV blocks of one rank's pool; 0 is unknown.
     pub blocks: usize,
+    /// KV blocks of its host memory and disk tiers; 0 is none or unknown.
+    pub lower_blocks: [usize; 2],
     /// Identifies this run of the process; `None` when the engine tells nothing that changes with it.
     pub instance: Option<u64>,
     /// One for each data-parallel rank; `None` for a rank that publishes no events.

@@ -32,6 +32,7 @@ impl Dialect for Native {
                 context_tokens: said.context_tokens,
                 block_tokens: said.block_tokens,
                 blocks: said.blocks,
+                lower_blocks: said.lower_blocks,
                 instance: Some(said.instance),
                 feeds: vec![feed],
                 data_plane: Some(said.data_plane),

@@ -77,6 +77,7 @@ fn description(base: &str, info: &Value, models: &Value, hints: &Hints) -> Descr
         context_tokens: context as usize,
         block_tokens: page,
         blocks: number(info, "max_total_num_tokens").unwrap_or(0) as usize / page,
+        lower_blocks: [0; 2],
         instance: instance(info),
         feeds: (0..ranks).map(|rank| first.as_ref().map(|first| of_rank(first, rank))).collect(),
         data_plane: None,

@@ -86,6 +86,7 @@ impl Dialect for Vllm {
                 role: None,
                 block_tokens: label("block_size").unwrap_or(BLOCK_TOKENS),
                 blocks: label("num_gpu_blocks_override").or_else(|| label("num_gpu_blocks")).unwrap_or(0),
+                lower_blocks: [0; 2],
                 instance: started(&metrics),
                 feeds,
                 data_plane: None,

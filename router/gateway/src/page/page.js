@@ -10,7 +10,8 @@ const RETRY_MS_MAX = 5000;
 const LOCKED_RETRY_MS = 10_000;
 const MEAN_MS = 10_000;
 const MINUTE_MS = 60_000;
-const CHART_MS = 180_000;
+const KEPT_MS = 3_600_000;
+const HISTORY_PERIOD_MS = 10_000;
 const GAP_MS = 5000;
 const DECISIONS_MAX = 50;
 const WORKERS_MAX = 2000;
@@ -280,22 +281,47 @@ function readHistogram(value) {
   return { le, counts, sum: number(sum) };
 }
 
+/** Samples of the gateway's own history, before the first answer of this page. A gateway without it is no problem. */
+async function askHistory() {
+  const answer = await ask("history").catch(() => ({}));
+  const started = number(answer.started_unix);
+  for (const entry of list(answer.samples).slice(-KEPT_MS / HISTORY_PERIOD_MS)) keepSample({ ...object(entry), started_unix: started }, true);
+}
+
 function takeStatus(status) {
-  const sample = { at: number(status.now_unix_ms) ?? Date.now(), started: number(status.started_unix), active: number(status.active) };
+  keepSample(status, false);
+  heard.status = status;
+  heard.workers = readWorkers(status.workers);
+}
+
+function keepSample(status, isHistory) {
+  const sample = { at: number(status.now_unix_ms) ?? Date.now(), started: number(status.started_unix), active: number(status.active), gap: isHistory ? 3 * HISTORY_PERIOD_MS : GAP_MS };
   for (const name of COUNTERS) sample[name] = number(status[name]);
   const histograms = object(status.histograms);
   sample.histograms = {};
   for (const view of HISTOGRAMS) sample.histograms[view.name] = readHistogram(histograms[view.name]);
 
   const last = heard.samples[heard.samples.length - 1];
+  // Seconds that the page has seen itself are replaced by nothing.
+  if (isHistory && (number(status.now_unix_ms) === null || (last && sample.at <= last.at))) return;
   const isNewRun = last && (sample.started !== last.started || sample.at <= last.at || COUNTERS.some((name) => sample[name] !== null && last[name] !== null && sample[name] < last[name]));
   if (isNewRun) forgetRun();
   heard.samples.push(sample);
-  while (heard.samples[0].at < sample.at - CHART_MS - MEAN_MS) heard.samples.shift();
+  while (heard.samples[0].at < sample.at - KEPT_MS - MEAN_MS) heard.samples.shift();
   const mean = lately(MEAN_MS);
   sample.means = { requests: mean.requestsPerSecond, tokens: mean.tokensPerSecond, hits: mean.hits };
-  heard.status = status;
-  heard.workers = readWorkers(status.workers);
+  thinOut();
+}
+
+/** Samples older than the short span are needed every ten seconds only. */
+function thinOut() {
+  const { samples } = heard;
+  const until = samples[samples.length - 1].at - SPANS_MS.short;
+  const at = samples.findIndex((sample, index) => index > 0 && sample.at < until && sample.at - samples[index - 1].at < HISTORY_PERIOD_MS);
+  if (at > 0 && samples[at + 1]) {
+    samples.splice(at, 1);
+    samples[at].gap = 3 * HISTORY_PERIOD_MS;
+  }
 }
 
 const byName = new Intl.Collator("en", { numeric: true });
@@ -381,7 +407,8 @@ function showTiles() {
   tiles.requests(rate(now.means.requests), sinceStart(now.requests, count));
   tiles.tokens(rate(now.means.tokens), sinceStart(now.generated_tokens, count));
   tiles.hits(percent(minute.hits), sinceStart(hitRate(now.cached_tokens, now.prompt_tokens), percent));
-  const most = heard.samples.reduce((most, sample) => Math.max(most, sample.active ?? 0), 0);
+  const recent = heard.samples.filter((sample) => sample.at >= now.at - SPANS_MS.short);
+  const most = recent.reduce((most, sample) => Math.max(most, sample.active ?? 0), 0);
   tiles.active(count(now.active), `at most ${count(most)} in 3 min`);
   tiles.waiting(count(number(status.waiting)), "for a place");
   tiles.failed(count(now.failed), inMinute(minute.failed), minute.failed > 0);
@@ -418,6 +445,8 @@ const CHARTS = [
   { name: "tokens", title: "Generated tokens/s", tint: "violet", show: rate },
   { name: "hits", title: "Hit rate", tint: "green", show: percent, max: 1 },
 ];
+const SPANS_MS = { short: 180_000, long: KEPT_MS };
+let chartMs = SPANS_MS.short;
 const CHART = { height: 132, left: 40, right: 6, top: 6, bottom: 20 };
 let pointedMs = null;
 
@@ -458,11 +487,18 @@ for (const chart of CHARTS) {
   });
 }
 
+for (const input of document.querySelectorAll("input[name=span]")) {
+  input.addEventListener("change", () => {
+    chartMs = input.value === "60" ? SPANS_MS.long : SPANS_MS.short;
+    CHARTS.forEach(showChart);
+  });
+}
+
 /** A place in one chart is the same time in all. */
 function point(chart, event) {
   const box = chart.svg.getBoundingClientRect();
   const share = (event.clientX - box.left - CHART.left) / (box.width - CHART.left - CHART.right);
-  pointedMs = CHART_MS * (1 - Math.min(1, Math.max(0, share)));
+  pointedMs = chartMs * (1 - Math.min(1, Math.max(0, share)));
   CHARTS.forEach(showChart);
 }
 
@@ -476,15 +512,15 @@ function gridLine(group, x1, x2, y, label, className = "grid") {
 function showChart(chart) {
   const { samples } = heard;
   const now = samples[samples.length - 1]?.at ?? 0;
-  const values = samples.filter((sample) => sample.at >= now - CHART_MS);
+  const values = samples.filter((sample) => sample.at >= now - chartMs);
   const largest = values.reduce((most, sample) => Math.max(most, sample.means[chart.name] ?? 0), 0);
   const scale = chart.max ?? roundUp(largest);
   const [left, right] = [CHART.left, chart.width - CHART.right];
   const [top, base] = [CHART.top, CHART.height - CHART.bottom];
-  const x = (sample) => right - ((now - sample.at) / CHART_MS) * (right - left);
+  const x = (sample) => right - ((now - sample.at) / chartMs) * (right - left);
   const y = (value) => base - (Math.min(value, scale) / scale) * (base - top);
 
-  const key = `${scale} ${chart.width}`;
+  const key = `${scale} ${chart.width} ${chartMs}`;
   if (chart.key !== key) {
     chart.key = key;
     chart.grid.replaceChildren();
@@ -492,8 +528,9 @@ function showChart(chart) {
     gridLine(chart.grid, left, right, top, label(scale));
     gridLine(chart.grid, left, right, (top + base) / 2, label(scale / 2));
     gridLine(chart.grid, left, right, base, "0", "base");
-    for (const minutes of [3, 2, 1, 0]) {
-      const words = draw("text", "", { x: right - (minutes / 3) * (right - left), y: CHART.height - 4, "text-anchor": minutes === 3 ? "start" : minutes ? "middle" : "end" });
+    const all = chartMs / 60_000;
+    for (const minutes of [all, (all / 3) * 2, all / 3, 0]) {
+      const words = draw("text", "", { x: right - (minutes / all) * (right - left), y: CHART.height - 4, "text-anchor": minutes === all ? "start" : minutes ? "middle" : "end" });
       words.textContent = minutes ? `−${minutes}${SPACE}min` : "now";
       chart.grid.append(words);
     }
@@ -510,7 +547,7 @@ function showChart(chart) {
   let before = null;
   for (const sample of values) {
     const value = sample.means[chart.name];
-    if (value === null || (before !== null && sample.at - before > GAP_MS)) close();
+    if (value === null || (before !== null && sample.at - before > sample.gap)) close();
     if (value !== null) run.push([x(sample), y(value)]);
     before = sample.at;
   }
@@ -537,7 +574,7 @@ function showChart(chart) {
   put(chart.reading, chart.show(shown));
   put(chart.when, when);
   const most = chart.max ? "" : `, at most ${chart.show(largest)}`;
-  chart.svg.setAttribute("aria-label", `${chart.title} over the last three minutes: now ${chart.show(newest)}${most}`);
+  chart.svg.setAttribute("aria-label", `${chart.title} over the last ${chartMs / 60_000} minutes: now ${chart.show(newest)}${most}`);
 }
 
 // ---- Histograms ----
@@ -1005,7 +1042,9 @@ async function poll() {
   link.isHurried = false;
   const begun = performance.now();
   try {
-    takeStatus(await ask("status"));
+    const status = await ask("status");
+    if (heard.status === null) await askHistory();
+    takeStatus(status);
     link.problem = null;
     link.failures = 0;
     link.answeredAt = performance.now();

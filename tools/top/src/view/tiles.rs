@@ -9,7 +9,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Sparkline;
 
 use super::{BAD, BAR, DIM, titled, units};
-use crate::history::{Point, share};
+use crate::history::{Point, WINDOW, share};
 use crate::state::State;
 use crate::wire::Status;
 
@@ -36,13 +36,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, status: &St
 fn tiles(state: &State, status: &Status) -> [Tile; 5] {
     let now = state.history.rates();
     let window = state.history.window_rates();
+    // One frame alone is compared with the gateway's start, a minute or an hour ago.
+    let span = if state.history.window() > WINDOW * 3 / 2 { "all" } else { "1m" };
     let rate = |value: Option<f64>| value.map_or_else(|| units::UNKNOWN.to_owned(), units::number);
     let counters = &status.counters;
     [
         Tile {
             title: "requests/s",
             value: rate(now.map(|rates| rates.requests)),
-            beside: format!("1m {}", rate(window.map(|rates| rates.requests))),
+            beside: format!("{span} {}", rate(window.map(|rates| rates.requests))),
             course: |point| point.requests,
             top: None,
         },
