@@ -205,6 +205,13 @@ impl Reader<'_> {
                 .map_or(0, |(key, _)| key.span().start);
             self.report(at, "serve.restart_pause is longer than serve.restart_pause_max".to_owned());
         }
+        if settings.disk_tier.capacity.0 > 0 && settings.disk_tier.path.is_empty() {
+            let at = root
+                .iter()
+                .find(|(key, _)| key.get_ref().as_ref() == "disk_tier")
+                .map_or(0, |(key, _)| key.span().start);
+            self.report(at, "disk_tier.capacity is set, and disk_tier.path is empty".to_owned());
+        }
         settings
     }
 
@@ -319,5 +326,7 @@ mod tests {
         assert_eq!(parse("gateway = 1").expect_err("no table")[0].message, "`gateway` must be a table");
         let problems = parse("[serve]\nrestart_pause = \"30s\"\n").expect_err("longer than the maximum");
         assert!(problems[0].message.contains("restart_pause_max"));
+        let problems = parse("\n[disk_tier]\ncapacity = \"1 GiB\"\n").expect_err("no folder");
+        assert_eq!((problems[0].line, &problems[0].message[..18]), (2, "disk_tier.capacity"));
     }
 }

@@ -4,12 +4,17 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use crate::{ConfigCommand, SchemaFormat};
+use crate::{ConfigCommand, SchemaFormat, deep_check};
 
 pub(crate) fn run(command: ConfigCommand) -> Result<ExitCode> {
     match command {
-        ConfigCommand::Check { file } => {
-            control_config::load(&file)?;
+        ConfigCommand::Check { file, deep } => {
+            let settings = control_config::load(&file)?;
+            let problems = if deep { deep_check::problems(&settings) } else { Vec::new() };
+            if !problems.is_empty() {
+                let lines = problems.iter().map(|problem| format!("{}: {problem}", file.display()));
+                bail!("{}", lines.collect::<Vec<_>>().join("\n"));
+            }
             println!("{}: no problems", file.display());
         }
         ConfigCommand::Explain { name: None } => print!("{}", control_config::markdown()),

@@ -3,6 +3,7 @@
 
 mod compose;
 mod config_command;
+mod deep_check;
 mod doctor;
 mod gateway_role;
 mod http;
@@ -154,6 +155,9 @@ enum ConfigCommand {
         /// The file.
         #[arg(env = "KVASIR_CONFIG")]
         file: PathBuf,
+        /// Look also at what it names: files, folders, permissions, room on disks.
+        #[arg(long)]
+        deep: bool,
     },
     /// Explain a key or a section, for example `router.temperature`; without a name, all.
     Explain {

@@ -29,6 +29,8 @@ const READY_WITHIN: Duration = Duration::from_secs(120);
 const GATEWAY_ENDS_WITHIN: Duration = Duration::from_secs(6);
 /// Workers have nothing to drain once the gateway is gone.
 const WORKERS_STOP_WITHIN: Duration = Duration::from_secs(5);
+/// How often a process may end before everything was ready once. More means that it cannot start at all.
+const FAILED_STARTS_MAX: u32 = 3;
 /// Cores for each process below which none are pinned.
 const CORES_EACH_MIN: usize = 2;
 
@@ -50,6 +52,8 @@ struct Service {
     started: Instant,
     pause: Duration,
     start_at: Instant,
+    /// How often it has ended.
+    ends: u32,
 }
 
 impl Service {
@@ -63,6 +67,7 @@ impl Service {
             started: now,
             pause: settings.serve.restart_pause,
             start_at: now,
+            ends: 0,
         }
     }
 
@@ -89,6 +94,7 @@ impl Service {
             Some(child) => {
                 if let Some(status) = child.try_wait()? {
                     self.child = None;
+                    self.ends += 1;
                     if self.started.elapsed() > STABLE_AFTER {
                         self.pause = settings.serve.restart_pause;
                     }
@@ -234,6 +240,10 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
         } else if status.all_ready().await {
             is_ready = true;
             announce(settings, listen, &services);
+        } else if let Some(service) = services.iter().find(|service| service.ends >= FAILED_STARTS_MAX) {
+            let (name, ends) = (service.name.clone(), service.ends);
+            drain(&mut services, settings).await;
+            anyhow::bail!("{name} ended {ends} times before it was ready; why is said above");
         } else if started.elapsed() > READY_WITHIN {
             anyhow::bail!("not ready after {} s; try --log info", READY_WITHIN.as_secs());
         }

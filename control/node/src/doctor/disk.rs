@@ -64,7 +64,7 @@ fn character_device(path: &str) -> (String, String) {
 
 fn files(settings: &Settings, path: &Path) -> (String, String) {
     let tier = &settings.disk_tier;
-    if fs::metadata(path).is_ok_and(|of| of.file_type().is_block_device()) {
+    if is_block_device(path) {
         let consequence = "one worker can have it; each further one needs a device of its own";
         return (format!("{}, a block device", path.display()), consequence.to_owned());
     }
@@ -108,14 +108,19 @@ fn files(settings: &Settings, path: &Path) -> (String, String) {
     (found, consequence)
 }
 
+/// Whether a path names a block device.
+pub(crate) fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|of| of.file_type().is_block_device())
+}
+
 /// The folder, or the nearest one above it that there is.
-fn existing(path: &Path) -> Option<PathBuf> {
+pub(crate) fn existing(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     path.ancestors().find(|folder| folder.is_dir()).map(Path::to_owned)
 }
 
 /// Bytes of the segments in a folder and in those right below it.
-fn bytes_of_files(folder: &Path) -> u64 {
+pub(crate) fn bytes_of_files(folder: &Path) -> u64 {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     let is_segment = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("segment-");
     let sum = |folder: &Path| -> u64 {

@@ -15,6 +15,8 @@ use dataplane_verbs::{Device, Library};
 
 use crate::path_command;
 
+pub(crate) use disk::{bytes_of_files, existing, is_block_device};
+
 struct Finding {
     what: &'static str,
     found: String,

@@ -68,15 +68,49 @@ pub fn open_folder(config: &FolderConfig) -> Result<Files, IoError> {
     let lock_path = config.path.join(LOCK_FILE);
     let lock_file = open(&lock_path, OFlags::CREATE | OFlags::RDWR)?;
     lock(&lock_file, &config.path)?;
-    let mut files = Vec::new();
-    for index in 0..config.segment_count {
-        let path = segment_path(&config.path, index);
-        files.push(open_segment(&path, config)?);
-    }
+    let paths: Vec<PathBuf> =
+        (0..config.segment_count).map(|index| segment_path(&config.path, index)).collect();
+    let missing: Vec<&PathBuf> = paths.iter().filter(|path| !is_made(path)).collect();
+    check_room(config, missing.len() as u64)?;
+    let opened: Result<Vec<StoredFile>, IoError> =
+        paths.iter().map(|path| open_segment(path, config)).collect();
+    let files = match opened {
+        Ok(files) => files,
+        Err(error) => {
+            // The room that this call took is given back, so that a failed start does not leave a full file system.
+            for path in missing {
+                let _absent = rustix::fs::unlink(path.as_path());
+            }
+            return Err(error);
+        }
+    };
     remove_surplus(config)?;
     let folder = open(&config.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     rustix::fs::fsync(&folder).map_err(|errno| failed("fsync", &config.path, errno))?;
     Ok(Files { files, block_bytes: config.block_bytes, _locks: vec![lock_file] })
+}
+
+/// Whether a segment has its size already. An empty file of that name has never had one.
+fn is_made(path: &Path) -> bool {
+    path.metadata().is_ok_and(|status| status.len() > 0)
+}
+
+/// Refuses before anything is made when the file system has less room than `missing` segments take. Another process may
+/// take the room right after this, so preallocating may still fail.
+fn check_room(config: &FolderConfig, missing: u64) -> Result<(), IoError> {
+    let wanted = missing.saturating_mul(config.segment_bytes);
+    let Ok(room) = rustix::fs::statvfs(&config.path) else { return Ok(()) };
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    if wanted <= free {
+        return Ok(());
+    }
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let reason = format!(
+        "{missing} segments to make take {:.1} MiB, and the file system has {:.1} MiB free",
+        mib(wanted),
+        mib(free)
+    );
+    Err(refused("make segments in", &config.path, IoErrorKind::NoSpace, reason))
 }
 
 /// Opens one file, made and preallocated when it is missing, and locks it for as long as the result lives.
@@ -219,10 +253,35 @@ mod tests {
         let path = folder("full");
         let config = FolderConfig { direct: false, ..FolderConfig::new(&path, 1 << 50, 1) };
         let error = open_folder(&config).expect_err("a petabyte");
-        assert!(matches!(error.kind, IoErrorKind::NoSpace | IoErrorKind::Other), "{error}");
-        let names: Vec<_> =
-            std::fs::read_dir(&path).expect("list").flatten().map(|e| e.file_name()).collect();
-        assert_eq!(names, ["lock"]);
+        assert_eq!(error.kind, IoErrorKind::NoSpace, "{error}");
+        assert!(error.reason.contains("1 segments to make take 1073741824.0 MiB"), "{error}");
+        let names = || -> Vec<_> {
+            std::fs::read_dir(&path).expect("list").flatten().map(|entry| entry.file_name()).collect()
+        };
+        assert_eq!(names(), ["lock"]);
+
+        // Each segment has room, all together have not: nothing is begun.
+        let free =
+            rustix::fs::statvfs(&path).map(|room| room.f_bavail * room.f_frsize).expect("a file system");
+        let segment_bytes = (free / 2).next_multiple_of(1 << 20);
+        let several = FolderConfig { segment_count: 3, segment_bytes, ..config.clone() };
+        assert_eq!(open_folder(&several).expect_err("too many").kind, IoErrorKind::NoSpace);
+        assert_eq!(names(), ["lock"]);
+        std::fs::remove_dir_all(&path).expect("remove");
+    }
+
+    #[test]
+    fn a_start_that_fails_gives_back_what_it_made_and_nothing_else() {
+        let path = folder("given-back");
+        let config = FolderConfig { direct: false, ..FolderConfig::new(&path, 1 << 20, 1) };
+        drop(open_folder(&config).expect("open"));
+        std::fs::create_dir(path.join("segment-0003")).expect("in the way");
+        open_folder(&FolderConfig { segment_count: 5, ..config.clone() })
+            .expect_err("a folder is no segment");
+        let mut names: Vec<_> =
+            std::fs::read_dir(&path).expect("list").flatten().map(|entry| entry.file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["lock", "segment-0000", "segment-0003"]);
         std::fs::remove_dir_all(&path).expect("remove");
     }
 
