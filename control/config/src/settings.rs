@@ -461,6 +461,8 @@ section! {
         run: String = "16".to_owned(), one_of &["1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1024"];
         /// Objects older than that are misses and are deleted.
         ttl: Duration = Duration::from_secs(604_800), in Duration::from_secs(60) => Duration::from_secs(315_360_000);
+        /// Memory of each worker for objects on their way, a quarter of it for writes; one object each way always fits.
+        buffers: Bytes = Bytes(1 << 30), in Bytes(1 << 20) => Bytes(1 << 40);
         /// Bytes read and written per second at most, as for `[remote_tier]`.
         bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
         /// How long a look-up and a read may take before they are a miss.

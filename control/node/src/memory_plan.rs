@@ -18,7 +18,7 @@ pub(crate) fn render(settings: &Settings, workers: u64) -> Result<String> {
     let model = compose::model_config(settings)?;
     let layout = KvPool::layout_of(&model, settings.engine.block_tokens as usize)?;
     let block = layout.block_bytes() as u64;
-    let lines = [
+    let mut lines = vec![
         Line {
             what: format!("KV blocks of {} tokens", layout.tokens),
             count: settings.engine.blocks,
@@ -31,6 +31,10 @@ pub(crate) fn render(settings: &Settings, workers: u64) -> Result<String> {
         },
         Line { what: "weights (f32)".to_owned(), count: parameters(&model), bytes: 4 },
     ];
+    if !settings.object_tier.url.is_empty() {
+        let (what, bytes) = ("objects on their way".to_owned(), settings.object_tier.buffers.0);
+        lines.push(Line { what, count: 1, bytes });
+    }
     let mut out = format!("Memory plan, for each of {workers} workers:\n");
     let mut sum = 0;
     for line in &lines {
@@ -78,5 +82,15 @@ mod tests {
         // The tiny model's block: 4 layers x 2 x 16 tokens x 2 heads x 32 x 2 B = 16 KiB.
         assert!(plan.contains("100 x     16384 B"), "{plan}");
         assert!(plan.contains("2 x     16384 B"), "{plan}");
+        assert!(!plan.contains("objects"), "{plan}");
+    }
+
+    #[test]
+    fn objects_on_their_way_are_in_the_plan() {
+        let mut settings = Settings::default();
+        settings.object_tier.url = "file:///objects".to_owned();
+        settings.object_tier.buffers = Bytes(64 << 20);
+        let plan = render(&settings, 1).expect("the built-in model");
+        assert!(plan.contains("1 x  67108864 B =    64.0 MiB"), "{plan}");
     }
 }

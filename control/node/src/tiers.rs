@@ -358,7 +358,9 @@ fn object(
     };
     let objects = Arc::new(kvstore_object::ObjectTier::open(config).context("object_tier")?);
     let counters = objects.counters();
-    Ok((ObjectTier::start(objects, run, tier.deadline, builder.inbox())?, counters))
+    let (block_bytes, buffer_bytes) = (blocks.bytes, tier.buffers.0);
+    let tier = ObjectTier::start(objects, run, block_bytes, buffer_bytes, tier.deadline, builder.inbox())?;
+    Ok((tier, counters))
 }
 
 fn location(settings: &Settings) -> Result<(Location, String)> {

@@ -9,7 +9,7 @@ use crate::config::TierIndex;
 use crate::record::Record;
 
 /// A pin: while it lives, the slot holds this block and is not reused. Dropping it takes no lock and may happen
-/// on any thread.
+/// on any thread. [`crate::Catalog::lease`] gives one and counts a use, [`crate::Catalog::pin`] gives one alone.
 #[derive(Debug)]
 pub struct Lease {
     anchor: Arc<Anchor>,

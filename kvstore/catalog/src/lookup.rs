@@ -3,7 +3,8 @@
 //! misses overlap.
 //!
 //! What is counted as a use: a lease, and [`Catalog::touch`]. [`Catalog::contains`] and [`Catalog::match_prefix`]
-//! only ask, as planners and routers do many times for one use.
+//! only ask, as planners and routers do many times for one use; [`Catalog::pin`] holds a block without one, for a store's
+//! own bookkeeping.
 
 use std::ops::ControlFlow;
 
@@ -94,6 +95,29 @@ impl Catalog {
         leases.len() - before
     }
 
+    /// Holds the block in its slot of this tier as a lease does, but is no use of it: for whoever moves or watches blocks
+    /// that no request has asked for. The eviction policies see nothing of it.
+    #[must_use]
+    pub fn pin(&self, tier: TierIndex, identity: &BlockIdentity) -> Option<Lease> {
+        let identity = halves(identity);
+        self.pin_in(self.tier(tier)?, identity, hash_halves(identity))
+    }
+
+    /// The same for the longest prefix of `chain` that this tier has; appends the pins and returns how many.
+    pub fn pin_prefix(&self, tier: TierIndex, chain: &[BlockIdentity], pins: &mut Vec<Lease>) -> usize {
+        let before = pins.len();
+        for batch in chain.chunks(BATCH) {
+            // The lines of the index are on their way for the whole batch.
+            self.warm(batch);
+            let wanted = pins.len() + batch.len();
+            pins.extend(batch.iter().map_while(|identity| self.pin(tier, identity)));
+            if pins.len() < wanted {
+                break;
+            }
+        }
+        pins.len() - before
+    }
+
     /// Notes a use of the blocks of `chain` that this tier has, as a lease would.
     pub fn touch(&self, tier: TierIndex, chain: &[BlockIdentity]) {
         let Some(of) = self.tier(tier) else { return };
@@ -123,11 +147,16 @@ impl Catalog {
     }
 
     fn lease_in(&self, tier: &Tier, identity: [u64; 2], hash: u64) -> Option<Lease> {
+        let lease = self.pin_in(tier, identity, hash)?;
+        tier.touch(lease.slot(), hash);
+        Some(lease)
+    }
+
+    fn pin_in(&self, tier: &Tier, identity: [u64; 2], hash: u64) -> Option<Lease> {
         let slot = self.shared.index.visit(hash, |number, slot| {
             let pinned = number == tier.number && tier.records[slot as usize].pin(identity);
             if pinned { ControlFlow::Break(slot) } else { ControlFlow::Continue(()) }
         })?;
-        tier.touch(slot, hash);
         Some(Lease::new(self.anchor(slot), tier.number, slot))
     }
 

@@ -116,6 +116,50 @@ fn leaves_go_first_whatever_the_policy() {
     }
 }
 
+/// What goes first of three blocks after they were held.
+fn first_after(policy: PolicyKind, hold: &dyn Fn(&Catalog)) -> u64 {
+    let catalog = catalog(policy, 8);
+    (1..=3).for_each(|block| {
+        store(&catalog, ANYBODY, block, None);
+    });
+    catalog.advance_clock(TIER);
+    (0..3).for_each(|_| hold(&catalog));
+    catalog.debug_check();
+    evict(&catalog, 1).pop().expect("nobody holds a block any more")
+}
+
+/// What holds blocks for its own bookkeeping does not change which block goes first; a lease does.
+#[test]
+fn a_pin_is_no_use() {
+    for policy in POLICIES {
+        let victim = first_after(policy, &|_: &Catalog| {});
+        let pinned = first_after(policy, &|catalog: &Catalog| {
+            let pin = catalog.pin(TIER, &identity(victim)).expect("it is there");
+            assert_eq!((pin.identity(), pin.checksum()), (identity(victim), victim));
+            drop(pin);
+            let mut pins = Vec::new();
+            assert_eq!(catalog.pin_prefix(TIER, &[victim, 99].map(identity), &mut pins), 1);
+        });
+        assert_eq!(pinned, victim, "{policy:?}");
+        let leased = first_after(policy, &|catalog: &Catalog| drop(catalog.lease(TIER, &identity(victim))));
+        assert_ne!(leased, victim, "{policy:?}");
+    }
+}
+
+/// A block that is pinned stays where it is until the pin is dropped.
+#[test]
+fn a_pinned_block_is_not_evicted() {
+    for policy in POLICIES {
+        let catalog = catalog(policy, 4);
+        store(&catalog, ANYBODY, 1, None);
+        let pin = catalog.pin(TIER, &identity(1)).expect("it is there");
+        assert_eq!(evict(&catalog, 1), [0; 0], "{policy:?}");
+        drop(pin);
+        assert_eq!(evict(&catalog, 1), [1], "{policy:?}");
+        catalog.debug_check();
+    }
+}
+
 #[test]
 fn a_parent_whose_child_was_put_back_stays() {
     let catalog = catalog(PolicyKind::Lru, 8);

@@ -139,6 +139,14 @@ impl DiskLog {
         self.tables.slots()
     }
 
+    /// The block that a slot holds, as it was written; `None` when it holds none.
+    #[must_use]
+    pub fn block(&self, slot: u32) -> Option<Block<'_>> {
+        let record = (slot < self.slot_count()).then(|| self.tables.live(slot)).flatten()?;
+        let Record { identity, parent, tenant, .. } = record;
+        Some(Block { identity, parent, tenant, meta: self.tables.meta(slot) })
+    }
+
     /// What it did.
     #[must_use]
     pub fn counters(&self) -> &Arc<DiskCounters> {

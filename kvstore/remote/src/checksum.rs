@@ -23,10 +23,32 @@ pub fn checksum(identity: &BlockIdentity, slot: &SlotRef, bytes: usize) -> u64 {
     }
 }
 
+/// The checksum of a block whose bytes are handed over in pieces, in their order.
+pub struct BlockHasher(Xxh3);
+
+impl BlockHasher {
+    /// The checksum of a block of which nothing was handed over yet.
+    #[must_use]
+    pub fn new(identity: &BlockIdentity) -> Self {
+        Self(Xxh3::with_seed(identity.short()))
+    }
+
+    /// Adds the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The checksum of what was handed over.
+    #[must_use]
+    pub fn finish(&self) -> u64 {
+        self.0.digest()
+    }
+}
+
 /// A checksum in the making, of one block at a time.
 #[derive(Default)]
 pub(crate) struct Verifier {
-    hasher: Option<Xxh3>,
+    hasher: Option<BlockHasher>,
     at: usize,
 }
 
@@ -47,7 +69,7 @@ impl Verifier {
         if self.hasher.is_none() {
             self.at = 0;
         }
-        let hasher = self.hasher.get_or_insert_with(|| Xxh3::with_seed(identity.short()));
+        let hasher = self.hasher.get_or_insert_with(|| BlockHasher::new(identity));
         let mut chunk = [0; CHUNK_BYTES];
         while self.at < bytes && *budget > 0 {
             let len = CHUNK_BYTES.min(bytes - self.at);
@@ -59,7 +81,7 @@ impl Verifier {
         if self.at < bytes {
             return None;
         }
-        let sum = hasher.digest();
+        let sum = hasher.finish();
         self.hasher = None;
         Some(sum)
     }

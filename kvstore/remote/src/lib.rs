@@ -32,7 +32,7 @@ mod sketch;
 mod wire;
 
 pub use breaker::BreakerState;
-pub use checksum::checksum;
+pub use checksum::{BlockHasher, checksum};
 pub use client::{
     Outcome, PoolNode, Refusal, Refused, RemotePool, StoreBlock, StoreResult, Ticket, Verified,
 };

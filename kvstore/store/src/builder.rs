@@ -25,7 +25,7 @@ use crate::offload::Offloads;
 use crate::quota;
 use crate::shared::{DISK, Shared};
 use crate::store::Store;
-use crate::tiers::{META_FIXED, Tiers};
+use crate::tiers::{META_FIXED, Tiers, parse_meta};
 
 /// Blocks that may wait for the copying thread.
 const OFFLOADS_MAX: usize = 1024;
@@ -153,7 +153,6 @@ impl StoreBuilder {
             far: FarLinks::new(others),
             background: Background::new(shared.config.prefetch, now),
             device: DeviceCopies::new(copier),
-            ended_copies: Vec::new(),
         };
         let thread =
             std::thread::Builder::new().name("kvasir-store".to_owned()).spawn(move || mover.run())?;
@@ -179,9 +178,8 @@ fn open_disk(
 fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<Survivor> {
     let mut blocks: Vec<(u32, u64, Recovered)> = (recovered.into_iter())
         .filter_map(|block| {
-            let (position, rest) = block.meta.split_first_chunk::<4>()?;
-            let (checksum, _) = rest.split_first_chunk::<8>()?;
-            Some((u32::from_le_bytes(*position), u64::from_le_bytes(*checksum), block))
+            let (position, checksum, _) = parse_meta(&block.meta)?;
+            Some((position, checksum, block))
         })
         .collect();
     blocks.sort_unstable_by_key(|(position, ..)| *position);

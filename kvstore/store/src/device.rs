@@ -8,7 +8,7 @@
 //! Until its copy is over a block in host memory stays leased, and so do the slots on both sides, whatever becomes of the
 //! request: nothing is reused under a copy.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use dataplane_memory::{Copier, CopyDone, CopyRefused, SlotCopy, SlotRef};
@@ -42,6 +42,8 @@ pub(crate) struct DeviceCopies {
     under_way: HashMap<u64, UnderWay>,
     next_token: u64,
     done: Vec<CopyDone>,
+    /// Copies that are over and were not looked at yet.
+    ended: VecDeque<Ended>,
     is_due: bool,
     /// When a copy ended last, or the first of those under way was started.
     last_progress: Instant,
@@ -54,6 +56,7 @@ impl DeviceCopies {
             under_way: HashMap::new(),
             next_token: 0,
             done: Vec::new(),
+            ended: VecDeque::new(),
             is_due: false,
             last_progress: Instant::now(),
         }
@@ -69,9 +72,14 @@ impl DeviceCopies {
         }
     }
 
-    /// Whether the end of some copy is to come.
+    /// Whether the end of some copy is to come, or to be looked at.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.under_way.is_empty()
+        !self.under_way.is_empty() || !self.ended.is_empty()
+    }
+
+    /// A copy that is over, in the order in which they ended.
+    pub(crate) fn next_ended(&mut self) -> Option<Ended> {
+        self.ended.pop_front()
     }
 
     /// Starts a copy between slots of which one lies in a device's memory.
@@ -106,8 +114,8 @@ impl DeviceCopies {
         }
     }
 
-    /// Rings the doorbell for what was started, and moves what has ended into `ended`.
-    pub(crate) fn poll(&mut self, ended: &mut Vec<Ended>) {
+    /// Rings the doorbell for what was started, and asks what has ended: [`DeviceCopies::next_ended`].
+    pub(crate) fn poll(&mut self) {
         let Some(copier) = &mut self.copier else { return };
         if std::mem::take(&mut self.is_due) {
             copier.flush();
@@ -125,7 +133,7 @@ impl DeviceCopies {
                 tracing::debug!("a copy to or from the device failed: {error}");
             }
             let took = is_alone.then(|| started.elapsed());
-            ended.push(Ended { purpose, is_good: result.is_ok(), took });
+            self.ended.push_back(Ended { purpose, is_good: result.is_ok(), took });
         }
     }
 }

@@ -67,10 +67,21 @@ pub struct Prepare {
     pub chain: Vec<BlockIdentity>,
     /// Leading blocks that the worker's pool has.
     pub device_blocks: usize,
+    /// What the caller keeps with the blocks behind those, as [`Description::meta`] has it; blocks beyond its end have
+    /// nothing.
+    pub metas: Vec<Arc<[u8]>>,
     /// Whose quota counts what is brought, where there is one.
     pub tenant: TenantId,
     /// What has not arrived by then is not waited for.
     pub deadline: Instant,
+}
+
+impl Prepare {
+    /// What the caller keeps with the block at this place of the chain.
+    pub(crate) fn meta(&self, position: usize) -> Arc<[u8]> {
+        let at = position.checked_sub(self.device_blocks);
+        at.and_then(|at| self.metas.get(at)).cloned().unwrap_or_default()
+    }
 }
 
 /// The queue is full; the job comes back.

@@ -142,6 +142,38 @@ fn checksum_of_pieces(slab: &Slab, slot: u32, bytes: usize, mut look: impl FnMut
     hasher.digest()
 }
 
+/// A check of a held block that goes on by a bounded piece at a time.
+#[derive(Default)]
+pub(crate) struct BlockCheck {
+    hasher: Xxh3,
+    at: usize,
+}
+
+impl BlockCheck {
+    /// Goes on with the block and shows each piece to `look`; takes what it reads off the budget. Whether the block is what
+    /// had been stored, once all of it was read.
+    pub(crate) fn advance(
+        &mut self,
+        block: &HostBlock,
+        budget: &mut usize,
+        mut look: impl FnMut(&[u8]),
+    ) -> Option<bool> {
+        let mut chunk = [0; CHUNK_BYTES];
+        while self.at < block.len() {
+            if *budget == 0 {
+                return None;
+            }
+            let len = CHUNK_BYTES.min(block.len() - self.at);
+            block.memory.slab.read(block.lease.slot(), self.at, &mut chunk[..len]);
+            self.hasher.update(&chunk[..len]);
+            look(&chunk[..len]);
+            self.at += len;
+            *budget = budget.saturating_sub(len);
+        }
+        Some(self.hasher.digest() == block.lease.checksum())
+    }
+}
+
 /// A block that is held in host memory for a reader.
 #[derive(Debug)]
 pub struct HostBlock {
@@ -160,11 +192,6 @@ impl HostBlock {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Whether its bytes are what had been stored.
-    pub(crate) fn is_intact(&self) -> bool {
-        self.memory.checksum(self.lease.slot(), self.len()) == self.lease.checksum()
     }
 
     /// Whether both are one block of one slot. While one is held, its slot goes to no other block.

@@ -1,8 +1,8 @@
 //! The store's thread: it copies, decides what goes where, and keeps the slower tiers busy.
 //!
 //! What somebody waits for (loads, results of reads) comes before what nobody does (offloads), one block at a time, so
-//! that a load waits for little more than the copies of `COPY_BYTES_MAX` and the checksums of what has just arrived. A
-//! round is bounded, and loads that never pause leave a new block its turn in every [`OFFLOAD_EVERY`]th. The slower tiers
+//! that a load waits for little more than the copies of `COPY_BYTES_MAX` and the checksums of what has just arrived, which
+//! are bounded as well ([`Tiers::hashing`]): a round is a few of those bounds long. Loads that never pause leave a new block its turn in every [`OFFLOAD_EVERY`]th. The slower tiers
 //! have threads of their own; this one hands them commands and gets their results through its inbox, and never waits for
 //! one of them.
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, select};
 
 use crate::background::Background;
-use crate::device::{DeviceCopies, Ended};
+use crate::device::DeviceCopies;
 use crate::disk::{DiskResult, Read};
 use crate::far::{FarLinks, FarResult};
 use crate::job::Job;
@@ -48,8 +48,6 @@ pub(crate) struct Mover {
     pub(crate) background: Background,
     /// Copies to and from a pool in a device's memory.
     pub(crate) device: DeviceCopies,
-    /// Scratch: those that have ended.
-    pub(crate) ended_copies: Vec<Ended>,
 }
 
 impl Mover {
@@ -57,14 +55,24 @@ impl Mover {
         let mut busy_rounds = 0_u32;
         loop {
             let mut is_idle = true;
+            self.tiers.hashing.refill();
             for _ in 0..MESSAGES_MAX {
+                if self.tiers.hashing.is_spent() {
+                    // The rest is hashed when what is here was copied to those who wait for it.
+                    break;
+                }
                 let Ok(message) = self.inbox.try_recv() else { break };
                 is_idle = false;
                 if !self.take(message) {
                     return;
                 }
             }
+            self.tiers.hashing.refill();
             if self.advance_copies() {
+                is_idle = false;
+            }
+            self.tiers.hashing.refill();
+            if self.far.advance(&mut self.tiers) {
                 is_idle = false;
             }
             if self.loads.advance(&mut self.tiers, &mut self.device) {
@@ -83,6 +91,7 @@ impl Mover {
             let now = Instant::now();
             self.loads.expire(now, &mut self.tiers);
             self.far.expire(now, &mut self.tiers);
+            self.far.check_lent();
             self.tiers.bury();
             if self.tiers.resume_writes(now) {
                 is_idle = false;

@@ -107,12 +107,15 @@ impl Mover {
         }
     }
 
-    /// Takes in the copies to and from a device's memory that have ended; false when there were none.
+    /// Takes in copies to and from a device's memory that have ended, as far as their checksums may be taken in this part of
+    /// the round; false when there were none.
     pub(crate) fn advance_copies(&mut self) -> bool {
-        let mut ended = std::mem::take(&mut self.ended_copies);
-        self.device.poll(&mut ended);
-        let has_ended = !ended.is_empty();
-        for Ended { purpose, is_good, took } in ended.drain(..) {
+        self.device.poll();
+        let mut has_ended = false;
+        while !self.tiers.hashing.is_spent()
+            && let Some(Ended { purpose, is_good, took }) = self.device.next_ended()
+        {
+            has_ended = true;
             let shared = &self.tiers.shared;
             if !is_good {
                 StoreCounters::add(&shared.counters.device_failures, 1);
@@ -122,7 +125,7 @@ impl Mover {
                     if let Some(took) = took {
                         shared.observe_copy(bytes, took);
                     }
-                    let checksum = shared.memory.checksum(filling.slot(), bytes);
+                    let checksum = self.tiers.checksum(filling.slot(), bytes);
                     self.take_in(block, filling, bytes, checksum);
                 }
                 Purpose::In { block, filling, .. } => {
@@ -132,7 +135,6 @@ impl Mover {
                 Purpose::Out { load, index, lease } => self.loads.moved_out(load, index, lease, is_good),
             }
         }
-        self.ended_copies = ended;
         if has_ended {
             self.tiers.room.came_free();
         }

@@ -26,7 +26,7 @@ pub(crate) fn unlimited(tiers: usize) -> Vec<TenantQuota> {
 
 /// Whose the block is that the tier has.
 pub(crate) fn owner(catalog: &Catalog, tier: TierIndex, identity: &BlockIdentity) -> TenantId {
-    let lease = catalog.lease(tier, identity);
+    let lease = catalog.pin(tier, identity);
     lease.and_then(|lease| catalog.tenant_of(&lease)).unwrap_or(NOBODY)
 }
 

@@ -6,6 +6,7 @@
 //! between.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -138,6 +139,17 @@ impl Blocks {
             tenant: facts.tenant,
         };
         store.offload(Offload { identity, description, slot }).is_ok()
+    }
+
+    /// What the store keeps with these blocks of a sequence, so that what other nodes have of them is described as its own.
+    pub(crate) fn metas(&self, sequence: &Sequence, blocks: Range<usize>) -> Vec<Arc<[u8]>> {
+        let block_tokens = self.kv.block_tokens();
+        let meta = |block: usize| {
+            let tokens = &sequence.tokens[block * block_tokens..(block + 1) * block_tokens];
+            let extras: &[String] = if block == 0 { &sequence.extras } else { &[] };
+            encode_meta(tokens, extras).into()
+        };
+        blocks.map(meta).collect()
     }
 
     pub(crate) fn acquire_many(&mut self, count: usize) -> Option<Vec<SlotRef>> {

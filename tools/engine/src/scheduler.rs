@@ -327,8 +327,9 @@ impl Scheduler {
                 sequence.others_asked = true;
                 let chain = sequence.identities[..wanted].to_vec();
                 let tenant = sequence.tenant();
-                if store.prepare(Prepare { request, chain, device_blocks: found, tenant, deadline }).is_err()
-                {
+                let metas = self.blocks.metas(&sequence, found..wanted);
+                let prepare = Prepare { request, chain, device_blocks: found, metas, tenant, deadline };
+                if store.prepare(prepare).is_err() {
                     return Fetch::Unneeded(Box::new(sequence));
                 }
                 // It is admitted anew when the answers are there; until then it holds no slots.

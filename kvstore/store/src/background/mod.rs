@@ -139,7 +139,9 @@ impl Mover {
                 before.map_or(quota::NOBODY, |before| quota::owner(&self.tiers.shared.catalog, HOST, before));
             let chain = chain[..end].to_vec();
             let request = BACKGROUND_REQUEST;
-            let prepare = Prepare { request, chain, device_blocks: 0, tenant, deadline };
+            // An idle conversation has names only.
+            let metas = Vec::new();
+            let prepare = Prepare { request, chain, device_blocks: 0, metas, tenant, deadline };
             self.far.prepare(prepare, &mut self.tiers);
         }
     }

@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, TryRecvError};
 use dataplane_memory::SlotRef;
+use kvstore_catalog::TenantId;
 use kvstore_disk::{Block, DiskLog, Done, MissReason, Moment, ReadOutcome, WriteOutcome};
 
 use super::{DiskCommand, DiskResult, NO_PARENT, Read, Write};
+use crate::Description;
+use crate::tiers::parse_meta;
 
 /// The longest sleep: a wake-up that was lost would cost no more than that.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
@@ -131,7 +134,7 @@ impl Driver {
                 self.wrote(write, outcome == WriteOutcome::Stored);
             }
             Done::Read { token, memory, outcome, .. } => {
-                let Some(UnderWay::Read(read)) = self.under_way.remove(&token) else { return };
+                let Some(UnderWay::Read(mut read)) = self.under_way.remove(&token) else { return };
                 if memory.is_none() {
                     (self.report)(DiskResult::Stuck { identity: read.identity, is_write: false });
                     return self.limbo.push((read.target.clone(), UnderWay::Read(read)));
@@ -142,6 +145,11 @@ impl Driver {
                     ReadOutcome::Miss(MissReason::Device) => (None, false),
                     ReadOutcome::Miss(_) => (None, true),
                 };
+                if bytes.is_some() {
+                    let stored = self.log.block(read.lease.slot());
+                    let stored = stored.filter(|block| block.identity == read.identity);
+                    read.description = stored.as_ref().and_then(describe);
+                }
                 (self.report)(DiskResult::Read { read, bytes, is_gone });
             }
             Done::Flushed { .. } => {}
@@ -162,4 +170,11 @@ impl Driver {
             }
         }
     }
+}
+
+/// What a block is, from what the disk keeps with it.
+fn describe(block: &Block<'_>) -> Option<Description> {
+    let (position, _, meta) = parse_meta(block.meta)?;
+    let parent = (block.parent != NO_PARENT).then_some(block.parent);
+    Some(Description { parent, position, meta: meta.into(), tenant: TenantId(block.tenant) })
 }

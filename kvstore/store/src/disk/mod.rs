@@ -21,6 +21,7 @@ use kvstore_catalog::{Evicting, Filling, Lease, TenantId};
 use kvstore_disk::{AdmissionConfig, DiskCounters, DiskLog, Recovered, Usage};
 use kvstore_io::Waker;
 
+use crate::Description;
 use crate::error::StoreError;
 use driver::Driver;
 pub(crate) use gate::WriteGate;
@@ -75,6 +76,8 @@ pub(crate) struct Read {
     /// The slot in host memory.
     pub(crate) filling: Filling,
     pub(crate) target: SlotRef,
+    /// What the block is, which the disk's thread fills in from what is kept with it.
+    pub(crate) description: Option<Description>,
 }
 
 pub(crate) enum DiskCommand {

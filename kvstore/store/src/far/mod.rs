@@ -4,21 +4,26 @@
 //! have not got, and brings what they deliver into host memory, where the request that waits for it finds it like
 //! anything else. A tier that does not answer costs the request its deadline and nobody else anything.
 
+mod in_flight_reads;
+mod lent_slot;
 pub mod object;
 mod offer;
+mod offer_queue;
 pub mod remote;
 mod search;
+#[cfg(test)]
+mod tests;
 
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::Filling;
 use kvstore_plan::Tier;
 
 use crate::mover::Message;
 use crate::{Description, HostBlock};
+use lent_slot::LentSlot;
 pub(crate) use search::FarLinks;
 
 /// A block for a tier further away.
@@ -47,7 +52,17 @@ pub struct Incoming {
     pub targets: Vec<SlotRef>,
     /// What has not arrived by then is not waited for.
     pub deadline: Instant,
-    pub(crate) fillings: Vec<Filling>,
+    pub(crate) slots: Vec<LentSlot>,
+    /// Further slots of the read that the tier keeps for now: they follow in [`FarResult::Returned`].
+    pub(crate) held: usize,
+}
+
+/// Slots of a read that was answered before they could be given back.
+#[derive(Debug)]
+pub struct ReturnedSlots {
+    /// The store's number of the request.
+    pub(crate) request: u64,
+    pub(crate) slots: Vec<LentSlot>,
 }
 
 /// What a tier further away answers.
@@ -67,6 +82,8 @@ pub enum FarResult {
         /// Bytes of each that has arrived.
         bytes: Vec<u32>,
     },
+    /// The slots that a read kept when it was answered: nothing writes to them any more.
+    Returned(ReturnedSlots),
     /// So many blocks were kept there.
     Kept {
         /// How many.

@@ -1,5 +1,10 @@
 //! Objects in S3 or a folder: the runtime that their requests run on.
+//!
+//! An object is read and written on the heap. What may be there at a time is bounded in bytes, apart for reads and for
+//! writes, so that no upload makes a read late: a read goes on piece by piece and waits for room until its deadline, a write
+//! that finds none is dropped. One run fits always. The thread copies and hashes a block at a time between requests.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,7 +12,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_object::{Block, ObjectTier as Objects, Outcome};
 use kvstore_plan::Tier;
 use tokio::runtime::Runtime;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::far::{FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
 
@@ -15,11 +20,69 @@ use crate::far::{FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
 const REQUESTS_MAX: usize = 256;
 /// Runs being written at a time: further ones are dropped, nobody waits for them.
 const PUTS_MAX: usize = 8;
+/// Writes may have this part of the heap that objects on their way take, as a divisor; reads have the rest.
+const PUTS_SHARE: u64 = 4;
+/// One piece of a read may have this part of what reads have.
+const PIECE_SHARE: u64 = 2;
+/// The heap is counted in these.
+const PAGE_BYTES: u64 = 4096;
 /// Objects that are too old are deleted so often, and so many at a time.
 const SWEEP_EVERY: Duration = Duration::from_secs(3600);
 const SWEEP_MAX: u64 = 100_000;
 /// How long one may take.
 const PUT_MAX: Duration = Duration::from_secs(60);
+
+/// Bytes of the heap that blocks on their way may take.
+#[derive(Clone)]
+struct Heap {
+    pages: Arc<Semaphore>,
+    pages_max: u32,
+}
+
+impl Heap {
+    fn new(bytes: u64) -> Self {
+        let pages_max = (bytes / PAGE_BYTES).clamp(1, u64::from(u32::MAX >> 3)) as u32;
+        Self { pages: Arc::new(Semaphore::new(pages_max as usize)), pages_max }
+    }
+
+    fn bytes_max(&self) -> u64 {
+        u64::from(self.pages_max) * PAGE_BYTES
+    }
+
+    /// What so many bytes take. More than there is takes all of it: such a run is moved alone.
+    fn pages_of(&self, bytes: u64) -> u32 {
+        bytes.div_ceil(PAGE_BYTES).min(u64::from(self.pages_max)) as u32
+    }
+
+    /// Room for so many bytes, if there is some now.
+    fn try_take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.pages).try_acquire_many_owned(self.pages_of(bytes)).ok()
+    }
+
+    /// Room for so many bytes, unless there is none until the deadline. First come, first served.
+    async fn take(&self, bytes: u64, deadline: tokio::time::Instant) -> Option<OwnedSemaphorePermit> {
+        let taken = Arc::clone(&self.pages).acquire_many_owned(self.pages_of(bytes));
+        tokio::time::timeout_at(deadline, taken).await.ok()?.ok()
+    }
+}
+
+/// Blocks of a chain in pieces of at most so many bytes that end where runs do, and of one run at least.
+fn pieces(
+    blocks: Range<usize>,
+    run: usize,
+    block_bytes: u64,
+    bytes_max: u64,
+) -> impl Iterator<Item = Range<usize>> {
+    let run = run.max(1);
+    let runs = (bytes_max / (run as u64 * block_bytes).max(1)).max(1) as usize;
+    let mut start = blocks.start;
+    std::iter::from_fn(move || {
+        let end = (start / run).saturating_add(runs).saturating_mul(run).min(blocks.end);
+        let piece = start..end;
+        start = end;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
 
 /// The way to the objects.
 pub struct ObjectTier {
@@ -30,13 +93,20 @@ pub struct ObjectTier {
     inbox: FarInbox,
     requests: Arc<Semaphore>,
     puts: Arc<Semaphore>,
+    /// Longest block, in bytes.
+    block_bytes: u64,
+    read_heap: Heap,
+    put_heap: Heap,
 }
 
 impl ObjectTier {
-    /// Starts the runtime, one thread.
+    /// Starts the runtime, one thread. Blocks of at most `block_bytes` bytes; those on their way take `buffer_bytes` of the
+    /// heap at most, or one run each way.
     pub fn start(
         objects: Arc<Objects>,
         run: u32,
+        block_bytes: usize,
+        buffer_bytes: u64,
         patience: Duration,
         inbox: FarInbox,
     ) -> std::io::Result<Self> {
@@ -55,7 +125,20 @@ impl ObjectTier {
                 }
             }
         }));
-        Ok(Self { runtime: Some(runtime), objects, run, patience, inbox, requests, puts })
+        let put_heap = Heap::new(buffer_bytes / PUTS_SHARE);
+        let read_heap = Heap::new(buffer_bytes - buffer_bytes / PUTS_SHARE);
+        Ok(Self {
+            runtime: Some(runtime),
+            objects,
+            run,
+            patience,
+            inbox,
+            requests,
+            puts,
+            block_bytes: block_bytes as u64,
+            read_heap,
+            put_heap,
+        })
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
@@ -88,19 +171,29 @@ impl FarTier for ObjectTier {
 
     fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
         let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else { return Err(incoming) };
-        let (objects, inbox) = (Arc::clone(&self.objects), self.inbox.clone());
+        let (objects, inbox, heap) = (Arc::clone(&self.objects), self.inbox.clone(), self.read_heap.clone());
+        let (run, block_bytes) = (self.run as usize, self.block_bytes);
         self.spawn(async move {
-            let range = incoming.first..incoming.first + incoming.targets.len();
-            let blocks = objects.get(&incoming.chain, range, incoming.deadline.into()).await;
-            drop(permit);
-            let mut bytes = Vec::with_capacity(blocks.len());
-            for (block, target) in blocks.iter().zip(&incoming.targets) {
-                if block.payload.len() > target.slab().layout().slot_bytes {
+            let (first, deadline) = (incoming.first, incoming.deadline.into());
+            let range = first..first + incoming.targets.len();
+            let mut bytes = Vec::with_capacity(range.len());
+            for piece in pieces(range, run, block_bytes, heap.bytes_max() / PIECE_SHARE) {
+                // Until the blocks of this piece are in their slots.
+                let Some(_room) = heap.take(piece.len() as u64 * block_bytes, deadline).await else { break };
+                let blocks = objects.get(&incoming.chain, piece.clone(), deadline).await;
+                for (block, target) in blocks.into_iter().zip(&incoming.targets[piece.start - first..]) {
+                    if block.payload.len() > target.slab().layout().slot_bytes {
+                        break;
+                    }
+                    target.slab().write(target.slot(), 0, &block.payload);
+                    bytes.push(block.payload.len() as u32);
+                    tokio::task::yield_now().await;
+                }
+                if first + bytes.len() < piece.end {
                     break;
                 }
-                target.slab().write(target.slot(), 0, &block.payload);
-                bytes.push(block.payload.len() as u32);
             }
+            drop(permit);
             inbox.send(FarResult::Arrived { incoming, bytes });
         });
         Ok(())
@@ -114,24 +207,26 @@ impl FarTier for ObjectTier {
 
     fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) {
         let Ok(permit) = Arc::clone(&self.puts).try_acquire_owned() else { return };
+        let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
+        let Some(room) = self.put_heap.try_take(bytes) else { return };
         let (objects, inbox) = (Arc::clone(&self.objects), self.inbox.clone());
         self.spawn(async move {
-            let whole: Option<Vec<Block>> = (blocks.iter())
-                .map(|block| {
-                    let (identity, meta) = (block.identity, block.description.meta.to_vec().into());
-                    Some(Block { identity, meta, payload: block.block.to_bytes()?.into() })
-                })
-                .collect();
-            // The slots are free again; the upload has bytes of its own.
             let count = blocks.len();
-            drop(blocks);
-            let Some(run) = whole else { return };
+            let mut run = Vec::with_capacity(count);
+            for block in blocks {
+                let (identity, meta) = (block.identity, block.description.meta.to_vec().into());
+                let Some(payload) = block.block.to_bytes() else { return };
+                // Its slot is free again; the upload has bytes of its own.
+                drop(block);
+                run.push(Block { identity, meta, payload: payload.into() });
+                tokio::task::yield_now().await;
+            }
             match objects.put(&run, (Instant::now() + PUT_MAX).into()).await {
                 Ok(Outcome::Stored) => inbox.send(FarResult::Kept { blocks: count }),
                 Ok(Outcome::Present | Outcome::Throttled) => {}
                 Err(error) => tracing::warn!("object tier: {error}"),
             }
-            drop(permit);
+            drop((run, room, permit));
         });
     }
 }
@@ -141,5 +236,104 @@ impl Drop for ObjectTier {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::unbounded;
+    use kvstore_catalog::{PolicyKind, TenantId};
+    use kvstore_object::{Location, ObjectConfig};
+
+    use super::*;
+    use crate::far::FarLinks;
+    use crate::job::{Moved, Prepare};
+    use crate::mover::Message;
+    use crate::tiers::testing::{host_tiers, numbered_chain};
+
+    const BLOCK: usize = 4096;
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_piece_of_a_read_has_no_more_bytes_than_it_may_and_ends_where_a_run_does() {
+        let block = BLOCK as u64;
+        for (blocks, run, bytes_max) in [
+            (0..64, 16, 32 * block),
+            (5..64, 16, 47 * block),
+            (5..9, 16, 1),
+            (0..1000, 1, 10 * block),
+            (8..9, 4, 1),
+        ] {
+            let made: Vec<Range<usize>> = pieces(blocks.clone(), run, block, bytes_max).collect();
+            let joined: Vec<usize> = made.iter().cloned().flatten().collect();
+            assert_eq!(joined, blocks.clone().collect::<Vec<usize>>(), "{blocks:?}");
+            for piece in &made {
+                assert!(piece.len() as u64 * block <= bytes_max.max(run as u64 * block), "{piece:?}");
+                assert!(piece.end.is_multiple_of(run) || piece.end == blocks.end, "{piece:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_for_the_heap_takes_all_of_it() {
+        let heap = Heap::new(10 * PAGE_BYTES);
+        let some = heap.try_take(6 * PAGE_BYTES - 1).expect("room for six pages of ten");
+        assert!(heap.try_take(5 * PAGE_BYTES).is_none());
+        drop(some);
+        let all = heap.try_take(1000 * PAGE_BYTES).expect("it is alone");
+        assert!(heap.try_take(1).is_none());
+        drop(all);
+        assert_eq!(heap.pages.available_permits(), 10);
+    }
+
+    /// A read of seven runs, and an upload, over a heap that holds one run each way at a time: every block is read, and all of
+    /// the heap is given back.
+    #[test]
+    fn a_read_longer_than_its_heap_comes_whole_piece_by_piece() {
+        const RUN: u32 = 4;
+        let folder = std::env::temp_dir().join(format!("kvasir-object-heap-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let location = Location::Directory(folder.clone());
+        let config = ObjectConfig { run_blocks: RUN as usize, ..ObjectConfig::new(location, 7) };
+        let objects = Arc::new(Objects::open(config).expect("a folder"));
+        let (mut tiers, moved) = host_tiers(64, BLOCK, PolicyKind::Lru);
+        let (sender, messages) = unbounded();
+        let (heap, inbox) = (u64::from(RUN) * BLOCK as u64 * 4, FarInbox(sender));
+        let tier =
+            ObjectTier::start(Arc::clone(&objects), RUN, BLOCK, heap, PATIENCE, inbox).expect("a thread");
+        let (read_heap, runtime) = (tier.read_heap.clone(), tier.runtime.as_ref().expect("it runs"));
+        let chain = numbered_chain(1, 28);
+        for run in chain.chunks(RUN as usize) {
+            let block = |identity: &BlockIdentity| {
+                let payload = vec![identity.0[8]; BLOCK].into();
+                Block { identity: *identity, meta: bytes::Bytes::new(), payload }
+            };
+            let blocks: Vec<Block> = run.iter().map(block).collect();
+            let stored = runtime.block_on(objects.put(&blocks, (Instant::now() + PATIENCE).into()));
+            assert!(matches!(stored, Ok(Outcome::Stored)), "{stored:?}");
+        }
+
+        let mut far = FarLinks::new(vec![Box::new(tier)]);
+        let (metas, deadline) = (Vec::new(), Instant::now() + PATIENCE);
+        let (chain, tenant) = (chain.clone(), TenantId(0));
+        far.prepare(Prepare { request: 1, chain, device_blocks: 0, metas, tenant, deadline }, &mut tiers);
+        let blocks = loop {
+            let Ok(Message::Far(result)) = messages.recv_timeout(PATIENCE) else { panic!("no answer") };
+            far.answered(result, &mut tiers);
+            while far.advance(&mut tiers) {
+                tiers.hashing.refill();
+            }
+            let prepared = moved.try_iter().find_map(|moved| match moved {
+                Moved::Prepared { blocks, .. } => Some(blocks),
+                _ => None,
+            });
+            if let Some(blocks) = prepared {
+                break blocks;
+            }
+        };
+        assert_eq!(blocks, 28);
+        assert_eq!(read_heap.pages.available_permits(), read_heap.pages_max as usize);
+        drop(far);
+        std::fs::remove_dir_all(&folder).expect("it is there");
     }
 }

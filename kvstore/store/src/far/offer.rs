@@ -13,7 +13,13 @@ impl FarLinks {
     /// Offers a block that is new in host memory. One whose chain is not in host memory as far as the tier needs it is not
     /// offered.
     pub(crate) fn offer(&mut self, identity: BlockIdentity, tiers: &mut Tiers) {
-        for link in &mut self.links {
+        self.offer_to_first(self.links.len(), identity, tiers);
+    }
+
+    /// The same for the tiers that are asked first, so many of them.
+    pub(super) fn offer_to_first(&mut self, count: usize, identity: BlockIdentity, tiers: &mut Tiers) {
+        let count = count.min(self.links.len());
+        for link in &mut self.links[..count] {
             let Some(last) = outgoing(identity, tiers) else { return };
             let position = last.description.position;
             let (steps, is_run) = match link.portion() {
@@ -32,9 +38,9 @@ impl FarLinks {
     }
 }
 
-/// A block of host memory that came from this node's worker.
-fn outgoing(identity: BlockIdentity, tiers: &Tiers) -> Option<Outgoing> {
-    let lease = tiers.shared.catalog.lease(HOST, &identity)?;
+/// A block of host memory of which it is known what it is.
+pub(super) fn outgoing(identity: BlockIdentity, tiers: &Tiers) -> Option<Outgoing> {
+    let lease = tiers.shared.catalog.pin(HOST, &identity)?;
     let description = tiers.description(lease.slot())?.clone();
     let memory = &tiers.shared.memory;
     let slot = memory.slot(lease.slot()).clone();

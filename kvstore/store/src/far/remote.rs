@@ -3,18 +3,19 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use dataplane_fabric::{Fabric, Sleeper};
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::Filling;
 use kvstore_plan::Tier;
 use kvstore_remote::{Outcome, RemotePool, StoreBlock, StoreResult, Ticket};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
+use crate::far::in_flight_reads::InFlightReads;
+use crate::far::offer_queue::{Counted, Offer, OfferQueue};
 use crate::far::{FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
 
 /// Commands that may wait for the thread.
@@ -26,6 +27,10 @@ const OFFERS_SHARE: usize = 8;
 /// What was found and not read is forgotten after this time, when there is much of it: its lease is over by then.
 const FOUND_AGE_MAX: Duration = Duration::from_secs(60);
 const FOUND_MAX: usize = 1024;
+/// Commands taken in before the rest of a turn.
+const COMMANDS_PER_TURN: usize = 256;
+/// Bytes of blocks on their way out that are read in a turn: look-ups, reads and deadlines come in between.
+const OFFER_BYTES_PER_TURN: usize = 1 << 20;
 /// How long a block may take to get there.
 const OFFER_MAX: Duration = Duration::from_secs(5);
 /// Empty polls before the thread sleeps.
@@ -38,7 +43,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 enum Command {
     LookUp { request: u64, chain: Vec<BlockIdentity>, first: usize, deadline: Instant },
     Read(Incoming),
-    Offer(Box<Outgoing>, BlockIdentity, Counted),
+    Offer(Box<Offer>),
     Leave(u64),
 }
 
@@ -71,15 +76,6 @@ pub struct RemoteTier {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Counts a block on its way out.
-struct Counted(Arc<AtomicUsize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl RemoteTier {
     /// Starts the thread over a client whose fabric has registered the store's memory. Blocks with another `fingerprint` are
     /// not taken for ours; of `host_slots` a part is used for blocks on their way out.
@@ -102,9 +98,9 @@ impl RemoteTier {
             fingerprint,
             looking: HashMap::new(),
             found: HashMap::new(),
-            reading: HashMap::new(),
-            held: HashMap::new(),
-            offers: HashMap::new(),
+            reads: InFlightReads::default(),
+            offers: OfferQueue::default(),
+            sent: HashMap::new(),
         };
         let thread =
             std::thread::Builder::new().name("kvasir-remote-tier".to_owned()).spawn(move || driver.run())?;
@@ -152,12 +148,10 @@ impl FarTier for RemoteTier {
 
     fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) {
         for block in blocks {
-            if self.offers.fetch_add(1, Ordering::Relaxed) >= self.offers_max {
-                self.offers.fetch_sub(1, Ordering::Relaxed);
-                return;
-            }
+            let Some(counted) = Counted::one_of(&self.offers, self.offers_max) else { return };
+            let offer = Offer { block, group: head, _counted: counted };
             // Offers that do not fit are not made.
-            let _full = self.send(Command::Offer(Box::new(block), head, Counted(Arc::clone(&self.offers))));
+            let _full = self.send(Command::Offer(Box::new(offer)));
         }
     }
 }
@@ -183,11 +177,11 @@ struct Driver<F> {
     looking: HashMap<Ticket, u64>,
     /// Look-ups that have found something, by request, until it is read.
     found: HashMap<u64, (Ticket, Instant)>,
-    reading: HashMap<Ticket, Incoming>,
-    /// Slots that the fabric may still write although nobody waits any more.
-    held: HashMap<Ticket, Vec<Filling>>,
-    /// Blocks on their way out, which stay where they are until they have arrived.
-    offers: HashMap<Ticket, (Outgoing, Counted)>,
+    reads: InFlightReads,
+    /// Blocks on their way out whose checksums are not known yet.
+    offers: OfferQueue,
+    /// Blocks on their way out that stay where they are until they have arrived.
+    sent: HashMap<Ticket, Box<Offer>>,
 }
 
 impl<F: Fabric> Driver<F> {
@@ -200,6 +194,7 @@ impl<F: Fabric> Driver<F> {
             for outcome in outcomes.drain(..) {
                 self.ended(outcome);
             }
+            let is_idle = !self.send_offers() && is_idle;
             if self.found.len() > FOUND_MAX {
                 self.found.retain(|_, (_, since)| since.elapsed() < FOUND_AGE_MAX);
             }
@@ -213,12 +208,40 @@ impl<F: Fabric> Driver<F> {
 
     /// False when nobody can ask any more.
     fn take_commands(&mut self) -> bool {
-        loop {
+        for _ in 0..COMMANDS_PER_TURN {
             match self.receiver.try_recv() {
                 Ok(command) => self.start(command),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
+        }
+        true
+    }
+
+    /// Sends blocks for which nobody waits, as far as their part of a turn goes; false when there were none.
+    fn send_offers(&mut self) -> bool {
+        if self.offers.is_empty() {
+            return false;
+        }
+        let mut budget = OFFER_BYTES_PER_TURN;
+        while let Some((offer, checksum)) = self.offers.advance(&mut budget) {
+            self.store(offer, checksum);
+        }
+        true
+    }
+
+    fn store(&mut self, offer: Box<Offer>, checksum: u64) {
+        let (block, now) = (&offer.block, Instant::now());
+        let description = kvstore_remote::Description {
+            parent: block.description.parent.unwrap_or(BlockIdentity([0; 16])),
+            bytes: block.block.len() as u32,
+            checksum,
+            meta: self.fingerprint,
+        };
+        let (identity, group, slot) = (block.identity, offer.group, block.slot.clone());
+        let stored = StoreBlock { identity, group, slot, description };
+        if let Ok(ticket) = self.pool.store(vec![stored], now + OFFER_MAX, now) {
+            self.sent.insert(ticket, offer);
         }
     }
 
@@ -237,7 +260,7 @@ impl<F: Fabric> Driver<F> {
                     return self.inbox.send(FarResult::Arrived { incoming, bytes: Vec::new() });
                 };
                 match self.pool.read(ticket, targets, incoming.deadline, now) {
-                    Ok(()) => drop(self.reading.insert(ticket, incoming)),
+                    Ok(()) => self.reads.begin(ticket, incoming),
                     Err(_) => self.inbox.send(FarResult::Arrived { incoming, bytes: Vec::new() }),
                 }
             }
@@ -246,23 +269,7 @@ impl<F: Fabric> Driver<F> {
                     self.pool.cancel(ticket, now);
                 }
             }
-            Command::Offer(block, group, counted) => {
-                if !block.block.is_intact() {
-                    return tracing::warn!("host tier: a block is damaged and is not sent to other nodes");
-                }
-                let bytes = block.block.len();
-                let description = kvstore_remote::Description {
-                    parent: block.description.parent.unwrap_or(BlockIdentity([0; 16])),
-                    bytes: bytes as u32,
-                    checksum: kvstore_remote::checksum(&block.identity, &block.slot, bytes),
-                    meta: self.fingerprint,
-                };
-                let stored =
-                    StoreBlock { identity: block.identity, group, slot: block.slot.clone(), description };
-                if let Ok(ticket) = self.pool.store(vec![stored], now + OFFER_MAX, now) {
-                    self.offers.insert(ticket, (*block, counted));
-                }
-            }
+            Command::Offer(offer) => self.offers.push(offer),
         }
     }
 
@@ -277,18 +284,19 @@ impl<F: Fabric> Driver<F> {
                 self.inbox.send(FarResult::Found { request, blocks: ours });
             }
             Outcome::Fetched { ticket, blocks, held, .. } => {
-                let Some(mut incoming) = self.reading.remove(&ticket) else { return };
                 let bytes: Vec<u32> = blocks.iter().map(|block| block.description.bytes).collect();
-                if held > 0 {
-                    // What the fabric may still write stays ours until it cannot.
-                    self.held.insert(ticket, incoming.fillings.split_off(bytes.len()));
+                if let Some(arrived) = self.reads.fetched(ticket, bytes, held > 0) {
+                    self.inbox.send(arrived);
                 }
-                self.inbox.send(FarResult::Arrived { incoming, bytes });
             }
-            Outcome::Returned { ticket, .. } => drop(self.held.remove(&ticket)),
+            Outcome::Returned { ticket, .. } => {
+                if let Some(returned) = self.reads.returned(ticket) {
+                    self.inbox.send(returned);
+                }
+            }
             Outcome::Stored { ticket, results } => {
                 let kept = results.iter().filter(|result| **result == StoreResult::Stored).count();
-                self.offers.remove(&ticket);
+                self.sent.remove(&ticket);
                 self.inbox.send(FarResult::Kept { blocks: kept });
             }
         }

@@ -1,13 +1,18 @@
 //! Searches in the tiers of other nodes, one tier after the other, and what they bring into host memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
-use kvstore_catalog::Lease;
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Lease, TenantId};
 use kvstore_plan::Tier;
 
-use super::{FarResult, FarTier, Incoming};
+use super::lent_slot::{LentCount, LentSlot};
+use super::{FarResult, FarTier, Incoming, ReturnedSlots};
+use crate::Description;
 use crate::background::BACKGROUND_REQUEST;
+use crate::config::WriteMode;
 use crate::job::{Moved, Prepare};
 use crate::metrics::StoreCounters;
 use crate::shared::{HOST, Shared};
@@ -24,7 +29,7 @@ struct Search {
     found: usize,
     /// Which of the tiers is asked.
     tier: usize,
-    /// Holds the prefix that is here: what is fetched is of no use without it.
+    /// Holds the prefix that is here: what is fetched is of no use without it. The load that follows is the use.
     held: Vec<Lease>,
     /// When the present tier was asked.
     asked: Instant,
@@ -49,6 +54,41 @@ fn local_blocks(prepare: &Prepare, shared: &Shared) -> usize {
     prepare.chain.len() - rest.len() + shared.match_count(rest)
 }
 
+/// A read that a tier was asked for.
+#[derive(Debug)]
+struct OpenRead {
+    /// Slots that have not come back. [`FarLinks::check_lent`] compares them with what the guards count.
+    out: usize,
+    /// Which of the tiers reads.
+    tier: usize,
+    /// What its blocks are.
+    tenant: TenantId,
+    /// Of those that were not described yet.
+    metas: VecDeque<Arc<[u8]>>,
+}
+
+impl OpenRead {
+    /// What the next block of the read is.
+    fn describe(&mut self, position: usize, parent: Option<BlockIdentity>) -> Description {
+        let meta = self.metas.pop_front().unwrap_or_default();
+        Description { parent, position: position as u32, meta, tenant: self.tenant }
+    }
+}
+
+/// Blocks that a tier has delivered and that are not part of host memory yet.
+struct Arriving {
+    /// Whoever asked for them; `None` when its time is up or it was cancelled.
+    search: Option<Search>,
+    read: Option<OpenRead>,
+    chain: Vec<BlockIdentity>,
+    /// The next one's place in the chain.
+    position: usize,
+    /// Slots and lengths of those that are left.
+    blocks: VecDeque<(LentSlot, u32)>,
+    /// Bytes of those that were taken in.
+    bytes: u64,
+}
+
 /// The tiers of other nodes, in the order in which they are asked.
 #[derive(Default)]
 pub(crate) struct FarLinks {
@@ -56,8 +96,12 @@ pub(crate) struct FarLinks {
     /// By a number that is new for each question, so that an answer that comes late is known as such.
     searches: HashMap<u64, Search>,
     next_question: u64,
-    /// Slots of host memory that are being filled.
-    filling: usize,
+    /// Slots of host memory that are being filled, counted by the guards that travel with them.
+    lent: LentCount,
+    /// Reads whose slots have not all come back, by their questions; a read outlives a search whose time is up.
+    reads: HashMap<u64, OpenRead>,
+    /// What has arrived, in its order: it is taken in a bounded piece a round.
+    arriving: VecDeque<Arriving>,
 }
 
 impl FarLinks {
@@ -67,7 +111,7 @@ impl FarLinks {
 
     /// Whether nobody searches.
     pub(crate) fn is_idle(&self) -> bool {
-        self.searches.is_empty()
+        self.searches.is_empty() && self.arriving.is_empty()
     }
 
     /// The tier that is asked first.
@@ -79,18 +123,37 @@ impl FarLinks {
         self.searches.values().map(|search| search.patience.min(search.prepare.deadline)).min()
     }
 
+    /// Slots of host memory that far reads have.
+    #[cfg(test)]
+    pub(super) fn lent(&self) -> usize {
+        self.lent.get()
+    }
+
+    /// Panics when the guards count slots that no read has: one was given back and its share of the count was not, and each
+    /// such slot would be missing from the part of host memory that far reads may fill until the process ends. (Fewer than
+    /// the reads say is no fault: a tier whose thread has ended drops its slots without a word.)
+    pub(crate) fn check_lent(&self) {
+        let arriving: usize = self.arriving.iter().map(|arriving| arriving.blocks.len()).sum();
+        let reading: usize = self.reads.values().map(|read| read.out).sum();
+        let (counted, out) = (self.lent.get(), arriving + reading);
+        assert!(counted <= out, "{counted} slots count as lent to far reads, which have {out}");
+    }
+
     pub(crate) fn cancel(&mut self, request: u64) {
         self.searches.retain(|_, search| search.prepare.request != request);
+        for arriving in &mut self.arriving {
+            drop(arriving.search.take_if(|search| search.prepare.request == request));
+        }
     }
 
     pub(crate) fn prepare(&mut self, prepare: Prepare, tiers: &mut Tiers) {
-        if self.searches.len() >= PREPARES_MAX {
+        if self.searches.len() + self.arriving.len() >= PREPARES_MAX {
             return prepared(prepare.request, 0, tiers);
         }
         let now = Instant::now();
         let mut held = Vec::new();
         let rest = &prepare.chain[prepare.device_blocks.min(prepare.chain.len())..];
-        tiers.shared.catalog.lease_prefix(HOST, rest, &mut held);
+        tiers.shared.catalog.pin_prefix(HOST, rest, &mut held);
         let found = local_blocks(&prepare, &tiers.shared);
         let (asked, patience) = (now, now);
         let search = Search { prepare, found, tier: 0, held, asked, patience, has_found: false };
@@ -122,7 +185,8 @@ impl FarLinks {
     pub(crate) fn answered(&mut self, result: FarResult, tiers: &mut Tiers) {
         match result {
             FarResult::Found { request, blocks } => self.found(request, blocks, tiers),
-            FarResult::Arrived { incoming, bytes } => self.arrived(incoming, &bytes, tiers),
+            FarResult::Arrived { incoming, bytes } => self.arrived(incoming, bytes, tiers),
+            FarResult::Returned(slots) => self.returned(slots, tiers),
             FarResult::Kept { blocks } => {
                 StoreCounters::add(&tiers.shared.counters.to_far, blocks);
                 tiers.room.came_free();
@@ -141,31 +205,35 @@ impl FarLinks {
         // Also when it cannot be read: that there is no room here says nothing of what others have.
         search.has_found = true;
         // All searches together take a part of host memory at most.
-        let share = (tiers.host_slots() / SHARE).saturating_sub(self.filling);
+        let share = (tiers.host_slots() / SHARE).saturating_sub(self.lent.get());
         let wanted = blocks.min(search.prepare.chain.len() - search.found).min(share);
-        let mut fillings = Vec::with_capacity(wanted);
-        while fillings.len() < wanted {
+        let mut slots = Vec::with_capacity(wanted);
+        while slots.len() < wanted {
             let Some(reserved) = tiers.host_slot_now(search.prepare.tenant) else { break };
-            fillings.push(reserved.fill());
+            slots.push(self.lent.lend(reserved.fill()));
         }
-        if fillings.is_empty() {
+        if slots.is_empty() {
             // There is none for what further tiers have either.
             self.links[search.tier].leave(question);
             return end(&search, tiers);
         }
-        self.filling += fillings.len();
+        let positions = search.found..search.found + slots.len();
+        let metas = positions.map(|position| search.prepare.meta(position)).collect();
+        let (out, tier, tenant) = (slots.len(), search.tier, search.prepare.tenant);
+        self.reads.insert(question, OpenRead { out, tier, tenant, metas });
         let memory = &tiers.shared.memory;
         let incoming = Incoming {
             request: question,
-            chain: search.prepare.chain[..search.found + fillings.len()].to_vec(),
+            chain: search.prepare.chain[..search.found + slots.len()].to_vec(),
             first: search.found,
-            targets: fillings.iter().map(|filling| memory.slot(filling.slot()).clone()).collect(),
+            targets: slots.iter().map(|slot| memory.slot(slot.slot()).clone()).collect(),
             deadline: search.patience,
-            fillings,
+            slots,
+            held: 0,
         };
         if let Err(incoming) = self.links[search.tier].read(incoming) {
-            self.filling -= incoming.fillings.len();
             drop(incoming);
+            self.reads.remove(&question);
             tiers.room.came_free();
             return self.pass_over(question, search, tiers);
         }
@@ -179,37 +247,108 @@ impl FarLinks {
         self.ask_next(search, tiers);
     }
 
-    /// What arrived becomes part of host memory, also when nobody waits for it any more.
-    fn arrived(&mut self, incoming: Incoming, bytes: &[u32], tiers: &mut Tiers) {
-        let Incoming { request: question, chain, first, targets, fillings, .. } = incoming;
-        self.filling = self.filling.saturating_sub(targets.len().max(fillings.len()));
+    /// A tier has delivered: the blocks are taken in when their turn comes.
+    fn arrived(&mut self, incoming: Incoming, bytes: Vec<u32>, tiers: &mut Tiers) {
+        let Incoming { request: question, chain, first: position, targets, slots, held, .. } = incoming;
         drop(targets);
+        let (search, read) = (self.searches.remove(&question), self.came_back(question, held));
+        let blocks = slots.into_iter().zip(bytes).collect();
+        self.arriving.push_back(Arriving { search, read, chain, position, blocks, bytes: 0 });
         tiers.room.came_free();
-        for (position, (filling, &bytes)) in (first..).zip(fillings.into_iter().zip(bytes)) {
-            let arrival = Arrival {
-                identity: chain[position],
-                parent: position.checked_sub(1).map(|before| chain[before]),
-                position: position as u32,
-                bytes,
-                checksum: tiers.shared.memory.checksum(filling.slot(), bytes as usize),
-                origin: Origin::Far,
-                description: None,
-            };
-            tiers.register(filling, arrival);
+    }
+
+    /// Takes in what has arrived, as far as its checksums may be taken in this part of the round; false when there was
+    /// nothing.
+    pub(crate) fn advance(&mut self, tiers: &mut Tiers) -> bool {
+        let has_arrived = !self.arriving.is_empty();
+        while let Some(mut arriving) = self.arriving.pop_front() {
+            while !tiers.hashing.is_spent()
+                && let Some((slot, bytes)) = arriving.blocks.pop_front()
+            {
+                self.take_in(&mut arriving, slot, bytes, tiers);
+            }
+            if !arriving.blocks.is_empty() {
+                self.arriving.push_front(arriving);
+                break;
+            }
+            self.went_in(arriving, tiers);
         }
-        let Some(mut search) = self.searches.remove(&question) else { return };
+        has_arrived
+    }
+
+    /// The next block becomes part of host memory, also when nobody waits for it any more.
+    fn take_in(&mut self, arriving: &mut Arriving, slot: LentSlot, bytes: u32, tiers: &mut Tiers) {
+        let (filling, position) = (slot.into_filling(), arriving.position);
+        arriving.position += 1;
+        arriving.bytes += u64::from(bytes);
+        let identity = arriving.chain[position];
+        let parent = position.checked_sub(1).map(|before| arriving.chain[before]);
+        let described = |read: &mut OpenRead| (read.describe(position, parent), read.tier);
+        let (description, from) = arriving.read.as_mut().map(described).unzip();
+        let arrival = Arrival {
+            identity,
+            parent,
+            position: position as u32,
+            bytes,
+            checksum: tiers.checksum(filling.slot(), bytes as usize),
+            origin: Origin::Far,
+            description,
+        };
+        let is_new = tiers.register(filling, arrival);
+        if let Some(search) = &mut arriving.search {
+            search.held.extend(tiers.shared.catalog.pin(HOST, &identity));
+        }
+        if let Some(from) = from.filter(|_| is_new) {
+            self.pass_on(identity, from, tiers);
+        }
+    }
+
+    /// All blocks of a read are part of host memory; the search behind it goes on.
+    fn went_in(&mut self, arriving: Arriving, tiers: &mut Tiers) {
+        let Arriving { search: Some(search), bytes, .. } = arriving else { return };
         let tier = self.links[search.tier].tier();
-        let sum = bytes.iter().map(|&bytes| u64::from(bytes)).sum();
         if search.prepare.request != BACKGROUND_REQUEST {
-            tiers.bandwidth.charge(tier, sum);
+            tiers.bandwidth.charge(tier, bytes);
         }
-        tiers.shared.observe_far(tier, sum, search.asked.elapsed(), false);
-        tiers.shared.catalog.lease_prefix(HOST, &chain[first..], &mut search.held);
+        tiers.shared.observe_far(tier, bytes, search.asked.elapsed(), false);
         self.ask_next(search.next_tier(&tiers.shared), tiers);
+    }
+
+    /// The slots that a read had kept are free.
+    fn returned(&mut self, returned: ReturnedSlots, tiers: &mut Tiers) {
+        let ReturnedSlots { request: question, slots } = returned;
+        drop(slots);
+        self.came_back(question, 0);
+        tiers.room.came_free();
+    }
+
+    /// A read has given slots back, and keeps so many. Returns what was known of it.
+    fn came_back(&mut self, question: u64, held: usize) -> Option<OpenRead> {
+        let read = self.reads.remove(&question)?;
+        if held > 0 {
+            self.reads.insert(question, OpenRead { out: held, metas: VecDeque::new(), ..read });
+        }
+        Some(read)
+    }
+
+    /// A block that came from a tier goes to the tiers that are nearer, as one of the worker does: what hangs on it could
+    /// not be kept there without it.
+    fn pass_on(&mut self, identity: BlockIdentity, from: usize, tiers: &mut Tiers) {
+        tiers.saw(&identity);
+        if tiers.shared.config.disk_write == WriteMode::Through {
+            tiers.write_through(identity);
+        }
+        self.offer_to_first(from, identity, tiers);
     }
 
     /// Ends the searches that have taken too long, and moves on from tiers that have had their time.
     pub(crate) fn expire(&mut self, now: Instant, tiers: &mut Tiers) {
+        for arriving in &mut self.arriving {
+            // What has arrived becomes part of host memory all the same.
+            if let Some(search) = arriving.search.take_if(|search| search.prepare.deadline <= now) {
+                end(&search, tiers);
+            }
+        }
         let is_late = |search: &Search| search.patience <= now || search.prepare.deadline <= now;
         let late: Vec<u64> = (self.searches.iter())
             .filter(|(_, search)| is_late(search))

@@ -17,7 +17,7 @@ use crate::disk::Waiter;
 use crate::job::{Destination, LoadRequest, Moved};
 use crate::memory::HostBlock;
 use crate::metrics::StoreCounters;
-use crate::shared::{HOST, Shared};
+use crate::shared::Shared;
 use crate::tiers::{Place, Started, Tiers};
 use state::{Load, State};
 
@@ -67,7 +67,7 @@ impl Loads {
             return load.give_up_rest();
         }
         while let Some(identity) = load.chain.get(load.next) {
-            let state = match tiers.shared.catalog.lease(HOST, identity) {
+            let state = match load.hold(&tiers.shared.catalog, identity) {
                 Some(lease) => State::Here(lease),
                 None => match tiers.read_from_disk(*identity, (number, load.next), load.is_background()) {
                     Started::Coming => State::Coming,
@@ -105,8 +105,8 @@ impl Loads {
     /// A read has ended: the block is in host memory, or will not come.
     pub(crate) fn came(&mut self, identity: &BlockIdentity, waiters: Vec<Waiter>, shared: &Shared) {
         for (number, index) in waiters {
-            let lease = shared.catalog.lease(HOST, identity);
             let Some(load) = self.table.get_mut(&number) else { continue };
+            let lease = load.hold(&shared.catalog, identity);
             load.disk_bytes += lease.as_ref().map_or(0, |lease| u64::from(lease.bytes()));
             load.states[index] = lease.map_or(State::Failed, State::Here);
         }

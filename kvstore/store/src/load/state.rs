@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::Lease;
+use kvstore_catalog::{Catalog, Lease};
 
 use crate::job::{Destination, LoadRequest};
+use crate::shared::HOST;
 
 pub(super) enum State {
     /// Not looked at yet.
@@ -82,6 +83,11 @@ impl Load {
     /// It goes on without room that others would have to make, and gives some back.
     pub(super) fn goes_on(&self) -> bool {
         self.moving > 0 || self.lets_go() && !self.waits_for_room()
+    }
+
+    /// The block in host memory, if it is there. A request's load uses it; what is read ahead is not used yet.
+    pub(super) fn hold(&self, catalog: &Catalog, identity: &BlockIdentity) -> Option<Lease> {
+        if self.is_background() { catalog.pin(HOST, identity) } else { catalog.lease(HOST, identity) }
     }
 
     /// Nobody waits for it, and its bandwidth was taken when it began.

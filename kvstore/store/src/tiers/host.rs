@@ -41,7 +41,7 @@ pub(crate) struct Arrival {
     pub(crate) bytes: u32,
     pub(crate) checksum: u64,
     pub(crate) origin: Origin,
-    /// For the tiers below, when it comes from the worker.
+    /// For the tiers below, as far as it is known.
     pub(crate) description: Option<Description>,
 }
 

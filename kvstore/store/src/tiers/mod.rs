@@ -4,9 +4,12 @@
 //! the disk with its queues ([`LocalDisk`]), bandwidth. New blocks, loads and searches come here for slots and reads; of
 //! them this module knows nothing, but for the numbers of those who wait for a read.
 
+mod budget;
 mod forget;
 mod host;
 mod read;
+#[cfg(test)]
+pub(crate) mod testing;
 mod write;
 
 use std::sync::Arc;
@@ -15,9 +18,10 @@ use crate::bandwidth::Bandwidth;
 use crate::disk::LocalDisk;
 use crate::job::{Description, Moved};
 use crate::shared::Shared;
+use budget::HashBudget;
 pub(crate) use host::{Arrival, Origin};
 pub(crate) use read::{Place, Started};
-pub(crate) use write::META_FIXED;
+pub(crate) use write::{META_FIXED, parse_meta};
 
 pub(crate) struct Tiers {
     pub(crate) shared: Arc<Shared>,
@@ -26,6 +30,7 @@ pub(crate) struct Tiers {
     descriptions: Vec<Option<Description>>,
     disk: Option<LocalDisk>,
     pub(crate) bandwidth: Bandwidth,
+    pub(crate) hashing: HashBudget,
     pub(crate) room: Room,
 }
 
@@ -61,7 +66,8 @@ impl Tiers {
         bandwidth: Bandwidth,
     ) -> Self {
         let descriptions = vec![None; shared.memory.slot_count()];
-        Self { shared, notify, descriptions, disk, bandwidth, room: Room::default() }
+        let (hashing, room) = (HashBudget::new(), Room::default());
+        Self { shared, notify, descriptions, disk, bandwidth, hashing, room }
     }
 
     /// Slots of host memory.
@@ -69,9 +75,15 @@ impl Tiers {
         self.descriptions.len()
     }
 
-    /// What the block in a slot of host memory is; `None`: it did not come from this node's worker.
+    /// What the block in a slot of host memory is; `None`: whoever it came from did not know.
     pub(crate) fn description(&self, slot: u32) -> Option<&Description> {
         self.descriptions[slot as usize].as_ref()
+    }
+
+    /// The checksum of a slot of host memory; takes its bytes off what this part of the round may hash.
+    pub(crate) fn checksum(&mut self, slot: u32, bytes: usize) -> u64 {
+        self.hashing.spend(bytes);
+        self.shared.memory.checksum(slot, bytes)
     }
 
     /// Tells what happened.

@@ -50,7 +50,7 @@ impl Tiers {
         let target = self.shared.memory.slot(filling.slot()).clone();
         let bytes = u64::from(lease.bytes());
         let number = disk.reads.number();
-        let read = Read { number, identity, lease, filling, target };
+        let read = Read { number, identity, lease, filling, target, description: None };
         if disk.link.try_send(DiskCommand::Read(Box::new(read))).is_err() {
             return Started::Later;
         }
@@ -70,23 +70,24 @@ impl Tiers {
 
     /// What the disk has read becomes part of host memory if it is what had been stored, and is still wanted.
     pub(crate) fn came_from_disk(&mut self, read: Read, bytes: Option<u32>, is_gone: bool, place: Place) {
-        let Read { number, identity, lease, filling, .. } = read;
+        let Read { number, identity, lease, filling, description, .. } = read;
         let was_forgotten = self.disk.as_mut().is_some_and(|disk| disk.reads.take_forgotten(number));
-        let checksum = bytes.map(|bytes| self.shared.memory.checksum(filling.slot(), bytes as usize));
+        let checksum = bytes.map(|bytes| self.checksum(filling.slot(), bytes as usize));
         // The disk gave what it was given; this is about what had been stored.
         let is_damaged = checksum.is_some_and(|checksum| checksum != lease.checksum());
         if is_damaged {
             StoreCounters::add(&self.shared.counters.checksum_failures, 1);
         }
         if let (Some(bytes), Some(checksum), false, false) = (bytes, checksum, was_forgotten, is_damaged) {
+            let kept = description.as_ref().map(|description| description.position);
             let arrival = Arrival {
                 identity,
                 parent: place.parent.or(lease.parent()),
-                position: place.position.unwrap_or(0),
+                position: place.position.or(kept).unwrap_or(0),
                 bytes,
                 checksum,
                 origin: Origin::Disk,
-                description: None,
+                description,
             };
             self.register(filling, arrival);
         } else {

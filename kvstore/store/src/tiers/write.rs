@@ -44,7 +44,7 @@ impl Tiers {
     /// The block that is new in host memory is written when its turn comes.
     pub(crate) fn write_through(&mut self, identity: BlockIdentity) {
         if let Some(disk) = &mut self.disk {
-            disk.unwritten.push(identity, || self.shared.catalog.lease(HOST, &identity));
+            disk.unwritten.push(identity, || self.shared.catalog.pin(HOST, &identity));
         }
     }
 
@@ -70,7 +70,7 @@ impl Tiers {
             }
             let Some(disk) = self.disk.as_mut().filter(|disk| disk.link.has_room()) else { return false };
             let Some((identity, held)) = disk.unwritten.pop() else { return false };
-            let Some(lease) = held.or_else(|| self.shared.catalog.lease(HOST, &identity)) else { continue };
+            let Some(lease) = held.or_else(|| self.shared.catalog.pin(HOST, &identity)) else { continue };
             let (slot, bytes) = (lease.slot(), lease.bytes());
             // A block that is not written stays in host memory all the same.
             let refused = self.write_to_disk(identity, slot, bytes, Hold::Lease(lease));
@@ -221,4 +221,11 @@ fn meta_of(description: &Description, checksum: u64) -> Vec<u8> {
     meta.extend_from_slice(&checksum.to_le_bytes());
     meta.extend_from_slice(&description.meta);
     meta
+}
+
+/// What the disk keeps with a block: its place in its chain, its checksum, and what its owner keeps with it.
+pub(crate) fn parse_meta(meta: &[u8]) -> Option<(u32, u64, &[u8])> {
+    let (position, rest) = meta.split_first_chunk::<4>()?;
+    let (checksum, rest) = rest.split_first_chunk::<8>()?;
+    Some((u32::from_le_bytes(*position), u64::from_le_bytes(*checksum), rest))
 }

@@ -6,18 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{Sender, unbounded};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
+use kvstore_io::faulty::Faults;
+use kvstore_io::testing::MemoryFiles;
 use kvstore_store::far::Portion;
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, FarInbox, FarResult, FarTier, HostTier, Incoming, Moved, Outgoing, Plan,
-    Prepare, Prompt, ReturnConfig, StoreBuilder, StoreConfig, TenantId,
+    BandwidthLimit, BandwidthTier, Description, FarInbox, FarResult, FarTier, HostTier, Incoming, Moved,
+    Outgoing, Plan, Prepare, Prompt, ReturnConfig, StoreBuilder, StoreConfig, TenantId, WriteMode,
 };
 
 use crate::background::wait_for;
-use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents};
+use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents, files, open_disk, with_disk};
 
 /// Another node that has every block there is, answers at once, and counts how often it is asked.
 struct Elsewhere {
@@ -68,12 +70,28 @@ fn beside_nodes<const NODES: usize>(
     host: HostTier,
     asked: [Arc<AtomicUsize>; NODES],
 ) -> Rig {
+    let links = |inbox: FarInbox| -> Vec<Box<dyn FarTier>> {
+        let link = |asked| -> Box<dyn FarTier> { Box::new(Elsewhere { inbox: inbox.clone(), asked }) };
+        asked.into_iter().map(link).collect()
+    };
+    beside(None, config, host, links)
+}
+
+/// The same over a disk, beside whatever tiers.
+fn beside(
+    disk: Option<&MemoryFiles>,
+    config: StoreConfig,
+    host: HostTier,
+    links: impl FnOnce(FarInbox) -> Vec<Box<dyn FarTier>>,
+) -> Rig {
     let layout = SlabLayout { slot_bytes: BLOCK, slot_count: 64 };
     let pool = SlotPool::new(Arc::new(Slab::create("pool", layout, PageSize::Standard).expect("slab")));
     let mut builder = StoreBuilder::new(config, host).expect("memory");
-    for asked in asked {
-        let inbox = builder.inbox();
-        builder = builder.other(Box::new(Elsewhere { inbox, asked }));
+    if let Some(disk) = disk {
+        builder = builder.disk(open_disk(disk, Faults::default()));
+    }
+    for link in links(builder.inbox()) {
+        builder = builder.other(link);
     }
     let (sender, moved) = unbounded();
     let notify = move |event| {
@@ -87,7 +105,8 @@ fn beside_nodes<const NODES: usize>(
 fn prepare(rig: &mut Rig, tenant: TenantId, chain: &[BlockIdentity]) -> usize {
     rig.next_request += 1;
     let (request, deadline) = (rig.next_request, Instant::now() + PATIENCE);
-    let job = Prepare { request, chain: chain.to_vec(), device_blocks: 0, tenant, deadline };
+    let metas = (0..chain.len()).map(|position| vec![position as u8; 40].into()).collect();
+    let job = Prepare { request, chain: chain.to_vec(), device_blocks: 0, metas, tenant, deadline };
     assert!(rig.store.prepare(job).is_ok());
     loop {
         match rig.next() {
@@ -188,4 +207,97 @@ fn blocks_from_other_nodes_cost_what_their_places_do() {
     rig.offload(&chain(4, 1), 0);
     assert!(far.iter().all(|identity| rig.store.is_on_host(identity)), "the last of them costs most");
     assert!(!rig.store.is_on_host(&near[0][2]));
+}
+
+/// A conversation whose start another node had is kept on this node's disk whole, with its new turns, and is found there
+/// after a restart as if all of it had been computed here.
+#[test]
+fn a_chain_that_began_on_another_node_is_persisted_with_its_new_blocks() {
+    let disk = files(64);
+    let host = HostTier { slots: 32, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+    let links = |inbox: FarInbox| -> Vec<Box<dyn FarTier>> {
+        vec![Box::new(Elsewhere { inbox, asked: Arc::default() })]
+    };
+    let mut rig = beside(Some(&disk), StoreConfig::new(BLOCK, TOKENS), host, links);
+    let talk = chain(1, 8);
+    assert_eq!(prepare(&mut rig, TenantId(3), &talk[..6]), 6);
+    (6..8).for_each(|position| rig.offload_for(TenantId(3), &talk, position));
+    rig.settle(8);
+    drop(rig);
+
+    let mut rig = Rig::new(with_disk(32, &disk, WriteMode::Through));
+    assert_eq!(rig.survivors.len(), 8);
+    for (position, survivor) in rig.survivors.iter().enumerate() {
+        let parent = position.checked_sub(1).map(|before| talk[before]);
+        let (meta, tenant) = (vec![position as u8; 40].into(), TenantId(3));
+        let described = Description { parent, position: position as u32, meta, tenant };
+        assert_eq!((survivor.identity, &survivor.description), (talk[position], &described));
+    }
+    assert_eq!(rig.onboard(&talk, PATIENCE), 8);
+}
+
+/// A tier that takes blocks and has none; it tells what it is offered, and under which head.
+struct Taker {
+    portion: Portion,
+    offered: Sender<(BlockIdentity, Vec<BlockIdentity>)>,
+}
+
+impl FarTier for Taker {
+    fn tier(&self) -> BandwidthTier {
+        BandwidthTier::Object
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
+    fn look_up(&mut self, _: u64, _: &[BlockIdentity], _: usize, _: Instant) -> bool {
+        false
+    }
+
+    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+        Err(incoming)
+    }
+
+    fn leave(&mut self, _request: u64) {}
+
+    fn portion(&self) -> Portion {
+        self.portion
+    }
+
+    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) {
+        let blocks = blocks.iter().map(|block| block.identity).collect();
+        let _over = self.offered.send((head, blocks));
+    }
+}
+
+/// Blocks that came from the disk after a restart, or from a tier further away, are what they were: a group or run that has
+/// some of them is offered on when its new blocks come.
+#[test]
+fn blocks_that_came_back_are_offered_on_with_the_new_blocks_of_their_chain() {
+    let disk = files(64);
+    let mut rig = Rig::new(with_disk(32, &disk, WriteMode::Through));
+    let talk = chain(1, 8);
+    (0..4).for_each(|position| rig.offload(&talk, position));
+    rig.settle(4);
+    drop(rig);
+
+    let host = HostTier { slots: 32, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+    let [(group, in_groups), (run, in_runs)] = [unbounded(), unbounded()];
+    let links = |inbox: FarInbox| -> Vec<Box<dyn FarTier>> {
+        vec![
+            Box::new(Taker { portion: Portion::Single { group: 32 }, offered: group }),
+            Box::new(Elsewhere { inbox, asked: Arc::default() }),
+            Box::new(Taker { portion: Portion::Run(8), offered: run }),
+        ]
+    };
+    let mut rig = beside(Some(&disk), StoreConfig::new(BLOCK, TOKENS), host, links);
+    assert_eq!(rig.onboard(&talk[..4], PATIENCE), 4, "from the disk");
+    assert_eq!(prepare(&mut rig, TenantId(0), &talk[..6]), 6, "two of them from another node");
+    (6..8).for_each(|position| rig.offload(&talk, position));
+    let singles: Vec<_> = in_groups.try_iter().collect();
+    let expected: Vec<_> = talk[4..].iter().map(|identity| (talk[0], vec![*identity])).collect();
+    assert_eq!(singles, expected, "what came from further away, and what is new");
+    let runs: Vec<_> = in_runs.try_iter().collect();
+    assert_eq!(runs, [(talk[0], talk.clone())]);
 }

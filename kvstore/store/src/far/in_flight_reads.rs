@@ -1,0 +1,41 @@
+//! Reads of other nodes' memory that are under way, and the slots that the fabric may still write after a read has ended.
+//!
+//! A read that ends late ends twice: its verified blocks are answered at its deadline ([`FarResult::Arrived`]), and the
+//! slots of the others follow once the fabric cannot write to them any more ([`FarResult::Returned`]). Every slot goes back
+//! to the store's thread by one of the two.
+
+use std::collections::HashMap;
+
+use kvstore_remote::Ticket;
+
+use super::{FarResult, Incoming, ReturnedSlots};
+
+/// The reads of one driver, which its thread alone uses.
+#[derive(Default)]
+pub(super) struct InFlightReads {
+    reading: HashMap<Ticket, Incoming>,
+    /// Slots that the fabric may still write although their read has been answered.
+    held: HashMap<Ticket, ReturnedSlots>,
+}
+
+impl InFlightReads {
+    pub(super) fn begin(&mut self, ticket: Ticket, incoming: Incoming) {
+        self.reading.insert(ticket, incoming);
+    }
+
+    /// A read has ended with these leading blocks verified. `is_held`: the fabric may still write to slots behind them.
+    pub(super) fn fetched(&mut self, ticket: Ticket, bytes: Vec<u32>, is_held: bool) -> Option<FarResult> {
+        let mut incoming = self.reading.remove(&ticket)?;
+        if is_held {
+            let slots = incoming.slots.split_off(bytes.len().min(incoming.slots.len()));
+            incoming.held = slots.len();
+            self.held.insert(ticket, ReturnedSlots { request: incoming.request, slots });
+        }
+        Some(FarResult::Arrived { incoming, bytes })
+    }
+
+    /// The fabric cannot write to the read's slots any more.
+    pub(super) fn returned(&mut self, ticket: Ticket) -> Option<FarResult> {
+        self.held.remove(&ticket).map(FarResult::Returned)
+    }
+}

@@ -1,0 +1,85 @@
+//! Blocks on their way to other nodes that wait for their checksums: nobody waits for them, so they take a bounded part of
+//! each turn of the thread that also reads.
+//!
+//! Each block is read once, in pieces: the same pass finds damage since the block was stored and takes the checksum that
+//! the other node compares with.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvstore_block::BlockIdentity;
+use kvstore_remote::BlockHasher;
+
+use super::Outgoing;
+use crate::memory::BlockCheck;
+
+/// One of the blocks on their way out, whose number is bounded. Relaxed: the count guards no other memory.
+pub(super) struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    /// Counts one more, unless there are `max`.
+    pub(super) fn one_of(count: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+        let before = count.fetch_add(1, Ordering::Relaxed);
+        let counted = Self(Arc::clone(count));
+        (before < max).then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A block for another node; it stays in host memory until this is dropped.
+pub(super) struct Offer {
+    pub(super) block: Outgoing,
+    /// The first block of the group that it belongs to.
+    pub(super) group: BlockIdentity,
+    /// Counts it until it has arrived.
+    pub(super) _counted: Counted,
+}
+
+/// Both checksums of the block whose turn it is, in the making.
+struct Sums {
+    check: BlockCheck,
+    sum: BlockHasher,
+}
+
+/// In the order of arrival.
+#[derive(Default)]
+pub(super) struct OfferQueue {
+    waiting: VecDeque<Box<Offer>>,
+    /// Of the first of those.
+    sums: Option<Sums>,
+}
+
+impl OfferQueue {
+    pub(super) fn push(&mut self, offer: Box<Offer>) {
+        self.waiting.push_back(offer);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Goes on reading, and takes what it reads off the budget: the next block that is intact, with the checksum that
+    /// other nodes compare with. `None`: the budget is spent, or nothing waits. A damaged block is dropped.
+    pub(super) fn advance(&mut self, budget: &mut usize) -> Option<(Box<Offer>, u64)> {
+        while let Some(offer) = self.waiting.front() {
+            let Outgoing { identity, block, .. } = &offer.block;
+            let new = || Sums { check: BlockCheck::default(), sum: BlockHasher::new(identity) };
+            let Sums { check, sum } = self.sums.get_or_insert_with(new);
+            let is_intact = check.advance(block, budget, |piece| sum.update(piece))?;
+            let checksum = sum.finish();
+            self.sums = None;
+            let offer = self.waiting.pop_front()?;
+            if is_intact {
+                return Some((offer, checksum));
+            }
+            tracing::warn!("host tier: a block is damaged and is not sent to other nodes");
+        }
+        None
+    }
+}

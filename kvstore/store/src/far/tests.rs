@@ -1,0 +1,282 @@
+//! Far reads over tiers without threads: a tier that answers as its test says, on the test's own thread.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, unbounded};
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{PolicyKind, TenantId};
+use kvstore_plan::Tier;
+use kvstore_remote::Ticket;
+
+use super::in_flight_reads::InFlightReads;
+use super::offer::outgoing;
+use super::offer_queue::{Counted, Offer, OfferQueue};
+use super::{FarInbox, FarLinks, FarResult, FarTier, Incoming, Outgoing, Portion, ReturnedSlots};
+use crate::Description;
+use crate::job::{Moved, Prepare};
+use crate::mover::Message;
+use crate::shared::HOST;
+use crate::tiers::testing::{host_tiers, numbered_chain};
+use crate::tiers::{Arrival, Origin, Tiers};
+
+const BLOCK: usize = 4096;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a [`LateTier`] and its test share.
+#[derive(Default)]
+struct Reads {
+    in_flight: InFlightReads,
+    /// Reads that keep slots.
+    late: Vec<Ticket>,
+    made: u64,
+    /// Leading blocks of a read that arrive by its deadline.
+    arriving: usize,
+}
+
+/// Another node that has every block, and whose reads end at their deadline with some blocks still on their way.
+struct LateTier {
+    reads: Arc<Mutex<Reads>>,
+    inbox: FarInbox,
+    block_bytes: usize,
+}
+
+impl FarTier for LateTier {
+    fn tier(&self) -> Tier {
+        Tier::Remote
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
+    fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, _deadline: Instant) -> bool {
+        self.inbox.send(FarResult::Found { request, blocks: chain.len() - first });
+        true
+    }
+
+    fn read(&mut self, mut incoming: Incoming) -> Result<(), Incoming> {
+        // The driver hands them to the client.
+        incoming.targets.clear();
+        let mut reads = self.reads.lock().expect("one thread");
+        let ticket = Ticket(reads.made);
+        reads.made += 1;
+        let bytes = vec![self.block_bytes as u32; reads.arriving];
+        let is_held = reads.arriving < incoming.slots.len();
+        reads.in_flight.begin(ticket, incoming);
+        if is_held {
+            reads.late.push(ticket);
+        }
+        let arrived = reads.in_flight.fetched(ticket, bytes, is_held).expect("it has begun");
+        self.inbox.send(arrived);
+        Ok(())
+    }
+
+    fn leave(&mut self, _request: u64) {}
+
+    fn portion(&self) -> Portion {
+        Portion::Single { group: 32 }
+    }
+
+    fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) {}
+}
+
+/// The store's thread without the thread.
+struct Rig {
+    tiers: Tiers,
+    moved: Receiver<Moved>,
+    far: FarLinks,
+    messages: Receiver<Message>,
+    reads: Arc<Mutex<Reads>>,
+}
+
+impl Rig {
+    fn new(slots: u32, block_bytes: usize) -> Self {
+        let (tiers, moved) = host_tiers(slots, block_bytes, PolicyKind::Lru);
+        let (sender, messages) = unbounded();
+        let reads = Arc::<Mutex<Reads>>::default();
+        let link = LateTier { reads: Arc::clone(&reads), inbox: FarInbox(sender), block_bytes };
+        Self { tiers, moved, far: FarLinks::new(vec![Box::new(link)]), messages, reads }
+    }
+
+    fn reads(&self) -> MutexGuard<'_, Reads> {
+        self.reads.lock().expect("one thread")
+    }
+
+    /// Asks for a chain of which so many blocks arrive in time, and takes in every answer.
+    fn ask(&mut self, request: u64, chain: &[BlockIdentity], arriving: usize) {
+        self.reads().arriving = arriving;
+        let (chain, deadline) = (chain.to_vec(), Instant::now() + PATIENCE);
+        let (metas, tenant) = (Vec::new(), TenantId(0));
+        let prepare = Prepare { request, chain, device_blocks: 0, metas, tenant, deadline };
+        self.far.prepare(prepare, &mut self.tiers);
+        while let Ok(message) = self.messages.try_recv() {
+            let Message::Far(result) = message else { panic!("only the tier answers") };
+            self.far.answered(result, &mut self.tiers);
+        }
+    }
+
+    /// What one round of the store's thread takes in of what has arrived; false when there was nothing.
+    fn round(&mut self) -> bool {
+        self.tiers.hashing.refill();
+        let has_arrived = self.far.advance(&mut self.tiers);
+        self.far.check_lent();
+        has_arrived
+    }
+
+    /// The same until the search is over; returns how many blocks are here then.
+    fn search(&mut self, request: u64, chain: &[BlockIdentity], arriving: usize) -> usize {
+        self.ask(request, chain, arriving);
+        while self.round() {}
+        let is_end = |moved: Moved| match moved {
+            Moved::Prepared { request: ended, blocks } if ended == request => Some(blocks),
+            _ => None,
+        };
+        self.moved.try_iter().find_map(is_end).expect("the search has ended")
+    }
+
+    /// The fabric lets go of the slots of every read that has ended late.
+    fn let_go(&mut self) -> Vec<FarResult> {
+        let mut reads = self.reads();
+        let late = std::mem::take(&mut reads.late);
+        late.into_iter().filter_map(|ticket| reads.in_flight.returned(ticket)).collect()
+    }
+
+    fn answer(&mut self, results: Vec<FarResult>) {
+        results.into_iter().for_each(|result| self.far.answered(result, &mut self.tiers));
+    }
+}
+
+/// However often a read ends at its deadline with slots that the fabric may still write, each slot counts as lent until it
+/// comes back and no longer: the next read finds the same room.
+#[test]
+fn ten_thousand_far_reads_that_end_late_give_back_every_slot_they_were_lent() {
+    let mut rig = Rig::new(16, BLOCK);
+    for number in 0..10_000_u64 {
+        let arriving = number as usize % 4;
+        assert_eq!(rig.search(number, &numbered_chain(number, 4), arriving), arriving, "search {number}");
+        assert_eq!(rig.far.lent(), 4 - arriving, "search {number}: the rest is on its way");
+        rig.far.check_lent();
+        let late = rig.let_go();
+        rig.answer(late);
+        assert_eq!(rig.far.lent(), 0, "search {number}");
+        rig.far.check_lent();
+    }
+    assert_eq!(rig.reads().made, 10_000, "each search was read");
+    assert_eq!(rig.tiers.shared.catalog.census(HOST).under_way, 0);
+}
+
+/// The control: a share of the count that is not given back with its slot is found in the same round.
+#[test]
+#[should_panic(expected = "slots count as lent to far reads")]
+fn a_lost_decrement_of_the_lent_slots_is_found() {
+    let mut rig = Rig::new(16, BLOCK);
+    rig.search(1, &numbered_chain(1, 4), 2);
+    rig.far.check_lent();
+    let mut late = rig.let_go();
+    let Some(FarResult::Returned(ReturnedSlots { slots, .. })) = late.last_mut() else {
+        panic!("two slots are late")
+    };
+    slots.pop().expect("two slots are late").lose_share();
+    rig.answer(late);
+    rig.far.check_lent();
+}
+
+/// A block that two tiers of other nodes are offered was asked for by nobody: it goes before a younger one that is not
+/// offered, as S3-FIFO has it for blocks that were used at most once.
+#[test]
+fn the_pins_of_offers_and_searches_are_no_uses() {
+    let (mut tiers, _moved) = host_tiers(12, BLOCK, PolicyKind::S3Fifo);
+    let (sender, _messages) = unbounded();
+    let link = || -> Box<dyn FarTier> {
+        Box::new(LateTier { reads: Arc::default(), inbox: FarInbox(sender.clone()), block_bytes: BLOCK })
+    };
+    let mut far = FarLinks::new(vec![link(), link()]);
+    let blocks = [numbered_chain(1, 1), numbered_chain(2, 1)].concat();
+    for identity in &blocks {
+        register(&mut tiers, *identity, BLOCK);
+    }
+    for _ in 0..3 {
+        far.offer(blocks[0], &mut tiers);
+        let deadline = Instant::now() + PATIENCE;
+        let (chain, metas, tenant) = (vec![blocks[0]], Vec::new(), TenantId(0));
+        let prepare = Prepare { request: 1, chain, device_blocks: 0, metas, tenant, deadline };
+        far.prepare(prepare, &mut tiers);
+    }
+    let mut evicting = Vec::new();
+    assert_eq!(tiers.shared.catalog.evict(HOST, 1, &mut evicting), 1);
+    assert_eq!(evicting[0].identity(), blocks[0]);
+}
+
+/// Puts a block of zeros, the first of its chain, into host memory; its slot comes back.
+fn register(tiers: &mut Tiers, identity: BlockIdentity, bytes: usize) -> u32 {
+    let filling = tiers.host_slot_now(TenantId(0)).expect("a free slot").fill();
+    let slot = filling.slot();
+    let arrival = Arrival {
+        identity,
+        parent: None,
+        position: 0,
+        bytes: bytes as u32,
+        checksum: tiers.checksum(slot, bytes),
+        origin: Origin::Pool,
+        description: Some(Description {
+            parent: None,
+            position: 0,
+            meta: Arc::default(),
+            tenant: TenantId(0),
+        }),
+    };
+    assert!(tiers.register(filling, arrival));
+    slot
+}
+
+/// What a tier delivers in one piece is hashed by at most eight MiB a round, so that whoever waits for other blocks waits
+/// for one round and not for all of it; the search ends when all of it is here.
+#[test]
+fn blocks_that_arrive_together_are_hashed_in_bounded_rounds() {
+    let mut rig = Rig::new(48, 1 << 20);
+    let chain = numbered_chain(1, 20);
+    rig.ask(1, &chain, 20);
+    let mut here = vec![rig.tiers.shared.match_count(&chain)];
+    while rig.round() {
+        here.push(rig.tiers.shared.match_count(&chain));
+    }
+    assert_eq!(here, [0, 8, 16, 20]);
+    let ended = |moved: &Moved| matches!(moved, Moved::Prepared { request: 1, blocks: 20 });
+    assert!(rig.moved.try_iter().any(|moved| ended(&moved)));
+    assert_eq!(rig.far.lent(), 0);
+}
+
+/// Blocks on their way to other nodes wait for their turn: it reads each of them once, and no more bytes than its part of
+/// a turn, however many wait. Damage is found in the same pass.
+#[test]
+fn offers_take_a_bounded_part_of_a_turn_and_each_block_is_read_once() {
+    const BYTES: usize = 64 << 10;
+    const PER_TURN: usize = BYTES / 2;
+    let (mut tiers, _moved) = host_tiers(8, BYTES, PolicyKind::Lru);
+    let blocks: Vec<BlockIdentity> = (0..4).flat_map(|number| numbered_chain(number, 1)).collect();
+    let slots: Vec<u32> = blocks.iter().map(|identity| register(&mut tiers, *identity, BYTES)).collect();
+    let (mut queue, count) = (OfferQueue::default(), Arc::<AtomicUsize>::default());
+    for identity in &blocks {
+        let block = outgoing(*identity, &tiers).expect("it is there");
+        let counted = Counted::one_of(&count, 4).expect("four may be on their way");
+        queue.push(Box::new(Offer { block, group: *identity, _counted: counted }));
+    }
+    assert!(Counted::one_of(&count, 4).is_none(), "a fifth is not offered");
+    tiers.shared.memory.slab().write(slots[2], BYTES - 1, &[1]);
+    let (mut sent, mut turns) = (Vec::new(), 0);
+    while !queue.is_empty() {
+        turns += 1;
+        let mut budget = PER_TURN;
+        while let Some((offer, checksum)) = queue.advance(&mut budget) {
+            let Outgoing { identity, slot, .. } = &offer.block;
+            assert_eq!(checksum, kvstore_remote::checksum(identity, slot, BYTES));
+            sent.push(*identity);
+        }
+        assert_eq!(budget, 0, "turn {turns}");
+    }
+    assert_eq!(turns, 4 * BYTES / PER_TURN);
+    assert_eq!(sent, [blocks[0], blocks[1], blocks[3]], "the damaged one is not sent");
+    assert_eq!(count.load(Ordering::Relaxed), 0);
+}
