@@ -290,7 +290,7 @@ section! {
         /// Devices to use, by name (`mlx5_0`); empty: every one with an active port.
         devices: Vec<String> = Vec::new();
         /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one. An
-        /// address other than loopback is needed for other hosts.
+        /// address other than loopback is needed for other hosts, which pass over a loopback one.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
         /// Row of the port's GID table, or `auto`: RoCE v2 with an IPv4 address, else IPv6; row 0 on InfiniBand.
         gid: String = "auto".to_owned();

@@ -13,7 +13,7 @@ use dataplane_shm::{ShmConfig, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpCounters, TcpFabric};
 use dataplane_transfer::{Bond, BondConfig, Rail};
 use dataplane_verbs::{Device, Library, PathMtu, VerbsConfig, VerbsFabric};
-use router_engines::handoff::DataPlaneAddress;
+use router_engines::handoff::{DataPlaneAddress, is_loopback};
 
 use control_config::Settings;
 
@@ -112,6 +112,7 @@ fn open_as(settings: &Settings, slab: &Arc<Slab>, part: &str) -> Result<Rails> {
     let bond = Bond::new(building.rails, config, Box::new(Instant::now));
     let links = Arc::clone(bond.counters());
     let (address, names) = building.out;
+    mention_loopback(settings, &address, part);
     let mut counters = building.counters;
     counters.push(RailCounters { name: "all".to_owned(), read: Box::new(move || links.snapshot().to_vec()) });
     Ok(Rails { bond, address, names, kinds, counters })
@@ -130,9 +131,8 @@ pub(crate) fn open_client(settings: &Settings, slab: &Arc<Slab>, addresses: &[&s
         _ => "auto",
     }
     .to_owned();
-    // Nobody connects to a client: it listens on this host only, wherever there is room.
+    // Nobody connects to a client: it does not listen.
     settings.transfer.listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-    settings.rdma.listen.set_port(0);
     open_as(&settings, slab, "client")
 }
 
@@ -143,13 +143,33 @@ pub(crate) fn open_server(settings: &Settings, slab: &Arc<Slab>, listen: SocketA
     open_as(&settings, slab, "pool")
 }
 
-/// How peers name it, best first.
+/// How peers name it, best first. Loopback addresses are told when there are no others: on other hosts they lead elsewhere.
 pub(crate) fn notation(address: &DataPlaneAddress) -> Vec<String> {
-    let rails = address.rdma.iter().map(|address| format!("rdma:{address}"));
-    let tcp = address.tcp.iter().map(|address| format!("tcp:{address}"));
-    let network: Vec<String> = rails.chain(tcp).collect();
+    let rails = address.rdma.iter().map(|address| ("rdma", address));
+    let tcp = address.tcp.iter().map(|address| ("tcp", address));
+    let network: Vec<(&str, &String)> = rails.chain(tcp).collect();
+    let is_far = network.iter().any(|(_, address)| !is_loopback(address));
+    let network: Vec<String> = network
+        .into_iter()
+        .filter(|(_, address)| !is_far || !is_loopback(address))
+        .map(|(kind, address)| format!("{kind}:{address}"))
+        .collect();
     let local = address.shm.iter().map(|path| format!("shm:{path}"));
     local.chain((!network.is_empty()).then(|| network.join(","))).collect()
+}
+
+/// Says that only this host's peers use rails that listen on loopback: aloud where others could be meant.
+fn mention_loopback(settings: &Settings, address: &DataPlaneAddress, part: &str) {
+    if !address.rdma.iter().any(|address| is_loopback(address)) {
+        return;
+    }
+    let listen = settings.rdma.listen;
+    let for_others = address.tcp.as_ref().is_some_and(|tcp| !is_loopback(tcp));
+    if for_others || !settings.rdma.devices.is_empty() || settings.transfer.transport == "rdma" {
+        tracing::warn!(%listen, part, "rdma.listen is a loopback address: other hosts do not reach this node by RDMA");
+    } else {
+        tracing::info!(%listen, part, "RDMA is for peers on this host: rdma.listen is a loopback address");
+    }
 }
 
 impl Building<'_> {
@@ -227,20 +247,25 @@ impl Building<'_> {
                 name: format!("rdma {name}"),
                 read: Box::new(move || counters.snapshot().to_vec()),
             });
-            self.out.0.rdma.push(address);
+            self.out.0.rdma.extend(address);
             self.add(fabric, rank, format!("RDMA over {name}"));
         }
         Ok(())
     }
 
+    /// One device's rail, and the address that peers connect to; a client has none, and shows its peers no memory either.
     fn rail(
         &self,
         library: &Arc<Library>,
         name: &str,
         config: &VerbsConfig,
         number: u16,
-    ) -> Result<(VerbsFabric, String)> {
+    ) -> Result<(VerbsFabric, Option<String>)> {
         let device = Device::open(library, Some(name))?;
+        if self.part == "client" {
+            let config = VerbsConfig { is_shown: false, ..config.clone() };
+            return Ok((VerbsFabric::new(device, self.slab, None, config)?, None));
+        }
         let (_, gid) = device.choose_port(config)?;
         let mut listen = self.settings.rdma.listen;
         if listen.port() != 0 {
@@ -253,7 +278,7 @@ impl Building<'_> {
             let own = gid.address().context("rdma.listen names no address, and the rail has none")?;
             bound = SocketAddr::new(own, bound.port());
         }
-        Ok((fabric, bound.to_string()))
+        Ok((fabric, Some(bound.to_string())))
     }
 }
 
@@ -342,6 +367,9 @@ fn fresh_seed() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use dataplane_memory::{PageSize, SlabLayout};
+    use dataplane_verbs::testing::SoftwareDevice;
+
     use super::*;
 
     #[test]
@@ -367,5 +395,58 @@ mod tests {
         assert_eq!(names(), ["kvasir-1.sock", "kvasir-4.sock", "other-3.sock"]);
         drop(living);
         std::fs::remove_dir_all(&folder).expect("cleaned up");
+    }
+
+    fn address(tcp: Option<&str>, rdma: &[&str]) -> DataPlaneAddress {
+        let rdma = rdma.iter().map(|&address| address.to_owned()).collect();
+        DataPlaneAddress { host: "h".to_owned(), shm: None, tcp: tcp.map(str::to_owned), rdma }
+    }
+
+    /// As the tier of other nodes' memory opens them: it reads and writes its nodes' memory, and they never its.
+    #[test]
+    fn a_client_neither_listens_nor_shows_its_memory() {
+        let settings = Settings::default();
+        let config = verbs_config(&settings).expect("the defaults");
+        let layout = SlabLayout { slot_bytes: 4096, slot_count: 4 };
+        let slab = Arc::new(Slab::create("rails", layout, PageSize::Standard).expect("slab"));
+        let (library, device) = (SoftwareDevice::library(), SoftwareDevice::new());
+        for (part, is_server) in [("worker", true), ("pool", true), ("client", false)] {
+            let mut building = Building {
+                settings: &settings,
+                slab: &slab,
+                part,
+                rails: Vec::new(),
+                out: (address(None, &[]), Vec::new()),
+                counters: Vec::new(),
+            };
+            let (fabric, told) = building.rail(&library, device.name(), &config, 0).expect("a rail");
+            assert_eq!((fabric.listening_on().is_some(), told.is_some()), (is_server, is_server), "{part}");
+            assert_eq!(device.usage().shown_regions, usize::from(is_server), "{part}");
+            if !is_server {
+                let local = ShmFabric::new(Arc::clone(&slab), None, ShmConfig::default()).expect("a fabric");
+                building.add(local, 0, "shared memory".to_owned());
+            }
+            building.add(fabric, 1, "RDMA".to_owned());
+            let bond = Bond::new(building.rails, BondConfig::default(), Box::new(Instant::now));
+            assert_eq!(bond.shown_slab().is_some(), is_server, "{part}");
+        }
+    }
+
+    #[test]
+    fn other_hosts_are_told_of_no_loopback_rail() {
+        let (far, near) = ("10.0.0.2:7400", "127.0.0.1:18500");
+        for (tcp, rdma, expected) in [
+            (Some(far), vec![near], "tcp:10.0.0.2:7400"),
+            (
+                Some(far),
+                vec!["10.0.1.2:1", "10.0.2.2:1"],
+                "rdma:10.0.1.2:1,rdma:10.0.2.2:1,tcp:10.0.0.2:7400",
+            ),
+            (Some("127.0.0.1:7400"), vec![near], "rdma:127.0.0.1:18500,tcp:127.0.0.1:7400"),
+            (None, vec![near], "rdma:127.0.0.1:18500"),
+        ] {
+            assert_eq!(notation(&address(tcp, &rdma)), [expected]);
+        }
+        assert!(notation(&address(None, &[])).is_empty());
     }
 }

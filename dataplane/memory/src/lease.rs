@@ -83,6 +83,11 @@ impl<Id: Hash + Eq + Copy, Owner: PartialEq, Held> LeaseTable<Id, Owner, Held> {
         self.leases.values().filter(|lease| lease.owner == *owner).count()
     }
 
+    /// What the leases of one owner hold.
+    pub fn owned<'table>(&'table self, owner: &'table Owner) -> impl Iterator<Item = &'table Held> {
+        self.leases.values().filter(move |lease| lease.owner == *owner).map(|lease| &lease.held)
+    }
+
     /// Number of leases out.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -122,6 +127,7 @@ mod tests {
         }
         assert!(matches!(table.grant(4, lease(1, later)), Err(LeaseFull(_))), "capacity is a bound");
         assert_eq!(table.next_expiry(), Some(start));
+        assert_eq!((table.count_owned(&7), table.owned(&7).count(), table.owned(&9).count()), (2, 2, 0));
         assert_eq!(table.expire(start).len(), 1);
         assert_eq!(table.end_owner(&7).len(), 1);
         assert!(table.release(3).is_some());

@@ -187,10 +187,11 @@ impl<F: Fabric> Bond<F> {
     ///
     /// # Panics
     ///
-    /// When two rails let peers write into different slabs: a slot that is named to a peer may be written over either.
+    /// When two rails let peers write into different slabs: a slot that is named to a peer may be written over either. Rails
+    /// that let them write into none are a client's.
     pub fn new(rails: Vec<Rail<F>>, config: BondConfig, clock: Box<dyn Fn() -> Instant + Send>) -> Self {
         assert!(rails.len() < 256, "the rail index is one byte");
-        let mut shown = rails.iter().map(|rail| rail.fabric.shown_slab().map(|slab| Arc::as_ptr(&slab)));
+        let mut shown = rails.iter().filter_map(|rail| Some(Arc::as_ptr(&rail.fabric.shown_slab()?)));
         let first = shown.next();
         assert!(shown.all(|slab| Some(slab) == first), "all rails show their peers one slab");
         Self {
@@ -261,9 +262,10 @@ impl<F: Fabric> Fabric for Bond<F> {
         self.rails.iter().all(|rail| rail.fabric.reaches_device_memory())
     }
 
-    /// That of every rail: see [`Bond::new`].
+    /// That of every rail, see [`Bond::new`]; `None` when one of them shows none, since a peer may come over any.
     fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.rails.first()?.fabric.shown_slab()
+        let mut shown = self.rails.iter().map(|rail| rail.fabric.shown_slab());
+        shown.next()?.filter(|_| shown.all(|slab| slab.is_some()))
     }
 
     /// As far as every rail does: any of them may be given a slice.

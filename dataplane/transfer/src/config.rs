@@ -43,7 +43,13 @@ impl Default for Limits {
     }
 }
 
-/// Most blocks of one transfer: what fits into one `Reserve` message.
-pub(crate) const BLOCKS_MAX: usize = 8000;
+/// Most blocks of one transfer: a million tokens in blocks of sixteen. Their slots' names take several messages.
+pub(crate) const BLOCKS_MAX: usize = 65_536;
+/// Most slot names of one `Reserve` message and checksums of one `Announce`: eight bytes each, and all of them fit into one
+/// message of every fabric.
+pub(crate) const MESSAGE_BLOCKS_MAX: usize = 8000;
+/// Most blocks that one peer may have reserved at a time, over all of its transfers: bounds the memory for their names to
+/// 8 MiB.
+pub(crate) const PEER_BLOCKS_MAX: usize = 16 * BLOCKS_MAX;
 /// Most blocks of one announcement: what fits into one message and one range of immediates.
 pub(crate) const ANNOUNCED_BLOCKS_MAX: usize = 4096;

@@ -40,6 +40,8 @@ pub(crate) struct Inbound {
     layers_verified: Vec<u16>,
     /// Per block: how many leading layers have landed and are summed by the device.
     layers_started: Vec<u16>,
+    /// Leading blocks of which every byte is verified.
+    pub(crate) verified_blocks: usize,
     /// The device's sums that are wanted.
     pub(crate) sums_open: usize,
     layers: u16,
@@ -86,6 +88,7 @@ impl Inbound {
             ending: None,
             layers_verified,
             layers_started,
+            verified_blocks: 0,
             sums_open: 0,
             layers,
             terms: None,
@@ -175,6 +178,7 @@ impl Inbound {
             self.corrupted = true;
         }
         self.sums_open += landing.wanted.len();
+        self.advance();
         landing
     }
 
@@ -183,6 +187,7 @@ impl Inbound {
         self.sums_open -= 1;
         if is_good {
             self.layers_verified[block as usize] += layers;
+            self.advance();
         }
         self.corrupted |= !is_good;
         u64::from(!is_good)
@@ -193,12 +198,14 @@ impl Inbound {
         self.terms.map(|terms| (terms.cut, &*self.layers_verified))
     }
 
-    /// Leading blocks of which every byte is verified.
-    pub(crate) fn verified_prefix(&self) -> usize {
-        self.layers_verified.iter().take_while(|&&layers| layers == self.layers).count()
+    /// Layers were verified: moves on over the blocks that are whole now, over each of them once in a transfer.
+    fn advance(&mut self) {
+        while self.layers_verified.get(self.verified_blocks) == Some(&self.layers) {
+            self.verified_blocks += 1;
+        }
     }
 
     pub(crate) fn is_complete(&self) -> bool {
-        self.verified_prefix() == self.slots.len()
+        self.verified_blocks == self.slots.len()
     }
 }

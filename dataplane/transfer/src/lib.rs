@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! receiver                         sender
-//!    │ ── Hello, Reserve(slots) ──▶ │
+//!    │ ── Hello, Reserve(slots) ──▶ │   several of them when there are more slots than one message names
 //!    │ ◀── Announce(seq, sums) ──── │   per push: a range of layers × a range of blocks
 //!    │ ◀═══ writes … imm(seq) ═════ │
 //!    │ ◀── Finished ─────────────── │

@@ -169,9 +169,10 @@ impl<F: Fabric> TransferNode<F> {
         let inbound = self.inbound.values().map(|inbound| inbound.deadline).min();
         let forget = self.cancelled.values().copied().min();
         let unanswered = self.quarantine.values().map(|(_, since)| *since + ACKNOWLEDGE_WITHIN).min();
+        let greetings = self.peers.values().filter_map(Peer::greeting_deadline).min();
         let moves = self.mover.next_deadline();
-        let fabric = self.fabric.next_deadline();
-        [inbound, forget, unanswered, moves, fabric, self.outbound.next_expiry()].into_iter().flatten().min()
+        let (fabric, leases) = (self.fabric.next_deadline(), self.outbound.next_expiry());
+        [inbound, forget, unanswered, greetings, moves, fabric, leases].into_iter().flatten().min()
     }
 
     /// Whether something waits for room in a queue: nobody rings when there is room again.
@@ -197,7 +198,7 @@ impl<F: Fabric> TransferNode<F> {
     /// Carries out one command.
     pub fn handle(&mut self, command: Command, now: Instant) {
         self.now = now;
-        if self.refuse_out_of_reach(&command) {
+        if self.refuse_duplicate(&command) || self.refuse_out_of_reach(&command) {
             return;
         }
         match command {
@@ -231,6 +232,24 @@ impl<F: Fabric> TransferNode<F> {
             }
             Command::Cancel { transfer } => self.cancel(transfer, now),
         }
+    }
+
+    /// Whether a transfer of this id is being received.
+    pub(crate) fn expects(&self, transfer: TransferId) -> bool {
+        self.inbound.contains_key(&transfer)
+    }
+
+    /// Answers an expectation of a transfer that is being received: its sender must not hear of it, since it would stop. False
+    /// for every other command.
+    fn refuse_duplicate(&mut self, command: &Command) -> bool {
+        let Command::Expect { transfer, .. } = *command else { return false };
+        let is_known = self.expects(transfer);
+        if is_known {
+            tracing::warn!(transfer, "transfer: expected a second time; the first one goes on");
+            let (slots, outcome) = (Vec::new(), Outcome::Duplicate);
+            self.notices.push(Notice::Arrived { transfer, slots, outcome });
+        }
+        is_known
     }
 
     /// Answers a command with slots that neither the processor nor, where it is asked for, the fabric and a device reach,
@@ -335,7 +354,7 @@ impl<F: Fabric> TransferNode<F> {
         let silent: Vec<PeerId> = self
             .peers
             .iter()
-            .filter(|(_, peer)| peer.connected && peer.terms.is_none() && peer.since + GREET_WITHIN <= now)
+            .filter(|(_, peer)| peer.greeting_deadline().is_some_and(|deadline| deadline <= now))
             .map(|(&id, _)| id)
             .collect();
         for peer in mute.into_iter().chain(stuck).chain(silent) {

@@ -11,16 +11,40 @@ use crate::direct::{Purpose, Wanted};
 use crate::terms::Terms;
 use crate::wire::{Message, SlotName};
 
-/// Where the receiver wants the blocks.
+/// Where the receiver wants the blocks: the whole of it, or what one message brings.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) peer: PeerId,
     pub(crate) tag: u16,
     pub(crate) content: [u8; 16],
     pub(crate) first_block: u32,
+    /// Blocks of the whole reservation, at most [`crate::config::BLOCKS_MAX`].
+    pub(crate) blocks: usize,
     pub(crate) slots: Vec<SlotName>,
     /// What was agreed with the receiver.
     pub(crate) terms: Terms,
+}
+
+impl Reservation {
+    /// Whether `part`, which begins at block `offset` of its reservation, is the next message of this one.
+    fn is_continued_by(&self, offset: usize, part: &Self) -> bool {
+        offset == self.slots.len()
+            && (part.peer, part.tag, part.content) == (self.peer, self.tag, self.content)
+            && (part.first_block, part.blocks) == (self.first_block, self.blocks)
+    }
+}
+
+/// What a message of a reservation comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reserved {
+    /// More messages of the same reservation have to come.
+    InPart,
+    /// The reservation is whole: its blocks can be written.
+    Whole,
+    /// Its peer has reserved this transfer already. The end of that one is still to be told, and answers both.
+    Repeated,
+    /// Nothing of this transfer is written for this message, which has to be said.
+    Refused,
 }
 
 /// Layers `layers` of blocks `first_block..`, computed and waiting.
@@ -58,7 +82,10 @@ pub(crate) struct Pushed {
 /// One transfer that we send.
 #[derive(Debug, Default)]
 pub(crate) struct Outbound {
+    /// Whole, and from then on as it is: its slots are written to.
     pub(crate) reservation: Option<Reservation>,
+    /// A reservation of which messages are still to come.
+    reserving: Option<Reservation>,
     /// What the blocks are, once the owner has pushed some.
     pub(crate) content: Option<[u8; 16]>,
     ready: VecDeque<Ready>,
@@ -88,6 +115,50 @@ pub(crate) enum Progress {
 }
 
 impl Outbound {
+    /// Takes one message of a reservation, with the slots from block `offset` of the reservation on. A second reservation
+    /// changes nothing.
+    pub(crate) fn reserve(&mut self, offset: usize, part: Reservation) -> Reserved {
+        let reservation = match self.reserving.take() {
+            Some(mut known) if known.is_continued_by(offset, &part) => {
+                known.slots.extend(part.slots);
+                known
+            }
+            Some(known) => {
+                let answer = self.repeated(&known, &part);
+                self.reserving = Some(known);
+                return answer;
+            }
+            None => match &self.reservation {
+                Some(known) => return self.repeated(known, &part),
+                None if offset > 0 => return Reserved::Refused,
+                None => part,
+            },
+        };
+        if reservation.slots.len() < reservation.blocks {
+            self.reserving = Some(reservation);
+            return Reserved::InPart;
+        }
+        self.reservation = Some(reservation);
+        Reserved::Whole
+    }
+
+    /// The answer to a reservation beside the one that is `known`. After `Finished` was posted, a peer that has begun the
+    /// transfer anew hears nothing more, unless it is told.
+    fn repeated(&self, known: &Reservation, part: &Reservation) -> Reserved {
+        let is_answered = known.peer == part.peer && (known.tag == part.tag || !self.finish_posted);
+        if is_answered { Reserved::Repeated } else { Reserved::Refused }
+    }
+
+    /// Whether a peer has reserved it, or is about to.
+    pub(crate) fn has_receiver(&self) -> bool {
+        self.reservation.is_some() || self.reserving.is_some()
+    }
+
+    /// Blocks that its receiver has reserved, or has said that it will.
+    pub(crate) fn blocks_reserved(&self) -> usize {
+        self.reservation.iter().chain(&self.reserving).map(|known| known.blocks).sum()
+    }
+
     /// Parts whose sums the processor takes, or those that [`Outbound::ask_sums`] asks a device for.
     pub(crate) fn push(&mut self, pushed: Pushed, is_direct: bool) {
         let Pushed { mut first_block, slots, layers } = pushed;

@@ -150,6 +150,12 @@ impl<C: Copier> Staging<C> {
     /// Carries out one command, or passes it on to the node: what concerns host slots alone is the node's.
     pub fn handle<F: Fabric>(&mut self, node: &mut TransferNode<F>, command: Command, now: Instant) {
         match command {
+            Command::Expect { transfer, .. }
+                if self.incoming.contains_key(&transfer) || node.expects(transfer) =>
+            {
+                let (slots, outcome) = (Vec::new(), Outcome::Duplicate);
+                self.refused.push(Notice::Arrived { transfer, slots, outcome });
+            }
             Command::Expect { transfer, address, content, first_block, slots, deadline }
                 if slots.iter().any(is_on_device) && !node.receives_directly(&slots) =>
             {
@@ -157,9 +163,7 @@ impl<C: Copier> Staging<C> {
                 let is_shown = node.shows_pool(&self.pool);
                 let staged = is_shown.then(|| self.stage_in(transfer, slots, node.layout())).flatten();
                 let Some(incoming) = staged else {
-                    if !self.incoming.contains_key(&transfer) {
-                        node.handle(Command::Decline { transfer, address }, now);
-                    }
+                    node.handle(Command::Decline { transfer, address }, now);
                     let outcome = Outcome::Refused;
                     self.refused.push(Notice::Arrived { transfer, slots: Vec::new(), outcome });
                     return;

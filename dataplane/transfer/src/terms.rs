@@ -149,7 +149,7 @@ mod tests {
             Terms::between(&ours, &theirs).expect_err("no terms").to_string()
         };
         for (expected, found) in [
-            ("version 3 of the messages, this node version 4", reason(|theirs| theirs.version = 3)),
+            ("version 3 of the messages, this node version 5", reason(|theirs| theirs.version = 3)),
             ("blocks differ", reason(|theirs| theirs.layout.fingerprint += 1)),
             ("checksum number 2, which this node does not know", reason(|theirs| theirs.wanted = 2)),
             ("checksum number 255", reason(|theirs| theirs.wanted = 255)),

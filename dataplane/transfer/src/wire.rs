@@ -1,12 +1,12 @@
 //! The messages between nodes: a kind byte, then little-endian fields. A length that does not fit, an unknown
 //! kind or left-over bytes make the whole message invalid; the connection is then closed.
 
-use crate::config::BLOCKS_MAX;
+use crate::config::{BLOCKS_MAX, MESSAGE_BLOCKS_MAX};
 use crate::shard::{HeadRange, PieceLayout};
 use crate::terms::{Breach, Greeting};
 
 /// Raised when a message changes its meaning.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// A slot as its owner names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,9 +19,19 @@ pub(crate) struct SlotName {
 pub(crate) enum Message {
     /// First message of each side.
     Hello(Greeting),
-    /// Receiver to sender: block `first_block + i` goes into `slots[i]`; immediates carry `tag`.
-    /// `content` names the whole of what is wanted; a sender that has something else sends nothing.
-    Reserve { transfer: u64, tag: u16, content: [u8; 16], first_block: u32, slots: Vec<SlotName> },
+    /// Receiver to sender: `blocks` blocks from `first_block` on are wanted, and block `first_block + offset + i` goes into
+    /// `slots[i]`. A reservation of more slots than fit takes several messages, in the order of their offsets; it counts
+    /// once all have come. Immediates carry `tag`. `content` names the whole of what is wanted; a sender that has something
+    /// else sends nothing.
+    Reserve {
+        transfer: u64,
+        tag: u16,
+        content: [u8; 16],
+        first_block: u32,
+        blocks: u32,
+        offset: u32,
+        slots: Vec<SlotName>,
+    },
     /// Sender to receiver: what the writes up to immediate `sequence` bring, with a checksum per block.
     Announce { transfer: u64, sequence: u16, first_layer: u16, layers: u16, first_block: u32, sums: Vec<u64> },
     /// Sender to receiver: nothing more will come.
@@ -40,6 +50,8 @@ const CANCEL: u8 = 5;
 const CANCEL_ACK: u8 = 6;
 
 impl Message {
+    /// The message's bytes. Of a `Reserve` with more slots than fit: those of the first ones; [`Message::advance`] leads to
+    /// the next.
     pub(crate) fn encode(&self) -> Box<[u8]> {
         let mut out = Vec::with_capacity(64);
         match self {
@@ -54,12 +66,15 @@ impl Message {
                 out.extend(layout.fingerprint.to_le_bytes());
                 out.extend([*checksums, *wanted]);
             }
-            Self::Reserve { transfer, tag, content, first_block, slots } => {
+            Self::Reserve { transfer, tag, content, first_block, blocks, offset, slots } => {
+                let slots = &slots[..slots.len().min(MESSAGE_BLOCKS_MAX)];
                 out.push(RESERVE);
                 out.extend(transfer.to_le_bytes());
                 out.extend(tag.to_le_bytes());
                 out.extend(content);
                 out.extend(first_block.to_le_bytes());
+                out.extend(blocks.to_le_bytes());
+                out.extend(offset.to_le_bytes());
                 out.extend((slots.len() as u32).to_le_bytes());
                 for name in slots {
                     out.extend(name.slot.to_le_bytes());
@@ -83,6 +98,15 @@ impl Message {
         out.into_boxed_slice()
     }
 
+    /// Drops what [`Message::encode`] wrote. Returns whether something is left, to be encoded in turn.
+    pub(crate) fn advance(&mut self) -> bool {
+        let Self::Reserve { offset, slots, .. } = self else { return false };
+        let count = slots.len().min(MESSAGE_BLOCKS_MAX);
+        slots.drain(..count);
+        *offset += count as u32;
+        !slots.is_empty()
+    }
+
     /// `None` when the bytes are not exactly one message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = Reader(bytes);
@@ -100,14 +124,18 @@ impl Message {
                 wanted: rest.u8()?,
             }),
             RESERVE => {
-                let (transfer, tag, content, first_block) =
-                    (rest.u64()?, rest.u16()?, rest.take()?, rest.u32()?);
+                let (transfer, tag, content) = (rest.u64()?, rest.u16()?, rest.take()?);
+                let (first_block, blocks, offset) = (rest.u32()?, rest.u32()?, rest.u32()?);
                 let count = rest.count()?;
+                let is_within = u64::from(offset) + count as u64 <= u64::from(blocks);
+                if blocks as usize > BLOCKS_MAX || !is_within || (count == 0) != (blocks == 0) {
+                    return None;
+                }
                 let mut slots = Vec::with_capacity(count);
                 for _ in 0..count {
                     slots.push(SlotName { slot: rest.u32()?, generation: rest.u32()? });
                 }
-                Self::Reserve { transfer, tag, content, first_block, slots }
+                Self::Reserve { transfer, tag, content, first_block, blocks, offset, slots }
             }
             ANNOUNCE => {
                 let (transfer, sequence) = (rest.u64()?, rest.u16()?);
@@ -170,7 +198,7 @@ impl Reader<'_> {
     /// A number of 8-byte items that really follow: nothing is reserved for a length that lies.
     fn count(&mut self) -> Option<usize> {
         let count = self.u32()? as usize;
-        (count <= BLOCKS_MAX && count * 8 == self.0.len()).then_some(count)
+        (count <= MESSAGE_BLOCKS_MAX && count * 8 == self.0.len()).then_some(count)
     }
 }
 
@@ -189,6 +217,8 @@ mod tests {
                 tag: 2,
                 content: [9; 16],
                 first_block: 3,
+                blocks: 9,
+                offset: 2,
                 slots: vec![SlotName { slot: 4, generation: 5 }; 7],
             },
             Message::Announce {
@@ -197,7 +227,7 @@ mod tests {
                 first_layer: 2,
                 layers: 3,
                 first_block: 4,
-                sums: vec![9; BLOCKS_MAX],
+                sums: vec![9; MESSAGE_BLOCKS_MAX],
             },
             Message::Finished { transfer: 8 },
             Message::Cancel { transfer: 9 },
@@ -211,6 +241,66 @@ mod tests {
             let bytes = message.encode();
             assert!(bytes.len() <= dataplane_fabric::MESSAGE_BYTES_MAX);
             assert_eq!(Message::decode(&bytes), Some(message));
+        }
+    }
+
+    /// With the frame of a bond around it, too.
+    #[test]
+    fn a_long_reservation_travels_in_messages_that_fit() {
+        for blocks in [0, 1, MESSAGE_BLOCKS_MAX, MESSAGE_BLOCKS_MAX + 1, 8192, BLOCKS_MAX] {
+            let names: Vec<SlotName> =
+                (0..blocks as u32).map(|slot| SlotName { slot, generation: slot ^ 5 }).collect();
+            let (transfer, tag, content, first_block) = (1, 2, [3; 16], 4);
+            let mut message = Message::Reserve {
+                transfer,
+                tag,
+                content,
+                first_block,
+                blocks: blocks as u32,
+                offset: 0,
+                slots: names.clone(),
+            };
+            let mut seen = Vec::new();
+            loop {
+                let bytes = message.encode();
+                assert!(bytes.len() <= dataplane_fabric::MESSAGE_BYTES_MAX - 1024, "{} bytes", bytes.len());
+                let Some(Message::Reserve { blocks: whole, offset, slots, .. }) = Message::decode(&bytes)
+                else {
+                    panic!("not a message");
+                };
+                assert_eq!((whole as usize, offset as usize), (blocks, seen.len()));
+                seen.extend(slots);
+                if !message.advance() {
+                    break;
+                }
+            }
+            assert_eq!(seen, names);
+        }
+    }
+
+    #[test]
+    fn a_reservation_beyond_its_bounds_is_no_message() {
+        let slots = vec![SlotName { slot: 4, generation: 5 }; 7];
+        for (blocks, offset, count, is_message) in [
+            (BLOCKS_MAX, BLOCKS_MAX - 7, 7, true),
+            (BLOCKS_MAX + 1, 0, 7, false),
+            (6, 0, 7, false),
+            (9, 3, 7, false),
+            (7, u32::MAX as usize, 7, false),
+            (7, 0, 0, false),
+            (0, 0, 0, true),
+        ] {
+            let message = Message::Reserve {
+                transfer: 1,
+                tag: 2,
+                content: [9; 16],
+                first_block: 3,
+                blocks: blocks as u32,
+                offset: offset as u32,
+                slots: slots[..count].to_vec(),
+            };
+            let found = Message::decode(&message.encode());
+            assert_eq!(found, is_message.then_some(message), "{blocks} {offset} {count}");
         }
     }
 

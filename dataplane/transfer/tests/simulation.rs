@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
+use dataplane_fabric::{Event, Fabric};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_transfer::{
     Command, Limits, Notice, Outcome, PieceLayout, TransferCounters, TransferId, TransferNode,
@@ -61,6 +62,10 @@ impl World {
                 node.poll(self.now, notices);
             }
         }
+    }
+
+    fn run(&mut self, steps: usize) {
+        (0..steps).for_each(|_| self.step());
     }
 
     fn command(&mut self, node: usize, command: Command) {
@@ -297,6 +302,115 @@ fn legs_of_different_requests_exchange_nothing() {
     assert!(slots.is_empty());
     assert_eq!(world.counter(SENDER, "bytes_sent"), 0);
     assert_nothing_is_held(&world, 6);
+}
+
+/// The first one is not stopped, and its owner can tell the answer to the second from its end.
+#[test]
+fn a_transfer_that_is_expected_twice_arrives_once_and_whole() {
+    let mut world = World::new(7, Faults::default());
+    world.expect(1, 0, 4);
+    let sources = world.acquire(SENDER, 4);
+    for (block, slot) in sources.iter().enumerate() {
+        fill(slot, 1, block);
+    }
+    world.push(1, 0, &sources, 0..2);
+    world.run(10);
+    world.expect(1, 0, 4);
+    world.run(10);
+    let notice = world.notices[RECEIVER].pop();
+    let Some(Notice::Arrived { transfer: 1, slots, outcome: Outcome::Duplicate }) = notice else {
+        panic!("expected a refusal, got {notice:?}");
+    };
+    assert!(slots.is_empty() && world.notices[RECEIVER].is_empty());
+    world.push(1, 0, &sources, 2..LAYOUT.layers);
+    world.command(SENDER, Command::PushEnd { transfer: 1 });
+    world.run(20);
+    let notice = world.notices[RECEIVER].pop();
+    let Some(Notice::Arrived { transfer: 1, slots, outcome: Outcome::Complete }) = notice else {
+        panic!("expected the blocks, got {notice:?}");
+    };
+    assert_eq!(slots.len(), 4);
+    check(&slots, 1, 0);
+    drop((slots, sources));
+    assert_nothing_is_held(&world, 7);
+}
+
+/// Of another node, while the transfer goes on, and of the same one after its own has arrived.
+#[test]
+fn a_second_reservation_ends_neither_the_transfer_nor_a_connection() {
+    let mut world = World::new(9, Faults::default());
+    let layout = SlabLayout { slot_bytes: LAYOUT.slot_bytes(), slot_count: 16 };
+    let pool = SlotPool::new(Arc::new(Slab::create("third", layout, PageSize::Standard).expect("slab")));
+    let fabric = world.network.add_node(Arc::clone(pool.slab()));
+    let mut third = TransferNode::new(fabric, LAYOUT, Limits::default(), Arc::default());
+    let mut told = Vec::new();
+    let expect = |transfer: TransferId, now: Instant| Command::Expect {
+        transfer,
+        address: "0".to_owned(),
+        content: content_of(transfer),
+        first_block: 0,
+        slots: (0..3).map(|_| pool.acquire().expect("slot")).collect(),
+        deadline: now + Duration::from_millis(200),
+    };
+    world.expect(1, 0, 3);
+    third.handle(expect(2, world.now), world.now);
+    for round in 0..20 {
+        if round == 10 {
+            third.handle(expect(1, world.now), world.now);
+        }
+        world.step();
+        third.poll(world.now, &mut told);
+    }
+    let refused = told.pop();
+    assert!(
+        matches!(refused, Some(Notice::Arrived { transfer: 1, outcome: Outcome::SenderStopped, .. })),
+        "{refused:?}"
+    );
+    for transfer in [1, 2] {
+        let sources = world.acquire(SENDER, 3);
+        for (block, slot) in sources.iter().enumerate() {
+            fill(slot, transfer, block);
+        }
+        world.push(transfer, 0, &sources, 0..LAYOUT.layers);
+    }
+    for _ in 0..10 {
+        world.step();
+        third.poll(world.now, &mut told);
+    }
+    for (transfer, notice) in [(1, world.notices[RECEIVER].pop()), (2, told.pop())] {
+        let Some(Notice::Arrived { transfer: of, slots, outcome: Outcome::Complete }) = notice else {
+            panic!("transfer {transfer}: expected the blocks, got {notice:?}");
+        };
+        assert_eq!((of, slots.len()), (transfer, 3));
+        check(&slots, transfer, 0);
+    }
+    world.expect(1, 0, 3);
+    world.run(10);
+    world.command(SENDER, Command::PushEnd { transfer: 1 });
+    world.run(10);
+    let again = world.notices[RECEIVER].pop();
+    assert!(
+        matches!(again, Some(Notice::Arrived { transfer: 1, outcome: Outcome::SenderStopped, .. })),
+        "{again:?}"
+    );
+    assert_eq!(world.counter(SENDER, "peers_lost"), 0);
+}
+
+/// An idle node sleeps until its next deadline.
+#[test]
+fn a_peer_that_never_greets_has_a_deadline_that_wakes_the_node() {
+    let mut world = World::new(8, Faults::default());
+    let mut mute = world.network.add_node(Arc::clone(world.pools[SENDER].slab()));
+    mute.connect("1").expect("an address");
+    world.run(5);
+    let next = world.nodes[RECEIVER].as_ref().and_then(TransferNode::next_deadline);
+    let deadline = next.expect("that of the greeting");
+    assert!(deadline > world.now && deadline < world.now + Duration::from_secs(60));
+    world.now = deadline;
+    world.step();
+    let mut events = Vec::new();
+    mute.poll(8, &mut events);
+    assert!(events.iter().any(|event| matches!(event, Event::PeerDown { .. })), "{events:?}");
 }
 
 /// The rig itself: a slot that is kept on purpose must be seen by the leak check.

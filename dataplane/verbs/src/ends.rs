@@ -5,6 +5,9 @@
 //! tells the peer. The device returns the work in flight as flushed. When all of it is back, or the drain
 //! timeout has passed, [`VerbsFabric::finish_end`] destroys the pairs and reports `PeerDown`: the slots that
 //! the peer was told of can be reused then.
+//!
+//! A device may refuse both, the error state and the end of a pair. Nothing is known of such a pair: what its requests
+//! name is never given back, and `PeerDown` is never reported, so that nobody reuses slots that its peer may write.
 
 use dataplane_fabric::Event;
 
@@ -13,6 +16,7 @@ use std::time::Instant;
 use crate::connection::Phase;
 use crate::fabric::VerbsFabric;
 use crate::ffi;
+use crate::lane::Lane;
 
 impl VerbsFabric {
     /// Starts the end of a connection. `PeerDown` follows from a later poll.
@@ -36,7 +40,9 @@ impl VerbsFabric {
         connection.deadline = Some(connection.ended_at + self.local.config.drain_timeout);
         for lane in &mut connection.lanes {
             if let Err(error) = lane.fail() {
-                tracing::warn!(%error, "a queue pair is destroyed at once");
+                let is_leaked = lane.is_leaked();
+                self.metrics.queue_pairs_leaked += u64::from(is_leaked);
+                tracing::warn!(%error, is_leaked, "a queue pair did not go to its error state");
             }
         }
         // Closing takes it out of epoll as well: nobody else has the descriptor.
@@ -47,6 +53,7 @@ impl VerbsFabric {
     pub(crate) fn finish_end(&mut self, number: u64) {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         self.unsettled -= 1;
+        let is_leaked = connection.lanes.iter().any(Lane::is_leaked);
         for lane in &mut connection.lanes {
             let lost = lane.destroy(&mut self.local.bounce.free, &mut self.events);
             self.metrics.outstanding -= lost;
@@ -54,7 +61,14 @@ impl VerbsFabric {
         // Not by the lanes' numbers: a pair that did not obey is gone already.
         self.routes.retain(|_, route| route.peer != number);
         let reason = std::mem::take(&mut connection.reason);
-        if connection.is_announced {
+        if is_leaked {
+            let device = self.local.device.name();
+            tracing::error!(
+                device,
+                reason,
+                "the device keeps a queue pair: its peer may write on, and the slots that it was told of are lost"
+            );
+        } else if connection.is_announced {
             self.events.push_back(Event::PeerDown { peer: connection.peer, reason });
         } else {
             tracing::info!(reason, "an RDMA handshake failed");

@@ -24,7 +24,7 @@ use crate::geometry::{Cursor, Geometry};
 use crate::memory_region::MemoryRegion;
 use crate::metrics::Metrics;
 use crate::post::{PostArray, Remote};
-use crate::queue_pair::{Failed, Initialised, QueuePair, ReadyToSend};
+use crate::queue_pair::{Failed, Initialised, QueuePair, ReadyToSend, Stopped};
 use crate::wire::Segment;
 
 /// The queue pair in whichever state the connection has brought it to.
@@ -34,6 +34,9 @@ pub(crate) enum Pair {
     Initialised(QueuePair<Initialised>),
     Ready(QueuePair<ReadyToSend>),
     Failed(QueuePair<Failed>),
+    /// The device neither ended its work nor destroyed it: it may touch what is in flight, and its peer the slots that it
+    /// was shown, for ever.
+    Leaked,
 }
 
 /// What a request still has to do.
@@ -180,7 +183,7 @@ impl Lane {
 
     pub(crate) fn number(&self) -> Option<u32> {
         match &self.pair {
-            Pair::Absent => None,
+            Pair::Absent | Pair::Leaked => None,
             Pair::Initialised(pair) => Some(pair.number()),
             Pair::Ready(pair) => Some(pair.number()),
             Pair::Failed(pair) => Some(pair.number()),
@@ -189,7 +192,7 @@ impl Lane {
 
     pub(crate) fn is_pair(&self, raw: *const std::ffi::c_void) -> bool {
         match &self.pair {
-            Pair::Absent => false,
+            Pair::Absent | Pair::Leaked => false,
             Pair::Initialised(pair) => pair.raw().cast_const().cast() == raw,
             Pair::Ready(pair) => pair.raw().cast_const().cast() == raw,
             Pair::Failed(pair) => pair.raw().cast_const().cast() == raw,
@@ -290,26 +293,43 @@ impl Lane {
         Ok(Some(std::mem::take(&mut self.assembling).into_boxed_slice()))
     }
 
-    /// Ends its pair's work. An error means that the device did not obey; destroying it will do.
+    /// Ends its pair's work. An error means that the device did not obey: the pair is destroyed then, or leaked
+    /// ([`Lane::is_leaked`]).
     pub(crate) fn fail(&mut self) -> Result<(), VerbsError> {
-        self.pair = match std::mem::replace(&mut self.pair, Pair::Absent) {
-            Pair::Initialised(pair) => Pair::Failed(pair.fail()?),
-            Pair::Ready(pair) => Pair::Failed(pair.fail()?),
-            other => other,
+        let stopped = match std::mem::replace(&mut self.pair, Pair::Absent) {
+            Pair::Initialised(pair) => pair.fail(),
+            Pair::Ready(pair) => pair.fail(),
+            other => {
+                self.pair = other;
+                return Ok(());
+            }
         };
-        Ok(())
+        let (pair, result) = match stopped {
+            Stopped::Failed(pair) => (Pair::Failed(pair), Ok(())),
+            Stopped::Destroyed(error) => (Pair::Absent, Err(error)),
+            Stopped::Leaked(error) => (Pair::Leaked, Err(error)),
+        };
+        self.pair = pair;
+        result
+    }
+
+    /// Whether the device goes on with a pair that it was told to end.
+    pub(crate) fn is_leaked(&self) -> bool {
+        matches!(self.pair, Pair::Leaked)
     }
 
     /// Destroys the pair and gives up what was in flight and what waited. Returns how many work requests had
-    /// not ended. If the device keeps the pair, what it may touch is leaked.
+    /// not ended and never will. If the device keeps the pair, what it may touch is leaked, and it may still complete
+    /// what it was given.
     pub(crate) fn destroy(&mut self, bounce_free: &mut Vec<u32>, events: &mut VecDeque<Event>) -> u64 {
         let is_gone = match std::mem::replace(&mut self.pair, Pair::Absent) {
             Pair::Absent => true,
+            Pair::Leaked => false,
             Pair::Initialised(pair) => pair.destroy(),
             Pair::Ready(pair) => pair.destroy(),
             Pair::Failed(pair) => pair.destroy(),
         };
-        let lost = self.outstanding();
+        let lost = if is_gone { self.outstanding() } else { 0 };
         let mut ids = Vec::new();
         for Flight { id, held, .. } in self.in_flight.drain(..) {
             ids.push(id);
@@ -388,5 +408,20 @@ mod tests {
         assert_eq!(lane.retire(2, Completion::Done, &mut free, &mut events), None);
         assert_eq!(lane.destroy(&mut free, &mut events), 1);
         assert_eq!(events[1], Event::Completed { id: 9, completion: Completion::PeerDown });
+    }
+
+    #[test]
+    fn what_a_leaked_pair_may_touch_is_never_given_back() {
+        let (mut lane, mut free, mut events) = (lane(), Vec::new(), VecDeque::new());
+        (lane.pair, lane.posted) = (Pair::Leaked, 2);
+        for (last, held) in [(0, Held::Bounce(3)), (1, Held::Bounce(4))] {
+            lane.in_flight.push_back(Flight { last, id: 7 + last, held });
+        }
+        assert!(lane.is_leaked() && lane.number().is_none());
+        assert_eq!(lane.retire(0, Completion::Done, &mut free, &mut events), Some(1));
+        assert_eq!(free, [3], "of this one the device has said that it is done");
+        assert!(lane.fail().is_ok(), "nothing is left to do");
+        assert_eq!((lane.destroy(&mut free, &mut events), &free[..]), (0, &[3][..]));
+        assert_eq!(events[1], Event::Completed { id: 8, completion: Completion::PeerDown });
     }
 }

@@ -67,7 +67,7 @@ impl Local {
         let buffer_bytes = config.receive_buffer_bytes as usize;
         let receives = SharedReceiveQueue::new(&domain, receive_count, buffer_bytes, RECEIVE_TAG)?;
         let bounce = BounceBuffers::new(&domain, config.send_buffers, buffer_bytes)?;
-        let access = Access { remote: true, relaxed_ordering: config.relaxed_ordering };
+        let access = Access { remote: config.is_shown, relaxed_ordering: config.relaxed_ordering };
         let mut regions = Vec::with_capacity(1 + config.slabs_max);
         regions.push(MemoryRegion::of_slab(&domain, slab, access)?);
         let capacity = Capacity {
@@ -133,16 +133,22 @@ impl Local {
         slabs + self.bounce.region.length() + self.receives.registered_bytes()
     }
 
-    pub(crate) fn hello(&self, lanes: [LaneAddress; 2]) -> Hello {
+    /// The slots that peers may read and write.
+    fn shown_slots(&self) -> RemoteSlots {
         let region = &self.regions[0];
-        let layout = region.slab().map(|slab| slab.layout());
-        let slots = RemoteSlots {
-            address: region.address(),
-            slot_stride: layout.map_or(0, |layout| layout.stride() as u64),
-            slot_bytes: layout.map_or(0, |layout| layout.slot_bytes as u64),
-            slot_count: layout.map_or(0, |layout| layout.slot_count),
-            key: region.remote_key(),
+        let Some(layout) = region.slab().map(|slab| slab.layout()).filter(|_| self.config.is_shown) else {
+            return RemoteSlots::default();
         };
+        RemoteSlots {
+            address: region.address(),
+            slot_stride: layout.stride() as u64,
+            slot_bytes: layout.slot_bytes as u64,
+            slot_count: layout.slot_count,
+            key: region.remote_key(),
+        }
+    }
+
+    pub(crate) fn hello(&self, lanes: [LaneAddress; 2]) -> Hello {
         Hello {
             mtu: self.mtu(),
             link_layer: self.port.link_layer,
@@ -152,7 +158,7 @@ impl Local {
             receive_credits: u16::try_from(self.config.receive_credits).unwrap_or(u16::MAX),
             receive_buffer_bytes: self.config.receive_buffer_bytes,
             lanes,
-            slots,
+            slots: self.shown_slots(),
             message_bytes_max: self.port.message_bytes_max,
         }
     }
@@ -161,7 +167,7 @@ impl Local {
     pub(crate) fn equip(&self, lanes: &mut [Lane; 2]) -> Result<(), VerbsError> {
         for lane in lanes {
             let pair = QueuePair::new(&self.domain, &self.completions, &self.receives, self.capacity)?;
-            let pair = pair.initialise(self.port.number)?;
+            let pair = pair.initialise(self.port.number, self.config.is_shown)?;
             let Capacity { send_requests, entries, inline_bytes } = self.capacity;
             // Zero is what drivers that do not say leave there.
             let read_entries = match self.device.limits().read_entries {

@@ -32,6 +32,8 @@ pub struct Metrics {
     pub handshakes_failed: u64,
     /// Times accepting paused because descriptors ran out.
     pub accept_pauses: u64,
+    /// Queue pairs that the device neither moved to their error state nor destroyed. What they may touch is never reused.
+    pub queue_pairs_leaked: u64,
     /// Queue pairs that exist.
     pub queue_pairs_open: u64,
     /// Bytes registered with the device.
@@ -48,7 +50,7 @@ pub struct Metrics {
 #[derive(Debug, Default)]
 pub struct VerbsCounters([AtomicU64; COUNT]);
 
-const COUNT: usize = 18;
+const COUNT: usize = 19;
 
 impl Metrics {
     fn values(&self) -> [u64; COUNT] {
@@ -66,6 +68,7 @@ impl Metrics {
             self.port_events,
             self.handshakes_failed,
             self.accept_pauses,
+            self.queue_pairs_leaked,
             self.queue_pairs_open,
             self.registered_bytes,
             self.dma_buf_bytes,
@@ -99,6 +102,7 @@ impl VerbsCounters {
             ("port_events", "Port state changes reported by the device"),
             ("handshakes_failed", "Handshakes refused or timed out"),
             ("accept_pauses", "Times accepting paused because descriptors ran out"),
+            ("queue_pairs_leaked", "Queue pairs that the device keeps; what they may touch is never reused"),
             ("queue_pairs_open", "Queue pairs that exist"),
             ("registered_bytes", "Bytes registered with the device"),
             ("dma_buf_bytes", "Of these, bytes of a GPU's memory, reached through a dma-buf"),

@@ -133,6 +133,18 @@ impl Drop for Handle {
     }
 }
 
+/// What became of a pair whose work was to end.
+#[derive(Debug)]
+pub enum Stopped {
+    /// It returns all work as flushed.
+    Failed(QueuePair<Failed>),
+    /// It did not go to its error state, and is destroyed.
+    Destroyed(VerbsError),
+    /// The device did neither: the pair goes on, and its peer may still read and write what it could. What its requests
+    /// name must be leaked.
+    Leaked(VerbsError),
+}
+
 /// A queue pair in `State`.
 #[derive(Debug)]
 pub struct QueuePair<State> {
@@ -165,11 +177,23 @@ impl<State> QueuePair<State> {
 
     fn step<Next>(
         self,
-        mut attributes: ffi::QueuePairAttributes,
+        attributes: ffi::QueuePairAttributes,
         mask: u32,
         verb: &'static str,
         object: impl FnOnce() -> String,
     ) -> Result<QueuePair<Next>, VerbsError> {
+        self.modify(attributes, mask, verb, object)?;
+        let Self { handle, number, capacity, .. } = self;
+        Ok(QueuePair { handle, number, capacity, state: PhantomData })
+    }
+
+    fn modify(
+        &self,
+        mut attributes: ffi::QueuePairAttributes,
+        mask: u32,
+        verb: &'static str,
+        object: impl FnOnce() -> String,
+    ) -> Result<(), VerbsError> {
         let device = &self.handle.domain.device;
         // SAFETY: the pair is live; the struct is complete and the mask names fields that were set.
         let code =
@@ -177,14 +201,18 @@ impl<State> QueuePair<State> {
         if code != 0 {
             return Err(device.failed(verb, object(), from_code(code)));
         }
-        let Self { handle, number, capacity, .. } = self;
-        Ok(QueuePair { handle, number, capacity, state: PhantomData })
+        Ok(())
     }
 
-    /// Ends all work: what is in flight comes back as flushed, and the peer can no longer reach our memory.
-    pub fn fail(self) -> Result<QueuePair<Failed>, VerbsError> {
+    /// Ends all work: what is in flight comes back as flushed, and the peer can no longer reach our memory. A pair that
+    /// refuses is destroyed.
+    pub fn fail(self) -> Stopped {
         let attributes = ffi::QueuePairAttributes { state: ffi::QPS_ERR, ..Default::default() };
-        self.step(attributes, ffi::QP_STATE, "ibv_modify_qp(ERR)", String::new)
+        let Err(error) = self.modify(attributes, ffi::QP_STATE, "ibv_modify_qp(ERR)", String::new) else {
+            let Self { handle, number, capacity, .. } = self;
+            return Stopped::Failed(QueuePair { handle, number, capacity, state: PhantomData });
+        };
+        if self.destroy() { Stopped::Destroyed(error) } else { Stopped::Leaked(error) }
     }
 
     /// Destroys it; returns whether the device obeyed. If not, the device may go on using what its requests
@@ -276,12 +304,13 @@ impl QueuePair<Reset> {
         Ok(Self { handle, number, capacity, state: PhantomData })
     }
 
-    /// Binds it to a port. Peers may read and write what registered regions allow.
-    pub fn initialise(self, port: u8) -> Result<QueuePair<Initialised>, VerbsError> {
+    /// Binds it to a port. The peer may read and write what registered regions allow, or, unless `is_shown`, nothing.
+    pub fn initialise(self, port: u8, is_shown: bool) -> Result<QueuePair<Initialised>, VerbsError> {
+        let remote = if is_shown { ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ } else { 0 };
         let attributes = ffi::QueuePairAttributes {
             state: ffi::QPS_INIT,
             port,
-            access: ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ,
+            access: ffi::ACCESS_LOCAL_WRITE | remote,
             ..Default::default()
         };
         let mask = ffi::QP_STATE | ffi::QP_PKEY_INDEX | ffi::QP_PORT | ffi::QP_ACCESS_FLAGS;

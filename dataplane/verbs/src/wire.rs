@@ -27,8 +27,8 @@ pub(crate) struct LaneAddress {
     pub(crate) psn: u32,
 }
 
-/// The slots that a peer may read and write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The slots that a peer may read and write; all zero when there are none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct RemoteSlots {
     /// Address of slot 0.
     pub(crate) address: u64,
@@ -197,7 +197,8 @@ fn decode_hello(frame: &[u8; HANDSHAKE_BYTES]) -> Result<Hello, &'static str> {
         slot_count: word(frame, 80),
         key: word(frame, 84),
     };
-    if slots.slot_bytes == 0 || slots.slot_count == 0 || slots.slot_stride < slots.slot_bytes {
+    let is_shapeless = slots.slot_bytes == 0 || slots.slot_count == 0 || slots.slot_stride < slots.slot_bytes;
+    if is_shapeless && slots != RemoteSlots::default() {
         return Err("slots of an impossible shape");
     }
     let end = slots
@@ -340,6 +341,7 @@ mod tests {
     fn frames_survive_the_wire() {
         for frame in [
             Handshake::Hello(hello()),
+            Handshake::Hello(Hello { slots: RemoteSlots::default(), ..hello() }),
             Handshake::Ready,
             Handshake::Refused(Refusal::Busy),
             Handshake::Refused(Refusal::Unknown(77)),
@@ -383,6 +385,7 @@ mod tests {
         for (slot, offset, length) in [(9, 0, 1), (8, 1, 4000), (0, u32::MAX, u32::MAX), (0, 4001, 0)] {
             assert_eq!(slots.locate(slot, offset, length), None, "{slot} {offset} {length}");
         }
+        assert_eq!(RemoteSlots::default().locate(0, 0, 0), None, "not even nothing");
     }
 
     #[test]

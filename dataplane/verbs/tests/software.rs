@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::testing::{Pair, conformance, pool};
 use dataplane_fabric::{
-    Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, Priority, Rows, Source, Target,
+    Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, Priority, Rows, SlotRange, Source, Target,
     WorkRequest,
 };
 use dataplane_verbs::testing::{
@@ -214,6 +214,55 @@ fn slots_in_flight_are_held_until_the_end() {
     assert_eq!((two.source.reference_count(), two.a.metrics().outstanding), (1, 0));
     device_a.hold(false);
     assert!(two.target_bytes().iter().all(|&byte| byte == 0), "written after the end");
+}
+
+/// The device may go on with the work for ever: its slots are never free again, and nobody is told that the peer cannot
+/// write any more.
+#[test]
+fn slots_of_a_pair_that_cannot_be_ended_are_never_given_back() {
+    let (mut two, device_a, _) = two(&VerbsConfig { drain_timeout: Duration::from_millis(50), ..small() });
+    device_a.hold(true);
+    for id in 1..=3 {
+        let request = two.slot_write(id, 64);
+        two.a.post(request).expect("room");
+    }
+    two.a.flush();
+    device_a.set_faults(Faults { pairs_go_on: true, ..Faults::default() });
+    let to_b = two.to_b;
+    two.a.disconnect(to_b);
+    two.until("the end of the connection", |two| {
+        two.a.connection_count() == 0 && (1..=3).all(|id| two.completion_at_a(id).is_some())
+    });
+    two.until("the peer has seen it", |two| {
+        two.seen_b.iter().any(|event| matches!(event, Event::PeerDown { .. }))
+    });
+    assert_eq!(two.source.reference_count(), 1 + 3, "the device's for ever");
+    assert_eq!(two.completion_at_a(1), Some(Completion::PeerDown));
+    assert!(!two.seen_a.iter().any(|event| matches!(event, Event::PeerDown { .. })), "{:?}", two.seen_a);
+    let metrics = two.a.metrics();
+    assert_eq!((metrics.queue_pairs_leaked, metrics.queue_pairs_open, metrics.outstanding), (2, 0, 3));
+    assert_eq!(device_a.usage().queue_pairs, 2, "they are still there");
+}
+
+/// A client of other nodes' memory reads and writes theirs, and shows them nothing of its own.
+#[test]
+fn a_fabric_that_is_not_shown_gives_no_peer_access_to_its_slots() {
+    let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+    let client = VerbsConfig { is_shown: false, ..small() };
+    let mut two = Two::new(device_a.open().expect("open"), device_b.open().expect("open"), client, small());
+    assert_eq!((device_a.usage().shown_regions, device_b.usage().shown_regions), (0, 1));
+    assert!(two.a.shown_slab().is_none() && two.b.shown_slab().is_some());
+    two.write_and_wait(1, 100);
+    let slot = two.source.clone();
+    let from = Target { slot: two.target.slot(), generation: two.target.generation(), offset: 0 };
+    let operation = Operation::Read { into: SlotRange { slot, offset: 200, len: 100 }, from, rows: None };
+    two.post(WorkRequest { id: 2, peer: two.to_b, priority: Priority::Urgent, operation });
+    two.until("the read", |two| two.completion_at_a(2) == Some(Completion::Done));
+    let source = Source::Slot { slot: two.target.clone(), offset: 0, len: 8 };
+    let target = Target { slot: two.source.slot(), generation: two.source.generation(), offset: 0 };
+    two.b.post(write(two.to_a, 3, source, target)).expect("accepted and answered");
+    two.until("the end", |two| two.is_down());
+    assert!(two.seen_b.contains(&Event::Completed { id: 3, completion: Completion::PeerDown }));
 }
 
 #[test]

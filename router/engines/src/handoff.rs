@@ -3,13 +3,16 @@
 //! Both legs are dispatched at once and meet by `transfer_id`; each is told where the other's data plane
 //! listens. Engines of other makes have their own shapes, which pass through the gateway unread.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Where a worker's data plane can be reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataPlaneAddress {
-    /// Same on all processes that share memory.
+    /// Same on all processes that share memory: the machine's boot, `/`, and the folder that they share. A boot that is not
+    /// known begins with `unknown`.
     pub host: String,
     /// Path of the shared-memory socket, if that transport is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -20,6 +23,41 @@ pub struct DataPlaneAddress {
     /// `ip:port` at which each RDMA rail is connected to, best first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rdma: Vec<String>,
+}
+
+impl DataPlaneAddress {
+    /// Without the addresses that lead back to the host of `here`, since they are of this one's loopback interface and it is
+    /// another host.
+    #[must_use]
+    pub fn reachable_from(&self, here: &Self) -> Self {
+        if !self.is_elsewhere(here) {
+            return self.clone();
+        }
+        let is_reachable = |address: &&String| !is_loopback(address);
+        Self {
+            host: self.host.clone(),
+            shm: self.shm.clone(),
+            tcp: self.tcp.as_ref().filter(is_reachable).cloned(),
+            rdma: self.rdma.iter().filter(is_reachable).cloned().collect(),
+        }
+    }
+
+    /// Whether both boots are known and differ.
+    fn is_elsewhere(&self, here: &Self) -> bool {
+        boot_of(&self.host).zip(boot_of(&here.host)).is_some_and(|(one, other)| one != other)
+    }
+}
+
+/// The boot in a [`DataPlaneAddress::host`], when it is known.
+fn boot_of(host: &str) -> Option<&str> {
+    let (boot, _folder) = host.split_once('/')?;
+    (!boot.starts_with("unknown")).then_some(boot)
+}
+
+/// Whether `ip:port` is of the loopback interface, which no other host reaches.
+#[must_use]
+pub fn is_loopback(address: &str) -> bool {
+    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().to_canonical().is_loopback())
 }
 
 /// One leg of a hand-off.
@@ -63,6 +101,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn loopback_addresses_are_of_no_use_to_another_host() {
+        let address = |host: &str| DataPlaneAddress {
+            host: host.to_owned(),
+            shm: Some("/x".to_owned()),
+            tcp: Some("127.0.0.1:7400".to_owned()),
+            rdma: vec!["[::1]:1".to_owned(), "10.0.0.2:2".to_owned(), "127.0.0.1:3".to_owned()],
+        };
+        let here = address("boot-a/1");
+        for near in ["boot-a/1", "boot-a/2", "unknown-7/1", "h"] {
+            assert_eq!(address(near).reachable_from(&here), address(near), "{near}");
+        }
+        let far = address("boot-b/1").reachable_from(&here);
+        assert_eq!((far.tcp, far.rdma), (None, vec!["10.0.0.2:2".to_owned()]));
+        let known = DataPlaneAddress { tcp: Some("10.0.0.2:7400".to_owned()), ..address("boot-b/1") };
+        assert_eq!(known.reachable_from(&here).tcp, known.tcp);
+    }
 
     #[test]
     fn legs_survive_json_and_other_dialects_are_not_ours() {

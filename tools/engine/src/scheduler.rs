@@ -23,7 +23,7 @@ use crate::engine::{Output, Services};
 use crate::events::EventSink;
 use crate::model::{Item, Model, Rows};
 use crate::sampler::choose;
-use crate::sequence::{Goal, Sequence};
+use crate::sequence::{Goal, RemotePrefill, Sequence};
 use crate::{EngineConfig, EngineStats, KvPool};
 
 pub(crate) struct Scheduler {
@@ -149,9 +149,14 @@ impl Scheduler {
     fn drop_legs(&self, sequence: &Sequence) {
         if let Goal::Prefill { transfer } = sequence.goal {
             self.command(Command::Cancel { transfer });
-        } else if let Some(remote) = sequence.remote.clone() {
+        } else if let Some(remote) = sequence.remote.clone().filter(|remote| !self.is_expected(remote)) {
             self.command(Command::Decline { transfer: remote.transfer, address: remote.address });
         }
+    }
+
+    /// Whether another request waits for this transfer already. Its sender must not be told of this one: it would stop.
+    fn is_expected(&self, remote: &RemotePrefill) -> bool {
+        self.fetching_remote.contains_key(&remote.transfer)
     }
 
     pub(crate) fn transfer_notice(&mut self, notice: Notice) {
@@ -287,7 +292,7 @@ impl Scheduler {
     /// Starts a fetch where one promises something.
     fn fetch(&mut self, mut sequence: Sequence, wanted: usize) -> Fetch {
         let found = sequence.table.len();
-        if let Some(remote) = sequence.remote.take() {
+        if let Some(remote) = sequence.remote.take().filter(|remote| !self.is_expected(remote)) {
             if found >= wanted {
                 self.command(Command::Decline { transfer: remote.transfer, address: remote.address });
                 return Fetch::Unneeded(Box::new(sequence));

@@ -14,7 +14,8 @@ pub type TransferId = u64;
 /// What the owner of a node asks of it.
 #[derive(Debug)]
 pub enum Command {
-    /// Receive blocks `first_block..` of this transfer into `slots` from the node at `address`.
+    /// Receive blocks `first_block..` of this transfer into `slots` from the node at `address`. While a transfer of the same
+    /// id is being received: [`Outcome::Duplicate`].
     Expect {
         /// The transfer.
         transfer: TransferId,
@@ -91,9 +92,11 @@ pub enum Outcome {
     PeerDown,
     /// The deadline passed.
     Deadline,
-    /// It could not start: too many transfers, too many blocks, a bad address, slots in a memory that is out of reach, or
-    /// a device that cannot verify what this sender has.
+    /// It could not start: too many transfers, more than 65,536 blocks, a bad address, slots in a memory that is out of
+    /// reach, or a device that cannot verify what this sender has.
     Refused,
+    /// A transfer of this id is being received already. That one goes on, and ends with a notice of its own.
+    Duplicate,
     /// The device could not verify what has come, or, of a [`crate::Staging`], a copy into its memory failed; the leading
     /// blocks are those before it.
     DeviceFailed,

@@ -27,21 +27,24 @@ impl<F: Fabric> TransferNode<F> {
         let terms = self.peers.get(&peer).and_then(|state| state.terms);
         let is_sensible = match message {
             Message::Hello(greeting) => return self.greet(peer, &greeting),
-            Message::Reserve { transfer, tag, content, first_block, slots } => match terms {
-                Some(terms) => self.reserved(
-                    transfer,
-                    Reservation { peer, tag, content, first_block, slots, terms },
-                    now,
-                ),
-                None => false,
-            },
+            Message::Reserve { transfer, tag, content, first_block, blocks, offset, slots } => {
+                if let Some(terms) = terms {
+                    let blocks = blocks as usize;
+                    let part = Reservation { peer, tag, content, first_block, blocks, slots, terms };
+                    self.reserved(transfer, offset as usize, part, now);
+                }
+                terms.is_some()
+            }
             _ if terms.is_none() => false,
             message @ Message::Announce { .. } => self.announced(peer, message),
             Message::Finished { transfer } => {
                 self.finished(peer, transfer);
                 true
             }
-            Message::Cancel { transfer } => self.cancelled_by(peer, transfer, now),
+            Message::Cancel { transfer } => {
+                self.cancelled_by(peer, transfer, now);
+                true
+            }
             Message::CancelAck { transfer } => {
                 self.quarantine.remove(&(peer, transfer));
                 true
@@ -73,18 +76,18 @@ impl<F: Fabric> TransferNode<F> {
         self.writes_ended(transfer, outcome);
     }
 
-    /// False when the transfer is another peer's.
-    fn cancelled_by(&mut self, peer: PeerId, transfer: TransferId, now: Instant) -> bool {
-        let owner = self.outbound.get_mut(transfer).map(|lease| lease.owner);
-        if owner.is_some_and(|owner| owner.is_some_and(|owner| owner != peer)) {
-            return false;
-        }
-        if owner.is_some() {
+    /// Ends a transfer that the peer does not want any more. One that another peer has reserved goes on: of that, nothing is
+    /// written to the slots of this one.
+    fn cancelled_by(&mut self, peer: PeerId, transfer: TransferId, now: Instant) {
+        let owner = self.outbound.get(transfer).map(|lease| lease.owner);
+        let is_anothers = owner.flatten().is_some_and(|owner| owner != peer);
+        if owner.is_some() && !is_anothers {
             TransferCounters::add(&self.counters.transfers_cancelled, 1);
             self.end_outbound(transfer, false);
         }
-        self.remember_cancelled(transfer, now);
+        if !is_anothers {
+            self.remember_cancelled(transfer, now);
+        }
         self.send(peer, Message::CancelAck { transfer });
-        true
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use dataplane_fabric::{ConnectError, Fabric, PeerId, WorkRequest};
 
-use super::{GIVEN_UP, Notice, Outcome, TransferNode, sorted};
+use super::{GIVEN_UP, GREET_WITHIN, Notice, Outcome, TransferNode, sorted};
 use crate::flight::MoveOutcome;
 use crate::metrics::TransferCounters;
 use crate::terms::Terms;
@@ -30,6 +30,13 @@ pub(super) struct Peer {
     pub(super) terms: Option<Terms>,
     /// Messages that wait for the connection or for room.
     pub(super) outbox: VecDeque<Message>,
+}
+
+impl Peer {
+    /// When it is disconnected unless it has greeted.
+    pub(super) fn greeting_deadline(&self) -> Option<Instant> {
+        (self.connected && self.terms.is_none()).then(|| self.since + GREET_WITHIN)
+    }
 }
 
 /// An address that could not be reached.
@@ -151,11 +158,13 @@ impl<F: Fabric> TransferNode<F> {
 
     pub(super) fn pump_outbox(&mut self, peer: PeerId) {
         let Some(state) = self.peers.get_mut(&peer).filter(|state| state.connected) else { return };
-        while let Some(message) = state.outbox.front() {
+        while let Some(message) = state.outbox.front_mut() {
             if self.fabric.post(WorkRequest::message(peer, message.encode())).is_err() {
                 return;
             }
-            state.outbox.pop_front();
+            if !message.advance() {
+                state.outbox.pop_front();
+            }
         }
     }
 

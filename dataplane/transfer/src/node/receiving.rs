@@ -32,11 +32,13 @@ impl<F: Fabric> TransferNode<F> {
                 return;
             }
         };
-        let is_free =
-            room && !self.inbound.contains_key(&transfer) && !self.quarantine.contains_key(&(peer, transfer));
+        // Its sender was told to stop, and has not answered yet.
+        let is_ending = self.quarantine.contains_key(&(peer, transfer));
         let is_moving = self.peers.get(&peer).is_some_and(|state| state.outbox.len() < OUTBOX_MAX);
-        let Some(tag) = (is_free && is_moving).then(|| self.free_tag()).flatten() else {
-            self.send(peer, Message::Cancel { transfer });
+        let Some(tag) = (room && !is_ending && is_moving).then(|| self.free_tag()).flatten() else {
+            if !is_ending {
+                self.send(peer, Message::Cancel { transfer });
+            }
             self.notices.push(Notice::Arrived { transfer, slots: Vec::new(), outcome: Outcome::Refused });
             return;
         };
@@ -77,7 +79,8 @@ impl<F: Fabric> TransferNode<F> {
         let (peer, tag, content, first_block) =
             (inbound.peer, inbound.tag, inbound.content, inbound.first_block);
         let slots = inbound.slot_names();
-        self.send(peer, Message::Reserve { transfer, tag, content, first_block, slots });
+        let (blocks, offset) = (slots.len() as u32, 0);
+        self.send(peer, Message::Reserve { transfer, tag, content, first_block, blocks, offset, slots });
     }
 
     /// Ends an inbound transfer. `writes_over`: the sender cannot write to its slots any more.
@@ -86,7 +89,7 @@ impl<F: Fabric> TransferNode<F> {
         self.tags.remove(&inbound.tag);
         self.forget_sums(inbound.number);
         let writes_over = writes_over || inbound.ending.is_some();
-        let unverified = inbound.slots.split_off(inbound.verified_prefix());
+        let unverified = inbound.slots.split_off(inbound.verified_blocks);
         let peer = inbound.peer;
         if !writes_over {
             if inbound.reserved && !unverified.is_empty() {

@@ -6,8 +6,9 @@ use dataplane_fabric::{Fabric, PeerId, Priority};
 use dataplane_memory::Lease;
 
 use super::{Notice, Outcome, TransferId, TransferNode};
+use crate::config::PEER_BLOCKS_MAX;
 use crate::metrics::TransferCounters;
-use crate::outbound::{Outbound, Progress, Reservation};
+use crate::outbound::{Outbound, Progress, Reservation, Reserved};
 use crate::wire::Message;
 
 impl<F: Fabric> TransferNode<F> {
@@ -26,38 +27,56 @@ impl<F: Fabric> TransferNode<F> {
         self.outbound.get_mut(transfer).map(|lease| &mut lease.held)
     }
 
-    /// False when the transfer is reserved already: slots that are being written to must not change.
-    pub(super) fn reserved(&mut self, transfer: TransferId, reservation: Reservation, now: Instant) -> bool {
-        let (peer, terms) = (reservation.peer, reservation.terms);
+    /// Takes one message of a reservation, with the slots from block `offset` of the reservation on. A transfer that is
+    /// reserved already keeps its slots, since they are being written to.
+    pub(super) fn reserved(&mut self, transfer: TransferId, offset: usize, part: Reservation, now: Instant) {
+        let (peer, terms) = (part.peer, part.terms);
+        let is_last = offset + part.slots.len() == part.blocks;
+        match self.reserve_outbound(transfer, offset, part, now) {
+            Reserved::Whole => {
+                if !terms.allow_direct() {
+                    self.give_back_direct(transfer);
+                }
+                self.active.insert(transfer);
+            }
+            // One answer to all messages of a reservation.
+            Reserved::Refused if is_last => self.send(peer, Message::Finished { transfer }),
+            Reserved::Refused | Reserved::InPart | Reserved::Repeated => {}
+        }
+    }
+
+    fn reserve_outbound(
+        &mut self,
+        transfer: TransferId,
+        offset: usize,
+        part: Reservation,
+        now: Instant,
+    ) -> Reserved {
+        let (peer, blocks) = (part.peer, part.blocks);
         // The owner was told of a cancelled one: it is not told again.
-        let is_cancelled = self.cancelled.contains_key(&transfer);
-        let Some(outbound) = (!is_cancelled).then(|| self.outbound_for(transfer, now)).flatten() else {
-            self.send(peer, Message::Finished { transfer });
-            return true;
-        };
-        if outbound.reservation.is_some() {
-            return false;
+        if self.cancelled.contains_key(&transfer) {
+            return Reserved::Refused;
         }
-        let is_announced = outbound.content.is_some();
-        if !is_announced && self.outbound.count_owned(&Some(peer)) >= self.limits.transfers_max / 4 {
-            // One peer may not fill the table with transfers that nobody here knows of.
-            self.end_outbound(transfer, false);
-            self.send(peer, Message::Finished { transfer });
-            return true;
-        }
-        let Some(outbound) = self.outbound.get_mut(transfer).map(|lease| &mut lease.held) else {
-            return true;
-        };
-        outbound.reservation = Some(reservation);
-        if let Some(lease) = self.outbound.get_mut(transfer) {
-            lease.owner = Some(peer);
-            lease.expires_at = now + self.limits.lease;
-            if !terms.allow_direct() {
-                self.give_back_direct(transfer);
+        if !self.outbound.get(transfer).is_some_and(|lease| lease.held.has_receiver()) {
+            let others: usize = self.outbound.owned(&Some(peer)).map(Outbound::blocks_reserved).sum();
+            if offset > 0 || others + blocks > PEER_BLOCKS_MAX {
+                return Reserved::Refused;
+            }
+            let Some(outbound) = self.outbound_for(transfer, now) else { return Reserved::Refused };
+            let is_announced = outbound.content.is_some();
+            if !is_announced && self.outbound.count_owned(&Some(peer)) >= self.limits.transfers_max / 4 {
+                // One peer may not fill the table with transfers that nobody here knows of.
+                self.end_outbound(transfer, false);
+                return Reserved::Refused;
             }
         }
-        self.active.insert(transfer);
-        true
+        let Some(lease) = self.outbound.get_mut(transfer) else { return Reserved::Refused };
+        let reserved = lease.held.reserve(offset, part);
+        if matches!(reserved, Reserved::InPart | Reserved::Whole) {
+            lease.owner = Some(peer);
+            lease.expires_at = now + self.limits.lease;
+        }
+        reserved
     }
 
     pub(super) fn pump(&mut self) {

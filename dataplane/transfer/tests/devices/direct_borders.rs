@@ -261,16 +261,16 @@ fn greeting(version: u32, checksums: u8, wanted: u8) -> Box<[u8]> {
 #[test]
 fn greetings_that_do_not_go_together_end_the_connection() {
     for (greeting, is_kept) in [
-        (greeting(4, 0b11, 0), true),
-        (greeting(4, 0b11, 1), true),
-        (greeting(4, 0b01, 0), true),
-        (greeting(4, 0b1111_1111, 1), true),
-        (greeting(3, 0b11, 0), false),
-        (greeting(5, 0b11, 0), false),
-        (greeting(4, 0b11, 2), false),
-        (greeting(4, 0b01, 1), false),
-        (greeting(4, 0, 0), false),
-        (greeting(4, 0b11, 0)[..27].into(), false),
+        (greeting(5, 0b11, 0), true),
+        (greeting(5, 0b11, 1), true),
+        (greeting(5, 0b01, 0), true),
+        (greeting(5, 0b1111_1111, 1), true),
+        (greeting(4, 0b11, 0), false),
+        (greeting(6, 0b11, 0), false),
+        (greeting(5, 0b11, 2), false),
+        (greeting(5, 0b01, 1), false),
+        (greeting(5, 0, 0), false),
+        (greeting(5, 0b11, 0)[..27].into(), false),
     ] {
         let network = SimNetwork::new(1, Faults::default());
         let layout = SlabLayout { slot_bytes: LAYOUT.slot_bytes(), slot_count: 4 };

@@ -23,6 +23,8 @@ pub struct Faults {
     pub create_pair_fails_after: Option<u32>,
     /// `ibv_reg_mr` makes so many more regions, then returns ENOMEM.
     pub register_fails_after: Option<u32>,
+    /// `ibv_modify_qp` to the error state and `ibv_destroy_qp` fail with EIO, and the pairs go on.
+    pub pairs_go_on: bool,
     /// So many more work requests are carried out, then one completes with this `enum ibv_wc_status`.
     pub completion_fails_after: Option<(u32, u32)>,
 }
@@ -36,6 +38,8 @@ pub struct Usage {
     pub domains: usize,
     /// Memory regions.
     pub regions: usize,
+    /// Those of them that peers may read or write.
+    pub shown_regions: usize,
     /// Completion queues.
     pub completion_queues: usize,
     /// Completion channels.
@@ -218,6 +222,11 @@ impl World {
             contexts: self.contexts.values().filter(|context| context.device == index).count(),
             domains: self.domains.values().filter(|context| here(context)).count(),
             regions: self.regions.values().filter(|region| domain_here(&region.domain)).count(),
+            shown_regions: self
+                .regions
+                .values()
+                .filter(|region| region.is_remote && domain_here(&region.domain))
+                .count(),
             completion_queues: self.completions.values().filter(|queue| here(&queue.context)).count(),
             channels: self.channels.values().filter(|(context, _)| here(context)).count(),
             shared_receives: self.receives.values().filter(|queue| domain_here(&queue.domain)).count(),

@@ -271,7 +271,7 @@ fn submit(
         None => (None, None),
         Some(Handoff::Prefill { transfer_id }) => (Some(transfer_id), None),
         Some(Handoff::Decode { transfer_id, from }) => {
-            (None, Some((transfer_id, choose_path(state, &from)?)))
+            (None, choose_path(state, &from)?.map(|path| (transfer_id, path)))
         }
     };
     let mut generations = Vec::new();
@@ -297,23 +297,35 @@ fn submit(
 }
 
 /// How to reach the prefill worker: through shared memory on the same host; else over its RDMA rails, with TCP beside
-/// them for the case that all of them fail.
-fn choose_path(state: &Shared, from: &DataPlaneAddress) -> Result<String, ApiError> {
+/// them for the case that all of them fail. `None` when it is on another host and listens on loopback only: the prompt is
+/// computed here then.
+fn choose_path(state: &Shared, from: &DataPlaneAddress) -> Result<Option<String>, ApiError> {
     let has = |transport: &str| state.transports.contains(&transport);
-    let same_host = from.host == state.description.data_plane.host;
+    let here = &state.description.data_plane;
+    let same_host = from.host == here.host;
     if has("shm")
         && same_host
         && let Some(path) = &from.shm
     {
-        return Ok(format!("shm:{path}"));
+        return Ok(Some(format!("shm:{path}")));
     }
+    let all = from;
+    let from = &from.reachable_from(here);
     let rails = from.rdma.iter().filter(|_| has("rdma")).map(|address| format!("rdma:{address}"));
     let tcp = from.tcp.iter().filter(|_| has("tcp")).map(|address| format!("tcp:{address}"));
     let path: Vec<String> = rails.chain(tcp).collect();
+    if path.is_empty() && from != all {
+        tracing::warn!(
+            host = all.host,
+            "a prefill worker on another host listens on loopback only (transfer.listen, rdma.listen): prompts are \
+             computed here"
+        );
+        return Ok(None);
+    }
     if path.is_empty() {
         return Err(ApiError::invalid("kv_transfer_params", "No transport reaches the prefill worker."));
     }
-    Ok(path.join(","))
+    Ok(Some(path.join(",")))
 }
 
 impl IntoResponse for super::answer::Stream {

@@ -71,8 +71,11 @@ pub(super) unsafe extern "C" fn create_queue_pair(
 }
 
 pub(super) unsafe extern "C" fn destroy_queue_pair(pair: *mut QueuePair) -> c_int {
-    let number = field!(pair, number);
+    let (number, context) = (field!(pair, number), context_of(field!(pair, context)));
     let mut world = World::lock();
+    if world.device_of_context(context).is_some_and(|device| device.faults.pairs_go_on) {
+        return Errno::IO.raw_os_error();
+    }
     world.pairs.remove(&number);
     world.blocked.retain(|&blocked| blocked != number);
     free!(pair);
@@ -112,7 +115,12 @@ pub(super) unsafe extern "C" fn modify_queue_pair(
     let number = field!(pair, number);
     // SAFETY: the caller passes a complete struct.
     let wanted = unsafe { attributes.read() };
+    let context = context_of(field!(pair, context));
     let mut world = World::lock();
+    let goes_on = world.device_of_context(context).is_some_and(|device| device.faults.pairs_go_on);
+    if goes_on && wanted.state == ffi::QPS_ERR {
+        return Errno::IO.raw_os_error();
+    }
     let Some(state) = world.pairs.get_mut(&number) else { return Errno::INVAL.raw_os_error() };
     let is_sane = match wanted.state {
         ffi::QPS_INIT => wanted.port == 1,
