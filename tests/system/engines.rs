@@ -268,3 +268,51 @@ fn the_official_clients_are_content() {
     assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(printed.matches("ok: ").count() >= 18, "{printed}");
 }
+
+/// Which model is served must not depend on the engine that answers first.
+#[test]
+fn two_models_without_a_choice_are_refused_by_name() {
+    let scratch = Scratch::new("two-models");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let start = |model: &str| {
+        let config = MockConfig { model: model.to_owned(), ..mock(Dialect::Vllm, Role::Both, false) };
+        let listen = "127.0.0.1:0".parse().expect("an address");
+        runtime.block_on(Mock::start(config, listen)).expect("a mock engine")
+    };
+    let mocks = [start("alpha"), start("beta")];
+    let gateway = |key: &str| {
+        let text = format!("[gateway]\nhealth_interval = \"100ms\"\nworker_wait = \"300ms\"\n{key}");
+        let path = scratch.config("kvasir.toml", &text);
+        let urls = [mocks[0].url(), mocks[1].url()];
+        support::Process::start(&["gateway", "--config", &path, "--worker", &urls[0], "--worker", &urls[1]])
+    };
+    let status = |gateway: &support::Process| -> Value {
+        let (_, text) = get(&gateway.address, "/kvasir/status").unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    };
+    let ask = |gateway: &support::Process| -> (u16, String) {
+        let mut body = chat(10, 1, 4);
+        body["model"] = "alpha".into();
+        post(&gateway.address, "/v1/chat/completions", &body).expect("an answer")
+    };
+    let names_both = |text: &str| ["alpha", "beta", "gateway.model"].iter().all(|part| text.contains(part));
+
+    let undecided = gateway("");
+    wait_for("the problem to be seen", || status(&undecided)["problem"].is_string());
+    let problem = status(&undecided)["problem"].to_string();
+    assert!(names_both(&problem), "{problem}");
+    assert!(mocks.iter().all(|mock| problem.contains(&mock.address().to_string())), "{problem}");
+    let (health, text) = get(&undecided.address, "/health").expect("an answer");
+    assert!(health == 503 && names_both(&text), "{health} {text}");
+    let (refused, text) = ask(&undecided);
+    assert!(refused == 503 && names_both(&text), "{refused} {text}");
+    assert_eq!(mocks[0].stats().requests + mocks[1].stats().requests, 0);
+
+    let decided = gateway("model = \"alpha\"\n");
+    wait_for("the one worker to be ready", || {
+        get(&decided.address, "/health").is_ok_and(|(code, _)| code == 200)
+    });
+    assert_eq!(ask(&decided).0, 200);
+    assert_eq!(status(&decided)["problem"], Value::Null);
+    assert_eq!((mocks[0].stats().requests, mocks[1].stats().requests), (1, 0));
+}

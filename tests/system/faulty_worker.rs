@@ -149,7 +149,8 @@ fn a_worker_that_only_refuses_is_an_error_after_some_tries() {
 /// A stopped process keeps its connections open: only its silence gives it away.
 #[test]
 fn a_hung_worker_is_given_up_and_its_streams_go_on() {
-    let cluster = Cluster::start("hung", &["both", "both"], "[gateway]\nhealth_interval = \"100ms\"\n");
+    let config = "[gateway]\nhealth_interval = \"100ms\"\nhealth_timeout = \"1s\"\n";
+    let cluster = Cluster::start("hung", &["both", "both"], config);
     let mut body = request(&prompt(3, 50), 1500);
     body["stream"] = json!(true);
     body["logprobs"] = json!(null);

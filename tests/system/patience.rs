@@ -7,9 +7,9 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::get;
-use support::site::{Site, chat, mock};
-use tools_mocker::{Dialect, Fault, FaultKind, Mock, Role};
+use support::site::{Site, chat, mock, streamed};
+use support::{get, open, post};
+use tools_mocker::{Dialect, Fault, FaultKind, Mock, MockConfig, Role};
 
 fn forever(kind: FaultKind, millis: u64) -> Fault {
     Fault { kind, probability: 1.0, count: None, millis, tokens: 3 }
@@ -152,4 +152,110 @@ fn decisions_are_told_with_their_reasons() {
     let workers = status["workers"].as_array().expect("workers");
     assert!(workers.iter().map(pools).sum::<u64>() >= 5, "{status}");
     assert!(workers.iter().all(|worker| worker["pools"][0]["blocks"].as_u64() > Some(16)), "{status}");
+}
+
+/// Engines whose steps take so long.
+fn steps_of(millis: f64, count: usize) -> Vec<MockConfig> {
+    let mock = MockConfig { decode_seconds_per_step: millis / 1e3, ..mock(Dialect::Vllm, Role::Both, false) };
+    vec![mock; count]
+}
+
+/// Requests that all engines have taken.
+fn taken(site: &Site) -> u64 {
+    site.mocks.iter().map(|mock| mock.stats().requests).sum()
+}
+
+/// So many streams of so many tokens at a time; each must come whole.
+fn stream_all(site: &Site, streams: usize, tokens: usize) {
+    let address = &site.gateway.address;
+    std::thread::scope(|scope| {
+        let started: Vec<_> = (0..streams)
+            .map(|number| scope.spawn(move || streamed(address, &chat(12, number, tokens))))
+            .collect();
+        for stream in started {
+            stream.join().expect("a reader").expect("a whole stream");
+        }
+    });
+    let generated: u64 = site.mocks.iter().map(|mock| mock.stats().generation_tokens).sum();
+    assert_eq!(generated, (streams * tokens) as u64);
+}
+
+#[test]
+fn forty_streams_outlive_health_answers_of_seven_seconds() {
+    let config = "[router]\nstrategy = \"round-robin\"\n";
+    let site = Site::start("slow-health", steps_of(30.0, 2), &["--worker", "--worker"], config);
+    site.mocks.iter().for_each(|mock| mock.fault(forever(FaultKind::SlowHealth, 7000)).expect("a fault"));
+    stream_all(&site, 40, 300);
+    assert_eq!(taken(&site), 40, "each request is sent once");
+    assert_eq!(site.gateway.metric("kvasir_gateway_migrations_total"), 0.0);
+}
+
+#[test]
+fn a_stream_that_flows_outlives_a_health_check_that_is_never_answered() {
+    let config = "[gateway]\nhealth_timeout = \"1s\"\nhealth_misses = 2\nworker_wait = \"300ms\"\n";
+    let site = Site::start("no-health", steps_of(20.0, 1), &["--worker"], config);
+    site.mocks[0].fault(forever(FaultKind::SlowHealth, 600_000)).expect("a fault");
+    stream_all(&site, 8, 150);
+    assert_eq!(taken(&site), 8, "each request is sent once");
+    // It has been given up meanwhile: it gets nothing new until it answers.
+    assert_eq!(site.chat(&chat(10, 50, 4)).0, 503);
+    site.mocks[0].heal();
+    support::wait_for("the worker to be back", || site.ready() == 1);
+    assert_eq!(site.chat(&chat(10, 51, 4)).0, 200);
+}
+
+#[test]
+fn metrics_that_hang_take_no_worker_out() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let site = Site::start("slow-metrics", vec![mock(dialect, Role::Both, false)], &["--worker"], "");
+        site.mocks[0].fault(forever(FaultKind::SlowMetrics, 600_000)).expect("a fault");
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(3) {
+            assert_eq!(site.ready(), 1, "{dialect:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(site.chat(&chat(10, 1, 4)).0, 200);
+    }
+}
+
+#[test]
+fn a_first_token_after_eight_seconds_is_no_stall_of_three() {
+    let config = "[gateway]\nstall = \"3s\"\n";
+    let site = Site::start("first-token", steps_of(1.0, 2), &["--worker", "--worker"], config);
+    let slow = Fault { count: Some(1), ..forever(FaultKind::Slow, 8000) };
+    site.mocks.iter().for_each(|mock| mock.fault(slow.clone()).expect("a fault"));
+    streamed(&site.gateway.address, &chat(20, 1, 8)).expect("a whole stream");
+    assert_eq!(taken(&site), 1, "one request is sent");
+    assert_eq!(site.gateway.metric("kvasir_gateway_migrations_total"), 0.0);
+}
+
+#[test]
+fn a_queue_at_an_engine_is_not_its_fault_and_nothing_in_it_is_sent_again() {
+    let busy = || MockConfig { batch_max: 1, ..steps_of(10.0, 1).remove(0) };
+    let config =
+        "[gateway]\nanswer_within = \"300ms\"\nstall = \"100ms\"\n[router]\nstrategy = \"round-robin\"\n";
+    let site = Site::start("queue", vec![busy(), busy()], &["--worker", "--worker"], config);
+    let mut long = chat(20, 1, 2000);
+    long["stream"] = true.into();
+    // Somebody else has the only place of each engine for 20 s.
+    let held: Vec<TcpStream> = site
+        .mocks
+        .iter()
+        .map(|mock| open(&mock.address().to_string(), "/v1/chat/completions", &long).expect("sent"))
+        .collect();
+    support::wait_for("the engines to be busy", || site.mocks.iter().all(|mock| mock.stats().running == 1));
+    // More than a breaker takes, on each of them.
+    for number in 0..12 {
+        let mut body = chat(20, 10 + number, 8);
+        body["stream"] = (number % 2 == 0).into();
+        let (status, answer) = post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer");
+        assert!(status == 503 && answer.contains("no answer within 300 ms"), "{status} {answer}");
+    }
+    assert_eq!(taken(&site), 2 + 12, "each request is sent once");
+    assert_eq!(site.gateway.metric("kvasir_gateway_migrations_total"), 0.0);
+    assert_eq!(site.gateway.metric("kvasir_gateway_ejections"), 0.0);
+    assert_eq!(site.ready(), 2);
+    drop(held);
+    support::wait_for("the engines to be free", || site.mocks.iter().all(|mock| mock.stats().running == 0));
+    assert_eq!(site.chat(&chat(20, 90, 4)).0, 200);
 }

@@ -304,6 +304,8 @@ pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
         body_bytes_max: 16 << 20,
         requests_max: 1 << 20,
         health_interval: Duration::from_secs(1),
+        health_timeout: Duration::from_secs(5),
+        health_misses: 3,
     }
 }
 

@@ -48,7 +48,8 @@ section! {
         kv_events: String = String::new();
         /// Where a worker's missed KV events can be had again, for engines that do not tell it.
         kv_replay: String = String::new();
-        /// Name of the model; empty is what the workers say.
+        /// Name of the model; empty is what the workers say, who must agree on one: as long as they name two, the gateway is not
+        /// ready and says so.
         model: String = String::new();
         /// Hugging Face folder with the model's tokenizer and chat template; empty is `engine.model_folder`. Without it,
         /// workers' KV events cannot be followed and routing goes by the text of requests.
@@ -63,9 +64,11 @@ section! {
         reasoning_parser: String = "auto".to_owned(), one_of &["auto", "none", "deepseek_r1", "qwen3", "glm45", "kimi_k2", "mistral", "openai_gptoss"];
         /// Memory for pieces of conversations that have been tokenised.
         token_cache: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(1 << 40);
-        /// An answer that is not streamed and takes longer is asked for again elsewhere.
+        /// Time to the first token of a stream, or to the end of an answer that is not streamed. Past it, a request goes to
+        /// another worker only if its engine reports that it has none at all; else it ends with 503: a queue is no fault of the
+        /// engine, and the request may still be computed there.
         answer_within: Duration = Duration::from_secs(600), in Duration::from_millis(10) => Duration::from_secs(86_400), live = true;
-        /// A stream that says nothing for so long goes on with another worker.
+        /// A stream that has begun and says nothing for so long goes on with another worker.
         stall: Duration = Duration::from_secs(60), in Duration::from_millis(10) => Duration::from_secs(3600), live = true;
         /// A request that an engine has not begun to answer after this is sent to a second one as well, and the first answer
         /// counts; 0 is never. Such attempts come out of the same budget as retries. Hand-offs are not doubled, nor is what the
@@ -89,6 +92,11 @@ section! {
         retries: u64 = 3, in 0 => 100, live = true;
         /// How often each worker is asked how it is.
         health_interval: Duration = Duration::from_secs(1), in Duration::from_millis(10) => Duration::from_secs(60);
+        /// A worker whose health check takes longer gets no new requests until the answer comes.
+        health_timeout: Duration = Duration::from_secs(5), in Duration::from_millis(10) => Duration::from_secs(600);
+        /// A worker whose health check has no answer after so many times `health_timeout` is given up, and with it those of its
+        /// requests that have received nothing since the first of them. A refused connection takes a worker out at once.
+        health_misses: u64 = 3, in 2 => 100;
         /// How long a request waits when no worker is there, before it is answered with 503.
         worker_wait: Duration = Duration::from_secs(10), in Duration::from_millis(0) => Duration::from_secs(600), live = true;
         /// URLs of other gateways in front of the same workers: they tell each other what they have sent where, and one

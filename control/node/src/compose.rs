@@ -299,6 +299,8 @@ pub(crate) fn gateway(
         body_bytes_max: gateway.body_max.0 as usize,
         requests_max: gateway.requests_max as usize,
         health_interval: gateway.health_interval,
+        health_timeout: gateway.health_timeout,
+        health_misses: gateway.health_misses as u32,
     })
 }
 

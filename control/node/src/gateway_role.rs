@@ -50,8 +50,8 @@ fn workers(settings: &Settings, given: &Workers) -> Result<Vec<WorkerConfig>> {
             if rest.is_none_or(|rest| rest.is_empty() || rest.trim_end_matches('/').contains('/')) {
                 bail!("{url:?} is no URL of a worker: it must be http://HOST:PORT or https://HOST:PORT");
             }
-            if all.iter().any(|other| other.url == *url) {
-                bail!("{url} is named twice");
+            if let Some(other) = all.iter().find(|other| address_of(&other.url) == address_of(url)) {
+                bail!("a worker is named twice: {} and {url}", other.url);
             }
             all.push(WorkerConfig { url: url.clone(), role });
         }
@@ -60,6 +60,13 @@ fn workers(settings: &Settings, given: &Workers) -> Result<Vec<WorkerConfig>> {
         bail!("no workers: give --worker URL, or `gateway.workers` in the configuration");
     }
     Ok(all)
+}
+
+/// A worker's URL in one spelling: without a slash at its end, in small letters, with no port but an unusual one.
+fn address_of(url: &str) -> String {
+    let url = url.trim_end_matches('/').to_ascii_lowercase();
+    let usual = if url.starts_with("https:") { ":443" } else { ":80" };
+    url.strip_suffix(usual).map(str::to_owned).unwrap_or(url)
 }
 
 pub(crate) fn run(
@@ -206,4 +213,26 @@ fn hang_ups(gateway: Arc<Gateway>, live: Option<Arc<LiveConfig>>) -> Result<impl
             let _read = tokio::task::spawn_blocking(read).await;
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_named_twice_is_refused_however_it_is_spelled() {
+        for (one, other) in [
+            ("http://node:8000", "http://node:8000/"),
+            ("http://node:8000", "http://NODE:8000"),
+            ("http://node", "http://node:80/"),
+            ("https://node:443", "https://node"),
+        ] {
+            let given = Workers { workers: vec![one.to_owned(), other.to_owned()], ..Workers::default() };
+            let error = workers(&Settings::default(), &given).expect_err("the same worker");
+            assert!(error.to_string().contains("twice"), "{error}");
+        }
+        let urls = ["http://node:8000", "http://node:8001", "http://node:80", "https://node"];
+        let given = Workers { decode: urls.map(str::to_owned).to_vec(), ..Workers::default() };
+        assert_eq!(workers(&Settings::default(), &given).expect("four workers").len(), 4);
+    }
 }

@@ -67,6 +67,8 @@ enum Ended {
     Abandoned,
     /// Worth another attempt.
     Failed { error: EngineError, blames_prefill: bool },
+    /// No first token in time, and the engine may still compute it: no fault of the engine, and not to be sent again.
+    Late(ApiError),
 }
 
 struct Runner {
@@ -126,6 +128,7 @@ impl Runner {
             let (error, blames_prefill) = match self.attempt(&chosen, &mut booking).await {
                 Ended::Finished | Ended::Abandoned => return,
                 Ended::Failed { error, blames_prefill } => (error, blames_prefill),
+                Ended::Late(error) => return self.fail(error).await,
             };
             if let Some(finish) = self.complete() {
                 // It failed after its last token: there is nothing to go on with.
@@ -317,6 +320,23 @@ impl Runner {
             },
             blames_prefill: false,
         };
+        let (stall, answer_within) = {
+            let tuning = self.gateway.tuning();
+            (tuning.stall, tuning.answer_within)
+        };
+        let sent = Instant::now();
+        let mut last = sent;
+        // A queue is no fault of the engine; one that has no request at all has lost this one.
+        let late = || match route.decode.live.reported.is_idle_since(sent) {
+            true => hung(),
+            false => Ended::Late(ApiError::unavailable(format!(
+                "The workers failed: {}: no answer within {} ms",
+                worker.name,
+                answer_within.as_millis()
+            ))),
+        };
+        let first_due = tokio::time::sleep(answer_within);
+        tokio::pin!(first_due);
         let mut stream = loop {
             tokio::select! {
                 started = &mut start => match started {
@@ -331,20 +351,27 @@ impl Runner {
                     }
                     Err(error) => return Ended::Failed { error, blames_prefill: true },
                 },
-                () = &mut down => return hung(),
+                () = &mut first_due => return late(),
+                () = &mut down => {
+                    down.set(worker.down.notified());
+                    if worker.is_silent_since(last) {
+                        return hung();
+                    }
+                }
                 () = out.closed() => return Ended::Abandoned,
             }
         };
         let mut is_first = true;
-        let tuning = self.gateway.tuning();
-        let (stall, answer_within) = (tuning.stall, tuning.answer_within);
-        drop(tuning);
-        // A long prompt takes a while; between two tokens nothing does.
-        let patience = |is_first| if is_first { answer_within } else { stall };
+        // A long queue or prompt takes a while; between two tokens nothing does.
+        let patience = |is_first, sent: Instant| match is_first {
+            true => answer_within.saturating_sub(sent.elapsed()),
+            false => stall,
+        };
         loop {
             let piece = tokio::select! {
-                piece = tokio::time::timeout(patience(is_first), stream.next()) => match piece {
+                piece = tokio::time::timeout(patience(is_first, sent), stream.next()) => match piece {
                     Ok(piece) => piece,
+                    Err(_) if is_first => return late(),
                     Err(_) => return hung(),
                 },
                 result = &mut prefill, if !prefill_over => {
@@ -360,9 +387,17 @@ impl Runner {
                     }
                     continue;
                 }
-                () = &mut down => return hung(),
+                () = &mut down => {
+                    down.set(worker.down.notified());
+                    // A slow health check does not end a stream that flows.
+                    if worker.is_silent_since(last) {
+                        return hung();
+                    }
+                    continue;
+                }
                 () = out.closed() => return Ended::Abandoned,
             };
+            last = Instant::now();
             match piece {
                 Ok(Some(piece)) => {
                     if !piece.token_ids.is_empty() && std::mem::replace(&mut is_first, false) {
@@ -504,6 +539,7 @@ fn closed(span: Option<LegSpan>, ended: Ended) -> Ended {
     if let Some(mut span) = span {
         match &ended {
             Ended::Failed { error, .. } => span.failed(kind_of(error)),
+            Ended::Late(_) => span.failed("late"),
             Ended::Finished => span.succeeded(),
             Ended::Abandoned => {}
         }

@@ -79,6 +79,10 @@ pub struct GatewayConfig {
     pub requests_max: usize,
     /// How often workers are asked how they are.
     pub health_interval: Duration,
+    /// A worker whose answer takes longer gets no new requests until it comes.
+    pub health_timeout: Duration,
+    /// Times `health_timeout` without an answer after which a worker is given up; at least 2.
+    pub health_misses: u32,
 }
 
 /// What an operator may change while a gateway runs ([`Gateway::tune`](crate::Gateway::tune)). A request goes by what is
@@ -89,9 +93,9 @@ pub struct Tuning {
     pub policy: Policy,
     /// Prompts with more uncached tokens than this go through a prefill worker.
     pub disaggregate_above_tokens: usize,
-    /// An answer that is not streamed and takes longer is given up.
+    /// Time to the first token of a stream, or to the end of an answer that is not streamed.
     pub answer_within: Duration,
-    /// A stream that says nothing for so long is given up.
+    /// A stream that has begun and says nothing for so long is given up.
     pub stall: Duration,
     /// How often a request may start over on another worker.
     pub retries: u32,

@@ -5,7 +5,7 @@
 //! taken to hold what was routed to it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -21,8 +21,10 @@ use tokio::task::JoinHandle;
 
 use crate::GatewayConfig;
 use crate::load::{Load, Speeds};
+use crate::model::ServedModel;
 use crate::peers::{Peers, tell};
 use crate::poll::poll;
+use crate::report::report;
 use crate::routed::{Routed, keep};
 use crate::warm::{self, Known};
 use crate::watch::watch;
@@ -41,8 +43,8 @@ const SWEEP_EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Fleet {
     pub(crate) workers: Vec<Arc<Worker>>,
-    /// The model that all of them serve: as configured, or what the first of them says.
-    pub(crate) model: OnceLock<String>,
+    /// The model that all of them serve.
+    pub(crate) model: ServedModel,
     /// Whether the gateway's tokens are the engines' own, so that their events mean something to the index.
     follows_events: bool,
     /// Every worker that has described itself, as decisions see it.
@@ -68,14 +70,13 @@ impl Fleet {
     #[must_use]
     pub fn start(config: &GatewayConfig) -> Arc<Self> {
         let index = IndexConfig { memory_max: config.index_memory_max, ..IndexConfig::default() };
+        let tls = config.access.tls.as_ref();
+        let workers: Vec<_> = config.workers.iter().map(|worker| Worker::new(worker, tls)).collect();
+        let names = workers.iter().map(|worker| worker.name.clone());
         let fleet = Arc::new(Self {
-            workers: config
-                .workers
-                .iter()
-                .map(|worker| Worker::new(worker, config.access.tls.as_ref()))
-                .collect(),
+            model: ServedModel::new(config.model.clone(), names),
+            workers,
             follows_events: config.has_tokenizer,
-            model: config.model.clone().map_or_else(OnceLock::new, OnceLock::from),
             roster: ArcSwap::default(),
             index: Arc::new(Index::new(index)),
             peers: Peers::default(),
@@ -120,10 +121,11 @@ impl Fleet {
         self.workers.iter().filter(|worker| worker.is_ready()).count()
     }
 
-    /// Whether some worker can decode.
+    /// Whether some worker can decode, and it is clear which model the gateway serves.
     #[must_use]
     pub fn can_serve(&self) -> bool {
-        self.roster.load().iter().any(|picked| picked.is_ready() && picked.live.role != Role::Prefill)
+        !self.model.is_disputed()
+            && self.roster.load().iter().any(|picked| picked.is_ready() && picked.live.role != Role::Prefill)
     }
 
     /// Whether every worker takes and gives token ids, and does prompt and answer itself.
@@ -308,6 +310,8 @@ async fn begin(fleet: std::sync::Weak<Fleet>, config: GatewayConfig) {
     fleet.adopt(
         fleet.workers.iter().map(|worker| tokio::spawn(watch(weak(), Arc::clone(worker), config.clone()))),
     );
+    let interval = config.health_interval;
+    fleet.adopt(fleet.workers.iter().map(|worker| tokio::spawn(report(Arc::clone(worker), interval))));
     let gateway = crate::service::fresh_number();
     if let Some(changed) = &fleet.loads_changed {
         // One bell rings for one listener: each peer has its own, rung in turn.

@@ -5,7 +5,8 @@
 //! go back as they come. `collect`: the engine is asked for token ids, and text, stop strings, tool calls and answers are
 //! made here; that is how the reference engine is served.
 //!
-//! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `load` (what they do), `routing` (who gets
+//! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `report` (what they say of their load),
+//! `model` (what they serve), `load` (what they do), `routing` (who gets
 //! it), `routed` (what goes where no events come from), `requests` (HTTP), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
 //! `said` (tool calls and reasoning), `service` (state and small routes), `status` (what is shown of it), `decisions`,
 //! `page`, `grpc`, `metrics`, `timing`, `traced` (OpenTelemetry), `breaker`, `peers` (other gateways), `warm` (snapshots).
@@ -27,11 +28,13 @@ mod grpc;
 mod history;
 mod load;
 mod metrics;
+mod model;
 mod page;
 mod peers;
 mod poll;
 mod prompt;
 mod relay;
+mod report;
 mod requests;
 mod requests_by;
 mod routed;

@@ -171,25 +171,34 @@ impl Gateway {
         }
     }
 
-    /// Until a worker has said what it is, nobody can say how requests are served.
+    /// Until a worker has said what it is, nobody can say how requests are served. An error when the workers disagree
+    /// on the model.
     pub(crate) async fn wait_for_fleet(&self) -> Result<(), ApiError> {
         let patience = self.tuning().worker_wait;
         let deadline = tokio::time::Instant::now() + patience;
-        while self.fleet.roster.load().is_empty() {
+        loop {
             let changed = self.fleet.changed.notified();
+            if let Some(error) = self.model_error() {
+                return Err(error);
+            }
             if !self.fleet.roster.load().is_empty() {
-                break;
+                return Ok(());
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
                 return Err(ApiError::unavailable("No worker is available."));
             }
         }
-        Ok(())
     }
 
-    /// The name of the model; empty until a worker has said it.
+    /// 503, when the workers serve different models and none is configured.
+    fn model_error(&self) -> Option<ApiError> {
+        let refusal = self.fleet.model.refusal()?;
+        Some(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, refusal, "models_differ"))
+    }
+
+    /// The name of the model; empty until it is chosen.
     pub(crate) fn model(&self) -> &str {
-        self.fleet.model.get().map_or("", String::as_str)
+        self.fleet.model.name()
     }
 
     /// Longest sequence that every ready worker takes; 0 when none is ready.
@@ -343,8 +352,12 @@ async fn model(
     json_response(StatusCode::OK, described(&gateway, &name).to_string())
 }
 
-async fn health(State(gateway): State<Arc<Gateway>>) -> StatusCode {
-    if gateway.fleet.can_serve() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
+    match gateway.model_error() {
+        Some(error) => error_response(&error),
+        None if gateway.fleet.can_serve() => StatusCode::OK.into_response(),
+        None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
 }
 
 /// The index as bytes, for a gateway that starts.

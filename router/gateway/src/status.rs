@@ -46,6 +46,7 @@ fn status_of(gateway: &Gateway) -> Value {
     let mut status = history::sample(metrics, unix_millis(), gateway.requests_inside(), waiting);
     status["version"] = json!(env!("CARGO_PKG_VERSION"));
     status["model"] = json!(gateway.model());
+    status["problem"] = json!(gateway.fleet.model.problem());
     status["strategy"] = json!(gateway.tuning().policy.strategy.name());
     status["started_unix"] = json!(gateway.started);
     status["index"] = json!({ "blocks": usage.entries, "bytes": usage.bytes, "nodes": usage.nodes });

@@ -1,41 +1,49 @@
 //! The health of one worker: which make it is, whether it answers, and whether it is still the same run.
+//!
+//! One health check is under way at a time, and its answer is waited for however late it comes:
+//!
+//! | The answer | The worker |
+//! | --- | --- |
+//! | comes within `health_timeout` | takes requests |
+//! | is late | gets no new requests until it comes |
+//! | has not come after `health_misses` times that | is given up, with the requests that were silent since the first miss |
+//! | is a refused connection, or an error | gets no new requests, and is asked again at once |
+//!
+//! A late answer is one all the same: an engine that computes a long prompt may take seconds for it and generates meanwhile.
+//! The engine's load is not asked for here (`report`).
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use router_engines::client::EngineError;
-use router_engines::dialect::{Description, Engine, Pulse, detect};
+use router_engines::dialect::{Description, Engine, detect};
 
 use crate::GatewayConfig;
 use crate::fleet::Fleet;
+use crate::model::Verdict;
 use crate::worker::Worker;
 
-/// Questions in a row that may go unanswered before a worker is given up.
-const MISSES_MAX: u32 = 2;
 /// Questions in a row that may fail before its make is asked again: another engine may have taken its place.
 const SAME_ENGINE_FOR: u32 = 20;
-/// A busy engine needs a while to tell its metrics.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// A worker that is down is asked this often.
 const QUICK: Duration = Duration::from_millis(100);
 
-/// Why a worker that describes itself so cannot be used, if it cannot.
-fn unusable(fleet: &Fleet, worker: &Worker, description: &Description) -> Option<String> {
-    let first = || description.models.first().cloned().unwrap_or_default();
-    let model = fleet.model.get_or_init(first);
-    if !description.models.contains(model) {
-        return Some(format!("it serves {:?}, not {model:?}", description.models));
+/// Whether a worker that describes itself so can be used.
+fn judge(fleet: &Fleet, worker: &Worker, description: &Description) -> Verdict {
+    let verdict = fleet.model.tell(&worker.name, &description.models, Instant::now());
+    if verdict != Verdict::Serves {
+        return verdict;
     }
     let roster = fleet.roster.load();
     let other = roster.iter().find(|other| other.worker.name != worker.name && other.worker.is_up());
     let expected = other.map_or(description.block_tokens, |other| other.live.description.block_tokens);
     if description.block_tokens == 0 || description.block_tokens != expected {
-        return Some(format!(
+        return Verdict::Differs(format!(
             "its blocks have {} tokens, those of the others {expected}",
             description.block_tokens
         ));
     }
-    None
+    Verdict::Serves
 }
 
 /// What is remembered between two questions.
@@ -56,15 +64,21 @@ impl Asked {
         };
         self.engine = Some(engine);
         let dialect = engine.dialect();
-        let before = worker.lives.load().first().and_then(|live| live.description.instance);
-        if !worker.lives.load().is_empty() {
-            let pulse = dialect.pulse(client).await?;
-            let is_same = match (before, pulse.instance) {
+        let known = worker.lives.load().first().map(|live| live.description.instance);
+        if let Some(before) = known {
+            let mut now = dialect.alive(client).await?;
+            let in_doubt = worker.take_doubt() || self.was_down;
+            if in_doubt && now.is_none() && before.is_some() {
+                // A late report must not keep the worker out; if it is another run after all, `report` notices.
+                let reported = tokio::time::timeout(config.health_timeout, dialect.report(client)).await;
+                now = reported.map_or(Ok(before), |report| report.map(|report| report.instance))?;
+            }
+            let is_same = match (before, now) {
                 (Some(before), Some(now)) => before == now,
                 _ => !self.was_down,
             };
             if is_same {
-                return Ok(Answer::Same(pulse));
+                return Ok(Answer::Same);
             }
         }
         Ok(Answer::New(Box::new(dialect.describe(client, &config.hints).await?)))
@@ -72,62 +86,89 @@ impl Asked {
 }
 
 enum Answer {
-    Same(Pulse),
+    Same,
     New(Box<Description>),
 }
 
-async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Option<String> {
-    match answer {
-        Answer::Same(pulse) => {
-            for (live, load) in worker.lives.load().iter().zip(&pulse.loads) {
-                live.reported.set(load);
-            }
-            None
-        }
-        Answer::New(description) => {
-            // One after the other: of two that come at the same instant the second must see the first.
-            let _turn = fleet.joining.lock().await;
-            let reason = unusable(fleet, worker, &description);
-            if reason.is_none() {
-                fleet.begin(*description, worker).await;
-                worker.set_up(true);
-            }
-            reason
-        }
+async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdict {
+    let Answer::New(description) = answer else { return Verdict::Serves };
+    // One after the other: of two that come at the same instant the second must see the first.
+    let _turn = fleet.joining.lock().await;
+    let verdict = judge(fleet, worker, &description);
+    if verdict == Verdict::Serves {
+        fleet.begin(*description, worker).await;
     }
+    verdict
+}
+
+/// What came of one question.
+struct Outcome {
+    /// `None`: it was given up.
+    answered: Option<Result<Answer, EngineError>>,
+    /// Times `health_timeout` that passed before the answer.
+    misses: u32,
+}
+
+/// Asks once, and waits for the answer for as long as the configuration allows.
+async fn check(asked: &mut Asked, worker: &Worker, config: &GatewayConfig) -> Outcome {
+    let question = asked.ask(worker, config);
+    tokio::pin!(question);
+    let mut misses = 0;
+    while misses < config.health_misses {
+        if let Ok(answered) = tokio::time::timeout(config.health_timeout, &mut question).await {
+            return Outcome { answered: Some(answered), misses };
+        }
+        misses += 1;
+        worker.set_up(false);
+    }
+    Outcome { answered: None, misses }
 }
 
 /// Watches a worker until the fleet is gone.
 pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: GatewayConfig) {
     let interval = config.health_interval;
-    let patience = interval.max(PATIENCE);
     let mut asked = Asked::default();
-    let (mut misses, mut failures) = (0, 0);
+    let mut failures = 0;
     let mut complained = String::new();
     loop {
-        let answered = tokio::time::timeout(patience, asked.ask(&worker, &config)).await;
+        let Outcome { answered, misses } = check(&mut asked, &worker, &config).await;
         let Some(fleet) = fleet.upgrade() else { return };
         worker.upstream.sweep();
-        if matches!(answered, Ok(Err(EngineError::Connection { .. }))) {
+        if matches!(answered, Some(Err(EngineError::Connection { .. }))) {
             worker.gone.notify_waiters();
         }
-        let complaint = match answered {
-            Err(_) => {
-                misses += 1;
-                Some(format!("no answer within {} ms", patience.as_millis()))
-            }
-            Ok(Err(error)) => Some(error.to_string()),
-            Ok(Ok(answer)) => look(&fleet, &worker, answer).await,
-        };
-        asked.was_down = complaint.is_some();
-        match complaint {
+        let verdict = match answered {
             None => {
-                (misses, failures) = (0, 0);
-                complained.clear();
-                worker.set_up(true);
-                fleet.changed.notify_waiters();
+                // The first miss; the others have passed since.
+                let since = Instant::now().checked_sub(config.health_timeout * misses.saturating_sub(1));
+                worker.give_up(since.unwrap_or_else(Instant::now));
+                let patience = config.health_timeout * misses;
+                Verdict::Differs(format!("no answer to its health check within {} ms", patience.as_millis()))
             }
-            Some(reason) => {
+            Some(Err(error)) => Verdict::Differs(error.to_string()),
+            Some(Ok(answer)) => {
+                worker.answered();
+                look(&fleet, &worker, answer).await
+            }
+        };
+        asked.was_down = verdict != Verdict::Serves;
+        match verdict {
+            Verdict::Serves => {
+                failures = 0;
+                worker.set_up(true);
+                let late =
+                    format!("its health check took more than {} ms", config.health_timeout.as_millis());
+                match misses {
+                    0 => complained.clear(),
+                    _ if complained == late => {}
+                    _ => {
+                        tracing::warn!(worker = worker.name, "{late}: it got no new requests meanwhile");
+                        complained = late;
+                    }
+                }
+            }
+            Verdict::Waits => worker.set_up(false),
+            Verdict::Differs(reason) => {
                 worker.set_up(false);
                 failures += 1;
                 if failures % SAME_ENGINE_FOR == 0 {
@@ -137,11 +178,10 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: Gatew
                     tracing::warn!(worker = worker.name, reason, "worker is not usable");
                     complained = reason;
                 }
-                if misses >= MISSES_MAX {
-                    worker.down.notify_waiters();
-                }
             }
         }
+        // Requests that wait for a worker look again, and are told when the workers disagree.
+        fleet.changed.notify_waiters();
         drop(fleet);
         let quick = interval.min(QUICK);
         let pause = if worker.is_up() { interval } else { quick };

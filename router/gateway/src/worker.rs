@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use kvstore_block::block_hash;
@@ -82,18 +82,32 @@ impl Drop for Live {
     }
 }
 
+/// An engine counts a request this long after it was sent at the latest: it has parsed and tokenised it by then.
+const COUNTED_AFTER: Duration = Duration::from_millis(500);
+
 /// An engine's own count of its load.
 #[derive(Debug, Default)]
 pub(crate) struct Reported {
     /// Running in the upper half, waiting in the lower.
     requests: AtomicU64,
     usage: AtomicU64,
+    /// When the question was sent that these counts answer; `None` before the first answer.
+    asked: Mutex<Option<Instant>>,
 }
 
 impl Reported {
-    pub(crate) fn set(&self, load: &EngineLoad) {
+    /// Takes over what the engine answered to a question sent at `asked`.
+    pub(crate) fn set(&self, load: &EngineLoad, asked: Instant) {
         self.requests.store(u64::from(load.running) << 32 | u64::from(load.waiting), Ordering::Relaxed);
         self.usage.store(load.kv_usage.to_bits(), Ordering::Relaxed);
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
+    }
+
+    /// Whether the engine has no request at all by a count that would include one sent at `sent`: it has lost that one.
+    pub(crate) fn is_idle_since(&self, sent: Instant) -> bool {
+        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let load = self.get();
+        asked.is_some_and(|asked| asked >= sent + COUNTED_AFTER) && load.running == 0 && load.waiting == 0
     }
 
     pub(crate) fn get(&self) -> EngineLoad {
@@ -139,7 +153,12 @@ pub(crate) struct Worker {
     is_up: AtomicBool,
     pub(crate) breaker: Breaker,
     pub(crate) suspected: Notify,
-    /// Rung when the worker is given up although its connections are open.
+    /// It may be another run of the process than the one that described itself.
+    in_doubt: AtomicBool,
+    /// The first miss of the health check that has given the worker up; `None` while health checks are answered.
+    silent_since: Mutex<Option<Instant>>,
+    /// Rung when the worker is given up although its connections are open. A request that has received bytes since
+    /// `silent_since` goes on all the same.
     pub(crate) down: Notify,
     /// Rung when nothing answers at its address any more.
     pub(crate) gone: Notify,
@@ -159,6 +178,8 @@ impl Worker {
             is_up: AtomicBool::new(false),
             breaker: Breaker::new(Instant::now()),
             suspected: Notify::new(),
+            in_doubt: AtomicBool::new(false),
+            silent_since: Mutex::new(None),
             down: Notify::new(),
             gone: Notify::new(),
         })
@@ -181,7 +202,47 @@ impl Worker {
     /// A request failed in a way that speaks against the worker: ask it at once how it is.
     pub(crate) fn suspect(&self) {
         self.set_up(false);
+        self.doubt();
+    }
+
+    /// Something speaks for another run of the process: ask at once which one it is.
+    pub(crate) fn doubt(&self) {
+        self.in_doubt.store(true, Ordering::Relaxed);
         self.suspected.notify_one();
+    }
+
+    /// Whether there was a doubt, which the caller clears up.
+    pub(crate) fn take_doubt(&self) -> bool {
+        self.in_doubt.swap(false, Ordering::Relaxed)
+    }
+
+    /// A health check was answered, however late.
+    pub(crate) fn answered(&self) {
+        *self.silent_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// A health check that was missed first at `since` was never answered: gives up what has been silent for as long.
+    pub(crate) fn give_up(&self, since: Instant) {
+        *self.silent_since.lock().unwrap_or_else(PoisonError::into_inner) = Some(since);
+        self.down.notify_waiters();
+    }
+
+    /// Whether the worker is given up and a request that received its last byte at `last` with it.
+    pub(crate) fn is_silent_since(&self, last: Instant) -> bool {
+        let since = *self.silent_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.is_some_and(|since| last < since)
+    }
+
+    /// Ends when a request that has received nothing since `last` is to be given up.
+    pub(crate) async fn given_up(&self, last: Instant) {
+        loop {
+            // Before the look, so that no ring between the two is lost.
+            let rung = self.down.notified();
+            if self.is_silent_since(last) {
+                return;
+            }
+            rung.await;
+        }
     }
 }
 
@@ -189,4 +250,36 @@ impl Worker {
 pub(crate) fn identity(name: &str) -> u64 {
     let letters: Vec<u32> = name.bytes().map(u32::from).collect();
     block_hash(&letters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The worker's health check was missed first at second 5 and given up at second 15.
+    #[test]
+    fn only_requests_that_were_silent_since_before_the_first_miss_are_given_up() {
+        let worker = Worker::new(&WorkerConfig::new("http://127.0.0.1:1"), None);
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        assert!(!worker.is_silent_since(at(0)), "no health check has been missed");
+        worker.give_up(at(5));
+        assert!(worker.is_silent_since(at(4)));
+        assert!(!worker.is_silent_since(at(6)), "bytes came after the first miss");
+        worker.answered();
+        assert!(!worker.is_silent_since(at(4)));
+    }
+
+    #[test]
+    fn only_a_count_that_includes_a_request_says_that_it_is_lost() {
+        let reported = Reported::default();
+        let sent = Instant::now();
+        assert!(!reported.is_idle_since(sent), "nothing has been reported");
+        reported.set(&EngineLoad::default(), sent);
+        assert!(!reported.is_idle_since(sent), "the count is older than the request");
+        reported.set(&EngineLoad { waiting: 1, ..EngineLoad::default() }, sent + COUNTED_AFTER);
+        assert!(!reported.is_idle_since(sent), "it may be the one that waits");
+        reported.set(&EngineLoad::default(), sent + COUNTED_AFTER);
+        assert!(reported.is_idle_since(sent));
+    }
 }

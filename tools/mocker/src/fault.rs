@@ -34,11 +34,15 @@ pub enum FaultKind {
     DropEvents,
     /// The cached tokens that are reported are not those that were found.
     WrongCached,
+    /// The health check is answered after `millis`.
+    SlowHealth,
+    /// Metrics and the server's description are answered after `millis`.
+    SlowMetrics,
 }
 
 impl FaultKind {
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Slow,
         Self::Hang,
         Self::Stall,
@@ -49,6 +53,8 @@ impl FaultKind {
         Self::Corrupt,
         Self::DropEvents,
         Self::WrongCached,
+        Self::SlowHealth,
+        Self::SlowMetrics,
     ];
 
     /// As in the JSON form.
@@ -65,6 +71,8 @@ impl FaultKind {
             Self::Corrupt => "corrupt",
             Self::DropEvents => "drop_events",
             Self::WrongCached => "wrong_cached",
+            Self::SlowHealth => "slow_health",
+            Self::SlowMetrics => "slow_metrics",
         }
     }
 }
@@ -81,7 +89,7 @@ pub struct Fault {
     /// How many times at most; without end if there is none.
     #[serde(default)]
     pub count: Option<u64>,
-    /// Milliseconds, for `slow`.
+    /// Milliseconds, for `slow`, `slow_health` and `slow_metrics`.
     #[serde(default)]
     pub millis: u64,
     /// Tokens that still come, for `stall` and `die_mid_stream`.
@@ -104,7 +112,7 @@ impl Fault {
         Self { kind, probability: 1.0, count: None, millis: 0, tokens: 1 }
     }
 
-    /// How much longer a step takes.
+    /// How much longer a step or an answer takes.
     #[must_use]
     pub fn delay(&self) -> Duration {
         Duration::from_millis(self.millis)

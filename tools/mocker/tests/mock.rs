@@ -245,6 +245,12 @@ async fn each_fault_shows() {
     let started = Instant::now();
     post(&mock, path, body.clone()).await;
     assert!(started.elapsed() >= Duration::from_millis(80));
+    for (fault, question) in [("slow_health", "/health"), ("slow_metrics", "/metrics")] {
+        arm(json!({ "kind": fault, "count": 1, "millis": 80 }));
+        let started = Instant::now();
+        EngineClient::new(&mock.url(), None).get(question).await.expect("an answer");
+        assert!(started.elapsed() >= Duration::from_millis(80), "{fault}");
+    }
     for fault in ["hang", "stall"] {
         arm(json!({ "kind": fault, "count": 1, "tokens": 2 }));
         let mut stream = connect(&mock, path, &streamed).await;

@@ -1,8 +1,9 @@
 //! What each make of engine says of itself, behind one trait.
 //!
 //! [`detect`] asks a worker which make it is; its [`Dialect`] then reads what routing must know: models, block size,
-//! where KV events come from, role, and which prefill/decode protocol it speaks. [`Dialect::pulse`] is the short
-//! question of every second. Nothing here is on a request's path; how legs are asked is in [`crate::dialect::legs`].
+//! where KV events come from, role, and which prefill/decode protocol it speaks. [`Dialect::alive`] is the health check,
+//! one short question; [`Dialect::report`] asks for the load, which a busy engine may take long to tell. Nothing here is on
+//! a request's path; how legs are asked is in [`crate::dialect::legs`].
 
 pub mod legs;
 mod native;
@@ -13,6 +14,7 @@ mod vllm;
 
 use std::fmt::Debug;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::Value;
 
@@ -152,10 +154,10 @@ pub struct EngineLoad {
     pub kv_usage: f64,
 }
 
-/// A sign of life.
+/// What an engine reports of itself while it runs.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Pulse {
-    /// As in [`Description::instance`].
+pub struct Report {
+    /// As in [`Description::instance`]; `None` when the report does not say.
     pub instance: Option<u64>,
     /// By rank; empty when the engine does not tell.
     pub loads: Vec<EngineLoad>,
@@ -182,8 +184,17 @@ pub trait Dialect: Debug + Send + Sync {
         hints: &'a Hints,
     ) -> BoxFuture<'a, Result<Description, EngineError>>;
 
-    /// Whether it is well, and how much it has to do.
-    fn pulse<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Pulse, EngineError>>;
+    /// Whether it is well: `/health` alone. [`Description::instance`], if that tells it.
+    fn alive<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Option<u64>, EngineError>> {
+        async move {
+            client.get("/health").await?;
+            Ok(None)
+        }
+        .boxed()
+    }
+
+    /// How much it has to do. It may take long, and says nothing of whether the engine is well.
+    fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>>;
 
     /// Whether a completion of token ids answers with token ids, so that text can be made by the gateway.
     fn returns_token_ids(&self) -> bool {

@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 
 use super::prometheus::loads;
-use super::{Description, Dialect, Engine, Feed, Hints, Pulse, Role, feed, hinted, host_of, json, of_rank};
+use super::{Description, Dialect, Engine, Feed, Hints, Report, Role, feed, hinted, host_of, json, of_rank};
 use crate::client::{EngineClient, EngineError};
 
 /// SGLang's own default of `--disaggregation-bootstrap-port`.
@@ -108,16 +108,15 @@ impl Dialect for Sglang {
         .boxed()
     }
 
-    fn pulse<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Pulse, EngineError>> {
+    fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>> {
         async move {
-            client.get("/health").await?;
             let instance = instance(&server_info(client).await?);
             // Without `--enable-metrics` there is no such path.
             let metrics = client.get("/metrics").await.unwrap_or_default();
             let metrics = String::from_utf8_lossy(&metrics);
             let names = ("sglang:num_running_reqs", "sglang:num_queue_reqs");
             let loads = loads(&metrics, "dp_rank", names.0, names.1, &["sglang:token_usage"]);
-            Ok(Pulse { instance, loads })
+            Ok(Report { instance, loads })
         }
         .boxed()
     }

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::prometheus::{first, loads};
-use super::{Description, Dialect, Engine, Feed, Hints, POLLED, Pulse, hinted, json};
+use super::{Description, Dialect, Engine, Feed, Hints, POLLED, Report, hinted, json};
 use crate::client::{EngineClient, EngineError};
 
 /// TensorRT-LLM's own default of `tokens_per_block`.
@@ -74,12 +74,11 @@ impl Dialect for TensorRtLlm {
         .boxed()
     }
 
-    fn pulse<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Pulse, EngineError>> {
+    fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>> {
         async move {
-            client.get("/health").await?;
             let metrics = metrics(client).await;
             let names = ("trtllm_num_requests_running", "trtllm_num_requests_waiting");
-            Ok(Pulse {
+            Ok(Report {
                 instance: None,
                 loads: loads(&metrics, "rank", names.0, names.1, &["trtllm_kv_cache_utilization"]),
             })

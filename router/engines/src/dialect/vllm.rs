@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 
 use super::prometheus::{first, loads, samples};
-use super::{Description, Dialect, Engine, Feed, Hints, Pulse, feed, hinted, json, of_rank};
+use super::{Description, Dialect, Engine, Feed, Hints, Report, feed, hinted, json, of_rank};
 use crate::client::{EngineClient, EngineError};
 
 const BLOCK_TOKENS: usize = 16;
@@ -96,15 +96,13 @@ impl Dialect for Vllm {
         .boxed()
     }
 
-    fn pulse<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Pulse, EngineError>> {
+    fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>> {
         async move {
-            // `/metrics` answers when the engine's core is dead; `/health` does not.
-            client.get("/health").await?;
             let metrics = client.get("/metrics").await?;
             let metrics = String::from_utf8_lossy(&metrics);
             let names = ("vllm:num_requests_running", "vllm:num_requests_waiting");
             let usage = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
-            Ok(Pulse {
+            Ok(Report {
                 instance: started(&metrics),
                 loads: loads(&metrics, "engine", names.0, names.1, &usage),
             })

@@ -84,8 +84,18 @@ impl Failure {
         failure
     }
 
-    pub(crate) fn late(route: &Route, limit: Duration) -> Self {
-        Self::protocol(route, format!("no answer within {} ms", limit.as_millis()))
+    /// No first token in time, of a request that was sent to the worker at `sent`. A queue is no fault of an engine, and what
+    /// waits in it may still be computed there: only a worker that reports no request at all has lost this one.
+    pub(crate) fn late(picked: &Picked, limit: Duration, sent: Instant) -> Self {
+        let is_lost = picked.live.reported.is_idle_since(sent);
+        Self {
+            reason: format!("{}: no answer within {} ms", picked.live.name, limit.as_millis()),
+            blames_prefill: false,
+            is_workers: is_lost,
+            is_connection: false,
+            is_retryable: is_lost,
+            answer: None,
+        }
     }
 
     /// The engine says no. What is wrong with the request stays wrong elsewhere.
@@ -255,30 +265,26 @@ pub(crate) async fn ask(
     route: &Route,
 ) -> Result<Asked, Failure> {
     request.attempts.fetch_add(1, Ordering::Relaxed);
-    let down = route.decode.worker.down.notified();
+    let sent = Instant::now();
+    let down = route.decode.worker.given_up(sent);
     // An engine may wait for blocks of a prefill worker that has frozen for as long as it likes.
     let prefill_down = async {
         match &route.prefill {
-            Some(prefill) => prefill.worker.down.notified().await,
+            Some(prefill) => prefill.worker.given_up(sent).await,
             None => std::future::pending().await,
         }
     };
-    // Whose fault it is when time runs out.
+    // Where the request is when time runs out.
     let is_prefilling = AtomicBool::new(false);
-    let limit = {
-        let tuning = gateway.tuning();
-        if request.stream { tuning.stall } else { tuning.answer_within }
-    };
+    let limit = gateway.tuning().answer_within;
     tokio::select! {
         asked = tokio::time::timeout(limit, legs(gateway, request, body, route, &is_prefilling)) => {
-            asked.unwrap_or_else(|_| {
-                let mut late = Failure::late(route, limit);
-                if let (true, Some(prefill)) = (is_prefilling.load(Ordering::Relaxed), &route.prefill) {
-                    late.reason = format!("{}: no answer within {} ms", prefill.live.name, limit.as_millis());
-                    late = late.of_prefill();
+            asked.unwrap_or_else(|_| Err(match &route.prefill {
+                Some(prefill) if is_prefilling.load(Ordering::Relaxed) => {
+                    Failure::late(prefill, limit, sent).of_prefill()
                 }
-                Err(late)
-            })
+                _ => Failure::late(&route.decode, limit, sent),
+            }))
         }
         () = down => Err(Failure::hung(route)),
         () = prefill_down => Err(Failure::hung(route).of_prefill()),
@@ -364,7 +370,7 @@ async fn legs(
 
 /// A prefill leg from its request to the end of its answer.
 async fn first_leg(prefill: &Picked, call: &Call, mut span: Option<LegSpan>) -> Result<Bytes, Failure> {
-    let down = prefill.worker.down.notified();
+    let down = prefill.worker.given_up(Instant::now());
     let asked = async {
         let reply = send(prefill, call, &mut span).await?;
         let answer =

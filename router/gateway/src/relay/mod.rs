@@ -346,12 +346,13 @@ async fn whole(
 ) -> Result<Whole, Failure> {
     let Asked { reply, promised, prefill: _prefill, mut span, .. } = asked;
     let (head, body) = reply.into_parts();
-    let down = route.decode.worker.down.notified();
+    let sent = Instant::now();
+    let down = route.decode.worker.given_up(sent);
     let limit = gateway.tuning().answer_within;
     let body = tokio::select! {
         body = tokio::time::timeout(limit, body.whole(ANSWER_BYTES_MAX)) => match body {
             Ok(body) => body.map_err(|error| Failure::connection(&error))?,
-            Err(_) => return Err(Failure::late(route, limit)),
+            Err(_) => return Err(Failure::late(&route.decode, limit, sent)),
         },
         () = down => return Err(Failure::hung(route)),
     };

@@ -2,7 +2,8 @@
 //!
 //! Hot path, once for each frame: the engine's bytes are handed on without a copy; a copy is kept for as long as the
 //! stream may have to be continued elsewhere, up to a bound. One timer watches for stalls; it is not set anew with each
-//! frame but looks, when it rings, at when the last one came.
+//! frame but looks, when it rings, at when the last one came. Waiting for the first token is no stall, and has a patience of
+//! its own.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -29,6 +30,7 @@ use crate::routing::{Booking, Route};
 use crate::service::Gateway;
 use crate::stay::Stay;
 use crate::traced::LegSpan;
+use crate::worker::Worker;
 
 /// A stream of more bytes than this is not continued elsewhere: what the client has could not be remembered.
 const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -47,8 +49,13 @@ struct Leg {
     /// Rings when the worker is given up although its connection is open.
     down: BoxFuture<'static, ()>,
     stalled: Pin<Box<Sleep>>,
-    /// How long nothing may come.
+    /// How long nothing may come before the first token.
+    answer_within: Duration,
+    /// How long nothing may come after it.
     stall: Duration,
+    /// When the wait for the first event began.
+    began: Instant,
+    /// When the last frame came.
     last: Instant,
     /// It has sent something.
     has_begun: bool,
@@ -93,20 +100,31 @@ pub(crate) struct RelayStream {
     last_piece: Option<Instant>,
 }
 
+/// Ends when the worker is given up the next time.
+fn rung(worker: &Arc<Worker>) -> BoxFuture<'static, ()> {
+    let worker = Arc::clone(worker);
+    async move { worker.down.notified().await }.boxed()
+}
+
 impl Leg {
     fn new(gateway: &Gateway, request: &RelayRequest, asked: Asked, booking: Booking, route: Route) -> Self {
-        let worker = Arc::clone(&route.decode.worker);
-        let stall = gateway.tuning().stall;
+        let now = Instant::now();
+        let (stall, answer_within) = {
+            let tuning = gateway.tuning();
+            (tuning.stall, tuning.answer_within)
+        };
         Self {
             reply: asked.reply.into_body(),
             booking,
             promised: asked.promised,
             prefill: asked.prefill,
             scanner: Scanner::new(request.hides_usage),
-            down: async move { worker.down.notified().await }.boxed(),
-            stalled: Box::pin(tokio::time::sleep(stall)),
+            down: rung(&route.decode.worker),
+            stalled: Box::pin(tokio::time::sleep(answer_within)),
+            answer_within,
             stall,
-            last: Instant::now(),
+            began: now,
+            last: now,
             has_begun: false,
             moving: asked.moving,
             span: asked.span,
@@ -144,18 +162,35 @@ impl Leg {
                 return Poll::Ready(Some(Err(failure)));
             }
         }
-        if self.down.as_mut().poll(context).is_ready() {
+        let mut is_rung = false;
+        while self.down.as_mut().poll(context).is_ready() {
+            is_rung = true;
+            self.down = rung(&self.route.decode.worker);
+        }
+        // A slow health check does not end a stream that flows.
+        if is_rung && self.route.decode.worker.is_silent_since(self.last) {
             return Poll::Ready(Some(Err(Failure::hung(&self.route))));
         }
         while self.stalled.as_mut().poll(context).is_ready() {
-            if self.last.elapsed() >= self.stall {
-                let quiet = format!("nothing came for {} ms", self.stall.as_millis());
-                return Poll::Ready(Some(Err(Failure::protocol(&self.route, quiet))));
+            let patience = if self.has_begun { self.stall } else { self.answer_within };
+            if self.last.elapsed() >= patience {
+                return Poll::Ready(Some(Err(self.silent())));
             }
-            let due = tokio::time::Instant::from_std(self.last + self.stall);
+            let due = tokio::time::Instant::from_std(self.last + patience);
             self.stalled.as_mut().reset(due);
         }
         Poll::Pending
+    }
+
+    /// Nothing came for too long.
+    fn silent(&self) -> Failure {
+        match self.has_begun {
+            true => {
+                let quiet = format!("nothing came for {} ms", self.stall.as_millis());
+                Failure::protocol(&self.route, quiet)
+            }
+            false => Failure::late(&self.route.decode, self.answer_within, self.began),
+        }
     }
 
     async fn first_batch(&mut self) -> Result<Batch, Failure> {
@@ -273,6 +308,8 @@ impl RelayStream {
         if !batch.out.is_empty() {
             let now = Instant::now();
             if !std::mem::replace(&mut leg.has_begun, true) {
+                let due = tokio::time::Instant::from_std(now + leg.stall);
+                leg.stalled.as_mut().reset(due);
                 leg.booking.first_token();
                 leg.route.decode.worker.breaker.succeeded();
                 if let (Some(traced), Some(since)) = (&self.request.traced, leg.moving.take()) {
@@ -408,7 +445,7 @@ async fn resume(
             }
         };
         let mut leg = Leg::new(&gateway, &request, asked, booking, route.clone());
-        match leg.first_batch().await {
+        match leg.first_words().await {
             Ok(first) => return Ok(Box::new(Resumed { leg, attempts, first })),
             Err(next) => failure = next,
         }

@@ -98,7 +98,7 @@ async fn answer(
             start(served, Surface::Responses, headers, responses::to_chat(&object)?).await
         }
         (&Method::POST, _) => post(served, path, body).await,
-        (&Method::GET, _) => get(served, path),
+        (&Method::GET, _) => get(served, path).await,
         (&Method::DELETE, "/mock/faults") => {
             served.worker.faults.heal();
             Ok(reply::empty())
@@ -146,8 +146,20 @@ async fn post(served: &Arc<Served>, path: &str, body: &[u8]) -> Answered {
     }
 }
 
-fn get(served: &Arc<Served>, path: &str) -> Answered {
+/// The fault that delays the answer to a question about the engine.
+fn slow(path: &str) -> Option<FaultKind> {
+    match path {
+        "/health" => Some(FaultKind::SlowHealth),
+        "/metrics" | "/server_info" | "/get_server_info" => Some(FaultKind::SlowMetrics),
+        _ => None,
+    }
+}
+
+async fn get(served: &Arc<Served>, path: &str) -> Answered {
     let worker = &served.worker;
+    if let Some(fault) = slow(path).and_then(|kind| worker.faults.draw(kind)) {
+        tokio::time::sleep(fault.delay()).await;
+    }
     let is_vllm = served.dialect() == Dialect::Vllm;
     match path {
         "/health" => Ok(reply::empty()),

@@ -1,0 +1,246 @@
+//! Which model the gateway serves.
+//!
+//! With `gateway.model` it is that one, and a worker without it is left out. Otherwise the workers must agree on a name, and
+//! the order in which they answer changes nothing: the name is chosen when every worker has said what it serves, or
+//! [`CHOSEN_AFTER`] after the first one has, and it is settled when all have. A worker that disagrees before that leaves the
+//! gateway without a model: it is not ready and refuses requests, with an error that names the models, until the workers agree.
+//! Of a settled fleet, a worker that comes back with another model is left out and the others go on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A fleet of which some workers are away is served from then on, after the first worker has said what it serves.
+const CHOSEN_AFTER: Duration = Duration::from_secs(3);
+
+/// What becomes of a worker that says which models it serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It serves the gateway's model.
+    Serves,
+    /// The gateway waits for other workers before it chooses a model.
+    Waits,
+    /// It cannot be used, for this reason.
+    Differs(String),
+}
+
+/// Workers that serve different models.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Dispute {
+    /// The models alone, for clients.
+    models: String,
+    /// With the workers, for the operator.
+    workers: String,
+}
+
+#[derive(Debug)]
+struct Told {
+    /// Each worker in the order of the configuration, with the names under which it serves once it has said them.
+    models: Vec<(String, Option<Vec<String>>)>,
+    /// When the first worker said what it serves.
+    first: Option<Instant>,
+    /// The name is configured, or all workers have agreed on it.
+    is_settled: bool,
+    dispute: Option<Dispute>,
+}
+
+/// The model of a gateway.
+#[derive(Debug)]
+pub(crate) struct ServedModel {
+    name: OnceLock<String>,
+    /// Whether there is a dispute. Relaxed: a request that misses a change came before it.
+    is_disputed: AtomicBool,
+    told: Mutex<Told>,
+}
+
+impl ServedModel {
+    /// The configured model, or the one that these workers will agree on.
+    pub(crate) fn new(configured: Option<String>, workers: impl Iterator<Item = String>) -> Self {
+        Self {
+            told: Mutex::new(Told {
+                models: workers.map(|worker| (worker, None)).collect(),
+                first: None,
+                is_settled: configured.is_some(),
+                dispute: None,
+            }),
+            is_disputed: AtomicBool::new(false),
+            name: configured.map_or_else(OnceLock::new, OnceLock::from),
+        }
+    }
+
+    /// Its name; empty until it is chosen.
+    pub(crate) fn name(&self) -> &str {
+        self.name.get().map_or("", String::as_str)
+    }
+
+    /// Whether requests are refused because the workers serve different models.
+    pub(crate) fn is_disputed(&self) -> bool {
+        self.is_disputed.load(Ordering::Relaxed)
+    }
+
+    /// Why requests are refused, if they are, for clients.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        if !self.is_disputed() {
+            return None;
+        }
+        let told = self.lock();
+        let models = &told.dispute.as_ref()?.models;
+        Some(format!(
+            "The workers serve different models, {models}: set `gateway.model` to the one that this gateway serves."
+        ))
+    }
+
+    /// The same with the workers, for the operator.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.lock().dispute.as_ref().map(Dispute::problem)
+    }
+
+    /// A worker says that it serves these models, the first by preference.
+    pub(crate) fn tell(&self, worker: &str, models: &[String], now: Instant) -> Verdict {
+        let mut told = self.lock();
+        if told.is_settled
+            && let Some(name) = self.name.get()
+        {
+            return match models.contains(name) {
+                true => Verdict::Serves,
+                false => Verdict::Differs(format!("it serves {models:?}, not {name:?}")),
+            };
+        }
+        if let Some((_, said)) = told.models.iter_mut().find(|(name, _)| name == worker) {
+            *said = Some(models.to_vec());
+        }
+        let first = *told.first.get_or_insert(now);
+        let Some(name) = told.agreed(self.name.get()) else {
+            let dispute = told.disputed(self.name.get());
+            let problem = dispute.problem();
+            if told.dispute.as_ref() != Some(&dispute) {
+                tracing::error!("{problem}");
+            }
+            told.dispute = Some(dispute);
+            self.is_disputed.store(true, Ordering::Relaxed);
+            return Verdict::Differs(problem);
+        };
+        if told.dispute.take().is_some() {
+            tracing::warn!(model = name, "the workers agree on a model now");
+        }
+        self.is_disputed.store(false, Ordering::Relaxed);
+        let is_settled = told.models.iter().all(|(_, said)| said.is_some());
+        let is_late = now.saturating_duration_since(first) >= CHOSEN_AFTER;
+        if !is_settled && !is_late && self.name.get().is_none() {
+            return Verdict::Waits;
+        }
+        told.is_settled = is_settled;
+        self.name.get_or_init(|| name);
+        Verdict::Serves
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        // Each change is whole when anything that could panic runs.
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Dispute {
+    fn problem(&self) -> String {
+        format!("the workers serve different models, {}: set `gateway.model`", self.workers)
+    }
+}
+
+impl Told {
+    fn said(&self) -> impl Iterator<Item = &Vec<String>> {
+        self.models.iter().filter_map(|(_, said)| said.as_ref())
+    }
+
+    /// The name that all workers serve that have said what they serve: the one chosen before, or else one that some worker
+    /// names first.
+    fn agreed(&self, chosen: Option<&String>) -> Option<String> {
+        let is_everywhere = |name: &&String| self.said().all(|models| models.contains(name));
+        match chosen {
+            Some(name) => Some(name).filter(is_everywhere).cloned(),
+            None => self.said().filter_map(|models| models.first()).find(is_everywhere).cloned(),
+        }
+    }
+
+    /// The models that the workers name first, each with the first worker that does.
+    fn disputed(&self, chosen: Option<&String>) -> Dispute {
+        const SO_FAR: &str = "served so far";
+        let mut named: Vec<(&str, &str)> = chosen.map(|name| (name.as_str(), SO_FAR)).into_iter().collect();
+        for (worker, said) in &self.models {
+            let model = said.as_ref().map(|models| models.first().map_or("", String::as_str));
+            let Some(model) = model else { continue };
+            match named.iter().position(|(other, _)| *other == model) {
+                Some(at) if named[at].1 == SO_FAR => named[at].1 = worker.as_str(),
+                Some(_) => {}
+                None => named.push((model, worker.as_str())),
+            }
+        }
+        let models: Vec<String> = named.iter().map(|(model, _)| format!("{model:?}")).collect();
+        let workers: Vec<String> = named.iter().map(|(model, by)| format!("{model:?} ({by})")).collect();
+        Dispute { models: models.join(" and "), workers: workers.join(" and ") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn fleet(workers: &[&str]) -> ServedModel {
+        ServedModel::new(None, names(workers).into_iter())
+    }
+
+    #[test]
+    fn two_models_are_an_error_that_names_both_whoever_answers_first() {
+        let now = Instant::now();
+        let later = now + 2 * CHOSEN_AFTER;
+        for (order, second) in [([0, 1], now), ([1, 0], now), ([0, 1], later), ([1, 0], later)] {
+            let model = fleet(&["w0", "w1"]);
+            let served = [names(&["alpha"]), names(&["beta"])];
+            let tell = |which: usize, now| model.tell(["w0", "w1"][which], &served[which], now);
+            assert_eq!(tell(order[0], now), Verdict::Waits);
+            if second == later {
+                // The second worker is away for so long that the first one is served alone.
+                assert_eq!(tell(order[0], now + CHOSEN_AFTER), Verdict::Serves);
+            }
+            assert!(!model.is_disputed());
+            assert!(matches!(tell(order[1], second), Verdict::Differs(_)));
+            let refusal = model.refusal().expect("a refusal");
+            for part in ["\"alpha\"", "\"beta\"", "gateway.model"] {
+                assert!(refusal.contains(part), "{refusal}");
+            }
+            let problem = model.problem().expect("a problem");
+            assert!(problem.contains("\"alpha\" (w0)") && problem.contains("\"beta\" (w1)"), "{problem}");
+            assert!(!refusal.contains("w0"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn workers_that_agree_after_all_are_served() {
+        let now = Instant::now();
+        let model = fleet(&["w0", "w1"]);
+        model.tell("w0", &names(&["alpha"]), now);
+        model.tell("w1", &names(&["beta"]), now);
+        assert!(model.is_disputed());
+        assert_eq!(model.tell("w0", &names(&["beta"]), now), Verdict::Serves);
+        assert_eq!((model.name(), model.refusal(), model.problem()), ("beta", None, None));
+        // Once it is settled, a worker that comes back with another model is left out.
+        assert!(matches!(model.tell("w1", &names(&["alpha"]), now), Verdict::Differs(_)));
+        assert!(!model.is_disputed());
+    }
+
+    #[test]
+    fn aliases_are_no_dispute_and_a_configured_name_is_final() {
+        let now = Instant::now();
+        let model = fleet(&["w0", "w1"]);
+        assert_eq!(model.tell("w1", &names(&["b", "a"]), now), Verdict::Waits);
+        assert_eq!(model.tell("w0", &names(&["a", "b"]), now), Verdict::Serves);
+        assert_eq!(model.name(), "a", "the first in the order of the configuration");
+        let model = ServedModel::new(Some("b".to_owned()), names(&["w0", "w1"]).into_iter());
+        assert_eq!(model.tell("w1", &names(&["b"]), now), Verdict::Serves);
+        assert!(matches!(model.tell("w0", &names(&["a"]), now), Verdict::Differs(_)));
+        assert!(!model.is_disputed());
+    }
+}
