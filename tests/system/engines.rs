@@ -316,3 +316,33 @@ fn two_models_without_a_choice_are_refused_by_name() {
     assert_eq!(status(&decided)["problem"], Value::Null);
     assert_eq!((mocks[0].stats().requests, mocks[1].stats().requests), (1, 0));
 }
+
+#[test]
+fn requests_wait_in_the_gateway_and_not_at_the_engines() {
+    let engine = MockConfig {
+        batch_max: 8,
+        decode_seconds_per_step: 0.005,
+        ..mock(Dialect::Sglang, Role::Both, false)
+    };
+    let site = Site::start("follow-engines", vec![engine], &["--worker"], "");
+    let places = || site.gateway.metric("kvasir_gateway_running_requests_max");
+    // What the engine tells, and one in eight more.
+    wait_for("the engine's places to be known", || places() == 9.0);
+    let address = &site.gateway.address;
+    let mut most = 0;
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..40)
+            .map(|number| scope.spawn(move || support::site::ask(address, &chat(20, number, 40)).0))
+            .collect();
+        while asked.iter().any(|asked| !asked.is_finished()) {
+            let stats = site.mocks[0].stats();
+            most = most.max(stats.running + stats.waiting);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        for asked in asked {
+            assert_eq!(asked.join().expect("an answer"), 200);
+        }
+    });
+    assert!((8..=9).contains(&most), "{most} requests at an engine of 8 places");
+    assert_eq!(site.mocks[0].stats().requests, 40);
+}

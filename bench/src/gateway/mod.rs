@@ -303,6 +303,7 @@ pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
         snapshot_interval: Duration::from_secs(30),
         body_bytes_max: 16 << 20,
         requests_max: 1 << 20,
+        follows_engines: false,
         health_interval: Duration::from_secs(1),
         health_timeout: Duration::from_secs(5),
         health_misses: 3,

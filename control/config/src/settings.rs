@@ -88,6 +88,9 @@ section! {
         body_max: Bytes = Bytes(16 << 20), in Bytes(1 << 10) => Bytes(1 << 30);
         /// Requests inside at a time; more are answered with 503.
         requests_max: u64 = 4096, in 1 => 1_000_000;
+        /// Let in only as many requests as the engines can run, by what they report, and a few more; the others wait in the
+        /// gateway, where priorities and fairness among tenants count, and not in the engines' own queues.
+        follow_engines: bool = true;
         /// How often a request may go on with another worker after a failure.
         retries: u64 = 3, in 0 => 100, live = true;
         /// How often each worker is asked how it is.
@@ -132,7 +135,7 @@ section! {
         allowed_fields: Vec<String> = Vec::new();
         /// File that gets one line of JSON for each request, without what was said; empty is none.
         audit_file: String = String::new();
-        /// Requests that may wait for a place when `gateway.requests_max` are inside.
+        /// Requests that may wait for a place when as many are inside as the engines can take, or `gateway.requests_max`.
         waiting_max: u64 = 1024, in 0 => 1_000_000;
         /// Of those, requests of one tenant.
         tenant_waiting_max: u64 = 1024, in 0 => 1_000_000;

@@ -298,6 +298,7 @@ pub(crate) fn gateway(
         snapshot_interval: gateway.snapshot_interval,
         body_bytes_max: gateway.body_max.0 as usize,
         requests_max: gateway.requests_max as usize,
+        follows_engines: gateway.follow_engines,
         health_interval: gateway.health_interval,
         health_timeout: gateway.health_timeout,
         health_misses: gateway.health_misses as u32,

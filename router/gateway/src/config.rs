@@ -75,8 +75,10 @@ pub struct GatewayConfig {
     pub snapshot_interval: Duration,
     /// Largest request body.
     pub body_bytes_max: usize,
-    /// Requests inside at a time; more are refused.
+    /// Requests inside at a time; more wait.
     pub requests_max: usize,
+    /// As many requests are let in as the engines can take, if that is less.
+    pub follows_engines: bool,
     /// How often workers are asked how they are.
     pub health_interval: Duration,
     /// A worker whose answer takes longer gets no new requests until it comes.

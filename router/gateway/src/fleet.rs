@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::GatewayConfig;
+use crate::capacity::Capacity;
 use crate::load::{Load, Speeds};
 use crate::model::ServedModel;
 use crate::peers::{Peers, tell};
@@ -251,6 +252,7 @@ impl Fleet {
             member,
             load: Load::default(),
             reported: Reported::default(),
+            capacity: Capacity::default(),
             speeds: Arc::clone(&self.speeds),
             follower,
             has_feed,

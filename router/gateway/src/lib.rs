@@ -6,7 +6,7 @@
 //! made here; that is how the reference engine is served.
 //!
 //! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `report` (what they say of their load),
-//! `model` (what they serve), `load` (what they do), `routing` (who gets
+//! `capacity` (what they can take), `model` (what they serve), `load` (what they do), `routing` (who gets
 //! it), `routed` (what goes where no events come from), `requests` (HTTP), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
 //! `said` (tool calls and reasoning), `service` (state and small routes), `status` (what is shown of it), `decisions`,
 //! `page`, `grpc`, `metrics`, `timing`, `traced` (OpenTelemetry), `breaker`, `peers` (other gateways), `warm` (snapshots).
@@ -18,6 +18,7 @@
 
 mod access;
 mod breaker;
+mod capacity;
 mod choice;
 mod collect;
 mod config;

@@ -24,6 +24,7 @@ pub(crate) struct Metrics {
     pub(crate) requests: RequestsBy,
     pub(crate) active: Gauge,
     pub(crate) waiting: Gauge,
+    pub(crate) running_max: Gauge,
     pub(crate) prompt_tokens: Counter,
     pub(crate) cached_tokens: Counter,
     pub(crate) generated_tokens: Counter,
@@ -75,6 +76,7 @@ impl Metrics {
             requests: RequestsBy::default(),
             active: Gauge::default(),
             waiting: Gauge::default(),
+            running_max: Gauge::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
@@ -122,6 +124,11 @@ impl Metrics {
         registry.register("requests", "Requests by surface and status", this.requests.clone());
         registry.register("active_requests", "Requests inside", this.active.clone());
         registry.register("waiting_requests", "Of those, waiting for a place", this.waiting.clone());
+        registry.register(
+            "running_requests_max",
+            "Requests that are let in before others wait",
+            this.running_max.clone(),
+        );
         registry.register("prompt_tokens", "Prompt tokens", this.prompt_tokens.clone());
         registry.register(
             "cached_tokens",

@@ -19,11 +19,18 @@ pub(crate) async fn report(worker: Arc<Worker>, interval: Duration) {
         let lives = worker.lives.load_full();
         let Some(first) = lives.first() else { continue };
         let asked = Instant::now();
+        let known: Vec<u32> = lives.iter().map(|live| live.load.counts()[0]).collect();
         let dialect = first.description.engine.dialect();
         let answered = tokio::time::timeout(REPORT_WITHIN, dialect.report(&worker.client)).await;
         let Ok(Ok(report)) = answered else { continue };
-        for (live, load) in lives.iter().zip(&report.loads) {
-            live.reported.set(load, asked);
+        for (rank, (live, known)) in lives.iter().zip(known).enumerate() {
+            let load = report.loads.get(rank).copied();
+            if let Some(load) = &load {
+                live.reported.set(load, asked);
+            }
+            // A request that came or went meanwhile is known all the same.
+            let known = known.max(live.load.counts()[0]);
+            live.capacity.report(&load.unwrap_or_default(), report.requests_max, known);
         }
         let other_run = match (first.description.instance, report.instance) {
             (Some(before), Some(now)) => before != now,

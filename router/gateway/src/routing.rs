@@ -326,7 +326,7 @@ fn gather(
             candidates.push(Candidate {
                 identity: picked.live.identity,
                 leading: overlaps.tiers(live.member),
-                queued_tokens,
+                queued_tokens: queued_tokens.saturating_add(live.capacity.foreign_tokens()),
                 decoding_blocks,
                 requests,
                 transfer_seconds,

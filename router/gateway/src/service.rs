@@ -79,6 +79,7 @@ impl Gateway {
             tokio::spawn(keep(weak())),
             tokio::spawn(keep_keys(weak())),
             tokio::spawn(crate::history::keep(weak())),
+            tokio::spawn(crate::capacity::keep(weak())),
         ]);
         Ok(gateway)
     }

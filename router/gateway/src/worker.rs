@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::breaker::Breaker;
+use crate::capacity::Capacity;
 use crate::config::WorkerConfig;
 use crate::load::{Load, Speeds};
 use crate::routed::Routed;
@@ -38,6 +39,8 @@ pub(crate) struct Live {
     pub(crate) load: Load,
     /// What the engine itself said last.
     pub(crate) reported: Reported,
+    /// What it can take, by what the engine said.
+    pub(crate) capacity: Capacity,
     pub(crate) speeds: Arc<Speeds>,
     pub(crate) follower: Arc<Mutex<Follower>>,
     /// It publishes events.

@@ -161,6 +161,8 @@ pub struct Report {
     pub instance: Option<u64>,
     /// By rank; empty when the engine does not tell.
     pub loads: Vec<EngineLoad>,
+    /// Requests that one rank runs at most, if the engine tells.
+    pub requests_max: Option<u32>,
 }
 
 /// What the operator says that an engine does not.

@@ -54,7 +54,11 @@ impl Dialect for Native {
             let metrics = String::from_utf8_lossy(&metrics);
             let names = ("vllm:num_requests_running", "vllm:num_requests_waiting");
             let usage = ["vllm:kv_cache_usage_perc"];
-            Ok(Report { instance: None, loads: loads(&metrics, "engine", names.0, names.1, &usage) })
+            Ok(Report {
+                instance: None,
+                loads: loads(&metrics, "engine", names.0, names.1, &usage),
+                requests_max: None,
+            })
         }
         .boxed()
     }

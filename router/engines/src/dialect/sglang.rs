@@ -39,6 +39,14 @@ fn instance(info: &Value) -> Option<u64> {
     Some(hasher.finish())
 }
 
+/// Requests that one rank runs at most. Older releases tell the sum over all ranks.
+fn requests_max(info: &Value) -> Option<u32> {
+    let ranks = number(info, "dp_size").unwrap_or(1).max(1);
+    let of_rank = number(info, "effective_max_running_requests_per_dp");
+    let most = of_rank.or_else(|| Some(number(info, "max_running_requests")? / ranks))?;
+    u32::try_from(most).ok().filter(|most| *most > 0)
+}
+
 fn first_feed(base: &str, info: &Value) -> Option<Feed> {
     let events = &info["kv_events"];
     let port = events["endpoint_port_base"].as_u64()?;
@@ -110,13 +118,13 @@ impl Dialect for Sglang {
 
     fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>> {
         async move {
-            let instance = instance(&server_info(client).await?);
+            let info = server_info(client).await?;
             // Without `--enable-metrics` there is no such path.
             let metrics = client.get("/metrics").await.unwrap_or_default();
             let metrics = String::from_utf8_lossy(&metrics);
             let names = ("sglang:num_running_reqs", "sglang:num_queue_reqs");
             let loads = loads(&metrics, "dp_rank", names.0, names.1, &["sglang:token_usage"]);
-            Ok(Report { instance, loads })
+            Ok(Report { instance: instance(&info), loads, requests_max: requests_max(&info) })
         }
         .boxed()
     }
@@ -150,5 +158,10 @@ mod tests {
         let other = json!({"random_seed": 13});
         assert_ne!(description.instance, instance(&other));
         assert_eq!(instance(&json!({})), None);
+        assert_eq!(requests_max(&json!({"max_running_requests": 64, "dp_size": 2})), Some(32));
+        let told = json!({"max_running_requests": null,
+            "internal_states": [{"effective_max_running_requests_per_dp": 48}]});
+        assert_eq!(requests_max(&told), Some(48));
+        assert_eq!(requests_max(&json!({"max_running_requests": null})), None);
     }
 }

@@ -81,6 +81,7 @@ impl Dialect for TensorRtLlm {
             Ok(Report {
                 instance: None,
                 loads: loads(&metrics, "rank", names.0, names.1, &["trtllm_kv_cache_utilization"]),
+                requests_max: None,
             })
         }
         .boxed()

@@ -105,6 +105,7 @@ impl Dialect for Vllm {
             Ok(Report {
                 instance: started(&metrics),
                 loads: loads(&metrics, "engine", names.0, names.1, &usage),
+                requests_max: None,
             })
         }
         .boxed()

@@ -1,0 +1,319 @@
+//! How many requests engines can run, and so how many the gateway lets in.
+//!
+//! Engines queue first in, first out. A request that waits there can be overtaken by none of a better priority and of no
+//! other tenant, so the gate is kept as narrow as the engines are: requests wait in the gateway's queue, which is fair. A
+//! worker's limit is the number of places that its engine tells. For an engine that tells none it follows what the engine
+//! reports, as TCP follows a path: a queue in two reports in a row lowers the limit by a quarter, but not below what runs; no
+//! queue while at least half of the limit is used raises it. A small queue is left to each engine, so that none idles while
+//! a request is on its way. Nothing limits an engine that reports nothing.
+//!
+//! The limit of a worker is written by the task that asks for its reports and read by [`keep`]; relaxed, since each number
+//! stands for itself.
+
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use router_engines::dialect::{EngineLoad, Role};
+
+use crate::fleet::Fleet;
+use crate::service::Gateway;
+
+/// How often the gate is set.
+const SET_EVERY: Duration = Duration::from_millis(100);
+/// One in so many of the running requests may wait at the engine.
+const QUEUE_SHARE: u32 = 8;
+/// A limit is lowered by one in so many at a time, and raised by as much.
+const STEP_SHARE: u32 = 4;
+/// The least limit, and the least step upwards.
+const LIMIT_MIN: u32 = 4;
+/// Tokens that a waiting request of somebody else is taken to have still to compute.
+const FOREIGN_TOKENS: u32 = 512;
+
+/// What a rank of a worker can take, by its engine's reports.
+#[derive(Debug)]
+pub(crate) struct Capacity {
+    /// Requests that it may have, from all gateways and clients.
+    limit: AtomicU32,
+    /// There was a queue in the last report.
+    had_queue: AtomicBool,
+    /// Requests there that neither this gateway nor its peers have sent.
+    foreign: AtomicU32,
+    /// Of those, requests that wait.
+    foreign_waiting: AtomicU32,
+}
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self {
+            limit: AtomicU32::new(u32::MAX),
+            had_queue: AtomicBool::new(false),
+            foreign: AtomicU32::new(0),
+            foreign_waiting: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Capacity {
+    /// The engine reports this load, and how many requests it runs at most if it tells. `known` are the requests that this
+    /// gateway and its peers had there meanwhile.
+    pub(crate) fn report(&self, load: &EngineLoad, requests_max: Option<u32>, known: u32) {
+        let inside = load.running.saturating_add(load.waiting);
+        let foreign = inside.saturating_sub(known);
+        self.foreign.store(foreign, Ordering::Relaxed);
+        self.foreign_waiting.store(foreign.min(load.waiting), Ordering::Relaxed);
+        let has_queue = load.waiting > load.running / QUEUE_SHARE;
+        let had_queue = self.had_queue.swap(has_queue, Ordering::Relaxed);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let next = match requests_max {
+            Some(most) => most.saturating_add(most / QUEUE_SHARE),
+            None if has_queue && had_queue => {
+                let used = limit.min(inside);
+                (used - used / STEP_SHARE).max(load.running.saturating_add(load.running / QUEUE_SHARE))
+            }
+            None if !has_queue && inside >= limit / 2 => {
+                limit.saturating_add((limit / STEP_SHARE).max(LIMIT_MIN))
+            }
+            None => limit,
+        };
+        self.limit.store(next.max(LIMIT_MIN), Ordering::Relaxed);
+    }
+
+    /// Requests that it may have from this gateway, when its peers have so many there.
+    pub(crate) fn share(&self, peers: u32) -> u32 {
+        let others = self.foreign.load(Ordering::Relaxed).saturating_add(peers);
+        self.limit.load(Ordering::Relaxed).saturating_sub(others)
+    }
+
+    /// Tokens still to be computed there for requests of which the gateway knows only that they wait.
+    pub(crate) fn foreign_tokens(&self) -> u32 {
+        self.foreign_waiting.load(Ordering::Relaxed).saturating_mul(FOREIGN_TOKENS)
+    }
+}
+
+/// Requests that the ready workers can take from this gateway; `None` when none is ready. A prefill worker's requests are
+/// its decode workers', too.
+fn sum(fleet: &Fleet) -> Option<u32> {
+    let roster = fleet.roster.load();
+    let ready = roster.iter().filter(|picked| picked.is_ready() && picked.live.role != Role::Prefill);
+    ready
+        .map(|picked| picked.live.capacity.share(picked.live.load.peers.get()[0]))
+        .reduce(u32::saturating_add)
+}
+
+/// Keeps the gate as narrow as the engines are, at most `gateway.requests_max`, until the gateway is gone.
+pub(crate) async fn keep(gateway: Weak<Gateway>) {
+    loop {
+        tokio::time::sleep(SET_EVERY).await;
+        let Some(gateway) = gateway.upgrade() else { return };
+        // Without a queue of its own the gateway would have to refuse what engines could let wait.
+        if !gateway.config.follows_engines || gateway.config.access.waiting_max == 0 {
+            return;
+        }
+        let most = u32::try_from(gateway.config.requests_max).unwrap_or(u32::MAX);
+        // While no worker is ready, the next ones are taken to be like the last.
+        let Some(places) = sum(&gateway.fleet) else { continue };
+        let gate = &gateway.access.gate;
+        let next = places.clamp(1, most.max(1));
+        if gate.running_max() != next {
+            gate.set_running_max(next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    use router_access::{Ask, Entry, Gate, GateConfig, Permit, Wait, WaitOutcome};
+
+    use super::*;
+
+    /// Requests that an engine of the simulation runs at a time.
+    const PLACES: usize = 32;
+    /// Ticks of 100 ms that a request runs.
+    const RUNS_FOR: u32 = 10;
+    /// Ticks between two reports.
+    const REPORT_EVERY: u32 = 10;
+
+    struct Request {
+        is_urgent: bool,
+        left: u32,
+        permit: Permit,
+    }
+
+    /// An engine that runs so many requests at a time and queues the others, first in, first out.
+    #[derive(Default)]
+    struct Engine {
+        running: Vec<Request>,
+        waiting: VecDeque<Request>,
+        capacity: Capacity,
+    }
+
+    impl Engine {
+        fn inside(&self) -> usize {
+            self.running.len() + self.waiting.len()
+        }
+
+        fn load(&self) -> EngineLoad {
+            let (running, waiting) = (self.running.len() as u32, self.waiting.len() as u32);
+            EngineLoad { running, waiting, kv_usage: 0.0 }
+        }
+    }
+
+    struct Run {
+        gate: Arc<Gate>,
+        engines: [Engine; 2],
+        /// Requests in the gateway's queue.
+        queue: Vec<(bool, Wait)>,
+        tick: u32,
+        served: u32,
+        /// When the urgent request began to run.
+        urgent_at: Option<u32>,
+    }
+
+    impl Run {
+        fn new() -> Self {
+            let wait_max = Duration::from_secs(3600);
+            let config = GateConfig { running_max: 4096, wait_max, ..GateConfig::default() };
+            let gate = Gate::new(config).expect("a gate");
+            let engines = [Engine::default(), Engine::default()];
+            Self { gate, engines, queue: Vec::new(), tick: 0, served: 0, urgent_at: None }
+        }
+
+        fn now(&self) -> u64 {
+            u64::from(self.tick) * 100_000_000
+        }
+
+        fn ask(&mut self, is_urgent: bool) {
+            let tenant: Arc<str> = if is_urgent { "chat".into() } else { "batch".into() };
+            let priority = if is_urgent { 0 } else { 1 };
+            let ask = Ask { tenant: &tenant, priority, weight: 1, cost: 100, deadline: u64::MAX };
+            match self.gate.enter(&ask, self.now()) {
+                Entry::Admitted(permit) => self.send(is_urgent, permit),
+                Entry::Waiting(wait) => self.queue.push((is_urgent, wait)),
+                Entry::Full(refusal) => panic!("refused: {refusal:?}"),
+            }
+        }
+
+        /// To the engine that has fewer requests.
+        fn send(&mut self, is_urgent: bool, permit: Permit) {
+            let which = usize::from(self.engines[1].inside() < self.engines[0].inside());
+            self.engines[which].waiting.push_back(Request { is_urgent, left: RUNS_FOR, permit });
+        }
+
+        fn step(&mut self, follows_engines: bool) {
+            self.tick += 1;
+            let now = self.now();
+            let mut ended = Vec::new();
+            for engine in &mut self.engines {
+                engine.running.iter_mut().for_each(|request| request.left -= 1);
+                ended.extend(engine.running.extract_if(.., |request| request.left == 0));
+            }
+            self.served += ended.len() as u32;
+            for request in ended {
+                request.permit.release(now);
+                // The batch never ends: a request that is done is followed by the next one.
+                self.ask(false);
+            }
+            if follows_engines && self.tick % REPORT_EVERY == 0 {
+                let limits = self.engines.iter().map(|engine| {
+                    engine.capacity.report(&engine.load(), None, engine.inside() as u32);
+                    engine.capacity.share(0)
+                });
+                let places = limits.fold(0, u32::saturating_add);
+                self.gate.set_running_max(places.min(4096));
+            }
+            for (is_urgent, mut wait) in std::mem::take(&mut self.queue) {
+                match wait.try_take() {
+                    Some(WaitOutcome::Admitted(permit)) => self.send(is_urgent, permit),
+                    Some(WaitOutcome::Expired) => panic!("there is no deadline"),
+                    None => self.queue.push((is_urgent, wait)),
+                }
+            }
+            self.start();
+        }
+
+        fn start(&mut self) {
+            for engine in &mut self.engines {
+                while engine.running.len() < PLACES
+                    && let Some(request) = engine.waiting.pop_front()
+                {
+                    if request.is_urgent {
+                        self.urgent_at = Some(self.tick);
+                    }
+                    engine.running.push(request);
+                }
+            }
+        }
+    }
+
+    /// Ticks from an urgent request to its first step, in a fleet that has been full for two minutes; and what was served.
+    fn urgent_among_600(follows_engines: bool) -> (u32, u32) {
+        let mut run = Run::new();
+        (0..600).for_each(|_| run.ask(false));
+        (0..1200).for_each(|_| run.step(follows_engines));
+        run.ask(true);
+        let asked = run.tick;
+        while run.urgent_at.is_none() {
+            run.step(follows_engines);
+        }
+        (run.urgent_at.map_or(0, |at| at - asked), run.served)
+    }
+
+    #[test]
+    fn an_urgent_request_waits_for_a_place_and_not_for_the_engines_queues() {
+        let (wait, served) = urgent_among_600(true);
+        let (wait_inert, served_inert) = urgent_among_600(false);
+        println!(
+            "waits {} s, {} s in the engines' queues",
+            f64::from(wait) / 10.0,
+            f64::from(wait_inert) / 10.0
+        );
+        assert!(wait_inert > 60, "the control: the engines' queues are long");
+        assert!(wait <= 2 * RUNS_FOR + 5, "{wait} ticks");
+        // No place stays empty for it.
+        let most = 1200 / RUNS_FOR * 2 * PLACES as u32;
+        assert!(
+            served * 20 >= most * 19 && served_inert * 20 >= most * 19,
+            "{served}, {served_inert} of {most}"
+        );
+        assert_eq!(urgent_among_600(true), (wait, served), "equal seed, equal run");
+    }
+
+    fn load(running: u32, waiting: u32) -> EngineLoad {
+        EngineLoad { running, waiting, kv_usage: 0.0 }
+    }
+
+    #[test]
+    fn a_limit_falls_with_a_queue_that_stays_and_rises_without() {
+        let capacity = Capacity::default();
+        capacity.report(&load(10, 40), None, 50);
+        assert_eq!(capacity.share(0), u32::MAX, "one report may be a burst");
+        capacity.report(&load(10, 40), None, 50);
+        assert_eq!(capacity.share(0), 38);
+        for _ in 0..20 {
+            capacity.report(&load(10, 40), None, 50);
+        }
+        assert_eq!(capacity.share(0), 11, "what runs, and a little more");
+        capacity.report(&load(11, 0), None, 11);
+        assert_eq!(capacity.share(0), 15);
+        capacity.report(&load(1, 0), None, 1);
+        assert_eq!(capacity.share(0), 15, "an idle engine says nothing of what it can do");
+        assert_eq!(capacity.share(20), 0, "the others' requests have the places");
+        capacity.report(&load(64, 0), Some(64), 64);
+        assert_eq!(capacity.share(0), 72, "what the engine tells counts at once");
+    }
+
+    #[test]
+    fn requests_of_others_that_wait_count_as_tokens_to_compute() {
+        let capacity = Capacity::default();
+        capacity.report(&load(4, 3), Some(16), 7);
+        assert_eq!((capacity.share(0), capacity.foreign_tokens()), (18, 0), "all of them are known");
+        capacity.report(&load(4, 3), Some(16), 5);
+        assert_eq!((capacity.share(0), capacity.foreign_tokens()), (16, 2 * FOREIGN_TOKENS));
+        capacity.report(&load(4, 3), Some(16), 0);
+        assert_eq!((capacity.share(0), capacity.foreign_tokens()), (11, 3 * FOREIGN_TOKENS));
+    }
+}
