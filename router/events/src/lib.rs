@@ -4,7 +4,9 @@
 //! * [`trtllm`]: TensorRT-LLM's polled JSON form.
 //! * [`tracker`]: one rank's events translated: tokens to block hashes, applied to the index.
 //! * [`follower`]: the order of messages: gaps, replays, restarts. Pure.
-//! * [`subscribe`]: the ZMQ side of it.
+//! * [`subscribe`]: the subscription to one publisher, over ZMQ.
+//! * [`listen`]: publishers that connect to us, told apart by topic.
+//! * [`publish`]: the publishing side, of our own engines.
 //! * [`snapshot`]: the state of all publishers as bytes, for a restart and for a peer.
 //! * [`approximate`]: engines without events: what was routed there.
 
@@ -14,7 +16,9 @@ pub mod approximate;
 mod encode;
 mod error;
 pub mod follower;
+pub mod listen;
 mod msgpack;
+pub mod publish;
 pub mod snapshot;
 pub mod subscribe;
 pub mod tracker;

@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use router_radix::Index;
+use router_zmtp::{DealerSocket, Limits, SubSocket};
 use tokio::sync::Notify;
-use zeromq::prelude::*;
-use zeromq::{DealerSocket, SocketOptions, SubSocket, ZmqMessage};
 
 use crate::follower::{Follower, Step};
+use crate::listen::{Delivery, Listeners, Membership, Publisher};
 
 const CONNECT_WITHIN: Duration = Duration::from_millis(500);
+const LIMITS: Limits = Limits { handshake_within: CONNECT_WITHIN, ..Limits::SUBSCRIBER };
 const REPLAY_WITHIN: Duration = Duration::from_secs(5);
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// End marker of a replay: -1 as eight bytes.
-const REPLAY_END: u64 = u64::MAX;
+pub(crate) const REPLAY_END: u64 = u64::MAX;
 
 /// Where a publisher is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct Feed {
     pub replay: Option<String>,
     /// The publisher connects and we listen: vLLM does so when its endpoint names a host.
     pub bind: bool,
+    /// What tells the publisher from others that connect to the same port. Without `bind` it is not used.
+    pub publisher: Publisher,
 }
 
 impl Feed {
@@ -40,6 +43,7 @@ impl Feed {
             events: port_after(&self.events, rank),
             replay: self.replay.as_deref().map(|replay| port_after(replay, rank)),
             bind: self.bind,
+            publisher: self.publisher.clone(),
         }
     }
 }
@@ -72,16 +76,33 @@ impl Followed {
 
 /// Follows a publisher until the task is dropped. `ready` is called once the index holds what the publisher
 /// could tell about the past.
-pub async fn follow(feed: Feed, followed: Followed, ready: impl Fn() + Send) {
+pub async fn follow(feed: Feed, followed: Followed, listeners: Arc<Listeners>, ready: impl Fn() + Send) {
+    let mut complaint = String::new();
     loop {
-        match subscription(&feed).await {
-            Ok(socket) => {
-                // What came while we were away; a publisher that has nothing answers with the end alone.
-                let from = followed.lock().replay_from();
-                catch_up(&feed, &followed, from).await;
+        match Subscription::open(&feed, &listeners).await {
+            Ok(mut subscription) => {
+                complaint.clear();
+                if subscription.is_ambiguous() {
+                    // What a snapshot may have brought cannot be kept up to date.
+                    followed.lock().start_over(&mut followed.index.write());
+                } else {
+                    // What came while we were away; a publisher that has nothing answers with the end alone.
+                    let from = followed.lock().replay_from();
+                    catch_up(&feed, &followed, from).await;
+                }
                 ready();
-                let reason = listen(&feed, &followed, socket).await;
+                let reason = listen(&feed, &followed, subscription).await;
                 tracing::info!(feed = feed.events, reason, "KV events: subscription ended");
+            }
+            // A port that cannot be listened on is an operator's mistake: said once, as long as the reason stays.
+            Err(error) if feed.bind && error != complaint => {
+                tracing::warn!(
+                    feed = feed.events,
+                    worker = feed.publisher.name,
+                    error,
+                    "KV events: not followed"
+                );
+                complaint = error;
             }
             Err(error) => tracing::debug!(feed = feed.events, error, "KV events: not reachable yet"),
         }
@@ -89,52 +110,81 @@ pub async fn follow(feed: Feed, followed: Followed, ready: impl Fn() + Send) {
     }
 }
 
-fn options() -> SocketOptions {
-    let mut options = SocketOptions::default();
-    options.connect_timeout(CONNECT_WITHIN);
-    options
+/// The live feed.
+#[derive(Debug)]
+enum Subscription {
+    /// We have connected to the publisher.
+    Connected(Box<SubSocket>),
+    /// The publisher connects to a listener of ours.
+    Bound(Membership),
 }
 
-async fn subscription(feed: &Feed) -> Result<SubSocket, String> {
-    let mut socket = SubSocket::with_options(options());
-    socket.subscribe("").await.map_err(|error| error.to_string())?;
-    if feed.bind {
-        socket.bind(&feed.events).await.map_err(|error| error.to_string())?;
-    } else {
-        socket.connect(&feed.events).await.map_err(|error| error.to_string())?;
+impl Subscription {
+    async fn open(feed: &Feed, listeners: &Listeners) -> Result<Self, String> {
+        if feed.bind {
+            return listeners.join(&feed.events, feed.publisher.clone()).await.map(Self::Bound);
+        }
+        let socket = SubSocket::connect(&feed.events, b"", LIMITS).await;
+        socket.map(|socket| Self::Connected(Box::new(socket))).map_err(|error| error.to_string())
     }
-    Ok(socket)
+
+    /// Whether the publisher's messages cannot be told from others'.
+    fn is_ambiguous(&mut self) -> bool {
+        match self {
+            Self::Connected(_) => false,
+            Self::Bound(membership) => membership.is_ambiguous(),
+        }
+    }
+
+    /// What comes next, or why nothing will. Cancel-safe.
+    async fn next(&mut self) -> Result<Delivery, String> {
+        match self {
+            Self::Connected(socket) => loop {
+                let parts = socket.recv().await.map_err(|error| error.to_string())?;
+                if let Some((sequence, payload)) = numbered(&parts) {
+                    return Ok(Delivery::Batch(sequence, payload));
+                }
+            },
+            Self::Bound(membership) => {
+                membership.next().await.ok_or_else(|| "the listener has ended".to_owned())
+            }
+        }
+    }
 }
 
-async fn listen(feed: &Feed, followed: &Followed, mut socket: SubSocket) -> String {
+async fn listen(feed: &Feed, followed: &Followed, mut subscription: Subscription) -> String {
+    let mut is_ambiguous = subscription.is_ambiguous();
     loop {
-        let message = tokio::select! {
-            message = socket.recv() => message,
-            () = followed.distrust.notified() => {
+        let delivery = tokio::select! {
+            delivery = subscription.next() => delivery,
+            () = followed.distrust.notified() => Ok(Delivery::Ambiguous(is_ambiguous)),
+        };
+        match delivery {
+            Err(reason) => return reason,
+            // Distrusted, become ambiguous, or clear again: the index may hold too much or too little.
+            Ok(Delivery::Ambiguous(now)) => {
+                is_ambiguous = now;
                 followed.lock().start_over(&mut followed.index.write());
-                catch_up(feed, followed, 0).await;
-                continue;
+                if !is_ambiguous {
+                    catch_up(feed, followed, 0).await;
+                }
             }
-        };
-        let message = match message {
-            Ok(message) => message,
-            Err(error) => return error.to_string(),
-        };
-        let Some((sequence, payload)) = numbered(&message) else { continue };
-        let step = followed.lock().live(&mut followed.index.write(), sequence, &payload);
-        if let Step::Replay { from } = step {
-            catch_up(feed, followed, from).await;
-            followed.lock().after_replay(&mut followed.index.write(), sequence, &payload);
+            Ok(Delivery::Batch(..)) if is_ambiguous => {}
+            Ok(Delivery::Batch(sequence, payload)) => {
+                let step = followed.lock().live(&mut followed.index.write(), sequence, &payload);
+                if let Step::Replay { from } = step {
+                    catch_up(feed, followed, from).await;
+                    followed.lock().after_replay(&mut followed.index.write(), sequence, &payload);
+                }
+            }
         }
     }
 }
 
 /// Number and payload: the last two frames, whatever precedes them.
-fn numbered(message: &ZmqMessage) -> Option<(u64, Bytes)> {
-    let count = message.len();
-    let payload = message.get(count.checked_sub(1)?)?.clone();
-    let number = message.get(count.checked_sub(2)?)?;
-    Some((u64::from_be_bytes(number[..].try_into().ok()?), payload))
+pub(crate) fn numbered(parts: &[Bytes]) -> Option<(u64, Bytes)> {
+    let [.., number, payload] = parts else { return None };
+    Some((u64::from_be_bytes(number[..].try_into().ok()?), payload.clone()))
 }
 
 /// Asks for everything from `from` on and applies it.
@@ -149,11 +199,10 @@ async fn catch_up(feed: &Feed, followed: &Followed, from: u64) {
 
 async fn replayed(endpoint: &str, followed: &Followed, mut from: u64) -> Result<u64, String> {
     loop {
-        let mut socket = DealerSocket::with_options(options());
-        socket.connect(endpoint).await.map_err(|error| error.to_string())?;
-        let frames = vec![Bytes::new(), Bytes::copy_from_slice(&from.to_be_bytes())];
-        let request = ZmqMessage::try_from(frames).map_err(|error| error.to_string())?;
-        socket.send(request).await.map_err(|error| error.to_string())?;
+        let socket = DealerSocket::connect(endpoint, LIMITS).await;
+        let mut socket = socket.map_err(|error| error.to_string())?;
+        let request = [Bytes::new(), Bytes::copy_from_slice(&from.to_be_bytes())];
+        socket.send(&request).await.map_err(|error| error.to_string())?;
         let mut batches = 0;
         let again = loop {
             let reply = socket.recv().await.map_err(|error| error.to_string())?;
@@ -184,6 +233,7 @@ mod tests {
             events: "tcp://10.0.0.1:5557".into(),
             replay: Some("tcp://[::1]:65535".into()),
             bind: false,
+            publisher: Publisher::default(),
         };
         let third = feed.of_rank(2);
         assert_eq!(third.events, "tcp://10.0.0.1:5559");

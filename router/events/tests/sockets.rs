@@ -1,5 +1,5 @@
 //! Real ZMQ sockets: a publisher that listens and one that connects, replay in both shapes, ranks on ports of their
-//! own, and a rank whose index is not trusted any more.
+//! own, a rank whose index is not trusted any more, and many publishers at one port.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use router_events::follower::Follower;
+use router_events::listen::{Listeners, Publisher};
 use router_events::subscribe::{Feed, Followed, follow};
 use router_events::tracker::Tracker;
 use router_events::wire::{EventBatch, KvEvent, Stored, encode};
 use router_radix::{Index, IndexConfig, Member};
+use router_zmtp::{Limits, PubSocket, Replies, RouterSocket};
 use tokio::sync::Notify;
-use zeromq::prelude::*;
-use zeromq::{PubSocket, RouterSocket, ZmqMessage};
 
 const BLOCK_TOKENS: usize = 4;
 
@@ -29,10 +29,6 @@ fn payload(number: u64) -> Bytes {
     encode(&EventBatch { events: vec![KvEvent::Stored(stored)], ..EventBatch::default() }).into()
 }
 
-fn message(frames: Vec<Bytes>) -> ZmqMessage {
-    ZmqMessage::try_from(frames).expect("frames")
-}
-
 fn number(number: u64) -> Bytes {
     Bytes::copy_from_slice(&number.to_be_bytes())
 }
@@ -41,26 +37,36 @@ struct Rig {
     index: Arc<Index>,
     member: Member,
     distrust: Arc<Notify>,
+    follower: Arc<Mutex<Follower>>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Rig {
     fn follow(feed: Feed) -> Self {
+        Self::listen(feed, &Arc::default())
+    }
+
+    fn listen(feed: Feed, listeners: &Arc<Listeners>) -> Self {
         let index = Arc::new(Index::new(IndexConfig::default()));
         let member = index.write().join().expect("room");
-        let follower = Follower::new(Tracker::new(member, BLOCK_TOKENS));
+        let follower = Arc::new(Mutex::new(Follower::new(Tracker::new(member, BLOCK_TOKENS))));
         let distrust = Arc::<Notify>::default();
         let followed = Followed {
-            follower: Arc::new(Mutex::new(follower)),
+            follower: Arc::clone(&follower),
             index: Arc::clone(&index),
             distrust: Arc::clone(&distrust),
         };
-        let task = tokio::spawn(follow(feed, followed, || {}));
-        Self { index, member, distrust, task }
+        let task = tokio::spawn(follow(feed, followed, Arc::clone(listeners), || {}));
+        Self { index, member, distrust, follower, task }
     }
 
     fn blocks(&self) -> usize {
         self.index.write().held(self.member).len()
+    }
+
+    /// Times that everything was forgotten.
+    fn resets(&self) -> u64 {
+        self.follower.lock().expect("no panic").tracker().counters.resets
     }
 
     async fn wait_for(&self, blocks: usize) {
@@ -81,45 +87,81 @@ impl Drop for Rig {
 }
 
 /// Answers every replay request with what was published so far, as vLLM did up to 0.24 or as it does since 0.27.1.
-async fn replay_server(with_topic: bool, published: Arc<AtomicU64>) -> (String, tokio::task::JoinHandle<()>) {
-    let mut socket = RouterSocket::new();
-    let endpoint = socket.bind("tcp://127.0.0.1:0").await.expect("bound").to_string();
-    let task = tokio::spawn(async move {
-        while let Ok(request) = socket.recv().await {
-            let frames = request.into_vec();
-            let from = u64::from_be_bytes(frames[2][..].try_into().expect("a number"));
-            let topic = |topic: &'static [u8]| with_topic.then_some(Bytes::from_static(topic));
-            let batches = (from..published.load(Ordering::SeqCst))
-                .map(|at| (topic(b"kv@pod@model"), number(at), payload(at)));
-            let end = (topic(b""), number(u64::MAX), Bytes::new());
-            for (topic, number, payload) in batches.chain([end]) {
-                let head = [frames[0].clone(), Bytes::new()].into_iter();
-                let reply = head.chain(topic).chain([number, payload]).collect();
-                socket.send(message(reply)).await.expect("sent");
-            }
-        }
-    });
-    (endpoint, task)
+async fn replay_server(with_topic: bool, published: Arc<AtomicU64>) -> RouterSocket {
+    let answer = move |request: Vec<Bytes>| -> Replies {
+        let from = u64::from_be_bytes(request[1][..].try_into().expect("a number"));
+        let topic = move |topic: &'static [u8]| with_topic.then_some(Bytes::from_static(topic));
+        let batches = (from..published.load(Ordering::SeqCst))
+            .map(move |at| (topic(b"kv@pod@model"), number(at), payload(at)));
+        let end = (topic(b""), number(u64::MAX), Bytes::new());
+        let reply = |(topic, number, payload): (Option<Bytes>, Bytes, Bytes)| -> Vec<Bytes> {
+            std::iter::once(Bytes::new()).chain(topic).chain([number, payload]).collect()
+        };
+        Box::new(batches.chain([end]).map(reply))
+    };
+    RouterSocket::bind("tcp://127.0.0.1:0", Limits::REPLAY_SERVER, answer).await.expect("bound")
 }
 
-async fn publish(socket: &mut PubSocket, at: u64) {
-    let frames = vec![Bytes::from_static(b"kv@pod@model"), number(at), payload(at)];
-    socket.send(message(frames)).await.expect("sent");
+fn publish_as(socket: &PubSocket, topic: &'static str, at: u64) {
+    socket.send(&[Bytes::from_static(topic.as_bytes()), number(at), payload(at)]);
+}
+
+fn publish(socket: &PubSocket, at: u64) {
+    publish_as(socket, "kv@pod@model", at);
+}
+
+/// A publisher that connects to us, once we listen and have subscribed.
+async fn connected(endpoint: &str) -> PubSocket {
+    let socket = loop {
+        match PubSocket::connect(endpoint, Limits::PUBLISHER).await {
+            Ok(socket) => break socket,
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    while socket.subscribers() == 0 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    socket
+}
+
+/// A port that is free, as is the next one.
+fn free_ports() -> u16 {
+    loop {
+        let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = probe.local_addr().expect("bound").port();
+        if port < u16::MAX && std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// The feed of a worker that connects to us.
+fn bound(port: u16, worker: &str, topic: Option<&str>) -> Feed {
+    let publisher = Publisher {
+        name: format!("http://{worker}"),
+        address: worker.to_owned(),
+        topic: topic.map(str::to_owned),
+    };
+    Feed { events: format!("tcp://127.0.0.1:{port}"), replay: None, bind: true, publisher }
 }
 
 #[tokio::test]
 async fn replay_in_both_shapes_fills_what_was_missed() {
     for with_topic in [false, true] {
-        let mut socket = PubSocket::new();
-        let events = socket.bind("tcp://127.0.0.1:0").await.expect("bound").to_string();
+        let socket = PubSocket::bind("tcp://127.0.0.1:0", Limits::PUBLISHER).await.expect("bound");
         let published = Arc::new(AtomicU64::new(5));
-        let (replay, server) = replay_server(with_topic, Arc::clone(&published)).await;
-        let rig = Rig::follow(Feed { events, replay: Some(replay), bind: false });
+        let server = replay_server(with_topic, Arc::clone(&published)).await;
+        let rig = Rig::follow(Feed {
+            events: socket.endpoint().to_string(),
+            replay: Some(server.endpoint().to_string()),
+            bind: false,
+            publisher: Publisher::default(),
+        });
         rig.wait_for(5).await;
         // A subscription takes a moment to be known to the publisher: what it missed is asked for.
         for at in 5..30 {
             published.store(at + 1, Ordering::SeqCst);
-            publish(&mut socket, at).await;
+            publish(&socket, at);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         rig.wait_for(30).await;
@@ -127,38 +169,85 @@ async fn replay_in_both_shapes_fills_what_was_missed() {
         published.store(5, Ordering::SeqCst);
         rig.distrust.notify_one();
         rig.wait_for(5).await;
-        server.abort();
     }
 }
 
 #[tokio::test]
 async fn a_publisher_may_connect_and_ranks_have_ports_of_their_own() {
-    // A free port, and the next one.
-    let base = loop {
-        let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = probe.local_addr().expect("bound").port();
-        if port < u16::MAX && std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
-            break port;
-        }
-    };
-    let feed = Feed { events: format!("tcp://127.0.0.1:{base}"), replay: None, bind: true };
+    let base = free_ports();
+    let feed = bound(base, "127.0.0.1:8000", Some("kv@pod@model"));
     let ranks = [Rig::follow(feed.of_rank(0)), Rig::follow(feed.of_rank(1))];
     for (rank, rig) in ranks.iter().enumerate() {
-        let mut socket = PubSocket::new();
-        let endpoint = format!("tcp://127.0.0.1:{}", base as usize + rank);
-        while socket.connect(&endpoint).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        // A subscription takes a moment to be known to the publisher. Repeated messages do no harm.
-        for _ in 0..200 {
-            for at in 0..(3 + rank as u64) {
-                publish(&mut socket, at).await;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            if rig.blocks() == 3 + rank {
-                break;
-            }
+        let socket = connected(&format!("tcp://127.0.0.1:{}", base as usize + rank)).await;
+        for at in 0..(3 + rank as u64) {
+            publish(&socket, at);
         }
         rig.wait_for(3 + rank).await;
     }
+}
+
+#[tokio::test]
+async fn publishers_at_one_port_are_told_apart_by_topic() {
+    let port = free_ports();
+    let endpoint = format!("tcp://127.0.0.1:{port}");
+    let listeners = Arc::<Listeners>::default();
+    let topics = ["kv@10.0.0.1@m", "kv@10.0.0.2:8000@m", "kv@nobody@m"];
+    let rigs = [
+        Rig::listen(bound(port, "service-a:8000", Some(topics[0])), &listeners),
+        Rig::listen(bound(port, "10.0.0.2:8000", None), &listeners),
+    ];
+    let engines = [connected(&endpoint).await, connected(&endpoint).await, connected(&endpoint).await];
+    // Numbers of several publishers interleave; each worker counts its own.
+    for at in 0..40 {
+        for (engine, topic) in engines.iter().zip(topics) {
+            if at < 20 || topic == topics[1] {
+                publish_as(engine, topic, at);
+            }
+        }
+    }
+    rigs[0].wait_for(20).await;
+    rigs[1].wait_for(40).await;
+    assert_eq!(rigs.each_ref().map(Rig::resets), [0, 0], "no numbers were mixed");
+    for _ in 0..500 {
+        if listeners.counters().unattributed == 20 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(listeners.counters().unattributed, 20, "nobody's events");
+    // A worker that comes with the topic of another: neither can be told.
+    let third = Rig::listen(bound(port, "10.0.0.3:8000", Some(topics[0])), &listeners);
+    rigs[0].wait_for(0).await;
+    publish_as(&engines[0], topics[0], 20);
+    publish_as(&engines[1], topics[1], 40);
+    rigs[1].wait_for(41).await;
+    assert_eq!((rigs[0].blocks(), third.blocks()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_tried_again() {
+    let port = free_ports();
+    let taken = std::net::TcpListener::bind(("127.0.0.1", port)).expect("free");
+    let rig = Rig::follow(bound(port, "127.0.0.1:8000", Some("kv@pod@model")));
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    drop(taken);
+    let socket = connected(&format!("tcp://127.0.0.1:{port}")).await;
+    publish(&socket, 0);
+    rig.wait_for(1).await;
+}
+
+#[tokio::test]
+async fn hostile_bytes_at_a_shared_port_harm_no_worker() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let port = free_ports();
+    let rig = Rig::follow(bound(port, "127.0.0.1:8000", Some("kv@pod@model")));
+    let socket = connected(&format!("tcp://127.0.0.1:{port}")).await;
+    let mut hostile = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.expect("connects");
+    let bytes = [&router_zmtp::wire::greeting()[..], b"\x06", &[0x7F; 8]].concat();
+    hostile.write_all(&bytes).await.expect("written");
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(10), hostile.read_to_end(&mut rest)).await;
+    assert!(ended.is_ok(), "the connection ends");
+    publish(&socket, 0);
+    rig.wait_for(1).await;
 }

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use router_engines::dialect::{Description, Engine, POLLED, Role};
+use router_engines::dialect::{Description, Engine, POLLED, Role, authority_of};
 use router_events::approximate::Approximate;
 use router_events::follower::Follower;
+use router_events::listen::{Listeners, Publisher};
 use router_events::snapshot::restore;
 use router_events::subscribe::{Feed, Followed, follow};
 use router_events::tracker::{Tracker, TrackerCounters};
@@ -53,6 +54,8 @@ pub struct Fleet {
     pub(crate) index: Arc<Index>,
     pub(crate) peers: Peers,
     pub(crate) speeds: Arc<Speeds>,
+    /// Ports to which engines connect with their KV events.
+    pub(crate) listeners: Arc<Listeners>,
     loads_changed: Option<Arc<Notify>>,
     approximate_ttl: Duration,
     /// Rung when a worker becomes ready.
@@ -82,6 +85,7 @@ impl Fleet {
             index: Arc::new(Index::new(index)),
             peers: Peers::default(),
             speeds: Arc::default(),
+            listeners: Arc::default(),
             loads_changed: (!config.peers.is_empty()).then(Arc::default),
             approximate_ttl: config.approximate_ttl,
             changed: Notify::new(),
@@ -203,7 +207,16 @@ impl Fleet {
         let name = if has_ranks { format!("{}@{rank}", worker.name) } else { worker.name.clone() };
         let means_something = self.follows_events || description.engine == Engine::Native;
         let feed = description.feeds.get(rank as usize).cloned().flatten().filter(|_| means_something);
-        let feed = feed.map(|feed| Feed { events: feed.events, replay: feed.replay, bind: feed.bind });
+        let feed = feed.map(|feed| Feed {
+            events: feed.events,
+            replay: feed.replay,
+            bind: feed.bind,
+            publisher: Publisher {
+                name: name.clone(),
+                address: authority_of(worker.client.base()).to_owned(),
+                topic: feed.topic,
+            },
+        });
         let mut follower = Follower::new(Tracker::new(member, description.block_tokens));
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
         let is_same = |instance| description.instance == Some(instance);
@@ -292,8 +305,9 @@ impl Fleet {
             });
         }
         let most = if feed.replay.is_some() { REPLAY_MAX } else { WARM_UP_MAX };
+        let listeners = Arc::clone(&self.listeners);
         tokio::spawn(async move {
-            let followed = follow(feed, followed, warm);
+            let followed = follow(feed, followed, listeners, warm);
             tokio::pin!(followed);
             if tokio::time::timeout(most, &mut followed).await.is_err() {
                 late();

@@ -48,6 +48,8 @@ pub(crate) struct Metrics {
     pub(crate) event_orphans: Gauge,
     pub(crate) event_resets: Gauge,
     pub(crate) event_broken: Gauge,
+    pub(crate) event_unattributed: Gauge,
+    pub(crate) event_dropped: Gauge,
     pub(crate) log_written: Gauge,
     pub(crate) log_dropped: Gauge,
     pub(crate) log_lost: Gauge,
@@ -99,6 +101,8 @@ impl Metrics {
             event_orphans: Gauge::default(),
             event_resets: Gauge::default(),
             event_broken: Gauge::default(),
+            event_unattributed: Gauge::default(),
+            event_dropped: Gauge::default(),
             index_nodes: Gauge::default(),
             log_written: Gauge::default(),
             log_dropped: Gauge::default(),
@@ -165,6 +169,16 @@ impl Metrics {
             this.event_resets.clone(),
         );
         registry.register("kv_event_broken", "Events that could not be read", this.event_broken.clone());
+        registry.register(
+            "kv_event_unattributed",
+            "Messages at a shared port that belong to no worker",
+            this.event_unattributed.clone(),
+        );
+        registry.register(
+            "kv_event_dropped",
+            "Messages at a shared port that a worker's queue had no room for",
+            this.event_dropped.clone(),
+        );
         registry.register("audit_log_lines", "Lines of the audit log written", this.log_written.clone());
         registry.register("audit_log_dropped", "Lines that found its queue full", this.log_dropped.clone());
         registry.register("audit_log_lost", "Lines that could not be written", this.log_lost.clone());

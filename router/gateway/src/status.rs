@@ -152,6 +152,9 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: Header
     metrics.event_orphans.set(events.orphans as i64);
     metrics.event_resets.set(events.resets as i64);
     metrics.event_broken.set(events.broken as i64);
+    let listeners = gateway.fleet.listeners.counters();
+    metrics.event_unattributed.set(listeners.unattributed as i64);
+    metrics.event_dropped.set(listeners.dropped as i64);
     if let Some(error) = gateway.fleet.speeds.prediction_error() {
         metrics.prediction_error.set(error);
     }

@@ -3,26 +3,21 @@
 //! A batch is numbered and encoded under the worker's lock, so that numbers and contents have one order, and
 //! goes into a bounded queue. What does not fit is dropped, and the gap in the numbers tells every subscriber.
 
-use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use router_events::publish::EventServer;
+pub(crate) use router_events::publish::REPLAY_BATCHES;
 use router_events::wire::{EventBatch, KvEvent, encode};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use zeromq::prelude::*;
-use zeromq::{Endpoint, PubSocket, RouterSocket, ZmqMessage};
 
 use crate::{Dialect, MockError};
 
-/// Batches kept for replay, as vLLM does by default.
-pub(crate) const REPLAY_BATCHES: usize = 10_000;
 /// Batches that may wait for the publishing task.
 const QUEUE_BATCHES: usize = 8192;
-/// A replay reply that a client does not take for so long ends the replay.
-const REPLAY_SEND_WITHIN: Duration = Duration::from_secs(5);
 
 struct Numbered {
     sequence: u64,
@@ -54,25 +49,18 @@ impl EventSink {
     }
 }
 
-/// The publishing tasks. Dropping it ends them.
+/// The sockets and the publishing task. Dropping it ends them.
 #[derive(Debug)]
 pub(crate) struct EventPublisher {
     pub(crate) events_port: u16,
     pub(crate) replay_port: Option<u16>,
-    tasks: Vec<JoinHandle<()>>,
-}
-
-type Buffer = Arc<Mutex<VecDeque<(u64, Bytes)>>>;
-
-fn port_of(endpoint: &Endpoint) -> u16 {
-    match endpoint {
-        Endpoint::Tcp(_, port) => *port,
-        _ => 0,
-    }
+    /// Replays go on when the worker has ended.
+    _server: Arc<EventServer>,
+    task: JoinHandle<()>,
 }
 
 impl EventPublisher {
-    /// Binds the sockets to ports that the system chooses and starts the tasks.
+    /// Binds the sockets to ports that the system chooses and starts the task.
     pub(crate) async fn bind(
         host: IpAddr,
         topic: &str,
@@ -83,82 +71,29 @@ impl EventPublisher {
             IpAddr::V4(host) => format!("tcp://{host}:0"),
             IpAddr::V6(host) => format!("tcp://[{host}]:0"),
         };
-        let failed = |what, error| MockError::Events(format!("{what} on {endpoint}: {error}"));
-        let mut publisher = PubSocket::new();
-        let bound = publisher.bind(&endpoint).await.map_err(|error| failed("KV events", error))?;
-        let events_port = port_of(&bound);
-        let buffer: Option<Buffer> = replay.then(Buffer::default);
-        let topic = Bytes::from(topic.to_owned());
+        let server = EventServer::bind(&endpoint, replay.then_some(endpoint.as_str()), topic).await;
+        let server = Arc::new(server.map_err(|error| MockError::Events(error.to_string()))?);
+        let events_port = server.events().port().unwrap_or(0);
+        let replay_port = server.replay().and_then(|endpoint| endpoint.port());
         let (queue, batches) = mpsc::channel(QUEUE_BATCHES);
-        let (mut tasks, mut replay_port) = (Vec::new(), None);
-        if let Some(buffer) = &buffer {
-            let mut router = RouterSocket::new();
-            let bound = router.bind(&endpoint).await.map_err(|error| failed("KV event replay", error))?;
-            replay_port = Some(port_of(&bound));
-            tasks.push(tokio::spawn(replay_requests(router, Arc::clone(buffer), topic.clone())));
-        }
-        tasks.push(tokio::spawn(publish(publisher, batches, buffer, topic)));
-        Ok((Self { events_port, replay_port, tasks }, EventSink { queue, next: 0, dialect }))
+        let task = tokio::spawn(publish(Arc::clone(&server), batches));
+        let sink = EventSink { queue, next: 0, dialect };
+        Ok((Self { events_port, replay_port, _server: server, task }, sink))
     }
 }
 
 impl Drop for EventPublisher {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.task.abort();
     }
 }
 
-fn message(frames: Vec<Bytes>) -> Option<ZmqMessage> {
-    ZmqMessage::try_from(frames).ok()
-}
-
-fn number(sequence: u64) -> Bytes {
-    Bytes::copy_from_slice(&sequence.to_be_bytes())
-}
-
-async fn publish(
-    mut socket: PubSocket,
-    mut batches: mpsc::Receiver<Numbered>,
-    buffer: Option<Buffer>,
-    topic: Bytes,
-) {
+async fn publish(server: Arc<EventServer>, mut batches: mpsc::Receiver<Numbered>) {
     while let Some(Numbered { sequence, payload, is_published }) = batches.recv().await {
-        if let Some(buffer) = &buffer {
-            let mut buffer = buffer.lock().unwrap_or_else(PoisonError::into_inner);
-            if buffer.len() == REPLAY_BATCHES {
-                buffer.pop_front();
-            }
-            buffer.push_back((sequence, payload.clone()));
-        }
-        if !is_published {
-            continue;
-        }
-        let Some(message) = message(vec![topic.clone(), number(sequence), payload]) else { continue };
-        // Without subscribers there is nobody to miss it; the replay buffer has it.
-        let _unheard = socket.send(message).await;
-    }
-}
-
-/// Answers `[identity, "", start]` with every kept batch from there on and an end marker.
-async fn replay_requests(mut socket: RouterSocket, buffer: Buffer, topic: Bytes) {
-    while let Ok(request) = socket.recv().await {
-        let frames = request.into_vec();
-        let (Some(identity), Some(start)) = (frames.first(), frames.last()) else { continue };
-        let Ok(start) = <[u8; 8]>::try_from(&start[..]) else { continue };
-        let start = u64::from_be_bytes(start);
-        let kept: Vec<(u64, Bytes)> = {
-            let buffer = buffer.lock().unwrap_or_else(PoisonError::into_inner);
-            buffer.iter().filter(|(sequence, _)| *sequence >= start).cloned().collect()
-        };
-        let end = (u64::MAX, Bytes::new());
-        for (sequence, payload) in kept.into_iter().chain([end]) {
-            let topic = if sequence == u64::MAX { Bytes::new() } else { topic.clone() };
-            let reply = vec![identity.clone(), Bytes::new(), topic, number(sequence), payload];
-            let Some(reply) = message(reply) else { break };
-            match tokio::time::timeout(REPLAY_SEND_WITHIN, socket.send(reply)).await {
-                Ok(Ok(())) => {}
-                _ => break,
-            }
+        if is_published {
+            server.publish(sequence, payload);
+        } else {
+            server.keep(sequence, &payload);
         }
     }
 }

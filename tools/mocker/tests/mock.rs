@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use router_engines::client::EngineClient;
 use router_events::wire::{KvEvent, decode};
+use router_zmtp::{DealerSocket, Limits, SubSocket};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tools_mocker::{Dialect, Fault, FaultKind, LoadFailure, Mock, MockConfig, MockStats, Role, fleet};
-use zeromq::prelude::*;
 
 const WITHIN: Duration = Duration::from_secs(10);
 
@@ -137,22 +137,21 @@ async fn events_and_their_replay_add_up_to_the_pool() {
         let mock = start(MockConfig { dialect, ..base }).await;
         mock.fault(Fault { count: Some(1), ..Fault::new(FaultKind::DropEvents) }).expect("armed");
         let (events, replay) = mock.event_endpoints();
-        let mut feed = zeromq::SubSocket::new();
-        feed.connect(&events.expect("events")).await.expect("connects");
-        feed.subscribe("").await.expect("subscribes");
+        let events = events.expect("events");
+        let mut feed = SubSocket::connect(&events, b"", Limits::SUBSCRIBER).await.expect("connects");
         tokio::time::sleep(Duration::from_millis(200)).await;
         for first in 0..12_u32 {
             let prompt: Vec<u32> = (first % 5 * 20..first % 5 * 20 + 60).collect();
             post(&mock, "/v1/completions", json!({ "prompt": prompt, "max_tokens": 9 })).await;
         }
         let batches = mock.stats().event_batches;
-        let mut dealer = zeromq::DealerSocket::new();
-        dealer.connect(&replay.expect("replay")).await.expect("connects");
-        let ask = vec![Bytes::new(), Bytes::copy_from_slice(&0_u64.to_be_bytes())];
-        dealer.send(ask.try_into().expect("frames")).await.expect("sends");
+        let replay = replay.expect("replay");
+        let mut dealer = DealerSocket::connect(&replay, Limits::SUBSCRIBER).await.expect("connects");
+        let ask = [Bytes::new(), Bytes::copy_from_slice(&0_u64.to_be_bytes())];
+        dealer.send(&ask).await.expect("sends");
         let mut held: HashMap<u64, usize> = HashMap::new();
         for sequence in 0..batches {
-            let frames = dealer.recv().await.expect("reply").into_vec();
+            let frames = dealer.recv().await.expect("reply");
             assert_eq!(frames[frames.len() - 2][..], sequence.to_be_bytes());
             let batch = decode(&frames[frames.len() - 1]).expect("decodes");
             assert!(batch.broken.is_empty() && batch.skipped == 0);
@@ -170,8 +169,7 @@ async fn events_and_their_replay_add_up_to_the_pool() {
             }
         }
         assert_eq!(held.values().sum::<usize>(), mock.stats().cached_blocks, "{dialect:?}");
-        let first =
-            tokio::time::timeout(WITHIN, feed.recv()).await.expect("in time").expect("batch").into_vec();
+        let first = tokio::time::timeout(WITHIN, feed.recv()).await.expect("in time").expect("batch");
         assert_eq!(first[1][..], 1_u64.to_be_bytes(), "the first batch was dropped by the fault");
         mock.stop().await;
     }

@@ -112,6 +112,8 @@ pub struct Feed {
     pub replay: Option<String>,
     /// The publisher connects to us, and we listen.
     pub bind: bool,
+    /// The topic that it publishes under, where the engine says so.
+    pub topic: Option<String>,
 }
 
 /// What a worker says of itself.
@@ -232,11 +234,17 @@ pub(crate) async fn json(client: &EngineClient, path: &str) -> Result<Value, Eng
     serde_json::from_slice(&body).map_err(|error| client.protocol(format!("GET {path}: {error}")))
 }
 
+/// Host of a worker's URL, with the port if it has one.
+#[must_use]
+pub fn authority_of(base: &str) -> &str {
+    let authority = base.split("://").nth(1).unwrap_or(base);
+    authority.split('/').next().unwrap_or(authority)
+}
+
 /// Host of a worker's URL, without port.
 #[must_use]
 pub fn host_of(base: &str) -> &str {
-    let authority = base.split("://").nth(1).unwrap_or(base);
-    let authority = authority.split('/').next().unwrap_or(authority);
+    let authority = authority_of(base);
     match authority.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
         _ => authority,
@@ -260,7 +268,8 @@ pub(crate) fn feed(base: &str, events: &str, replay: Option<&str>) -> Feed {
     };
     // vLLM's rule: it listens on wildcards, `ipc` and `inproc`, and connects to anything else.
     let bind = events.starts_with("tcp://") && !is_wild(events);
-    Feed { events: here(events), replay: replay.filter(|replay| !replay.is_empty()).map(here), bind }
+    let replay = replay.filter(|replay| !replay.is_empty()).map(here);
+    Feed { events: here(events), replay, bind, topic: None }
 }
 
 /// The feed of a later rank: ports count up from the first rank's.
@@ -272,7 +281,12 @@ pub(crate) fn of_rank(feed: &Feed, rank: u16) -> Feed {
         },
         None => endpoint.to_owned(),
     };
-    Feed { events: moved(&feed.events), replay: feed.replay.as_deref().map(moved), bind: feed.bind }
+    Feed {
+        events: moved(&feed.events),
+        replay: feed.replay.as_deref().map(moved),
+        bind: feed.bind,
+        topic: feed.topic.clone(),
+    }
 }
 
 /// The operator's hints as a feed, if there are any.
@@ -311,6 +325,7 @@ mod tests {
         }
         assert_eq!(host_of("http://[::1]:80/x"), "[::1]");
         assert_eq!(host_of("http://name"), "name");
+        assert_eq!(authority_of("http://[::1]:80/x"), "[::1]:80");
         let second = of_rank(&feed(base, "tcp://*:5557", None), 2);
         assert_eq!(second.events, "tcp://10.0.0.7:5559");
     }

@@ -24,7 +24,8 @@ impl Dialect for Native {
             let said = client.describe().await?;
             let role = Role::from_name(&said.role)
                 .ok_or_else(|| client.protocol(format!("its role {:?} is unknown", said.role)))?;
-            let feed = said.events.map(|events| Feed { events, replay: said.replay, bind: false });
+            let feed =
+                said.events.map(|events| Feed { events, replay: said.replay, bind: false, topic: None });
             Ok(Description {
                 engine: Engine::Native,
                 version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -16,7 +16,7 @@ const BLOCK_TOKENS: usize = 32;
 /// It is asked for its events, at `POST /kv_cache_events`, and forgets what it has told: one gateway alone can follow it,
 /// so an operator has to say so.
 fn polled() -> Option<Feed> {
-    Some(Feed { events: POLLED.to_owned(), replay: None, bind: false })
+    Some(Feed { events: POLLED.to_owned(), replay: None, bind: false, topic: None })
 }
 
 #[derive(Debug)]

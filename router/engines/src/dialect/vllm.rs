@@ -41,7 +41,8 @@ fn feeds(base: &str, sources: &Value) -> Vec<Option<Feed>> {
     let one = |(rank, source): &(u16, &Value)| {
         let is_zmq = source["enable_kv_cache_events"] == true && source["publisher"] == "zmq";
         let endpoint = source["endpoint"].as_str().filter(|_| is_zmq)?;
-        let feed = feed(base, endpoint, source["replay_endpoint"].as_str());
+        let topic = source["topic"].as_str().map(str::to_owned);
+        let feed = Feed { topic, ..feed(base, endpoint, source["replay_endpoint"].as_str()) };
         // Every rank is given the same configuration, and adds its number to the port.
         Some(if *rank > 0 && Some(endpoint) == first { of_rank(&feed, *rank) } else { feed })
     };
@@ -131,11 +132,20 @@ mod tests {
         let source = json!({"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
             "replay_endpoint": "tcp://*:6557", "topic": ""});
         let off = json!({"enable_kv_cache_events": false, "publisher": "null"});
+        let mut connecting = source.clone();
+        connecting["endpoint"] = "tcp://gateway:5557".into();
+        connecting["topic"] = "kv@10.0.0.7:8000@m".into();
         let feeds = feeds("http://h:1", &json!({"1": source, "0": source, "2": off}));
         let events: Vec<Option<&str>> =
             feeds.iter().map(|feed| feed.as_ref().map(|feed| feed.events.as_str())).collect();
         assert_eq!(events, [Some("tcp://h:5557"), Some("tcp://h:5558"), None]);
         assert_eq!(feeds[1].as_ref().and_then(|feed| feed.replay.as_deref()), Some("tcp://h:6558"));
+        assert!(feeds.iter().flatten().all(|feed| !feed.bind && feed.topic.as_deref() == Some("")));
+        // An engine that connects says by which topic it can be told from others.
+        let feeds = super::feeds("http://h:1", &json!({"0": connecting, "1": connecting}));
+        let told: Vec<_> = feeds.iter().flatten().map(|feed| (feed.events.as_str(), feed.bind)).collect();
+        assert_eq!(told, [("tcp://gateway:5557", true), ("tcp://gateway:5558", true)]);
+        assert!(feeds.iter().flatten().all(|feed| feed.topic.as_deref() == Some("kv@10.0.0.7:8000@m")));
     }
 
     #[test]

@@ -1,0 +1,129 @@
+//! The peers of a listening socket: accepted, greeted, counted, and handed to the socket's own code, one task each.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use tokio::sync::Semaphore;
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::Error;
+use crate::connection::Connection;
+use crate::endpoint::{Listener, Stream};
+use crate::limits::{ACCEPT_RETRY_AFTER, Limits};
+use crate::wire::SocketKind;
+
+/// What a socket has counted since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SocketCounters {
+    /// Connections closed because there were too many.
+    pub refused: u64,
+    /// Connections ended because the peer broke the protocol or a limit, or was too slow.
+    pub broken: u64,
+    /// Messages dropped because a peer's queue was full.
+    pub dropped: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    refused: AtomicU64,
+    broken: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn get(&self) -> SocketCounters {
+        SocketCounters {
+            refused: self.refused.load(Ordering::Relaxed),
+            broken: self.broken.load(Ordering::Relaxed),
+            dropped: self.dropped.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn count_dropped(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the end of a connection, if it was the peer's fault.
+    pub(crate) fn count_end(&self, ended: &Result<(), Error>) {
+        if ended.as_ref().is_err_and(Error::is_misbehaviour) {
+            self.broken.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Shared by the accepting task and its peers.
+#[derive(Debug)]
+struct Accepting {
+    kind: SocketKind,
+    limits: Limits,
+    counters: Arc<Counters>,
+    /// One permit a peer.
+    places: Semaphore,
+    /// One permit a byte of `receive_bytes_max`.
+    budget: Arc<Semaphore>,
+}
+
+/// Accepts for ever and serves every peer. Dropping the future ends all connections.
+pub(crate) async fn accept<F, S>(
+    listener: Listener,
+    kind: SocketKind,
+    limits: Limits,
+    counters: Arc<Counters>,
+    serve: F,
+) where
+    F: Fn(Connection) -> S + Clone + Send + Sync + 'static,
+    S: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let shared = Arc::new(Accepting {
+        kind,
+        limits,
+        counters,
+        places: Semaphore::new(limits.peers_max),
+        budget: Arc::new(Semaphore::new(limits.receive_bytes_max)),
+    });
+    let mut tasks = JoinSet::new();
+    let mut handshakes: VecDeque<(Weak<()>, AbortHandle)> = VecDeque::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_ended) = tasks.join_next() => continue,
+        };
+        let Ok(stream) = accepted else {
+            tokio::time::sleep(ACCEPT_RETRY_AFTER).await;
+            continue;
+        };
+        handshakes.retain(|(in_handshake, _)| in_handshake.strong_count() > 0);
+        if handshakes.len() >= limits.handshakes_max
+            && let Some((_, oldest)) = handshakes.pop_front()
+        {
+            oldest.abort();
+            shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        let in_handshake = Arc::new(());
+        let watched = Arc::downgrade(&in_handshake);
+        let task = tasks.spawn(run(stream, in_handshake, Arc::clone(&shared), serve.clone()));
+        handshakes.push_back((watched, task));
+    }
+}
+
+/// One connection, from its handshake to its end.
+async fn run<F, S>(stream: Stream, in_handshake: Arc<()>, shared: Arc<Accepting>, serve: F)
+where
+    F: Fn(Connection) -> S,
+    S: Future<Output = Result<(), Error>>,
+{
+    let budget = Arc::clone(&shared.budget);
+    let ended = match Connection::accept(stream, shared.kind, &shared.limits, budget).await {
+        Ok(connection) => {
+            drop(in_handshake);
+            let Ok(_place) = shared.places.try_acquire() else {
+                shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+                return;
+            };
+            serve(connection).await
+        }
+        Err(error) => Err(error),
+    };
+    shared.counters.count_end(&ended);
+}
