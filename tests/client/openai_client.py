@@ -118,7 +118,7 @@ refused(bad, "max_tokens", lambda: client.completions.create(model=model, prompt
 refused(bad, "n", lambda: client.chat.completions.create(model=model, messages=first_turn, n=99))
 refused(bad, "messages", lambda: client.chat.completions.create(model=model, messages=[]))
 refused(bad, "messages[0].content", lambda: client.chat.completions.create(
-    model=model, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]))
+    model=model, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/x"}}]}]))
 refused(missing, "model", lambda: client.chat.completions.create(model="other", messages=first_turn))
 too_long = refused(bad, "prompt", lambda: client.completions.create(model=model, prompt=[65] * 100_000))
 assert too_long.body["code"] == "context_length_exceeded", too_long.body

@@ -2,11 +2,13 @@
 
 mod support;
 
+use std::io::Read;
+use std::net::Shutdown;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use support::site::{Site, chat, mock, streamed};
-use support::{Events, Scratch, get, open, post, wait_for};
+use support::site::{Site, ask, chat, mock, streamed};
+use support::{Cluster, Events, Scratch, get, open, post, wait_for};
 use tools_mocker::{Dialect, Fault, FaultKind, Mock, MockConfig, Role};
 
 #[test]
@@ -207,6 +209,183 @@ fn keys_limits_and_salts() {
     assert!(log.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
     assert!(log.contains("\"tenant\":\"acme\"") && log.contains("\"status\":429"), "{log}");
     drop(site.runtime);
+}
+
+#[test]
+fn what_endangers_engines_is_refused_by_its_path() {
+    let site = Site::start("dangers", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
+    // The gateway makes the text itself.
+    let native = Cluster::start("dangers-native", &["both"], "");
+    let with = |part: Value| json!([{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]);
+    let image = |url: &str| with(json!({"type": "image_url", "image_url": {"url": url}}));
+    let plain = || json!([{"role": "user", "content": "x"}]);
+    let url = "messages[0].content[1].image_url.url";
+    let cases = [
+        (json!({"chat_template": "{{ 1 }}", "messages": plain()}), "chat_template"),
+        (
+            json!({"chat_template_kwargs": {"tokenize": true}, "messages": plain()}),
+            "chat_template_kwargs.tokenize",
+        ),
+        (json!({"documents": [{"text": "x"}], "messages": plain()}), "documents"),
+        (json!({"mm_processor_kwargs": {"num_crops": 4096}, "messages": plain()}), "mm_processor_kwargs"),
+        (json!({"prompt_embeds": "AAAA", "messages": plain()}), "prompt_embeds"),
+        (json!({"session_params": {"id": "other"}, "messages": plain()}), "session_params"),
+        (
+            json!({"messages": with(json!({"type": "image_embeds", "image_embeds": "AAAA"}))}),
+            "messages[0].content[1].image_embeds",
+        ),
+        (json!({"messages": image("http://169.254.169.254/latest/meta-data")}), url),
+        (json!({"messages": image("http://[::ffff:10.0.0.1]/")}), url),
+        (json!({"messages": image("http://0x7f.1:8000/")}), url),
+        (json!({"messages": image("https://localhost/")}), url),
+        (json!({"messages": image("file:///etc/passwd")}), url),
+    ];
+    for address in [&site.gateway.address, &native.gateway.address] {
+        for (body, param) in &cases {
+            let (status, answer) = ask(address, body);
+            assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{body}: {answer}");
+        }
+        let message = json!({"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": [
+            {"type": "image", "source": {"type": "url", "url": "http://10.0.0.1/x.png"}}]}]});
+        let (status, text) = post(address, "/v1/messages", &message).expect("an answer");
+        assert!(status == 400 && text.contains("messages[0].content[0].source.url"), "{text}");
+        let response = json!({"model": "tiny", "input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": "http://10.0.0.1/x.png"}]}]});
+        let (status, text) = post(address, "/v1/responses", &response).expect("an answer");
+        assert!(status == 400 && text.contains("input[0].content[0].image_url"), "{text}");
+        let harmless =
+            json!({"messages": plain(), "max_tokens": 2, "chat_template_kwargs": {"enable_thinking": false}});
+        assert_eq!(ask(address, &harmless).0, 200);
+    }
+    let (status, answer) =
+        site.chat(&json!({"messages": image("https://example.com/cat.png"), "max_tokens": 2}));
+    assert_eq!(status, 200, "{answer}");
+}
+
+#[test]
+fn a_prompt_that_was_sent_is_charged_though_its_client_left() {
+    let scratch = Scratch::new("charged");
+    let config = mock(Dialect::Vllm, Role::Both, false);
+    let body = chat(800, 1, 4);
+    let words = body["messages"][0]["content"].as_str().expect("a text");
+    let tokens = config.tokenizer.tokenizer.encode(words, false).expect("tokens").len();
+    let key = router_access::new_key("alice", "acme").expect("a key");
+    // A prompt and a half: if the first is charged, there is enough for a second one after 20 s only.
+    let limit = format!("models = [\"*\"]\ntokens_per_minute = {}", tokens * 3 / 2);
+    let keys = scratch.config("keys.toml", &key.lines.replace("models = [\"*\"]", &limit));
+    let audit = scratch.0.join("audit.jsonl");
+    let access = format!("[access]\nkeys_file = {keys:?}\naudit_file = {:?}\n", audit.display().to_string());
+    let site = Site::start("charged-site", vec![config], &["--worker"], &access);
+    let hang = Fault { kind: FaultKind::Hang, probability: 1.0, count: None, millis: 0, tokens: 1 };
+    site.mocks[0].fault(hang).expect("a fault");
+    let text = body.to_string();
+    let left = support::raw_open(
+        &site.gateway.address,
+        &format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n{text}",
+            key.secret,
+            text.len()
+        ),
+    );
+    wait_for("the engine to have it", || {
+        site.mocks[0].stats().faults.get("hang").is_some_and(|count| *count > 0)
+    });
+    drop(left);
+    let line = || std::fs::read_to_string(&audit).ok().filter(|log| log.ends_with('\n'));
+    wait_for("its line in the log", || line().is_some());
+    let line: Value = serde_json::from_str(line().expect("the log").trim()).expect("one line");
+    assert_eq!(line["status"], 499, "{line}");
+    assert!(line["prompt_tokens"].as_u64() >= Some(tokens as u64), "{line}");
+    site.mocks[0].heal();
+    let again =
+        support::client(&site.gateway.address, Some(&key.secret), "/v1/chat/completions", Some(&body));
+    assert_eq!(again.0, 429, "{}", again.2);
+}
+
+#[test]
+fn which_workers_a_request_met_is_for_administrators() {
+    let scratch = Scratch::new("explained");
+    let made = |name: &str| router_access::new_key(name, "acme").expect("a key");
+    let (alice, boss) = (made("alice"), made("boss"));
+    let admin = boss.lines.replace("[[key]]\n", "[[key]]\nadmin = true\n");
+    let keys = scratch.config("keys.toml", &format!("{}\n{admin}\n", alice.lines));
+    let config = format!("[gateway]\nretries = 0\n[access]\nkeys_file = {keys:?}\n");
+    let site =
+        Site::start("explained-site", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], &config);
+    let name = site.mocks[0].url().trim_start_matches("http://").to_owned();
+    let asked = |key: &str| {
+        support::client(&site.gateway.address, Some(key), "/v1/chat/completions", Some(&chat(10, 1, 4)))
+    };
+    let (to_boss, to_alice) = (asked(&boss.secret), asked(&alice.secret));
+    assert_eq!((to_boss.0, to_alice.0), (200, 200));
+    assert!(to_boss.1.contains("x-kvasir-route: worker="), "{}", to_boss.1);
+    assert!(!to_alice.1.contains("x-kvasir-route") && !to_alice.1.contains(&name), "{}", to_alice.1);
+    let die = Fault { kind: FaultKind::DieMidStream, probability: 1.0, count: None, millis: 0, tokens: 1 };
+    site.mocks[0].fault(die).expect("a fault");
+    let (to_boss, to_alice) = (asked(&boss.secret), asked(&alice.secret));
+    assert_eq!((to_boss.0, to_alice.0), (503, 503));
+    assert!(to_boss.2.contains(&name), "{}", to_boss.2);
+    assert!(to_alice.2.contains("The workers failed") && !to_alice.2.contains(&name), "{}", to_alice.2);
+}
+
+#[test]
+fn bodies_that_cannot_be_read_say_why() {
+    let site = Site::start("bodies", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
+    let address = &site.gateway.address;
+    let head = |more: &str| {
+        format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}\r\n")
+    };
+    for text in [
+        format!("{}{{\"model\"", head("content-length: 90\r\n")),
+        format!("{}9\r\n{{\"model\"", head("transfer-encoding: chunked\r\n")),
+        format!("{}zz\r\n{{}}", head("transfer-encoding: chunked\r\n")),
+    ] {
+        let mut stream = support::raw_open(address, &text);
+        // A server that has read enough may have closed it already.
+        let _closed = stream.shutdown(Shutdown::Write);
+        let mut answer = Vec::new();
+        let _reset = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("malformed_body"), "{text}\n{answer}");
+    }
+    let body = chat(10, 1, 4).to_string();
+    let encoded = |encoding: &str| {
+        let head = head(&format!("content-encoding: {encoding}\r\ncontent-length: {}\r\n", body.len()));
+        support::raw(address, &format!("{head}{body}"))
+    };
+    for encoding in ["gzip", "identity, zstd"] {
+        let answer = encoded(encoding);
+        assert!(
+            answer.starts_with("HTTP/1.1 415") && answer.contains("accept-encoding: identity"),
+            "{answer}"
+        );
+    }
+    let answer = encoded("Identity");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[test]
+fn paths_that_do_not_exist_answer_with_the_requests_id() {
+    let site = Site::start("no-path", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
+    let asked = |request: &str, id: &str| {
+        let head =
+            format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{id}content-length: 0\r\n\r\n");
+        support::raw(&site.gateway.address, &head)
+    };
+    for (request, status) in [
+        ("GET /nowhere", 404),
+        ("GET /v1/models/nobody", 404),
+        ("GET /v1/chat/completions", 405),
+        ("DELETE /v1/models", 405),
+    ] {
+        let own = asked(request, "x-request-id: mine-1\r\n");
+        assert!(
+            own.starts_with(&format!("HTTP/1.1 {status}")) && own.contains("x-request-id: mine-1\r\n"),
+            "{own}"
+        );
+        let fresh = asked(request, "");
+        assert!(fresh.contains("x-request-id: "), "{fresh}");
+    }
 }
 
 #[test]

@@ -193,6 +193,46 @@ fn callers_and_engines_are_of_one_trace() {
     runtime.shutdown_background();
 }
 
+/// Engines refuse names that are in use, and give requests up by their names.
+#[test]
+fn a_clients_name_for_a_request_never_reaches_an_engine() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let scratch = support::Scratch::new("names");
+    let folder = format!("[transfer]\nsocket_folder = {:?}\n", scratch.0.display().to_string());
+    let config = scratch.config("kvasir.toml", &format!("[gateway]\nhealth_interval = \"100ms\"\n{folder}"));
+    let listen = "127.0.0.1:0".parse().expect("an address");
+    let engine =
+        runtime.block_on(Mock::start(mock(Dialect::Vllm, Role::Both, false), listen)).expect("a mock");
+    // The gateway relays to the one and makes the text of the other.
+    let worker =
+        support::Process::start(&["worker", "--role", "both", "--threads", "1", "--config", &config]);
+    worker.wait_healthy();
+    for plain in [engine.url().trim_start_matches("http://").to_owned(), worker.address.clone()] {
+        let (url, heard) = runtime.block_on(overhear(plain));
+        let gateway = support::Process::start(&["gateway", "--config", &config, "--worker", &url]);
+        gateway.wait_healthy();
+        let body = json!({"prompt": "Hello", "max_tokens": 2, "vllm_xargs": {"kvasir_resumed_tokens": 3}});
+        let body = body.to_string();
+        for _ in 0..2 {
+            let answer = support::raw(
+                &gateway.address,
+                &format!(
+                    "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: mine-1\r\ncontent-length: {}\r\n\r\n{body}",
+                    body.len()
+                ),
+            );
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            assert!(answer.contains("x-request-id: mine-1\r\n"), "{answer}");
+        }
+        let heard = heard.lock().expect("lock").to_ascii_lowercase();
+        let names: Vec<&str> = heard.lines().filter_map(|line| line.strip_prefix("x-request-id: ")).collect();
+        assert!(names.len() == 2 && names[0] != names[1] && names[0].len() >= 32, "{names:?}");
+        assert!(!heard.contains("mine-1"), "{heard}");
+        assert!(!heard.contains("kvasir_resumed_tokens"), "the gateway's alone: {heard}");
+    }
+    runtime.shutdown_background();
+}
+
 #[test]
 fn top_shows_a_gateway() {
     let mocks = vec![mock(Dialect::Vllm, Role::Both, true), mock(Dialect::Vllm, Role::Both, false)];

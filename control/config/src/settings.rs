@@ -86,6 +86,28 @@ section! {
         grpc_listen: String = String::new();
         /// Largest request body; a larger one is answered with 413.
         body_max: Bytes = Bytes(16 << 20), in Bytes(1 << 10) => Bytes(1 << 30);
+        /// Let clients bring chat templates, any variables for them, and documents (`chat_template`, `chat_template_kwargs`,
+        /// `documents`). A template is a program that the engine runs; without this they are answered with 400.
+        client_templates: bool = false;
+        /// Variables of the chat template that clients may set all the same (`chat_template_kwargs`), to a flag, a number or a
+        /// short text.
+        template_variables: Vec<String> = ["enable_thinking", "thinking", "reasoning_effort"].map(str::to_owned).to_vec();
+        /// Schemes of URLs of images, sounds and videos in requests, which engines fetch; `data` is one that holds them itself.
+        media_schemes: Vec<String> = ["https", "http", "data"].map(str::to_owned).to_vec();
+        /// Hosts that such URLs may name: names, addresses, `*.example.com` for all below a name. Empty is every public one.
+        /// Names are not looked up, and engines may follow redirects: only a list, or a network that engines cannot leave,
+        /// keeps them from private addresses behind public names.
+        media_hosts: Vec<String> = Vec::new();
+        /// Let such URLs name hosts that are not public: private, local and link-local addresses, names without a dot or of a
+        /// cluster. A host that stands in `media_hosts` itself needs no such leave.
+        media_private_hosts: bool = false;
+        /// Images, sounds and videos of a request.
+        media_max: u64 = 64, in 0 => 10_000;
+        /// Largest of them that stands in the request itself, in the letters of its base64.
+        media_data_max: Bytes = Bytes(16 << 20), in Bytes(0) => Bytes(1 << 30);
+        /// Who is told where a request went and why (header `x-kvasir-route`) and which workers failed it: `admin` is those with
+        /// an administrator's key, which on a gateway without keys and tokens is everybody.
+        explain: String = "admin".to_owned(), one_of &["admin", "all", "none"];
         /// Requests inside at a time; more are answered with 503.
         requests_max: u64 = 4096, in 1 => 1_000_000;
         /// Let in only as many requests as the engines can run, by what they report, and a few more; the others wait in the

@@ -9,10 +9,11 @@ use dataplane_memory::PageSize;
 use dataplane_transfer::{HeadRange, Limits, PieceLayout};
 use kvstore_block::BlockLayout;
 use kvstore_quantise::{Format, QuantisedLayout, Scheme};
+use router_access::MediaPolicy;
 use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints};
 use router_gateway::{
-    AccessConfig, Formats, GatewayConfig, JwksFrom, TextBy, TokenConfig, Tuning, WorkerConfig,
+    AccessConfig, Explain, Formats, GatewayConfig, JwksFrom, TextBy, TokenConfig, Tuning, WorkerConfig,
 };
 use router_policy::{BlockCost, Policy, Strategy};
 use router_tokens::ModelText;
@@ -227,7 +228,7 @@ fn host_name() -> String {
 }
 
 fn access(settings: &Settings, workers: &[WorkerConfig]) -> Result<AccessConfig> {
-    let access = &settings.access;
+    let (access, gateway) = (&settings.access, &settings.gateway);
     let mut urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
     urls.extend(settings.gateway.peers.iter().map(String::as_str));
     urls.push(&access.jwks_url);
@@ -244,6 +245,20 @@ fn access(settings: &Settings, workers: &[WorkerConfig]) -> Result<AccessConfig>
         peer_key: peer_key(),
         own_salts: access.own_salts,
         allowed_fields: access.allowed_fields.clone(),
+        client_templates: gateway.client_templates,
+        template_variables: gateway.template_variables.clone(),
+        media: MediaPolicy {
+            schemes: gateway.media_schemes.clone(),
+            hosts: gateway.media_hosts.clone(),
+            private_hosts: gateway.media_private_hosts,
+            count_max: gateway.media_max as usize,
+            data_bytes_max: gateway.media_data_max.0 as usize,
+        },
+        explain: match gateway.explain.as_str() {
+            "all" => Explain::All,
+            "none" => Explain::Nobody,
+            _ => Explain::Administrators,
+        },
         audit_file: some(&access.audit_file).map(PathBuf::from),
         waiting_max: access.waiting_max as usize,
         tenant_waiting_max: access.tenant_waiting_max as usize,

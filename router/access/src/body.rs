@@ -2,14 +2,15 @@
 //!
 //! Unlike headers, a body has too many harmless fields, and new ones with each release, to list those that pass: a
 //! gateway that drops a new sampling parameter answers wrongly and silently. So the steering ones are listed, each
-//! with its reason ([`BODY_FIELDS`]). Only the top level counts; engines read none of them deeper.
+//! with its reason ([`BODY_FIELDS`]). Those of a router or an engine's own parts are left out; what a client asks for and
+//! would miss is refused ([`Screen`](crate::Screen), which also looks deeper).
 //!
 //! Pure functions over names; no allocation.
 
 use crate::headers::Decision;
 
-/// Fields of a body that steer: name, what is done with it unless it is allowed, and why.
-pub const BODY_FIELDS: [(&str, Decision, &str); 19] = [
+/// Fields of a body that steer or endanger an engine: name, what is done with it unless it is allowed, and why.
+pub const BODY_FIELDS: [(&str, Decision, &str); 26] = [
     ("kv_transfer_params", Decision::Strip, "names a host, a port and blocks that the worker then reads"),
     ("ec_transfer_params", Decision::Strip, "the same for encodings of images"),
     ("bootstrap_host", Decision::Strip, "SGLang: the host that the decode worker fetches blocks from"),
@@ -37,6 +38,17 @@ pub const BODY_FIELDS: [(&str, Decision, &str); 19] = [
     ("custom_logit_processor", Decision::Strip, "SGLang: serialised code that the engine runs"),
     ("logits_processors", Decision::Strip, "vLLM: names code that the engine loads and runs"),
     ("lora_path", Decision::Strip, "SGLang: the adapter by name or path, past the list of allowed models"),
+    ("chat_template", Decision::Refuse, "a program in Jinja that the engine would run"),
+    ("documents", Decision::Refuse, "a variable of the chat template"),
+    ("mm_processor_kwargs", Decision::Refuse, "sets how much an image costs the engine"),
+    ("media_io_kwargs", Decision::Refuse, "sets how much an image or a video costs the engine"),
+    ("prompt_embeds", Decision::Refuse, "a tensor that the engine would unpack"),
+    ("input_embeds", Decision::Refuse, "a tensor that the engine would unpack"),
+    (
+        "session_params",
+        Decision::Refuse,
+        "goes on from the blocks of a session, which may be another tenant's",
+    ),
 ];
 
 /// Which fields of a body pass.

@@ -17,6 +17,8 @@ pub enum Decision {
     Strip,
     /// The gateway's own value takes its place, whether the client sent one or not.
     Replace,
+    /// The request is refused: without it the answer would be another than the client asked for.
+    Refuse,
 }
 
 /// Harmless, and of use to an engine or to whoever follows a request.

@@ -6,7 +6,8 @@
 //! * [`Credential`]: what the client presented, a key or a token.
 //! * [`KeyStore`]: keys from a file, by their digest. [`JwtVerifier`]: bearer tokens of an identity provider. Both
 //!   give a [`Grant`]: name, tenant, models, limits, priority and weight.
-//! * [`HeaderPolicy`] and [`BodyPolicy`]: what of a client's request an engine may see.
+//! * [`HeaderPolicy`] and [`BodyPolicy`]: what of a client's request an engine may see. [`Screen`] and [`MediaPolicy`]: what
+//!   is refused, since it endangers engines.
 //! * [`Salter`]: the cache salt that keeps tenants out of each other's blocks.
 //! * [`LimitTable`] and [`admit`]: requests, tokens and concurrency of a key and of its tenant.
 //! * [`Gate`]: at most so many requests inside; the others wait in a fair and bounded queue, or are sent away at
@@ -31,7 +32,10 @@ mod headers;
 mod jwt;
 mod keys;
 mod limits;
+mod media;
+mod random;
 mod salt;
+mod screen;
 
 pub use admission::{
     Ask, Entry, Gate, GateConfig, GateStats, Permit, Refusal, WAITING_MAX_LIMIT, Wait, WaitOutcome,
@@ -51,4 +55,7 @@ pub use limits::{
     Charge, Estimate, LIMITERS_MAX, LimitKind, LimitTable, Limiter, Rate, RateState, Refused, Scope,
     TableFull, admit, retry_after_seconds,
 };
+pub use media::MediaPolicy;
+pub use random::random_id;
 pub use salt::{Salt, Salter};
+pub use screen::{Objection, Screen, TEMPLATE_FIELDS};

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderMap, StatusCode};
 use router_access::{
     Algorithm, AuditLog, BODY_FIELDS, BodyPolicy, ClaimNames, Credential, Decision, Gate, GateConfig, Grant,
-    Jwks, JwtConfig, JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, Models, Refresh,
-    Refused, Salter, Scope, TableFull, TokenProblem, Verdict,
+    Jwks, JwtConfig, JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, MediaPolicy, Models,
+    Refresh, Refused, Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
 };
 use router_engines::body::RawBody;
 use router_engines::client::EngineClient;
@@ -27,6 +27,8 @@ const FETCH_WITHIN: Duration = Duration::from_secs(10);
 const FETCH_EVERY_MIN: Duration = Duration::from_secs(5);
 /// Keys older than this are fetched again.
 const KEYS_AGE_MAX: Duration = Duration::from_secs(600);
+/// What the names begin with that the gateway gives to engines' extra arguments.
+const OWN_NAMES: &str = "kvasir_";
 /// How often files are looked at for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -63,6 +65,18 @@ impl TokenConfig {
     }
 }
 
+/// Who is told which workers a request met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Explain {
+    /// Those with an administrator's key; everybody where there are no keys.
+    #[default]
+    Administrators,
+    /// Everybody.
+    All,
+    /// Nobody.
+    Nobody,
+}
+
 /// Settings of access.
 #[derive(Debug, Clone, Default)]
 pub struct AccessConfig {
@@ -82,6 +96,14 @@ pub struct AccessConfig {
     pub own_salts: bool,
     /// Fields that steer engines and are passed on all the same.
     pub allowed_fields: Vec<String>,
+    /// Clients may bring chat templates, and whatever templates read.
+    pub client_templates: bool,
+    /// Variables of the chat template that clients may set all the same.
+    pub template_variables: Vec<String>,
+    /// Images, sounds and videos that engines may be asked to fetch.
+    pub media: MediaPolicy,
+    /// Who is told which workers a request met.
+    pub explain: Explain,
     /// Where requests are logged, one line each.
     pub audit_file: Option<PathBuf>,
     /// Requests that wait for a place.
@@ -104,6 +126,7 @@ pub(crate) struct Access {
     pub(crate) gate: Arc<Gate>,
     salter: Option<Salter>,
     policy: BodyPolicy,
+    screen: Screen,
     pub(crate) audit: Option<AuditLog>,
     pub(crate) nobody: Arc<Grant>,
     start: Instant,
@@ -250,6 +273,15 @@ impl Access {
             .audit_file
             .as_ref()
             .map(|file| AuditLog::open(file).map_err(|error| format!("{}: {error}", file.display())));
+        let mut allowed = config.allowed_fields.clone();
+        if config.client_templates {
+            allowed.extend(TEMPLATE_FIELDS.map(str::to_owned));
+        }
+        let screen = Screen {
+            allowed,
+            template_variables: config.template_variables.clone(),
+            media: config.media.clone(),
+        };
         let nobody = Grant {
             name: "anonymous".into(),
             scope: Scope::Key,
@@ -271,6 +303,7 @@ impl Access {
             gate: gate.map_err(|error| error.to_string())?,
             salter: salter.transpose().map_err(|error| error.to_string())?,
             policy: BodyPolicy { allowed: config.allowed_fields.clone() },
+            screen,
             audit: audit.transpose()?,
             nobody: Arc::new(nobody),
             start: Instant::now(),
@@ -339,6 +372,21 @@ impl Access {
         }
     }
 
+    /// Whether a client is told which workers its request met.
+    pub(crate) fn explains(&self, grant: &Grant) -> bool {
+        match self.config.explain {
+            Explain::Administrators => grant.is_admin,
+            Explain::All => true,
+            Explain::Nobody => false,
+        }
+    }
+
+    /// Refuses what would endanger engines, by its path in the client's own body.
+    pub(crate) fn screen(&self, body: &RawBody) -> Result<(), ApiError> {
+        let checked = self.screen.check(|name| body.get(name));
+        checked.map_err(|objection| ApiError::invalid(&objection.param, objection.message))
+    }
+
     /// The limits that a grant is counted against: its own and its tenant's.
     pub(crate) fn limiters(&self, grant: &Grant) -> Result<[Option<Arc<Limiter>>; 2], ApiError> {
         let now = self.now();
@@ -357,6 +405,14 @@ impl Access {
                     Self::replace(body, name);
                 }
                 _ => {}
+            }
+        }
+        // Names of the gateway's own mean something to the reference engine, wherever the field itself is allowed.
+        if let Some(serde_json::Value::Object(mut extra)) = body.value("vllm_xargs") {
+            let before = extra.len();
+            extra.retain(|name, _| !name.starts_with(OWN_NAMES));
+            if extra.len() < before {
+                body.set("vllm_xargs", serde_json::Value::Object(extra).to_string());
             }
         }
         let own = body.text("cache_salt").ok().flatten().map(std::borrow::Cow::into_owned);

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use crate::relay::is_busy;
 use crate::routing::{Booking, Route, Wanted};
-use crate::service::Gateway;
+use crate::service::{Gateway, workers_failed};
 use crate::traced::{LegSpan, Tracing};
 use crate::worker::Picked;
 
@@ -49,7 +49,12 @@ pub(crate) struct ChoicePiece {
 /// A choice before it runs.
 pub(crate) struct ChoiceRequest {
     pub(crate) index: u32,
+    /// For logs.
     pub(crate) request_id: String,
+    /// Engines' name for it.
+    pub(crate) engine_id: String,
+    /// The client is told which workers failed.
+    pub(crate) explains: bool,
     pub(crate) prompt: Arc<Vec<u32>>,
     pub(crate) sampling: Sampling,
     pub(crate) salt: Option<String>,
@@ -152,7 +157,10 @@ impl Runner {
             if !may_retry || !self.gateway.retries.spend() {
                 let error = match error {
                     EngineError::Refused(refusal) => refusal,
-                    other => ApiError::unavailable(format!("The workers failed: {other}")),
+                    other => {
+                        let request = &self.request;
+                        workers_failed(request.explains, &request.request_id, &other.to_string())
+                    }
                 };
                 return self.fail(error).await;
             }
@@ -256,7 +264,7 @@ impl Runner {
 
     async fn attempt(&mut self, route: &Route, booking: &mut Booking) -> Ended {
         self.engine_finish = None;
-        let id = self.request.request_id.clone();
+        let id = self.request.engine_id.clone();
         let prompt = self.sequence();
         let Some(prefill) = &route.prefill else {
             let fields = self.fields(None);

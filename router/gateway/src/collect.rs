@@ -53,7 +53,7 @@ pub(crate) async fn generate(
     mut stay: Box<Stay>,
 ) -> Result<Response, (Box<Stay>, ApiError)> {
     let prepared = match prepare(gateway, body, kind, &mut stay).await {
-        Ok(normal) => choose(gateway, normal, head, kind).await,
+        Ok(normal) => choose(gateway, normal, head, kind, &mut stay).await,
         Err(error) => Err(error),
     };
     let (mut collector, explained) = match prepared {
@@ -84,6 +84,8 @@ async fn prepare(
         Kind::Chat => normal_chat(gateway, body, stay).await?,
         Kind::Completion => normal_completion(gateway, body, stay).await?,
     };
+    // Only the gateway itself says so, when it goes on elsewhere.
+    normal.sampling.resumed_tokens = 0;
     if let Some(salt) = gateway.access.tenants_salt(&stay.grant, normal.salt.as_deref()) {
         normal.salt = Some(salt);
     }
@@ -101,8 +103,10 @@ async fn choose(
     normal: Normal,
     head: &Head,
     kind: Kind,
+    stay: &mut Stay,
 ) -> Result<(Collector, Option<String>), ApiError> {
     gateway.retries.earn();
+    let explains = gateway.access.explains(&stay.grant);
     let (started, request_id, session) = (head.started, &head.request_id, head.session);
     let (out, events) = mpsc::channel(EVENTS_MAX);
     let mut explained = None;
@@ -121,7 +125,10 @@ async fn choose(
             };
             // Booked before the next choice is routed, so that a burst does not follow one prefix to one worker.
             let (route, booking) = gateway.wait_for_route(&wanted).await?;
-            explained.get_or_insert_with(|| route.explain());
+            stay.sent();
+            if explains {
+                explained.get_or_insert_with(|| route.explain());
+            }
             let mut sampling = normal.sampling.clone();
             // Every choice has a seed, so that an interrupted one can be continued as it would have gone on.
             let seed = sampling.seed.unwrap_or_else(fresh_number);
@@ -129,7 +136,9 @@ async fn choose(
             sampling.n = 1;
             let choice = ChoiceRequest {
                 index,
-                request_id: format!("{request_id}-{index}"),
+                request_id: request_id.clone(),
+                engine_id: format!("{}-{index}", head.engine_id),
+                explains,
                 prompt: Arc::clone(prompt),
                 sampling,
                 salt: normal.salt.clone(),

@@ -51,7 +51,7 @@ mod warm;
 mod watch;
 mod worker;
 
-pub use access::{AccessConfig, JwksFrom, TokenConfig};
+pub use access::{AccessConfig, Explain, JwksFrom, TokenConfig};
 pub use config::{GatewayConfig, TextBy, Tuning, WorkerConfig};
 pub use fleet::Fleet;
 pub use grpc::serve_grpc;

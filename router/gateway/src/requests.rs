@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
+use http_body_util::LengthLimitError;
 use router_access::{Decision, HeaderPolicy};
 use router_engines::body::RawBody;
 use router_engines::openai::{ApiError, KNOWN_FIELDS, Kind};
@@ -21,7 +22,7 @@ use crate::collect::generate;
 use crate::deadline::{time_is_over, until};
 use crate::prompt;
 use crate::relay::{RelayRequest, Surface, relay};
-use crate::service::{Gateway, fresh_number};
+use crate::service::{Gateway, fresh_id};
 use crate::stay::Stay;
 use crate::traced::{self, Tracing};
 use crate::translate::{Tongue, count_answer, count_request, parse};
@@ -36,7 +37,10 @@ const PASSED_ON: [&str; 4] = ["traceparent", "tracestate", "x-session-id", "acce
 /// What is known of a request before its body.
 #[derive(Debug)]
 pub(crate) struct Head {
+    /// The client's name for it: for logs, traces and the answer.
     pub(crate) request_id: String,
+    /// Engines' name for it. Names in use are errors there, and requests can be aborted by them: so no client chooses one.
+    pub(crate) engine_id: String,
     pub(crate) session: Option<u64>,
     pub(crate) started: Instant,
     /// When its time is over.
@@ -54,8 +58,14 @@ impl Head {
             let value = headers.get(name)?.clone();
             Some((axum::http::HeaderName::from_static(name), value))
         });
+        let engine_id = fresh_id();
+        let request_id = own_id(headers).map_or_else(|| engine_id.clone(), str::to_owned);
+        if request_id != engine_id {
+            tracing::debug!(request = request_id, engine_id, "a request with a name of its own");
+        }
         Self {
-            request_id: request_id(headers),
+            request_id,
+            engine_id,
             session: session_of(headers),
             started: Instant::now(),
             deadline: None,
@@ -93,13 +103,24 @@ fn time_of(headers: &HeaderMap, most: Duration) -> Result<Option<Duration>, ApiE
     Ok(wanted.into_iter().chain(most).min())
 }
 
-/// The client's own id, if it is plain, else a fresh one: some engines read addresses out of an id (vLLM's P2pNccl).
-fn request_id(headers: &HeaderMap) -> String {
+/// The client's own id, if it is plain enough for logs and headers.
+fn own_id(headers: &HeaderMap) -> Option<&str> {
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
-    match given.filter(|id| HeaderPolicy::default().request_id(id) == Decision::Pass) {
-        Some(id) => id.to_owned(),
-        None => format!("{:016x}{:016x}", fresh_number(), fresh_number()),
+    given.filter(|id| HeaderPolicy::default().request_id(id) == Decision::Pass)
+}
+
+/// An answer with the name of a request that got no further.
+pub(crate) fn named(headers: &HeaderMap, mut response: Response) -> Response {
+    name(&mut response, &own_id(headers).map_or_else(fresh_id, str::to_owned), false);
+    response
+}
+
+fn name(response: &mut Response, request_id: &str, is_anthropic: bool) {
+    let Ok(value) = HeaderValue::from_str(request_id) else { return };
+    if is_anthropic {
+        response.headers_mut().insert("request-id", value.clone());
     }
+    response.headers_mut().insert("x-request-id", value);
 }
 
 /// The conversation that a request belongs to, as vLLM's clients name it.
@@ -153,8 +174,8 @@ pub(crate) async fn kserve(State(gateway): State<Arc<Gateway>>, request: Request
 
 /// How many tokens a messages request would have; nothing is generated.
 pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let mut head = Head::new(&request);
     let counted = async {
-        let mut head = Head::new(&request);
         head.begin(&gateway, request.headers())?;
         let counted = async {
             let entered = Stay::enter(&gateway, request.headers(), COUNT, &head);
@@ -171,13 +192,15 @@ pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request:
         };
         in_time(&gateway, head.deadline, counted).await
     };
-    let response = counted.await.unwrap_or_else(|error| Tongue::error(true, &error));
+    let mut response = counted.await.unwrap_or_else(|error| Tongue::error(true, &error));
     gateway.metrics.requests.count(COUNT, response.status());
+    name(&mut response, &head.request_id, true);
     response
 }
 
 async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Result<usize, ApiError> {
     let bytes = read(gateway, request).await?;
+    gateway.access.screen(&RawBody::parse(bytes.clone())?)?;
     let chat = RawBody::parse(count_request(&parse(&bytes)?)?)?;
     stay.allow(chat.text("model")?.as_deref())?;
     gateway.wait_for_fleet().await?;
@@ -201,12 +224,7 @@ async fn serve(gateway: Arc<Gateway>, request: Request, route: Route) -> Respons
         Err(error) => Tongue::error(is_anthropic, &error),
     };
     gateway.metrics.requests.count(route.name, response.status());
-    if let Ok(value) = HeaderValue::from_str(&head.request_id) {
-        if is_anthropic {
-            response.headers_mut().insert("request-id", value.clone());
-        }
-        response.headers_mut().insert("x-request-id", value);
-    }
+    name(&mut response, &head.request_id, is_anthropic);
     response
 }
 
@@ -227,6 +245,12 @@ async fn in_time(
 }
 
 async fn read(gateway: &Gateway, request: Request) -> Result<Bytes, ApiError> {
+    if let Some(encoding) =
+        request.headers().get_all(header::CONTENT_ENCODING).iter().find(|&how| !is_plain(how))
+    {
+        let message = format!("A body in the encoding {encoding:?} is not read: send it as it is.");
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_encoding"));
+    }
     let limit = gateway.config.body_bytes_max;
     let too_large = || {
         let message = format!("The body is larger than {limit} bytes.");
@@ -240,13 +264,28 @@ async fn read(gateway: &Gateway, request: Request) -> Result<Bytes, ApiError> {
     let body = axum::body::to_bytes(request.into_body(), limit);
     match tokio::time::timeout(BODY_WITHIN, body).await {
         Ok(Ok(body)) => Ok(body),
-        // A body of unknown length is counted as it comes; one that breaks off has nobody who could read an answer.
-        Ok(Err(_)) => Err(too_large()),
+        // A body of unknown length is counted as it comes.
+        Ok(Err(error)) if is_too_long(&error) => Err(too_large()),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a body broke off");
+            Err(ApiError::malformed("The body broke off, or its chunks are not as they should be."))
+        }
         Err(_) => {
             let message = format!("The body did not arrive within {} s.", BODY_WITHIN.as_secs());
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message, "body_too_slow"))
         }
     }
+}
+
+/// Whether a body counted so far is larger than it may be, rather than cut or badly framed.
+fn is_too_long(error: &axum::Error) -> bool {
+    std::error::Error::source(error).is_some_and(|inner| inner.is::<LengthLimitError>())
+}
+
+/// Whether a content encoding is none.
+fn is_plain(encoding: &HeaderValue) -> bool {
+    let mut parts = encoding.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+    parts.all(|part| part.is_empty() || part.eq_ignore_ascii_case(b"identity"))
 }
 
 async fn answer(
@@ -265,15 +304,22 @@ async fn answer(
     };
     let taken = async {
         let bytes = read(gateway, request).await?;
-        let tongue = match route.name {
+        let body = RawBody::parse(bytes.clone())?;
+        // Before anything is translated, so that complaints name the client's own fields.
+        gateway.access.screen(&body)?;
+        let translated = match route.name {
             "messages" => Some(Tongue::of_messages(&parse(&bytes)?)?),
             "responses" => Some(Tongue::of_responses(&parse(&bytes)?)?),
             _ => None,
         };
+        let (body, tongue) = match translated {
+            Some((chat, tongue)) => (RawBody::parse(chat)?, Some(tongue)),
+            None => (body, None),
+        };
         gateway.wait_for_fleet().await?;
-        Ok((bytes, tongue))
+        Ok((body, tongue))
     };
-    let (bytes, tongue) = match taken.await {
+    let (body, tongue) = match taken.await {
         Ok(taken) => taken,
         Err(error) => {
             let error: ApiError = error;
@@ -281,29 +327,25 @@ async fn answer(
             return Err(error);
         }
     };
+    let answered = answer_body(gateway, body, route, head, stay).await?;
+    let answered = until(gateway, head.deadline, answered);
     match tongue {
-        None => {
-            let answered = answer_bytes(gateway, bytes, route, head, stay).await?;
-            Ok(until(gateway, head.deadline, answered))
-        }
-        Some((chat, tongue)) => {
-            let answered = answer_bytes(gateway, chat, route, head, stay).await?;
-            Ok(tongue.answer(until(gateway, head.deadline, answered)).await)
-        }
+        None => Ok(answered),
+        Some(tongue) => Ok(tongue.answer(answered).await),
     }
 }
 
-async fn answer_bytes(
+async fn answer_body(
     gateway: &Arc<Gateway>,
-    body: Bytes,
+    body: RawBody,
     route: Route,
     head: &Head,
     mut stay: Box<Stay>,
 ) -> Result<Response, ApiError> {
     let answered = if makes_text(gateway, &body, route.surface) {
         match route.surface {
-            Surface::Chat => generate(gateway, &body, head, Kind::Chat, stay).await,
-            Surface::Completion => generate(gateway, &body, head, Kind::Completion, stay).await,
+            Surface::Chat => generate(gateway, &body.to_bytes(), head, Kind::Chat, stay).await,
+            Surface::Completion => generate(gateway, &body.to_bytes(), head, Kind::Completion, stay).await,
             Surface::Other => {
                 let message = "The engines behind this gateway do not do this.";
                 Err((stay, ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented")))
@@ -322,20 +364,17 @@ async fn answer_bytes(
 }
 
 /// Whether the gateway makes the text of this answer.
-fn makes_text(gateway: &Gateway, body: &Bytes, surface: Surface) -> bool {
+fn makes_text(gateway: &Gateway, body: &RawBody, surface: Surface) -> bool {
     match gateway.config.text {
         TextBy::Auto => gateway.fleet.is_native(),
         TextBy::Engine => false,
-        TextBy::Gateway => {
-            surface != Surface::Other && gateway.fleet.speaks_ids() && is_only_text(body).unwrap_or(true)
-        }
+        TextBy::Gateway => surface != Surface::Other && gateway.fleet.speaks_ids() && is_only_text(body),
     }
 }
 
 /// Whether a request is for text and nothing that only an engine can do: a field that is not known here may mean
 /// something to it.
-fn is_only_text(body: &Bytes) -> Option<bool> {
-    let body = RawBody::parse(body.clone()).ok()?;
+fn is_only_text(body: &RawBody) -> bool {
     let is_plain = |name: &str, plain: &[&str]| match body.value(name) {
         None => true,
         Some(value) => {
@@ -345,22 +384,19 @@ fn is_only_text(body: &Bytes) -> Option<bool> {
     let has_media = ["\"image_url\"", "\"input_audio\"", "\"video_url\""]
         .iter()
         .any(|part| body.get("messages").is_some_and(|messages| messages.contains(part)));
-    Some(
-        body.names().all(|name| KNOWN_FIELDS.contains(&name))
-            && is_plain("response_format", &["text"])
-            && is_plain("tool_choice", &["auto", "none"])
-            && !has_media,
-    )
+    body.names().all(|name| KNOWN_FIELDS.contains(&name))
+        && is_plain("response_format", &["text"])
+        && is_plain("tool_choice", &["auto", "none"])
+        && !has_media
 }
 
 async fn relayed(
     gateway: &Gateway,
-    bytes: Bytes,
+    mut body: RawBody,
     route: Route,
     head: &Head,
     stay: &mut Stay,
 ) -> Result<RelayRequest, ApiError> {
-    let mut body = RawBody::parse(bytes)?;
     stay.allow(body.text("model")?.as_deref())?;
     gateway.access.clean(&mut body, &stay.grant);
     let adapter = gateway.adapter(body.text("model")?.as_deref())?;
@@ -405,6 +441,8 @@ async fn relayed(
         prompt_tokens: seen.is_exact.then_some(seen.tokens.len()),
         tokens: seen.tokens,
         request_id: head.request_id.clone(),
+        engine_id: head.engine_id.clone(),
+        explains: gateway.access.explains(&stay.grant),
         headers: head.headers.clone(),
         session: head.session,
         salt: body.text("cache_salt")?.map(std::borrow::Cow::into_owned),

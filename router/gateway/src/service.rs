@@ -21,7 +21,7 @@ use crate::breaker::RetryBudget;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::relay::Usage;
-use crate::requests::{chat, completions, embeddings, messages, messages_count, responses};
+use crate::requests::{chat, completions, embeddings, messages, messages_count, named, responses};
 use crate::routing::{Booking, Chooser, Route, Wanted};
 use crate::{GatewayConfig, Tuning};
 use crate::{page, status};
@@ -267,14 +267,20 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/kvasir/page.css", get(page::style))
         .route("/kvasir/snapshot", get(snapshot))
         .route("/kvasir/loads", post(loads))
-        .fallback(|| async {
-            error_response(&ApiError::new(StatusCode::NOT_FOUND, "There is no such path.", "not_found"))
-        })
-        .method_not_allowed_fallback(|| async {
-            let message = "This path does not take this method.";
-            error_response(&ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message, "method_not_allowed"))
-        })
+        .fallback(no_path)
+        .method_not_allowed_fallback(no_method)
         .with_state(gateway)
+}
+
+async fn no_path(headers: HeaderMap) -> Response {
+    let error = ApiError::new(StatusCode::NOT_FOUND, "There is no such path.", "not_found");
+    named(&headers, error_response(&error))
+}
+
+async fn no_method(headers: HeaderMap) -> Response {
+    let message = "This path does not take this method.";
+    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message, "method_not_allowed");
+    named(&headers, error_response(&error))
 }
 
 /// The status alone, for whoever started the gateway.
@@ -348,7 +354,7 @@ async fn model(
         Err(error) => return error_response(&error),
     };
     if !gateway.models().contains(&name) || !grant.models.allows(&name) {
-        return error_response(&ApiError::no_such_model(&name));
+        return named(&headers, error_response(&ApiError::no_such_model(&name)));
     }
     json_response(StatusCode::OK, described(&gateway, &name).to_string())
 }
@@ -394,6 +400,21 @@ pub(crate) fn fresh_number() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
+/// A name for a request that nobody can guess or repeat: 128 random bits.
+pub(crate) fn fresh_id() -> String {
+    let otherwise = || u128::from(fresh_number()) << 64 | u128::from(fresh_number());
+    format!("{:032x}", router_access::random_id().unwrap_or_else(|_| otherwise()))
+}
+
+/// The workers failed a request. Which of them, and how, is for those who may know the fleet; else it is in the log.
+pub(crate) fn workers_failed(explains: bool, request_id: &str, reason: &str) -> ApiError {
+    if explains {
+        return ApiError::unavailable(format!("The workers failed: {reason}"));
+    }
+    tracing::warn!(request = request_id, reason, "the workers failed");
+    ApiError::unavailable("The workers failed.")
+}
+
 pub(crate) fn unix_time() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
@@ -422,6 +443,9 @@ pub(crate) fn error_response(error: &ApiError) -> Response {
     }
     if error.status == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    if error.status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+        response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
     response
 }

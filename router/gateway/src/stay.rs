@@ -49,6 +49,8 @@ pub(crate) struct Stay {
     prompt_tokens: u64,
     /// Pieces of the answer that have gone to the client; about as many tokens.
     pieces: u64,
+    /// It has been sent to an engine, which computes from then on.
+    is_sent: bool,
     /// An engine has said what it did.
     is_settled: bool,
     rates: RateState,
@@ -72,6 +74,7 @@ impl Stay {
             charge: None,
             prompt_tokens: 0,
             pieces: 0,
+            is_sent: false,
             is_settled: false,
             rates: RateState::of(None, None, 0),
             started: Instant::now(),
@@ -214,6 +217,11 @@ impl Stay {
         }
     }
 
+    /// It goes to an engine now. From here on its prompt is charged, also when the client leaves before the first token.
+    pub(crate) fn sent(&mut self) {
+        self.is_sent = true;
+    }
+
     /// So many pieces have gone to the client.
     pub(crate) fn progress(&mut self, pieces: usize) {
         self.pieces += pieces as u64;
@@ -293,13 +301,17 @@ impl Drop for Stay {
         gateway.metrics.active.dec();
         let now = gateway.access.now();
         let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        if self.noted.status == 0 {
+        let is_abandoned = self.noted.status == 0;
+        if is_abandoned {
             // Nobody has said how it was answered: it was given up on the way. 499 is what nginx says of such clients.
             let (status, reason) = if is_late { (504, "deadline_exceeded") } else { (499, "client_gone") };
             self.noted.status = status;
             self.noted.reason = Some(reason);
         }
-        let is_served = (200..300).contains(&self.noted.status) && (self.is_settled || self.pieces > 0);
+        let is_good = (200..300).contains(&self.noted.status);
+        let is_served = is_good && (self.is_settled || self.pieces > 0);
+        // What engines refused or failed is nobody's to pay; what a client left, or had no time for, was computed for it.
+        let owes_prompt = self.is_sent && (is_good || is_abandoned);
         // How fast requests go is learned from those that went through.
         match self.permit.take() {
             Some(permit) if is_served && self.is_settled => permit.release(now),
@@ -307,10 +319,13 @@ impl Drop for Stay {
         }
         match self.charge.take() {
             // The client has gone before the end: what it got is what it is charged, and its prompt.
-            Some(mut charge) if is_served && !self.is_settled => {
+            Some(mut charge) if (is_served || owes_prompt) && !self.is_settled => {
                 charge.settle(self.prompt_tokens + self.pieces, now);
                 self.noted.usage = Usage::of(self.prompt_tokens as usize, self.pieces as usize);
-                self.noted.reason.get_or_insert(if is_late { "deadline_exceeded" } else { "client_gone" });
+                if is_served {
+                    let reason = if is_late { "deadline_exceeded" } else { "client_gone" };
+                    self.noted.reason.get_or_insert(reason);
+                }
             }
             // Nothing was served, or everything is accounted for; the request itself stays counted.
             Some(mut charge) if !is_served => charge.settle(0, now),

@@ -122,7 +122,11 @@ fn whole(value: &Value) -> Option<f64> {
 }
 
 fn must_be(at: &str, wanted: &str, value: &Value) -> Problem {
-    Problem::of(at, format!("`{at}` must be {wanted}, not {}.", kind(value)))
+    match value {
+        // One that is too large, or has a fraction, is shown as it is.
+        Value::Number(number) => Problem::of(at, format!("`{at}` must be {wanted}, not {number}.")),
+        _ => Problem::of(at, format!("`{at}` must be {wanted}, not {}.", kind(value))),
+    }
 }
 
 fn kind(value: &Value) -> &'static str {

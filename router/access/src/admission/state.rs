@@ -74,7 +74,8 @@ impl State {
     /// Goes from waiting to inside, under the lock, if there is a place.
     pub(super) fn try_advance(&self, inside_max: u32) -> bool {
         self.change(|(inside, waiting)| {
-            (waiting > 0 && inside < inside_max).then_some((inside + 1, waiting - 1))
+            // Lazy: with nobody waiting there is nothing to subtract from.
+            (waiting > 0 && inside < inside_max).then(|| (inside + 1, waiting - 1))
         })
     }
 

@@ -31,14 +31,17 @@ impl<'a> Fields<'a> {
     /// An integer within `low..=high`.
     pub fn integer(&self, name: &str, low: i64, high: i64) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        match value.as_i64() {
+        match value.as_i64().or_else(|| whole(value)) {
             Some(number) if (low..=high).contains(&number) => Ok(Some(number)),
             Some(number) => Err(ApiError::invalid(
                 name,
                 format!("`{name}` is {number}, but must be from {low} to {high}."),
             )),
             None => {
-                Err(ApiError::invalid(name, format!("`{name}` must be an integer, not {}.", kind(value))))
+                // One that is too large, or has a fraction, is shown as it is.
+                let given = if value.is_number() { value.to_string() } else { kind(value).to_owned() };
+                let message = format!("`{name}` must be an integer from {low} to {high}, not {given}.");
+                Err(ApiError::invalid(name, message))
             }
         }
     }
@@ -65,6 +68,13 @@ impl<'a> Fields<'a> {
     pub fn token_ids(&self, name: &str) -> Result<Option<Vec<u32>>, ApiError> {
         self.get(name).map(|value| token_ids(name, value)).transpose()
     }
+}
+
+/// A whole number that is written as a float; beyond 2^53 nobody can say which one was meant.
+fn whole(value: &Value) -> Option<i64> {
+    const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+    let number = value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= EXACT_MAX)?;
+    Some(number as i64)
 }
 
 /// Token ids of a JSON array.

@@ -313,6 +313,21 @@ fn messages(fields: Fields<'_>) -> Result<Value, ApiError> {
     Ok(value.clone())
 }
 
+/// Who may have said something.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+
+/// Whether a message says something else than its content.
+fn needs_no_content(role: &str, fields: &Map<String, Value>) -> bool {
+    const OF_AN_ASSISTANT: [&str; 6] =
+        ["tool_calls", "function_call", "refusal", "audio", "reasoning", "reasoning_content"];
+    let is_there = |name: &&str| match fields.get(*name) {
+        None | Some(Value::Null) => false,
+        Some(Value::Array(several)) => !several.is_empty(),
+        Some(_) => true,
+    };
+    role == "function" || (role == "assistant" && OF_AN_ASSISTANT.iter().any(is_there))
+}
+
 /// Whether a message has a role and nothing but text.
 fn check_message(index: usize, message: &Value) -> Result<(), ApiError> {
     let at = |field: &str| format!("messages[{index}]{field}");
@@ -322,11 +337,21 @@ fn check_message(index: usize, message: &Value) -> Result<(), ApiError> {
             format!("`{}` must be an object, not {}.", at(""), kind(message)),
         ));
     };
-    if !fields.get("role").is_some_and(Value::is_string) {
-        return Err(ApiError::invalid(&at(".role"), format!("`{}` must be a string.", at(".role"))));
+    let role = fields.get("role").and_then(Value::as_str).unwrap_or_default();
+    if !ROLES.contains(&role) {
+        let message = format!("`{}` must be one of {}.", at(".role"), ROLES.join(", "));
+        return Err(ApiError::invalid(&at(".role"), message));
     }
     match fields.get("content") {
-        None | Some(Value::Null | Value::String(_)) => {}
+        Some(Value::String(_)) => {}
+        None | Some(Value::Null) if needs_no_content(role, fields) => {}
+        None | Some(Value::Null) => {
+            let at = at(".content");
+            return Err(ApiError::invalid(
+                &at,
+                format!("`{at}` is required: a string or an array of parts."),
+            ));
+        }
         Some(Value::Array(parts)) => {
             for part in parts {
                 match (part["type"].as_str(), part["text"].as_str()) {
@@ -431,6 +456,58 @@ mod tests {
             assert_eq!(chat(body).expect_err("refused").param.as_deref(), Some(field));
         }
         assert!(CompletionRequest::parse(b"{").is_err_and(|error| error.param.is_none()));
+    }
+
+    #[test]
+    fn unknown_roles_and_missing_contents_are_refused() {
+        let one = |message: Value| chat(json!({ "messages": [message] }));
+        let call = json!([{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+        for (message, param) in [
+            (json!({"role": "wizard", "content": "x"}), "messages[0].role"),
+            (json!({"role": "User", "content": "x"}), "messages[0].role"),
+            (json!({"role": 5, "content": "x"}), "messages[0].role"),
+            (json!({"content": "x"}), "messages[0].role"),
+            (json!({"role": "user", "content": null}), "messages[0].content"),
+            (json!({"role": "user"}), "messages[0].content"),
+            (json!({"role": "system"}), "messages[0].content"),
+            (json!({"role": "tool", "tool_call_id": "a"}), "messages[0].content"),
+            (json!({"role": "user", "tool_calls": call}), "messages[0].content"),
+            (json!({"role": "assistant", "content": null}), "messages[0].content"),
+            (json!({"role": "assistant", "tool_calls": []}), "messages[0].content"),
+        ] {
+            let error = one(message.clone()).expect_err("refused");
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{message}");
+        }
+        for message in [
+            json!({"role": "assistant", "content": null, "tool_calls": call}),
+            json!({"role": "assistant", "tool_calls": call}),
+            json!({"role": "assistant", "refusal": "No."}),
+            json!({"role": "function", "name": "f", "content": null}),
+            json!({"role": "developer", "content": ""}),
+        ] {
+            assert!(one(message.clone()).is_ok(), "{message}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_no_integers_are_shown_as_they_are() {
+        for (text, shown) in [
+            (r#"{"prompt": "x", "max_tokens": 5.5}"#, "from 1 to 4294967295, not 5.5."),
+            (r#"{"prompt": "x", "max_tokens": 100000000000000000000}"#, "from 1 to 4294967295, not 1"),
+            (r#"{"prompt": "x", "max_tokens": "5"}"#, "from 1 to 4294967295, not a string."),
+            (r#"{"prompt": "x", "seed": 123456789012345678901234567890}"#, "to 9223372036854775807, not 1"),
+            (r#"{"prompt": "x", "seed": 18446744073709551615}"#, "not 18446744073709551615."),
+        ] {
+            let error = CompletionRequest::parse(text.as_bytes()).expect_err("refused");
+            assert!(error.message.contains("must be an integer"), "{}", error.message);
+            assert!(
+                error.message.contains(shown) && !error.message.contains("a number"),
+                "{}",
+                error.message
+            );
+        }
+        let whole = completion(json!({ "prompt": "x", "max_tokens": 5.0 })).expect("a whole number");
+        assert_eq!(whole.sampling.max_tokens, Some(5));
     }
 
     #[test]

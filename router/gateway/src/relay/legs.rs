@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 use super::RelayRequest;
 use super::events::Usage;
 use crate::routing::Route;
-use crate::service::Gateway;
+use crate::service::{Gateway, workers_failed};
 use crate::traced::LegSpan;
 use crate::worker::Picked;
 
@@ -137,7 +137,7 @@ impl Failure {
     }
 
     /// As an error of the gateway, in the engine's words if it had some.
-    pub(crate) fn into_response(self) -> Result<Response, ApiError> {
+    pub(crate) fn into_response(self, request: &RelayRequest) -> Result<Response, ApiError> {
         match self.answer {
             Some((status, kind, body)) if !body.is_empty() && !status.is_success() => {
                 let mut response = Response::new(Body::from(body));
@@ -149,7 +149,7 @@ impl Failure {
                 }
                 Ok(response)
             }
-            _ => Err(ApiError::unavailable(format!("The workers failed: {}", self.reason))),
+            _ => Err(workers_failed(request.explains, &request.request_id, &self.reason)),
         }
     }
 }
@@ -221,8 +221,8 @@ fn call(
     // Both legs of an attempt have one name. An engine may still be busy with giving up the attempt before, and some
     // refuse a second call of its name.
     let mut call = match request.attempts.load(Ordering::Relaxed) {
-        ..=1 => call.with(name_of_call, &request.request_id),
-        more => call.with(name_of_call, &format!("{}-{more}", request.request_id)),
+        ..=1 => call.with(name_of_call, &request.engine_id),
+        more => call.with(name_of_call, &format!("{}-{more}", request.engine_id)),
     };
     let header = picked.live.description.engine.dialect().rank_header();
     if let (Some(rank), Some(header)) = (picked.live.rank, header) {

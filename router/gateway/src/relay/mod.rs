@@ -60,7 +60,12 @@ pub(crate) struct RelayRequest {
     pub(crate) tokens: Vec<u32>,
     /// Tokens of the prompt, when they are the engine's own.
     pub(crate) prompt_tokens: Option<usize>,
+    /// For logs.
     pub(crate) request_id: String,
+    /// Engines' name for it.
+    pub(crate) engine_id: String,
+    /// The client is told which workers it met.
+    pub(crate) explains: bool,
     /// For the engine.
     pub(crate) headers: HeaderMap,
     pub(crate) session: Option<u64>,
@@ -88,6 +93,8 @@ impl RelayRequest {
             tokens: Vec::new(),
             prompt_tokens: None,
             request_id: String::new(),
+            engine_id: String::new(),
+            explains: true,
             headers: HeaderMap::new(),
             session: None,
             salt: None,
@@ -210,6 +217,7 @@ pub(crate) async fn relay(
             Err(error) => return Err((stay, error)),
         };
         stay.served_by(&routed.0.decode.live.name);
+        stay.sent();
         let (route, failure) = match hedged(gateway, &request, &attempts, routed).await {
             Ok((begun, route)) => {
                 stay.served_by(&route.decode.live.name);
@@ -221,7 +229,7 @@ pub(crate) async fn relay(
             Err(failed) => failed,
         };
         if let Err(failure) = attempts.failed(gateway, &request, &route, failure).await {
-            return match failure.into_response() {
+            return match failure.into_response(&request) {
                 Ok(response) => {
                     stay.answered(response.status(), Some("refused_by_engine"));
                     Ok(response)
@@ -330,7 +338,7 @@ impl Whole {
         gateway.metrics.time_to_first_token.observe(request.started.elapsed());
         let mut response = Response::new(Body::from(self.body));
         response.headers_mut().insert(header::CONTENT_TYPE, self.content_type);
-        explain(&mut response, route);
+        explain(&mut response, request.explains, route);
         stay.tell_rates(&mut response);
         stay.answered(StatusCode::OK, None);
         response
@@ -378,7 +386,10 @@ async fn whole(
     Ok(Whole { body, content_type, usage })
 }
 
-fn explain(response: &mut Response, route: &Route) {
+fn explain(response: &mut Response, explains: bool, route: &Route) {
+    if !explains {
+        return;
+    }
     if let Ok(value) = HeaderValue::from_str(&route.explain()) {
         response.headers_mut().insert("x-kvasir-route", value);
     }

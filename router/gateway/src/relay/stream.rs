@@ -288,6 +288,7 @@ impl RelayStream {
         if let Some(usage) = self.used.take() {
             stay.used(&usage);
         }
+        let explains = self.request.explains;
         let mut response = Response::new(Body::empty());
         stay.tell_rates(&mut response);
         self.stay = Some(stay);
@@ -297,7 +298,7 @@ impl RelayStream {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         // Proxies in front that buffer would hold tokens back.
         headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-        explain(&mut response, route);
+        explain(&mut response, explains, route);
         response
     }
 
@@ -341,7 +342,7 @@ impl RelayStream {
         }
         if let Some(reason) = broken {
             // The client has tokens already; what can be done is to say that they are not to be trusted.
-            self.fail(format!("the tokens may be of another prompt: {reason}"));
+            self.fail(&format!("the tokens may be of another prompt: {reason}"), None);
             return;
         }
         match &self.sent {
@@ -376,13 +377,22 @@ impl RelayStream {
         }
     }
 
-    /// The stream ends with an error.
-    fn fail(&mut self, reason: String) {
+    /// The stream ends with an error. What names a worker is for those who may know the fleet.
+    fn fail(&mut self, why: &str, workers_reason: Option<&str>) {
         self.gateway.metrics.broken_streams.inc();
         if let Some(stay) = &mut self.stay {
             stay.answered(axum::http::StatusCode::OK, Some("broken_stream"));
         }
-        let error = ApiError::unavailable(format!("The stream broke: {reason}"));
+        let message = match workers_reason {
+            Some(reason) if self.request.explains => format!("The stream broke: {reason}; {why}"),
+            reason => {
+                if let Some(reason) = reason {
+                    tracing::warn!(request = self.request.request_id, reason, "a stream broke");
+                }
+                format!("The stream broke: {why}")
+            }
+        };
+        let error = ApiError::unavailable(message);
         self.ready = format!("data: {}\n\n", error.to_json()).into();
         self.state = State::Over;
     }
@@ -398,11 +408,11 @@ impl RelayStream {
         let Some(kept) = &self.kept else {
             let why = obstacle(self.request.surface, &self.request.body);
             let why = why.unwrap_or("more was sent than can be remembered");
-            return self.fail(format!("{}; {why}", failure.reason));
+            return self.fail(why, Some(&failure.reason));
         };
         let sent = match read(self.request.surface, kept) {
             Ok(sent) => Arc::new(sent),
-            Err(why) => return self.fail(format!("{}; {why}", failure.reason)),
+            Err(why) => return self.fail(why, Some(&failure.reason)),
         };
         if sent.is_finished {
             // Only the end was missing.
@@ -515,7 +525,7 @@ impl HttpBody for RelayStream {
                     }
                     Poll::Ready(Err((attempts, reason))) => {
                         this.attempts = attempts;
-                        this.fail(reason);
+                        this.fail("no other worker could go on with it", Some(&reason));
                     }
                 },
             }
