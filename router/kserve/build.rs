@@ -11,6 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .emit_rerun_if_changed(false)
         .btree_map(".")
         .bytes(".")
+        .codec_path("crate::codec::CountingCodec")
         .compile_fds(files)?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! How long a request may take: deadlines of clients and operators, and second attempts beside slow first ones.
+//! How long a request may take: deadlines of clients and operators, second attempts beside slow first ones, and what
+//! clients that do not read or send too much may hold.
 
 mod support;
 
@@ -258,4 +259,60 @@ fn a_queue_at_an_engine_is_not_its_fault_and_nothing_in_it_is_sent_again() {
     drop(held);
     support::wait_for("the engines to be free", || site.mocks.iter().all(|mock| mock.stats().running == 0));
     assert_eq!(site.chat(&chat(20, 90, 4)).0, 200);
+}
+
+#[test]
+fn a_client_that_stops_reading_gives_its_place_and_its_engine_back() {
+    let slow = MockConfig {
+        decode_seconds_per_step: 0.0005,
+        context_tokens: 120_000,
+        blocks: 8192,
+        ..mock(Dialect::Vllm, Role::Both, false)
+    };
+    let config = "[gateway]\nwrite_timeout = \"1s\"\nrequests_max = 1\n[access]\nwait_max = \"100ms\"\n";
+    let site = Site::start("unread", vec![slow], &["--worker"], config);
+    let mut body = chat(5, 1, 100_000);
+    body["stream"] = true.into();
+    let mut stopped =
+        support::open(&site.gateway.address, "/v1/chat/completions", &body).expect("a connection");
+    stopped.read_exact(&mut [0; 64]).expect("the answer begins");
+    // Its place is the only one.
+    assert_eq!(site.chat(&chat(5, 2, 2)).0, 503);
+    // The stream would take a minute.
+    let since = Instant::now();
+    support::wait_for("its place", || site.chat(&chat(5, 3, 2)).0 == 200);
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    support::wait_for("its engine", || site.mocks[0].stats().running == 0);
+    drop(stopped);
+}
+
+#[test]
+fn bodies_of_nested_lists_are_refused_and_hold_nothing() {
+    let site = Site::start("nested", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
+    let address = site.gateway.address.clone();
+    let lists = "[],".repeat(3 << 20);
+    let send = |path: &str, field: &str| {
+        let body = format!("{{\"model\":\"tiny\",\"max_tokens\":1,\"{field}\":[{lists}[]]}}");
+        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
+        support::raw(&address, &format!("{head}content-length: {}\r\n\r\n{body}", body.len()))
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            for (path, field) in [
+                ("/v1/chat/completions", "messages"),
+                ("/v1/messages", "messages"),
+                ("/v1/responses", "input"),
+            ] {
+                let send = &send;
+                scope.spawn(move || {
+                    let answer = send(path, field);
+                    assert!(answer.starts_with("HTTP/1.1 400"), "{path}: {answer}");
+                    assert!(answer.contains("131072 objects, lists"), "{path}: {answer}");
+                });
+            }
+        }
+    });
+    assert_eq!(site.gateway.metric("kvasir_gateway_request_memory_bytes"), 0.0);
+    assert_eq!(site.mocks[0].stats().running, 0);
+    assert_eq!(site.chat(&chat(20, 1, 2)).0, 200);
 }

@@ -108,6 +108,15 @@ section! {
         /// Who is told where a request went and why (header `x-kvasir-route`) and which workers failed it: `admin` is those with
         /// an administrator's key, which on a gateway without keys and tokens is everybody.
         explain: String = "admin".to_owned(), one_of &["admin", "all", "none"];
+        /// Memory for requests in all: bodies, what is parsed of them, tokens. A request waits for room before its body is
+        /// read, for at most `access.wait_max`, and is answered with 503 when there is none; one whose body could never fit (a
+        /// fifth of it) with 413.
+        request_memory: Bytes = Bytes(512 << 20), in Bytes(32 << 20) => Bytes(1 << 40);
+        /// Threads that parse and tokenise large bodies for all threads that serve; 0 is one for each core.
+        compute_threads: u64 = 0, in 0 => 1024;
+        /// A client that takes no byte of what is there for it for so long has gone or has stopped reading: its connection
+        /// is closed, and its place and its engine are free for others.
+        write_timeout: Duration = Duration::from_secs(60), in Duration::from_millis(100) => Duration::from_secs(3600);
         /// Requests inside at a time; more are answered with 503.
         requests_max: u64 = 4096, in 1 => 1_000_000;
         /// Let in only as many requests as the engines can run, by what they report, and a few more; the others wait in the

@@ -312,6 +312,12 @@ pub(crate) fn gateway(
         snapshot_file: (!gateway.snapshot_file.is_empty()).then(|| PathBuf::from(&gateway.snapshot_file)),
         snapshot_interval: gateway.snapshot_interval,
         body_bytes_max: gateway.body_max.0 as usize,
+        request_memory_max: gateway.request_memory.0 as usize,
+        compute_threads: match gateway.compute_threads {
+            0 => crate::process::available_cores(),
+            threads => threads as usize,
+        },
+        write_timeout: gateway.write_timeout,
         requests_max: gateway.requests_max as usize,
         follows_engines: gateway.follow_engines,
         health_interval: gateway.health_interval,

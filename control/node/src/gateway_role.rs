@@ -118,9 +118,10 @@ pub(crate) fn run(
             let aside = PlainListener::new(http::bind(address).await?);
             tokio::spawn(http::serve(aside, status_router(Arc::clone(&gateway)), stop.clone()));
         }
-        let busy_poll = settings.gateway.busy_poll;
+        let (busy_poll, write_timeout) = (settings.gateway.busy_poll, settings.gateway.write_timeout);
         let start = |listener| {
-            shard::start(listener, server_tls.clone(), Arc::clone(&gateway), stop.clone(), busy_poll)
+            let (tls, gateway) = (server_tls.clone(), Arc::clone(&gateway));
+            shard::start(listener, tls, gateway, stop.clone(), busy_poll, write_timeout)
         };
         let shards: Vec<_> = listeners.into_iter().map(start).collect::<Result<_>>()?;
         for shard in shards {
@@ -186,11 +187,16 @@ async fn grpc(
     let mut stop = stop.clone();
     let stopped = async move { drop(stop.wait_for(Option::is_some).await) };
     let gateway = Arc::clone(gateway);
+    let write_timeout = settings.gateway.write_timeout;
     let serving = match tls::server(settings, Alpn::Http2)? {
-        None => tokio::spawn(serve_grpc(PlainListener::new(listener), gateway, stopped)),
+        None => {
+            let listener = PlainListener::new(listener).with_write_timeout(write_timeout);
+            tokio::spawn(serve_grpc(listener, gateway, stopped))
+        }
         Some(tls) => {
             tokio::spawn(Arc::clone(&tls).watch(LOOK_EVERY));
-            tokio::spawn(serve_grpc(TlsListener::new(listener, tls), gateway, stopped))
+            let listener = TlsListener::new(listener, tls).with_write_timeout(write_timeout);
+            tokio::spawn(serve_grpc(listener, gateway, stopped))
         }
     };
     Ok(Some(serving))

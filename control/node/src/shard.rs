@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use router_gateway::{Gateway, router};
@@ -17,7 +18,8 @@ use crate::http::{self, Stop};
 /// Steps between two looks at the sockets of a thread that never sleeps.
 const BUSY_STEPS: u32 = 8;
 
-/// Threads for long prompts, beside this one: they compute, so more than a few only take turns.
+/// Threads of its own for what blocks: names to be looked up, snapshots. Requests are worked on by a pool that all shards
+/// share.
 const BLOCKING_MAX: usize = 4;
 
 /// A thread that serves.
@@ -37,6 +39,7 @@ pub(crate) fn start(
     gateway: Arc<Gateway>,
     stop: Stop,
     busy_poll: bool,
+    write_timeout: Duration,
 ) -> Result<Shard> {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     if busy_poll {
@@ -48,8 +51,14 @@ pub(crate) fn start(
     let serve = async move {
         let listener = TcpListener::from_std(listener)?;
         match tls {
-            None => http::serve(PlainListener::new(listener), router(gateway), stop).await,
-            Some(tls) => http::serve(TlsListener::new(listener, tls), router(gateway), stop).await,
+            None => {
+                let listener = PlainListener::new(listener).with_write_timeout(write_timeout);
+                http::serve(listener, router(gateway), stop).await;
+            }
+            Some(tls) => {
+                let listener = TlsListener::new(listener, tls).with_write_timeout(write_timeout);
+                http::serve(listener, router(gateway), stop).await;
+            }
         }
         Ok(())
     };

@@ -17,6 +17,9 @@ use crate::openai::ApiError;
 /// Most top-level fields of a request.
 const FIELDS_MAX: usize = 256;
 
+/// Longest text of a field that is an option: a number, a flag, or an object of a few.
+const OPTION_BYTES_MAX: usize = 16 << 10;
+
 #[derive(Debug, Clone)]
 enum Raw {
     /// Where it stands in the body.
@@ -169,10 +172,17 @@ impl RawBody {
         self.get(name).and_then(|text| serde_json::from_str(text).ok())
     }
 
+    /// The value of an option as a tree; `None` also when its text is too long for one. Cheap, whatever a client sends.
+    #[must_use]
+    pub fn option(&self, name: &str) -> Option<serde_json::Value> {
+        let text = self.get(name).filter(|text| text.len() <= OPTION_BYTES_MAX)?;
+        serde_json::from_str(text).ok()
+    }
+
     /// Whether the object in field `name` has the flag `inner` set.
     #[must_use]
     pub fn inner_flag(&self, name: &str, inner: &str) -> bool {
-        self.value(name).is_some_and(|value| value[inner] == true)
+        self.option(name).is_some_and(|value| value[inner] == true)
     }
 
     /// Puts JSON text in a field's place, or adds the field.

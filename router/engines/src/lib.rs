@@ -3,6 +3,7 @@
 //! * [`openai`]: requests parsed and answers rendered in the OpenAI shapes, with vLLM's extensions. The gateway
 //!   and the reference engine share this code, so they cannot disagree about a field.
 //! * [`body`]: a request's JSON as it came, for what passes through.
+//! * [`shape`]: how large a JSON text is as a tree, before one is built.
 //! * [`upstream`]: connections to one engine, driven by the requests that use them.
 //! * [`dialect`]: what each make of engine says of itself, and how its prefill and decode legs are asked.
 //! * [`client`]: streams completions of token ids from a worker, and asks workers about themselves.
@@ -15,4 +16,5 @@ pub mod client;
 pub mod dialect;
 pub mod handoff;
 pub mod openai;
+pub mod shape;
 pub mod upstream;

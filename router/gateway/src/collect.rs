@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::choice::{ChoiceEvent, ChoicePiece, ChoiceRequest, run};
-use crate::prompt::off_thread;
+use crate::memory::held_bytes;
 use crate::requests::Head;
 use crate::routing::Wanted;
 use crate::said::Said;
@@ -92,6 +92,7 @@ async fn prepare(
     let param = if kind == Kind::Chat { "messages" } else { "prompt" };
     check_prompts(gateway, param, &normal)?;
     let tokens = normal.prompts.iter().map(|prompt| prompt.len()).sum();
+    stay.holds(held_bytes(body.len(), tokens));
     let choices = normal.prompts.len() * normal.sampling.n as usize;
     stay.admit(tokens, normal.sampling.max_tokens, choices).await?;
     Ok(normal)
@@ -186,7 +187,10 @@ fn parser(gateway: &Gateway, normal: &Normal, kind: Kind) -> Option<Said> {
 }
 
 async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes, stay: &mut Stay) -> Result<Normal, ApiError> {
-    let mut request = ChatRequest::parse(body)?;
+    let footprint = stay.footprint.clone();
+    let work = gateway.work(body.len(), &footprint).await?;
+    let bytes = body.clone();
+    let mut request = work.run(move |_| ChatRequest::parse(&bytes)).await??;
     check_model(gateway, request.model.as_deref())?;
     stay.allow(request.model.as_deref())?;
     let tools = request.template_extras.get("tools").cloned().filter(|_| request.may_call_tools);
@@ -198,7 +202,8 @@ async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes, stay: &mut Stay) -> R
     let text = gateway.text.clone();
     let (messages, extras, generate) =
         (request.messages, request.template_extras, request.add_generation_prompt);
-    let ids = off_thread(body.len(), move || text.encode_conversation(messages, generate, false, &extras))
+    let ids = work
+        .run(move |_| text.encode_conversation(messages, generate, false, &extras))
         .await?
         .map_err(|error| ApiError::invalid("messages", error.to_string()))?
         .ids;
@@ -220,7 +225,10 @@ async fn normal_completion(
     body: &Bytes,
     stay: &mut Stay,
 ) -> Result<Normal, ApiError> {
-    let request = CompletionRequest::parse(body)?;
+    let footprint = stay.footprint.clone();
+    let work = gateway.work(body.len(), &footprint).await?;
+    let bytes = body.clone();
+    let request = work.run(move |_| CompletionRequest::parse(&bytes)).await??;
     check_model(gateway, request.model.as_deref())?;
     stay.allow(request.model.as_deref())?;
     let mut prompts = Vec::with_capacity(request.prompts.len());
@@ -229,16 +237,20 @@ async fn normal_completion(
         let ids = match prompt {
             Prompt::Tokens(ids) => {
                 if request.echo {
-                    echo.push(gateway.text.tokenizer.decode(&ids, false));
+                    let tokenizer = gateway.text.tokenizer.clone();
+                    let (text, ids) = work.run(move |_| (tokenizer.decode(&ids, false), ids)).await?;
+                    echo.push(text);
+                    ids
+                } else {
+                    ids
                 }
-                ids
             }
             Prompt::Text(text) => {
                 if request.echo {
                     echo.push(text.clone());
                 }
                 let tokenizer = gateway.text.tokenizer.clone();
-                off_thread(text.len(), move || tokenizer.encode(&text, true))
+                work.run(move |_| tokenizer.encode(&text, true))
                     .await?
                     .map_err(|error| ApiError::invalid("prompt", error.to_string()))?
             }

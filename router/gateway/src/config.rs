@@ -76,6 +76,14 @@ pub struct GatewayConfig {
     /// Largest request body.
     pub body_bytes_max: usize,
     /// Requests inside at a time; more wait.
+    /// Bytes that requests may take in all: bodies, what is parsed of them, tokens.
+    pub request_memory_max: usize,
+    /// Threads that work on large bodies.
+    pub compute_threads: usize,
+    /// A client that takes nothing of its answer for so long is given up, where its connection has flow control of its
+    /// own (gRPC).
+    pub write_timeout: Duration,
+    /// Requests inside at a time; more are refused.
     pub requests_max: usize,
     /// As many requests are let in as the engines can take, if that is less.
     pub follows_engines: bool,

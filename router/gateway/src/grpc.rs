@@ -41,6 +41,10 @@ pub async fn serve_grpc<L: Listener>(
     gateway: Arc<Gateway>,
     shutdown: impl Future<Output = ()> + Send,
 ) {
-    let config = Config { request_bytes_max: gateway.config.body_bytes_max, ..Config::default() };
+    let config = Config {
+        request_bytes_max: gateway.config.body_bytes_max,
+        unread_max: gateway.config.write_timeout,
+        ..Config::default()
+    };
     router_kserve::serve(listener, Arc::new(Surface(gateway)), config, shutdown).await;
 }

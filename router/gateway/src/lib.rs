@@ -6,8 +6,9 @@
 //! made here; that is how the reference engine is served.
 //!
 //! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `report` (what they say of their load),
-//! `capacity` (what they can take), `model` (what they serve), `load` (what they do), `routing` (who gets
-//! it), `routed` (what goes where no events come from), `requests` (HTTP), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
+//! `capacity` (what they can take), `model` (what they serve), `load` (what they do), `routing` (who gets it), `routed`
+//! (what goes where no events come from), `requests` (HTTP), `memory`, `compute` and `body` (what a request may take, where
+//! large ones are worked on, how they are read), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
 //! `said` (tool calls and reasoning), `service` (state and small routes), `status` (what is shown of it), `decisions`,
 //! `page`, `grpc`, `metrics`, `timing`, `traced` (OpenTelemetry), `breaker`, `peers` (other gateways), `warm` (snapshots).
 //!
@@ -17,10 +18,12 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod body;
 mod breaker;
 mod capacity;
 mod choice;
 mod collect;
+mod compute;
 mod config;
 mod deadline;
 mod decisions;
@@ -28,6 +31,7 @@ mod fleet;
 mod grpc;
 mod history;
 mod load;
+mod memory;
 mod metrics;
 mod model;
 mod page;

@@ -25,6 +25,7 @@ pub(crate) struct Metrics {
     pub(crate) active: Gauge,
     pub(crate) waiting: Gauge,
     pub(crate) running_max: Gauge,
+    pub(crate) request_memory: Gauge,
     pub(crate) prompt_tokens: Counter,
     pub(crate) cached_tokens: Counter,
     pub(crate) generated_tokens: Counter,
@@ -79,6 +80,7 @@ impl Metrics {
             active: Gauge::default(),
             waiting: Gauge::default(),
             running_max: Gauge::default(),
+            request_memory: Gauge::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
@@ -132,6 +134,11 @@ impl Metrics {
             "running_requests_max",
             "Requests that are let in before others wait",
             this.running_max.clone(),
+        );
+        registry.register(
+            "request_memory_bytes",
+            "Memory for requests that is in use",
+            this.request_memory.clone(),
         );
         registry.register("prompt_tokens", "Prompt tokens", this.prompt_tokens.clone());
         registry.register(

@@ -2,23 +2,12 @@
 
 use router_engines::body::RawBody;
 use router_engines::openai::ApiError;
+use router_tokens::ModelText;
 use serde_json::{Map, Value};
 
+use crate::compute::{IsCancelled, Work};
+use crate::memory::Footprint;
 use crate::service::Gateway;
-
-/// Texts longer than this are tokenised off the async threads.
-const INLINE_TEXT_BYTES: usize = 16 << 10;
-
-/// Runs short work here and long work on a thread of its own.
-pub(crate) async fn off_thread<T: Send + 'static>(
-    bytes: usize,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, ApiError> {
-    if bytes <= INLINE_TEXT_BYTES {
-        return Ok(work());
-    }
-    tokio::task::spawn_blocking(work).await.map_err(|error| ApiError::internal(error.to_string()))
-}
 
 /// A prompt as the index sees it.
 #[derive(Debug, Default)]
@@ -54,65 +43,104 @@ fn template_extras(body: &RawBody) -> Map<String, Value> {
     extras
 }
 
-/// The prompt of a chat. What cannot be rendered here is left to the engine to judge: the request is routed without it.
-pub(crate) async fn of_chat(gateway: &Gateway, body: &RawBody) -> Result<Seen, ApiError> {
-    let Some(raw) = body.get("messages") else { return Ok(Seen::default()) };
-    if !gateway.config.has_tokenizer || body.get("chat_template").is_some() {
-        return Ok(stand_in(raw));
+/// What makes tokens of a prompt.
+#[derive(Debug, Clone)]
+struct Reader {
+    text: ModelText,
+    has_tokenizer: bool,
+}
+
+impl Reader {
+    fn of(gateway: &Gateway) -> Self {
+        Self { text: gateway.text.clone(), has_tokenizer: gateway.config.has_tokenizer }
     }
-    let Ok(messages) = serde_json::from_str::<Value>(raw) else { return Ok(Seen::default()) };
-    let extras = template_extras(body);
-    let generate = body.flag("add_generation_prompt").ok().flatten().unwrap_or(true);
-    let continues = body.flag("continue_final_message").ok().flatten().unwrap_or(false);
-    let text = gateway.text.clone();
-    let work = move || text.encode_conversation(messages, generate, continues, &extras);
-    match off_thread(raw.len(), work).await? {
-        Ok(encoded) => Ok(Seen { tokens: encoded.ids, is_exact: encoded.is_exact, prompts: 1 }),
-        Err(error) => {
-            tracing::debug!(%error, "routed without its prompt");
-            Ok(Seen::default())
+
+    fn chat(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> Seen {
+        let Some(raw) = body.get("messages") else { return Seen::default() };
+        if !self.has_tokenizer || body.get("chat_template").is_some() {
+            return stand_in(raw);
+        }
+        let Ok(messages) = serde_json::from_str::<Value>(raw) else { return Seen::default() };
+        let extras = template_extras(body);
+        let generate = body.flag("add_generation_prompt").ok().flatten().unwrap_or(true);
+        let continues = body.flag("continue_final_message").ok().flatten().unwrap_or(false);
+        if is_cancelled() {
+            return Seen::default();
+        }
+        match self.text.encode_conversation(messages, generate, continues, &extras) {
+            Ok(encoded) => Seen { tokens: encoded.ids, is_exact: encoded.is_exact, prompts: 1 },
+            Err(error) => {
+                tracing::debug!(%error, "routed without its prompt");
+                Seen::default()
+            }
+        }
+    }
+
+    fn completion(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> Seen {
+        let Some(raw) = body.get("prompt").or_else(|| body.get("input")) else { return Seen::default() };
+        if raw.starts_with('[') {
+            return self.list(raw);
+        }
+        if !self.has_tokenizer {
+            return stand_in(raw);
+        }
+        match serde_json::from_str::<String>(raw) {
+            Ok(text) if !is_cancelled() => self.text(&text),
+            _ => Seen::default(),
+        }
+    }
+
+    /// Ids, or several prompts.
+    fn list(&self, raw: &str) -> Seen {
+        if let Ok(tokens) = serde_json::from_str::<Vec<u32>>(raw) {
+            return Seen { tokens, is_exact: self.has_tokenizer, prompts: 1 };
+        }
+        if let Ok(several) = serde_json::from_str::<Vec<Vec<u32>>>(raw) {
+            let prompts = several.len() as u64;
+            let longest = several.into_iter().max_by_key(Vec::len).unwrap_or_default();
+            return Seen { tokens: longest, is_exact: false, prompts };
+        }
+        if let Ok(texts) = serde_json::from_str::<Vec<String>>(raw) {
+            let longest = texts.iter().max_by_key(|text| text.len()).map_or("", String::as_str);
+            return Seen { prompts: texts.len() as u64, ..stand_in(longest) };
+        }
+        Seen { prompts: 1, ..Seen::default() }
+    }
+
+    fn text(&self, text: &str) -> Seen {
+        if !self.has_tokenizer {
+            return stand_in(text);
+        }
+        match self.text.tokenizer.encode(text, true) {
+            Ok(tokens) => Seen { tokens, is_exact: true, prompts: 1 },
+            Err(_) => Seen::default(),
         }
     }
 }
 
+/// The prompt of a chat. What cannot be rendered here is left to the engine to judge: the request is routed without it.
+pub(crate) async fn of_chat(gateway: &Gateway, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
+    let reader = Reader::of(gateway);
+    if work.is_inline() {
+        return Ok(reader.chat(body, &|| false));
+    }
+    let body = body.clone();
+    work.run(move |is_cancelled| reader.chat(&body, is_cancelled)).await
+}
+
 /// The prompt of a completion: a text, ids, or the longest of several.
-pub(crate) async fn of_completion(gateway: &Gateway, body: &RawBody) -> Result<Seen, ApiError> {
-    let Some(raw) = body.get("prompt").or_else(|| body.get("input")) else { return Ok(Seen::default()) };
-    if raw.starts_with('[') {
-        if let Ok(tokens) = serde_json::from_str::<Vec<u32>>(raw) {
-            return Ok(Seen { tokens, is_exact: gateway.config.has_tokenizer, prompts: 1 });
-        }
-        let mut prompts = 1;
-        let first = match serde_json::from_str::<Vec<Vec<u32>>>(raw) {
-            Ok(several) => {
-                prompts = several.len() as u64;
-                several.into_iter().max_by_key(Vec::len).unwrap_or_default()
-            }
-            Err(_) => match serde_json::from_str::<Vec<String>>(raw) {
-                Ok(texts) => {
-                    let longest = texts.iter().max_by_key(|text| text.len()).map_or("", String::as_str);
-                    return Ok(Seen { prompts: texts.len() as u64, ..stand_in(longest) });
-                }
-                Err(_) => Vec::new(),
-            },
-        };
-        return Ok(Seen { tokens: first, is_exact: false, prompts });
+pub(crate) async fn of_completion(gateway: &Gateway, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
+    let reader = Reader::of(gateway);
+    if work.is_inline() {
+        return Ok(reader.completion(body, &|| false));
     }
-    if !gateway.config.has_tokenizer {
-        return Ok(stand_in(raw));
-    }
-    let Ok(text) = serde_json::from_str::<String>(raw) else { return Ok(Seen::default()) };
-    of_text(gateway, text).await
+    let body = body.clone();
+    work.run(move |is_cancelled| reader.completion(&body, is_cancelled)).await
 }
 
 /// The prompt that a text is.
 pub(crate) async fn of_text(gateway: &Gateway, text: String) -> Result<Seen, ApiError> {
-    if !gateway.config.has_tokenizer {
-        return Ok(stand_in(&text));
-    }
-    let tokenizer = gateway.text.tokenizer.clone();
-    match off_thread(text.len(), move || tokenizer.encode(&text, true)).await? {
-        Ok(tokens) => Ok(Seen { tokens, is_exact: true, prompts: 1 }),
-        Err(_) => Ok(Seen::default()),
-    }
+    let reader = Reader::of(gateway);
+    let work = gateway.work(text.len(), &Footprint::default()).await?;
+    work.run(move |_| reader.text(&text)).await
 }

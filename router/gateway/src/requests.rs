@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
-use http_body_util::LengthLimitError;
 use router_access::{Decision, HeaderPolicy};
 use router_engines::body::RawBody;
 use router_engines::openai::{ApiError, KNOWN_FIELDS, Kind};
@@ -18,8 +17,11 @@ use router_tls::PeerAddr;
 use router_trace::names;
 
 use crate::TextBy;
+use crate::body::{BodyKind, read};
 use crate::collect::generate;
+use crate::compute::IsCancelled;
 use crate::deadline::{time_is_over, until};
+use crate::memory::{Footprint, held_bytes};
 use crate::prompt;
 use crate::relay::{RelayRequest, Surface, relay};
 use crate::service::{Gateway, fresh_id};
@@ -27,8 +29,6 @@ use crate::stay::Stay;
 use crate::traced::{self, Tracing};
 use crate::translate::{Tongue, count_answer, count_request, parse};
 
-/// A client that sends its body more slowly gives its place to others.
-const BODY_WITHIN: Duration = Duration::from_secs(60);
 /// With it a client says how long its request may take.
 const TIMEOUT: &str = "x-request-timeout-ms";
 /// Headers of clients that engines get to see.
@@ -138,6 +138,12 @@ struct Route {
     name: &'static str,
 }
 
+impl Route {
+    fn body(self) -> BodyKind {
+        if self.surface == Surface::Chat { BodyKind::Messages } else { BodyKind::Prompts }
+    }
+}
+
 const CHAT: Route = Route { path: "/v1/chat/completions", surface: Surface::Chat, name: "chat" };
 const COMPLETIONS: Route =
     Route { path: "/v1/completions", surface: Surface::Completion, name: "completions" };
@@ -199,12 +205,19 @@ pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request:
 }
 
 async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Result<usize, ApiError> {
-    let bytes = read(gateway, request).await?;
-    gateway.access.screen(&RawBody::parse(bytes.clone())?)?;
-    let chat = RawBody::parse(count_request(&parse(&bytes)?)?)?;
+    let (bytes, footprint) = read(gateway, request, BodyKind::Messages).await?;
+    let work = gateway.work(bytes.len(), &footprint).await?;
+    let access = Arc::clone(gateway);
+    let counted = move |_: IsCancelled<'_>| {
+        access.access.screen(&RawBody::parse(bytes.clone())?)?;
+        RawBody::parse(count_request(&parse(&bytes)?)?)
+    };
+    let chat = work.run(counted).await??;
+    drop(work);
     stay.allow(chat.text("model")?.as_deref())?;
     gateway.wait_for_fleet().await?;
-    let seen = prompt::of_chat(gateway, &chat).await?;
+    let work = gateway.work(chat.len(), &footprint).await?;
+    let seen = prompt::of_chat(gateway, &chat, &work).await?;
     if seen.is_exact {
         return Ok(seen.tokens.len());
     }
@@ -244,50 +257,6 @@ async fn in_time(
     }
 }
 
-async fn read(gateway: &Gateway, request: Request) -> Result<Bytes, ApiError> {
-    if let Some(encoding) =
-        request.headers().get_all(header::CONTENT_ENCODING).iter().find(|&how| !is_plain(how))
-    {
-        let message = format!("A body in the encoding {encoding:?} is not read: send it as it is.");
-        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_encoding"));
-    }
-    let limit = gateway.config.body_bytes_max;
-    let too_large = || {
-        let message = format!("The body is larger than {limit} bytes.");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message, "body_too_large")
-    };
-    let told =
-        request.headers().get("content-length").and_then(|told| told.to_str().ok()?.parse::<usize>().ok());
-    if told.is_some_and(|told| told > limit) {
-        return Err(too_large());
-    }
-    let body = axum::body::to_bytes(request.into_body(), limit);
-    match tokio::time::timeout(BODY_WITHIN, body).await {
-        Ok(Ok(body)) => Ok(body),
-        // A body of unknown length is counted as it comes.
-        Ok(Err(error)) if is_too_long(&error) => Err(too_large()),
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "a body broke off");
-            Err(ApiError::malformed("The body broke off, or its chunks are not as they should be."))
-        }
-        Err(_) => {
-            let message = format!("The body did not arrive within {} s.", BODY_WITHIN.as_secs());
-            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message, "body_too_slow"))
-        }
-    }
-}
-
-/// Whether a body counted so far is larger than it may be, rather than cut or badly framed.
-fn is_too_long(error: &axum::Error) -> bool {
-    std::error::Error::source(error).is_some_and(|inner| inner.is::<LengthLimitError>())
-}
-
-/// Whether a content encoding is none.
-fn is_plain(encoding: &HeaderValue) -> bool {
-    let mut parts = encoding.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
-    parts.all(|part| part.is_empty() || part.eq_ignore_ascii_case(b"identity"))
-}
-
 async fn answer(
     gateway: &Arc<Gateway>,
     request: Request,
@@ -303,24 +272,34 @@ async fn answer(
         }
     };
     let taken = async {
-        let bytes = read(gateway, request).await?;
-        let body = RawBody::parse(bytes.clone())?;
+        let (bytes, footprint) = read(gateway, request, route.body()).await?;
+        let (raw, looks) = (bytes.clone(), Arc::clone(gateway));
         // Before anything is translated, so that complaints name the client's own fields.
-        gateway.access.screen(&body)?;
-        let translated = match route.name {
-            "messages" => Some(Tongue::of_messages(&parse(&bytes)?)?),
-            "responses" => Some(Tongue::of_responses(&parse(&bytes)?)?),
-            _ => None,
+        let screened = move |_: IsCancelled<'_>| {
+            let body = RawBody::parse(raw)?;
+            looks.access.screen(&body)?;
+            Ok::<_, ApiError>(body)
         };
-        let (body, tongue) = match translated {
-            Some((chat, tongue)) => (RawBody::parse(chat)?, Some(tongue)),
-            None => (body, None),
+        let body = gateway.pass(bytes.len(), &footprint).run(screened).await??;
+        let taken = match route.name {
+            "messages" => {
+                drop(body);
+                translated(gateway, bytes, &footprint, Tongue::of_messages).await?
+            }
+            "responses" => {
+                drop(body);
+                translated(gateway, bytes, &footprint, Tongue::of_responses).await?
+            }
+            _ => (body, None),
         };
         gateway.wait_for_fleet().await?;
-        Ok((body, tongue))
+        Ok((taken, footprint))
     };
     let (body, tongue) = match taken.await {
-        Ok(taken) => taken,
+        Ok((taken, footprint)) => {
+            stay.footprint = footprint;
+            taken
+        }
         Err(error) => {
             let error: ApiError = error;
             stay.answered(error.status, error.code);
@@ -335,6 +314,22 @@ async fn answer(
     }
 }
 
+/// A request of another surface as a chat. The client's own bytes are given up.
+async fn translated(
+    gateway: &Gateway,
+    bytes: Bytes,
+    footprint: &Footprint,
+    translate: fn(&serde_json::Value) -> Result<(Bytes, Tongue), ApiError>,
+) -> Result<(RawBody, Option<Tongue>), ApiError> {
+    let work = gateway.work(bytes.len(), footprint).await?;
+    let translated = move |_: IsCancelled<'_>| {
+        let (chat, tongue) = translate(&parse(&bytes)?)?;
+        Ok::<_, ApiError>((RawBody::parse(chat)?, tongue))
+    };
+    let (chat, tongue) = work.run(translated).await??;
+    Ok((chat, Some(tongue)))
+}
+
 async fn answer_body(
     gateway: &Arc<Gateway>,
     body: RawBody,
@@ -342,20 +337,19 @@ async fn answer_body(
     head: &Head,
     mut stay: Box<Stay>,
 ) -> Result<Response, ApiError> {
-    let answered = if makes_text(gateway, &body, route.surface) {
-        match route.surface {
+    let answered = match makes_text(gateway, &body, route.surface) {
+        true => match route.surface {
             Surface::Chat => generate(gateway, &body.to_bytes(), head, Kind::Chat, stay).await,
             Surface::Completion => generate(gateway, &body.to_bytes(), head, Kind::Completion, stay).await,
             Surface::Other => {
                 let message = "The engines behind this gateway do not do this.";
                 Err((stay, ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented")))
             }
-        }
-    } else {
-        match relayed(gateway, body, route, head, &mut stay).await {
+        },
+        false => match relayed(gateway, body, route, head, &mut stay).await {
             Ok(request) => relay(gateway, request, stay).await,
             Err(error) => Err((stay, error)),
-        }
+        },
     };
     answered.map_err(|(mut stay, error)| {
         stay.answered(error.status, error.code);
@@ -375,8 +369,8 @@ fn makes_text(gateway: &Gateway, body: &RawBody, surface: Surface) -> bool {
 /// Whether a request is for text and nothing that only an engine can do: a field that is not known here may mean
 /// something to it.
 fn is_only_text(body: &RawBody) -> bool {
-    let is_plain = |name: &str, plain: &[&str]| match body.value(name) {
-        None => true,
+    let is_plain = |name: &str, plain: &[&str]| match body.option(name) {
+        None => body.get(name).is_none(),
         Some(value) => {
             value.as_str().or_else(|| value["type"].as_str()).is_some_and(|is| plain.contains(&is))
         }
@@ -397,6 +391,7 @@ async fn relayed(
     head: &Head,
     stay: &mut Stay,
 ) -> Result<RelayRequest, ApiError> {
+    let footprint = stay.footprint.clone();
     stay.allow(body.text("model")?.as_deref())?;
     gateway.access.clean(&mut body, &stay.grant);
     let adapter = gateway.adapter(body.text("model")?.as_deref())?;
@@ -404,23 +399,30 @@ async fn relayed(
     // Nobody else needs the clock.
     let traced = head.traced.as_ref().map(|traced| (traced, Instant::now()));
     let seen = match route.surface {
-        Surface::Chat => prompt::of_chat(gateway, &body).await?,
-        Surface::Completion => prompt::of_completion(gateway, &body).await?,
         Surface::Other => prompt::Seen::default(),
+        surface => {
+            // What it takes is given back before the request waits for its place.
+            let work = gateway.work(body.len(), &footprint).await?;
+            match surface {
+                Surface::Chat => prompt::of_chat(gateway, &body, &work).await?,
+                _ => prompt::of_completion(gateway, &body, &work).await?,
+            }
+        }
     };
+    stay.holds(held_bytes(body.len(), seen.tokens.len()));
     if let Some((traced, since)) = traced {
         traced.span(names::span::TOKENISE, since, Vec::new());
     }
     let hides_usage = stream && !body.inner_flag("stream_options", "include_usage");
     if hides_usage {
-        let mut options = body.value("stream_options").filter(serde_json::Value::is_object);
+        let mut options = body.option("stream_options").filter(serde_json::Value::is_object);
         let options = options.get_or_insert_with(|| serde_json::json!({}));
         options["include_usage"] = true.into();
         body.set("stream_options", options.to_string());
     }
     // Engines read whole numbers that are written as floats.
     let number = |name: &str| {
-        let number = body.value(name)?.as_f64()?;
+        let number = body.option(name)?.as_f64()?;
         (number >= 0.0).then_some(number as u64)
     };
     let limits: &[&str] = match route.surface {

@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 
 use crate::access::{Access, keep, keep_keys};
 use crate::breaker::RetryBudget;
+use crate::compute::ComputePool;
 use crate::fleet::Fleet;
+use crate::memory::RequestMemory;
 use crate::metrics::Metrics;
 use crate::relay::Usage;
 use crate::requests::{chat, completions, embeddings, messages, messages_count, named, responses};
@@ -39,6 +41,8 @@ pub struct Gateway {
     pub(crate) retries: RetryBudget,
     pub(crate) chooser: Chooser,
     pub(crate) inside: AtomicUsize,
+    pub(crate) memory: RequestMemory,
+    pub(crate) compute: Arc<ComputePool>,
     pub(crate) access: Access,
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(crate) started: u64,
@@ -59,8 +63,11 @@ impl Gateway {
     ) -> Result<Arc<Self>, String> {
         let access = Access::new(&config.access, config.requests_max)?;
         let tracer = config.trace.clone().map(Tracer::new).transpose().map_err(|error| error.to_string())?;
+        let compute = ComputePool::start(config.compute_threads);
+        let compute = compute.map_err(|error| format!("threads for large requests: {error}"))?;
         let gateway = Arc::new(Self {
             tuning: ArcSwap::from_pointee(tuning),
+            memory: RequestMemory::new(config.request_memory_max),
             config,
             text,
             fleet,
@@ -68,6 +75,7 @@ impl Gateway {
             retries: RetryBudget::default(),
             chooser: Chooser::default(),
             inside: AtomicUsize::new(0),
+            compute,
             access,
             tracer,
             started: unix_time(),

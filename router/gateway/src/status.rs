@@ -147,6 +147,7 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: Header
     metrics.workers_ready.set(gateway.fleet.ready_count() as i64);
     metrics.waiting.set(gateway.access.gate.stats().waiting.into());
     metrics.running_max.set(gateway.access.gate.running_max().into());
+    metrics.request_memory.set(gateway.memory.held_bytes() as i64);
     let events = gateway.fleet.tracker_counters();
     metrics.event_batches.set(events.batches as i64);
     metrics.event_orphans.set(events.orphans as i64);

@@ -15,6 +15,7 @@ use router_engines::openai::ApiError;
 use router_trace::{KeyValue, Status, names};
 
 use crate::access::limited;
+use crate::memory::Footprint;
 use crate::relay::Usage;
 use crate::requests::Head;
 use crate::service::{Gateway, retry_after};
@@ -43,6 +44,8 @@ struct Noted {
 pub(crate) struct Stay {
     gateway: Arc<Gateway>,
     pub(crate) grant: Arc<Grant>,
+    /// The memory that it holds for as long as it is inside.
+    pub(crate) footprint: Footprint,
     permit: Option<Permit>,
     charge: Option<Charge>,
     /// Tokens of the prompt, as the gateway counted them.
@@ -70,6 +73,7 @@ impl Stay {
         Box::new(Self {
             gateway: Arc::clone(gateway),
             grant: Arc::clone(&gateway.access.nobody),
+            footprint: Footprint::default(),
             permit: None,
             charge: None,
             prompt_tokens: 0,
@@ -220,6 +224,13 @@ impl Stay {
     /// It goes to an engine now. From here on its prompt is charged, also when the client leaves before the first token.
     pub(crate) fn sent(&mut self) {
         self.is_sent = true;
+    }
+
+    /// What it holds from now on, as far as that is known.
+    pub(crate) fn holds(&self, bytes: usize) {
+        if let Some(held) = &self.footprint.held {
+            held.resize(bytes);
+        }
     }
 
     /// So many pieces have gone to the client.

@@ -1,5 +1,7 @@
 //! What an operator can set, and the limits.
 
+use std::time::Duration;
+
 /// Settings of the service.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -19,6 +21,8 @@ pub struct Config {
     pub calls_per_connection_max: u32,
     /// How many connections are open at once; further ones wait to be accepted. Default: 1024.
     pub connections_max: usize,
+    /// How long an answer waits for its client to read on before it is given up. Default: 60 s.
+    pub unread_max: Duration,
 }
 
 impl Default for Config {
@@ -31,6 +35,7 @@ impl Default for Config {
             pipelined_max: 16,
             calls_per_connection_max: 64,
             connections_max: 1024,
+            unread_max: Duration::from_secs(60),
         }
     }
 }

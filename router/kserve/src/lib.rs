@@ -5,6 +5,7 @@
 //! server-sent events, becomes tensors again. In the order in which a request meets them:
 //!
 //! * [`serve`] accepts HTTP/2 connections, over the router of its methods.
+//! * `codec` counts a message before it is decoded, and `unread` gives up answers that are not read.
 //! * `wire` reads and writes tensors, raw or typed; `fields` and `flags` know the names that clients of Triton's vLLM
 //!   and TensorRT-LLM backends and of Dynamo use; `request` makes the body of them.
 //! * A [`Backend`] answers: the gateway, or whatever speaks OpenAI. This crate knows nothing of it.
@@ -25,6 +26,7 @@
 
 mod answer;
 mod backend;
+mod codec;
 mod config;
 mod error;
 mod fields;
@@ -39,6 +41,7 @@ mod serve;
 mod service;
 mod sse;
 mod stream;
+mod unread;
 mod wire;
 
 pub use backend::{Answer, Backend, Call};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::serve::Listener;
 use http::Request;
 use hyper::body::Incoming;
@@ -24,6 +25,7 @@ use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::Error;
 use crate::service::service;
+use crate::unread::Unread;
 
 /// A connection that says nothing for so long is asked whether it is there, and has as long again to answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
@@ -54,6 +56,7 @@ pub async fn serve<B: Backend, L: Listener>(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE);
+    let unread_max = config.unread_max;
     let (stop, stopping) = watch::channel(false);
     let router = service(Arc::clone(&backend), config, stopping.clone());
     let graceful = GracefulShutdown::new();
@@ -76,6 +79,7 @@ pub async fn serve<B: Backend, L: Listener>(
             router: TowerToHyperService::new(router.clone()),
             backend: Arc::clone(&backend),
             has_called: Arc::clone(&has_called),
+            unread_max,
         };
         let connection = graceful.watch(http2.serve_connection(TokioIo::new(socket), answering));
         let silent = silent(has_called, stopping.clone());
@@ -112,6 +116,7 @@ struct Guarded<B> {
     router: TowerToHyperService<axum::Router>,
     backend: Arc<B>,
     has_called: Arc<AtomicBool>,
+    unread_max: Duration,
 }
 
 impl<B: Backend> Service<Request<Incoming>> for Guarded<B> {
@@ -128,6 +133,13 @@ impl<B: Backend> Service<Request<Incoming>> for Guarded<B> {
             let status: tonic::Status = Error::of(status, message).into();
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
-        Box::pin(self.router.call(request))
+        let (answered, unread_max) = (self.router.call(request), self.unread_max);
+        Box::pin(async move {
+            let answer = answered.await?;
+            if http_body::Body::is_end_stream(answer.body()) {
+                return Ok(answer);
+            }
+            Ok(answer.map(|body| Body::new(Unread::new(body, unread_max))))
+        })
     }
 }

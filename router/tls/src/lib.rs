@@ -6,6 +6,7 @@
 //!   [`ServerTls::watch`].
 //! * [`TlsListener`], [`PlainListener`]: what `axum::serve` accepts from. [`PeerAddr`] and [`ClientIdentity`] tell a
 //!   handler who is there.
+//! * [`ClientSocket`]: the socket below either, which fails when its client has stopped reading.
 //! * [`ClientTls`]: the same for the client side; it makes a [`ClientStream`] of a TCP connection.
 //!
 //! One provider of cryptography, aws-lc-rs, is handed to rustls by name: nothing is installed for the process, so no
@@ -34,6 +35,7 @@ mod material;
 mod plain;
 mod reload;
 mod server;
+mod socket;
 
 pub use client::{ClientStream, ClientTls};
 pub use config::{Alpn, ClientCertificate, ClientTlsConfig, HandshakeLimits, ServerTlsConfig};
@@ -43,3 +45,4 @@ pub use listener::TlsListener;
 pub use plain::PlainListener;
 pub use reload::ReloadCounts;
 pub use server::{HandshakeCounts, ServerStream, ServerTls};
+pub use socket::ClientSocket;

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::config::HandshakeLimits;
 use crate::identity::PeerAddr;
 use crate::server::{ServerStream, ServerTls};
+use crate::socket::ClientSocket;
 
 /// First wait after the system gave no connection; each further one in a row is twice as long.
 const BACK_OFF_MIN: Duration = Duration::from_millis(10);
@@ -29,6 +30,7 @@ pub struct TlsListener {
     tcp: TcpListener,
     tls: Arc<ServerTls>,
     limits: HandshakeLimits,
+    write_timeout: Option<Duration>,
     handshakes: JoinSet<Option<(ServerStream, PeerAddr)>>,
     /// When each handshake began, the oldest first; those that are over leave when they come to the front.
     begun: VecDeque<(Instant, AbortHandle)>,
@@ -55,6 +57,7 @@ impl TlsListener {
             tcp,
             tls,
             limits,
+            write_timeout: None,
             handshakes: JoinSet::new(),
             begun: VecDeque::new(),
             giving_way: None,
@@ -63,12 +66,18 @@ impl TlsListener {
         }
     }
 
+    /// Gives connections up whose client takes no byte for so long while there is something to write.
+    #[must_use]
+    pub fn with_write_timeout(mut self, write_timeout: Duration) -> Self {
+        self.write_timeout = Some(write_timeout);
+        self
+    }
+
     fn begin(&mut self, tcp: TcpStream, addr: SocketAddr) {
         self.failures = 0;
         let (tls, limit) = (self.tls.clone(), self.limits.timeout);
+        let tcp = ClientSocket::accepted(tcp, self.write_timeout);
         let handshake = self.handshakes.spawn(async move {
-            // A connection that is gone already needs no option.
-            let _gone = tcp.set_nodelay(true);
             let (counter, reason) = match timeout(limit, tls.handshake(tcp, addr)).await {
                 Ok(Ok(connection)) => {
                     tls.tally.completed.fetch_add(1, Ordering::Relaxed);

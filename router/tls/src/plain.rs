@@ -5,22 +5,33 @@ use std::time::Duration;
 
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 use crate::identity::PeerAddr;
+use crate::socket::ClientSocket;
 
 /// How long to wait when the system gives no connection, for want of file descriptors.
 const REST: Duration = Duration::from_millis(100);
 
 /// A TCP listener for `axum::serve`, with Nagle's algorithm off.
 #[derive(Debug)]
-pub struct PlainListener(TcpListener);
+pub struct PlainListener {
+    tcp: TcpListener,
+    write_timeout: Option<Duration>,
+}
 
 impl PlainListener {
     /// A listener over a bound socket.
     #[must_use]
     pub fn new(tcp: TcpListener) -> Self {
-        Self(tcp)
+        Self { tcp, write_timeout: None }
+    }
+
+    /// Gives connections up whose client takes no byte for so long while there is something to write.
+    #[must_use]
+    pub fn with_write_timeout(mut self, write_timeout: Duration) -> Self {
+        self.write_timeout = Some(write_timeout);
+        self
     }
 }
 
@@ -33,15 +44,14 @@ fn is_clients(error: &io::Error) -> bool {
 }
 
 impl Listener for PlainListener {
-    type Io = TcpStream;
+    type Io = ClientSocket;
     type Addr = PeerAddr;
 
-    async fn accept(&mut self) -> (TcpStream, PeerAddr) {
+    async fn accept(&mut self) -> (ClientSocket, PeerAddr) {
         loop {
-            match self.0.accept().await {
+            match self.tcp.accept().await {
                 Ok((stream, addr)) => {
-                    // A connection that is gone already needs no option.
-                    let _gone = stream.set_nodelay(true);
+                    let stream = ClientSocket::accepted(stream, self.write_timeout);
                     return (stream, PeerAddr { addr, certificate: None });
                 }
                 Err(error) if is_clients(&error) => {}
@@ -54,7 +64,7 @@ impl Listener for PlainListener {
     }
 
     fn local_addr(&self) -> io::Result<PeerAddr> {
-        self.0.local_addr().map(|addr| PeerAddr { addr, certificate: None })
+        self.tcp.local_addr().map(|addr| PeerAddr { addr, certificate: None })
     }
 }
 

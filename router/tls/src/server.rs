@@ -12,7 +12,6 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
-use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::{Alpn, ClientCertificate, ServerTlsConfig};
@@ -20,9 +19,10 @@ use crate::error::TlsError;
 use crate::identity::{ClientIdentity, PeerAddr};
 use crate::material;
 use crate::reload::{Loaded, ReloadCounts, Reloadable};
+use crate::socket::ClientSocket;
 
 /// A connection of a client, after its handshake.
-pub type ServerStream = tokio_rustls::server::TlsStream<TcpStream>;
+pub type ServerStream = tokio_rustls::server::TlsStream<ClientSocket>;
 
 /// How handshakes ended, since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -114,7 +114,7 @@ impl ServerTls {
 
     pub(crate) async fn handshake(
         &self,
-        tcp: TcpStream,
+        tcp: ClientSocket,
         addr: SocketAddr,
     ) -> io::Result<(ServerStream, PeerAddr)> {
         let stream = TlsAcceptor::from(self.files.config()).accept(tcp).await?;

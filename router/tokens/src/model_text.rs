@@ -1,9 +1,10 @@
 //! Everything textual that a model folder holds.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
 use crate::conversation::prepare;
 use crate::{ChatTemplate, Tokenizer, TokensError};
@@ -110,19 +111,16 @@ impl ModelText {
             .template
             .as_ref()
             .ok_or_else(|| TokensError::Template("this model has none; use /v1/completions".to_owned()))?;
-        let mut context = json!({ "messages": messages, "add_generation_prompt": add_generation_prompt });
-        if let Json::Object(fields) = &mut context {
-            let specials = [("bos_token", &self.bos_token), ("eos_token", &self.eos_token)];
-            for (name, token) in specials {
-                if let Some(token) = token {
-                    fields.insert(name.to_owned(), Json::from(token.as_str()));
-                }
-            }
-            // A client's variables do not take the place of what is being rendered.
-            let taken = ["messages", "add_generation_prompt"];
-            let extras = extras.iter().filter(|(name, _)| !taken.contains(&name.as_str()));
-            fields.extend(extras.map(|(name, value)| (name.clone(), value.clone())));
-        }
+        let generate = Json::from(add_generation_prompt);
+        let specials = [("bos_token", &self.bos_token), ("eos_token", &self.eos_token)];
+        let specials = specials.map(|(name, token)| (name, token.as_deref().map(Json::from)));
+        // Nothing is copied: a conversation may be as large as a body.
+        let mut context: BTreeMap<&str, &Json> =
+            specials.iter().filter_map(|(name, token)| Some((*name, token.as_ref()?))).collect();
+        context.extend(extras.iter().map(|(name, value)| (name.as_str(), value)));
+        // A client's variables do not take the place of what is being rendered.
+        context.insert("messages", messages);
+        context.insert("add_generation_prompt", &generate);
         template.render(&context)
     }
 }

@@ -3,7 +3,7 @@
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
-use serde_json::Value as Json;
+use serde::Serialize;
 
 use crate::TokensError;
 use crate::conversation::Habits;
@@ -50,7 +50,7 @@ impl ChatTemplate {
     }
 
     /// Renders a conversation. `context` holds `messages`, `add_generation_prompt`, `bos_token`, `tools`, ….
-    pub fn render(&self, context: &Json) -> Result<String, TokensError> {
+    pub fn render(&self, context: &impl Serialize) -> Result<String, TokensError> {
         self.environment
             .get_template(NAME)
             .and_then(|template| template.render(Value::from(Serde(context))))
@@ -93,7 +93,7 @@ fn split_mark(body: &str, mark: Option<char>, from_start: usize, from_end: usize
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value as Json, json};
 
     use super::*;
 

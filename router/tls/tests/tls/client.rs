@@ -95,7 +95,7 @@ async fn both_ends_send_without_delay() {
     let (stream, (served, peer)) = tokio::join!(connect, listener.accept());
     let ClientStream::Tls(stream) = stream else { panic!("not TLS") };
     let (own, other) = (stream.get_ref().0, served.get_ref().0);
-    assert_eq!((own.nodelay().ok(), other.nodelay().ok()), (Some(true), Some(true)));
+    assert_eq!((own.nodelay().ok(), other.get_ref().nodelay().ok()), (Some(true), Some(true)));
     assert_eq!(own.local_addr().ok(), Some(peer.addr));
 }
 

@@ -1,0 +1,185 @@
+//! The size of a JSON text as a tree, found without building one.
+//!
+//! A tree takes up to a hundred times the bytes of its text (`[],[],…`: three bytes a list, 72 and more for its value), so
+//! a body is counted before anything is parsed. One pass over the bytes, no allocation and no recursion; strings are
+//! skipped with `memchr`. Whether the text is JSON at all is the parser's to say: of a text that is not, the counts mean
+//! nothing and are no larger than its length.
+
+use memchr::memchr2;
+
+/// Bytes that a tree takes for each value or name that is no number: a `Value` in a list that has just grown, or a
+/// bucket of a map with its name.
+const NODE_BYTES: usize = 256;
+/// The same for a number, which stands in a list.
+const NUMBER_BYTES: usize = 128;
+/// Copies of a text that are there at a time while it is parsed, translated, rendered and tokenised.
+const TEXT_COPIES: usize = 5;
+
+/// Most that a text may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeLimits {
+    /// Objects, lists, strings, names and literals.
+    pub nodes: usize,
+    /// Numbers.
+    pub numbers: usize,
+    /// Objects and lists inside each other.
+    pub depth: usize,
+}
+
+/// What a text holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Shape {
+    /// Objects, lists, strings, names and literals.
+    pub nodes: usize,
+    /// Numbers.
+    pub numbers: usize,
+    /// Objects and lists inside each other, at most.
+    pub depth: usize,
+}
+
+impl Shape {
+    /// Counts a text, up to its first excess; the error names the limit.
+    pub fn of(text: &[u8], limits: &ShapeLimits) -> Result<Self, String> {
+        let mut shape = Self::default();
+        let (mut depth, mut at) = (0_usize, 0);
+        while let Some(&byte) = text.get(at) {
+            at = match byte {
+                b'"' => {
+                    shape.nodes += 1;
+                    end_of_string(text, at + 1)
+                }
+                b'{' | b'[' => {
+                    shape.nodes += 1;
+                    depth += 1;
+                    shape.depth = shape.depth.max(depth);
+                    at + 1
+                }
+                b'}' | b']' => {
+                    depth = depth.saturating_sub(1);
+                    at + 1
+                }
+                b'-' | b'0'..=b'9' => {
+                    shape.numbers += 1;
+                    end_of_scalar(text, at + 1)
+                }
+                b'a'..=b'z' => {
+                    shape.nodes += 1;
+                    end_of_scalar(text, at + 1)
+                }
+                _ => at + 1,
+            };
+            shape.check(limits)?;
+        }
+        Ok(shape)
+    }
+
+    fn check(&self, limits: &ShapeLimits) -> Result<(), String> {
+        if self.depth > limits.depth {
+            return Err(format!(
+                "The body has more than {} objects and lists inside each other.",
+                limits.depth
+            ));
+        }
+        if self.nodes > limits.nodes {
+            return Err(format!(
+                "The body has more than {} objects, lists, strings and names.",
+                limits.nodes
+            ));
+        }
+        if self.numbers > limits.numbers {
+            return Err(format!("The body has more than {} numbers.", limits.numbers));
+        }
+        Ok(())
+    }
+
+    /// Bytes that working on a text of this shape takes at most, beside the text itself. An estimate from above.
+    #[must_use]
+    pub fn work_bytes(&self, text_bytes: usize) -> usize {
+        TEXT_COPIES * text_bytes + NODE_BYTES * self.nodes + NUMBER_BYTES * self.numbers
+    }
+}
+
+/// Where a string ends whose first byte is at `at`.
+fn end_of_string(text: &[u8], mut at: usize) -> usize {
+    while let Some(found) = text.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+        at += found;
+        if text[at] == b'"' {
+            return at + 1;
+        }
+        at += 2;
+    }
+    text.len()
+}
+
+fn end_of_scalar(text: &[u8], at: usize) -> usize {
+    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+    at + text[at..].iter().take_while(|byte| is_part(byte)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const WIDE: ShapeLimits = ShapeLimits { nodes: 1 << 20, numbers: 1 << 20, depth: 128 };
+
+    /// The same, from the tree.
+    fn counted(value: &Value, depth: usize, shape: &mut Shape) {
+        match value {
+            Value::Number(_) => shape.numbers += 1,
+            _ => shape.nodes += 1,
+        }
+        let inner: Vec<&Value> = match value {
+            Value::Array(items) => items.iter().collect(),
+            Value::Object(fields) => {
+                shape.nodes += fields.len();
+                fields.values().collect()
+            }
+            _ => return,
+        };
+        shape.depth = shape.depth.max(depth + 1);
+        inner.into_iter().for_each(|value| counted(value, depth + 1, shape));
+    }
+
+    #[test]
+    fn a_text_is_counted_as_its_tree() {
+        for value in [
+            json!({}),
+            json!([[], [[]], {}]),
+            json!({"a": -1.5e-7, "b": [true, null, false, 12, "x\\\"],[{"], "\"": {"c": ""}}),
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "[[[[ 1 2 3 \n é"}]}]}),
+            json!("only a text"),
+            json!(7),
+        ] {
+            let mut expected = Shape::default();
+            counted(&value, 0, &mut expected);
+            for text in [value.to_string(), serde_json::to_string_pretty(&value).expect("JSON")] {
+                assert_eq!(Shape::of(text.as_bytes(), &WIDE), Ok(expected), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_body_of_nested_lists_is_refused_before_it_is_parsed() {
+        let limits = ShapeLimits { nodes: 1000, numbers: 100, depth: 128 };
+        for (text, named) in [
+            (format!("{{\"messages\":[{}[]]}}", "[],".repeat(5_000_000)), "1000 objects"),
+            ("[".repeat(5_000_000), "128 objects and lists inside"),
+            ("{\"a\":".repeat(1_000_000), "128 objects and lists inside"),
+            (format!("[{}1]", "1,".repeat(5_000_000)), "100 numbers"),
+            (format!("[{}\"\"]", "\"\",".repeat(5_000)), "1000 objects"),
+        ] {
+            let excess = Shape::of(text.as_bytes(), &limits).expect_err("too large");
+            assert!(excess.contains(named), "{excess}");
+        }
+    }
+
+    #[test]
+    fn any_bytes_have_a_shape() {
+        for text in ["", "\"", "\"\\", "\"\\\"", "]]]", "-", "\u{0}\u{7f}{", "1e+5x,"] {
+            let shape = Shape::of(text.as_bytes(), &WIDE).expect("small");
+            assert!(shape.nodes + shape.numbers <= text.len(), "{text:?}");
+        }
+    }
+}

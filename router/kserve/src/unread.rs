@@ -1,0 +1,176 @@
+//! The body of an answer, given up when its client does not read it.
+//!
+//! HTTP/2 has flow control for each call: a client that stops reading one leaves the connection as it is, and no write
+//! fails. Then no further frame is asked for, and with the answer its request would keep its place and its engine for
+//! ever. A frame that was handed out and after which none is asked for in time ends the answer: what makes it is dropped,
+//! and the client finds the call reset if it reads again.
+//!
+//! While a frame is asked for and not there yet, it is the backend that is waited for, and no time counts.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until};
+
+struct Shared {
+    /// Gone when it is given up, or over.
+    inner: Option<Body>,
+    /// When a frame was handed out, and no other was asked for since.
+    taken: Option<Instant>,
+    is_given_up: bool,
+}
+
+/// See the module.
+pub(crate) struct Unread {
+    shared: Arc<Mutex<Shared>>,
+    clock: JoinHandle<()>,
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Unread {
+    /// Gives `inner` up when no frame is asked for within `limit` after one was handed out.
+    pub(crate) fn new(inner: Body, limit: Duration) -> Self {
+        let shared = Shared { inner: Some(inner), taken: Some(Instant::now()), is_given_up: false };
+        let shared = Arc::new(Mutex::new(shared));
+        let clock = tokio::spawn(watch(Arc::clone(&shared), limit));
+        Self { shared, clock }
+    }
+}
+
+async fn watch(shared: Arc<Mutex<Shared>>, limit: Duration) {
+    loop {
+        let due = lock(&shared).taken.map(|taken| taken + limit);
+        match due {
+            None => sleep(limit).await,
+            Some(due) if due > Instant::now() => sleep_until(due).await,
+            Some(due) => {
+                let mut shared = lock(&shared);
+                // A frame may have been asked for since the first look.
+                if shared.taken.is_some_and(|taken| taken + limit <= due) {
+                    shared.is_given_up = true;
+                    let given_up = shared.inner.take();
+                    drop(shared);
+                    drop(given_up);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.clock.abort();
+    }
+}
+
+impl HttpBody for Unread {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let mut shared = lock(&self.shared);
+        shared.taken = None;
+        if std::mem::take(&mut shared.is_given_up) {
+            return Poll::Ready(Some(Err(axum::Error::new("the answer was not read in time"))));
+        }
+        let Some(inner) = &mut shared.inner else { return Poll::Ready(None) };
+        let polled = Pin::new(inner).poll_frame(context);
+        match &polled {
+            Poll::Pending => {}
+            Poll::Ready(None) => shared.inner = None,
+            Poll::Ready(Some(_)) => shared.taken = Some(Instant::now()),
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let shared = lock(&self.shared);
+        shared.inner.as_ref().map_or(!shared.is_given_up, HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        lock(&self.shared).inner.as_ref().map_or_else(SizeHint::default, HttpBody::size_hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::future::poll_fn;
+
+    use futures_util::{StreamExt, stream};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(60);
+
+    /// A body of so many frames, `held` for as long as it is there.
+    fn body(frames: usize, held: &Arc<()>) -> Body {
+        let held = Arc::clone(held);
+        let frames = stream::iter(0..frames).map(move |_| {
+            let _held = &held;
+            Ok::<_, Infallible>("frame")
+        });
+        Body::from_stream(frames)
+    }
+
+    async fn next(body: &mut Unread) -> Option<Result<Frame<Bytes>, axum::Error>> {
+        poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await
+    }
+
+    async fn freed(held: &Arc<()>) {
+        let free = async {
+            while Arc::strong_count(held) > 1 {
+                sleep(LIMIT / 10).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), free).await.expect("given up");
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_not_read_is_given_up() {
+        let held = Arc::new(());
+        let mut unread = Unread::new(body(1000, &held), LIMIT);
+        assert!(next(&mut unread).await.is_some_and(|frame| frame.is_ok()));
+        freed(&held).await;
+        assert!(next(&mut unread).await.is_some_and(|frame| frame.is_err()));
+        assert!(next(&mut unread).await.is_none());
+        // One of which nothing is ever read, too.
+        let never = Unread::new(body(1, &held), LIMIT);
+        freed(&held).await;
+        drop(never);
+    }
+
+    #[tokio::test]
+    async fn a_backend_that_takes_its_time_is_waited_for() {
+        let held = Arc::new(());
+        let slow = stream::once(async {
+            sleep(LIMIT * 4).await;
+            Ok::<_, Infallible>("late")
+        });
+        let mut unread = Unread::new(Body::from_stream(slow), LIMIT);
+        assert!(next(&mut unread).await.is_some_and(|frame| frame.is_ok()));
+        assert!(next(&mut unread).await.is_none());
+        // And so is one that is read to its end.
+        let mut unread = Unread::new(body(100, &held), LIMIT);
+        let mut frames = 0;
+        while let Some(frame) = next(&mut unread).await {
+            frame.expect("a frame");
+            frames += 1;
+        }
+        assert_eq!((frames, Arc::strong_count(&held)), (100, 1));
+    }
+}
