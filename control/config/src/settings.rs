@@ -531,6 +531,9 @@ section! {
         resp: Vec<String> = vec!["127.0.0.1:7379".to_owned()];
         /// File with the password of the Redis protocol, not readable by everybody; empty: none.
         resp_password_file: String = String::new();
+        /// Commands of the Redis protocol that go by another name, as `FLUSHALL=NEW-NAME`; without a new name (`FLUSHALL=`) the
+        /// command is turned off.
+        resp_rename: Vec<String> = Vec::new();
     }
 }
 

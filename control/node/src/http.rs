@@ -33,6 +33,8 @@ pub(crate) fn metric(out: &mut String, name: &str, help: &str, value: u64) {
 const BACKLOG: u32 = 4096;
 /// Connections open at a time, per listener; more wait in the kernel.
 const CONNECTIONS_MAX: usize = 65_536;
+/// Largest head of a request; a longer one is answered with 431.
+const HEAD_BYTES_MAX: usize = 64 << 10;
 /// A connection whose next request has not begun, or whose head is not whole, after this time is closed. Longer than the
 /// pools of usual clients keep theirs, so that it is they who close.
 const HEAD_WITHIN: Duration = Duration::from_secs(120);
@@ -131,7 +133,7 @@ where
     L: Listener<Addr = PeerAddr>,
 {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_header_size(HEAD_BYTES_MAX);
     let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let is_told = stop.clone();

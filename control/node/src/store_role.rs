@@ -184,9 +184,21 @@ fn resp_config(settings: &Settings) -> Result<RespConfig> {
         allow_remote: is_remote,
         password,
         allow_flush: true,
+        renamed: renamed(&settings.store.resp_rename)?,
         drain: settings.serve.drain,
         ..RespConfig::default()
     })
+}
+
+/// Commands and their new names; the server checks them.
+fn renamed(settings: &[String]) -> Result<Vec<(String, String)>> {
+    let pair = |text: &String| {
+        let (from, to) = text.split_once('=').with_context(|| {
+            format!("store.resp_rename: \"{text}\" is neither like `FLUSHALL=NEW-NAME` nor like `FLUSHALL=`")
+        })?;
+        Ok((from.trim().to_owned(), to.trim().to_owned()))
+    };
+    settings.iter().map(pair).collect()
 }
 
 fn health(running: &Running) -> (StatusCode, &'static str) {
@@ -214,4 +226,22 @@ fn metrics(running: &Running) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_the_redis_protocol_are_renamed_or_turned_off_by_the_configuration() {
+        let of = |text: &str| renamed(&[text.to_owned()]);
+        assert_eq!(of("FLUSHALL = x").expect("a pair"), [("FLUSHALL".to_owned(), "x".to_owned())]);
+        assert_eq!(of("FLUSHDB=").expect("a pair"), [("FLUSHDB".to_owned(), String::new())]);
+        assert!(of("FLUSHDB").expect_err("no pair").to_string().contains("resp_rename"));
+        let mut settings = Settings::default();
+        settings.store.resp_rename = vec!["FLUSHALL=".to_owned()];
+        let config = resp_config(&settings).expect("in range");
+        config.check().expect("a command that there is");
+        assert_eq!(config.renamed.len(), 1);
+    }
 }

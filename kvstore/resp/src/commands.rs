@@ -119,6 +119,65 @@ pub(crate) static COMMANDS: &[Specification] = &[
     reads("info", Kind::Info, -1, KeyPlaces::Connection),
 ];
 
+/// Longest name that a command can be given.
+const NAME_MAX: usize = 64;
+
+/// The names that commands go by: those of the table, but for the renamed ones.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    /// Commands with their new names; an empty one is none.
+    renamed: Vec<(&'static Specification, Box<str>)>,
+}
+
+impl Names {
+    /// `renamed` has a command's name in the table and the one that it goes by instead; an empty one turns it off. The error
+    /// says which of them cannot be.
+    pub(crate) fn new(renamed: &[(String, String)]) -> Result<Self, String> {
+        let mut names = Self::default();
+        for (from, to) in renamed {
+            let Some(specification) = Specification::of(from.as_bytes()) else {
+                return Err(format!("there is no command '{from}' to rename"));
+            };
+            let is_taken = |to: &str| {
+                Specification::of(to.as_bytes()).is_some()
+                    || names.renamed.iter().any(|(_, name)| name.eq_ignore_ascii_case(to))
+            };
+            if names.is_renamed(specification) {
+                return Err(format!("'{from}' is renamed twice"));
+            }
+            if to.len() > NAME_MAX || !to.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return Err(format!(
+                    "the new name of '{from}' is not of at most {NAME_MAX} printable characters"
+                ));
+            }
+            if !to.is_empty() && is_taken(to) {
+                return Err(format!("the new name of '{from}' is another command's"));
+            }
+            names.renamed.push((specification, to.as_str().into()));
+        }
+        Ok(names)
+    }
+
+    fn is_renamed(&self, specification: &Specification) -> bool {
+        self.renamed.iter().any(|(renamed, _)| std::ptr::eq(*renamed, specification))
+    }
+
+    /// The command of a name, in whatever case it is written.
+    pub(crate) fn find(&self, name: &[u8]) -> Option<&'static Specification> {
+        if let Some(found) = Specification::of(name) {
+            return (!self.is_renamed(found)).then_some(found);
+        }
+        let mut renamed = self.renamed.iter();
+        let found = renamed.find(|(_, to)| !to.is_empty() && to.as_bytes().eq_ignore_ascii_case(name));
+        found.map(|(specification, _)| *specification)
+    }
+
+    /// The commands that go by their own names. A new name is told to nobody.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = &'static Specification> {
+        COMMANDS.iter().filter(|specification| !self.is_renamed(specification))
+    }
+}
+
 impl Specification {
     /// The line of a name, in whatever case it is written.
     pub(crate) fn of(name: &[u8]) -> Option<&'static Self> {
@@ -191,6 +250,29 @@ mod tests {
         assert_eq!(keys("memory usage a"), (true, b"a".to_vec()));
         assert_eq!(keys("memory doctor"), (true, b"".to_vec()));
         assert!(Specification::of(b"multi").is_none());
+    }
+
+    #[test]
+    fn commands_are_renamed_and_turned_off() {
+        let of = |renamed: &[(&str, &str)]| {
+            let renamed: Vec<_> =
+                renamed.iter().map(|(from, to)| ((*from).to_owned(), (*to).to_owned())).collect();
+            Names::new(&renamed)
+        };
+        let names = of(&[("FLUSHALL", ""), ("flushdb", "x-flush")]).expect("they can be");
+        let kind = |name: &[u8]| names.find(name).map(|found| found.kind);
+        assert_eq!((kind(b"flushall"), kind(b"FLUSHDB"), kind(b"")), (None, None, None));
+        assert_eq!((kind(b"X-Flush"), kind(b"get")), (Some(Kind::Flush), Some(Kind::Get)));
+        assert_eq!(names.listed().count(), COMMANDS.len() - 2);
+        for bad in [
+            &[("NOTHING", "")][..],
+            &[("FLUSHALL", "get")],
+            &[("FLUSHALL", "two words")],
+            &[("FLUSHALL", "a"), ("flushall", "b")],
+            &[("FLUSHALL", "a"), ("FLUSHDB", "A")],
+        ] {
+            assert!(of(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

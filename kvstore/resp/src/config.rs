@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use subtle::ConstantTimeEq;
 
+use crate::commands::Names;
 use crate::error::RespError;
 use crate::wire::Limits;
 
@@ -67,7 +68,8 @@ pub struct RespConfig {
     /// reads of a store that has no [`Values::size_hint`](crate::Values::size_hint). Also the most bytes that `MGET`
     /// answers.
     pub buffered_bytes_max: usize,
-    /// Bytes of large arguments (above 32 KiB) that all connections together have received and not yet carried out.
+    /// Bytes of large arguments (above 32 KiB), and of small ones beyond 64 KiB of a command, that all connections together
+    /// have received and not yet carried out.
     /// Above it one command at a time goes on, so that up to `command_bytes_max` come on top; the others wait their turn,
     /// and one that waits for 3 s is answered with `TRYAGAIN`. At least `command_bytes_max`.
     pub received_bytes_max: usize,
@@ -83,6 +85,9 @@ pub struct RespConfig {
     pub drain: Duration,
     /// Whether `FLUSHDB` and `FLUSHALL` work.
     pub allow_flush: bool,
+    /// Commands that go by another name: the command's own and the new one, of at most 64 printable characters. An empty new
+    /// name turns the command off.
+    pub renamed: Vec<(String, String)>,
 }
 
 impl Default for RespConfig {
@@ -103,6 +108,7 @@ impl Default for RespConfig {
             stall_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(5),
             allow_flush: false,
+            renamed: Vec::new(),
         }
     }
 }
@@ -142,6 +148,7 @@ impl RespConfig {
                 problems.push(format!("{address} is not a loopback address and allow_remote is false"));
             }
         }
+        problems.extend(Names::new(&self.renamed).err());
         if problems.is_empty() { Ok(()) } else { Err(RespError::Configuration(problems.join("; "))) }
     }
 
@@ -167,8 +174,10 @@ mod tests {
         config.check().expect("the defaults are in range");
         config.listen.push(Listen::Tcp((Ipv4Addr::UNSPECIFIED, 0).into()));
         config.pipeline_max = 0;
-        let told = config.check().expect_err("two problems").to_string();
+        config.renamed = vec![("NOTHING".to_owned(), String::new())];
+        let told = config.check().expect_err("three problems").to_string();
         assert!(told.contains("pipeline_max") && told.contains("loopback"), "{told}");
+        assert!(told.contains("NOTHING"), "{told}");
     }
 
     #[test]

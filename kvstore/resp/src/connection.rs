@@ -5,11 +5,13 @@
 //! [`RespConfig::buffered_bytes_max`](crate::RespConfig) is used up: a client that does not read its answers is
 //! slowed down first and closed in the end.
 //!
-//! Long arguments are paid for out of a budget that all connections share, as their bytes come. Connections that each
-//! have a part and wait for more could wait for each other: so one command at a time may go beyond the budget, and those
-//! that wait finish one by one. A command that waits for [`CHARGE_WAIT`] is given up: its part goes back, the rest of it
-//! is let pass, and it is answered with `TRYAGAIN`. Who has a part must be at least as fast as
-//! [`RATE_MIN`](crate::quiet::RATE_MIN).
+//! Long arguments, and short ones when there are many, are paid for out of a budget that all connections share, as their
+//! bytes come. Connections that each have a part and wait for more could wait for each other: so one command at a time may
+//! go beyond the budget, and those that wait finish one by one. A command that waits for [`CHARGE_WAIT`] is given up: its
+//! part goes back, the rest of it is let pass, and it is answered with `TRYAGAIN`. Who has a part must be at least as fast
+//! as [`RATE_MIN`](crate::quiet::RATE_MIN).
+//!
+//! A line of an HTTP request closes the connection at once: a page in a browser could carry commands in its body.
 
 use std::future::poll_fn;
 use std::io;
@@ -39,6 +41,16 @@ const READ_BYTES_MIN: usize = 4 << 10;
 
 /// How long a command may wait for the common budget.
 const CHARGE_WAIT: Duration = Duration::from_secs(3);
+
+/// How a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// By the client, by a limit, or because the server stops.
+    Closed,
+    /// The client spoke HTTP.
+    CrossProtocol,
+}
+
 /// Held by a command from its first long argument to its answer.
 #[derive(Default)]
 struct Charge<'a> {
@@ -55,7 +67,7 @@ pub(crate) async fn serve<V: Values>(
     mut writer: impl AsyncWrite + Unpin,
     mut stop: watch::Receiver<bool>,
     id: u64,
-) -> io::Result<()> {
+) -> io::Result<Ended> {
     let config = &shared.config;
     let mut session = Session::new(id, config.password.is_none());
     let mut input = Input::new(reader, RequestParser::new(session.limits(config.limits())));
@@ -99,7 +111,7 @@ pub(crate) async fn serve<V: Values>(
                         let text = "TRYAGAIN too many large values are being received at the moment";
                         waiting = Some(Next::Answer(Reply::error(text)));
                     }
-                    Ok(Some(command)) => waiting = Some(session.recognise(command)),
+                    Ok(Some(command)) => waiting = Some(session.recognise(&shared.names, command)),
                     Err(error) => fault = Some(error),
                 }
             }
@@ -111,6 +123,11 @@ pub(crate) async fn serve<V: Values>(
             let full = (!lanes.is_empty() || output.has_remaining()) && buffered >= config.buffered_bytes_max;
             match waiting.take() {
                 None => break,
+                // Nothing of what follows may be carried out, and what came before was not meant for us either.
+                Some(Next::CrossProtocol) => {
+                    RespCounters::add(&shared.counters.connections_cross_protocol, 1);
+                    return Ok(Ended::CrossProtocol);
+                }
                 Some(Next::Stored(specification, command)) => {
                     let claims = Claims::of(specification, &command.arguments, &shared.hasher);
                     if full || !lanes.admits(&claims) {
@@ -155,7 +172,7 @@ pub(crate) async fn serve<V: Values>(
             session.closing = true;
         }
         if session.closing && waiting.is_none() && lanes.is_empty() && !output.has_remaining() {
-            return writer.shutdown().await;
+            return writer.shutdown().await.map(|()| Ended::Closed);
         }
 
         let reading = waiting.is_none() && fault.is_none() && !session.closing;
@@ -196,7 +213,7 @@ pub(crate) async fn serve<V: Values>(
                     Ok(Ok(Permit::Paid(permit))) => charge.pay(permit),
                     Ok(Ok(Permit::Beyond(permit))) => charge.beyond = Some(permit),
                     // The semaphores are never closed.
-                    Ok(Err(_)) => return Ok(()),
+                    Ok(Err(_)) => return Ok(Ended::Closed),
                     Err(_) => {
                         input.parser.abandon();
                         given_up = true;
@@ -226,7 +243,7 @@ pub(crate) async fn serve<V: Values>(
                 if quiet.rang(pace, limit, slow_limit) {
                     RespCounters::add(&shared.counters.connections_stalled, 1);
                     tracing::debug!(id, owing, "closed a connection that stands still");
-                    return Ok(());
+                    return Ok(Ended::Closed);
                 }
                 alarm.as_mut().reset(Instant::now() + pace);
             }
@@ -273,7 +290,7 @@ impl<'a> Charge<'a> {
         if self.beyond.is_some() {
             return 0;
         }
-        let needed = parser.long_bytes().div_ceil(CHARGE_BYTES);
+        let needed = parser.charged_bytes().div_ceil(CHARGE_BYTES);
         let has = self.paid.as_ref().map_or(0, SemaphorePermit::num_permits);
         // At most the largest command, which is far less than 2^32 units.
         u32::try_from(needed.saturating_sub(has)).unwrap_or(u32::MAX)

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use crate::commands::{COMMANDS, Specification};
+use crate::commands::{Names, Specification};
 use crate::metrics::RespCounters;
 use crate::options::{key, word};
 use crate::pattern;
@@ -39,19 +39,16 @@ pub(crate) fn client(session: &Session) -> String {
 }
 
 /// `COMMAND`, `COMMAND COUNT`, `LIST`, `INFO name…`, `DOCS`.
-pub(crate) fn command(arguments: &[Value]) -> Result<Reply, Reply> {
-    let Some(subcommand) = arguments.get(1) else {
-        return Ok(Reply::Array(COMMANDS.iter().map(Specification::describe).collect()));
-    };
+pub(crate) fn command(names: &Names, arguments: &[Value]) -> Result<Reply, Reply> {
+    let all = || Reply::Array(names.listed().map(Specification::describe).collect());
+    let Some(subcommand) = arguments.get(1) else { return Ok(all()) };
     match word(subcommand).as_str() {
-        "COUNT" => Ok(Reply::count(COMMANDS.len())),
-        "LIST" => Ok(Reply::Array(COMMANDS.iter().map(|line| Reply::text(line.name)).collect())),
+        "COUNT" => Ok(Reply::count(names.listed().count())),
+        "LIST" => Ok(Reply::Array(names.listed().map(|line| Reply::text(line.name)).collect())),
         "DOCS" => Ok(Reply::Map(Vec::new())),
-        "INFO" if arguments.len() == 2 => {
-            Ok(Reply::Array(COMMANDS.iter().map(Specification::describe).collect()))
-        }
+        "INFO" if arguments.len() == 2 => Ok(all()),
         "INFO" => {
-            let known = |name: &Value| Specification::of(name.contiguous().unwrap_or_default());
+            let known = |name: &Value| names.find(name.contiguous().unwrap_or_default());
             let describe = |name| known(name).map_or(Reply::Null, Specification::describe);
             Ok(Reply::Array(arguments[2..].iter().map(describe).collect()))
         }

@@ -13,6 +13,8 @@ pub struct RespCounters {
     pub connections_refused: AtomicU64,
     /// Connections closed for standing still.
     pub connections_stalled: AtomicU64,
+    /// Connections closed because their client spoke HTTP.
+    pub connections_cross_protocol: AtomicU64,
     /// Commands answered.
     pub commands: AtomicU64,
     /// Commands answered with an error.
@@ -32,7 +34,7 @@ pub struct RespCounters {
 impl RespCounters {
     /// Name, help text and value of each counter.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 11] {
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 12] {
         [
             ("connections", "Connections taken", Self::read(&self.connections)),
             ("connections_open", "Connections open now", Self::read(&self.connections_open)),
@@ -41,6 +43,11 @@ impl RespCounters {
                 "connections_stalled",
                 "Connections closed for standing still",
                 Self::read(&self.connections_stalled),
+            ),
+            (
+                "connections_cross_protocol",
+                "Connections closed because their client spoke HTTP",
+                Self::read(&self.connections_cross_protocol),
             ),
             ("commands", "Commands answered", Self::read(&self.commands)),
             ("errors", "Commands answered with an error", Self::read(&self.errors)),

@@ -10,8 +10,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
@@ -19,8 +19,9 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
+use crate::commands::Names;
 use crate::config::{Listen, RespConfig};
-use crate::connection::serve;
+use crate::connection::{Ended, serve};
 use crate::error::RespError;
 use crate::metrics::RespCounters;
 use crate::values::Values;
@@ -29,12 +30,15 @@ use crate::values::Values;
 pub(crate) const CHARGE_BYTES: usize = 1024;
 /// Pause after a failed `accept`, which says mostly that file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+/// Between two warnings of clients that speak HTTP: a page in a browser can try as often as it likes.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// What all connections share.
 #[derive(Debug)]
 pub(crate) struct Shared<V> {
     pub(crate) values: V,
     pub(crate) config: RespConfig,
+    pub(crate) names: Names,
     pub(crate) counters: Arc<RespCounters>,
     pub(crate) started: Instant,
     /// Budget for long arguments, in units of [`CHARGE_BYTES`].
@@ -43,6 +47,8 @@ pub(crate) struct Shared<V> {
     pub(crate) beyond: Semaphore,
     pub(crate) hasher: RandomState,
     next_id: AtomicU64,
+    /// When the last client that spoke HTTP was warned of.
+    warned: Mutex<Option<Instant>>,
 }
 
 /// A place that is listened on.
@@ -82,7 +88,7 @@ impl Drop for SocketFile {
 }
 
 enum Stream {
-    Tcp(TcpStream),
+    Tcp(TcpStream, SocketAddr),
     Unix(UnixStream),
 }
 
@@ -111,15 +117,18 @@ impl<V: Values> Server<V> {
             listeners.push(listener.map_err(|source| RespError::Listen { place: name, source })?);
         }
         let received = Semaphore::new(config.received_bytes_max.div_ceil(CHARGE_BYTES));
+        let names = Names::new(&config.renamed).map_err(RespError::Configuration)?;
         let shared = Shared {
             values,
             config,
+            names,
             counters: Arc::default(),
             started: Instant::now(),
             received,
             beyond: Semaphore::new(1),
             hasher: RandomState::new(),
             next_id: AtomicU64::new(1),
+            warned: Mutex::new(None),
         };
         Ok(Self { shared: Arc::new(shared), listeners })
     }
@@ -203,8 +212,12 @@ impl Drop for Open<'_> {
 
 async fn connection<V: Values>(shared: Arc<Shared<V>>, stream: Stream, stop: watch::Receiver<bool>, id: u64) {
     let _open = Open(&shared.counters);
+    let client = match &stream {
+        Stream::Tcp(_, client) => Some(*client),
+        Stream::Unix(_) => None,
+    };
     let ended = match stream {
-        Stream::Tcp(stream) => {
+        Stream::Tcp(stream, _) => {
             // Answers are small and awaited: collecting them would add 40 ms to each.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(id, %error, "TCP_NODELAY was refused");
@@ -217,9 +230,26 @@ async fn connection<V: Values>(shared: Arc<Shared<V>>, stream: Stream, stop: wat
             serve(&shared, reader, writer, stop, id).await
         }
     };
-    if let Err(error) = ended {
-        tracing::debug!(id, %error, "a connection broke");
+    match ended {
+        Ok(Ended::Closed) => {}
+        Ok(Ended::CrossProtocol) => warn_of_http(&shared, client),
+        Err(error) => tracing::debug!(id, %error, "a connection broke"),
     }
+}
+
+/// Logs that a client spoke HTTP to this port, at most once in [`WARN_EVERY`].
+fn warn_of_http<V>(shared: &Shared<V>, client: Option<SocketAddr>) {
+    let now = Instant::now();
+    let mut warned = shared.warned.lock().unwrap_or_else(PoisonError::into_inner);
+    if warned.is_some_and(|warned| now.duration_since(warned) < WARN_EVERY) {
+        return;
+    }
+    *warned = Some(now);
+    tracing::warn!(
+        ?client,
+        "somebody sends POST or Host: to the Redis port, likely a web page that attacks this store through a browser; the \
+         connection was closed"
+    );
 }
 
 /// Tells a client that there are too many, as far as that works at once.
@@ -228,7 +258,7 @@ fn refuse(stream: Stream) {
     tokio::spawn(async move {
         let told = async {
             match stream {
-                Stream::Tcp(mut stream) => stream.write_all(TEXT).await,
+                Stream::Tcp(mut stream, _) => stream.write_all(TEXT).await,
                 Stream::Unix(mut stream) => stream.write_all(TEXT).await,
             }
         };
@@ -240,7 +270,9 @@ fn refuse(stream: Stream) {
 impl Listener {
     async fn accept(&self) -> io::Result<Stream> {
         match self {
-            Self::Tcp(listener) => listener.accept().await.map(|(stream, _)| Stream::Tcp(stream)),
+            Self::Tcp(listener) => {
+                listener.accept().await.map(|(stream, client)| Stream::Tcp(stream, client))
+            }
             Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Stream::Unix(stream)),
         }
     }

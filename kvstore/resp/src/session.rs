@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 
-use crate::commands::{KeyPlaces, Kind, Specification};
+use crate::commands::{KeyPlaces, Kind, Names, Specification};
 use crate::informing;
 use crate::options::{SYNTAX, integer, word};
 use crate::reply::{Protocol, Reply};
@@ -20,6 +20,9 @@ const STRANGER: Limits = Limits { value_bytes_max: 16 << 10, command_bytes_max: 
 const NO_AUTH: Reply = Reply::Error(Cow::Borrowed("NOAUTH Authentication required."));
 const WRONG_PASSWORD: Reply =
     Reply::Error(Cow::Borrowed("WRONGPASS invalid username-password pair or user is disabled."));
+/// Names that only an HTTP request begins a line with. A page in a browser can make it send one to any port, with commands in
+/// its body (redis-server's `securityWarningCommand`).
+const CROSS_PROTOCOL: [&[u8]; 2] = [b"POST", b"HOST:"];
 /// Longest name of a connection.
 const NAME_MAX: usize = 256;
 
@@ -42,6 +45,8 @@ pub(crate) enum Next {
     Session(&'static Specification, Command),
     /// Carry it out on stored values.
     Stored(&'static Specification, Command),
+    /// Close the connection: this is a line of an HTTP request.
+    CrossProtocol,
 }
 
 impl Session {
@@ -55,9 +60,12 @@ impl Session {
     }
 
     /// Finds out what a command is and whether this client may give it.
-    pub(crate) fn recognise(&self, command: Command) -> Next {
+    pub(crate) fn recognise(&self, names: &Names, command: Command) -> Next {
         let name = command.arguments.first().and_then(Value::contiguous).unwrap_or_default();
-        let Some(specification) = Specification::of(name) else {
+        let Some(specification) = names.find(name) else {
+            if CROSS_PROTOCOL.iter().any(|line| line.eq_ignore_ascii_case(name)) {
+                return Next::CrossProtocol;
+            }
             return Next::Answer(if self.authenticated { unknown(name) } else { NO_AUTH });
         };
         let open = matches!(specification.kind, Kind::Auth | Kind::Hello | Kind::Quit | Kind::Reset);
@@ -100,7 +108,7 @@ impl Session {
                 *self = Self::new(self.id, shared.config.password.is_none());
                 Ok(Reply::Simple("RESET"))
             }
-            Kind::Command => informing::command(&arguments),
+            Kind::Command => informing::command(&shared.names, &arguments),
             Kind::Config => informing::config(shared, &arguments),
             Kind::Info => Ok(informing::info(shared, &arguments)),
             other => Err(Reply::error(format!("ERR {other:?} does not concern the connection"))),

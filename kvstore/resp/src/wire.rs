@@ -8,7 +8,8 @@
 //! Own parser rather than `redis-protocol` 6: that one gives a frame only when the whole of it lies in one buffer, so
 //! a value of 5 MiB would be parsed again at each read and be copied as the buffer grows.
 //!
-//! Invariants: equal bytes give equal commands however they are cut; arguments never exceed [`Limits`]; after an
+//! Invariants: equal bytes give equal commands however they are cut; arguments never exceed [`Limits`]; the bytes and the
+//! bookkeeping of a large command are told to the connection ([`RequestParser::charged_bytes`]) as they come; after an
 //! error the connection must be closed, because nobody knows where the next command begins. Errors read as Redis
 //! words them, since clients match on that.
 
@@ -18,6 +19,10 @@ use crate::values::Value;
 
 /// Longest argument that is taken whole out of the read buffer.
 pub const SHORT_MAX: usize = 32 << 10;
+/// Bytes of short arguments that a command in progress keeps without being charged for them.
+const SHORT_FREE_BYTES: usize = 64 << 10;
+/// What keeping one argument costs beside its bytes.
+const ARGUMENT_BYTES: usize = size_of::<Value>();
 /// Longest inline command, and line of a header.
 const LINE_MAX: usize = 64 << 10;
 /// Longest line with a number: sign, 19 digits and the two bytes of its end, generously.
@@ -105,6 +110,8 @@ pub struct RequestParser {
     expected: usize,
     command: Command,
     value: Value,
+    /// Bytes of the short arguments of the command in progress, and [`ARGUMENT_BYTES`] for each argument.
+    short_bytes: usize,
     /// Nothing of the command in progress is kept.
     abandoned: bool,
 }
@@ -119,6 +126,7 @@ impl RequestParser {
             expected: 0,
             command: Command::default(),
             value: Value::default(),
+            short_bytes: 0,
             abandoned: false,
         }
     }
@@ -159,6 +167,7 @@ impl RequestParser {
             }
             if self.state == State::Start && !self.command.arguments.is_empty() {
                 self.abandoned = false;
+                self.short_bytes = 0;
                 return Ok(Some(std::mem::take(&mut self.command)));
             }
         }
@@ -188,23 +197,26 @@ impl RequestParser {
         self.state != State::Start
     }
 
-    /// Bytes of long arguments of the command in progress that have come, and those that the next read makes room for.
+    /// Memory of the command in progress that counts against the budget of all connections: the bytes of long arguments
+    /// that have come and those that the next read makes room for, and short arguments above a small amount.
     #[must_use]
-    pub fn long_bytes(&self) -> usize {
+    pub fn charged_bytes(&self) -> usize {
+        let short = self.short_bytes.saturating_sub(SHORT_FREE_BYTES);
         match self.state {
             _ if self.abandoned => 0,
-            State::Long { lacking, piece } => self.command.long_bytes - lacking + piece,
-            _ => self.command.long_bytes,
+            State::Long { lacking, piece } => self.command.long_bytes - lacking + piece + short,
+            _ => self.command.long_bytes + short,
         }
     }
 
     /// Forgets what has come of the command in progress, and lets the rest of it pass. When it is complete, it is given
-    /// out with empty arguments. Between commands there is nothing to forget.
+    /// out with one empty argument. Between commands there is nothing to forget.
     pub fn abandon(&mut self) {
         if self.inside() {
             self.abandoned = true;
+            self.short_bytes = 0;
             self.value = Value::default();
-            self.command.arguments.fill_with(Value::default);
+            self.command.arguments = Vec::new();
         }
     }
 
@@ -250,6 +262,7 @@ impl RequestParser {
         }
         let bytes = buffer.split_to(length).freeze();
         end(buffer)?;
+        self.short_bytes += length;
         self.push(Value::from(bytes));
         Ok(true)
     }
@@ -280,7 +293,13 @@ impl RequestParser {
     }
 
     fn push(&mut self, value: Value) {
-        self.command.arguments.push(if self.abandoned { Value::default() } else { value });
+        if !self.abandoned {
+            self.short_bytes += ARGUMENT_BYTES;
+            self.command.arguments.push(value);
+        } else if self.command.arguments.is_empty() {
+            // A command has at least one argument.
+            self.command.arguments.push(Value::default());
+        }
         self.expected -= 1;
         self.state = if self.expected == 0 { State::Start } else { State::Header };
     }

@@ -162,9 +162,9 @@ fn what_is_abandoned_is_let_pass_and_the_next_command_is_whole() {
         let (mut parser, mut buffer) = (RequestParser::new(limits), BytesMut::new());
         buffer.extend_from_slice(&bytes[..200_000]);
         assert_eq!(parser.next(&mut buffer), Ok(None));
-        assert!((200_000..=300_000).contains(&parser.long_bytes()), "{}", parser.long_bytes());
+        assert!((200_000..=300_000).contains(&parser.charged_bytes()), "{}", parser.charged_bytes());
         parser.abandon();
-        assert_eq!(parser.long_bytes(), 0);
+        assert_eq!(parser.charged_bytes(), 0);
         let mut commands = Vec::new();
         for part in bytes[200_000..].chunks(cut) {
             buffer.extend_from_slice(part);
@@ -175,6 +175,36 @@ fn what_is_abandoned_is_let_pass_and_the_next_command_is_whole() {
         }
         let lengths: Vec<Vec<usize>> =
             commands.iter().map(|command| command.arguments.iter().map(Value::len).collect()).collect();
-        assert_eq!(lengths, [vec![0; 4], vec![3, 1]]);
+        assert_eq!(lengths, [vec![0], vec![3, 1]]);
+    }
+}
+
+#[test]
+fn short_arguments_are_charged_when_there_are_many_of_them() {
+    let limits = Limits { value_bytes_max: 1 << 20, command_bytes_max: 16 << 20, arguments_max: 65_536 };
+    // Ten bytes of a small command cost nothing.
+    let (mut parser, mut buffer) = (RequestParser::new(limits), BytesMut::from(&b"*3\r\n$3\r\nSET\r\n"[..]));
+    assert_eq!((parser.next(&mut buffer), parser.charged_bytes()), (Ok(None), 0));
+    // Empty arguments cost what keeping them takes, others their bytes as well.
+    for (length, least) in [(0, 60_000 * 32), (100, 60_000 * 100)] {
+        let (mut parser, mut buffer) = (RequestParser::new(limits), BytesMut::new());
+        buffer.extend_from_slice(b"*65536\r\n");
+        let argument = [format!("${length}\r\n").as_bytes(), &vec![b'x'; length], b"\r\n"].concat();
+        for _ in 0..60_000 {
+            buffer.extend_from_slice(&argument);
+            assert_eq!(parser.next(&mut buffer), Ok(None));
+        }
+        let charged = parser.charged_bytes();
+        assert!(charged >= least && charged < 2 * (least + 60_000 * 64), "{charged} for {length}");
+        parser.abandon();
+        assert_eq!(parser.charged_bytes(), 0);
+        for _ in 60_000..65_536 {
+            buffer.extend_from_slice(&argument);
+        }
+        let command = parser.next(&mut buffer).expect("valid").expect("complete");
+        assert_eq!(command.arguments.len(), 1, "nothing of an abandoned command is kept");
+        buffer.extend_from_slice(b"*1\r\n$4\r\nPING\r\n");
+        assert!(parser.next(&mut buffer).expect("valid").is_some());
+        assert_eq!(parser.charged_bytes(), 0, "the next command begins anew");
     }
 }

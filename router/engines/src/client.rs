@@ -21,8 +21,10 @@ use crate::upstream::{Call, ReplyBody, Upstream};
 
 /// Largest single event of a stream; a worker that sends more is broken.
 const EVENT_BYTES_MAX: usize = 4 << 20;
-/// Largest answer to [`EngineClient::get_large`].
-const LARGE_BYTES_MAX: usize = 4 << 30;
+/// Largest answer to [`EngineClient::get_large`]: a snapshot of some 37 million blocks.
+const LARGE_BYTES_MAX: usize = 1 << 30;
+/// Largest answer to [`EngineClient::post_large`]: what an engine has to tell since it was asked last.
+const POLLED_BYTES_MAX: usize = 64 << 20;
 /// Largest answer to a question about the worker itself.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
@@ -199,18 +201,24 @@ impl EngineClient {
 
     /// A `GET` whose answer may be large; the body of a 200.
     pub async fn get_large(&self, path: &str) -> Result<Bytes, EngineError> {
-        self.large(Method::GET, path, Bytes::new()).await
+        self.large(Method::GET, path, Bytes::new(), LARGE_BYTES_MAX).await
     }
 
     /// A `POST` whose answer may be large; the body of a 200.
     pub async fn post_large(&self, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
-        self.large(Method::POST, path, body).await
+        self.large(Method::POST, path, body, POLLED_BYTES_MAX).await
     }
 
-    async fn large(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
+    async fn large(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        bytes_max: usize,
+    ) -> Result<Bytes, EngineError> {
         let response = self.send(method.clone(), path, body).await?;
         let status = response.status();
-        let body = response.into_body().whole(LARGE_BYTES_MAX).await;
+        let body = response.into_body().whole(bytes_max).await;
         let body = body.map_err(|error| self.connection(error.reason))?;
         if status == StatusCode::OK {
             Ok(body)

@@ -7,6 +7,7 @@
 //! * [`upstream`]: connections to one engine, driven by the requests that use them.
 //! * [`dialect`]: what each make of engine says of itself, and how its prefill and decode legs are asked.
 //! * [`client`]: streams completions of token ids from a worker, and asks workers about themselves.
+//! * [`intake`]: request bodies on their way into an engine's own HTTP server.
 //! * [`handoff`]: the `kv_transfer_params` of the native prefill→decode hand-off.
 
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ pub mod body;
 pub mod client;
 pub mod dialect;
 pub mod handoff;
+pub mod intake;
 pub mod openai;
 pub mod shape;
 pub mod upstream;

@@ -14,6 +14,12 @@ pub struct Config {
     /// The largest answer of the backend that is collected, and the largest event of a stream, in bytes; a larger
     /// one is INTERNAL. Default: 16 MiB.
     pub answer_bytes_max: usize,
+    /// Bytes of requests that all calls together hold, from the first byte until the answer; a call that needs more is
+    /// RESOURCE_EXHAUSTED. Understood, a request takes about three times as much. At least `request_bytes_max` counts.
+    /// Default: 256 MiB.
+    pub received_bytes_max: usize,
+    /// A message that has begun must be whole within this time, else the call is DEADLINE_EXCEEDED. Default: 60 s.
+    pub message_within: Duration,
     /// How many requests of one bidirectional stream are in flight at once; further ones wait on the wire.
     /// Default: 16.
     pub pipelined_max: usize,
@@ -32,6 +38,8 @@ impl Default for Config {
             server_version: env!("CARGO_PKG_VERSION").to_owned(),
             request_bytes_max: 16 << 20,
             answer_bytes_max: 16 << 20,
+            received_bytes_max: 256 << 20,
+            message_within: Duration::from_secs(60),
             pipelined_max: 16,
             calls_per_connection_max: 64,
             connections_max: 1024,

@@ -48,6 +48,9 @@ pub(crate) enum Error {
     /// The deadline passed.
     #[error("the deadline passed")]
     Deadline,
+    /// The budget of bytes is used up.
+    #[error("the server holds as many bytes of requests as it may; try again")]
+    Overloaded,
 }
 
 impl Error {
@@ -80,6 +83,7 @@ impl Error {
             Self::Refused { status, .. } => code_of(*status),
             Self::Answer(_) => Code::Internal,
             Self::Deadline => Code::DeadlineExceeded,
+            Self::Overloaded => Code::ResourceExhausted,
         }
     }
 }

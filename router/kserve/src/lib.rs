@@ -4,7 +4,7 @@
 //! A request's tensors and parameters become the JSON body of `POST /v1/completions`; the answer, whole or as
 //! server-sent events, becomes tensors again. In the order in which a request meets them:
 //!
-//! * [`serve`] accepts HTTP/2 connections, over the router of its methods.
+//! * [`serve`] accepts HTTP/2 connections, over the router of its methods; `intake` bounds what they may send.
 //! * `codec` counts a message before it is decoded, and `unread` gives up answers that are not read.
 //! * `wire` reads and writes tensors, raw or typed; `fields` and `flags` know the names that clients of Triton's vLLM
 //!   and TensorRT-LLM backends and of Dynamo use; `request` makes the body of them.
@@ -34,6 +34,7 @@ mod flags;
 mod headers;
 mod health;
 mod infer;
+mod intake;
 mod models;
 pub mod proto;
 mod request;

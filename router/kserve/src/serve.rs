@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::Error;
+use crate::intake::{Budget, Intake, Rules};
 use crate::service::service;
 use crate::unread::Unread;
 
@@ -33,11 +34,14 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// A connection that has made no call after this time is closed.
 const FIRST_CALL_WITHIN: Duration = Duration::from_secs(30);
 
-/// Flow control: what may be on its way to the server on one call.
-const CALL_WINDOW_BYTES: u32 = 1 << 20;
+/// Flow control: what may be on its way to the server on one call, and is held there while the call is not read.
+const CALL_WINDOW_BYTES: u32 = 256 << 10;
 
-/// And on one connection.
-const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// And on one connection; times [`Config::connections_max`] it bounds what is held unread, 1 GiB by default.
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+
+/// Largest message of methods that carry no prompt.
+const SMALL_MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// Serves until `shutdown` is done; then no call is begun any more, and those under way end as they would. The listener
 /// sets its connections up, and waits when there are none to be had. Dropping this future closes all connections at once.
@@ -58,7 +62,9 @@ pub async fn serve<B: Backend, L: Listener>(
         .keep_alive_timeout(KEEP_ALIVE);
     let unread_max = config.unread_max;
     let (stop, stopping) = watch::channel(false);
-    let router = service(Arc::clone(&backend), config, stopping.clone());
+    let budget = Arc::new(Budget::new(config.received_bytes_max.max(config.request_bytes_max)));
+    let (request_bytes_max, within) = (config.request_bytes_max, config.message_within);
+    let router = service(Arc::clone(&backend), config, Arc::clone(&budget), stopping.clone());
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
@@ -80,6 +86,9 @@ pub async fn serve<B: Backend, L: Listener>(
             backend: Arc::clone(&backend),
             has_called: Arc::clone(&has_called),
             unread_max,
+            budget: Arc::clone(&budget),
+            request_bytes_max,
+            within,
         };
         let connection = graceful.watch(http2.serve_connection(TokioIo::new(socket), answering));
         let silent = silent(has_called, stopping.clone());
@@ -117,6 +126,21 @@ struct Guarded<B> {
     backend: Arc<B>,
     has_called: Arc<AtomicBool>,
     unread_max: Duration,
+    budget: Arc<Budget>,
+    request_bytes_max: usize,
+    within: Duration,
+}
+
+impl<B> Guarded<B> {
+    /// What the messages of a call are held to.
+    fn rules(&self, path: &str) -> Rules {
+        let is_stream = path.ends_with("/ModelStreamInfer");
+        let message_bytes_max = match is_stream || path.ends_with("/ModelInfer") {
+            true => self.request_bytes_max,
+            false => SMALL_MESSAGE_BYTES_MAX.min(self.request_bytes_max),
+        };
+        Rules { budget: Arc::clone(&self.budget), message_bytes_max, within: self.within, is_stream }
+    }
 }
 
 impl<B: Backend> Service<Request<Incoming>> for Guarded<B> {
@@ -133,7 +157,9 @@ impl<B: Backend> Service<Request<Incoming>> for Guarded<B> {
             let status: tonic::Status = Error::of(status, message).into();
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
-        let (answered, unread_max) = (self.router.call(request), self.unread_max);
+        let rules = self.rules(request.uri().path());
+        let answered = self.router.call(request.map(|body| Intake::new(body, rules)));
+        let unread_max = self.unread_max;
         Box::pin(async move {
             let answer = answered.await?;
             if http_body::Body::is_end_stream(answer.body()) {

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::headers::{deadline, passed_on, within};
 use crate::health::HealthService;
+use crate::intake::Budget;
 use crate::proto::health::health_server::HealthServer;
 use crate::proto::inference::grpc_inference_service_server::{
     GrpcInferenceService, GrpcInferenceServiceServer,
@@ -35,11 +36,12 @@ const EXTENSIONS: [&str; 3] = ["parameters", "model_configuration", "model_repos
 pub(crate) fn service<B: Backend>(
     backend: Arc<B>,
     config: Config,
+    budget: Arc<Budget>,
     stopping: watch::Receiver<bool>,
 ) -> axum::Router {
     let bytes_max = config.request_bytes_max;
     let health = HealthServer::new(HealthService { backend: Arc::clone(&backend), stopping });
-    let inference = Inference { backend, config: Arc::new(config) };
+    let inference = Inference { backend, config: Arc::new(config), budget };
     // What goes out was bounded when the backend's answer was read.
     let inference = GrpcInferenceServiceServer::new(inference)
         .max_decoding_message_size(bytes_max)
@@ -50,6 +52,7 @@ pub(crate) fn service<B: Backend>(
 struct Inference<B> {
     backend: Arc<B>,
     config: Arc<Config>,
+    budget: Arc<Budget>,
 }
 
 impl<B: Backend> Inference<B> {
@@ -150,6 +153,7 @@ impl<B: Backend> GrpcInferenceService for Inference<B> {
         request: Request<ModelInferRequest>,
     ) -> Result<Response<ModelInferResponse>, Status> {
         let (metadata, _, asked) = request.into_parts();
+        let _charged = self.budget.hold(&asked)?;
         let (headers, deadline) = (passed_on(&metadata), deadline(&metadata));
         let (response, seen): (_, HeaderMap) =
             infer::infer(&*self.backend, &self.config, headers, deadline, asked).await?;
@@ -164,7 +168,7 @@ impl<B: Backend> GrpcInferenceService for Inference<B> {
     ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
         let (metadata, _, incoming) = request.into_parts();
         let (backend, config) = (Arc::clone(&self.backend), Arc::clone(&self.config));
-        let headers = passed_on(&metadata);
-        Ok(Response::new(Conversation::new(backend, config, headers, deadline(&metadata), incoming)))
+        let (headers, budget) = (passed_on(&metadata), Arc::clone(&self.budget));
+        Ok(Response::new(Conversation::new(backend, config, budget, headers, deadline(&metadata), incoming)))
     }
 }

@@ -5,32 +5,57 @@
 //! for models that stream, and carry their request's id. A request without an id could not be told from others, so it
 //! starts when those before it are done, and those after it wait for it.
 //!
+//! Each request is charged to the budget of all calls until its last response; one that finds no room there is answered
+//! with an error, and the stream goes on.
+//!
 //! Everything is polled by the call's own task: when the client goes or the deadline passes, all of it is dropped.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures_util::stream::{BoxStream, SelectAll, StreamExt};
+use futures_util::stream::{BoxStream, SelectAll, StreamExt, once};
 use futures_util::{FutureExt, Stream};
 use http::HeaderMap;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::{Status, Streaming};
 
+use crate::answer::failed;
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::Error;
 use crate::infer::responses;
+use crate::intake::Budget;
 use crate::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
+
+/// A request that has come.
+struct Asked {
+    has_id: bool,
+    /// With what it is charged, or the answer when there was no room for it.
+    work: Result<(ModelInferRequest, OwnedSemaphorePermit), Box<ModelStreamInferResponse>>,
+}
+
+impl Asked {
+    fn new(budget: &Budget, request: ModelInferRequest) -> Self {
+        let has_id = !request.id.is_empty();
+        let work = match budget.hold(&request) {
+            Ok(charge) => Ok((request, charge)),
+            Err(error) => Err(Box::new(failed(&request.id, &request.model_name, &error))),
+        };
+        Self { has_id, work }
+    }
+}
 
 /// One call of ModelStreamInfer.
 pub(crate) struct Conversation<B> {
     backend: Arc<B>,
     config: Arc<Config>,
+    budget: Arc<Budget>,
     headers: HeaderMap,
     incoming: Option<Streaming<ModelInferRequest>>,
     /// A request without an id that waits for those before it.
-    held: Option<ModelInferRequest>,
+    held: Option<Asked>,
     /// Whether one without an id is in flight.
     is_alone: bool,
     active: SelectAll<BoxStream<'static, ModelStreamInferResponse>>,
@@ -41,6 +66,7 @@ impl<B: Backend> Conversation<B> {
     pub(crate) fn new(
         backend: Arc<B>,
         config: Arc<Config>,
+        budget: Arc<Budget>,
         headers: HeaderMap,
         deadline: Option<Instant>,
         incoming: Streaming<ModelInferRequest>,
@@ -48,6 +74,7 @@ impl<B: Backend> Conversation<B> {
         Self {
             backend,
             config,
+            budget,
             headers,
             incoming: Some(incoming),
             held: None,
@@ -65,10 +92,20 @@ impl<B: Backend> Conversation<B> {
         self.deadline = None;
     }
 
-    fn start(&mut self, request: ModelInferRequest) {
-        self.is_alone = request.id.is_empty();
+    fn start(&mut self, asked: Asked) {
+        self.is_alone = !asked.has_id;
         let (backend, config) = (Arc::clone(&self.backend), Arc::clone(&self.config));
-        self.active.push(responses(backend, config, self.headers.clone(), request).boxed());
+        self.active.push(match asked.work {
+            Ok((request, charge)) => {
+                let responses = responses(backend, config, self.headers.clone(), request);
+                let charged = responses.map(move |response| {
+                    let _until_the_last = &charge;
+                    response
+                });
+                charged.boxed()
+            }
+            Err(refusal) => once(std::future::ready(*refusal)).boxed(),
+        });
     }
 
     /// Starts what may start now. An error is one of the incoming stream.
@@ -76,8 +113,8 @@ impl<B: Backend> Conversation<B> {
         loop {
             if self.active.is_empty() {
                 self.is_alone = false;
-                if let Some(request) = self.held.take() {
-                    self.start(request);
+                if let Some(asked) = self.held.take() {
+                    self.start(asked);
                 }
             }
             if self.is_alone || self.held.is_some() || self.active.len() >= self.config.pipelined_max {
@@ -88,8 +125,13 @@ impl<B: Backend> Conversation<B> {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(None) => self.incoming = None,
                 Poll::Ready(Some(Err(status))) => return Err(status),
-                Poll::Ready(Some(Ok(request))) if request.id.is_empty() => self.held = Some(request),
-                Poll::Ready(Some(Ok(request))) => self.start(request),
+                Poll::Ready(Some(Ok(request))) => {
+                    let asked = Asked::new(&self.budget, request);
+                    match asked.has_id {
+                        true => self.start(asked),
+                        false => self.held = Some(asked),
+                    }
+                }
             }
         }
     }

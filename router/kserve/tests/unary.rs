@@ -4,6 +4,9 @@ mod support;
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use hyper_util::client::legacy::Client as LegacyClient;
+use hyper_util::rt::TokioExecutor;
 use router_kserve::Config;
 use router_kserve::proto::inference::InferTensorContents;
 use router_kserve::proto::inference::infer_parameter::ParameterChoice::{
@@ -250,6 +253,77 @@ async fn large_messages_and_answers_are_refused() {
     let asking = Asking::empty("tiny").typed_text("text_input", &[1], &[&long[..600]]);
     let refused = rig.client.model_infer(asking.0).await.expect_err("its answer is too large");
     assert_eq!(refused.code(), Code::Internal, "{refused:?}");
+}
+
+/// A call whose client sends these bytes and then nothing, not even the end.
+async fn half_sent(
+    rig: &support::Rig,
+    method: &str,
+    bytes: Vec<u8>,
+) -> http::Response<hyper::body::Incoming> {
+    let client =
+        LegacyClient::builder(TokioExecutor::new()).http2_only(true).build_http::<axum::body::Body>();
+    let sent = futures_util::stream::once(std::future::ready(Ok::<_, std::convert::Infallible>(bytes)));
+    let body = axum::body::Body::from_stream(sent.chain(futures_util::stream::pending()));
+    let request =
+        http::Request::post(format!("http://{}/inference.GRPCInferenceService/{method}", rig.address))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(body)
+            .expect("a request");
+    client.request(request).await.expect("an answer")
+}
+
+/// The beginning of a message that announces `announced` bytes.
+fn beginning(announced: u32, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0];
+    bytes.extend(announced.to_be_bytes());
+    bytes.resize(5 + len, b'x');
+    bytes
+}
+
+#[tokio::test]
+async fn a_half_sent_message_is_given_up_after_its_time() {
+    let config = Config { message_within: Duration::from_millis(100), ..Config::default() };
+    let mut rig = rig_with(config).await;
+    // Nothing, a part of the prefix, the prefix, and half of what it announces.
+    for bytes in [Vec::new(), vec![0, 0], beginning(1000, 0), beginning(100_000, 50_000)] {
+        let answer =
+            tokio::time::timeout(Duration::from_secs(10), half_sent(&rig, "ModelInfer", bytes)).await;
+        let answer = answer.expect("in time");
+        assert_eq!(answer.headers().get("grpc-status").expect("a status"), "4", "{answer:?}");
+    }
+    rig.client.model_infer(Asking::of("tiny").0).await.expect("others are served");
+}
+
+#[tokio::test]
+async fn a_length_beyond_the_limit_is_refused_when_it_is_announced() {
+    let rig = rig().await;
+    for (method, announced) in
+        [("ModelInfer", u32::MAX), ("ModelInfer", (16 << 20) + 1), ("ModelReady", (64 << 10) + 1)]
+    {
+        let answer = half_sent(&rig, method, beginning(announced, 0)).await;
+        assert_eq!(answer.headers().get("grpc-status").expect("a status"), "11", "{method}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_bytes_of_all_calls_share_one_budget() {
+    let config = Config { request_bytes_max: 200 << 10, received_bytes_max: 300 << 10, ..Config::default() };
+    let mut rig = rig_with(config).await;
+    let long = "x".repeat(180 << 10);
+    let asking = |model: &str| Asking::empty(model).typed_text("text_input", &[1], &[&long]).0;
+    // A request that waits for its answer keeps its share.
+    let mut first = rig.client.clone();
+    let request = asking("silent");
+    let waiting = tokio::spawn(async move { first.model_infer(request).await });
+    rig.fake.until_inside(1).await;
+    let refused = rig.client.model_infer(asking("tiny")).await.expect_err("no room");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    rig.client.model_infer(Asking::of("tiny").0).await.expect("there is room for a small one");
+    waiting.abort();
+    rig.fake.until_inside(0).await;
+    rig.client.model_infer(asking("tiny")).await.expect("there is room again");
 }
 
 #[tokio::test]

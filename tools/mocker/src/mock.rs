@@ -75,7 +75,7 @@ impl Mock {
         };
         let worker = Worker::new(config, model, sink);
         lease::register(&worker);
-        let served = Arc::new(Served { worker, site });
+        let served = Arc::new(Served::new(worker, site));
         let task = tokio::spawn(server::serve(listener, Arc::clone(&served)));
         Ok(Self { served, task, events })
     }

@@ -73,6 +73,58 @@ async fn what_has_begun_is_finished_before_the_server_stops() {
 }
 
 #[tokio::test]
+async fn an_http_request_carries_no_commands() {
+    // Also before anybody has said the password.
+    for password in [None, Some(Password::new("open sesame"))] {
+        let is_open = password.is_none();
+        let running = start(|config| {
+            config.allow_flush = true;
+            config.password = password;
+        })
+        .await;
+        let client = &mut running.client().await;
+        if !is_open {
+            ask(client, &[b"AUTH", b"open sesame"], b"+OK\r\n").await;
+        }
+        ask(client, &[b"SET", b"victim", b"x"], b"+OK\r\n").await;
+        let heads = [
+            "POST / HTTP/1.1\r\nHost: 127.0.0.1:7379\r\nContent-Type: text/plain\r\n\r\n",
+            "PUT / HTTP/1.1\r\nhost: 127.0.0.1:7379\r\n\r\n",
+            "post / HTTP/1.0\r\n\r\n",
+        ];
+        for head in heads {
+            let attacker = &mut running.client().await;
+            let body = "AUTH \"open sesame\"\r\nFLUSHALL\r\nSET victim y\r\n";
+            attacker.write_all(format!("{head}{body}").as_bytes()).await.expect("writes");
+            let answer = rest(attacker).await;
+            assert!(!answer.contains("+OK"), "{head}: {answer}");
+        }
+        ask(client, &[b"GET", b"victim"], b"$1\r\nx\r\n").await;
+        assert_eq!(running.counters.connections_cross_protocol.load(Relaxed), heads.len() as u64);
+        running.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn commands_can_be_renamed_or_turned_off() {
+    let running = start(|config| {
+        config.allow_flush = true;
+        config.renamed =
+            vec![("FLUSHALL".to_owned(), String::new()), ("FLUSHDB".to_owned(), "empty-it".to_owned())];
+    })
+    .await;
+    let client = &mut running.client().await;
+    ask(client, &[b"SET", b"k", b"v"], b"+OK\r\n").await;
+    ask(client, &[b"FLUSHALL"], b"-ERR unknown command 'FLUSHALL'\r\n").await;
+    ask(client, &[b"flushdb"], b"-ERR unknown command 'flushdb'\r\n").await;
+    ask(client, &[b"COMMAND", b"INFO", b"flushall"], b"*1\r\n$-1\r\n").await;
+    ask(client, &[b"DBSIZE"], b":1\r\n").await;
+    ask(client, &[b"EMPTY-IT"], b"+OK\r\n").await;
+    ask(client, &[b"DBSIZE"], b":0\r\n").await;
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn hostile_bytes_end_a_connection_and_nothing_else() {
     let seed: u64 = 0xB00_5EED;
     println!("seed {seed:#x}");

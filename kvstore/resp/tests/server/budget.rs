@@ -109,6 +109,41 @@ async fn a_declared_length_takes_nothing_and_a_shortage_ends() {
 }
 
 #[tokio::test]
+async fn many_short_arguments_are_charged_as_long_ones_are() {
+    const TRY_AGAIN: &[u8] = b"-TRYAGAIN too many large values are being received at the moment\r\n";
+    let running = start(|config| {
+        config.value_bytes_max = 2 << 20;
+        config.command_bytes_max = 2 << 20;
+        config.received_bytes_max = 2 << 20;
+    })
+    .await;
+    // Each argument is far below what counts as long. The first two have sent nearly all of the budget and stop, the second
+    // of them beyond it: the third is refused, and stays in step.
+    let piece = [b'v'; 16 << 10];
+    let mut arguments: Vec<&[u8]> = vec![&b"MSET"[..]];
+    for _ in 0..48 {
+        arguments.extend([&b"k"[..], &piece, b"l", &piece]);
+    }
+    let set = request(&arguments);
+    let (first, second) = (&mut running.client().await, &mut running.client().await);
+    for half in [&mut *first, &mut *second] {
+        half.write_all(&set[..1_400_000]).await.expect("writes");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let client = &mut running.client().await;
+    client.write_all(&set).await.expect("writes");
+    client.write_all(b"PING\r\n").await.expect("writes");
+    expect(client, TRY_AGAIN).await;
+    expect(client, b"+PONG\r\n").await;
+    for half in [first, second] {
+        half.write_all(&set[1_400_000..]).await.expect("writes");
+        expect(half, b"+OK\r\n").await;
+    }
+    ask(client, &arguments, b"+OK\r\n").await;
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn a_client_that_trickles_does_not_keep_its_part_of_the_budget() {
     let running = start(|config| config.stall_timeout = Duration::from_millis(500)).await;
     let set = request(&[b"SET", b"k", &[b'v'; 1 << 20]]);

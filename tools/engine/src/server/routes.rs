@@ -1,15 +1,17 @@
 //! The routes and what they check before the engine sees a request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, State};
+use axum::body::Body;
+use axum::extract::{Request as HttpRequest, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use router_engines::client::WorkerDescription;
 use router_engines::handoff::{DataPlaneAddress, Handoff};
+use router_engines::intake::{Intake, IntakeError, ReceivedBody};
 use router_engines::openai::{
     Answer, ApiError, ChatRequest, CompletionRequest, Kind, Prompt, Sampling, model_list,
 };
@@ -39,9 +41,14 @@ pub struct WorkerState {
 
 type Shared = Arc<WorkerState>;
 
+/// A body must be whole after this time.
+const BODY_WITHIN: Duration = Duration::from_secs(60);
+/// Bytes of all bodies that are received or being parsed.
+const BODIES_BYTES_MAX: usize = 256 << 20;
+
 /// The worker's routes.
 pub fn router(state: WorkerState) -> Router {
-    let limit = state.body_bytes_max;
+    let intake = Intake::new(state.body_bytes_max, BODIES_BYTES_MAX, BODY_WITHIN);
     Router::new()
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
@@ -62,7 +69,7 @@ pub fn router(state: WorkerState) -> Router {
             let error = ApiError::new(StatusCode::NOT_FOUND, "There is no such path.", "not_found");
             error_response(&error)
         })
-        .layer(DefaultBodyLimit::max(limit))
+        .layer(Extension(Arc::new(intake)))
         .with_state(Arc::new(state))
 }
 
@@ -109,18 +116,45 @@ async fn metrics(State(state): State<Shared>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-async fn completions(State(state): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
-    match start_completion(&state, &headers, &body) {
+async fn completions(
+    State(state): State<Shared>,
+    Extension(intake): Extension<Arc<Intake>>,
+    headers: HeaderMap,
+    request: HttpRequest,
+) -> Response {
+    let body = receive(&intake, request).await;
+    match body.and_then(|body| start_completion(&state, &headers, &body.bytes)) {
         Ok(job) => respond(job).await,
         Err(error) => error_response(&error),
     }
 }
 
-async fn chat(State(state): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
-    match start_chat(&state, &headers, &body) {
+async fn chat(
+    State(state): State<Shared>,
+    Extension(intake): Extension<Arc<Intake>>,
+    headers: HeaderMap,
+    request: HttpRequest,
+) -> Response {
+    let body = receive(&intake, request).await;
+    match body.and_then(|body| start_chat(&state, &headers, &body.bytes)) {
         Ok(job) => respond(job).await,
         Err(error) => error_response(&error),
     }
+}
+
+async fn receive(intake: &Intake, request: HttpRequest) -> Result<ReceivedBody, ApiError> {
+    intake.receive(request.into_body()).await.map_err(|error| match error {
+        IntakeError::TooLarge => {
+            let message = format!("The body is larger than {} bytes.", intake.body_bytes_max());
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message, "body_too_large")
+        }
+        IntakeError::Full => ApiError::unavailable("Too many bytes of requests are being received."),
+        IntakeError::Slow => {
+            let message = format!("The body did not arrive within {} s.", BODY_WITHIN.as_secs());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, message, "body_too_slow")
+        }
+        IntakeError::Broken => ApiError::malformed("The body broke off."),
+    })
 }
 
 fn answer_id(headers: &HeaderMap, prefix: &str) -> String {

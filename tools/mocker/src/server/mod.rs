@@ -26,8 +26,10 @@ use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use router_engines::intake::Intake;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 pub(crate) use ask::tiny_chat;
@@ -39,6 +41,16 @@ use crate::{Dialect, Role};
 
 /// Connections that the system may hold before they are accepted.
 const BACKLOG: u32 = 1024;
+/// Connections open at a time; more wait in the kernel.
+const CONNECTIONS_MAX: usize = 16_384;
+/// Largest head of a request; a longer one is answered with 431.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// A connection whose next request has not begun, or whose head is not whole, after this time is closed.
+const HEAD_WITHIN: Duration = Duration::from_secs(120);
+/// A body must be whole after this time.
+const BODY_WITHIN: Duration = Duration::from_secs(60);
+/// Bytes of all bodies that are received or being parsed.
+const BODIES_BYTES_MAX: usize = 256 << 20;
 /// After a failed accept (no file descriptors left) the listener rests.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
@@ -54,9 +66,15 @@ pub(crate) struct Site {
 pub(crate) struct Served {
     pub(crate) worker: Arc<Worker>,
     pub(crate) site: Site,
+    intake: Intake,
 }
 
 impl Served {
+    pub(crate) fn new(worker: Arc<Worker>, site: Site) -> Self {
+        let intake = Intake::new(worker.config.body_bytes_max, BODIES_BYTES_MAX, BODY_WITHIN);
+        Self { worker, site, intake }
+    }
+
     fn dialect(&self) -> Dialect {
         self.worker.config.dialect
     }
@@ -81,9 +99,15 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// Accepts connections until it is dropped, which cuts them all.
 pub(crate) async fn serve(listener: TcpListener, served: Arc<Served>) {
     let mut connections = JoinSet::new();
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let accepting = async {
+            // The semaphore is never closed.
+            let place = Arc::clone(&places).acquire_owned().await;
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            accepted = accepting => accepted,
             Some(_) = connections.join_next() => continue,
         };
         match accepted {
@@ -91,7 +115,11 @@ pub(crate) async fn serve(listener: TcpListener, served: Arc<Served>) {
                 if served.worker.faults.draw(FaultKind::Refuse).is_some() {
                     reset(stream);
                 } else {
-                    connections.spawn(connection(stream, Arc::clone(&served)));
+                    let connection = connection(stream, Arc::clone(&served));
+                    connections.spawn(async move {
+                        connection.await;
+                        drop(place);
+                    });
                 }
             }
             Err(error) => {
@@ -112,7 +140,12 @@ async fn connection(stream: TcpStream, served: Arc<Served>) {
     // Without it small pieces of a stream wait for acknowledgements.
     let _best_effort = stream.set_nodelay(true);
     let service = service_fn(|request| routes::route(Arc::clone(&served), request));
-    let connection = http1::Builder::new().half_close(false).serve_connection(TokioIo::new(stream), service);
+    let mut http = http1::Builder::new();
+    http.half_close(false)
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_header_size(HEAD_BYTES_MAX);
+    let connection = http.serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
         tracing::debug!(%error, "mock engine: a connection ended early");
     }

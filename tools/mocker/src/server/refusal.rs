@@ -60,6 +60,16 @@ impl Refusal {
         }
     }
 
+    /// 408: the body does not come.
+    pub(crate) fn too_slow() -> Self {
+        Self {
+            status: StatusCode::REQUEST_TIMEOUT,
+            kind: "RequestTimeoutError",
+            message: "The request body did not arrive in time.".to_owned(),
+            param: None,
+        }
+    }
+
     /// 413: the body is too large.
     pub(crate) fn too_large(bytes_max: usize) -> Self {
         Self {

@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, StatusCode};
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 use hyper::{Request, Response};
+use router_engines::intake::IntakeError;
 use serde_json::{Value, json};
 
 use super::answer::Payload;
@@ -31,9 +31,12 @@ pub(super) async fn route(
         return Err(io::Error::other("a fault refuses the connection"));
     }
     let is_anthropic = path.starts_with("/v1/messages");
-    let answered = match read(incoming, served.worker.config.body_bytes_max).await? {
-        None => Err(Refusal::too_large(served.worker.config.body_bytes_max).into()),
-        Some(body) => answer(&served, &head.method, path, &head.headers, &body).await,
+    let answered = match served.intake.receive(incoming).await {
+        Ok(body) => answer(&served, &head.method, path, &head.headers, &body.bytes).await,
+        Err(IntakeError::TooLarge) => Err(Refusal::too_large(served.intake.body_bytes_max()).into()),
+        Err(IntakeError::Full) => Err(Refusal::overloaded().into()),
+        Err(IntakeError::Slow) => Err(Refusal::too_slow().into()),
+        Err(error @ IntakeError::Broken) => return Err(io::Error::other(error)),
     };
     match answered {
         Ok(response) => Ok(response),
@@ -42,33 +45,6 @@ pub(super) async fn route(
         }
         Err(Failure::Cut) => Err(io::Error::other("a fault cut the connection")),
     }
-}
-
-/// The whole body, or `None` when it is too large. A body that came in one piece is not copied.
-async fn read(mut incoming: Incoming, bytes_max: usize) -> io::Result<Option<Bytes>> {
-    let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
-    while !incoming.is_end_stream() {
-        let next =
-            std::future::poll_fn(|context| std::pin::Pin::new(&mut incoming).poll_frame(context)).await;
-        let Some(frame) = next else { break };
-        let Ok(piece) = frame.map_err(io::Error::other)?.into_data() else { continue };
-        if first.len() + rest.len() + piece.len() > bytes_max {
-            return Ok(None);
-        }
-        if first.is_empty() {
-            first = piece;
-        } else {
-            rest.extend_from_slice(&piece);
-        }
-    }
-    if rest.is_empty() {
-        return Ok(Some(first));
-    }
-    let mut whole = BytesMut::with_capacity(first.len() + rest.len());
-    whole.extend_from_slice(&first);
-    whole.extend_from_slice(&rest);
-    Ok(Some(whole.freeze()))
 }
 
 fn parsed<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
