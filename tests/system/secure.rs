@@ -1,5 +1,5 @@
 //! Encryption and identity: certificates of the gateway, of clients and of engines, keys of an identity provider by URL,
-//! gateways that show each other a key, and what a hang-up signal does.
+//! gateways and workers that show each other a key, and what a hang-up signal does.
 
 mod support;
 
@@ -419,4 +419,332 @@ fn a_hang_up_opens_the_audit_log_anew() {
     let text = std::fs::read_to_string(&log).expect("the log");
     let line: Value = serde_json::from_str(text.lines().last().expect("a line")).expect("JSON");
     assert_eq!((&line["status"], &line["reason"]), (&json!(499), &json!("client_gone")), "{line}");
+}
+
+/// Where the first worker of a `kvasir serve` listens, from its command line.
+fn worker_of(serve: &Process) -> Option<String> {
+    let id = serve.child.id();
+    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
+    children.split_whitespace().find_map(|child| {
+        let command = std::fs::read_to_string(format!("/proc/{child}/cmdline")).ok()?;
+        let arguments: Vec<&str> = command.split('\0').collect();
+        let at = arguments.iter().position(|argument| *argument == "--listen")?;
+        let is_worker = arguments.get(1) == Some(&"worker");
+        arguments.get(at + 1).filter(|_| is_worker).map(|address| (*address).to_owned())
+    })
+}
+
+#[test]
+fn workers_of_serve_answer_nobody_without_the_peer_key() {
+    let scratch = Scratch::new("serve-workers");
+    let text = format!(
+        "[serve]\nprefill_workers = 0\n[transfer]\nsocket_folder = {:?}\n",
+        scratch.0.display().to_string()
+    );
+    let path = scratch.config("kvasir.toml", &text);
+    let serve = Process::start_with(&["serve", "--config", &path], &[("KVASIR_PEER_KEY", "fleet-secret")]);
+    serve.wait_healthy();
+    let worker = worker_of(&serve).expect("a worker");
+    assert_eq!(client(&worker, None, "/health", None).0, 200);
+    let paths = ["/kvasir/worker", "/metrics", "/v1/models", "/version", "/kv_event_sources", "/nowhere"];
+    for path in paths {
+        assert_eq!(client(&worker, None, path, None).0, 401, "{path}");
+        assert_eq!(client(&worker, Some("guess"), path, None).0, 401, "{path}");
+    }
+    let body = json!({"prompt": [65, 66, 67], "max_tokens": 2});
+    for path in ["/v1/completions", "/v1/chat/completions", "/reset_prefix_cache"] {
+        assert_eq!(client(&worker, None, path, Some(&body)).0, 401, "{path}");
+    }
+    assert_eq!(client(&worker, Some("fleet-secret"), "/kvasir/worker", None).0, 200);
+    assert_eq!(client(&serve.address, None, "/v1/completions", Some(&body)).0, 200, "through the gateway");
+}
+
+/// A file that only its owner reads.
+fn secret(scratch: &Scratch, name: &str, text: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let path = scratch.config(name, text);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("private");
+    path
+}
+
+#[test]
+fn a_worker_behind_a_key_and_tls_is_reached_by_its_gateway() {
+    let scratch = Scratch::new("worker-key");
+    let folder = &scratch.0;
+    let house = Authority::new(folder, "house");
+    house.issue("worker");
+    let text = format!(
+        "[worker]\napi_key_file = {:?}\ncertificate_file = {:?}\nprivate_key_file = {:?}\n\
+         [transfer]\nsocket_folder = {:?}\n",
+        secret(&scratch, "worker.secret", "worker-secret\n"),
+        file(folder, "worker.pem"),
+        file(folder, "worker.key"),
+        folder.display().to_string(),
+    );
+    let path = scratch.config("worker.toml", &text);
+    let worker = Process::start(&["worker", "--role", "both", "--threads", "1", "--config", &path]);
+    let url = format!("https://{}", worker.address);
+    let keys = secret(&scratch, "engines.secret", &format!("others-key\n{url} worker-secret\n"));
+    let text = format!(
+        "[gateway]\nhealth_interval = \"100ms\"\nengine_key_file = {keys:?}\n[tls]\nupstream_ca_file = {:?}\n",
+        file(folder, "house.pem"),
+    );
+    let path = scratch.config("gateway.toml", &text);
+    let gateway = Process::start(&["gateway", "--config", &path, "--worker", &url]);
+    gateway.wait_healthy();
+    let body = json!({"prompt": [65, 66, 67], "max_tokens": 2});
+    assert_eq!(client(&gateway.address, Some("clients-key"), "/v1/completions", Some(&body)).0, 200);
+
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let direct = over(&url, folder, "house", None);
+    runtime.block_on(async {
+        assert!(direct.is_healthy().await, "health needs no key");
+        let error = direct.get("/metrics").await.expect_err("no key").to_string();
+        assert!(error.contains("401"), "{error}");
+    });
+    assert!(get(&worker.address, "/health").is_err(), "plain HTTP is not answered");
+
+    // A file that everybody reads is no secret.
+    let open = scratch.config("open.secret", "worker-secret\n");
+    let path = scratch.config("open.toml", &format!("[worker]\napi_key_file = {open:?}\n"));
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"))
+        .args(["worker", "--role", "both", "--config", &path, "--listen", &free_address()])
+        .output()
+        .expect("kvasir runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("chmod 600"), "{said}");
+}
+
+#[test]
+fn an_open_gateway_beyond_loopback_says_so_once() {
+    use std::io::Read;
+    let listen = free_address().replace("127.0.0.1", "0.0.0.0");
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"))
+        .args(["gateway", "--worker", "http://127.0.0.1:1", "--listen", &listen])
+        .stdin(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("kvasir starts");
+    let address = listen.replace("0.0.0.0", "127.0.0.1");
+    // It answers 503, since no worker is there; what it had to say was said before.
+    wait_for("the gateway to listen", || get(&address, "/health").is_ok());
+    child.kill().expect("killed");
+    let mut said = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut said).expect("its log");
+    child.wait().expect("its end");
+    assert_eq!(said.matches("asks for no key").count(), 1, "{said}");
+    assert!(said.contains("WARN") && said.contains("access.keys_file"), "{said}");
+}
+
+/// Waits until a gateway can serve, as a client over TLS sees it.
+async fn wait_ready(client: &EngineClient) {
+    for _ in 0..600 {
+        if client.is_healthy().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{} is not ready", client.base());
+}
+
+#[test]
+fn a_certificate_makes_a_client_and_an_administrator_only_by_name() {
+    use router_engines::key::ApiKey;
+    use router_engines::upstream::Upstream;
+    let scratch = Scratch::new("certificates");
+    let folder = &scratch.0;
+    let house = Authority::new(folder, "house");
+    ["gateway", "client", "ops", "stranger"].iter().for_each(|name| house.issue(name));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let listen = "127.0.0.1:0".parse().expect("an address");
+    let mock = runtime.block_on(tools_mocker::Mock::start(mock(Dialect::Vllm, Role::Both, false), listen));
+    let mock = mock.expect("a mock engine");
+    let gateway = |name: &str, more: &str| {
+        let text = format!(
+            "[gateway]\nhealth_interval = \"100ms\"\n[tls]\ncertificate_file = {:?}\nkey_file = {:?}\n\
+             client_ca_file = {:?}\nclient_certificate = \"required\"\n{more}",
+            file(folder, "gateway.pem"),
+            file(folder, "gateway.key"),
+            file(folder, "house.pem"),
+        );
+        let path = scratch.config(name, &text);
+        Process::start(&["gateway", "--config", &path, "--worker", &mock.url()])
+    };
+    let paths = ["/kvasir/status", "/metrics", "/kvasir/decisions", "/kvasir/snapshot"];
+    let answered = async |client: &EngineClient, path: &str| match client.get_large(path).await {
+        Ok(_) => "200".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    runtime.block_on(async {
+        let without_keys = gateway("without.toml", "");
+        let client = over(&format!("https://{}", without_keys.address), folder, "house", Some("client"));
+        wait_ready(&client).await;
+        assert!(talks(&client, 20).await.is_ok());
+        for path in paths {
+            let said = answered(&client, path).await;
+            assert!(said.contains("403"), "{path}: {said}");
+        }
+
+        let keys = "[[certificate]]\nname = \"a client\"\nidentity = \"cn:client\"\ntenant = \"acme\"\n\
+                    [[certificate]]\nname = \"operations\"\nidentity = \"cn:ops\"\ntenant = \"house\"\nadmin = true\n";
+        let keys = scratch.config("certificates.keys", keys);
+        let with_keys = gateway("with.toml", &format!("[access]\nkeys_file = {keys:?}\n"));
+        let base = format!("https://{}", with_keys.address);
+        let client = over(&base, folder, "house", Some("client"));
+        wait_ready(&client).await;
+        assert!(talks(&client, 20).await.is_ok());
+        // OpenAI's clients always send a key.
+        let files = ClientTlsConfig {
+            ca_file: Some(folder.join("house.pem")),
+            system_roots: false,
+            certificate_file: Some(folder.join("client.pem")),
+            key_file: Some(folder.join("client.key")),
+            ..ClientTlsConfig::default()
+        };
+        let tls = ClientTls::load(&files).expect("files");
+        let with_key = Upstream::with_key(&base, Some(&tls), ApiKey::new("none").as_ref());
+        assert!(talks(&EngineClient::over(&with_key), 20).await.is_ok());
+        let ops = over(&base, folder, "house", Some("ops"));
+        let stranger = over(&base, folder, "house", Some("stranger"));
+        for path in paths {
+            let said = answered(&client, path).await;
+            assert!(said.contains("403"), "{path}: {said}");
+            assert_eq!(answered(&ops, path).await, "200", "{path}");
+            let said = answered(&stranger, path).await;
+            assert!(said.contains("401"), "{path}: {said}");
+        }
+        assert!(talks(&stranger, 20).await.is_err_and(|error| error.contains("401")), "nobody knows it");
+    });
+}
+
+#[test]
+fn an_open_gateway_believes_only_peers_that_show_the_key() {
+    let scratch = Scratch::new("open-peers");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let listen = "127.0.0.1:0".parse().expect("an address");
+    let mock = runtime.block_on(tools_mocker::Mock::start(mock(Dialect::Vllm, Role::Both, false), listen));
+    let mock = mock.expect("a mock engine");
+    let path = scratch
+        .config("kvasir.toml", "[gateway]\nhealth_interval = \"100ms\"\npeers = [\"http://127.0.0.1:1\"]\n");
+    let url = mock.url();
+    let arguments = ["gateway", "--config", &path, "--worker", &url];
+    let status = |gateway: &Process, path: &str, more: &str, body: Option<&Value>| {
+        let (method, body) = body.map_or(("GET", String::new()), |body| ("POST", body.to_string()));
+        let text = support::raw(
+            &gateway.address,
+            &format!(
+                "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{more}content-length: {}\r\n\r\n{body}",
+                gateway.address,
+                body.len()
+            ),
+        );
+        text.split(' ').nth(1).and_then(|code| code.parse::<u16>().ok()).expect("a status")
+    };
+    let loads = |sequence: u64| json!({ "gateway": 7, "sequence": sequence, "workers": {} });
+
+    let keyed = Process::start_with(&arguments, &[("KVASIR_PEER_KEY", "fleet-secret")]);
+    keyed.wait_healthy();
+    for more in ["", "x-kvasir-peer: guess\r\n", "authorization: Bearer fleet-secret\r\n"] {
+        assert_eq!(status(&keyed, "/kvasir/loads", more, Some(&loads(1))), 403, "{more:?}");
+        assert_eq!(status(&keyed, "/kvasir/snapshot", more, None), 403, "{more:?}");
+    }
+    let shown = "x-kvasir-peer: fleet-secret\r\n";
+    assert_eq!(status(&keyed, "/kvasir/loads", shown, Some(&loads(2))), 200);
+    assert_eq!(status(&keyed, "/kvasir/snapshot", shown, None), 200);
+    assert_eq!(status(&keyed, "/v1/models", "", None), 200, "it is open to clients");
+
+    // Without a key, gateways of one machine believe each other, and nobody who comes through a proxy.
+    let unkeyed = Process::start(&arguments);
+    unkeyed.wait_healthy();
+    assert_eq!(status(&unkeyed, "/kvasir/loads", "", Some(&loads(1))), 200);
+    let forwarded = "x-forwarded-for: 10.0.0.9\r\n";
+    assert_eq!(status(&unkeyed, "/kvasir/loads", forwarded, Some(&loads(2))), 403);
+    assert_eq!(status(&unkeyed, "/kvasir/snapshot", forwarded, None), 403);
+}
+
+/// A vLLM-like engine and a gateway of this configuration before it, both ready.
+fn before_a_mock(
+    runtime: &tokio::runtime::Runtime,
+    scratch: &Scratch,
+    text: &str,
+) -> (tools_mocker::Mock, Process) {
+    let listen = "127.0.0.1:0".parse().expect("an address");
+    let mock = runtime.block_on(tools_mocker::Mock::start(mock(Dialect::Vllm, Role::Both, false), listen));
+    let mock = mock.expect("a mock engine");
+    let path = scratch.config("kvasir.toml", text);
+    let gateway = Process::start(&["gateway", "--config", &path, "--worker", &mock.url()]);
+    gateway.wait_healthy();
+    (mock, gateway)
+}
+
+const ABOUT_ITSELF: [&str; 5] =
+    ["/metrics", "/kvasir/status", "/kvasir/decisions", "/kvasir/history", "/debug/route?prompt=a"];
+
+#[test]
+fn an_open_gateway_tells_of_itself_to_its_own_machine_alone() {
+    let scratch = Scratch::new("local-only");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let text = "[gateway]\nhealth_interval = \"100ms\"\n";
+    let (_mock, gateway) = before_a_mock(&runtime, &scratch, text);
+    let status = |path: &str, headers: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nconnection: close\r\n{headers}\r\n\r\n");
+        let answer = support::raw(&gateway.address, &request);
+        answer.split(' ').nth(1).and_then(|code| code.parse::<u16>().ok()).expect("a status")
+    };
+    for path in ABOUT_ITSELF {
+        assert_ne!(status(path, "host: localhost"), 403, "{path}");
+        assert_eq!(status(path, "host: localhost\r\nx-forwarded-for: 10.0.0.9"), 403, "{path}");
+        assert_eq!(status(path, "host: evil.example"), 403, "{path}: a page whose name points here");
+    }
+    for path in ["/health", "/v1/models", "/kvasir/"] {
+        assert_eq!(status(path, "host: evil.example"), 200, "{path}");
+    }
+}
+
+#[test]
+fn administrators_have_a_listener_of_their_own() {
+    use std::io::{Read, Write};
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new("admin-listen");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let admin = free_address();
+    let text = format!("[gateway]\nhealth_interval = \"100ms\"\nadmin_listen = {admin:?}\n");
+    let (_mock, gateway) = before_a_mock(&runtime, &scratch, &text);
+    let status = |address: &str, path: &str| get(address, path).expect("an answer").0;
+    for path in ABOUT_ITSELF.into_iter().chain(["/kvasir/", "/kvasir", "/kvasir/page.js"]) {
+        assert_eq!(status(&gateway.address, path), 404, "{path} has left the API's port");
+        assert_ne!(status(&admin, path), 404, "{path}");
+    }
+    for path in ["/metrics", "/kvasir/status", "/kvasir/", "/health"] {
+        assert_eq!(status(&admin, path), 200, "{path}");
+    }
+    assert_eq!((status(&gateway.address, "/v1/models"), status(&admin, "/v1/models")), (200, 404));
+    assert_eq!(status(&gateway.address, "/kvasir/snapshot"), 200, "peers know each other by the API's port");
+    drop(gateway);
+
+    // With keys it asks for them, too.
+    let key = router_access::new_key("boss", "house").expect("a key");
+    let keys = scratch.config("keys.toml", &format!("{}admin = true\n", key.lines));
+    let with_keys = format!("{text}[access]\nkeys_file = {keys:?}\n");
+    let (_mock, gateway) = before_a_mock(&runtime, &scratch, &with_keys);
+    assert_eq!(client(&admin, None, "/metrics", None).0, 401);
+    assert_eq!(client(&admin, Some(&key.secret), "/metrics", None).0, 200);
+    drop(gateway);
+
+    // A Unix socket for the owner; a file that a killed process has left is no hindrance.
+    let socket = scratch.0.join("admin.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).expect("a socket"));
+    let place = format!("unix:{}", socket.display());
+    let text = format!("[gateway]\nhealth_interval = \"100ms\"\nadmin_listen = {place:?}\n");
+    let (_mock, mut gateway) = before_a_mock(&runtime, &scratch, &text);
+    let mode = std::fs::metadata(&socket).expect("the socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut stream = std::os::unix::net::UnixStream::connect(&socket).expect("a connection");
+    let request = b"GET /kvasir/status HTTP/1.1\r\nhost: kvasir\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"workers\""), "{answer}");
+    gateway.stop();
+    assert!(!socket.exists(), "it goes with its gateway");
 }

@@ -159,6 +159,7 @@ fn converse(args: &ConversationArgs, tiers: Tiers, all_blocks: usize) -> Result<
         threads,
         transfer_deadline: Duration::from_secs(10),
         offload_at_once: true,
+        event_tokens: false,
     };
     let handle = engine.start(config, model, ModelText::tiny()?, kv, services)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;

@@ -31,6 +31,11 @@ section! {
     GatewaySettings, "gateway" {
         /// Where it listens.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 8000);
+        /// Where `/metrics`, `/kvasir/…` and `/debug/route` are, as `127.0.0.1:9090` or `unix:/run/kvasir/admin.sock` (for the
+        /// gateway's user alone); the API's port has none of them then. Empty: on the API's port, for an administrator's key; a
+        /// gateway without keys answers processes of its own machine there, unless they come through a proxy or ask for it by
+        /// another name than its address or `localhost`. What gateways tell each other stays on the API's port.
+        admin_listen: String = String::new();
         /// URLs of the workers; `kvasir serve` fills this in itself.
         workers: Vec<String> = Vec::new();
         /// URLs of workers that compute prompts for others, when their engine does not say so itself (vLLM).
@@ -48,6 +53,11 @@ section! {
         kv_events: String = String::new();
         /// Where a worker's missed KV events can be had again, for engines that do not tell it.
         kv_replay: String = String::new();
+        /// File with the keys that engines ask for (`--api-key` of vLLM and SGLang, `worker.api_key_file`), not readable by
+        /// everybody. A line is `KEY`, for all workers, or `URL KEY`, for one. They are shown as `Authorization: Bearer KEY`
+        /// with every request to an engine, questions about health and load among them. Empty: `KVASIR_ENGINE_KEY` of the
+        /// environment, for all workers; `kvasir serve` sees to its own.
+        engine_key_file: String = String::new();
         /// Name of the model; empty is what the workers say, who must agree on one: as long as they name two, the gateway is not
         /// ready and says so.
         model: String = String::new();
@@ -134,7 +144,8 @@ section! {
         /// How long a request waits when no worker is there, before it is answered with 503.
         worker_wait: Duration = Duration::from_secs(10), in Duration::from_millis(0) => Duration::from_secs(600), live = true;
         /// URLs of other gateways in front of the same workers: they tell each other what they have sent where, and one
-        /// that starts takes over what the others know.
+        /// that starts takes over what the others know. They show each other `KVASIR_PEER_KEY` of the environment; without it
+        /// only gateways of one machine, without keys of clients, believe each other.
         peers: Vec<String> = Vec::new();
         /// Where the index is saved, to be warm after a restart; empty is nowhere.
         snapshot_file: String = String::new();
@@ -146,8 +157,8 @@ section! {
 section! {
     /// Who may use the gateway, and how much.
     AccessSettings, "access" {
-        /// File with the keys of clients (`kvasir key new` makes one); read again when it changes. Without it and without
-        /// tokens everybody is let in.
+        /// File with the keys of clients (`kvasir key new` makes one) and the names of their certificates; read again when it
+        /// changes. Without it and without tokens everybody is let in.
         keys_file: String = String::new();
         /// File with the signing keys of an identity provider (JWKS), for bearer tokens; read again when it changes.
         jwks_file: String = String::new();
@@ -185,7 +196,8 @@ section! {
         key_file: String = String::new();
         /// Certificate authorities of clients (PEM).
         client_ca_file: String = String::new();
-        /// Whether clients show a certificate.
+        /// Whether clients show a certificate. A `[[certificate]]` of `access.keys_file` says by a name in it whose it is; with
+        /// `required` and without such a file, those who show one are clients of one tenant, and no administrators.
         client_certificate: String = "off".to_owned(), one_of &["off", "optional", "required"];
         /// Certificate authorities of engines, other gateways, the identity provider and the trace collector, beside those of
         /// the system (PEM).
@@ -275,10 +287,27 @@ section! {
     WorkerSettings, "worker" {
         /// Where its HTTP surface listens.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 8100);
+        /// File with the key that each HTTP request but `/health` must show (`Authorization: Bearer KEY`), not readable by
+        /// everybody; the gateway has it in `gateway.engine_key_file`. Empty: `KVASIR_WORKER_KEY` of the environment. With
+        /// neither, workers of `kvasir serve` ask for `KVASIR_PEER_KEY`, which it makes up if need be, and others let everybody
+        /// in.
+        api_key_file: String = String::new();
+        /// Certificate chain of the HTTP surface (PEM); without it, callers come over plain HTTP, as within `kvasir serve`
+        /// always.
+        certificate_file: String = String::new();
+        /// Its private key (PEM).
+        private_key_file: String = String::new();
+        /// Certificate authorities of callers (PEM): with it, only those with a certificate are answered
+        /// (`tls.upstream_certificate_file` of the gateway).
+        client_ca_file: String = String::new();
         /// Where its KV events are published; port 0 lets the system choose.
         events: SocketAddr = SocketAddr::new(LOCALHOST, 0);
         /// Where missed KV events can be had again; port 0 lets the system choose.
         replay: SocketAddr = SocketAddr::new(LOCALHOST, 0);
+        /// KV events carry the token ids of blocks, as vLLM's do: for other routers than Kvasir's gateway. Whoever reaches the
+        /// ports then reads every prompt and answer. Without, events carry 64-bit hashes of blocks, by which the gateway routes
+        /// just as well, and `token_ids` is empty.
+        event_tokens: bool = false;
     }
 }
 

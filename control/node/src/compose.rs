@@ -81,6 +81,7 @@ pub(crate) fn engine(settings: &Settings, model: &ModelConfig, threads: usize) -
         threads,
         transfer_deadline: settings.transfer.deadline,
         offload_at_once: settings.host_tier.write == "through",
+        event_tokens: settings.worker.event_tokens,
     }
 }
 
@@ -178,6 +179,14 @@ pub(crate) fn peer_key() -> Option<String> {
     std::env::var(PEER_KEY).ok().filter(|key| !key.is_empty())
 }
 
+/// Whether clients of the gateway must show a key or a token.
+pub(crate) fn is_closed(settings: &Settings) -> bool {
+    let access = &settings.access;
+    [&access.keys_file, &access.jwks_file, &access.jwks_url, &access.token_issuer]
+        .into_iter()
+        .any(|name| !name.is_empty())
+}
+
 /// Bearer tokens are taken when something is said of their keys or their issuer.
 pub(crate) fn tokens(settings: &Settings) -> Result<Option<TokenConfig>> {
     let access = &settings.access;
@@ -241,6 +250,7 @@ fn access(settings: &Settings, workers: &[WorkerConfig]) -> Result<AccessConfig>
         tokens,
         tls: crate::tls::upstream(settings, &urls)?,
         server_tls: None,
+        needs_certificate: settings.tls.client_certificate == "required",
         salt_secret: std::env::var(SALT_SECRET).ok().filter(|secret| !secret.is_empty()),
         peer_key: peer_key(),
         own_salts: access.own_salts,

@@ -3,23 +3,21 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use axum::Router;
 use clap::Args;
 use control_config::Settings;
 use router_engines::dialect::Role;
-use router_gateway::{Fleet, Gateway, WorkerConfig, serve_grpc, status_router};
+use router_gateway::{Fleet, Gateway, WorkerConfig, api_router, router, serve_grpc, status_router};
 use router_tls::{Alpn, PlainListener, TlsListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use crate::kernel::KernelPrograms;
 use crate::live::LiveConfig;
-use crate::{Common, compose, http, process, shard, tls};
-
-/// How often certificates are looked at for changes.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+use crate::tls::LOOK_EVERY;
+use crate::{Common, admin, compose, exposure, http, process, secret, shard, tls};
 
 /// Workers as the command line names them.
 #[derive(Args, Clone, Default)]
@@ -53,7 +51,7 @@ fn workers(settings: &Settings, given: &Workers) -> Result<Vec<WorkerConfig>> {
             if let Some(other) = all.iter().find(|other| address_of(&other.url) == address_of(url)) {
                 bail!("a worker is named twice: {} and {url}", other.url);
             }
-            all.push(WorkerConfig { url: url.clone(), role });
+            all.push(WorkerConfig { role, ..WorkerConfig::new(url) });
         }
     }
     if all.is_empty() {
@@ -76,13 +74,24 @@ pub(crate) fn run(
     given: &Workers,
 ) -> Result<ExitCode> {
     let settings = process::start(common)?;
-    let workers = workers(&settings, given)?;
+    let mut workers = workers(&settings, given)?;
+    secret::give(&settings, common.supervised, &mut workers)?;
     let (text, has_tokenizer) = compose::gateway_text(&settings)?;
     let listen = listen.unwrap_or(settings.gateway.listen);
+    let has_peer_key = compose::peer_key().is_some();
+    let admin = admin::place(&settings)?;
+    let said = [
+        exposure::of_gateway(&settings, listen),
+        exposure::of_admin(&settings, admin.as_ref()),
+        exposure::of_peers(&settings, has_peer_key),
+    ];
+    said.iter().flatten().for_each(|said| tracing::warn!("{said}"));
     let mut config = compose::gateway(&settings, workers, &text, has_tokenizer, listen)?;
     let requests_max = config.requests_max;
     let grpc_listen = grpc_address(&settings)?;
-    let own = [Some(listen), aside, grpc_listen].into_iter().flatten().map(|address| address.port());
+    let admin_address = admin.as_ref().and_then(admin::Place::address);
+    let own =
+        [Some(listen), aside, grpc_listen, admin_address].into_iter().flatten().map(|address| address.port());
     let own: Vec<u16> = own.collect();
     let programs = KernelPrograms::attach(&settings, &own, local_ports(&config.workers))?;
     let server_tls = tls::server(&settings, Alpn::Http1)?;
@@ -118,14 +127,24 @@ pub(crate) fn run(
             let aside = PlainListener::new(http::bind(address).await?);
             tokio::spawn(http::serve(aside, status_router(Arc::clone(&gateway)), stop.clone()));
         }
+        let (routes, administration): (fn(Arc<Gateway>) -> Router, _) = match &admin {
+            None => (router, None),
+            Some(place) => {
+                (api_router, Some(admin::start(place, &gateway, server_tls.as_ref(), &stop).await?))
+            }
+        };
         let (busy_poll, write_timeout) = (settings.gateway.busy_poll, settings.gateway.write_timeout);
         let start = |listener| {
-            let (tls, gateway) = (server_tls.clone(), Arc::clone(&gateway));
-            shard::start(listener, tls, gateway, stop.clone(), busy_poll, write_timeout)
+            let (gateway, stop) = (Arc::clone(&gateway), stop.clone());
+            shard::start(listener, server_tls.clone(), gateway, routes, stop, busy_poll, write_timeout)
         };
         let shards: Vec<_> = listeners.into_iter().map(start).collect::<Result<_>>()?;
         for shard in shards {
             shard.ended().await?;
+        }
+        if let Some(serving) = administration {
+            // It ends with its drain time at the latest. A panic in there has been told.
+            let _ended = serving.await;
         }
         if let Some(serving) = grpc {
             tokio::select! {
@@ -148,6 +167,7 @@ pub(crate) fn run(
 fn could_start(settings: &Settings, given: &Workers) -> Result<()> {
     workers(settings, given)?;
     grpc_address(settings)?;
+    admin::place(settings)?;
     compose::tokens(settings).map(drop)
 }
 

@@ -1,10 +1,12 @@
 //! `kvasir`: one binary, several roles. This crate is the composition root: the only place that knows every
 //! other crate, chooses hardware and transports, and turns settings into configurations.
 
+mod admin;
 mod compose;
 mod config_command;
 mod deep_check;
 mod doctor;
+mod exposure;
 mod gateway_role;
 mod http;
 mod inspect_command;
@@ -17,6 +19,7 @@ mod path_command;
 mod process;
 mod rails;
 mod replay_command;
+mod secret;
 mod serve;
 mod shard;
 mod store_role;

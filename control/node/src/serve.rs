@@ -138,12 +138,6 @@ fn free_address() -> Result<SocketAddr> {
     Ok(probe.local_addr()?)
 }
 
-/// A key that nobody can guess, for this run.
-fn fresh_key() -> String {
-    use std::hash::{BuildHasher, RandomState};
-    (0..4).map(|number| format!("{:016x}", RandomState::new().hash_one(number))).collect()
-}
-
 /// Cores for process `index` of `count`, when there are enough.
 fn cores_of(settings: &Settings, index: usize, count: usize) -> Option<(String, usize)> {
     let cores = process::available_cores();
@@ -209,11 +203,18 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
     // With port 0 it has decided.
     let listen = probe.local_addr()?;
     drop(probe);
-    // Over TLS, or with keys, this process would be a stranger to its own gateway: it asks over a listener of its own,
-    // and shows what gateways of a fleet show each other.
+    // Over TLS, with keys or a listener for administrators, this process would be a stranger to its own gateway: it asks
+    // over a listener of its own, and shows what gateways of a fleet show each other.
     let is_tls = !settings.tls.certificate_file.is_empty();
-    let aside = if is_tls { Some(free_address()?) } else { None };
-    let peer_key = compose::peer_key().unwrap_or_else(fresh_key);
+    let has_admin_listener = !settings.gateway.admin_listen.is_empty();
+    let aside = if is_tls || has_admin_listener { Some(free_address()?) } else { None };
+    if !settings.gateway.peers.is_empty() && compose::peer_key().is_none() {
+        tracing::warn!(
+            "`gateway.peers` is set and {} is not: no peer has the key of this run",
+            compose::PEER_KEY
+        );
+    }
+    let peer_key = compose::peer_key().map_or_else(router_access::new_secret, Ok)?;
     let mut services = services(common, settings, listen, aside, &peer_key)?;
     let asked = aside.unwrap_or(listen);
     let client = EngineClient::new(&format!("http://{asked}"), None).with_peer_key(Some(&peer_key));
@@ -284,20 +285,18 @@ fn announce(settings: &Settings, listen: SocketAddr, services: &[Service]) {
     let host = if listen.is_ipv6() && host.contains(':') { format!("[{host}]") } else { host };
     let base = format!("{}://{host}:{}", if tls { "https" } else { "http" }, listen.port());
     println!("\nRunning: {}", names.join(", "));
-    println!(
-        "OpenAI API at {base}/v1 (model {model}); watch it at {base}/kvasir/ or with `kvasir top {base}`. Try:\n"
-    );
+    let watch = match settings.gateway.admin_listen.as_str() {
+        "" => format!("watch it at {base}/kvasir/ or with `kvasir top {base}`"),
+        place => format!("its page and metrics are on {place}"),
+    };
+    println!("OpenAI API at {base}/v1 (model {model}); {watch}. Try:\n");
     let authority = if tls { format!(" --cacert {}", settings.tls.certificate_file) } else { String::new() };
     let own = if settings.tls.client_certificate == "required" {
         " --cert CLIENT.pem --key CLIENT.key"
     } else {
         ""
     };
-    let access = &settings.access;
-    let is_closed = ![&access.keys_file, &access.jwks_file, &access.jwks_url, &access.token_issuer]
-        .into_iter()
-        .all(String::is_empty);
-    let key = if is_closed { " -H \"authorization: Bearer $KVASIR_KEY\"" } else { "" };
+    let key = if compose::is_closed(settings) { " -H \"authorization: Bearer $KVASIR_KEY\"" } else { "" };
     println!(
         "curl -N{authority}{own} {base}/v1/chat/completions{key} -H 'content-type: application/json' -d \
          '{{\"model\":\"{model}\",\"stream\":true,\"seed\":3,\"max_tokens\":48,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n",

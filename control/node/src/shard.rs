@@ -8,7 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use router_gateway::{Gateway, router};
+use axum::Router;
+use router_gateway::Gateway;
 use router_tls::{PlainListener, ServerTls, TlsListener};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -32,11 +33,13 @@ impl Shard {
     }
 }
 
-/// Starts a thread that serves until it is told to stop.
+/// Starts a thread that serves until it is told to stop. Each thread makes routes of its own: their counts of references would
+/// otherwise be written by all threads with each request.
 pub(crate) fn start(
     listener: std::net::TcpListener,
     tls: Option<Arc<ServerTls>>,
     gateway: Arc<Gateway>,
+    routes: fn(Arc<Gateway>) -> Router,
     stop: Stop,
     busy_poll: bool,
     write_timeout: Duration,
@@ -53,11 +56,11 @@ pub(crate) fn start(
         match tls {
             None => {
                 let listener = PlainListener::new(listener).with_write_timeout(write_timeout);
-                http::serve(listener, router(gateway), stop).await;
+                http::serve(listener, routes(gateway), stop).await;
             }
             Some(tls) => {
                 let listener = TlsListener::new(listener, tls).with_write_timeout(write_timeout);
-                http::serve(listener, router(gateway), stop).await;
+                http::serve(listener, routes(gateway), stop).await;
             }
         }
         Ok(())

@@ -2,12 +2,16 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use control_config::Settings;
 use router_tls::{Alpn, ClientCertificate, ClientTls, ClientTlsConfig, ServerTls, ServerTlsConfig, TlsError};
 
 use crate::compose::some;
+
+/// How often certificates are looked at for changes.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How others than clients are reached over https; loaded when somebody is, so that no system needs root certificates
 /// for plain HTTP.
@@ -59,4 +63,27 @@ pub(crate) fn server(settings: &Settings, alpn: Alpn) -> Result<Option<Arc<Serve
         ..ServerTlsConfig::new(certificate, key)
     };
     ServerTls::load(&config).map(Some).context("[tls]")
+}
+
+/// A worker's own certificate, if its callers come over TLS.
+pub(crate) fn worker(settings: &Settings) -> Result<Option<Arc<ServerTls>>> {
+    let worker = &settings.worker;
+    let (Some(certificate), Some(key)) = (some(&worker.certificate_file), some(&worker.private_key_file))
+    else {
+        if worker.certificate_file.is_empty() != worker.private_key_file.is_empty() {
+            bail!("[worker] certificate_file and private_key_file go together");
+        }
+        if !worker.client_ca_file.is_empty() {
+            bail!("[worker] client_ca_file needs certificate_file and private_key_file");
+        }
+        return Ok(None);
+    };
+    let client_ca_file = some(&worker.client_ca_file).map(PathBuf::from);
+    let client_certificate = match client_ca_file {
+        Some(_) => ClientCertificate::Required,
+        None => ClientCertificate::Off,
+    };
+    let config =
+        ServerTlsConfig { client_ca_file, client_certificate, ..ServerTlsConfig::new(certificate, key) };
+    ServerTls::load(&config).map(Some).context("[worker]")
 }

@@ -10,14 +10,14 @@ use control_config::Settings;
 use dataplane_transfer::{TransferCounters, TransferNode, TransferService};
 use kvstore_store::Store;
 use router_engines::client::WorkerDescription;
-use router_tls::PlainListener;
+use router_tls::{PlainListener, TlsListener};
 use tools_engine::server::{WorkerState, router};
 use tools_engine::{Engine, EventPublisher, KvPool, Services};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::rails::{self, RailCounters, Rails};
 use crate::tiers::{self, Blocks, Opened, TierCounters};
-use crate::{Common, Role, compose, http, process};
+use crate::{Common, Role, compose, exposure, http, process, secret, tls};
 
 pub(crate) fn run(
     common: &Common,
@@ -31,18 +31,25 @@ pub(crate) fn run(
     let threads = if threads == 0 { process::available_cores() } else { threads };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let listen = listen.unwrap_or(settings.worker.listen);
-    runtime.block_on(work(&settings, role, listen, threads, instance))?;
+    runtime.block_on(work(&settings, common.supervised, role, listen, threads, instance))?;
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
 
 async fn work(
     settings: &Settings,
+    is_supervised: bool,
     role: Role,
     listen: SocketAddr,
     threads: usize,
     instance: Option<&str>,
 ) -> Result<()> {
+    let key = secret::of_worker(settings, is_supervised)?;
+    if let Some(said) = exposure::of_worker(settings, listen, key.is_some()) {
+        tracing::warn!("{said}");
+    }
+    // Within `serve` the gateway comes over loopback.
+    let tls = if is_supervised { None } else { tls::worker(settings)? };
     let listener = http::bind(listen).await?;
     let model = compose::model(settings)?;
     let text = compose::model_text(settings)?;
@@ -106,6 +113,7 @@ async fn work(
         slots,
         started: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs(),
         body_bytes_max: settings.gateway.body_max.0 as usize,
+        key,
         transports: kinds,
         more_metrics: Box::new(move |out| {
             transfer_metrics(out, &counters);
@@ -117,7 +125,13 @@ async fn work(
         }),
     };
     let stop = http::stop_signals(settings.serve.drain)?;
-    http::serve(PlainListener::new(listener), router(state), stop).await;
+    match tls {
+        None => http::serve(PlainListener::new(listener), router(state), stop).await,
+        Some(tls) => {
+            tokio::spawn(Arc::clone(&tls).watch(tls::LOOK_EVERY));
+            http::serve(TlsListener::new(listener, tls), router(state), stop).await;
+        }
+    }
     handle.stop();
     if let Some(store) = kept {
         // What the disk was given is put on stable storage.

@@ -14,6 +14,8 @@
 //!   once.
 //! * [`AuditLog`]: one line for each request, without what was said.
 //!
+//! Beside them, [`random_number`] and [`new_secret`] for what must not be guessed.
+//!
 //! This crate knows nothing of workers, engines, blocks or HTTP; it opens one file, the audit log's.
 //!
 //! Hot path, for a request with a known key that nothing holds up: one SHA-256 of the key, one map look-up, two
@@ -56,6 +58,6 @@ pub use limits::{
     TableFull, admit, retry_after_seconds,
 };
 pub use media::MediaPolicy;
-pub use random::random_id;
+pub use random::{new_secret, random_id, random_number};
 pub use salt::{Salt, Salter};
 pub use screen::{Objection, Screen, TEMPLATE_FIELDS};

@@ -9,6 +9,7 @@
 //! * [`client`]: streams completions of token ids from a worker, and asks workers about themselves.
 //! * [`intake`]: request bodies on their way into an engine's own HTTP server.
 //! * [`handoff`]: the `kv_transfer_params` of the native prefill→decode hand-off.
+//! * [`key`]: the key that an engine asks its callers for.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ pub mod client;
 pub mod dialect;
 pub mod handoff;
 pub mod intake;
+pub mod key;
 pub mod openai;
 pub mod shape;
 pub mod upstream;

@@ -27,6 +27,8 @@ use hyper_util::rt::TokioIo;
 use router_tls::{ClientStream, ClientTls};
 use tokio::net::TcpStream;
 
+use crate::key::ApiKey;
+
 /// Idle connections kept for each engine by threads that share them; more are closed.
 const IDLE_MAX: usize = 2048;
 /// The same for each thread that has its own.
@@ -99,6 +101,8 @@ pub struct Upstream {
     authority: String,
     host: HeaderValue,
     tls: Option<Arc<ClientTls>>,
+    /// Shown with every request, in place of any other `authorization`.
+    key: Option<ApiKey>,
     /// By the thread that they belong to, as [`place`] numbers them.
     idle: Box<[OnceLock<ArrayQueue<Idle>>]>,
 }
@@ -133,6 +137,12 @@ impl Upstream {
     /// Connections to the engine at `base`: `http://host:port`, or `https://` over `tls`.
     #[must_use]
     pub fn new(base: &str, tls: Option<&Arc<ClientTls>>) -> Arc<Self> {
+        Self::with_key(base, tls, None)
+    }
+
+    /// The same to an engine that asks for a key: every request shows it.
+    #[must_use]
+    pub fn with_key(base: &str, tls: Option<&Arc<ClientTls>>, key: Option<&ApiKey>) -> Arc<Self> {
         let base = base.trim_end_matches('/');
         let is_tls = base.starts_with("https://");
         let authority = base.strip_prefix("https://").or(base.strip_prefix("http://")).unwrap_or(base);
@@ -148,6 +158,7 @@ impl Upstream {
             host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
             authority: format!("{authority}{port}"),
             tls: tls.filter(|_| is_tls).cloned(),
+            key: key.cloned(),
             idle: (0..OWNERS_MAX).map(|_| OnceLock::new()).collect(),
         })
     }
@@ -245,9 +256,12 @@ impl Upstream {
         let mut request = Request::new(Full::new(call.body.clone()));
         *request.method_mut() = call.method.clone();
         *request.uri_mut() = call.path.clone();
-        request.headers_mut().reserve(call.headers.len() + 2);
+        request.headers_mut().reserve(call.headers.len() + 3);
         request.headers_mut().insert(http::header::HOST, self.host.clone());
         request.headers_mut().extend(call.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        if let Some(key) = &self.key {
+            request.headers_mut().insert(http::header::AUTHORIZATION, key.header().clone());
+        }
         let mut answer = pin!(link.sender.send_request(request));
         let mut is_over = false;
         let driver = &mut link.driver;
@@ -354,5 +368,45 @@ impl Body for ReplyBody {
 
     fn size_hint(&self) -> SizeHint {
         self.incoming.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// The head of the first request on a listener, which is answered with an empty 200.
+    async fn first_head(listener: TcpListener) -> String {
+        let (mut stream, _) = listener.accept().await.expect("a connection");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("a byte"));
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.expect("written");
+        String::from_utf8(head).expect("ASCII")
+    }
+
+    #[tokio::test]
+    async fn an_engine_is_shown_its_own_key_and_no_other() {
+        for own in [Some("engine-key"), None] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let base = format!("http://{}", listener.local_addr().expect("bound"));
+            let key = own.map(|own| ApiKey::new(own).expect("a key"));
+            let upstream = Upstream::with_key(&base, None, key.as_ref());
+            let mut call = Call::json("/v1/chat/completions", Bytes::new());
+            if own.is_some() {
+                // Nothing passes a client's on; if something did, the engine would still see its own alone.
+                call = call.with(http::header::AUTHORIZATION, "Bearer clients-key");
+            }
+            let (head, answer) = tokio::join!(first_head(listener), upstream.send(&call));
+            assert!(answer.is_ok(), "{answer:?}");
+            let shown: Vec<&str> = head.lines().filter(|line| line.starts_with("authorization")).collect();
+            let expected: Vec<String> =
+                own.iter().map(|own| format!("authorization: Bearer {own}")).collect();
+            assert_eq!(shown, expected);
+        }
     }
 }

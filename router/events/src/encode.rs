@@ -2,9 +2,10 @@
 
 use router_radix::EngineHash;
 
-use crate::wire::{EventBatch, KvEvent, Stored, medium_of};
+use crate::wire::{EventBatch, KvEvent, ROUTING_HASHES, Stored, medium_of};
 
-/// Encodes a batch as vLLM 0.32 does: maps, the first seven keys of a `BlockStored` always there.
+/// Encodes a batch as vLLM 0.32 does: maps, the first seven keys of a `BlockStored` always there. Routing hashes, which vLLM
+/// does not have, are a key behind all others.
 #[must_use]
 pub fn encode(batch: &EventBatch) -> Vec<u8> {
     let mut out = Vec::with_capacity(128);
@@ -71,7 +72,8 @@ fn encode_stored(
     use rmp::encode as put;
     let nil =
         |out: &mut Vec<u8>| put::write_nil(out).map_err(rmp::encode::ValueWriteError::InvalidMarkerWrite);
-    let further = [!stored.extras.is_empty(), stored.cache_salt.is_some()];
+    let has_hashes = !stored.routing_hashes.is_empty();
+    let further = [!stored.extras.is_empty(), stored.cache_salt.is_some(), has_hashes];
     put::write_map_len(out, 8 + further.iter().map(|is_there| u32::from(*is_there)).sum::<u32>())?;
     put::write_str(out, "type")?;
     put::write_str(out, "BlockStored")?;
@@ -112,6 +114,11 @@ fn encode_stored(
                 }
             }
         }
+    }
+    if has_hashes {
+        put::write_str(out, ROUTING_HASHES)?;
+        put::write_array_len(out, stored.routing_hashes.len() as u32)?;
+        stored.routing_hashes.iter().try_for_each(|&hash| put::write_uint(out, hash).map(drop))?;
     }
     Ok(())
 }

@@ -2,7 +2,8 @@
 //!
 //! An engine names blocks by hashes of its own making, which depend on its version and settings. They are only
 //! keys here: for its removals, and to find a block's parent. What the index compares are our own block
-//! hashes, computed from the tokens and from whatever else the engine mixed in.
+//! hashes, computed from the tokens and from whatever else the engine mixed in, or by our own workers
+//! ([`Stored::routing_hashes`]), which then tell no tokens.
 
 use std::collections::HashSet;
 
@@ -157,15 +158,22 @@ impl Tracker {
             self.other_groups.extend(stored.group);
             return;
         }
-        let is_odd = stored.block_tokens != self.block_tokens
-            || stored.tokens.len() != stored.hashes.len() * stored.block_tokens;
-        if is_odd {
+        let has_hashes = !stored.routing_hashes.is_empty();
+        let is_whole = match has_hashes {
+            true => stored.routing_hashes.len() == stored.hashes.len(),
+            false => stored.tokens.len() == stored.hashes.len() * stored.block_tokens,
+        };
+        if stored.block_tokens != self.block_tokens || !is_whole {
             self.counters.left_out += stored.hashes.len() as u64;
             return;
         }
         self.blocks.clear();
-        self.blocks.extend(stored.tokens.chunks_exact(self.block_tokens).map(block_hash));
-        mix_in_extras(stored, &mut self.blocks);
+        if has_hashes {
+            self.blocks.extend_from_slice(&stored.routing_hashes);
+        } else {
+            self.blocks.extend(stored.tokens.chunks_exact(self.block_tokens).map(block_hash));
+            mix_in_extras(stored, &mut self.blocks);
+        }
         let outcome: Outcome =
             index.stored(self.member, stored.tier, stored.parent, &stored.hashes, &self.blocks);
         self.counters.stored += outcome.changed + outcome.copies;
@@ -270,6 +278,34 @@ mod tests {
         assert_eq!(rig.held(&[1, 2, 3, 4, 5, 6]), (1, 3), "now only the disk has it");
         rig.apply(vec![removed(99, Tier::Device), KvEvent::Cleared]);
         assert_eq!(rig.held(&[1, 2]), (0, 0));
+    }
+
+    #[test]
+    fn hashes_in_place_of_tokens_are_indexed_exactly() {
+        let mut rig = Rig::new();
+        let tokens = [1, 2, 3, 4, 5, 6];
+        let salted = PromptExtras { cache_salt: Some("salt"), ..PromptExtras::default() };
+        let mut routing_hashes = Vec::new();
+        block_hashes(&tokens, 2, &salted, &mut routing_hashes);
+        let hashed = |hashes: &[u64], parent, routing_hashes: &[u64]| Stored {
+            routing_hashes: routing_hashes.to_vec(),
+            ..stored(hashes, parent, &[], Tier::Device)
+        };
+        let first = hashed(&[10, 11], None, &routing_hashes[..2]);
+        rig.apply(vec![
+            KvEvent::Stored(first),
+            KvEvent::Stored(hashed(&[12], Some(11), &routing_hashes[2..])),
+        ]);
+        assert_eq!(rig.held_with(&tokens, salted), (3, 3));
+        assert_eq!(rig.held(&tokens), (0, 0), "another tenant's");
+        rig.apply(vec![removed(12, Tier::Device)]);
+        assert_eq!(rig.held_with(&tokens, salted), (2, 2));
+        // Neither tokens nor a hash for each block.
+        rig.apply(vec![
+            KvEvent::Stored(hashed(&[13, 14], None, &[1])),
+            KvEvent::Stored(hashed(&[15], None, &[])),
+        ]);
+        assert_eq!(rig.tracker.counters.left_out, 3);
     }
 
     #[test]

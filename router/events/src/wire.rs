@@ -5,6 +5,10 @@
 //! releases; what is not there is absent, what is not known is skipped, and an unknown event does not spoil
 //! the others. Block hashes are integers (signed or not) or byte strings, of which the low 64 bits count, as
 //! engines themselves shorten them.
+//!
+//! Kvasir's own workers tell [`Stored::routing_hashes`] in place of token ids, in one further key of the map
+//! (`kvasir_routing_hashes`) beside empty `token_ids`: decoders of structs with named keys, vLLM's among them, leave unknown
+//! ones out, so the event stays what it was for them, without its tokens.
 
 use router_radix::Tier;
 
@@ -42,8 +46,11 @@ pub struct Stored {
     pub hashes: Vec<EngineHash>,
     /// The block before the first; `None` at the start of a chain.
     pub parent: Option<EngineHash>,
-    /// Tokens of all blocks.
+    /// Tokens of all blocks; empty where `routing_hashes` stand for them.
     pub tokens: Vec<u32>,
+    /// The hashes under which routing looks for the blocks (`kvstore_block::block_hashes`), one for each, with everything
+    /// mixed in that belongs to a block. Empty from engines that tell tokens.
+    pub routing_hashes: Vec<u64>,
     /// Tokens of one block.
     pub block_tokens: usize,
     /// Where.
@@ -89,6 +96,7 @@ impl Default for Stored {
             hashes: Vec::new(),
             parent: None,
             tokens: Vec::new(),
+            routing_hashes: Vec::new(),
             block_tokens: 0,
             tier: Tier::Device,
             extras: Vec::new(),
@@ -197,6 +205,10 @@ const STORED_FIELDS: [&str; 11] = [
     "kv_cache_spec_kind",
     "kv_cache_spec_sliding_window",
 ];
+/// Keys of maps that have no place in the array form: SGLang's, and our own.
+const NAMED_FIELDS: [&str; 2] = ["cache_salt", ROUTING_HASHES];
+/// Our own key of a `BlockStored`.
+pub(crate) const ROUTING_HASHES: &str = "kvasir_routing_hashes";
 const REMOVED_FIELDS: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 /// Tuples within tuples that are looked into.
 const NESTED_MAX: u8 = 4;
@@ -269,7 +281,7 @@ impl Fields {
     }
 
     fn read(&mut self, name: &str, reader: &mut Reader<'_>) -> Result<()> {
-        let known = STORED_FIELDS.iter().chain(&["cache_salt"]).find(|field| **field == name).copied();
+        let known = STORED_FIELDS.iter().chain(&NAMED_FIELDS).find(|field| **field == name).copied();
         self.read_known(known, reader).map_err(|error| WireError { field: known, ..error })
     }
 
@@ -293,6 +305,15 @@ impl Fields {
                 self.parent_seen = true;
             }
             "token_ids" => self.tokens(reader)?,
+            ROUTING_HASHES => {
+                let no_array = reader.bad("not an array");
+                let count = reader.array()?.ok_or(no_array)?;
+                self.stored.routing_hashes.reserve(count);
+                for _ in 0..count {
+                    let no_hash = reader.bad("a routing hash is not an integer");
+                    self.stored.routing_hashes.push(reader.hash()?.ok_or(no_hash)?);
+                }
+            }
             "block_size" => {
                 let no_count = reader.bad("not a count");
                 let size = reader.integer()?.and_then(|size| usize::try_from(size).ok());
@@ -420,12 +441,14 @@ mod tests {
         let extras = vec![(0, "salt".into()), (1, "image".into()), (1, "other".into())];
         let salted = Stored { parent: None, extras, tier: Tier::Host, ..stored.clone() };
         let lora = Stored { lora: Some("a".into()), cache_salt: Some("b".into()), ..stored.clone() };
+        let hashed = Stored { tokens: Vec::new(), routing_hashes: vec![3, u64::MAX - 1], ..stored.clone() };
         EventBatch {
             timestamp: 1.5,
             events: vec![
                 KvEvent::Stored(stored),
                 KvEvent::Stored(salted),
                 KvEvent::Stored(lora),
+                KvEvent::Stored(hashed),
                 KvEvent::Removed(Removed { hashes: vec![9], tier: Tier::Host, group: None }),
                 KvEvent::Cleared,
             ],

@@ -1,7 +1,8 @@
 //! Who may do what: keys and tokens, limits, the gate before the workers, salts, and the audit log, as configured.
 //!
 //! Without a keys file and without tokens the gateway is open: everybody is one tenant without limits, and a client's own
-//! salt and priority count. The gate is always there.
+//! salt and priority count. Where clients must show a certificate, that alone makes a client and not an administrator. The
+//! gate is always there.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use router_engines::openai::ApiError;
 use router_tls::{ClientTls, ServerTls};
 use tokio::sync::Notify;
 
+use crate::caller::Caller;
 use crate::service::unix_time;
 
 /// An identity provider gets no more than this time for an answer.
@@ -90,6 +92,8 @@ pub struct AccessConfig {
     pub tls: Option<Arc<ClientTls>>,
     /// What the gateway shows to clients over TLS.
     pub server_tls: Option<Arc<ServerTls>>,
+    /// Clients must show a certificate. By that alone they are clients, not administrators.
+    pub needs_certificate: bool,
     /// Makes tenants' salts; without it caches are kept apart by a secret of this run.
     pub salt_secret: Option<String>,
     /// A client may keep its cache apart further by a salt of its own.
@@ -257,8 +261,7 @@ impl Access {
             Some(secret) => Some(Salter::new(secret.as_bytes(), config.own_salts)),
             // Nobody could guess it; engines' caches start anew with each run of the gateway.
             None if is_closed => {
-                let secret: String =
-                    (0..4).map(|_| format!("{:016x}", crate::service::fresh_number())).collect();
+                let secret = router_access::new_secret().map_err(|error| error.to_string())?;
                 Some(Salter::new(secret.as_bytes(), config.own_salts))
             }
             None => None,
@@ -286,7 +289,7 @@ impl Access {
             name: "anonymous".into(),
             scope: Scope::Key,
             tenant: "anonymous".into(),
-            is_admin: !is_closed,
+            is_admin: !is_closed && !config.needs_certificate,
             models: Models::All,
             limits: LimitConfig::default(),
             tenant_limits: LimitConfig::default(),
@@ -322,11 +325,23 @@ impl Access {
         self.keys.is_some() || self.tokens.is_some()
     }
 
-    /// Who asks.
-    pub(crate) fn identify(&self, headers: &HeaderMap) -> Result<Arc<Grant>, ApiError> {
+    /// Who asks: by a key or token that is valid, else by a certificate that the keys file knows. (Clients of OpenAI's
+    /// libraries cannot leave the key out, so one that is not valid does not spoil a certificate.)
+    pub(crate) fn identify(&self, caller: &Caller<'_>) -> Result<Arc<Grant>, ApiError> {
         if !self.is_closed() {
             return Ok(Arc::clone(&self.nobody));
         }
+        self.by_credential(caller.headers).or_else(|error| self.by_certificate(caller).ok_or(error))
+    }
+
+    fn by_certificate(&self, caller: &Caller<'_>) -> Option<Arc<Grant>> {
+        let shown = caller.certificate()?;
+        let keys = self.keys.as_ref()?.load();
+        let common_name = shown.common_name.as_deref();
+        keys.find_certificate(&shown.uris, &shown.dns_names, common_name, unix_time()).cloned()
+    }
+
+    fn by_credential(&self, headers: &HeaderMap) -> Result<Arc<Grant>, ApiError> {
         let unauthorized = |message: &str| refused(StatusCode::UNAUTHORIZED, message, "invalid_api_key");
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         match Credential::from_headers(text("authorization"), text("x-api-key")) {
@@ -358,17 +373,48 @@ impl Access {
         }
     }
 
-    /// Whoever asks about the gateway itself must be an administrator, or another gateway of the fleet.
-    pub(crate) fn administrator(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        if let (Some(own), Some(given)) = (&self.config.peer_key, headers.get("x-kvasir-peer"))
-            && is_equal(own.as_bytes(), given.as_bytes())
-        {
+    /// Whoever asks about the gateway itself must be an administrator, or another gateway of the fleet. An open gateway has no
+    /// administrators: it tells its own machine, and whoever reaches the listener that was set up for this.
+    pub(crate) fn administrator(&self, caller: &Caller<'_>) -> Result<(), ApiError> {
+        if self.shows_peer_key(caller) {
             return Ok(());
         }
-        let grant = self.identify(headers)?;
-        match grant.is_admin {
+        let grant = self.identify(caller)?;
+        let (is_allowed, message) = match self.is_closed() {
+            true => (grant.is_admin, "This needs an administrator's key."),
+            false => (
+                caller.is_at_admin || (grant.is_admin && caller.is_local()),
+                "This is told on this gateway's own machine, on `gateway.admin_listen`, or for an administrator's key.",
+            ),
+        };
+        match is_allowed {
             true => Ok(()),
-            false => Err(refused(StatusCode::FORBIDDEN, "This needs an administrator's key.", "forbidden")),
+            false => Err(refused(StatusCode::FORBIDDEN, message, "forbidden")),
+        }
+    }
+
+    /// Who takes part in the fleet's talk among gateways, which moves requests and tells all tenants' prefixes, must show the
+    /// peer key, also to an open gateway. Where there is none, an open gateway believes others of its own machine; addresses
+    /// of other hosts prove nothing, since whatever is behind the same translation or ingress has them, too.
+    pub(crate) fn peer(&self, caller: &Caller<'_>) -> Result<(), ApiError> {
+        if self.is_closed() || self.shows_peer_key(caller) {
+            return self.administrator(caller);
+        }
+        let is_believed =
+            self.config.peer_key.is_none() && !self.config.needs_certificate && caller.is_local();
+        match is_believed {
+            true => Ok(()),
+            false => {
+                let message = "This is for gateways that show the same KVASIR_PEER_KEY.";
+                Err(refused(StatusCode::FORBIDDEN, message, "forbidden"))
+            }
+        }
+    }
+
+    fn shows_peer_key(&self, caller: &Caller<'_>) -> bool {
+        match (&self.config.peer_key, caller.headers.get("x-kvasir-peer")) {
+            (Some(own), Some(given)) => is_equal(own.as_bytes(), given.as_bytes()),
+            _ => false,
         }
     }
 

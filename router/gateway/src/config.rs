@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use router_engines::dialect::legs::Protocol;
 use router_engines::dialect::{Engine, Hints, Role};
+use router_engines::key::ApiKey;
 use router_policy::Policy;
 use router_trace::TraceConfig;
 
@@ -28,13 +29,15 @@ pub struct WorkerConfig {
     pub url: String,
     /// What it does, when the operator says so.
     pub role: Option<Role>,
+    /// The key that its engine asks for.
+    pub key: Option<ApiKey>,
 }
 
 impl WorkerConfig {
     /// A worker that says itself what it does.
     #[must_use]
     pub fn new(url: &str) -> Self {
-        Self { url: url.to_owned(), role: None }
+        Self { url: url.to_owned(), role: None, key: None }
     }
 }
 

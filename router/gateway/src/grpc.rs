@@ -7,8 +7,9 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::serve::Listener;
 use router_kserve::{Answer, Backend, Call, Config};
 
+use crate::caller::Caller;
 use crate::requests::kserve;
-use crate::service::{Gateway, models};
+use crate::service::{Gateway, model_list};
 
 struct Surface(Arc<Gateway>);
 
@@ -22,12 +23,13 @@ impl Backend for Surface {
     }
 
     fn admits(&self, headers: &HeaderMap) -> Result<(), (StatusCode, String)> {
-        let identified = self.0.access.identify(headers);
+        // Calls do not tell their connection: a client is known by its key alone.
+        let identified = self.0.access.identify(&Caller::at_api(headers, None));
         identified.map(drop).map_err(|error| (error.status, error.message))
     }
 
     async fn models(&self, headers: HeaderMap) -> Answer {
-        models(State(Arc::clone(&self.0)), headers).await
+        model_list(&self.0, &Caller::at_api(&headers, None))
     }
 
     async fn completions(&self, call: Call) -> Answer {

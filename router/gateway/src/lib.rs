@@ -7,7 +7,7 @@
 //!
 //! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `report` (what they say of their load),
 //! `capacity` (what they can take), `model` (what they serve), `load` (what they do), `routing` (who gets it), `routed`
-//! (what goes where no events come from), `requests` (HTTP), `memory`, `compute` and `body` (what a request may take, where
+//! (what goes where no events come from), `caller` and `access` (who asks), `requests` (HTTP), `memory`, `compute` and `body` (what a request may take, where
 //! large ones are worked on, how they are read), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
 //! `said` (tool calls and reasoning), `service` (state and small routes), `status` (what is shown of it), `decisions`,
 //! `page`, `grpc`, `metrics`, `timing`, `traced` (OpenTelemetry), `breaker`, `peers` (other gateways), `warm` (snapshots).
@@ -20,6 +20,7 @@
 mod access;
 mod body;
 mod breaker;
+mod caller;
 mod capacity;
 mod choice;
 mod collect;
@@ -60,4 +61,4 @@ pub use config::{GatewayConfig, TextBy, Tuning, WorkerConfig};
 pub use fleet::Fleet;
 pub use grpc::serve_grpc;
 pub use said::Formats;
-pub use service::{Gateway, MoreMetrics, router, status_router};
+pub use service::{Gateway, MoreMetrics, admin_router, api_router, router, status_router};

@@ -1,13 +1,12 @@
 //! From an HTTP request to whoever serves it: `collect` when the fleet takes token ids and the gateway makes the text,
 //! `relay` when the engines make it themselves.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use router_access::{Decision, HeaderPolicy};
@@ -18,6 +17,7 @@ use router_trace::names;
 
 use crate::TextBy;
 use crate::body::{BodyKind, read};
+use crate::caller::peer_of;
 use crate::collect::generate;
 use crate::compute::IsCancelled;
 use crate::deadline::{time_is_over, until};
@@ -45,7 +45,8 @@ pub(crate) struct Head {
     pub(crate) started: Instant,
     /// When its time is over.
     pub(crate) deadline: Option<Instant>,
-    pub(crate) client: Option<IpAddr>,
+    /// The other end of its connection.
+    pub(crate) peer: Option<PeerAddr>,
     pub(crate) traced: Tracing,
     /// For engines.
     pub(crate) headers: HeaderMap,
@@ -69,7 +70,7 @@ impl Head {
             session: session_of(headers),
             started: Instant::now(),
             deadline: None,
-            client: request.extensions().get::<ConnectInfo<PeerAddr>>().map(|client| client.0.addr.ip()),
+            peer: peer_of(request).cloned(),
             traced: None,
             headers: passed.collect(),
         }

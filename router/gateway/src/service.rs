@@ -5,12 +5,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
-use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use router_engines::openai::ApiError;
 use router_tokens::ModelText;
 use router_trace::Tracer;
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::access::{Access, keep, keep_keys};
 use crate::breaker::RetryBudget;
+use crate::caller::{AtAdminListener, Caller};
 use crate::compute::ComputePool;
 use crate::fleet::Fleet;
 use crate::memory::RequestMemory;
@@ -251,8 +253,24 @@ impl Gateway {
     }
 }
 
-/// The gateway's routes.
+/// The gateway's routes: those of clients, of peers, and about the gateway itself.
 pub fn router(gateway: Arc<Gateway>) -> Router {
+    let routes = client_routes().merge(peer_routes(&gateway));
+    finished(routes.merge(admin_routes(&gateway)).merge(page_routes()), gateway)
+}
+
+/// Those of clients and peers, where administrators have a listener of their own.
+pub fn api_router(gateway: Arc<Gateway>) -> Router {
+    finished(client_routes().merge(peer_routes(&gateway)), gateway)
+}
+
+/// Those of that listener. On a gateway with keys it asks for them, too.
+pub fn admin_router(gateway: Arc<Gateway>) -> Router {
+    let routes = Router::new().route("/health", get(health)).merge(page_routes());
+    finished(routes.merge(admin_routes(&gateway)), gateway).layer(Extension(AtAdminListener))
+}
+
+fn client_routes() -> Router<Arc<Gateway>> {
     Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
@@ -260,24 +278,23 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(messages_count))
         .route("/v1/responses", post(responses))
-        .route("/debug/route", get(debug_route))
         .route("/openapi.json", get(openapi))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))
-        .route("/metrics", get(status::metrics))
-        .route("/kvasir/status", get(status::status))
-        .route("/kvasir/decisions", get(status::decisions))
-        .route("/kvasir/history", get(status::history))
+}
+
+/// The page. It holds nothing itself, so everybody may have it.
+fn page_routes() -> Router<Arc<Gateway>> {
+    Router::new()
         .route("/kvasir", get(page::to_page))
         .route("/kvasir/", get(page::page))
         .route("/kvasir/page.js", get(page::script))
         .route("/kvasir/page.css", get(page::style))
-        .route("/kvasir/snapshot", get(snapshot))
-        .route("/kvasir/loads", post(loads))
-        .fallback(no_path)
-        .method_not_allowed_fallback(no_method)
-        .with_state(gateway)
+}
+
+fn finished(routes: Router<Arc<Gateway>>, gateway: Arc<Gateway>) -> Router {
+    routes.fallback(no_path).method_not_allowed_fallback(no_method).with_state(gateway)
 }
 
 async fn no_path(headers: HeaderMap) -> Response {
@@ -293,18 +310,56 @@ async fn no_method(headers: HeaderMap) -> Response {
 
 /// The status alone, for whoever started the gateway.
 pub fn status_router(gateway: Arc<Gateway>) -> Router {
-    Router::new().route("/kvasir/status", get(status::status)).with_state(gateway)
+    Router::new()
+        .route("/kvasir/status", get(status::status))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&gateway), administrators))
+        .with_state(gateway)
+}
+
+/// What is asked about the gateway itself.
+fn admin_routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
+    Router::new()
+        .route("/debug/route", get(debug_route))
+        .route("/metrics", get(status::metrics))
+        .route("/kvasir/status", get(status::status))
+        .route("/kvasir/decisions", get(status::decisions))
+        .route("/kvasir/history", get(status::history))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), administrators))
+}
+
+/// What gateways of a fleet ask each other.
+fn peer_routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
+    Router::new()
+        .route("/kvasir/snapshot", get(snapshot))
+        .route("/kvasir/loads", post(loads))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), peers))
+}
+
+/// Lets other gateways of the fleet in, and administrators.
+async fn peers(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    let allowed = gateway.access.peer(&Caller::of(&request));
+    match allowed {
+        Ok(()) => next.run(request).await,
+        Err(error) => error_response(&error),
+    }
+}
+
+/// Lets administrators in, and other gateways of the fleet.
+async fn administrators(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    let allowed = gateway.access.administrator(&Caller::of(&request));
+    match allowed {
+        Ok(()) => next.run(request).await,
+        Err(error) => error_response(&error),
+    }
 }
 
 /// Why a prompt would go where it would go.
 async fn debug_route(
     State(gateway): State<Arc<Gateway>>,
-    headers: HeaderMap,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Response {
     let get = |name: &str| query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     let explained = async {
-        gateway.access.administrator(&headers)?;
         let prompt = get("prompt").filter(|prompt| !prompt.is_empty());
         let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is required."))?;
         let adapter = gateway.adapter(get("model"))?;
@@ -341,28 +396,29 @@ fn described(gateway: &Gateway, name: &str) -> Value {
     })
 }
 
-pub(crate) async fn models(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
-    let grant = match gateway.access.identify(&headers) {
+async fn models(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    model_list(&gateway, &Caller::of(&request))
+}
+
+/// The models that a caller may ask for.
+pub(crate) fn model_list(gateway: &Gateway, caller: &Caller<'_>) -> Response {
+    let grant = match gateway.access.identify(caller) {
         Ok(grant) => grant,
         Err(error) => return error_response(&error),
     };
     let models = gateway.models();
     let allowed = models.iter().filter(|name| grant.models.allows(name));
-    let models: Vec<Value> = allowed.map(|name| described(&gateway, name)).collect();
+    let models: Vec<Value> = allowed.map(|name| described(gateway, name)).collect();
     json_response(StatusCode::OK, json!({ "object": "list", "data": models }).to_string())
 }
 
-async fn model(
-    State(gateway): State<Arc<Gateway>>,
-    headers: HeaderMap,
-    Path(name): Path<String>,
-) -> Response {
-    let grant = match gateway.access.identify(&headers) {
+async fn model(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>, request: Request) -> Response {
+    let grant = match gateway.access.identify(&Caller::of(&request)) {
         Ok(grant) => grant,
         Err(error) => return error_response(&error),
     };
     if !gateway.models().contains(&name) || !grant.models.allows(&name) {
-        return named(&headers, error_response(&ApiError::no_such_model(&name)));
+        return named(request.headers(), error_response(&ApiError::no_such_model(&name)));
     }
     json_response(StatusCode::OK, described(&gateway, &name).to_string())
 }
@@ -376,10 +432,7 @@ async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
 }
 
 /// The index as bytes, for a gateway that starts.
-async fn snapshot(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
-    if let Err(error) = gateway.access.administrator(&headers) {
-        return error_response(&error);
-    }
+async fn snapshot(State(gateway): State<Arc<Gateway>>) -> Response {
     match tokio::task::spawn_blocking(move || crate::warm::save(&gateway.fleet)).await {
         Ok(bytes) => ([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -387,10 +440,7 @@ async fn snapshot(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Re
 }
 
 /// What another gateway has sent where.
-async fn loads(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
-    if let Err(error) = gateway.access.administrator(&headers) {
-        return error_response(&error);
-    }
+async fn loads(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
     let refused =
         |message: String| error_response(&ApiError::new(StatusCode::BAD_REQUEST, message, "bad_loads"));
     if gateway.config.peers.is_empty() {
@@ -402,10 +452,9 @@ async fn loads(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: By
     }
 }
 
-/// A number that nobody can guess or repeat.
+/// A number that nobody can guess or repeat: transfers and hand-offs are known by theirs alone.
 pub(crate) fn fresh_number() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
+    router_access::random_number()
 }
 
 /// A name for a request that nobody can guess or repeat: 128 random bits.

@@ -15,6 +15,7 @@ use router_engines::openai::ApiError;
 use router_trace::{KeyValue, Status, names};
 
 use crate::access::limited;
+use crate::caller::Caller;
 use crate::memory::Footprint;
 use crate::relay::Usage;
 use crate::requests::Head;
@@ -99,7 +100,7 @@ impl Stay {
         let mut stay = Self::nobodys(gateway);
         stay.noted.request_id = head.request_id.clone();
         stay.noted.surface = surface;
-        stay.noted.client = head.client;
+        stay.noted.client = head.peer.as_ref().map(|peer| peer.addr.ip());
         stay.deadline = head.deadline;
         stay.traced.clone_from(&head.traced);
         // Who waits for a place has a body in memory already.
@@ -107,7 +108,7 @@ impl Stay {
         if before >= most {
             return Err((stay, ApiError::unavailable("Too many requests are being served.")));
         }
-        match gateway.access.identify(headers) {
+        match gateway.access.identify(&Caller::at_api(headers, head.peer.as_ref())) {
             Ok(grant) => stay.grant = grant,
             Err(error) => return Err((stay, error)),
         }

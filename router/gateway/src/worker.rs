@@ -169,7 +169,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(config: &WorkerConfig, tls: Option<&Arc<ClientTls>>) -> Arc<Self> {
-        let upstream = Upstream::new(&config.url, tls);
+        let upstream = Upstream::with_key(&config.url, tls, config.key.as_ref());
         let client = EngineClient::over(&upstream);
         let name = client.base().split_once("://").map_or(client.base(), |(_, name)| name).to_owned();
         Arc::new(Self {

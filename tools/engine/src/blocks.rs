@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
-use kvstore_block::BlockIdentity;
+use kvstore_block::{BlockIdentity, block_hash_with_extras};
 use kvstore_catalog::{PoolCatalog, PoolRegistered as Registered};
 use kvstore_store::{Description, Medium, Offload, Store, Survivor, TenantId};
 use router_events::wire::{KvEvent, Removed, Stored};
@@ -51,6 +51,8 @@ pub(crate) struct Blocks {
     pub(crate) catalog: PoolCatalog,
     pub(crate) store: Option<Arc<Store>>,
     offload_at_once: bool,
+    /// Events carry token ids, not routing hashes.
+    event_tokens: bool,
     /// What happened since the last publication.
     pub(crate) events: Vec<KvEvent>,
     facts: HashMap<BlockIdentity, Facts>,
@@ -59,13 +61,19 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    pub(crate) fn new(kv: KvPool, store: Option<Arc<Store>>, offload_at_once: bool) -> Self {
+    pub(crate) fn new(
+        kv: KvPool,
+        store: Option<Arc<Store>>,
+        offload_at_once: bool,
+        event_tokens: bool,
+    ) -> Self {
         let catalog = PoolCatalog::with_capacity(kv.slots().slot_count());
         Self {
             kv,
             catalog,
             store,
             offload_at_once,
+            event_tokens,
             events: Vec::new(),
             facts: HashMap::new(),
             slow_until: None,
@@ -88,7 +96,7 @@ impl Blocks {
                 removals_owed: 0,
                 tenant: description.tenant,
             };
-            self.events.push(stored_event(identity, &facts, Tier::Disk));
+            self.events.push(stored_event(identity, &facts, Tier::Disk, self.event_tokens));
         }
     }
 
@@ -203,11 +211,11 @@ impl Blocks {
                 tenant,
             });
             if !facts.on_device && !facts.is_told && facts.on_host {
-                self.events.push(stored_event(identity, facts, Tier::Host));
+                self.events.push(stored_event(identity, facts, Tier::Host, self.event_tokens));
                 facts.is_told = true;
             }
             facts.on_device = true;
-            self.events.push(stored_event(identity, facts, Tier::Device));
+            self.events.push(stored_event(identity, facts, Tier::Device, self.event_tokens));
             let wanted = self.offload_at_once && !facts.on_host && !facts.is_copied;
             if wanted && self.queue_offload(identity, sequence.table[block].clone()) {
                 self.facts.entry(identity).and_modify(|facts| facts.is_copied = true);
@@ -222,10 +230,10 @@ impl Blocks {
             Medium::Host => {
                 facts.on_host = true;
                 if !std::mem::replace(&mut facts.is_told, true) {
-                    self.events.push(stored_event(identity, facts, Tier::Host));
+                    self.events.push(stored_event(identity, facts, Tier::Host, self.event_tokens));
                 }
             }
-            Medium::Disk => self.events.push(stored_event(identity, facts, Tier::Disk)),
+            Medium::Disk => self.events.push(stored_event(identity, facts, Tier::Disk, self.event_tokens)),
         }
     }
 
@@ -282,20 +290,24 @@ impl Blocks {
     }
 }
 
-fn stored_event(identity: BlockIdentity, facts: &Facts, tier: Tier) -> KvEvent {
-    KvEvent::Stored(Stored {
+/// A block with its tokens and what keeps its tenant apart, or with the hash of both that the gateway looks for: neither
+/// what was said nor a tenant's salt is then in the event.
+fn stored_event(identity: BlockIdentity, facts: &Facts, tier: Tier, with_tokens: bool) -> KvEvent {
+    let stored = Stored {
         hashes: vec![identity.short()],
         parent: facts.parent.map(|parent| parent.short()),
-        tokens: facts.tokens.to_vec(),
         block_tokens: facts.tokens.len(),
         tier,
-        // As vLLM does: what keeps a tenant apart is told of the first block of a chain.
-        extras: match facts.parent {
-            None => facts.extras.iter().map(|extra| (0, extra.clone())).collect(),
-            Some(_) => Vec::new(),
-        },
         ..Stored::default()
-    })
+    };
+    // As vLLM does: what keeps a tenant apart belongs to the first block of a chain.
+    let extras = if facts.parent.is_none() { &facts.extras[..] } else { &[] };
+    if with_tokens {
+        let extras = extras.iter().map(|extra| (0, extra.clone())).collect();
+        return KvEvent::Stored(Stored { tokens: facts.tokens.to_vec(), extras, ..stored });
+    }
+    let routing_hashes = vec![block_hash_with_extras(&facts.tokens, extras)];
+    KvEvent::Stored(Stored { routing_hashes, ..stored })
 }
 
 fn removed_event(identity: BlockIdentity, tier: Tier) -> KvEvent {
@@ -338,7 +350,55 @@ fn decode_meta(mut meta: &[u8]) -> Option<(Vec<u32>, Vec<String>)> {
 
 #[cfg(test)]
 mod tests {
+    use router_events::wire::{EventBatch, decode, encode};
+
     use super::*;
+
+    #[test]
+    fn events_tell_neither_tokens_nor_salts_unless_they_are_to() {
+        use kvstore_block::{PromptExtras, block_hashes};
+        let tokens: Vec<u32> = (0x1000..0x1020).collect();
+        let facts = |block: usize| Facts {
+            parent: block.checked_sub(1).map(|_| BlockIdentity([1; 16])),
+            position: block as u32,
+            tokens: tokens[block * 16..(block + 1) * 16].into(),
+            extras: if block == 0 { vec!["tenants-salt".to_owned()] } else { Vec::new() },
+            on_device: true,
+            on_host: false,
+            is_told: false,
+            is_copied: false,
+            removals_owed: 0,
+            tenant: TenantId(0),
+        };
+        let told = |with_tokens: bool| {
+            let event = |block: usize| {
+                stored_event(BlockIdentity([block as u8 + 1; 16]), &facts(block), Tier::Device, with_tokens)
+            };
+            let events = vec![event(0), event(1)];
+            let bytes = encode(&EventBatch { events, ..EventBatch::default() });
+            let batch = decode(&bytes).expect("a batch");
+            let stored = batch.events.into_iter().map(|event| match event {
+                KvEvent::Stored(stored) => stored,
+                other => panic!("{other:?}"),
+            });
+            (bytes, stored.collect::<Vec<_>>())
+        };
+        let has = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
+        let a_token = [0xCD, 0x10, 0x05];
+
+        let (bytes, stored) = told(false);
+        assert!(!has(&bytes, b"tenants-salt") && !has(&bytes, &a_token));
+        let mut expected = Vec::new();
+        let salted = PromptExtras { cache_salt: Some("tenants-salt"), ..PromptExtras::default() };
+        block_hashes(&tokens, 16, &salted, &mut expected);
+        let hashes: Vec<u64> = stored.iter().flat_map(|stored| stored.routing_hashes.clone()).collect();
+        assert_eq!(hashes, expected, "what the gateway looks for");
+        assert!(stored.iter().all(|stored| stored.tokens.is_empty() && stored.block_tokens == 16));
+
+        let (bytes, stored) = told(true);
+        assert!(has(&bytes, b"tenants-salt") && has(&bytes, &a_token));
+        assert!(stored.iter().all(|stored| stored.tokens.len() == 16 && stored.routing_hashes.is_empty()));
+    }
 
     #[test]
     fn what_is_kept_with_a_block_comes_back_and_nonsense_is_refused() {

@@ -15,4 +15,6 @@ pub struct EngineConfig {
     pub transfer_deadline: std::time::Duration,
     /// Copy blocks to the store as soon as they are complete, not when their slots are needed.
     pub offload_at_once: bool,
+    /// KV events carry token ids, for routers that need them, in place of the hashes that Kvasir's gateway looks for.
+    pub event_tokens: bool,
 }

@@ -71,7 +71,7 @@ impl Scheduler {
         stats: Arc<EngineStats>,
     ) -> Self {
         let Services { transfer, store, survivors, events: sink } = services;
-        let mut blocks = Blocks::new(kv, store, config.offload_at_once);
+        let mut blocks = Blocks::new(kv, store, config.offload_at_once, config.event_tokens);
         blocks.survived(survivors);
         Self {
             config,

@@ -95,6 +95,8 @@ fn render(event: &KvEvent) -> String {
                 stored.lora.as_ref().map(|lora| format!(" lora={lora:?}")),
                 stored.cache_salt.as_ref().map(|salt| format!(" cache_salt={salt:?}")),
                 (!stored.extras.is_empty()).then(|| format!(" extra_keys={:?}", stored.extras)),
+                (!stored.routing_hashes.is_empty())
+                    .then(|| format!(" routing_hashes={:?}", stored.routing_hashes)),
                 stored.group.map(|group| format!(" group={group}")),
                 (!stored.is_full_attention).then(|| " not-full-attention".to_owned()),
             ];

@@ -1,4 +1,4 @@
-//! The keys file: TOML in, a [`KeySet`] or all its problems out.
+//! The keys file: TOML in, a [`KeySet`] or all its problems out. It has `[[key]]`, `[[certificate]]` and `[[tenant]]`.
 //!
 //! The document is walked by hand rather than through serde, which stops at the first problem. Messages name the
 //! line and the field, never a value: somebody may have pasted a key where its digest belongs.
@@ -22,6 +22,19 @@ const KEY_FIELDS: [&str; 11] = [
     "name",
     "tenant",
     "sha256",
+    "admin",
+    "models",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent_max",
+    "priority",
+    "weight",
+    "expires",
+];
+const CERTIFICATE_FIELDS: [&str; 11] = [
+    "name",
+    "tenant",
+    "identity",
     "admin",
     "models",
     "requests_per_minute",
@@ -63,6 +76,14 @@ struct Reader {
     problems: Vec<Problem>,
 }
 
+/// Where in a certificate a name stands.
+#[derive(Clone, Copy)]
+enum IdentityKind {
+    Uri,
+    DnsName,
+    CommonName,
+}
+
 /// A table with the place where it stands.
 struct Table<'a, 'i> {
     fields: &'a DeTable<'i>,
@@ -78,8 +99,8 @@ impl Reader {
     fn document(&mut self, document: &DeTable<'_>) -> KeySet {
         let mut keys = KeySet::default();
         for (name, value) in document.iter() {
-            if !["key", "tenant"].contains(&name.get_ref().as_ref()) {
-                self.problem(name.span(), "only [[key]] and [[tenant]] may stand here");
+            if !["key", "certificate", "tenant"].contains(&name.get_ref().as_ref()) {
+                self.problem(name.span(), "only [[key]], [[certificate]] and [[tenant]] may stand here");
             } else if !value.get_ref().is_array() {
                 self.problem(name.span(), "write it in double brackets");
             }
@@ -100,6 +121,24 @@ impl Reader {
             }
             if keys.grants.insert(digest, Arc::new(grant)).is_some() {
                 self.problem(table.span.clone(), "another key has this sha256");
+            }
+        }
+        let tables = self.tables(document, "certificate");
+        if tables.len() > KEYS_MAX {
+            self.problem(0..0, format!("there are more than {KEYS_MAX} certificates"));
+        }
+        for table in tables.iter().take(KEYS_MAX) {
+            let Some((kind, identity, grant)) = self.certificate(table, &keys.tenants) else { continue };
+            if !names.insert(Arc::clone(&grant.name)) {
+                self.problem(table.span.clone(), "another key or certificate has this name");
+            }
+            let known = match kind {
+                IdentityKind::Uri => &mut keys.certificates.uris,
+                IdentityKind::DnsName => &mut keys.certificates.dns_names,
+                IdentityKind::CommonName => &mut keys.certificates.common_names,
+            };
+            if known.insert(identity, Arc::new(grant)).is_some() {
+                self.problem(table.span.clone(), "another certificate has this identity");
             }
         }
         keys
@@ -134,17 +173,35 @@ impl Reader {
         tenants: &HashMap<Box<str>, LimitConfig>,
     ) -> Option<(Digest, Grant)> {
         self.known(table, &KEY_FIELDS);
+        let digest = self.digest(table);
+        let grant = self.grant(table, tenants);
+        Some((digest?, grant?))
+    }
+
+    fn certificate(
+        &mut self,
+        table: &Table<'_, '_>,
+        tenants: &HashMap<Box<str>, LimitConfig>,
+    ) -> Option<(IdentityKind, Box<str>, Grant)> {
+        self.known(table, &CERTIFICATE_FIELDS);
+        let identity = self.identity(table);
+        let grant = self.grant(table, tenants);
+        let (kind, identity) = identity?;
+        Some((kind, identity, grant?))
+    }
+
+    /// What a key or a certificate entitles to.
+    fn grant(&mut self, table: &Table<'_, '_>, tenants: &HashMap<Box<str>, LimitConfig>) -> Option<Grant> {
         let name = self.name(table, "name");
         let tenant = self.name(table, "tenant");
-        let digest = self.digest(table);
         let is_admin = self.flag(table, "admin");
         let models = self.models(table);
         let limits = self.limits(table);
         let priority = self.number(table, "priority", i64::from(i32::MIN)..=i64::from(i32::MAX));
         let weight = self.number(table, "weight", 1..=i64::from(WEIGHT_MAX));
         let expires = self.expires(table);
-        let (name, tenant, digest) = (name?, tenant?, digest?);
-        let grant = Grant {
+        let (name, tenant) = (name?, tenant?);
+        Some(Grant {
             tenant_limits: tenants.get(tenant).copied().unwrap_or_default(),
             name: name.into(),
             scope: Scope::Key,
@@ -155,8 +212,7 @@ impl Reader {
             priority: priority.and_then(|value| i32::try_from(value).ok()).unwrap_or(0),
             weight: weight.and_then(|value| u32::try_from(value).ok()).unwrap_or(1),
             expires,
-        };
-        Some((digest, grant))
+        })
     }
 
     fn known(&mut self, table: &Table<'_, '_>, fields: &[&str]) {
@@ -200,6 +256,25 @@ impl Reader {
         let (digest, _) =
             self.field(table, "sha256", "64 hexadecimal digits", |value| from_hex(value.as_str()?))?;
         Some(digest)
+    }
+
+    /// `uri:`, `dns:` or `cn:`, and the name as it stands in the certificate.
+    fn identity(&mut self, table: &Table<'_, '_>) -> Option<(IdentityKind, Box<str>)> {
+        if !table.fields.contains_key("identity") {
+            self.problem(table.span.clone(), "identity is missing");
+        }
+        let wanted = "`uri:`, `dns:` or `cn:` and a name";
+        let (identity, _) = self.field(table, "identity", wanted, |value| {
+            let (kind, name) = value.as_str()?.split_once(':')?;
+            let kind = match kind {
+                "uri" => IdentityKind::Uri,
+                "dns" => IdentityKind::DnsName,
+                "cn" => IdentityKind::CommonName,
+                _ => return None,
+            };
+            (!name.is_empty()).then(|| (kind, name.into()))
+        })?;
+        Some(identity)
     }
 
     fn flag(&mut self, table: &Table<'_, '_>, field: &str) -> bool {

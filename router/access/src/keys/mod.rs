@@ -1,4 +1,5 @@
-//! Keys: found by their SHA-256, so that neither the file nor the memory of the gateway holds one.
+//! Keys: found by their SHA-256, so that neither the file nor the memory of the gateway holds one. The same file says whose
+//! a client's certificate is, by a name in it; a certificate that nobody knows is nobody's.
 //!
 //! A SHA-256 without salt or stretching is right here because keys are 256 random bits ([`new_key`]): there is no
 //! dictionary to try. Stretching (argon2) would cost each request milliseconds and buy nothing.
@@ -39,10 +40,25 @@ pub const KEYS_FILE_BYTES_MAX: usize = 32 << 20;
 /// A SHA-256.
 type Digest = [u8; 32];
 
+/// Grants by what a certificate says of its owner. Names are compared byte by byte.
+#[derive(Debug, Default)]
+struct Certificates {
+    uris: HashMap<Box<str>, Arc<Grant>>,
+    dns_names: HashMap<Box<str>, Arc<Grant>>,
+    common_names: HashMap<Box<str>, Arc<Grant>>,
+}
+
+impl Certificates {
+    fn len(&self) -> usize {
+        self.uris.len() + self.dns_names.len() + self.common_names.len()
+    }
+}
+
 /// The keys of one file.
 #[derive(Debug, Default)]
 pub struct KeySet {
     grants: HashMap<Digest, Arc<Grant>>,
+    certificates: Certificates,
     tenants: HashMap<Box<str>, LimitConfig>,
 }
 
@@ -65,22 +81,39 @@ impl KeySet {
         (is_equal && !grant.is_expired(now_unix)).then_some(grant)
     }
 
+    /// Whose certificate this is, by the names in it: its URIs count before its DNS names, and these before its common name.
+    /// The caller has verified it.
+    #[must_use]
+    pub fn find_certificate(
+        &self,
+        uris: &[String],
+        dns_names: &[String],
+        common_name: Option<&str>,
+        now_unix: u64,
+    ) -> Option<&Arc<Grant>> {
+        let known = &self.certificates;
+        let by_uri = uris.iter().filter_map(|name| known.uris.get(name.as_str()));
+        let by_dns_name = dns_names.iter().filter_map(|name| known.dns_names.get(name.as_str()));
+        let by_common_name = common_name.and_then(|name| known.common_names.get(name));
+        by_uri.chain(by_dns_name).chain(by_common_name).find(|grant| !grant.is_expired(now_unix))
+    }
+
     /// Limits of a tenant, as the file has them; for grants that come from tokens.
     #[must_use]
     pub fn tenant_limits(&self, tenant: &str) -> Option<LimitConfig> {
         self.tenants.get(tenant).copied()
     }
 
-    /// Number of keys.
+    /// Number of keys and certificates.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.grants.len()
+        self.grants.len() + self.certificates.len()
     }
 
-    /// Whether there is no key.
+    /// Whether there is neither a key nor a certificate.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.grants.is_empty()
+        self.len() == 0
     }
 }
 

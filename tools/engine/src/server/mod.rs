@@ -4,6 +4,8 @@
 //! `/kv_event_sources`, `/reset_prefix_cache`, and `/kvasir/worker`, by which a gateway learns what this worker
 //! is. A client that goes away drops its body, which drops the [`Generation`](crate::Generation), which cancels
 //! the request: no timer is involved.
+//!
+//! With [`WorkerState::key`] every path but `/health` and `/ping` asks for it.
 
 mod answer;
 mod metrics;

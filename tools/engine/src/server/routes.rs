@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request as HttpRequest, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use router_engines::client::WorkerDescription;
 use router_engines::handoff::{DataPlaneAddress, Handoff};
 use router_engines::intake::{Intake, IntakeError, ReceivedBody};
+use router_engines::key::ApiKey;
 use router_engines::openai::{
     Answer, ApiError, ChatRequest, CompletionRequest, Kind, Prompt, Sampling, model_list,
 };
@@ -33,6 +35,8 @@ pub struct WorkerState {
     pub started: u64,
     /// Largest request body in bytes.
     pub body_bytes_max: usize,
+    /// The key that every request but a health check must show; `None` lets everybody in.
+    pub key: Option<ApiKey>,
     /// Which transports may be used to fetch blocks, best first: `shm`, `tcp`.
     pub transports: Vec<&'static str>,
     /// More metrics, appended to the engine's own.
@@ -49,7 +53,8 @@ const BODIES_BYTES_MAX: usize = 256 << 20;
 /// The worker's routes.
 pub fn router(state: WorkerState) -> Router {
     let intake = Intake::new(state.body_bytes_max, BODIES_BYTES_MAX, BODY_WITHIN);
-    Router::new()
+    let key = state.key.clone();
+    let routes = Router::new()
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/models", get(models))
@@ -70,7 +75,23 @@ pub fn router(state: WorkerState) -> Router {
             error_response(&error)
         })
         .layer(Extension(Arc::new(intake)))
-        .with_state(Arc::new(state))
+        .with_state(Arc::new(state));
+    match key {
+        Some(key) => routes.layer(middleware::from_fn_with_state(key, check_key)),
+        None => routes,
+    }
+}
+
+/// Refuses a request that does not show the worker's key, before its body is read. Health checks need none.
+async fn check_key(State(key): State<ApiKey>, request: HttpRequest, next: Next) -> Response {
+    let is_health_check = matches!(request.uri().path(), "/health" | "/ping");
+    if is_health_check || key.is_shown_in(request.headers()) {
+        return next.run(request).await;
+    }
+    let message = "This worker asks for its key: `Authorization: Bearer KEY`.";
+    let mut response = error_response(&ApiError::new(StatusCode::UNAUTHORIZED, message, "invalid_api_key"));
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
 }
 
 pub(super) fn json_response(status: StatusCode, body: String) -> Response {

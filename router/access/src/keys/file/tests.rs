@@ -54,3 +54,43 @@ fn syntax_errors_have_lines_and_no_text_is_a_panic() {
     assert!(parse("key = [1]").is_err());
     assert!(parse("[key]").is_err());
 }
+
+#[test]
+fn certificates_are_found_by_the_names_in_them() {
+    let text = "[[tenant]]\nname='acme'\ntokens_per_minute=1000\n\
+        [[certificate]]\nname='batch'\nidentity='uri:spiffe://house/batch'\ntenant='acme'\nmodels=['a']\n\
+        [[certificate]]\nname='ops'\nidentity='dns:ops.house'\ntenant='house'\nadmin=true\n\
+        [[certificate]]\nname='old'\nidentity='cn:client 7'\ntenant='acme'\nexpires='1970-01-01T00:01:40Z'\n";
+    let keys = parse(text).expect("good");
+    assert_eq!((keys.len(), keys.is_empty()), (3, false));
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
+    let find = |uris: &[&str], dns_names: &[&str], common_name, now| {
+        let found = keys.find_certificate(&owned(uris), &owned(dns_names), common_name, now);
+        found.map(|grant| (&*grant.name, &*grant.tenant, grant.is_admin))
+    };
+    assert_eq!(find(&["spiffe://house/batch"], &[], None, 0), Some(("batch", "acme", false)));
+    assert_eq!(find(&[], &["x.house", "ops.house"], Some("other"), 0), Some(("ops", "house", true)));
+    assert_eq!(find(&[], &[], Some("client 7"), 99), Some(("old", "acme", false)));
+    assert_eq!(find(&[], &[], Some("client 7"), 100), None, "it has expired");
+    let both = find(&["spiffe://house/batch"], &["ops.house"], None, 0);
+    assert_eq!(both, Some(("batch", "acme", false)), "a URI counts before a DNS name");
+    // A name counts only where it stands in the certificate.
+    assert_eq!(find(&["ops.house"], &["spiffe://house/batch", "client 7"], Some("ops.house"), 0), None);
+    let grant = keys.find_certificate(&owned(&["spiffe://house/batch"]), &[], None, 0).expect("found");
+    assert_eq!(grant.tenant_limits.tokens_per_minute, Some(1000));
+    assert!(grant.models.allows("a") && !grant.models.allows("b"));
+
+    for (text, line) in [
+        ("[[certificate]]\nname='a'\ntenant='t'\n", 1),
+        ("[[certificate]]\nname='a'\ntenant='t'\nidentity='ops.house'\n", 4),
+        ("[[certificate]]\nname='a'\ntenant='t'\nidentity='email:a@b'\n", 4),
+        ("[[certificate]]\nname='a'\ntenant='t'\nidentity='dns:'\n", 4),
+        ("[[certificate]]\nname='a'\ntenant='t'\nidentity='cn:x'\nsha256='y'\n", 5),
+    ] {
+        let problems = parse(text).expect_err(text);
+        assert_eq!(problems.0.iter().map(|problem| problem.line).collect::<Vec<_>>(), [line], "{text}");
+    }
+    let twice = "[[certificate]]\nname='a'\ntenant='t'\nidentity='cn:x'\n\
+        [[certificate]]\nname='b'\ntenant='t'\nidentity='cn:x'\n";
+    assert_eq!(parse(twice).expect_err("twice").0.len(), 1);
+}

@@ -1,0 +1,166 @@
+//! What a role says at its start when others than this machine can reach it and it asks them for no key. One line for each
+//! role, as a warning; nothing while everything listens on loopback.
+
+use std::net::{IpAddr, SocketAddr};
+
+use control_config::Settings;
+use router_engines::dialect::host_of;
+
+use crate::admin::Place;
+use crate::compose;
+
+fn is_beyond_loopback(address: &SocketAddr) -> bool {
+    !address.ip().to_canonical().is_loopback()
+}
+
+/// Of a gateway that listens on this address.
+pub(crate) fn of_gateway(settings: &Settings, listen: SocketAddr) -> Option<String> {
+    let asks = compose::is_closed(settings) || settings.tls.client_certificate == "required";
+    let grpc = settings.gateway.grpc_listen.parse().ok();
+    let open: Vec<String> = [Some(listen), grpc]
+        .into_iter()
+        .flatten()
+        .filter(is_beyond_loopback)
+        .map(|address| address.to_string())
+        .collect();
+    if asks || open.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "the gateway listens on {} and asks for no key: whoever reaches it may use the models; set `access.keys_file`, \
+         `access.token_issuer` or `tls.client_certificate = \"required\"`",
+        open.join(" and ")
+    ))
+}
+
+/// Of an open gateway whose listener for administrators is there.
+pub(crate) fn of_admin(settings: &Settings, place: Option<&Place>) -> Option<String> {
+    let address = place?.address().filter(is_beyond_loopback)?;
+    (!compose::is_closed(settings)).then(|| {
+        format!(
+            "`gateway.admin_listen` is {address} and asks for no key: whoever reaches it sees metrics and decisions; set \
+             `access.keys_file`"
+        )
+    })
+}
+
+/// Of a gateway with peers and without the key that they show each other.
+pub(crate) fn of_peers(settings: &Settings, has_key: bool) -> Option<String> {
+    let is_local = |peer: &String| {
+        let host = host_of(peer);
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    };
+    let far = settings.gateway.peers.iter().find(|peer| !is_local(peer)).filter(|_| !has_key)?;
+    Some(format!(
+        "`gateway.peers` names {far}, and there is no key: gateways of other machines are not believed; set {} to the same \
+         text on all of them",
+        compose::PEER_KEY
+    ))
+}
+
+/// Of a worker that listens on this address; with a key, or behind certificates, it asks.
+pub(crate) fn of_worker(settings: &Settings, listen: SocketAddr, has_key: bool) -> Option<String> {
+    let worker = &settings.worker;
+    let mut said = Vec::new();
+    if is_beyond_loopback(&listen) && !has_key && worker.client_ca_file.is_empty() {
+        said.push(format!(
+            "the worker listens on {listen} and asks for no key: whoever reaches it may use it past the gateway's keys and \
+             limits; set `worker.api_key_file`"
+        ));
+    }
+    let events = [worker.events, worker.replay];
+    if worker.event_tokens && events.iter().any(is_beyond_loopback) {
+        said.push(format!(
+            "whoever reaches its KV events on {} reads every prompt, and there is no key for them; set \
+             `worker.event_tokens = false`",
+            worker.events.ip()
+        ));
+    }
+    (!said.is_empty()).then(|| said.join("; "))
+}
+
+/// Of a store. The Redis protocol is not listed: beyond loopback it does not start without a password.
+pub(crate) fn of_store(settings: &Settings) -> Option<String> {
+    let store = &settings.store;
+    let mut said = Vec::new();
+    if store.pool.0 > 0 && is_beyond_loopback(&store.listen) {
+        said.push(format!(
+            "whoever reaches the pool on {} may read and write it, and there is no key for it; `store.listen` belongs on a \
+             network of its own",
+            store.listen
+        ));
+    }
+    if is_beyond_loopback(&store.http) {
+        said.push(format!("{} shows its metrics to everybody (`store.http`)", store.http));
+    }
+    (!said.is_empty()).then(|| said.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(text: &str) -> Settings {
+        control_config::parse(text).expect(text)
+    }
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn a_role_that_is_open_beyond_loopback_names_the_key_to_set() {
+        let gateway = |text: &str, listen: &str| of_gateway(&settings(text), at(listen));
+        for (text, listen) in [
+            ("", "127.0.0.1:8000"),
+            ("", "[::1]:8000"),
+            ("", "[::ffff:127.0.0.1]:8000"),
+            ("[access]\nkeys_file = \"keys.toml\"\n", "0.0.0.0:8000"),
+            ("[access]\ntoken_issuer = \"https://id\"\n", "0.0.0.0:8000"),
+            ("[tls]\nclient_certificate = \"required\"\n", "0.0.0.0:8000"),
+        ] {
+            assert_eq!(gateway(text, listen), None, "{text} {listen}");
+        }
+        for listen in ["0.0.0.0:8000", "[::]:8000", "10.0.0.1:8000"] {
+            let said = gateway("", listen).expect("said");
+            assert!(said.contains(listen) && said.contains("access.keys_file"), "{said}");
+        }
+        let said = gateway("[gateway]\ngrpc_listen = \"0.0.0.0:8001\"\n", "127.0.0.1:8000").expect("said");
+        assert!(said.contains("on 0.0.0.0:8001 and asks"), "{said}");
+
+        let admin = |text: &str, address: &str| of_admin(&settings(text), Some(&Place::Tcp(at(address))));
+        assert_eq!(of_admin(&Settings::default(), None), None);
+        assert_eq!(of_admin(&Settings::default(), Some(&Place::Unix("/run/k.sock".into()))), None);
+        assert_eq!(admin("", "127.0.0.1:9090"), None);
+        assert_eq!(admin("[access]\nkeys_file = \"keys.toml\"\n", "0.0.0.0:9090"), None);
+        assert!(admin("", "0.0.0.0:9090").expect("said").contains("access.keys_file"));
+
+        let peers =
+            |text: &str, has_key| of_peers(&settings(&format!("[gateway]\npeers = {text}\n")), has_key);
+        assert_eq!(peers("[]", false), None);
+        assert_eq!(
+            peers("[\"http://127.0.0.1:1\", \"http://[::1]:2\", \"http://localhost:3\"]", false),
+            None
+        );
+        assert_eq!(peers("[\"http://b:1\"]", true), None);
+        let said = peers("[\"http://127.0.0.1:1\", \"http://b:1\"]", false).expect("said");
+        assert!(said.contains("http://b:1") && said.contains("KVASIR_PEER_KEY"), "{said}");
+
+        let worker = |text: &str, listen: &str, has_key| of_worker(&settings(text), at(listen), has_key);
+        assert_eq!(worker("", "127.0.0.1:1", false), None);
+        assert_eq!(worker("", "0.0.0.0:1", true), None);
+        assert_eq!(worker("[worker]\nclient_ca_file = \"ca.pem\"\n", "0.0.0.0:1", false), None);
+        assert_eq!(worker("[worker]\nevents = \"0.0.0.0:5557\"\n", "127.0.0.1:1", false), None);
+        assert!(worker("", "0.0.0.0:1", false).expect("said").contains("worker.api_key_file"));
+        let text = "[worker]\nevents = \"0.0.0.0:5557\"\nevent_tokens = true\n";
+        assert!(worker(text, "127.0.0.1:1", true).expect("said").contains("worker.event_tokens"));
+
+        assert_eq!(of_store(&Settings::default()), None);
+        let said = of_store(&settings("[store]\nlisten = \"0.0.0.0:7400\"\nhttp = \"0.0.0.0:7401\"\n"));
+        let said = said.expect("said");
+        assert!(said.contains("store.listen") && said.contains("store.http"), "{said}");
+        let no_pool = "[store]\npool = \"0 B\"\nlisten = \"0.0.0.0:7400\"\n";
+        assert_eq!(of_store(&settings(no_pool)), None);
+    }
+}

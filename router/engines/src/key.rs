@@ -1,0 +1,66 @@
+//! The key that an engine asks its callers for, as `Authorization: Bearer KEY`: what vLLM and SGLang call `--api-key`.
+//!
+//! The gateway shows it with every request to that engine, the questions about health, load and metrics among them; our
+//! own workers check it. Debug output does not show it, and it is compared in constant time.
+
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue};
+use subtle::ConstantTimeEq;
+
+const SCHEME: &str = "Bearer ";
+
+/// A key between a gateway and an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiKey(HeaderValue);
+
+impl ApiKey {
+    /// From its text; `None` when that is empty, begins or ends with a blank, or is not plain ASCII.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let is_whole = !text.is_empty() && text.is_ascii() && text.trim() == text;
+        let mut value = HeaderValue::from_str(&format!("{SCHEME}{text}")).ok().filter(|_| is_whole)?;
+        value.set_sensitive(true);
+        Some(Self(value))
+    }
+
+    /// The value of the `authorization` header that shows it.
+    #[must_use]
+    pub fn header(&self) -> &HeaderValue {
+        &self.0
+    }
+
+    /// Whether a request with these headers shows it.
+    #[must_use]
+    pub fn is_shown_in(&self, headers: &HeaderMap) -> bool {
+        let given = headers.get(AUTHORIZATION).map_or(&[][..], HeaderValue::as_bytes);
+        let Some((scheme, shown)) = given.split_at_checked(SCHEME.len()) else { return false };
+        let own = &self.0.as_bytes()[SCHEME.len()..];
+        scheme.eq_ignore_ascii_case(SCHEME.as_bytes()) && bool::from(own.ct_eq(shown.trim_ascii()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_known_by_its_bearer_and_shown_by_nothing_else() {
+        let key = ApiKey::new("s3cret").expect("a key");
+        let shows = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, HeaderValue::from_str(value).expect("a value"));
+            key.is_shown_in(&headers)
+        };
+        for right in ["Bearer s3cret", "bearer s3cret", "Bearer  s3cret "] {
+            assert!(shows(right), "{right:?}");
+        }
+        for wrong in ["", "s3cret", "Bearer", "Bearer ", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret"] {
+            assert!(!shows(wrong), "{wrong:?}");
+        }
+        assert!(!key.is_shown_in(&HeaderMap::new()));
+        assert!(!format!("{key:?}").contains("s3cret"));
+        for no_key in ["", " a", "a\n", "\u{fc}"] {
+            assert_eq!(ApiKey::new(no_key), None, "{no_key:?}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The other end of a request: what its headers say and which connection it came over. Keys, tokens and certificates are
+//! judged in `access`.
+
+use axum::extract::{ConnectInfo, Request};
+use axum::http::{HeaderMap, header};
+use router_engines::dialect::host_of;
+use router_tls::{ClientIdentity, PeerAddr};
+
+/// The sender of a request, as far as the request itself says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller<'a> {
+    pub(crate) headers: &'a HeaderMap,
+    /// The connection's other end; `None` where the listener does not tell it (gRPC).
+    pub(crate) peer: Option<&'a PeerAddr>,
+    /// It came over the listener for administrators.
+    pub(crate) is_at_admin: bool,
+}
+
+/// Marks the requests of the listener for administrators.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AtAdminListener;
+
+/// Headers by which a proxy says that the request is not its own.
+const FORWARDED: [&str; 4] = ["forwarded", "via", "x-forwarded-for", "x-real-ip"];
+
+/// The other end of the connection that a request came over.
+pub(crate) fn peer_of(request: &Request) -> Option<&PeerAddr> {
+    request.extensions().get::<ConnectInfo<PeerAddr>>().map(|peer| &peer.0)
+}
+
+impl<'a> Caller<'a> {
+    pub(crate) fn of(request: &'a Request) -> Self {
+        let is_at_admin = request.extensions().get::<AtAdminListener>().is_some();
+        Self { headers: request.headers(), peer: peer_of(request), is_at_admin }
+    }
+
+    /// The sender of a request to the API's own port.
+    pub(crate) fn at_api(headers: &'a HeaderMap, peer: Option<&'a PeerAddr>) -> Self {
+        Self { headers, peer, is_at_admin: false }
+    }
+
+    /// What the client's certificate says, if it showed one. It was verified in the handshake.
+    pub(crate) fn certificate(&self) -> Option<&'a ClientIdentity> {
+        self.peer?.certificate.as_deref()
+    }
+
+    /// Whether a process of this machine asks, and for itself: over loopback, not through a proxy, and not as a page in a
+    /// browser would whose host name was made to point here (DNS rebinding: such a page cannot name an address).
+    pub(crate) fn is_local(&self) -> bool {
+        let is_loopback = self.peer.is_some_and(|peer| peer.addr.ip().to_canonical().is_loopback());
+        let is_forwarded = FORWARDED.iter().any(|name| self.headers.contains_key(*name));
+        let is_by_address = match self.headers.get(header::HOST).map(|host| host.to_str()) {
+            None => true,
+            Some(host) => host.is_ok_and(is_address),
+        };
+        is_loopback && !is_forwarded && is_by_address
+    }
+}
+
+/// Whether a `Host` is an address or `localhost`, with a port or without.
+fn is_address(host: &str) -> bool {
+    let host = host_of(host);
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    bare.eq_ignore_ascii_case("localhost") || bare.parse::<std::net::IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn only_a_process_of_this_machine_that_asks_for_itself_is_local() {
+        let is_local = |peer: &str, headers: &[(&'static str, &'static str)]| {
+            let peer = PeerAddr { addr: peer.parse().expect("an address"), certificate: None };
+            let headers: HeaderMap = headers
+                .iter()
+                .map(|&(name, value)| (name.parse().expect("a name"), HeaderValue::from_static(value)))
+                .collect();
+            Caller::at_api(&headers, Some(&peer)).is_local()
+        };
+        for host in ["127.0.0.1:8000", "localhost", "LocalHost:8000", "[::1]:8000", "10.0.0.1", "0.0.0.0:1"] {
+            assert!(is_local("127.0.0.1:5", &[("host", host)]), "{host}");
+        }
+        assert!(
+            is_local("127.0.0.1:5", &[]) && is_local("[::1]:5", &[]) && is_local("[::ffff:127.0.0.1]:5", &[])
+        );
+        assert!(!is_local("10.0.0.1:5", &[("host", "127.0.0.1:8000")]));
+        for host in ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", ""] {
+            assert!(!is_local("127.0.0.1:5", &[("host", host)]), "{host}");
+        }
+        for name in FORWARDED {
+            assert!(!is_local("127.0.0.1:5", &[("host", "127.0.0.1"), (name, "10.0.0.1")]), "{name}");
+        }
+        assert!(!Caller::at_api(&HeaderMap::new(), None).is_local());
+    }
+}
