@@ -60,7 +60,7 @@ fn a_thousand_random_cancellations_leave_nothing_behind() {
     for (worker, role) in cluster.workers.iter().zip(["prefill", "decode"]) {
         assert_eq!(leaks(&worker.address), Vec::<String>::new(), "the {role} worker");
     }
-    let cancelled = cluster.workers[1].metric("kvasir:requests_cancelled_total");
+    let cancelled = cluster.workers[1].metric("kvasir_engine_requests_cancelled_total");
     println!(
         "{REQUESTS} requests, {} hung up on, {} read to the end; {cancelled} cancelled in the decode worker; no leak",
         hung_up.load(Ordering::Relaxed),
@@ -72,25 +72,25 @@ fn a_thousand_random_cancellations_leave_nothing_behind() {
     let mut planted = request(&prompt(5, 200), 1);
     planted["kv_transfer_params"] = json!({ "kvasir": "prefill", "transfer_id": 1 });
     let _held = open(&cluster.workers[0].address, "/v1/completions", &planted).expect("open");
-    wait_for("the planted transfer", || cluster.workers[0].metric("kvasir:transfer_open") == 1.0);
+    wait_for("the planted transfer", || cluster.workers[0].metric("kvasir_transfer_open") == 1.0);
     let found = leaks(&cluster.workers[0].address);
     println!("planted leak: {found:?}");
-    assert!(found.iter().any(|leak| leak.starts_with("kvasir:kv_slots_used")), "{found:?}");
-    assert!(found.iter().any(|leak| leak.starts_with("kvasir:transfer_open")), "{found:?}");
+    assert!(found.iter().any(|leak| leak.starts_with("kvasir_engine_kv_slots_used")), "{found:?}");
+    assert!(found.iter().any(|leak| leak.starts_with("kvasir_transfer_open")), "{found:?}");
 }
 
 /// What a worker still does for requests, besides caching.
 fn busy(metrics: &std::collections::HashMap<String, f64>) -> Vec<String> {
-    let names = ["vllm:num_requests_running", "vllm:num_requests_waiting", "kvasir:transfer_open"];
+    let names = ["kvasir_engine_requests_running", "kvasir_engine_requests_waiting", "kvasir_transfer_open"];
     let mut busy: Vec<String> = names
         .iter()
         .filter(|name| metrics[**name] > 0.0)
         .map(|name| format!("{name} = {}", metrics[*name]))
         .collect();
-    if metrics["kvasir:kv_slots_used"] > metrics["kvasir:kv_slots_cached"] {
+    if metrics["kvasir_engine_kv_slots_used"] > metrics["kvasir_engine_kv_slots_cached"] {
         busy.push(format!(
             "{} slots used, {} cached",
-            metrics["kvasir:kv_slots_used"], metrics["kvasir:kv_slots_cached"]
+            metrics["kvasir_engine_kv_slots_used"], metrics["kvasir_engine_kv_slots_cached"]
         ));
     }
     busy

@@ -61,9 +61,9 @@ fn output_does_not_depend_on_where_the_prompt_was_computed() {
         let cluster = disaggregated(&transport, &transport, "");
         assert_equal(&expected, &outputs(&cluster), &transport);
         let (prefill, decode) = (&cluster.workers[0], &cluster.workers[1]);
-        let blocks = decode.metric("kvasir:transfer_blocks_received");
-        let transfers = decode.metric("kvasir:transfer_completed");
-        let bytes = prefill.metric("kvasir:transfer_bytes_sent");
+        let blocks = decode.metric("kvasir_transfer_blocks_received_total");
+        let transfers = decode.metric("kvasir_transfer_completed_total");
+        let bytes = prefill.metric("kvasir_transfer_bytes_sent_total");
         println!("{transport}: {transfers} transfers, {blocks} blocks, {bytes} bytes moved; output equal");
         let sent = lengths().into_iter().filter(|&len| len > 16);
         let (prompts, tokens) = (sent.clone().count() as f64, sent.sum::<usize>() as f64);
@@ -71,16 +71,16 @@ fn output_does_not_depend_on_where_the_prompt_was_computed() {
         // Prompts begin alike: what is cached already is not sent again.
         assert!(blocks >= tokens / 16.0 * 0.6, "{transport}: {blocks} blocks of {tokens} tokens");
         assert!(bytes >= blocks * 16384.0, "{transport}: {blocks} blocks, {bytes} bytes");
-        assert_eq!(decode.metric("kvasir:transfer_checksum_failures"), 0.0);
-        assert_eq!(decode.metric("kvasir:recomputed_blocks_total"), 0.0);
+        assert_eq!(decode.metric("kvasir_transfer_checksum_failures_total"), 0.0);
+        assert_eq!(decode.metric("kvasir_engine_recomputed_blocks_total"), 0.0);
     }
     for transport in transports() {
         let name = format!("corrupt-{transport}");
         let cluster = disaggregated(&name, &transport, "[faults]\ncorrupt_one_in = 40\nseed = 5\n");
         assert_equal(&expected, &outputs(&cluster), &name);
         let decode = &cluster.workers[1];
-        let failures = decode.metric("kvasir:transfer_checksum_failures");
-        let recomputed = decode.metric("kvasir:recomputed_blocks_total");
+        let failures = decode.metric("kvasir_transfer_checksum_failures_total");
+        let recomputed = decode.metric("kvasir_engine_recomputed_blocks_total");
         println!("{name}: {failures} pieces found corrupted, {recomputed} blocks recomputed; output equal");
         let scale = lengths().into_iter().sum::<usize>() as f64 / 35_000.0;
         assert!(failures > 10.0 * scale, "{name}: the faults must bite ({failures})");

@@ -40,13 +40,13 @@ fn vllm_engines_are_routed_by_their_events() {
     };
     println!(
         "audit: {} of {} requests exactly as predicted, {} tokens cached",
-        sum("kvasir_gateway_audit_exact"),
-        sum("kvasir_gateway_audit_requests"),
-        sum("kvasir_gateway_audit_reported_tokens"),
+        sum("kvasir_gateway_audit_exact_total"),
+        sum("kvasir_gateway_audit_requests_total"),
+        sum("kvasir_gateway_audit_reported_tokens_total"),
     );
-    assert_eq!(sum("kvasir_gateway_audit_requests"), 48.0);
-    assert_eq!(sum("kvasir_gateway_audit_exact"), 48.0);
-    assert!(sum("kvasir_gateway_audit_reported_tokens") > 2000.0);
+    assert_eq!(sum("kvasir_gateway_audit_requests_total"), 48.0);
+    assert_eq!(sum("kvasir_gateway_audit_exact_total"), 48.0);
+    assert!(sum("kvasir_gateway_audit_reported_tokens_total") > 2000.0);
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn a_hung_worker_is_given_up_and_its_streams_go_on() {
         read_stream(socket, |tokens| count.store(tokens, Ordering::SeqCst))
     });
     wait_for("tokens", || flowing.load(Ordering::SeqCst) > 5);
-    let busy = |worker: &&Process| worker.metric("vllm:num_requests_running") > 0.0;
+    let busy = |worker: &&Process| worker.metric("kvasir_engine_requests_running") > 0.0;
     let victim = cluster.workers.iter().find(busy).expect("a busy worker");
     let signal = |name: &str| {
         let status = Command::new("kill").args([name, &victim.child.id().to_string()]).status();

@@ -44,18 +44,18 @@ fn evicted_prefixes_come_back_from_host_memory() {
         push_out(&with_tier, round);
         push_out(&without, round);
         let worker = &with_tier.workers[0];
-        wait_for("offloads to settle", || worker.metric("kvasir:host_leased_slots") == 0.0);
+        wait_for("offloads to settle", || worker.metric("kvasir_host_leased_slots") == 0.0);
         recomputing.push(first_token_after(&without, &body));
-        let before = worker.metric("kvasir:host_onboarded_blocks");
+        let before = worker.metric("kvasir_host_onboarded_blocks_total");
         onboarding.push(first_token_after(&with_tier, &body));
-        let onboarded = worker.metric("kvasir:host_onboarded_blocks") - before;
+        let onboarded = worker.metric("kvasir_host_onboarded_blocks_total") - before;
         assert!(onboarded >= 70.0, "round {round}: only {onboarded} blocks came from the host tier");
         let answer = with_tier.complete(&body);
         assert_eq!(answer["choices"][0], expected, "round {round}");
         let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
         assert!(cached as usize >= PREFIX - 16, "{cached} cached tokens");
     }
-    assert_eq!(with_tier.workers[0].metric("kvasir:host_checksum_failures"), 0.0);
+    assert_eq!(with_tier.workers[0].metric("kvasir_host_checksum_failures_total"), 0.0);
     onboarding.sort();
     recomputing.sort();
     let (host, compute) = (onboarding[2], recomputing[2]);
@@ -82,7 +82,7 @@ fn the_index_follows_blocks_into_the_host_tier() {
         push_out(&cluster, round);
     }
     wait_for("the events to arrive", || {
-        cluster.workers.iter().all(|worker| worker.metric("kvasir:host_leased_slots") == 0.0)
+        cluster.workers.iter().all(|worker| worker.metric("kvasir_host_leased_slots") == 0.0)
     });
     std::thread::sleep(Duration::from_millis(100));
     for _ in 0..4 {

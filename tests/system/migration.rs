@@ -59,7 +59,7 @@ fn eight_streams_survive_the_death_of_their_worker() {
         .collect();
     barrier.wait();
     wait_for("every stream to flow", || moving.load(Ordering::SeqCst) == STREAMS);
-    let busy = |worker: usize| cluster.workers[worker].metric("vllm:num_requests_running");
+    let busy = |worker: usize| cluster.workers[worker].metric("kvasir_engine_requests_running");
     let victim = if busy(0) >= busy(1) { 0 } else { 1 };
     let had = busy(victim);
     cluster.workers[victim].kill();

@@ -254,7 +254,7 @@ fn a_queue_at_an_engine_is_not_its_fault_and_nothing_in_it_is_sent_again() {
     }
     assert_eq!(taken(&site), 2 + 12, "each request is sent once");
     assert_eq!(site.gateway.metric("kvasir_gateway_migrations_total"), 0.0);
-    assert_eq!(site.gateway.metric("kvasir_gateway_ejections"), 0.0);
+    assert_eq!(site.gateway.metric("kvasir_gateway_ejections_total"), 0.0);
     assert_eq!(site.ready(), 2);
     drop(held);
     support::wait_for("the engines to be free", || site.mocks.iter().all(|mock| mock.stats().running == 0));

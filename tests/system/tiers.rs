@@ -33,12 +33,12 @@ fn a_killed_worker_comes_back_with_its_disk() {
     );
     let mut cluster = Cluster::start("disk-tier", &["both"], &config);
     let expected: Vec<Value> = (0..4).map(|seed| answer(&cluster, seed).0).collect();
-    wait_for("blocks to be written", || cluster.workers[0].metric("kvasir:disk_blocks") >= BLOCKS * 4.0);
+    wait_for("blocks to be written", || cluster.workers[0].metric("kvasir_disk_blocks") >= BLOCKS * 4.0);
     cluster.workers[0].kill();
     cluster.workers[0].restart();
     cluster.workers[0].wait_healthy();
     cluster.wait_ready(1);
-    let survivors = cluster.workers[0].metric("kvasir:host_disk_survivor_blocks");
+    let survivors = cluster.workers[0].metric("kvasir_host_disk_survivor_blocks_total");
     assert!(survivors >= BLOCKS * 3.0, "{survivors} blocks survived");
     // The first prompts teach the worker what computing costs and what its disk costs.
     let mut from_disk = 0.0;
@@ -47,11 +47,11 @@ fn a_killed_worker_comes_back_with_its_disk() {
             let (choice, _) = answer(&cluster, seed);
             assert_eq!(choice, *expected, "round {round}, prompt {seed}");
         }
-        from_disk = cluster.workers[0].metric("kvasir:host_disk_read_blocks");
+        from_disk = cluster.workers[0].metric("kvasir_host_disk_read_blocks_total");
     }
     println!("{survivors} blocks survived a SIGKILL, {from_disk} were read back");
     assert!(from_disk > 0.0);
-    assert_eq!(cluster.workers[0].metric("kvasir:host_checksum_failures"), 0.0);
+    assert_eq!(cluster.workers[0].metric("kvasir_host_checksum_failures_total"), 0.0);
 }
 
 /// Both that every machine has; `KVASIR_TEST_TRANSPORTS=rdma` names others.
@@ -86,7 +86,7 @@ fn comes_back_from_afar(name: &str, tier: &str, tokens: usize) -> f64 {
     let config = format!("[engine]\nblocks = 300\n[host_tier]\ncapacity = \"16 MiB\"\n{tier}");
     let mut cluster = Cluster::start(&format!("far-{name}"), &["both"], &config);
     let expected: Vec<Value> = (0..3).map(|seed| answer_to(&cluster, seed, tokens).0).collect();
-    wait_for("blocks to be sent", || cluster.workers[0].metric("kvasir:host_far_written_blocks") >= 60.0);
+    wait_for("blocks to be sent", || cluster.workers[0].metric("kvasir_host_far_written_blocks_total") >= 60.0);
     cluster.workers[0].kill();
     cluster.workers[0].restart();
     cluster.workers[0].wait_healthy();
@@ -96,7 +96,7 @@ fn comes_back_from_afar(name: &str, tier: &str, tokens: usize) -> f64 {
             assert_eq!(answer_to(&cluster, seed, tokens).0, *expected, "{name}, round {round}");
         }
     }
-    let from_far = cluster.workers[0].metric("kvasir:host_far_read_blocks");
+    let from_far = cluster.workers[0].metric("kvasir_host_far_read_blocks_total");
     println!("{name}: {from_far} blocks came from there; output equal");
     from_far
 }

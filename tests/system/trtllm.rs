@@ -143,7 +143,7 @@ fn polled_events_are_followed() {
         told.say(created.clone());
     }
     wait_for("everything to be forgotten", || overlap(&gateway, 80, 1) == 0);
-    assert!(gateway.metric("kvasir_gateway_kv_event_resets") >= 1.0);
+    assert!(gateway.metric("kvasir_gateway_kv_event_resets_total") >= 1.0);
     told.lock().expect("lock").held.clear();
     wait_for("its blocks to be known again", || overlap(&gateway, 80, 1) == whole);
     // Another life counts from 0, and holds nothing.

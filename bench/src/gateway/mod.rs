@@ -302,6 +302,7 @@ pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
         snapshot_file: None,
         snapshot_interval: Duration::from_secs(30),
         body_bytes_max: 16 << 20,
+        cors_origins: Vec::new(),
         request_memory_max: 8 << 30,
         compute_threads: 4,
         write_timeout: Duration::from_secs(60),

@@ -32,6 +32,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     // By name, so that a section which is forgotten here does not compile.
     let Settings {
         serve,
+        drain,
         gateway,
         access,
         tls,
@@ -51,6 +52,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     } = old;
     let mut all = Vec::new();
     compare(&mut all, serve, &new.serve);
+    compare(&mut all, drain, &new.drain);
     compare(&mut all, gateway, &new.gateway);
     compare(&mut all, access, &new.access);
     compare(&mut all, tls, &new.tls);

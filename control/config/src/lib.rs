@@ -21,7 +21,7 @@ pub use load::{ConfigError, Problem, load, parse};
 pub use reference::{example, explain, json_schema, markdown};
 pub use settings::{
     AccessSettings, DiskTierSettings, EbpfSettings, EngineSettings, FaultSettings, GatewaySettings,
-    HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings,
+    HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, DrainSettings,
     Settings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 pub use value::{Bytes, Kind, Range, Setting};

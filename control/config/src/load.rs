@@ -159,6 +159,7 @@ impl Reader<'_> {
     fn settings(&mut self, root: &DeTable<'_>) -> Settings {
         let known = [
             "serve",
+            "drain",
             "gateway",
             "access",
             "tls",
@@ -181,6 +182,7 @@ impl Reader<'_> {
         }
         let settings = Settings {
             serve: self.section(root),
+            drain: self.section(root),
             gateway: self.section(root),
             access: self.section(root),
             tls: self.section(root),

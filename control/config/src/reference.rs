@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::load::{Key, Section};
 use crate::settings::{
     AccessSettings, DiskTierSettings, EbpfSettings, EngineSettings, FaultSettings, GatewaySettings,
-    HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings,
+    HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, DrainSettings,
     StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 use crate::value::Kind;
@@ -49,6 +49,7 @@ fn describe<S: Section>() -> Described {
 fn sections() -> [Described; 17] {
     [
         describe::<ServeSettings>(),
+        describe::<DrainSettings>(),
         describe::<GatewaySettings>(),
         describe::<AccessSettings>(),
         describe::<TlsSettings>(),

@@ -27,6 +27,15 @@ section! {
 }
 
 section! {
+    /// How a gateway stops on SIGTERM. (Ctrl-C and a second signal do not wait for load balancers.)
+    DrainSettings, "drain" {
+        /// How long it goes on accepting after it has said that it is not ready (`/readyz`, `/health`), so that load balancers
+        /// send their requests elsewhere before its port closes. `kvasir serve` stops its own gateway without it.
+        unready_for: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(600);
+    }
+}
+
+section! {
     /// The OpenAI service.
     GatewaySettings, "gateway" {
         /// Where it listens.
@@ -94,6 +103,12 @@ section! {
         busy_poll: bool = false;
         /// Where the KServe v2 gRPC service (Open Inference Protocol) listens, as `0.0.0.0:8001`; empty is nowhere.
         grpc_listen: String = String::new();
+        /// Origins whose pages may call the API from a browser (CORS), as `https://chat.example.com`; `*` is every one. Empty
+        /// answers no preflight.
+        cors_origins: Vec<String> = Vec::new();
+        /// Let another gateway of the same user listen on the same address: one that starts takes new connections over before
+        /// this one stops (SO_REUSEPORT).
+        reuse_port: bool = false;
         /// Largest request body; a larger one is answered with 413.
         body_max: Bytes = Bytes(16 << 20), in Bytes(1 << 10) => Bytes(1 << 30);
         /// Let clients bring chat templates, any variables for them, and documents (`chat_template`, `chat_template_kwargs`,
@@ -581,6 +596,8 @@ section! {
 pub struct Settings {
     /// `[serve]`
     pub serve: ServeSettings,
+    /// `[drain]`.
+    pub drain: DrainSettings,
     /// `[gateway]`
     pub gateway: GatewaySettings,
     /// `[access]`

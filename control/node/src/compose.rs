@@ -322,6 +322,7 @@ pub(crate) fn gateway(
         snapshot_file: (!gateway.snapshot_file.is_empty()).then(|| PathBuf::from(&gateway.snapshot_file)),
         snapshot_interval: gateway.snapshot_interval,
         body_bytes_max: gateway.body_max.0 as usize,
+        cors_origins: gateway.cors_origins.clone(),
         request_memory_max: gateway.request_memory.0 as usize,
         compute_threads: match gateway.compute_threads {
             0 => crate::process::available_cores(),

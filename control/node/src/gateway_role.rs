@@ -14,6 +14,7 @@ use router_tls::{Alpn, PlainListener, TlsListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
+use crate::http::Signals;
 use crate::kernel::KernelPrograms;
 use crate::live::LiveConfig;
 use crate::tls::LOOK_EVERY;
@@ -94,17 +95,25 @@ pub(crate) fn run(
         [Some(listen), aside, grpc_listen, admin_address].into_iter().flatten().map(|address| address.port());
     let own: Vec<u16> = own.collect();
     let programs = KernelPrograms::attach(&settings, &own, local_ports(&config.workers))?;
-    let server_tls = tls::server(&settings, Alpn::Http1)?;
+    let server_tls = tls::server(&settings, &[Alpn::Http2, Alpn::Http1])?;
     config.access.server_tls.clone_from(&server_tls);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        let stop = http::stop_signals(settings.serve.drain)?;
-        let listeners = http::bind_shared(listen, threads(&settings))?;
+        // A gateway of `serve` has no load balancer of its own to wait for.
+        let unready_for = if common.supervised { Duration::ZERO } else { settings.drain.unready_for };
+        let Signals { mut is_leaving, stop } = http::signals(settings.serve.drain, unready_for)?;
+        let listeners = http::bind_shared(listen, threads(&settings), settings.gateway.reuse_port)?;
         let snapshot = config.snapshot_file.clone();
         let upstream_tls = config.access.tls.clone();
         let fleet = Fleet::start(&config);
         let gateway = Gateway::new(config, compose::tuning(&settings), text, Arc::clone(&fleet));
         let gateway = gateway.map_err(anyhow::Error::msg)?;
+        let leaver = Arc::clone(&gateway);
+        tokio::spawn(async move {
+            if is_leaving.wait_for(|leaving| *leaving).await.is_ok() {
+                leaver.begin_drain();
+            }
+        });
         programs.serve(&gateway, requests_max, settings.ebpf.overload_max as u32);
         let live = common.config.clone().map(|path| {
             let given = given.clone();
@@ -208,7 +217,7 @@ async fn grpc(
     let stopped = async move { drop(stop.wait_for(Option::is_some).await) };
     let gateway = Arc::clone(gateway);
     let write_timeout = settings.gateway.write_timeout;
-    let serving = match tls::server(settings, Alpn::Http2)? {
+    let serving = match tls::server(settings, &[Alpn::Http2])? {
         None => {
             let listener = PlainListener::new(listener).with_write_timeout(write_timeout);
             tokio::spawn(serve_grpc(listener, gateway, stopped))

@@ -1,33 +1,31 @@
-//! An HTTP/1.1 server: Nagle's algorithm off, bounds on connections and on how long a client may take to say what it wants,
+//! An HTTP server for both versions (h2 over TLS, h2c with prior knowledge): Nagle's algorithm off, bounds on connections and on how long a client may take to say what it wants,
 //! and a shutdown that finishes what is in flight, until a deadline.
 
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
 use axum::Router;
 use axum::extract::ConnectInfo;
 use axum::serve::Listener;
+use bytes::{Bytes, BytesMut};
 use http::Request;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use router_gateway::Unread;
 use router_tls::PeerAddr;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
-
-/// One metric in Prometheus' text form.
-pub(crate) fn metric(out: &mut String, name: &str, help: &str, value: u64) {
-    use std::fmt::Write;
-    let _infallible = writeln!(out, "# HELP {name} {help}\n{name} {value}");
-}
 
 /// Connections that wait to be accepted, per listener; the kernel may allow fewer.
 const BACKLOG: u32 = 4096;
@@ -39,14 +37,32 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 /// pools of usual clients keep theirs, so that it is they who close.
 const HEAD_WITHIN: Duration = Duration::from_secs(120);
 
+/// How a connection of HTTP/2 begins (RFC 9113, section 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Room for the first read: most heads fit.
+const FIRST_BYTES: usize = 4096;
+/// Requests of one HTTP/2 connection at a time.
+const STREAMS_MAX: u32 = 256;
+/// Bytes that a client may send ahead, for each request and in all.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// An HTTP/2 connection that says nothing for so long is asked whether it is there, and has as long to answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// How long an answer over HTTP/2 waits for its client to read on, where no setting says so.
+const UNREAD_WITHIN: Duration = Duration::from_secs(60);
+
 /// Binds the address; the error names it.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
 /// Binds an address once for each of several threads: the kernel spreads connections over the listeners. The first binds
-/// alone, so that it fails when somebody else has the address.
-pub(crate) fn bind_shared(address: SocketAddr, listeners: usize) -> Result<Vec<std::net::TcpListener>> {
+/// alone, so that it fails when another process has the address, unless `takes_over`: then it joins one of the same user.
+pub(crate) fn bind_shared(
+    address: SocketAddr,
+    listeners: usize,
+    takes_over: bool,
+) -> Result<Vec<std::net::TcpListener>> {
     let socket = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
@@ -54,6 +70,7 @@ pub(crate) fn bind_shared(address: SocketAddr, listeners: usize) -> Result<Vec<s
     };
     let bind = || {
         let first = socket()?;
+        first.set_reuseport(takes_over)?;
         first.bind(address)?;
         // From here on the others may join.
         first.set_reuseport(true)?;
@@ -74,23 +91,48 @@ pub(crate) fn bind_shared(address: SocketAddr, listeners: usize) -> Result<Vec<s
 /// When a server has to be over: `None` while nobody has told it to stop.
 pub(crate) type Stop = watch::Receiver<Option<Instant>>;
 
-/// Listens to SIGTERM and SIGINT from now on: the first gives requests in flight `drain` to end, the second nothing.
-pub(crate) fn stop_signals(drain: Duration) -> Result<Stop> {
+/// What the signals say: first, perhaps, that no new requests are wanted, then when to be over.
+pub(crate) struct Signals {
+    /// True from the first signal on.
+    pub(crate) is_leaving: watch::Receiver<bool>,
+    pub(crate) stop: Stop,
+}
+
+/// Listens to SIGTERM and SIGINT from now on: the first gives requests in flight `drain` to end, the second nothing. After
+/// SIGTERM alone the server goes on accepting for `unready_for`, so that load balancers can leave it first.
+pub(crate) fn signals(drain: Duration, unready_for: Duration) -> Result<Signals> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (stop, stopped) = watch::channel(None);
+    let (leave, is_leaving) = watch::channel(false);
     tokio::spawn(async move {
-        for drain in [drain, Duration::ZERO] {
+        let is_terminated = tokio::select! {
+            _ = terminate.recv() => true,
+            _ = interrupt.recv() => false,
+        };
+        // Without a receiver there is nothing to be told.
+        let _unheard = leave.send(true);
+        if is_terminated && !unready_for.is_zero() {
             tokio::select! {
+                () = tokio::time::sleep(unready_for) => {}
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            // Nobody listens when everything is over already.
-            let _over = stop.send(Some(Instant::now() + drain));
         }
+        let _over = stop.send(Some(Instant::now() + drain));
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        let _over = stop.send(Some(Instant::now()));
         std::future::pending::<()>().await;
     });
-    Ok(stopped)
+    Ok(Signals { is_leaving, stop: stopped })
+}
+
+/// The signals of a server that no load balancer stands before.
+pub(crate) fn stop_signals(drain: Duration) -> Result<Stop> {
+    Ok(signals(drain, Duration::ZERO)?.stop)
 }
 
 /// Waits until everything has to be over.
@@ -110,30 +152,128 @@ pub(crate) async fn deadline(mut stop: Stop) {
     }
 }
 
-/// The routes, with who asks.
+/// The routes of one connection, with who asks.
+#[derive(Clone)]
 struct Known {
     router: TowerToHyperService<Router>,
     peer: PeerAddr,
+    /// Over HTTP/2: how long an answer waits for its client to read on.
+    unread_max: Option<Duration>,
 }
 
 impl Service<Request<Incoming>> for Known {
     type Response = axum::response::Response;
     type Error = std::convert::Infallible;
-    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(ConnectInfo(self.peer.clone()));
-        self.router.call(request)
+        let (answered, unread_max) = (self.router.call(request), self.unread_max);
+        Box::pin(async move {
+            let answer = answered.await?;
+            match unread_max {
+                // A stream's window may be closed while the socket takes bytes.
+                Some(limit) if !hyper::body::Body::is_end_stream(answer.body()) => {
+                    Ok(answer.map(|body| axum::body::Body::new(Unread::new(body, limit))))
+                }
+                _ => Ok(answer),
+            }
+        })
+    }
+}
+
+/// Bytes that a connection began with, and the rest of it.
+struct Begun<S> {
+    first: Bytes,
+    stream: S,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if self.first.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
+        let count = self.first.len().min(buffer.remaining());
+        buffer.put_slice(&self.first.split_to(count));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+/// Reads until it is known whether a connection speaks HTTP/2; the bytes are kept.
+async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> std::io::Result<(Begun<S>, bool)> {
+    let mut first = BytesMut::with_capacity(FIRST_BYTES);
+    loop {
+        let known = first.len().min(PREFACE.len());
+        if first[..known] != PREFACE[..known] {
+            return Ok((Begun { first: first.freeze(), stream }, false));
+        }
+        if known == PREFACE.len() {
+            return Ok((Begun { first: first.freeze(), stream }, true));
+        }
+        if stream.read_buf(&mut first).await? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
     }
 }
 
 /// Serves until it is told to stop, then finishes what is in flight until it has to be over.
-pub(crate) async fn serve<L>(mut listener: L, router: Router, mut stop: Stop)
+pub(crate) async fn serve<L>(listener: L, router: Router, stop: Stop)
 where
     L: Listener<Addr = PeerAddr>,
 {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_header_size(HEAD_BYTES_MAX);
+    serve_bounded(listener, router, stop, UNREAD_WITHIN).await;
+}
+
+/// The same, with how long an answer over HTTP/2 waits for its client to read on.
+pub(crate) async fn serve_bounded<L>(mut listener: L, router: Router, mut stop: Stop, unread_max: Duration)
+where
+    L: Listener<Addr = PeerAddr>,
+{
+    let mut http1 = http1::Builder::new();
+    http1.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_header_size(HEAD_BYTES_MAX);
+    let mut http2 = http2::Builder::new(TokioExecutor::new());
+    http2
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEAD_BYTES_MAX as u32)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
     let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let is_told = stop.clone();
@@ -148,11 +288,24 @@ where
             accepted = accepted => accepted,
             () = &mut told => break,
         };
-        let known = Known { router: TowerToHyperService::new(router.clone()), peer };
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), known));
+        let known = Known { router: TowerToHyperService::new(router.clone()), peer, unread_max: None };
+        let (http1, http2, watcher) = (http1.clone(), http2.clone(), graceful.watcher());
+        let mut leaving = is_told.clone();
         tokio::spawn(async move {
-            // A client that breaks off has nobody to be told.
-            let _broken = connection.await;
+            let begun = tokio::select! {
+                begun = tokio::time::timeout(HEAD_WITHIN, begin(stream)) => begun,
+                // A connection that has said nothing yet holds up no shutdown.
+                _ = leaving.wait_for(Option::is_some) => return,
+            };
+            // A client that breaks off, or never begins, is told nothing.
+            let Ok(Ok((stream, is_http2))) = begun else { return };
+            let stream = TokioIo::new(stream);
+            if is_http2 {
+                let known = Known { unread_max: Some(unread_max), ..known };
+                let _broken = watcher.watch(http2.serve_connection(stream, known)).await;
+            } else {
+                let _broken = watcher.watch(http1.serve_connection(stream, known)).await;
+            }
             drop(place);
         });
     }
@@ -160,5 +313,40 @@ where
     tokio::select! {
         () = graceful.shutdown() => {}
         () = deadline(is_told) => tracing::warn!("requests were still in flight at the end of the drain time"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_version_is_known_by_the_first_bytes_and_none_is_lost() {
+        for (sent, is_http2) in [
+            (&b"GET / HTTP/1.1\r\n\r\n"[..], false),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nrest", true),
+            (b"PUT / HTTP/1.1\r\n\r\n", false),
+            (b"PRI * HTTP/1.1\r\n\r\n", false),
+        ] {
+            for step in [1, 3, 100] {
+                let (mut client, server) = tokio::io::duplex(256);
+                let send = async {
+                    for piece in sent.chunks(step) {
+                        client.write_all(piece).await.expect("room");
+                        tokio::task::yield_now().await;
+                    }
+                    drop(client);
+                };
+                let (_, (mut begun, found)) = tokio::join!(send, async { begin(server).await.expect("begun") });
+                let mut all = Vec::new();
+                begun.read_to_end(&mut all).await.expect("the rest");
+                assert_eq!((found, &all[..]), (is_http2, sent), "{step}");
+            }
+        }
+        let (client, server) = tokio::io::duplex(16);
+        drop(client);
+        assert!(begin(server).await.is_err(), "nothing came");
     }
 }

@@ -11,6 +11,7 @@ use control_config::Settings;
 use dataplane_ebpf::{
     Admission, AdmissionConfig, Histogram, Latency, LatencyConfig, Off, Redirect, RedirectConfig,
 };
+use router_engines::exposition;
 use router_gateway::Gateway;
 
 /// How often the share of dropped connections follows the load.
@@ -73,34 +74,34 @@ impl KernelPrograms {
     fn render(&self, out: &mut String) {
         if let Some(counters) = self.redirect.as_ref().and_then(|redirect| redirect.counters().ok()) {
             let series = [
-                ("redirected_messages", counters.redirected_messages),
-                ("redirected_bytes", counters.redirected_bytes),
-                ("redirect_refused_messages", counters.refused),
-                ("redirect_sockets_added", counters.sockets_added),
-                ("redirect_sockets_not_added", counters.sockets_not_added),
+                ("redirected_messages", "Messages that skipped the TCP stack", counters.redirected_messages),
+                ("redirected_bytes", "Bytes of those messages", counters.redirected_bytes),
+                ("redirect_refused_messages", "Messages that could not be redirected", counters.refused),
+                ("redirect_sockets_added", "Sockets taken into the map", counters.sockets_added),
+                ("redirect_sockets_not_added", "Sockets that the map had no room for", counters.sockets_not_added),
             ];
-            series.iter().for_each(|(name, value)| plain(out, name, *value));
+            series.iter().for_each(|(name, help, value)| plain(out, name, help, *value));
         }
         let admission = self.admission.as_ref().and_then(|admission| admission.lock().ok());
         if let Some(counters) = admission.and_then(|admission| admission.counters().ok()) {
             let series = [
-                ("admission_connections", counters.passed_connection),
-                ("admission_dropped_prefix", counters.dropped_prefix),
-                ("admission_dropped_overload", counters.dropped_overload),
-                ("admission_dropped_source_rate", counters.dropped_source_rate),
-                ("admission_dropped_total_rate", counters.dropped_total_rate),
+                ("admission_connections", "Connections let in", counters.passed_connection),
+                ("admission_dropped_prefix", "Connection requests dropped by address", counters.dropped_prefix),
+                ("admission_dropped_overload", "Connection requests dropped in overload", counters.dropped_overload),
+                ("admission_dropped_source_rate", "Connection requests dropped by their source's rate", counters.dropped_source_rate),
+                ("admission_dropped_total_rate", "Connection requests dropped by the rate of all", counters.dropped_total_rate),
             ];
-            series.iter().for_each(|(name, value)| plain(out, name, *value));
+            series.iter().for_each(|(name, help, value)| plain(out, name, help, *value));
         }
         if let Some(snapshot) = self.latency.as_ref().and_then(|latency| latency.snapshot().ok()) {
             let series = [
-                ("connect_seconds", &snapshot.connect),
-                ("connection_lifetime_seconds", &snapshot.lifetime),
-                ("block_read_seconds", &snapshot.block_read),
-                ("block_write_seconds", &snapshot.block_write),
+                ("connect_seconds", "Time to connect", &snapshot.connect),
+                ("connection_lifetime_seconds", "Life of connections", &snapshot.lifetime),
+                ("block_read_seconds", "Reads of block devices", &snapshot.block_read),
+                ("block_write_seconds", "Writes of block devices", &snapshot.block_write),
             ];
-            series.iter().for_each(|(name, histogram)| buckets(out, name, histogram));
-            plain(out, "retransmitted_segments", snapshot.retransmits);
+            series.iter().for_each(|(name, help, histogram)| buckets(out, name, help, histogram));
+            plain(out, "retransmitted_segments", "TCP segments sent again", snapshot.retransmits);
         }
     }
 
@@ -171,14 +172,14 @@ async fn follow_load(
     }
 }
 
-/// A count since the start. Typed as a gauge, as the gateway's other counters of that kind are: its name has no suffix.
-fn plain(out: &mut String, name: &str, value: u64) {
-    let _infallible = writeln!(out, "# TYPE kvasir_kernel_{name} gauge\nkvasir_kernel_{name} {value}");
+/// A count since the start.
+fn plain(out: &mut String, name: &str, help: &str, value: u64) {
+    exposition::metric(out, &format!("kvasir_kernel_{name}"), help, value);
 }
 
-fn buckets(out: &mut String, name: &str, histogram: &Histogram) {
+fn buckets(out: &mut String, name: &str, help: &str, histogram: &Histogram) {
     let name = format!("kvasir_kernel_{name}");
-    let _infallible = writeln!(out, "# TYPE {name} histogram");
+    let _infallible = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} histogram");
     for (le, count) in histogram.buckets() {
         let _infallible = writeln!(out, "{name}_bucket{{le=\"{le:?}\"}} {count}");
     }

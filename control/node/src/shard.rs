@@ -56,11 +56,11 @@ pub(crate) fn start(
         match tls {
             None => {
                 let listener = PlainListener::new(listener).with_write_timeout(write_timeout);
-                http::serve(listener, routes(gateway), stop).await;
+                http::serve_bounded(listener, routes(gateway), stop, write_timeout).await;
             }
             Some(tls) => {
                 let listener = TlsListener::new(listener, tls).with_write_timeout(write_timeout);
-                http::serve(listener, routes(gateway), stop).await;
+                http::serve_bounded(listener, routes(gateway), stop, write_timeout).await;
             }
         }
         Ok(())

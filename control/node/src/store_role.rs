@@ -14,12 +14,14 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use axum::Router;
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use control_config::Settings;
 use dataplane_memory::{Slab, SlabLayout, SlotPool};
 use kvstore_remote::{PoolConfig, PoolCounters, PoolServer, PoolService};
 use kvstore_resp::{Listen, Password, RespConfig, RespCounters, Server};
 use kvstore_store::Store;
+use router_engines::exposition;
 use router_tls::PlainListener;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -75,7 +77,7 @@ async fn keep(settings: &Settings) -> Result<()> {
     let (shown, asked) = (Arc::clone(&running), Arc::clone(&running));
     let router = Router::new()
         .route("/health", get(move || std::future::ready(health(&asked))))
-        .route("/metrics", get(move || std::future::ready(metrics(&shown))));
+        .route("/metrics", get(move || std::future::ready(([(CONTENT_TYPE, exposition::CLASSIC)], metrics(&shown)))));
     http::serve(PlainListener::new(listener), router, stop).await;
     if let Some(serving) = serving {
         serving.await?;
@@ -218,17 +220,18 @@ fn metrics(running: &Running) -> String {
     let mut out = String::new();
     if let Some((_, counters)) = &running.pool {
         for (name, help, value) in counters.snapshot() {
-            http::metric(&mut out, &format!("kvasir:pool_{name}"), help, value);
+            exposition::metric(&mut out, &format!("kvasir_pool_{name}"), help, value);
         }
     }
     if let Some((store, tiers, resp)) = &running.values {
         worker_role::store_metrics(&mut out, store);
         tiers.render(&mut out);
         for (name, help, value) in resp.snapshot() {
-            http::metric(&mut out, &format!("kvasir:resp_{name}"), help, value);
+            exposition::metric(&mut out, &format!("kvasir_resp_{name}"), help, value);
         }
     }
-    out
+    exposition::process(&mut out, env!("CARGO_PKG_VERSION"));
+    exposition::classic(&out)
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ impl TierCounters {
     pub(crate) fn render(&self, out: &mut String) {
         let mut write = |tier: &str, counters: &[(&'static str, &'static str, u64)]| {
             for (name, help, value) in counters {
-                crate::http::metric(out, &format!("kvasir:{tier}_{name}"), help, *value);
+                router_engines::exposition::metric(out, &format!("kvasir_{tier}_{name}"), help, *value);
             }
         };
         if let Some(disk) = &self.disk {

@@ -41,7 +41,7 @@ pub(crate) fn upstream(settings: &Settings, urls: &[&str]) -> Result<Option<Arc<
 }
 
 /// The gateway's own certificate, if clients come over TLS.
-pub(crate) fn server(settings: &Settings, alpn: Alpn) -> Result<Option<Arc<ServerTls>>> {
+pub(crate) fn server(settings: &Settings, alpn: &[Alpn]) -> Result<Option<Arc<ServerTls>>> {
     let tls = &settings.tls;
     let (Some(certificate), Some(key)) = (some(&tls.certificate_file), some(&tls.key_file)) else {
         if tls.certificate_file.is_empty() != tls.key_file.is_empty() {
@@ -59,7 +59,7 @@ pub(crate) fn server(settings: &Settings, alpn: Alpn) -> Result<Option<Arc<Serve
             "required" => ClientCertificate::Required,
             _ => ClientCertificate::Off,
         },
-        alpn: vec![alpn],
+        alpn: alpn.to_vec(),
         ..ServerTlsConfig::new(certificate, key)
     };
     ServerTls::load(&config).map(Some).context("[tls]")

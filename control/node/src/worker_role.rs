@@ -10,6 +10,7 @@ use control_config::Settings;
 use dataplane_transfer::{TransferCounters, TransferNode, TransferService};
 use kvstore_store::Store;
 use router_engines::client::WorkerDescription;
+use router_engines::exposition;
 use router_tls::{PlainListener, TlsListener};
 use tools_engine::server::{WorkerState, router};
 use tools_engine::{Engine, EventPublisher, KvPool, Services};
@@ -147,7 +148,6 @@ fn start_nanos() -> u32 {
 
 /// The counters of all rails: each metric once, with a series for each rail that has it.
 fn rail_metrics(out: &mut String, rails: &[RailCounters]) {
-    use std::fmt::Write;
     type Series<'a> = Vec<(&'a str, u64)>;
     let mut metrics: BTreeMap<&str, (&str, Series<'_>)> = BTreeMap::new();
     for rail in rails {
@@ -156,25 +156,25 @@ fn rail_metrics(out: &mut String, rails: &[RailCounters]) {
         }
     }
     for (name, (help, series)) in metrics {
-        let _infallible = writeln!(out, "# HELP kvasir:rail_{name} {help}");
-        for (rail, value) in series {
-            let _infallible = writeln!(out, "kvasir:rail_{name}{{rail=\"{rail}\"}} {value}");
-        }
+        let labels: Vec<(String, u64)> =
+            series.into_iter().map(|(rail, value)| (format!("rail=\"{rail}\""), value)).collect();
+        let series = labels.iter().map(|(labels, value)| (labels.as_str(), *value));
+        exposition::family(out, &format!("kvasir_rail_{name}"), help, series);
     }
 }
 
 fn transfer_metrics(out: &mut String, transfer: &TransferCounters) {
     for (name, help, value) in transfer.snapshot() {
-        http::metric(out, &format!("kvasir:transfer_{name}"), help, value);
+        exposition::metric(out, &format!("kvasir_transfer_{name}"), help, value);
     }
 }
 
 pub(crate) fn store_metrics(out: &mut String, store: &Store) {
     for (name, help, value) in store.counters().snapshot() {
-        http::metric(out, &format!("kvasir:host_{name}"), help, value);
+        exposition::metric(out, &format!("kvasir_host_{name}"), help, value);
     }
     let [host, disk] = store.blocks();
-    http::metric(out, "kvasir:host_blocks", "Blocks in host memory", host);
-    http::metric(out, "kvasir:disk_blocks", "Blocks on the disk", disk);
-    http::metric(out, "kvasir:host_leased_slots", "Host slots under way", store.leased_slots() as u64);
+    exposition::metric(out, "kvasir_host_blocks", "Blocks in host memory (level)", host);
+    exposition::metric(out, "kvasir_disk_blocks", "Blocks on the disk (level)", disk);
+    exposition::metric(out, "kvasir_host_leased_slots", "Host slots under way (level)", store.leased_slots() as u64);
 }

@@ -59,8 +59,8 @@ impl TransferCounters {
                 "Transfers that were expected in a device's memory through staging slots",
                 read(&self.received_staged),
             ),
-            ("quarantined_slots", "Slots that a peer may still write to", read(&self.quarantined_slots)),
-            ("open", "Transfers under way", read(&self.transfers_open)),
+            ("quarantined_slots", "Slots that a peer may still write to (level)", read(&self.quarantined_slots)),
+            ("open", "Transfers under way (level)", read(&self.transfers_open)),
         ]
     }
 }

@@ -103,11 +103,11 @@ impl VerbsCounters {
             ("handshakes_failed", "Handshakes refused or timed out"),
             ("accept_pauses", "Times accepting paused because descriptors ran out"),
             ("queue_pairs_leaked", "Queue pairs that the device keeps; what they may touch is never reused"),
-            ("queue_pairs_open", "Queue pairs that exist"),
-            ("registered_bytes", "Bytes registered with the device"),
-            ("dma_buf_bytes", "Of these, bytes of a GPU's memory, reached through a dma-buf"),
-            ("peer_memory_bytes", "Of these, bytes of a GPU's memory, reached through nvidia-peermem"),
-            ("outstanding", "Send work requests posted and not yet known to be done"),
+            ("queue_pairs_open", "Queue pairs that exist (level)"),
+            ("registered_bytes", "Bytes registered with the device (level)"),
+            ("dma_buf_bytes", "Of these, bytes of a GPU's memory, reached through a dma-buf (level)"),
+            ("peer_memory_bytes", "Of these, bytes of a GPU's memory, reached through nvidia-peermem (level)"),
+            ("outstanding", "Send work requests posted and not yet known to be done (level)"),
         ];
         std::array::from_fn(|index| (names[index].0, names[index].1, self.0[index].load(Ordering::Relaxed)))
     }

@@ -37,7 +37,7 @@ impl RespCounters {
     pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 12] {
         [
             ("connections", "Connections taken", Self::read(&self.connections)),
-            ("connections_open", "Connections open now", Self::read(&self.connections_open)),
+            ("connections_open", "Connections open now (level)", Self::read(&self.connections_open)),
             ("connections_refused", "Connections refused: too many", Self::read(&self.connections_refused)),
             (
                 "connections_stalled",

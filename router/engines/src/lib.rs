@@ -8,6 +8,7 @@
 //! * [`dialect`]: what each make of engine says of itself, and how its prefill and decode legs are asked.
 //! * [`client`]: streams completions of token ids from a worker, and asks workers about themselves.
 //! * [`intake`]: request bodies on their way into an engine's own HTTP server.
+//! * [`exposition`]: metrics in Prometheus' text forms.
 //! * [`handoff`]: the `kv_transfer_params` of the native prefill→decode hand-off.
 //! * [`key`]: the key that an engine asks its callers for.
 
@@ -16,6 +17,7 @@
 pub mod body;
 pub mod client;
 pub mod dialect;
+pub mod exposition;
 pub mod handoff;
 pub mod intake;
 pub mod key;

@@ -78,6 +78,8 @@ pub struct GatewayConfig {
     pub snapshot_interval: Duration,
     /// Largest request body.
     pub body_bytes_max: usize,
+    /// Origins whose pages may ask from a browser (CORS); `*` is every one.
+    pub cors_origins: Vec<String>,
     /// Requests inside at a time; more wait.
     /// Bytes that requests may take in all: bodies, what is parsed of them, tokens.
     pub request_memory_max: usize,

@@ -15,6 +15,7 @@ use crate::timing::{ANSWERS, DECISIONS, Timing};
 
 /// By worker.
 type ByWorker = Family<Vec<(&'static str, String)>, Gauge>;
+type CountByWorker = Family<Vec<(&'static str, String)>, Counter>;
 type RatioByWorker = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
 
 /// Everything that is counted.
@@ -45,27 +46,27 @@ pub(crate) struct Metrics {
     pub(crate) index_bytes: Gauge,
     pub(crate) index_nodes: Gauge,
     pub(crate) workers_ready: Gauge,
-    pub(crate) event_batches: Gauge,
-    pub(crate) event_orphans: Gauge,
-    pub(crate) event_resets: Gauge,
-    pub(crate) event_broken: Gauge,
-    pub(crate) event_unattributed: Gauge,
-    pub(crate) event_dropped: Gauge,
-    pub(crate) log_written: Gauge,
-    pub(crate) log_dropped: Gauge,
-    pub(crate) log_lost: Gauge,
-    pub(crate) spans_exported: Gauge,
-    pub(crate) spans_dropped: Gauge,
-    pub(crate) spans_failed: Gauge,
+    pub(crate) event_batches: Counter,
+    pub(crate) event_orphans: Counter,
+    pub(crate) event_resets: Counter,
+    pub(crate) event_broken: Counter,
+    pub(crate) event_unattributed: Counter,
+    pub(crate) event_dropped: Counter,
+    pub(crate) log_written: Counter,
+    pub(crate) log_dropped: Counter,
+    pub(crate) log_lost: Counter,
+    pub(crate) spans_exported: Counter,
+    pub(crate) spans_dropped: Counter,
+    pub(crate) spans_failed: Counter,
     pub(crate) certificate_expires: Gauge,
-    pub(crate) handshakes: Gauge,
-    pub(crate) handshakes_failed: Gauge,
-    audit_requests: ByWorker,
-    audit_exact: ByWorker,
-    audit_predicted: ByWorker,
-    audit_reported: ByWorker,
-    audit_resets: ByWorker,
-    ejections: ByWorker,
+    pub(crate) handshakes: Counter,
+    pub(crate) handshakes_failed: Counter,
+    audit_requests: CountByWorker,
+    audit_exact: CountByWorker,
+    audit_predicted: CountByWorker,
+    audit_reported: CountByWorker,
+    audit_resets: CountByWorker,
+    ejections: CountByWorker,
     worker_requests: ByWorker,
     pub(crate) prediction_error: Gauge<f64, AtomicU64>,
     pub(crate) seconds_per_token: Gauge<f64, AtomicU64>,
@@ -99,22 +100,22 @@ impl Metrics {
             index_blocks: Gauge::default(),
             index_bytes: Gauge::default(),
             workers_ready: Gauge::default(),
-            event_batches: Gauge::default(),
-            event_orphans: Gauge::default(),
-            event_resets: Gauge::default(),
-            event_broken: Gauge::default(),
-            event_unattributed: Gauge::default(),
-            event_dropped: Gauge::default(),
+            event_batches: Counter::default(),
+            event_orphans: Counter::default(),
+            event_resets: Counter::default(),
+            event_broken: Counter::default(),
+            event_unattributed: Counter::default(),
+            event_dropped: Counter::default(),
             index_nodes: Gauge::default(),
-            log_written: Gauge::default(),
-            log_dropped: Gauge::default(),
-            log_lost: Gauge::default(),
-            spans_exported: Gauge::default(),
-            spans_dropped: Gauge::default(),
-            spans_failed: Gauge::default(),
+            log_written: Counter::default(),
+            log_dropped: Counter::default(),
+            log_lost: Counter::default(),
+            spans_exported: Counter::default(),
+            spans_dropped: Counter::default(),
+            spans_failed: Counter::default(),
             certificate_expires: Gauge::default(),
-            handshakes: Gauge::default(),
-            handshakes_failed: Gauge::default(),
+            handshakes: Counter::default(),
+            handshakes_failed: Counter::default(),
             audit_requests: ByWorker::default(),
             audit_exact: ByWorker::default(),
             audit_predicted: ByWorker::default(),
@@ -189,26 +190,25 @@ impl Metrics {
         registry.register("audit_log_lines", "Lines of the audit log written", this.log_written.clone());
         registry.register("audit_log_dropped", "Lines that found its queue full", this.log_dropped.clone());
         registry.register("audit_log_lost", "Lines that could not be written", this.log_lost.clone());
-        for (name, help, gauge) in [
+        for (name, help, counter) in [
             ("trace_spans_exported", "Spans that the collector has taken", &this.spans_exported),
             ("trace_spans_dropped", "Spans that found the queue full", &this.spans_dropped),
             ("trace_spans_failed", "Spans that the collector has not taken", &this.spans_failed),
-            (
-                "tls_certificate_expires",
-                "End of the certificate's validity, Unix time",
-                &this.certificate_expires,
-            ),
             ("tls_handshakes", "TLS handshakes that became a connection", &this.handshakes),
             ("tls_handshakes_failed", "TLS handshakes that failed or took too long", &this.handshakes_failed),
         ] {
-            registry.register(name, help, gauge.clone());
+            registry.register(name, help, counter.clone());
         }
+        registry.register(
+            "tls_certificate_expires",
+            "End of the certificate's validity, Unix time",
+            this.certificate_expires.clone(),
+        );
         registry.register("config_changes", "Changed configurations taken", this.config_changes.clone());
         registry.register("config_refused", "Configurations with mistakes", this.config_refused.clone());
         registry.register("config_waiting", "Keys that wait for the next start", this.config_waiting.clone());
         let by_worker = [
             ("ejections", "Times that a worker was taken out for its failures", &this.ejections),
-            ("worker_requests", "Requests booked on a worker by this gateway", &this.worker_requests),
             ("audit_requests", "Requests whose cached tokens were compared", &this.audit_requests),
             ("audit_exact", "Of those, as predicted to the token", &this.audit_exact),
             ("audit_predicted_tokens", "Cached tokens that were predicted", &this.audit_predicted),
@@ -218,6 +218,11 @@ impl Metrics {
         for (name, help, family) in by_worker {
             registry.register(name, help, family.clone());
         }
+        registry.register(
+            "worker_requests",
+            "Requests booked on a worker by this gateway",
+            this.worker_requests.clone(),
+        );
         registry.register(
             "prediction_error_ratio",
             "Mean error of the predicted time to the first token",
@@ -239,7 +244,7 @@ impl Metrics {
     /// Takes over what a worker's load says.
     pub(crate) fn of_worker(&self, name: &str, load: &Load, ejections: u64) {
         let labels = vec![("worker", name.to_owned())];
-        self.ejections.get_or_create(&labels).set(ejections as i64);
+        self.ejections.get_or_create(&labels).inner().store(ejections, Ordering::Relaxed);
         self.worker_requests.get_or_create(&labels).set(i64::from(load.own.get()[0]));
         let audit = &load.audit;
         for (family, value) in [
@@ -249,7 +254,7 @@ impl Metrics {
             (&self.audit_reported, &audit.reported_tokens),
             (&self.audit_resets, &audit.resets),
         ] {
-            family.get_or_create(&labels).set(value.load(Ordering::Relaxed) as i64);
+            family.get_or_create(&labels).inner().store(value.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         self.slowness.get_or_create(&labels).set(load.factor());
     }

@@ -1,13 +1,13 @@
 //! HTTP: requests in, answers out.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
 use axum::body::Bytes;
 use axum::extract::{Path, Query, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -16,6 +16,7 @@ use router_engines::openai::ApiError;
 use router_tokens::ModelText;
 use router_trace::Tracer;
 use serde_json::{Value, json};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::access::{Access, keep, keep_keys};
 use crate::breaker::RetryBudget;
@@ -31,6 +32,8 @@ use crate::{GatewayConfig, Tuning};
 use crate::{page, status};
 
 /// How long the last traces may take.
+/// How long browsers may keep the answer to a preflight.
+const PREFLIGHT_HOLDS: Duration = Duration::from_secs(3600);
 const TRACES_WITHIN: Duration = Duration::from_secs(3);
 
 /// Everything that the gateway's routes share.
@@ -49,6 +52,8 @@ pub struct Gateway {
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(crate) started: u64,
     pub(crate) history: crate::history::History,
+    /// It is about to stop, and wants no new requests.
+    is_draining: AtomicBool,
     more_metrics: OnceLock<MoreMetrics>,
 }
 
@@ -82,6 +87,7 @@ impl Gateway {
             tracer,
             started: unix_time(),
             history: crate::history::History::default(),
+            is_draining: AtomicBool::new(false),
             more_metrics: OnceLock::new(),
         });
         let weak = || Arc::downgrade(&gateway);
@@ -121,6 +127,11 @@ impl Gateway {
         if let Some(more) = self.more_metrics.get() {
             more(out);
         }
+    }
+
+    /// Says from now on that it is not ready; requests that come all the same are served.
+    pub fn begin_drain(&self) {
+        self.is_draining.store(true, Ordering::Relaxed);
     }
 
     /// Requests inside now.
@@ -255,23 +266,37 @@ impl Gateway {
 
 /// The gateway's routes: those of clients, of peers, and about the gateway itself.
 pub fn router(gateway: Arc<Gateway>) -> Router {
-    let routes = client_routes().merge(peer_routes(&gateway));
+    let routes = client_routes(&gateway).merge(peer_routes(&gateway));
     finished(routes.merge(admin_routes(&gateway)).merge(page_routes()), gateway)
 }
 
 /// Those of clients and peers, where administrators have a listener of their own.
 pub fn api_router(gateway: Arc<Gateway>) -> Router {
-    finished(client_routes().merge(peer_routes(&gateway)), gateway)
+    finished(client_routes(&gateway).merge(peer_routes(&gateway)), gateway)
 }
 
 /// Those of that listener. On a gateway with keys it asks for them, too.
 pub fn admin_router(gateway: Arc<Gateway>) -> Router {
-    let routes = Router::new().route("/health", get(health)).merge(page_routes());
+    let routes = Router::new().route("/health", get(health)).route("/livez", get(livez)).route("/readyz", get(health)).merge(page_routes());
     finished(routes.merge(admin_routes(&gateway)), gateway).layer(Extension(AtAdminListener))
 }
 
-fn client_routes() -> Router<Arc<Gateway>> {
-    Router::new()
+/// Lets pages of the configured origins ask from a browser; `None` without any.
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    let listed = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
+    let allowed = match origins {
+        [] => return None,
+        _ if origins.iter().any(|origin| origin == "*") => AllowOrigin::any(),
+        _ => AllowOrigin::list(listed.collect::<Vec<_>>()),
+    };
+    let exposed = ["x-request-id", "x-kvasir-route", "retry-after"].map(HeaderName::from_static);
+    let layer = CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]);
+    // Clients' libraries send headers of their own (`x-stainless-…`): those that a preflight names are allowed.
+    Some(layer.allow_headers(AllowHeaders::mirror_request()).expose_headers(exposed).max_age(PREFLIGHT_HOLDS))
+}
+
+fn client_routes(gateway: &Gateway) -> Router<Arc<Gateway>> {
+    let routes = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/embeddings", post(embeddings))
@@ -282,6 +307,12 @@ fn client_routes() -> Router<Arc<Gateway>> {
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))
+        .route("/livez", get(livez))
+        .route("/readyz", get(health));
+    match cors(&gateway.config.cors_origins) {
+        Some(layer) => routes.layer(layer),
+        None => routes,
+    }
 }
 
 /// The page. It holds nothing itself, so everybody may have it.
@@ -423,8 +454,16 @@ async fn model(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>, re
     json_response(StatusCode::OK, described(&gateway, &name).to_string())
 }
 
+/// Whether the process lives: for liveness probes, which must not restart a gateway whose workers are away.
+async fn livez() -> StatusCode {
+    StatusCode::OK
+}
+
 async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
     match gateway.model_error() {
+        _ if gateway.is_draining.load(Ordering::Relaxed) => {
+            error_response(&ApiError::unavailable("The gateway is draining."))
+        }
         Some(error) => error_response(&error),
         None if gateway.fleet.can_serve() => StatusCode::OK.into_response(),
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),

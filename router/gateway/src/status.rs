@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use router_engines::exposition;
 use router_engines::openai::ApiError;
 use router_radix::Tier;
 use serde_json::{Value, json};
@@ -122,7 +123,7 @@ pub(crate) async fn decisions(
 }
 
 /// `GET /metrics`.
-pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
     let metrics = &gateway.metrics;
     let usage = gateway.fleet.index.write().usage();
     metrics.index_blocks.set(usage.entries as i64);
@@ -133,45 +134,50 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
     metrics.running_max.set(gateway.access.gate.running_max().into());
     metrics.request_memory.set(gateway.memory.held_bytes() as i64);
     let events = gateway.fleet.tracker_counters();
-    metrics.event_batches.set(events.batches as i64);
-    metrics.event_orphans.set(events.orphans as i64);
-    metrics.event_resets.set(events.resets as i64);
-    metrics.event_broken.set(events.broken as i64);
+    metrics.event_batches.inner().store(events.batches, Ordering::Relaxed);
+    metrics.event_orphans.inner().store(events.orphans, Ordering::Relaxed);
+    metrics.event_resets.inner().store(events.resets, Ordering::Relaxed);
+    metrics.event_broken.inner().store(events.broken, Ordering::Relaxed);
     let listeners = gateway.fleet.listeners.counters();
-    metrics.event_unattributed.set(listeners.unattributed as i64);
-    metrics.event_dropped.set(listeners.dropped as i64);
+    metrics.event_unattributed.inner().store(listeners.unattributed, Ordering::Relaxed);
+    metrics.event_dropped.inner().store(listeners.dropped, Ordering::Relaxed);
     if let Some(error) = gateway.fleet.speeds.prediction_error() {
         metrics.prediction_error.set(error);
     }
     if let Some(audit) = &gateway.access.audit {
         let log = audit.counters();
-        metrics.log_written.set(log.written as i64);
-        metrics.log_dropped.set(log.dropped as i64);
-        metrics.log_lost.set(log.lost as i64);
+        metrics.log_written.inner().store(log.written, Ordering::Relaxed);
+        metrics.log_dropped.inner().store(log.dropped, Ordering::Relaxed);
+        metrics.log_lost.inner().store(log.lost, Ordering::Relaxed);
     }
     if let Some(tracer) = &gateway.tracer {
         let spans = tracer.counters();
-        metrics.spans_exported.set(spans.exported as i64);
-        metrics.spans_dropped.set(spans.dropped as i64);
-        metrics.spans_failed.set(spans.failed as i64);
+        metrics.spans_exported.inner().store(spans.exported, Ordering::Relaxed);
+        metrics.spans_dropped.inner().store(spans.dropped, Ordering::Relaxed);
+        metrics.spans_failed.inner().store(spans.failed, Ordering::Relaxed);
     }
     if let Some(tls) = &gateway.config.access.server_tls {
         let handshakes = tls.counts();
         metrics.certificate_expires.set(tls.expires_unix() as i64);
-        metrics.handshakes.set(handshakes.completed as i64);
-        metrics.handshakes_failed.set((handshakes.failed + handshakes.timed_out) as i64);
+        metrics.handshakes.inner().store(handshakes.completed, Ordering::Relaxed);
+        metrics.handshakes_failed.inner().store(handshakes.failed + handshakes.timed_out, Ordering::Relaxed);
     }
     metrics.seconds_per_token.set(gateway.fleet.speeds.get().per_token);
     for picked in gateway.fleet.roster.load().iter() {
         let ejections = picked.worker.breaker.ejections.load(Ordering::Relaxed);
         metrics.of_worker(&picked.live.name, &picked.live.load, ejections);
     }
-    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let mut text = metrics.render();
     // The end marker stays last.
     let end = text.strip_suffix("# EOF\n").map_or(text.len(), str::len);
     let marker = text.split_off(end);
     gateway.append_metrics(&mut text);
+    exposition::process(&mut text, env!("CARGO_PKG_VERSION"));
     text.push_str(&marker);
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let (content_type, text) = match exposition::wants_openmetrics(accept) {
+        true => (exposition::OPENMETRICS, text),
+        false => (exposition::CLASSIC, exposition::classic(&text)),
+    };
     ([(header::CONTENT_TYPE, content_type)], text).into_response()
 }

@@ -49,3 +49,4 @@ pub use backend::{Answer, Backend, Call};
 pub use config::Config;
 pub use headers::PASSED_ON;
 pub use serve::serve;
+pub use unread::Unread;

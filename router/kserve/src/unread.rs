@@ -26,8 +26,8 @@ struct Shared {
     is_given_up: bool,
 }
 
-/// See the module.
-pub(crate) struct Unread {
+/// An answer that is given up when no frame of it is asked for in time.
+pub struct Unread {
     shared: Arc<Mutex<Shared>>,
     clock: JoinHandle<()>,
 }
@@ -38,7 +38,8 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 
 impl Unread {
     /// Gives `inner` up when no frame is asked for within `limit` after one was handed out.
-    pub(crate) fn new(inner: Body, limit: Duration) -> Self {
+    #[must_use]
+    pub fn new(inner: Body, limit: Duration) -> Self {
         let shared = Shared { inner: Some(inner), taken: Some(Instant::now()), is_given_up: false };
         let shared = Arc::new(Mutex::new(shared));
         let clock = tokio::spawn(watch(Arc::clone(&shared), limit));

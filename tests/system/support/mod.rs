@@ -368,13 +368,13 @@ pub fn leaks(worker: &str) -> Vec<String> {
     let held = || {
         let metrics = metrics(worker);
         [
-            "vllm:num_requests_running",
-            "vllm:num_requests_waiting",
-            "kvasir:kv_slots_used",
-            "kvasir:kv_slots_cached",
-            "kvasir:transfer_open",
-            "kvasir:transfer_quarantined_slots",
-            "kvasir:host_leased_slots",
+            "kvasir_engine_requests_running",
+            "kvasir_engine_requests_waiting",
+            "kvasir_engine_kv_slots_used",
+            "kvasir_engine_kv_slots_cached",
+            "kvasir_transfer_open",
+            "kvasir_transfer_quarantined_slots",
+            "kvasir_host_leased_slots",
         ]
         .into_iter()
         .filter(|name| metrics[*name] != 0.0)

@@ -29,10 +29,10 @@ impl Histogram {
     }
 
     /// In Prometheus' text form; `labels` without braces.
-    pub(crate) fn render(&self, name: &str, labels: &str, out: &mut String) {
+    pub(crate) fn render(&self, name: &str, help: &str, labels: &str, out: &mut String) {
         use std::fmt::Write;
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let _infallible = writeln!(out, "# TYPE {name} histogram");
+        let _infallible = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} histogram");
         let mut total = 0;
         for (count, bound) in
             state.counts.iter().zip(BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]))

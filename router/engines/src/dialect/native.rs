@@ -1,4 +1,4 @@
-//! The reference engine: one question tells everything but its load, which is in `/metrics` under vLLM's names.
+//! The reference engine: one question tells everything but its load, which is in `/metrics`.
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -53,8 +53,8 @@ impl Dialect for Native {
         async move {
             let metrics = client.get("/metrics").await?;
             let metrics = String::from_utf8_lossy(&metrics);
-            let names = ("vllm:num_requests_running", "vllm:num_requests_waiting");
-            let usage = ["vllm:kv_cache_usage_perc"];
+            let names = ("kvasir_engine_requests_running", "kvasir_engine_requests_waiting");
+            let usage = ["kvasir_engine_kv_usage_ratio"];
             Ok(Report {
                 instance: None,
                 loads: loads(&metrics, "engine", names.0, names.1, &usage),

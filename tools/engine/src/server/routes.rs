@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Request as HttpRequest, State};
+use axum::extract::{Query, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use router_engines::client::WorkerDescription;
+use router_engines::exposition;
 use router_engines::handoff::{DataPlaneAddress, Handoff};
 use router_engines::intake::{Intake, IntakeError, ReceivedBody};
 use router_engines::key::ApiKey;
@@ -131,10 +132,22 @@ async fn reset_cache(State(state): State<Shared>) -> StatusCode {
     StatusCode::OK
 }
 
-async fn metrics(State(state): State<Shared>) -> Response {
-    let mut text = metrics::render(&state);
+/// `GET /metrics`; `names=vllm` adds vLLM's names.
+async fn metrics(
+    State(state): State<Shared>,
+    Query(query): Query<Vec<(String, String)>>,
+    headers: HeaderMap,
+) -> Response {
+    let with_vllm = query.iter().any(|(key, value)| key == "names" && value == "vllm");
+    let mut text = metrics::render(&state, with_vllm);
     (state.more_metrics)(&mut text);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    exposition::process(&mut text, env!("CARGO_PKG_VERSION"));
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let (content_type, text) = match exposition::wants_openmetrics(accept) {
+        true => (exposition::OPENMETRICS, text + "# EOF\n"),
+        false => (exposition::CLASSIC, exposition::classic(&text)),
+    };
+    ([(header::CONTENT_TYPE, content_type)], text).into_response()
 }
 
 async fn completions(
