@@ -1,12 +1,12 @@
-"""A prefill and a decode engine behind the gateway: equal answers, and what happens when one of them dies.
+"""A prefill and a decode engine behind the gateway: right answers, and what happens when one of them dies.
 
     disaggregation.py http://127.0.0.1:8200 [--prefill-port 8101] [--decode-port 8102] [--cores 0,1] [--seed 1]
     disaggregation.py --direct
 
-Every answer is compared, text and log-probabilities, with that of the decode engine alone to the same request
-(under a cache salt of its own, so that neither helps the other). With --direct there is no gateway: the script
-does the two legs itself, which checks the script and says what the engines do. The engines were started by
-serve.sh; those that are killed here are started again.
+Every answer is judged (see judge.py) by those of the decode engine alone to the same request, under cache salts of
+their own, so that neither helps the other; and the judgement must find wrong blocks, which are fetched on purpose. With
+--direct there is no gateway: the script does the two legs itself, which checks the script and says what the engines
+do. The engines were started by serve.sh; those that are killed here are started again.
 """
 
 import argparse
@@ -22,26 +22,37 @@ import time
 import urllib.parse
 
 import engines
+import judge
 from engines import Answer, chat, get, metric, words
 
-# An engine that computes several prompts in one batch rounds differently than with one alone: 7 of 72 answers of vLLM
-# without any gateway differed, by up to 0.05 in a log-probability. One prompt at a time, all are equal to the last bit.
-ALONE, IN_A_BATCH = 1e-6, 0.2
+SHORT = 110  # words of a prompt of four or five blocks, in which one wrong block is a large part of the whole
 LEASE = 30  # seconds for which a prefill engine keeps blocks for a decode engine that does not come
 ASK = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
        "remote_host": None, "remote_port": None}
 
 
+def first_leg(prefill, body):
+    short = {name: value for name, value in body.items() if name != "stream_options"}
+    return chat(prefill, short | {"stream": False, "max_tokens": 1, "kv_transfer_params": ASK})
+
+
 def both_legs(prefill, decode, body):
     """What a gateway does, without any of its care."""
-    short = {name: value for name, value in body.items() if name != "stream_options"}
-    first = chat(prefill, short | {"stream": False, "max_tokens": 1, "kv_transfer_params": ASK})
+    first = first_leg(prefill, body)
     if first.status != 200 or first.broken:
         return Answer(status=502, error=f"prefill: {first.status} {first.error or first.broken}")
     answer = chat(decode, body | {"kv_transfer_params": first.body["kv_transfer_params"]})
     if answer.broken:
         return Answer(status=502, error=f"decode: {answer.broken}")
     return answer
+
+
+def with_wrong_block(params, others):
+    """Where a prompt's blocks are to be fetched from, but for the one in the middle: that is another prompt's."""
+    groups = [list(group) for group in params["remote_block_ids"]]
+    middle = len(groups[0]) // 2
+    groups[0][middle] = others["remote_block_ids"][0][middle]
+    return params | {"remote_block_ids": groups}
 
 
 class Check:
@@ -56,15 +67,17 @@ class Check:
         """A prompt of about so many tokens that no cache has seen."""
         text = f"{self.chance.getrandbits(40):x} " + words(self.chance, count)
         body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": tokens,
-                "temperature": 0, "logprobs": True}
+                "temperature": 0, "logprobs": True, "top_logprobs": judge.TOP}
         if self.chance.random() < 0.5 if stream is None else stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
 
-    def expected(self, body):
-        answer = chat(self.decode, body | {"cache_salt": "alone"})
+    def alone(self, body):
+        return self.must("the decode engine alone", chat(self.decode, body))
+
+    def must(self, what, answer):
         if answer.status != 200 or answer.broken or answer.error:
-            raise SystemExit(f"the decode engine alone does not answer: {answer}")
+            raise SystemExit(f"{what} does not answer: {answer}")
         return answer
 
     def ask(self, body):
@@ -72,27 +85,27 @@ class Check:
             return both_legs(self.prefill, self.decode, body)
         return chat(self.options.url, body)
 
-    def judge(self, answer, wanted, tolerance):
-        """equal, error (a clear one), or what is wrong with it."""
-        near = [abs(a - b) <= tolerance for a, b in zip(answer.logprobs, wanted.logprobs)]
+    def outcome(self, answer, own, tally):
+        """The verdict in a word, error (a clear one), or how it failed. Does it fail the check?"""
         if answer.status >= 500 and answer.error:
-            return "error"
+            return "error", False
         if answer.status == 200 and answer.error:
-            # The stream had begun: what came must be the beginning of the right answer.
-            return "error" if wanted.text.startswith(answer.text.rstrip("\ufffd")) else "wrong text, then an error"
+            # The stream had begun: what came must be the beginning of a right answer.
+            verdict = judge.Tally().add(answer, own, whole=False)
+            return ("error", False) if verdict not in judge.FAULTS else (f"{verdict.value}, then an error", True)
         if answer.broken:
-            return f"broken: {answer.broken}"
+            return f"broken: {answer.broken}", True
         if answer.status != 200:
-            return f"status {answer.status}: {answer.error}"
-        if answer.text != wanted.text:
-            return "wrong text"
-        if len(answer.logprobs) != len(wanted.logprobs):
-            return f"{len(answer.logprobs)} log-probabilities instead of {len(wanted.logprobs)}"
-        return "equal" if all(near) else "wrong log-probabilities"
+            return f"status {answer.status}: {answer.error}", True
+        verdict = tally.add(answer, own)
+        return verdict.value, verdict in judge.FAULTS
 
-    def show(self, outcome, answer, wanted):
+    def show(self, outcome, answer, own):
+        wanted = own.wanted
+        difference = own.difference(answer) if answer.tops and answer.tops[0] else float("nan")
         print(f"  {outcome}: status {answer.status}, error {answer.error!r}, {answer.broken or 'not broken'}, after "
-              f"{answer.seconds:.1f} s, route {answer.headers.get('x-kvasir-route')!r}\n    got    {answer.text!r} "
+              f"{answer.seconds:.1f} s, route {answer.headers.get('x-kvasir-route')!r}, first token {difference:.2g} "
+              f"from the engine's own, of which {own.allowed:.2g} is allowed\n    got    {answer.text!r} "
               f"{answer.logprobs}\n    wanted {wanted.text!r} {wanted.logprobs}", flush=True)
 
     def say(self, scenario, counts, allowed, more=""):
@@ -101,30 +114,69 @@ class Check:
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         print(f"{'FAILED' if bad or not counts else 'ok'}: {scenario}: {outcomes}{more}", flush=True)
 
-    def equal_answers(self):
-        counts, remote, most = collections.Counter(), 0, 0.0
+    def right(self, scenario, counts, bad, tally, more=""):
+        """Says what came of a scenario whose answers were judged; `bad` are the outcomes that must not be."""
+        problems = tally.problems() + ([] if counts else ["no answers"])
+        self.failed |= bool(bad or problems)
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        text = "; ".join([f"{scenario}: {outcomes}", tally.figures(), *problems])
+        print(f"{'FAILED' if bad or problems else 'ok'}: {text}{more}", flush=True)
+
+    def prompts(self, what, owns):
+        """Fails the check if too many of its prompts are left out."""
+        good, text = judge.check_prompts(what, owns)
+        self.failed |= not good
+        print(f"{'ok' if good else 'FAILED'}: {text}", flush=True)
+
+    def right_answers(self):
+        counts, bad, owns, tally, remote = collections.Counter(), [], [], judge.Tally(), 0
         for number in range(self.options.prompts):
             body = self.body(self.chance.randint(80, 1150))
-            wanted = self.expected(body)
+            (own,) = judge.measure(self.alone, [body])
+            owns.append(own)
             before = metric(self.decode, "vllm:external_prefix_cache_hits_total")
             answer = self.ask(body)
-            outcome = self.judge(answer, wanted, ALONE)
+            outcome, is_bad = self.outcome(answer, own, tally)
             counts[outcome] += 1
-            if outcome != "equal":
-                self.show(outcome, answer, wanted)
+            if is_bad or outcome == "error":
+                bad.append(outcome)
+                self.show(outcome, answer, own)
             remote += metric(self.decode, "vllm:external_prefix_cache_hits_total") > before
-            most = max([most] + [abs(a - b) for a, b in zip(answer.logprobs, wanted.logprobs)])
             if number % 10 == 9:
                 print(f"  {number + 1} of {self.options.prompts} answered", flush=True)
-        self.say("equal answers", counts, {"equal"},
-                 f"; {remote} of {self.options.prompts} were transferred; largest difference {most:.1e}")
+        self.prompts("prompts", owns)
+        self.right("right answers", counts, bad, tally, f"; {remote} of {self.options.prompts} were transferred")
         if remote < self.options.prompts:
             self.say("every prompt transferred", {"computed by the decode engine": self.options.prompts - remote}, {})
+
+    def wrong_blocks(self):
+        """The decode engine fetches one block of every second prompt from where its neighbour's lies."""
+        bodies = [self.body(SHORT, 1, stream=False) for _ in range(2 * self.options.planted)]
+        owns = judge.measure(self.alone, bodies)
+        self.prompts("short prompts", owns)
+        counts, bad, tally, wrong = collections.Counter(), [], judge.Tally(), []
+        for number in range(0, len(bodies), 2):
+            pair = bodies[number : number + 2]
+            legs = [self.must("the prefill engine", first_leg(self.prefill, body)) for body in pair]
+            params, others = (leg.body["kv_transfer_params"] for leg in legs)
+            planted = pair[0] | {"kv_transfer_params": with_wrong_block(params, others)}
+            wrong.append(self.must("the decode engine", chat(self.decode, planted)))
+            answer = chat(self.decode, pair[1] | {"kv_transfer_params": others})
+            outcome, is_bad = self.outcome(answer, owns[number + 1], tally)
+            counts[outcome] += 1
+            if is_bad or outcome == "error":
+                bad.append(outcome)
+                self.show(outcome, answer, owns[number + 1])
+        self.right("right blocks", counts, bad, tally)
+        good, text = judge.found("planted wrong blocks", wrong, owns[::2])
+        self.failed |= not good
+        print(f"{'ok' if good else 'FAILED'}: {text}", flush=True)
 
     def killed(self, port, core, part, scenario, tokens):
         """Many requests in flight, and at a random moment the server is gone."""
         bodies = [self.body(self.chance.randint(300, 1150), tokens) for _ in range(self.options.burst)]
-        wanted = [self.expected(body) for body in bodies]
+        owns = judge.measure(self.alone, bodies, at_once=True)
+        self.prompts("prompts of a burst", owns)
         with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
             running = []
             after = self.chance.uniform(0.5, 3.5)
@@ -135,16 +187,17 @@ class Check:
                 time.sleep(0.3)
             answers = [one.result() for one in running]
         killer.join()
-        counts = collections.Counter()
-        for answer, one in zip(answers, wanted):
-            outcome = self.judge(answer, one, IN_A_BATCH)
+        counts, bad, tally = collections.Counter(), [], judge.Tally()
+        for answer, own in zip(answers, owns):
+            outcome, is_bad = self.outcome(answer, own, tally)
             counts[outcome] += 1
-            if outcome not in ("equal", "error"):
-                self.show(outcome, answer, one)
+            if is_bad:
+                bad.append(outcome)
+                self.show(outcome, answer, own)
         errors = sorted({answer.error for answer in answers if answer.error})
         slowest = max(answer.seconds for answer in answers)
         more = f"; killed after {after:.1f} s; slowest {slowest:.1f} s; {errors}"
-        self.say(scenario, counts, {"equal", "error"}, more)
+        self.right(scenario, counts, bad, tally, more)
         engines.start(port, core, part)
         self.whole_again()
 
@@ -191,7 +244,8 @@ class Check:
     def go(self):
         cores = self.options.cores
         self.whole_again()
-        self.equal_answers()
+        self.right_answers()
+        self.wrong_blocks()
         for _ in range(self.options.rounds):
             self.killed(self.options.decode_port, cores[1], "decode", "decode engine killed", 200)
             self.killed(self.options.prefill_port, cores[0], "prefill", "prefill engine killed", 12)
@@ -211,6 +265,7 @@ def main():
     parser.add_argument("--decode-port", type=int, default=8102)
     parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], default=[0, 1])
     parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--planted", type=int, default=8, help="wrong blocks that are fetched on purpose")
     parser.add_argument("--burst", type=int, default=12, help="requests in flight when a server is killed")
     parser.add_argument("--rounds", type=int, default=2, help="how often each server is killed")
     parser.add_argument("--seed", type=int, default=1)
@@ -220,4 +275,5 @@ def main():
     Check(options).go()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,8 @@ import time
 import urllib.parse
 import urllib.request
 
+from judge import TOP
+
 LAB = pathlib.Path(os.environ.get("LAB") or os.path.join(os.environ.get("TMPDIR", "/tmp"), "kvasir-engines"))
 WORDS = """import return yield class self value index while break raise except finally lambda assert async await
 global with open file read write close path name list dict tuple range print format join split strip lower upper
@@ -26,7 +28,9 @@ class Answer:
     status: int = 0
     headers: dict = dataclasses.field(default_factory=dict)
     text: str = ""
+    tokens: list = dataclasses.field(default_factory=list)
     logprobs: list = dataclasses.field(default_factory=list)
+    tops: list = dataclasses.field(default_factory=list)  # for each token the likeliest in its place
     usage: dict = dataclasses.field(default_factory=dict)
     body: dict = dataclasses.field(default_factory=dict)
     error: str = ""  # what the server said was wrong, in the form that the API has for it
@@ -37,7 +41,12 @@ class Answer:
     def take(self, choices, part):
         for choice in choices:
             self.text += choice[part].get("content") or ""
-            self.logprobs += [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or []]
+            for token in (choice.get("logprobs") or {}).get("content") or []:
+                self.tokens.append(token["token"])
+                self.logprobs.append(token["logprob"])
+                # Tokens that are no whole characters look alike: the likeliest of them stands for all.
+                tops = sorted((one["logprob"], one["token"]) for one in token.get("top_logprobs") or [])
+                self.tops.append({name: logprob for logprob, name in tops})
 
     @property
     def cached(self):
@@ -153,7 +162,8 @@ def wait(what, ready, seconds):
 
 def warm_up(url):
     """A server compiles a kernel at the first log-probabilities it is asked for, which takes 10 s."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "warm up"}], "max_tokens": 1, "logprobs": True}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "warm up"}], "max_tokens": 1, "logprobs": True,
+            "top_logprobs": TOP}
     answer = chat(url, body)
     if answer.status != 200:
         raise SystemExit(f"{url} does not answer: {answer}")

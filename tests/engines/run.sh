@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
-# Kvasir in front of and below real engines (vLLM on the CPU): run.sh [routing|disaggregation|offload|all] [--direct]
+# Kvasir in front of and below real engines on the CPU: run.sh [routing|disaggregation|offload|all] [--direct] (vLLM)
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
 # started. With --direct the gateway is left out: what do the engines and the check itself do?
 # LAB is the folder for vLLM (7 GB) and the logs. Succeeds with `SKIPPED: reason` where vLLM cannot be had.
+# run.sh sglang [SCENARIO…] does the same for real SGLang servers (sglang/run.sh), in $LAB/sglang if LAB is set; `all` leaves
+# them out. 77 where SGLang cannot be had.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 root=$here/../..
+if [ "${1:-}" = sglang ]; then
+    shift
+    [ -z "${LAB:-}" ] || export LAB=$LAB/sglang
+    exec bash "$here/sglang/run.sh" "$@"
+fi
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
@@ -88,6 +95,9 @@ check() { # its name, then the command
     fi
 }
 
+if [ "$what" != routing ]; then
+    check judgement "$python" -B "$here/test_judge.py"
+fi
 if [ "$what" = routing ] || [ "$what" = all ]; then
     engines alone alone
     if [ -n "$direct" ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Becomes one real vLLM server on the tiny model; ready after half a minute or, on a busy machine, two.
-#   serve.sh PORT CORE [alone|prefill|decode|offload] [vLLM options]
+#   serve.sh PORT CORE [alone|prefill|decode|offload|planted] [vLLM options]
 # KV events on PORT+1000 with replay on PORT+2000; the NIXL side channel on PORT+3000. Its process id is in
 # $LAB/PORT.pid; started with setsid, that is also the group to end, with all of its children.
 # CORE is the one core that it may use: two servers on one core take seconds for what takes milliseconds.
@@ -19,16 +19,22 @@ case $part in
 alone) transfer=() ;;
 prefill) transfer=(--kv-transfer-config "{$nixl,\"kv_role\":\"kv_producer\"}") ;;
 decode) transfer=(--kv-transfer-config "{$nixl,\"kv_role\":\"kv_consumer\"}") ;;
-offload)
-    # Its blocks go to Kvasir's store: KVASIR_KV_LIBRARY, with files in $LAB/offload.
+offload | planted)
+    # Its blocks go to Kvasir's store: KVASIR_KV_LIBRARY, with files in $LAB/offload. With `planted`, loads bring wrong
+    # blocks while $LAB/wrong-blocks exists.
     export PYTHONPATH=$here/../../kvstore/capi/python
-    kvasir='"kv_connector":"KvasirConnector","kv_connector_module_path":"kvasir_kv.vllm","kv_role":"kv_both"'
+    connector=KvasirConnector module=kvasir_kv.vllm
+    if [ "$part" = planted ]; then
+        export PYTHONPATH=$PYTHONPATH:$here/planted KVASIR_WRONG_BLOCKS=$LAB/wrong-blocks
+        connector=WrongBlocks module=wrong_blocks
+    fi
+    kvasir="\"kv_connector\":\"$connector\",\"kv_connector_module_path\":\"$module\",\"kv_role\":\"kv_both\""
     tiers="\"host_tier\":{\"capacity\":\"256 MiB\"},\"disk_tier\":{\"capacity\":\"512 MiB\",\"segment\":\"64 MiB\",\
 \"path\":\"$LAB/offload\"}"
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
     ;;
-*) echo "serve.sh: $part is none of alone, prefill, decode, offload" >&2 && exit 2 ;;
+*) echo "serve.sh: $part is none of alone, prefill, decode, offload, planted" >&2 && exit 2 ;;
 esac
 events="{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$((port + 1000))\",\
 \"replay_endpoint\":\"tcp://*:$((port + 2000))\",\"topic\":\"kv@127.0.0.1:$port@tiny\"}"

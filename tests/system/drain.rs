@@ -95,3 +95,57 @@ fn what_never_ends_is_cut_off_and_a_second_signal_waits_for_nothing() {
         let _gone = std::fs::remove_file(snapshot(name));
     }
 }
+
+#[test]
+fn on_sigterm_the_gateway_is_unready_at_once_and_goes_on_accepting() {
+    let config = "[drain]\nunready_for = \"2s\"\n";
+    let mut site =
+        Site::start("lame-duck", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], config);
+    let status = |path: &str| support::get(&site.gateway.address, path).expect("an answer").0;
+    assert_eq!((status("/livez"), status("/readyz"), status("/health")), (200, 200, 200));
+    site.gateway.signal("-TERM");
+    let since = Instant::now();
+    wait_for("it to be unready", || status("/readyz") == 503);
+    assert_eq!((status("/livez"), status("/health")), (200, 503));
+    assert_eq!(site.chat(&chat(10, 1, 4)).0, 200, "what comes all the same is served");
+    assert!(since.elapsed() < Duration::from_secs(2), "the test was too slow to see it");
+    let (code, _) = ended(&mut site, Duration::from_secs(20));
+    assert!(since.elapsed() >= Duration::from_secs(2), "the port was open for the time that was set");
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn a_new_gateway_takes_the_port_over() {
+    let config = "[gateway]\nreuse_port = true\n";
+    let mut site =
+        Site::start("take-over", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], config);
+    let (address, url) = (site.gateway.address.clone(), site.mocks[0].url());
+    let path = site.scratch.0.join("kvasir.toml").display().to_string();
+    let start = |config: &str| {
+        let arguments = ["gateway", "--config", config, "--worker", &url, "--listen", &address];
+        std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .args(arguments)
+            .stdin(std::process::Stdio::null())
+            .spawn()
+            .expect("kvasir starts")
+    };
+    let alone = site.scratch.config("alone.toml", "");
+    let mut refused = start(&alone);
+    assert!(!refused.wait().expect("its end").success(), "without the setting the address is taken");
+    let port = address.rsplit(':').next().and_then(|port| port.parse::<u16>().ok()).expect("a port");
+    // proc(5): the local address in hexadecimal digits, no remote one, state 0A (TCP_LISTEN).
+    let listeners = || {
+        let table = std::fs::read_to_string("/proc/net/tcp").expect("the table");
+        table.lines().filter(|line| line.contains(&format!(":{port:04X} 00000000:0000 0A"))).count()
+    };
+    let before = listeners();
+    let mut next = start(&path);
+    wait_for("both to listen", || listeners() == 2 * before);
+    site.gateway.signal("-TERM");
+    ended(&mut site, Duration::from_secs(20));
+    for number in 0..20 {
+        assert_eq!(site.chat(&chat(10, number, 2)).0, 200, "the new one answers at the same address");
+    }
+    next.kill().expect("kill");
+    next.wait().expect("its end");
+}

@@ -62,31 +62,156 @@ fn prefill_and_decode_meet_in_each_makes_way() {
             "[gateway]\nhandoff = \"{handoff}\"\nmooncake_bootstrap = \"FIRST\"\n[router]\ndisaggregate_above_tokens = 16\n"
         );
         let site = Site::start(name, mocks, &flags, &config);
+        // One that does both says what the answer should be: what an engine says does not depend on its role.
+        let listen = "127.0.0.1:0".parse().expect("an address");
+        let both = site.runtime.block_on(Mock::start(mock(dialect, Role::Both, false), listen));
+        let both = both.expect("a mock engine");
+        let direct = |body: &Value| {
+            let (status, answer) = ask(&both.address().to_string(), body);
+            assert_eq!(status, 200, "{answer}");
+            answer
+        };
         for number in 0..10 {
             let body = chat(20 + number * 9, number, 8);
             let (status, answer) = site.chat(&body);
             assert_eq!(status, 200, "{name}: {answer}");
-            let expected = site.direct(1, &body);
+            let expected = direct(&body);
             let text =
                 |answer: &Value| answer["choices"][0]["message"]["content"].as_str().map(str::to_owned);
             assert_eq!(text(&answer), text(&expected), "{name}");
             // Another one, since the decode worker has this prompt now.
             let body = chat(20 + number * 9, number + 50, 8);
             let (whole, _) = streamed(&site.gateway.address, &body).expect("a stream");
-            let expected = site.direct(1, &body);
+            let expected = direct(&body);
             assert_eq!(Some(whole), text(&expected), "{name}");
         }
         assert_eq!(site.gateway.metric("kvasir_gateway_disaggregated_total"), 20.0, "{name}");
         wait_for("no block to be held for nobody", || {
             site.mocks.iter().all(|mock| mock.stats().leased_blocks == 0)
         });
-        // Without the prefill worker the decode worker does everything.
+        // Without the prefill worker the decode worker does everything, unless it is SGLang's.
         let dead = Fault { kind: FaultKind::Error, probability: 1.0, count: None, millis: 0, tokens: 1 };
         site.mocks[0].fault(dead).expect("a fault");
         let body = chat(50, 99, 8);
         let (status, answer) = site.chat(&body);
+        if dialect == Dialect::Sglang {
+            assert!(status >= 500, "{name}: {status} {answer}");
+            continue;
+        }
         assert_eq!(status, 200, "{name}: {answer}");
-        assert_eq!(answer["choices"][0]["message"], site.direct(1, &body)["choices"][0]["message"], "{name}");
+        assert_eq!(answer["choices"][0]["message"], direct(&body)["choices"][0]["message"], "{name}");
+    }
+}
+
+fn sglang_pair() -> Vec<MockConfig> {
+    vec![mock(Dialect::Sglang, Role::Prefill, true), mock(Dialect::Sglang, Role::Decode, true)]
+}
+
+#[test]
+fn an_sglang_decode_server_never_gets_a_request_alone() {
+    let config = "[gateway]\nworker_wait = \"300ms\"\n";
+    let mut site = Site::start("sglang-pairs", sglang_pair(), &["--worker", "--worker"], config);
+    let address = site.gateway.address.clone();
+    // Prompts below the threshold, and such that the decode server holds already: a lone leg would be a 400.
+    for number in 0..8 {
+        let body = chat(4 + number * 4, number, 6);
+        for _ in 0..3 {
+            let (status, answer) = site.chat(&body);
+            assert_eq!(status, 200, "{answer}");
+            // The events of this one are there before the next.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+    assert_eq!(site.gateway.metric("kvasir_gateway_disaggregated_total"), 24.0);
+    // Without a prefill server requests wait, and are told that no worker is there.
+    let prefill = site.mocks.remove(0);
+    let place = prefill.address();
+    site.runtime.block_on(prefill.stop());
+    for number in 0..3 {
+        let (status, answer) = site.chat(&chat(10, 70 + number, 4));
+        assert_eq!(status, 503, "{answer}");
+    }
+    assert_eq!(get(&address, "/health").expect("an answer").0, 503);
+    let again = site.runtime.block_on(Mock::start(mock(Dialect::Sglang, Role::Prefill, true), place));
+    site.mocks.insert(0, again.expect("a mock engine"));
+    wait_for("the prefill server to be back", || get(&address, "/health").is_ok_and(|(code, _)| code == 200));
+    let (status, answer) = site.chat(&chat(10, 80, 4));
+    assert_eq!(status, 200, "{answer}");
+    // Nor does a prefill server, when the decode server is gone.
+    let decode = site.mocks.remove(1);
+    site.runtime.block_on(decode.stop());
+    let (status, answer) = site.chat(&chat(10, 90, 4));
+    assert_eq!(status, 503, "{answer}");
+}
+
+#[test]
+fn an_sglang_server_that_starts_again_with_its_seed_is_another_run() {
+    let engine = MockConfig { seed: 7, ..mock(Dialect::Sglang, Role::Both, true) };
+    let mut site = Site::start("sglang-seed", vec![engine.clone()], &["--worker"], "");
+    let address = site.gateway.address.clone();
+    let pool = || {
+        let (_, text) = get(&address, "/kvasir/status").expect("a status");
+        let status: Value = serde_json::from_str(&text).expect("JSON");
+        status["workers"][0]["pools"][0].clone()
+    };
+    let (status, answer) = site.chat(&chat(80, 1, 4));
+    assert_eq!(status, 200, "{answer}");
+    wait_for("its blocks to be known", || pool()["indexed"].as_u64() > Some(3));
+    let first = site.mocks.remove(0);
+    let place = first.address();
+    site.runtime.block_on(first.stop());
+    let smaller = MockConfig { blocks: 3000, ..engine };
+    let again = site.runtime.block_on(Mock::start(smaller, place)).expect("a mock engine");
+    site.mocks.push(again);
+    wait_for("its blocks to be forgotten and its size to be new", || {
+        let pool = pool();
+        pool["blocks"] == 3000 && pool["indexed"] == 0
+    });
+}
+
+#[test]
+fn hand_offs_are_predicted_and_told_alike() {
+    let nixl = vec![mock(Dialect::Vllm, Role::Prefill, true), mock(Dialect::Vllm, Role::Decode, true)];
+    for (name, mocks, flags) in [
+        ("sglang-audit", sglang_pair(), ["--worker", "--worker"]),
+        ("nixl-audit", nixl, ["--prefill-worker", "--decode-worker"]),
+    ] {
+        let site = Site::start(name, mocks, &flags, "[router]\ndisaggregate_above_tokens = 0\n");
+        let address = &site.gateway.address;
+        let mut conversations: Vec<Vec<Value>> = (0..6)
+            .map(|number| {
+                chat(40 + number * 11, number, 1)["messages"].as_array().cloned().unwrap_or_default()
+            })
+            .collect();
+        for turn in 0..30 {
+            let conversation = &mut conversations[turn % 6];
+            let body = json!({"model": "tiny", "messages": conversation, "max_tokens": 6});
+            let path = "/v1/chat/completions";
+            let (status, head, text) = support::client(address, None, path, Some(&body));
+            assert_eq!(status, 200, "{text}");
+            let (_, told) = get(address, "/kvasir/decisions").expect("decisions");
+            let told: Value = serde_json::from_str(&told).expect("JSON");
+            let last = told["decisions"].as_array().and_then(|all| all.last()).expect("a decision");
+            let overlap = head.split("overlap_blocks=").nth(1).and_then(|rest| rest.split('/').next());
+            assert_eq!(
+                overlap.and_then(|blocks| blocks.parse::<u64>().ok()),
+                last["overlap_blocks"].as_u64()
+            );
+            assert!(last["prefill"].is_string(), "{last}");
+            let answer: Value = serde_json::from_str(&text).expect("JSON");
+            conversation.push(answer["choices"][0]["message"].clone());
+            conversation.push(json!({"role": "user", "content": format!("and turn {turn}?")}));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let (_, text) = get(address, "/kvasir/status").expect("a status");
+        let status: Value = serde_json::from_str(&text).expect("JSON");
+        let workers = status["workers"].as_array().expect("workers");
+        let sum = |field: &str| -> u64 {
+            workers.iter().filter_map(|worker| worker["audit"][field].as_u64()).sum()
+        };
+        assert_eq!((sum("requests"), sum("exact")), (30, 30), "{name}: {status}");
+        assert_eq!(sum("predicted_tokens"), sum("reported_tokens"), "{name}");
+        assert!(sum("reported_tokens") > 1000, "{name}: {status}");
     }
 }
 
@@ -346,7 +471,7 @@ fn bodies_that_cannot_be_read_say_why() {
         let mut answer = Vec::new();
         let _reset = stream.read_to_end(&mut answer);
         let answer = String::from_utf8_lossy(&answer);
-        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("malformed_body"), "{text}\n{answer}");
+        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("incomplete_body"), "{text}\n{answer}");
     }
     let body = chat(10, 1, 4).to_string();
     let encoded = |encoding: &str| {
@@ -423,6 +548,28 @@ fn messages_and_responses_over_chats() {
     }
     assert_eq!(expected, text.as_str());
     assert_eq!(last["type"], "response.incomplete", "{last}");
+}
+
+#[test]
+fn engines_count_tokens_where_the_gateway_has_no_tokenizer() {
+    for (name, dialect) in [("count-vllm", Dialect::Vllm), ("count-sglang", Dialect::Sglang)] {
+        let tiny = MockConfig { dialect, eos_one_in: 0, ..MockConfig::tiny().expect("a configuration") };
+        let site = Site::start(name, vec![tiny], &["--worker"], "");
+        let count = |message: &Value| {
+            let answer = post(&site.gateway.address, "/v1/messages/count_tokens", message);
+            let (status, text) = answer.expect("an answer");
+            (status, serde_json::from_str::<Value>(&text).expect("JSON"))
+        };
+        let chat_body = chat(12, 4, 8);
+        let usage = site.direct(0, &chat_body)["usage"]["prompt_tokens"].clone();
+        let message = json!({"model": "tiny", "messages": chat_body["messages"].clone()});
+        let (status, counted) = count(&message);
+        assert_eq!((status, &counted["input_tokens"]), (200, &usage), "{name}: {counted}");
+        let image =
+            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}});
+        let message = json!({"model": "tiny", "messages": [{"role": "user", "content": [image]}]});
+        assert_eq!(count(&message).0, 404, "{name}: an image's tokens are known to nobody before");
+    }
 }
 
 #[test]
@@ -524,4 +671,75 @@ fn requests_wait_in_the_gateway_and_not_at_the_engines() {
     });
     assert!((8..=9).contains(&most), "{most} requests at an engine of 8 places");
     assert_eq!(site.mocks[0].stats().requests, 40);
+}
+
+#[test]
+fn pages_of_named_origins_may_ask_from_a_browser_and_no_others() {
+    let vllm = || vec![mock(Dialect::Vllm, Role::Both, false)];
+    let site =
+        Site::start("cors", vllm(), &["--worker"], "[gateway]\ncors_origins = [\"https://chat.house\"]\n");
+    let closed = Site::start("no-cors", vllm(), &["--worker"], "");
+    let preflight = |site: &Site, origin: &str| {
+        let head = "OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+                    access-control-request-method: POST\r\n\
+                    access-control-request-headers: authorization,content-type,x-stainless-lang\r\n";
+        support::raw(&site.gateway.address, &format!("{head}origin: {origin}\r\n\r\n")).to_lowercase()
+    };
+    let allowed = preflight(&site, "https://chat.house");
+    assert!(allowed.starts_with("http/1.1 200"), "{allowed}");
+    assert!(allowed.contains("access-control-allow-origin: https://chat.house\r\n"), "{allowed}");
+    assert!(
+        allowed.contains("x-stainless-lang") && allowed.contains("access-control-allow-methods:"),
+        "{allowed}"
+    );
+    assert!(!preflight(&site, "https://evil.example").contains("access-control-allow-origin"));
+    assert!(preflight(&closed, "https://chat.house").starts_with("http/1.1 405"));
+    let body = chat(10, 1, 2).to_string();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\norigin: https://chat.house\r\n";
+    let answer = support::raw(
+        &site.gateway.address,
+        &format!("{head}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()),
+    );
+    assert!(answer.contains("access-control-allow-origin: https://chat.house"), "{answer}");
+}
+
+/// A request over HTTP/2 with prior knowledge, by the frames (RFC 9113, section 4): HEADERS without compression of
+/// `GET /livez`, and the answer's `:status 200` from the static table.
+#[test]
+fn http2_is_spoken_on_the_port_of_the_api() {
+    use std::io::{Read, Write};
+    let site = Site::start("h2c", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
+    let mut stream = std::net::TcpStream::connect(&site.gateway.address).expect("a connection");
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(5))).expect("a timeout");
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    sent.extend([0, 0, 0, 4, 0, 0, 0, 0, 0]);
+    // RFC 7541: `:method GET` is 2 of the static table, `:scheme http` 6, `:path` 4 and `:authority` 1 with literal values.
+    let mut headers = vec![0x82, 0x86, 0x04, 6];
+    headers.extend(b"/livez");
+    headers.extend([0x01, 1, b'x']);
+    sent.extend([0, 0, headers.len() as u8, 1, 0x5, 0, 0, 0, 1]);
+    sent.extend(&headers);
+    stream.write_all(&sent).expect("sent");
+    let mut got = Vec::new();
+    let mut piece = [0; 1024];
+    let is_answered = |got: &[u8]| {
+        let mut rest = got;
+        while let [a, b, c, kind, _, _, _, _, _, more @ ..] = rest {
+            let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+            if more.len() < length {
+                return false;
+            }
+            // 8 of the static table is `:status 200`.
+            if *kind == 1 && more[..length].contains(&0x88) {
+                return true;
+            }
+            rest = &more[length..];
+        }
+        false
+    };
+    while !is_answered(&got) {
+        let count = stream.read(&mut piece).expect("frames");
+        assert!(count > 0, "closed after {got:?}");
+        got.extend(&piece[..count]);
+    }
 }

@@ -100,7 +100,8 @@ fn two_gateways_see_each_others_requests() {
         .collect();
     wait_for("the sums to be the same", || requests(&a) == (3, 3) && requests(&b) == (3, 3));
     // Spread over both workers although neither gateway sent more than three.
-    let busiest = site.workers.iter().map(|worker| worker.metric("kvasir_engine_requests_running") as u64).max();
+    let busiest =
+        site.workers.iter().map(|worker| worker.metric("kvasir_engine_requests_running") as u64).max();
     assert!(busiest <= Some(4), "{busiest:?} of 6 on one of two workers");
     drop(streams);
     wait_for("nothing to be left", || requests(&a) == (0, 0) && requests(&b) == (0, 0));
@@ -159,7 +160,8 @@ fn a_gateway_that_starts_again_is_warm_before_it_is_ready() {
         let lines = all.lines().filter(|line| line.starts_with(name));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     };
-    let (compared, exact) = (sum("kvasir_gateway_audit_requests_total{"), sum("kvasir_gateway_audit_exact_total{"));
+    let (compared, exact) =
+        (sum("kvasir_gateway_audit_requests_total{"), sum("kvasir_gateway_audit_exact_total{"));
     assert!(compared >= 16.0, "{compared} compared");
     assert_eq!(exact, compared, "{all:?}");
     println!("audit: {exact} of {compared} requests exactly as predicted");

@@ -389,7 +389,7 @@ fn every_metric_is_documented_and_moves() {
     let served: std::collections::BTreeSet<String> = scrape()
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE "))
-        .filter_map(|line| Some(line.split(' ').next()?))
+        .filter_map(|line| line.split(' ').next())
         // The classic text form names a counter as its sample, the document as its family.
         .map(|name| name.strip_suffix("_total").unwrap_or(name).to_owned())
         .collect();
@@ -412,4 +412,87 @@ fn is_level(name: &str, value: f64) -> bool {
         .iter()
         .any(|level| name.ends_with(level))
         && value > 0.0
+}
+
+#[test]
+fn a_first_chat_runs_to_the_end_of_the_context_and_is_seen() {
+    let config = "[engine]\ncontext_tokens = 160\n[host_tier]\ncapacity = \"4 MiB\"\n";
+    let cluster = Cluster::start("first-chat", &["both"], config);
+    let body = json!({"model": support::MODEL, "messages": [{"role": "user", "content": "Hello"}], "seed": 1,
+        "ignore_eos": true});
+    let (status, answer) = post(&cluster.gateway.address, "/v1/chat/completions", &body).expect("an answer");
+    assert_eq!(status, 200, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).expect("JSON");
+    assert_eq!(answer["usage"]["total_tokens"], 160, "no limit is the context's: {}", answer["usage"]);
+    let gaps = cluster.gateway.metric("kvasir_gateway_inter_token_seconds_count");
+    assert!(gaps > 100.0, "gaps between tokens count in front of every engine: {gaps}");
+    let (_, status) = get(&cluster.gateway.address, "/kvasir/status").expect("the status");
+    let status: Value = serde_json::from_str(&status).expect("JSON");
+    wait_for("the host tier's size", || {
+        let (_, status) = get(&cluster.gateway.address, "/kvasir/status").expect("the status");
+        let status: Value = serde_json::from_str(&status).expect("JSON");
+        let pools = status["workers"][0]["pools"].as_array().cloned().unwrap_or_default();
+        pools
+            .iter()
+            .any(|pool| pool["tier"] == "host" && pool["blocks"].as_u64().is_some_and(|blocks| blocks > 0))
+    });
+    let (code, history) = get(&cluster.gateway.address, "/kvasir/history").expect("the history");
+    let history: Value = serde_json::from_str(&history).expect("JSON");
+    assert_eq!((code, &history["started_unix"]), (200, &status["started_unix"]));
+    assert!(history["samples"].as_array().is_some_and(|samples| !samples.is_empty()), "{history}");
+}
+
+/// What `promtool check metrics` wants, of every role; and promtool itself where it is.
+#[test]
+fn metrics_of_every_role_have_one_naming_scheme_types_and_help() {
+    let cluster = Cluster::start("scheme", &["both"], "[host_tier]\ncapacity = \"4 MiB\"\n");
+    cluster.complete(&request(&prompt(1, 40), 4));
+    let scratch = support::Scratch::new("scheme-store");
+    let path = scratch.config(
+        "store",
+        "[store]\nresp = []\npool = \"1 MiB\"\nslot = \"16 KiB\"\nlisten = \"127.0.0.1:0\"\n",
+    );
+    let store = support::Process::start(&["store", "--config", &path]);
+    store.wait_healthy();
+    for address in [&cluster.gateway.address, &cluster.workers[0].address, &store.address] {
+        let (status, text) = get(address, "/metrics").expect("metrics");
+        assert_eq!(status, 200);
+        let declared = |kind: &str| -> std::collections::BTreeMap<String, String> {
+            let lines = text.lines().filter_map(|line| line.strip_prefix(kind)?.split_once(' '));
+            lines.map(|(name, rest)| (name.to_owned(), rest.to_owned())).collect()
+        };
+        let (types, helps) = (declared("# TYPE "), declared("# HELP "));
+        assert_eq!(types.keys().collect::<Vec<_>>(), helps.keys().collect::<Vec<_>>(), "each has both");
+        assert!(
+            types.keys().all(|name| name.starts_with("kvasir_") || name.starts_with("process_")),
+            "{types:?}"
+        );
+        assert!(types.contains_key("kvasir_build_info") && types.contains_key("process_open_fds"));
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let name = line.split(['{', ' ']).next().expect("a name");
+            let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| {
+                name.strip_suffix(end)
+                    .filter(|family| types.get(*family).is_some_and(|kind| kind == "histogram"))
+            });
+            let kind = types.get(family.unwrap_or(name)).unwrap_or_else(|| panic!("{name} has no type"));
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
+        }
+        let mut promtool = match Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+        {
+            Ok(promtool) => promtool,
+            Err(_) => {
+                eprintln!("SKIPPED promtool check metrics: there is no promtool here");
+                continue;
+            }
+        };
+        std::io::Write::write_all(&mut promtool.stdin.take().expect("piped"), text.as_bytes()).expect("sent");
+        let out = promtool.wait_with_output().expect("its end");
+        let said = [out.stdout, out.stderr].concat();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&said));
+    }
 }

@@ -173,6 +173,26 @@ fn a_worker_that_dies_is_started_again() {
 }
 
 #[test]
+fn tokens_are_counted_on_the_quick_start() {
+    let serve = Serve::start("count", "[serve]\nprefill_workers = 0\n");
+    let message = json!({
+        "model": "kvasir-tiny", "system": "Be brief.", "messages": [{"role": "user", "content": "Where is Köln?"}],
+    });
+    let (status, text) = post(&serve.address, "/v1/messages/count_tokens", &message).expect("an answer");
+    let counted: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(status, 200, "{counted}");
+    let chat = json!({"max_tokens": 1, "messages": [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is Köln?"}]});
+    let (status, text) = post(&serve.address, "/v1/chat/completions", &chat).expect("an answer");
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((status, &answer["usage"]["prompt_tokens"]), (200, &counted["input_tokens"]), "{answer}");
+    let mut other = message;
+    other["model"] = "another".into();
+    let (status, _) = post(&serve.address, "/v1/messages/count_tokens", &other).expect("an answer");
+    assert_eq!(status, 404, "a model that is not served has no tokens");
+}
+
+#[test]
 fn an_occupied_port_is_a_clear_error() {
     let occupied = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = occupied.local_addr().expect("bound").to_string();

@@ -86,7 +86,9 @@ fn comes_back_from_afar(name: &str, tier: &str, tokens: usize) -> f64 {
     let config = format!("[engine]\nblocks = 300\n[host_tier]\ncapacity = \"16 MiB\"\n{tier}");
     let mut cluster = Cluster::start(&format!("far-{name}"), &["both"], &config);
     let expected: Vec<Value> = (0..3).map(|seed| answer_to(&cluster, seed, tokens).0).collect();
-    wait_for("blocks to be sent", || cluster.workers[0].metric("kvasir_host_far_written_blocks_total") >= 60.0);
+    wait_for("blocks to be sent", || {
+        cluster.workers[0].metric("kvasir_host_far_written_blocks_total") >= 60.0
+    });
     cluster.workers[0].kill();
     cluster.workers[0].restart();
     cluster.workers[0].wait_healthy();

@@ -20,8 +20,8 @@ pub use changes::{Change, changes};
 pub use load::{ConfigError, Problem, load, parse};
 pub use reference::{example, explain, json_schema, markdown};
 pub use settings::{
-    AccessSettings, DiskTierSettings, EbpfSettings, EngineSettings, FaultSettings, GatewaySettings,
-    HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, DrainSettings,
-    Settings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
+    AccessSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings, FaultSettings,
+    GatewaySettings, HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings,
+    ServeSettings, Settings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 pub use value::{Bytes, Kind, Range, Setting};

@@ -6,9 +6,9 @@ use serde_json::{Map, Value, json};
 
 use crate::load::{Key, Section};
 use crate::settings::{
-    AccessSettings, DiskTierSettings, EbpfSettings, EngineSettings, FaultSettings, GatewaySettings,
-    HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, DrainSettings,
-    StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
+    AccessSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings, FaultSettings,
+    GatewaySettings, HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings,
+    ServeSettings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -46,7 +46,7 @@ fn describe<S: Section>() -> Described {
     Described { path: S::PATH, doc: S::doc(), keys: S::keys().into_iter().map(plain).collect() }
 }
 
-fn sections() -> [Described; 17] {
+fn sections() -> [Described; 18] {
     [
         describe::<ServeSettings>(),
         describe::<DrainSettings>(),

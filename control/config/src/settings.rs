@@ -131,7 +131,8 @@ section! {
         /// Largest of them that stands in the request itself, in the letters of its base64.
         media_data_max: Bytes = Bytes(16 << 20), in Bytes(0) => Bytes(1 << 30);
         /// Who is told where a request went and why (header `x-kvasir-route`) and which workers failed it: `admin` is those with
-        /// an administrator's key, which on a gateway without keys and tokens is everybody.
+        /// an administrator's key, which on a gateway without keys and tokens is everybody, unless
+        /// clients must show certificates.
         explain: String = "admin".to_owned(), one_of &["admin", "all", "none"];
         /// Memory for requests in all: bodies, what is parsed of them, tokens. A request waits for room before its body is
         /// read, for at most `access.wait_max`, and is answered with 503 when there is none; one whose body could never fit (a
@@ -142,7 +143,7 @@ section! {
         /// A client that takes no byte of what is there for it for so long has gone or has stopped reading: its connection
         /// is closed, and its place and its engine are free for others.
         write_timeout: Duration = Duration::from_secs(60), in Duration::from_millis(100) => Duration::from_secs(3600);
-        /// Requests inside at a time; more are answered with 503.
+        /// Requests inside at a time; more wait (`access.waiting_max`).
         requests_max: u64 = 4096, in 1 => 1_000_000;
         /// Let in only as many requests as the engines can run, by what they report, and a few more; the others wait in the
         /// gateway, where priorities and fairness among tenants count, and not in the engines' own queues.

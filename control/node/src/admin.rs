@@ -55,6 +55,7 @@ pub(crate) async fn start(
     gateway: &Arc<Gateway>,
     tls: Option<&Arc<ServerTls>>,
     stop: &http::Stop,
+    write_timeout: Duration,
 ) -> Result<JoinHandle<()>> {
     let (routes, stop) = (admin_router(Arc::clone(gateway)), stop.clone());
     match place {
@@ -66,9 +67,14 @@ pub(crate) async fn start(
         Place::Tcp(address) => {
             let listener = http::bind(*address).await?;
             Ok(match tls.filter(|_| !address.ip().is_loopback()) {
-                None => tokio::spawn(http::serve(PlainListener::new(listener), routes, stop)),
+                None => {
+                    let listener = PlainListener::new(listener).with_write_timeout(write_timeout);
+                    tokio::spawn(http::serve(listener, routes, stop))
+                }
                 Some(tls) => {
-                    tokio::spawn(http::serve(TlsListener::new(listener, Arc::clone(tls)), routes, stop))
+                    let listener =
+                        TlsListener::new(listener, Arc::clone(tls)).with_write_timeout(write_timeout);
+                    tokio::spawn(http::serve(listener, routes, stop))
                 }
             })
         }

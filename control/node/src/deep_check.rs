@@ -23,6 +23,11 @@ pub(crate) fn problems(settings: &Settings) -> Vec<String> {
         ("tls.upstream_ca_file", &tls.upstream_ca_file),
         ("tls.upstream_certificate_file", &tls.upstream_certificate_file),
         ("tls.upstream_key_file", &tls.upstream_key_file),
+        ("gateway.engine_key_file", &settings.gateway.engine_key_file),
+        ("worker.api_key_file", &settings.worker.api_key_file),
+        ("worker.certificate_file", &settings.worker.certificate_file),
+        ("worker.private_key_file", &settings.worker.private_key_file),
+        ("worker.client_ca_file", &settings.worker.client_ca_file),
         ("store.resp_password_file", &settings.store.resp_password_file),
     ];
     for (key, path) in readable.into_iter().filter(|(_, path)| !path.is_empty()) {

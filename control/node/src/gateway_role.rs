@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use axum::Router;
@@ -138,9 +139,13 @@ pub(crate) fn run(
         }
         let (routes, administration): (fn(Arc<Gateway>) -> Router, _) = match &admin {
             None => (router, None),
-            Some(place) => {
-                (api_router, Some(admin::start(place, &gateway, server_tls.as_ref(), &stop).await?))
-            }
+            Some(place) => (
+                api_router,
+                Some(
+                    admin::start(place, &gateway, server_tls.as_ref(), &stop, settings.gateway.write_timeout)
+                        .await?,
+                ),
+            ),
         };
         let (busy_poll, write_timeout) = (settings.gateway.busy_poll, settings.gateway.write_timeout);
         let start = |listener| {

@@ -4,16 +4,19 @@
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use axum::Router;
+use axum::body::HttpBody;
 use axum::extract::ConnectInfo;
 use axum::serve::Listener;
 use bytes::{Bytes, BytesMut};
-use http::Request;
-use hyper::body::Incoming;
+use http::header::HOST;
+use http::{HeaderValue, Request};
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -42,10 +45,10 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Room for the first read: most heads fit.
 const FIRST_BYTES: usize = 4096;
 /// Requests of one HTTP/2 connection at a time.
-const STREAMS_MAX: u32 = 256;
-/// Bytes that a client may send ahead, for each request and in all.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+const STREAMS_MAX: u32 = 128;
+/// Bytes that a client may send ahead, for each request and in all: no memory of requests is charged for them yet.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 /// An HTTP/2 connection that says nothing for so long is asked whether it is there, and has as long to answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// How long an answer over HTTP/2 waits for its client to read on, where no setting says so.
@@ -157,8 +160,81 @@ pub(crate) async fn deadline(mut stop: Stop) {
 struct Known {
     router: TowerToHyperService<Router>,
     peer: PeerAddr,
-    /// Over HTTP/2: how long an answer waits for its client to read on.
-    unread_max: Option<Duration>,
+    /// Over HTTP/2.
+    http2: Option<Http2Calls>,
+}
+
+/// The calls of one HTTP/2 connection.
+#[derive(Clone)]
+struct Http2Calls {
+    /// How long an answer waits for its client to read on.
+    unread_max: Duration,
+    activity: Arc<Activity>,
+}
+
+/// What one HTTP/2 connection does. Calls that are over may leave a frame for a client that does not read, so a connection
+/// without calls must not stay for ever.
+#[derive(Default)]
+struct Activity {
+    begun: AtomicU64,
+    in_flight: AtomicUsize,
+}
+
+impl Activity {
+    /// Ends when no call has begun or was under way for [`HEAD_WITHIN`].
+    async fn is_over(&self) {
+        let (mut since, mut seen) = (Instant::now(), 0);
+        while since.elapsed() < HEAD_WITHIN {
+            tokio::time::sleep(HEAD_WITHIN / 8).await;
+            let begun = self.begun.load(Ordering::Relaxed);
+            if begun != seen || self.in_flight.load(Ordering::Relaxed) > 0 {
+                (since, seen) = (Instant::now(), begun);
+            }
+        }
+    }
+}
+
+/// A call that is under way, until its answer is handed out or dropped.
+struct InFlight(Arc<Activity>);
+
+impl InFlight {
+    fn new(activity: &Arc<Activity>) -> Self {
+        activity.begun.fetch_add(1, Ordering::Relaxed);
+        activity.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(activity))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of a call that is under way.
+struct Counted {
+    body: Unread,
+    _in_flight: InFlight,
+}
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 impl Service<Request<Incoming>> for Known {
@@ -168,16 +244,22 @@ impl Service<Request<Incoming>> for Known {
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(ConnectInfo(self.peer.clone()));
-        let (answered, unread_max) = (self.router.call(request), self.unread_max);
+        // HTTP/2 names the host in a field of its own, and HTTP/1 may in the request line; what looks at `Host` looks at that.
+        let authority = request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
+        if let Some(authority) = authority {
+            request.headers_mut().insert(HOST, authority);
+        }
+        let Some(calls) = &self.http2 else { return Box::pin(self.router.call(request)) };
+        let (in_flight, limit) = (InFlight::new(&calls.activity), calls.unread_max);
+        let answered = self.router.call(request);
         Box::pin(async move {
             let answer = answered.await?;
-            match unread_max {
-                // A stream's window may be closed while the socket takes bytes.
-                Some(limit) if !hyper::body::Body::is_end_stream(answer.body()) => {
-                    Ok(answer.map(|body| axum::body::Body::new(Unread::new(body, limit))))
-                }
-                _ => Ok(answer),
+            if HttpBody::is_end_stream(answer.body()) {
+                return Ok(answer);
             }
+            // A stream's window may be closed while the socket takes bytes.
+            let counted = |body| Counted { body: Unread::new(body, limit), _in_flight: in_flight };
+            Ok(answer.map(|body| axum::body::Body::new(counted(body))))
         })
     }
 }
@@ -288,7 +370,7 @@ where
             accepted = accepted => accepted,
             () = &mut told => break,
         };
-        let known = Known { router: TowerToHyperService::new(router.clone()), peer, unread_max: None };
+        let known = Known { router: TowerToHyperService::new(router.clone()), peer, http2: None };
         let (http1, http2, watcher) = (http1.clone(), http2.clone(), graceful.watcher());
         let mut leaving = is_told.clone();
         tokio::spawn(async move {
@@ -301,8 +383,13 @@ where
             let Ok(Ok((stream, is_http2))) = begun else { return };
             let stream = TokioIo::new(stream);
             if is_http2 {
-                let known = Known { unread_max: Some(unread_max), ..known };
-                let _broken = watcher.watch(http2.serve_connection(stream, known)).await;
+                let activity = Arc::new(Activity::default());
+                let calls = Http2Calls { unread_max, activity: Arc::clone(&activity) };
+                let known = Known { http2: Some(calls), ..known };
+                tokio::select! {
+                    _broken = watcher.watch(http2.serve_connection(stream, known)) => {}
+                    () = activity.is_over() => {}
+                }
             } else {
                 let _broken = watcher.watch(http1.serve_connection(stream, known)).await;
             }
@@ -339,7 +426,8 @@ mod tests {
                     }
                     drop(client);
                 };
-                let (_, (mut begun, found)) = tokio::join!(send, async { begin(server).await.expect("begun") });
+                let (_, (mut begun, found)) =
+                    tokio::join!(send, async { begin(server).await.expect("begun") });
                 let mut all = Vec::new();
                 begun.read_to_end(&mut all).await.expect("the rest");
                 assert_eq!((found, &all[..]), (is_http2, sent), "{step}");

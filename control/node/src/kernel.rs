@@ -78,7 +78,11 @@ impl KernelPrograms {
                 ("redirected_bytes", "Bytes of those messages", counters.redirected_bytes),
                 ("redirect_refused_messages", "Messages that could not be redirected", counters.refused),
                 ("redirect_sockets_added", "Sockets taken into the map", counters.sockets_added),
-                ("redirect_sockets_not_added", "Sockets that the map had no room for", counters.sockets_not_added),
+                (
+                    "redirect_sockets_not_added",
+                    "Sockets that the map had no room for",
+                    counters.sockets_not_added,
+                ),
             ];
             series.iter().for_each(|(name, help, value)| plain(out, name, help, *value));
         }
@@ -86,10 +90,26 @@ impl KernelPrograms {
         if let Some(counters) = admission.and_then(|admission| admission.counters().ok()) {
             let series = [
                 ("admission_connections", "Connections let in", counters.passed_connection),
-                ("admission_dropped_prefix", "Connection requests dropped by address", counters.dropped_prefix),
-                ("admission_dropped_overload", "Connection requests dropped in overload", counters.dropped_overload),
-                ("admission_dropped_source_rate", "Connection requests dropped by their source's rate", counters.dropped_source_rate),
-                ("admission_dropped_total_rate", "Connection requests dropped by the rate of all", counters.dropped_total_rate),
+                (
+                    "admission_dropped_prefix",
+                    "Connection requests dropped by address",
+                    counters.dropped_prefix,
+                ),
+                (
+                    "admission_dropped_overload",
+                    "Connection requests dropped in overload",
+                    counters.dropped_overload,
+                ),
+                (
+                    "admission_dropped_source_rate",
+                    "Connection requests dropped by their source's rate",
+                    counters.dropped_source_rate,
+                ),
+                (
+                    "admission_dropped_total_rate",
+                    "Connection requests dropped by the rate of all",
+                    counters.dropped_total_rate,
+                ),
             ];
             series.iter().for_each(|(name, help, value)| plain(out, name, help, *value));
         }

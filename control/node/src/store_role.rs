@@ -75,9 +75,10 @@ async fn keep(settings: &Settings) -> Result<()> {
     println!("Metrics on http://{}/metrics", listener.local_addr()?);
     let running = Arc::new(running);
     let (shown, asked) = (Arc::clone(&running), Arc::clone(&running));
-    let router = Router::new()
-        .route("/health", get(move || std::future::ready(health(&asked))))
-        .route("/metrics", get(move || std::future::ready(([(CONTENT_TYPE, exposition::CLASSIC)], metrics(&shown)))));
+    let router = Router::new().route("/health", get(move || std::future::ready(health(&asked)))).route(
+        "/metrics",
+        get(move || std::future::ready(([(CONTENT_TYPE, exposition::CLASSIC)], metrics(&shown)))),
+    );
     http::serve(PlainListener::new(listener), router, stop).await;
     if let Some(serving) = serving {
         serving.await?;

@@ -176,5 +176,10 @@ pub(crate) fn store_metrics(out: &mut String, store: &Store) {
     let [host, disk] = store.blocks();
     exposition::metric(out, "kvasir_host_blocks", "Blocks in host memory (level)", host);
     exposition::metric(out, "kvasir_disk_blocks", "Blocks on the disk (level)", disk);
-    exposition::metric(out, "kvasir_host_leased_slots", "Host slots under way (level)", store.leased_slots() as u64);
+    exposition::metric(
+        out,
+        "kvasir_host_leased_slots",
+        "Host slots under way (level)",
+        store.leased_slots() as u64,
+    );
 }

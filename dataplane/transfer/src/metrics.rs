@@ -59,7 +59,11 @@ impl TransferCounters {
                 "Transfers that were expected in a device's memory through staging slots",
                 read(&self.received_staged),
             ),
-            ("quarantined_slots", "Slots that a peer may still write to (level)", read(&self.quarantined_slots)),
+            (
+                "quarantined_slots",
+                "Slots that a peer may still write to (level)",
+                read(&self.quarantined_slots),
+            ),
             ("open", "Transfers under way (level)", read(&self.transfers_open)),
         ]
     }

@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_reservation_beyond_its_bounds_is_no_message() {
-        let slots = vec![SlotName { slot: 4, generation: 5 }; 7];
+        let slots = [SlotName { slot: 4, generation: 5 }; 7];
         for (blocks, offset, count, is_message) in [
             (BLOCKS_MAX, BLOCKS_MAX - 7, 7, true),
             (BLOCKS_MAX + 1, 0, 7, false),

@@ -106,7 +106,10 @@ impl VerbsCounters {
             ("queue_pairs_open", "Queue pairs that exist (level)"),
             ("registered_bytes", "Bytes registered with the device (level)"),
             ("dma_buf_bytes", "Of these, bytes of a GPU's memory, reached through a dma-buf (level)"),
-            ("peer_memory_bytes", "Of these, bytes of a GPU's memory, reached through nvidia-peermem (level)"),
+            (
+                "peer_memory_bytes",
+                "Of these, bytes of a GPU's memory, reached through nvidia-peermem (level)",
+            ),
             ("outstanding", "Send work requests posted and not yet known to be done (level)"),
         ];
         std::array::from_fn(|index| (names[index].0, names[index].1, self.0[index].load(Ordering::Relaxed)))

@@ -58,6 +58,6 @@ pub use limits::{
     TableFull, admit, retry_after_seconds,
 };
 pub use media::MediaPolicy;
-pub use random::{new_secret, random_id, random_number};
+pub use random::{new_secret, random_number};
 pub use salt::{Salt, Salter};
 pub use screen::{Objection, Screen, TEMPLATE_FIELDS};

@@ -21,17 +21,6 @@ pub fn random_number() -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// 128 random bits, which nobody can guess or repeat.
-///
-/// # Errors
-///
-/// [`Error::Random`] when there are no random bytes.
-pub fn random_id() -> Result<u128, Error> {
-    let mut bytes = [0; 16];
-    rand::fill(&mut bytes).map_err(|_| Error::Random)?;
-    Ok(u128::from_ne_bytes(bytes))
-}
-
 /// A fresh secret of 256 bits, in hexadecimal digits.
 ///
 /// # Errors

@@ -105,7 +105,7 @@ impl Screen {
 }
 
 fn has_objects(raw: &str) -> bool {
-    raw.strip_prefix('[').is_some_and(|inner| inner.trim_start().starts_with('{'))
+    raw.starts_with(['[', '{']) && raw.contains('{')
 }
 
 /// One body on its way through the screen.

@@ -15,6 +15,7 @@ use router_tls::ClientTls;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::dialect::TokenCount;
 use crate::handoff::DataPlaneAddress;
 use crate::openai::{ApiError, Finish};
 use crate::upstream::{Call, ReplyBody, Upstream};
@@ -243,6 +244,25 @@ impl EngineClient {
         self.get("/health").await.is_ok()
     }
 
+    /// Asks how many tokens a prompt has. What the engine refuses comes back as [`EngineError::Refused`], with its status:
+    /// 404 when it has no such path.
+    pub async fn count_tokens(&self, how: TokenCount, body: Bytes) -> Result<usize, EngineError> {
+        let path = how.path();
+        let response = self.send(Method::POST, path, body).await?;
+        let status = response.status();
+        let body = self.whole_body(response).await?;
+        if status != StatusCode::OK {
+            return Err(EngineError::Refused(refusal(status, &body)));
+        }
+        let counted: Counted =
+            serde_json::from_slice(&body).map_err(|error| self.protocol(format!("POST {path}: {error}")))?;
+        let count = match how {
+            TokenCount::Tokenize => counted.count,
+            TokenCount::Messages => counted.input_tokens,
+        };
+        count.ok_or_else(|| self.protocol(format!("POST {path} answered without a count")))
+    }
+
     /// Starts a completion of `prompt`; `fields` is the rest of the request body, `headers` go with it. The prompt is written behind
     /// the fields, since a tree of thousands of JSON numbers would cost more than all the rest.
     pub async fn complete(
@@ -271,6 +291,13 @@ impl EngineClient {
             ended: false,
         })
     }
+}
+
+/// The number in an answer about a prompt's tokens. The tokens themselves are skipped by the parser.
+#[derive(Deserialize)]
+struct Counted {
+    count: Option<usize>,
+    input_tokens: Option<usize>,
 }
 
 /// The engine's own error, in our shape.

@@ -84,9 +84,9 @@ pub fn process(out: &mut String, version: &str) {
     let descriptors = std::fs::read_dir("/proc/self/fd").ok().map(|entries| entries.count() as f64);
     put("process_open_fds", "gauge", "Open file descriptors", descriptors);
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let most = limits.lines().find_map(|line| {
-        line.strip_prefix("Max open files")?.split_whitespace().next()?.parse::<f64>().ok()
-    });
+    let most = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next()?.parse::<f64>().ok());
     put("process_max_fds", "gauge", "Most file descriptors", most);
 }
 
@@ -138,7 +138,9 @@ mod tests {
             kvasir_node_latency_seconds 0.0015\n";
         assert_eq!(out, expected);
         let classic = classic(&format!("{out}# EOF\n"));
-        assert!(classic.starts_with("# HELP kvasir_host_hits_total Blocks found.\n# TYPE kvasir_host_hits_total counter\n"));
+        assert!(classic.starts_with(
+            "# HELP kvasir_host_hits_total Blocks found.\n# TYPE kvasir_host_hits_total counter\n"
+        ));
         assert!(!classic.contains("# EOF") && classic.contains("# TYPE kvasir_rail_open gauge\n"));
     }
 
@@ -157,6 +159,9 @@ mod tests {
             assert!(out.lines().any(|line| line.starts_with(name)), "{name}: {out}");
         }
         let resident = out.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
-        assert!(resident.and_then(|bytes| bytes.parse::<f64>().ok()).is_some_and(|bytes| bytes > 1e6), "{out}");
+        assert!(
+            resident.and_then(|bytes| bytes.parse::<f64>().ok()).is_some_and(|bytes| bytes > 1e6),
+            "{out}"
+        );
     }
 }

@@ -30,6 +30,8 @@ const LISTENERS_MAX: usize = 64;
 const QUEUED_MESSAGES_MAX: usize = 4096;
 /// Bytes that wait for one worker.
 const QUEUED_BYTES_MAX: usize = 4 << 20;
+/// Open connections of one topic that are told apart.
+const EARLIER_MAX: usize = 8;
 /// Topics of one listener whose connections are remembered.
 const TOPICS_MAX: usize = 8192;
 /// Longest topic that is attributed.
@@ -253,6 +255,11 @@ impl Speakers {
         let before = self.earlier.len();
         self.earlier.retain(|earlier| *earlier != connection);
         self.contested |= self.earlier.len() < before;
+        if self.earlier.len() >= EARLIER_MAX {
+            // Nobody connects again so often without closing what was before.
+            self.contested = true;
+            return;
+        }
         self.earlier.push(self.current);
         self.current = connection;
     }

@@ -1,8 +1,8 @@
 //! Reads a request's body: no byte before there is memory for all of it, and nothing parsed before it is known to be small
 //! enough as a tree.
 //!
-//! A body of known length is charged as a whole. One of unknown length is taken for a small one until it is not; then it
-//! is charged as the largest. What is charged too much is given back when the body is there. A body must arrive in time,
+//! A body is taken for a small one until more has come. Then one of known length is charged as a whole, and one of unknown
+//! length for a few times the bytes that have come, again and again. What is charged too much is given back when the body is there. A body must arrive in time,
 //! and a large one evenly: one that lags behind gives its memory to others.
 
 use std::future::poll_fn;
@@ -32,6 +32,9 @@ const NODES_MAX: usize = 128 << 10;
 const IDS_MAX: usize = 1 << 20;
 /// As deep as the parsers here and in engines go.
 const DEPTH_MAX: usize = 128;
+
+/// A body of unknown length that outgrows its memory is charged for so many times the bytes that have come.
+const GROWTH: usize = 4;
 
 /// Bytes after which others have their turn on this thread.
 const TURN_BYTES: usize = 256 << 10;
@@ -70,7 +73,7 @@ pub(crate) async fn read(
     if told.is_some_and(|told| told > limit) {
         return Err(too_large(limit));
     }
-    let held = gateway.in_line(gateway.memory.hold(told.unwrap_or(SMALL_BODY_BYTES.min(limit)))).await?;
+    let held = gateway.in_line(gateway.memory.hold(first_bytes(told, limit))).await?;
     let mut incoming = Incoming { body, told, began: Instant::now(), got: 0, since_turn: 0 };
     let (bytes, held) = collect(gateway, &mut incoming, limit, held).await?;
     // The tokens are not known yet; they may be as many as the bytes.
@@ -95,6 +98,11 @@ fn is_plain(encoding: &HeaderValue) -> bool {
     parts.all(|part| part.is_empty() || part.eq_ignore_ascii_case(b"identity"))
 }
 
+/// Bytes that a body is charged for before any has come: lengths that are only announced take no more than small ones do.
+fn first_bytes(told: Option<usize>, limit: usize) -> usize {
+    told.unwrap_or(SMALL_BODY_BYTES).min(SMALL_BODY_BYTES).min(limit)
+}
+
 fn too_large(limit: usize) -> ApiError {
     let message = format!("The body is larger than {limit} bytes.");
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message, "body_too_large")
@@ -106,11 +114,11 @@ async fn collect(
     limit: usize,
     mut held: MemoryCharge,
 ) -> Result<(Bytes, MemoryCharge), ApiError> {
-    let mut room = incoming.told.unwrap_or(SMALL_BODY_BYTES.min(limit));
+    let mut room = first_bytes(incoming.told, limit);
     let mut bytes = Vec::<u8>::new();
     while let Some(piece) = incoming.next().await? {
         // Most bodies come in one piece.
-        if incoming.told == Some(piece.len()) {
+        if incoming.told == Some(piece.len()) && piece.len() <= room {
             return Ok((piece, held));
         }
         if incoming.got > limit {
@@ -120,9 +128,10 @@ async fn collect(
             // It is given back first: no request waits for memory while it holds some.
             drop(held);
             let since = Instant::now();
-            held = gateway.in_line(gateway.memory.hold(limit)).await?;
+            // A length that was told counts once its bytes come; an unknown one grows with them.
+            room = incoming.told.unwrap_or((incoming.got * GROWTH).min(limit));
+            held = gateway.in_line(gateway.memory.hold(room)).await?;
             incoming.began += since.elapsed();
-            room = limit;
         }
         if bytes.is_empty() || bytes.capacity() < incoming.got {
             // Pages that are never written to take no memory.

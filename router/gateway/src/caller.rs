@@ -2,7 +2,7 @@
 //! judged in `access`.
 
 use axum::extract::{ConnectInfo, Request};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderName, header};
 use router_engines::dialect::host_of;
 use router_tls::{ClientIdentity, PeerAddr};
 
@@ -49,11 +49,20 @@ impl<'a> Caller<'a> {
     pub(crate) fn is_local(&self) -> bool {
         let is_loopback = self.peer.is_some_and(|peer| peer.addr.ip().to_canonical().is_loopback());
         let is_forwarded = FORWARDED.iter().any(|name| self.headers.contains_key(*name));
-        let is_by_address = match self.headers.get(header::HOST).map(|host| host.to_str()) {
-            None => true,
-            Some(host) => host.is_ok_and(is_address),
-        };
-        is_loopback && !is_forwarded && is_by_address
+        is_loopback && !is_forwarded && self.is_same_site()
+    }
+
+    /// Whether the request is no page's of another site: it names an address, as a page whose host name was made to point
+    /// here cannot (DNS rebinding), and a browser that says where it comes from names no other site.
+    pub(crate) fn is_same_site(&self) -> bool {
+        let told = |name: HeaderName| self.headers.get(name).map(|value| value.to_str());
+        let is_by_address = told(header::HOST).is_none_or(|host| host.is_ok_and(is_address));
+        let is_from_here = told(header::ORIGIN).is_none_or(|origin| {
+            origin.is_ok_and(|origin| origin.split_once("://").is_some_and(|(_, host)| is_address(host)))
+        });
+        let site = told(HeaderName::from_static("sec-fetch-site"));
+        let is_own = site.is_none_or(|site| matches!(site, Ok("same-origin" | "none")));
+        is_by_address && is_from_here && is_own
     }
 }
 
@@ -87,6 +96,10 @@ mod tests {
             is_local("127.0.0.1:5", &[]) && is_local("[::1]:5", &[]) && is_local("[::ffff:127.0.0.1]:5", &[])
         );
         assert!(!is_local("10.0.0.1:5", &[("host", "127.0.0.1:8000")]));
+        let page = |name, value| is_local("127.0.0.1:5", &[("host", "127.0.0.1:8000"), (name, value)]);
+        assert!(page("origin", "http://127.0.0.1:8000") && page("sec-fetch-site", "same-origin"));
+        assert!(!page("origin", "https://evil.example") && !page("origin", "null"));
+        assert!(!page("sec-fetch-site", "cross-site"));
         for host in ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", ""] {
             assert!(!is_local("127.0.0.1:5", &[("host", host)]), "{host}");
         }

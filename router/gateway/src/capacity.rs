@@ -5,7 +5,8 @@
 //! worker's limit is the number of places that its engine tells. For an engine that tells none it follows what the engine
 //! reports, as TCP follows a path: a queue in two reports in a row lowers the limit by a quarter, but not below what runs; no
 //! queue while at least half of the limit is used raises it. A small queue is left to each engine, so that none idles while
-//! a request is on its way. Nothing limits an engine that reports nothing.
+//! a request is on its way. Nothing limits an engine that reports nothing. The use of its KV pool is not looked at: an engine
+//! whose pool is full preempts, which shows as waiting.
 //!
 //! The limit of a worker is written by the task that asks for its reports and read by [`keep`]; relaxed, since each number
 //! stands for itself.
@@ -217,7 +218,7 @@ mod tests {
                 // The batch never ends: a request that is done is followed by the next one.
                 self.ask(false);
             }
-            if follows_engines && self.tick % REPORT_EVERY == 0 {
+            if follows_engines && self.tick.is_multiple_of(REPORT_EVERY) {
                 let limits = self.engines.iter().map(|engine| {
                     engine.capacity.report(&engine.load(), None, engine.inside() as u32);
                     engine.capacity.share(0)

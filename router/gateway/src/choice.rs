@@ -308,7 +308,7 @@ impl Runner {
     async fn follow(
         &mut self,
         start: impl Future<Output = Result<router_engines::client::CompletionStream, EngineError>>,
-        prefill: impl Future<Output = Result<usize, EngineError>>,
+        prefill: impl Future<Output = Result<Option<usize>, EngineError>>,
         booking: &mut Booking,
         route: &Route,
         mut moving: Option<Instant>,
@@ -354,8 +354,8 @@ impl Runner {
                 result = &mut prefill, if !prefill_over => match result {
                     Ok(cached) => {
                         prefill_over = true;
-                        prefilled(route);
-                        self.cached_tokens = self.cached_tokens.max(cached);
+                        prefilled(route, booking, cached);
+                        self.cached_tokens = self.cached_tokens.max(cached.unwrap_or(0));
                     }
                     Err(error) => return Ended::Failed { error, blames_prefill: true },
                 },
@@ -386,8 +386,8 @@ impl Runner {
                     prefill_over = true;
                     match result {
                         Ok(cached) => {
-                            prefilled(route);
-                            self.cached_tokens = self.cached_tokens.max(cached);
+                            prefilled(route, booking, cached);
+                            self.cached_tokens = self.cached_tokens.max(cached.unwrap_or(0));
                         }
                         Err(error) if is_first => return Ended::Failed { error, blames_prefill: true },
                         // The decode worker has what it needs or computes the rest.
@@ -509,23 +509,23 @@ impl Runner {
     }
 }
 
-/// The prefill leg: its stream has no text, only an end. Returns the tokens that it found in its caches.
+/// The prefill leg: its stream has no text, only an end. Returns the tokens that it found in its caches, if it told them.
 async fn prefill_leg(
     client: router_engines::client::EngineClient,
     (mut span, headers): (Option<LegSpan>, HeaderMap),
     id: &str,
     fields: Map<String, Value>,
     prompt: &[u32],
-) -> Result<usize, EngineError> {
+) -> Result<Option<usize>, EngineError> {
     let asked = async {
         let mut stream = client.complete(id, headers, &fields, prompt).await?;
-        let mut cached = 0;
+        let mut cached = None;
         while let Some(piece) = stream.next().await? {
-            cached = piece.cached_tokens.unwrap_or(cached);
+            cached = piece.cached_tokens.or(cached);
         }
         Ok(cached)
     };
-    let ended: Result<usize, EngineError> = asked.await;
+    let ended: Result<Option<usize>, EngineError> = asked.await;
     if let Some(span) = &mut span {
         match &ended {
             Ok(_) => span.succeeded(),
@@ -536,9 +536,12 @@ async fn prefill_leg(
 }
 
 /// A prefill worker has done its part.
-fn prefilled(route: &Route) {
+fn prefilled(route: &Route, booking: &mut Booking, cached: Option<usize>) {
     if let Some(prefill) = &route.prefill {
         prefill.worker.breaker.succeeded();
+    }
+    if let Some(cached) = cached {
+        booking.prefill_cached_tokens(cached);
     }
 }
 

@@ -80,7 +80,6 @@ pub struct GatewayConfig {
     pub body_bytes_max: usize,
     /// Origins whose pages may ask from a browser (CORS); `*` is every one.
     pub cors_origins: Vec<String>,
-    /// Requests inside at a time; more wait.
     /// Bytes that requests may take in all: bodies, what is parsed of them, tokens.
     pub request_memory_max: usize,
     /// Threads that work on large bodies.
@@ -88,7 +87,7 @@ pub struct GatewayConfig {
     /// A client that takes nothing of its answer for so long is given up, where its connection has flow control of its
     /// own (gRPC).
     pub write_timeout: Duration,
-    /// Requests inside at a time; more are refused.
+    /// Requests inside at a time; more wait.
     pub requests_max: usize,
     /// As many requests are let in as the engines can take, if that is less.
     pub follows_engines: bool,

@@ -30,7 +30,7 @@ use crate::report::report;
 use crate::routed::{Routed, keep};
 use crate::warm::{self, Known};
 use crate::watch::watch;
-use crate::worker::{Live, Picked, Reported, Worker, identity};
+use crate::worker::{Live, Picked, Reported, Worker, able_to_decode, identity};
 
 /// Blocks of an engine that does not say how many it has.
 const BLOCKS_ASSUMED: usize = 16_384;
@@ -129,8 +129,9 @@ impl Fleet {
     /// Whether some worker can decode, and it is clear which model the gateway serves.
     #[must_use]
     pub fn can_serve(&self) -> bool {
-        !self.model.is_disputed()
-            && self.roster.load().iter().any(|picked| picked.is_ready() && picked.live.role != Role::Prefill)
+        let roster = self.roster.load();
+        let can_decode = able_to_decode(&roster, None);
+        !self.model.is_disputed() && roster.iter().any(|picked| picked.is_ready() && can_decode(picked))
     }
 
     /// Whether every worker takes and gives token ids, and does prompt and answer itself.
@@ -247,6 +248,7 @@ impl Fleet {
                 };
                 (self.follow(feed, followed, &is_warm, worker), None)
             }
+            None if !description.keeps_prefixes => (tokio::spawn(async {}), None),
             None => {
                 // An engine that does not say how many blocks it has is taken to have some.
                 let blocks = if description.blocks > 0 { description.blocks } else { BLOCKS_ASSUMED };
@@ -261,7 +263,7 @@ impl Fleet {
             name,
             description: Arc::clone(description),
             rank: has_ranks.then_some(rank),
-            role: worker.role.or(description.role).unwrap_or(Role::Both),
+            role: role_of(worker, description),
             member,
             load: Load::default(),
             reported: Reported::default(),
@@ -315,6 +317,19 @@ impl Fleet {
             }
         })
     }
+}
+
+/// The role of a worker: the operator's word, except for engines whose part was fixed when they started.
+fn role_of(worker: &Worker, description: &Description) -> Role {
+    if let (Some(configured), Some(told)) = (worker.role, description.role)
+        && configured != told
+        && description.engine.dialect().decode_needs_prefill()
+    {
+        let (wanted, is) = (configured.name(), told.name());
+        tracing::warn!(worker = worker.name, wanted, is, "the server was started for another role");
+        return told;
+    }
+    worker.role.or(description.role).unwrap_or(Role::Both)
 }
 
 /// Takes over what is known, then watches the workers and tells the peers.

@@ -43,10 +43,14 @@ pub async fn serve_grpc<L: Listener>(
     gateway: Arc<Gateway>,
     shutdown: impl Future<Output = ()> + Send,
 ) {
+    // Messages are charged here until they are decoded; what becomes of them is then charged to the same memory as bodies.
+    let defaults = Config::default();
+    let received_bytes_max = defaults.received_bytes_max.min(gateway.config.request_memory_max / 4);
     let config = Config {
+        received_bytes_max,
         request_bytes_max: gateway.config.body_bytes_max,
         unread_max: gateway.config.write_timeout,
-        ..Config::default()
+        ..defaults
     };
     router_kserve::serve(listener, Arc::new(Surface(gateway)), config, shutdown).await;
 }

@@ -59,7 +59,7 @@ mod worker;
 pub use access::{AccessConfig, Explain, JwksFrom, TokenConfig};
 pub use config::{GatewayConfig, TextBy, Tuning, WorkerConfig};
 pub use fleet::Fleet;
-pub use router_kserve::Unread;
 pub use grpc::serve_grpc;
+pub use router_kserve::Unread;
 pub use said::Formats;
 pub use service::{Gateway, MoreMetrics, admin_router, api_router, router, status_router};

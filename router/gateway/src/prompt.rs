@@ -52,7 +52,7 @@ struct Reader {
 
 impl Reader {
     fn of(gateway: &Gateway) -> Self {
-        Self { text: gateway.text.clone(), has_tokenizer: gateway.config.has_tokenizer }
+        Self { text: gateway.text.clone(), has_tokenizer: gateway.knows_tokens() }
     }
 
     fn chat(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> Seen {

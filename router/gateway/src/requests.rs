@@ -11,6 +11,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use router_access::{Decision, HeaderPolicy};
 use router_engines::body::RawBody;
+use router_engines::client::EngineError;
+use router_engines::dialect::TokenCount;
 use router_engines::openai::{ApiError, KNOWN_FIELDS, Kind};
 use router_tls::PeerAddr;
 use router_trace::names;
@@ -210,19 +212,67 @@ async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Res
     let work = gateway.work(bytes.len(), &footprint).await?;
     let access = Arc::clone(gateway);
     let counted = move |_: IsCancelled<'_>| {
-        access.access.screen(&RawBody::parse(bytes.clone())?)?;
-        RawBody::parse(count_request(&parse(&bytes)?)?)
+        let message = RawBody::parse(bytes.clone())?;
+        access.access.screen(&message)?;
+        Ok::<_, ApiError>((RawBody::parse(count_request(&parse(&bytes)?)?)?, message))
     };
-    let chat = work.run(counted).await??;
+    let (mut chat, mut message) = work.run(counted).await??;
     drop(work);
-    stay.allow(chat.text("model")?.as_deref())?;
+    let model = chat.text("model")?.map(std::borrow::Cow::into_owned);
+    stay.allow(model.as_deref())?;
     gateway.wait_for_fleet().await?;
+    let adapter = gateway.adapter(model.as_deref())?;
     let work = gateway.work(chat.len(), &footprint).await?;
     let seen = prompt::of_chat(gateway, &chat, &work).await?;
+    drop(work);
     if seen.is_exact {
         return Ok(seen.tokens.len());
     }
-    let message = "This gateway has no tokenizer of this model, or the request is not only text.";
+    if has_media(&chat) {
+        let why = "The request is not only text: only generating tells how many tokens it has.";
+        return Err(ApiError::new(StatusCode::NOT_FOUND, why, "not_available"));
+    }
+    gateway.access.clean(&mut chat, &stay.grant);
+    gateway.access.clean(&mut message, &stay.grant);
+    count_at_engine(gateway, adapter.as_deref(), &chat.to_bytes(), &message.to_bytes()).await
+}
+
+/// Asks engines until one counts: those of one make answer the same.
+async fn count_at_engine(
+    gateway: &Gateway,
+    adapter: Option<&str>,
+    chat: &Bytes,
+    message: &Bytes,
+) -> Result<usize, ApiError> {
+    /// An engine that is slower is given up.
+    const WITHIN: Duration = Duration::from_secs(10);
+    const ENGINES_ASKED_MAX: usize = 3;
+    let roster = gateway.fleet.roster.load_full();
+    let able = roster.iter().filter(|picked| picked.is_ready() && picked.serves(adapter));
+    let able =
+        able.filter_map(|picked| Some((picked, picked.live.description.engine.dialect().token_count()?)));
+    let mut failure = None;
+    for (picked, how) in able.take(ENGINES_ASKED_MAX) {
+        let body = match how {
+            TokenCount::Tokenize => chat,
+            TokenCount::Messages => message,
+        };
+        let asked = picked.worker.client.count_tokens(how, body.clone());
+        match tokio::time::timeout(WITHIN, asked).await {
+            Ok(Ok(count)) => return Ok(count),
+            // A release without that path.
+            Ok(Err(EngineError::Refused(error))) if error.status == StatusCode::NOT_FOUND => {}
+            Ok(Err(EngineError::Refused(error))) if error.status.is_client_error() => return Err(error),
+            Ok(Err(error)) => failure = Some(error.to_string()),
+            Err(_) => failure = Some(format!("{}: no answer within {WITHIN:?}", picked.live.name)),
+        }
+    }
+    if let Some(failure) = failure {
+        tracing::debug!(failure, "no engine counted the tokens of a prompt");
+        return Err(ApiError::unavailable("The engines did not count the tokens."));
+    }
+    let message = "This gateway has no tokenizer of this model, and its engines count no tokens of chats: set \
+                   `gateway.model_folder`.";
     Err(ApiError::new(StatusCode::NOT_FOUND, message, "not_available"))
 }
 
@@ -376,13 +426,17 @@ fn is_only_text(body: &RawBody) -> bool {
             value.as_str().or_else(|| value["type"].as_str()).is_some_and(|is| plain.contains(&is))
         }
     };
-    let has_media = ["\"image_url\"", "\"input_audio\"", "\"video_url\""]
-        .iter()
-        .any(|part| body.get("messages").is_some_and(|messages| messages.contains(part)));
     body.names().all(|name| KNOWN_FIELDS.contains(&name))
         && is_plain("response_format", &["text"])
         && is_plain("tool_choice", &["auto", "none"])
-        && !has_media
+        && !has_media(body)
+}
+
+/// Whether a message of a chat has a part that is no text.
+fn has_media(body: &RawBody) -> bool {
+    ["\"image_url\"", "\"input_audio\"", "\"video_url\""]
+        .iter()
+        .any(|part| body.get("messages").is_some_and(|messages| messages.contains(part)))
 }
 
 async fn relayed(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use kvstore_block::{PromptExtras, block_hashes};
-use router_engines::dialect::Role;
+use router_engines::dialect::{Dialect, Role};
 use router_policy::{
     Candidate, CostModel, FEATURES, Policy, PredictedTime, Request, features, is_worth_disaggregating,
 };
@@ -19,7 +19,7 @@ use crate::Tuning;
 use crate::decisions::{Decision, Decisions};
 use crate::fleet::Fleet;
 use crate::traced::Traced;
-use crate::worker::Picked;
+use crate::worker::{Picked, able_to_decode};
 
 /// Buffers kept: as many as threads decide at a time.
 const BUFFERS_MAX: usize = 256;
@@ -30,7 +30,7 @@ pub(crate) struct Route {
     pub(crate) decode: Picked,
     pub(crate) prefill: Option<Picked>,
     pub(crate) blocks: u32,
-    /// Leading blocks that the decode worker holds.
+    /// Leading blocks held by the worker that computes the prompt.
     pub(crate) overlap_blocks: u32,
     /// Tokens that somebody has to compute.
     pub(crate) uncached_tokens: usize,
@@ -69,7 +69,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) adapter: Option<&'a str>,
     /// The tokens are the engine's own: what it says of its cache can be compared.
     pub(crate) audited: bool,
-    /// The decode worker computes the prompt itself.
+    /// The decode worker computes the prompt itself, if its engine can do that.
     pub(crate) without_prefill: bool,
     /// Names of workers that have just failed this request.
     pub(crate) avoid: &'a [String],
@@ -156,21 +156,31 @@ impl Chooser {
             block_tokens: block_tokens as u32,
             session: wanted.session,
         };
-        let mut pick = |fits: &dyn Fn(Role) -> bool, transfer_seconds: f64| {
+        let can_decode = able_to_decode(&roster, wanted.adapter);
+        let mut pick = |fits: &dyn Fn(&Picked) -> bool, transfer_seconds: f64| {
             gather(&roster, overlaps, wanted, fits, transfer_seconds, candidates, places);
             self.pick(&tuning.policy, &request, &roster, candidates, places)
         };
-        let decoding = pick(&|role| role != Role::Prefill, 0.0)?;
+        let decoding = pick(&can_decode, 0.0)?;
         let decode = decoding.picked;
-        let overlap_blocks = overlaps.any(decode.live.member);
-        let held = overlap_blocks as usize * block_tokens;
-        let is_worth = !wanted.without_prefill
-            && decode.live.role != Role::Both
-            && is_worth_disaggregating(tokens.len(), held, tuning.disaggregate_above_tokens);
+        let held_blocks = overlaps.any(decode.live.member);
+        let held = (held_blocks as usize * block_tokens).min(tokens.len());
+        let needs_prefill = decode.live.needs_prefill();
+        let is_split = needs_prefill
+            || (!wanted.without_prefill
+                && decode.live.role != Role::Both
+                && is_worth_disaggregating(tokens.len(), held, tuning.disaggregate_above_tokens));
         // What the decode worker has need not be moved to it; the prefill worker computes what it has not itself.
-        let moved_blocks = request.blocks().saturating_sub(overlap_blocks);
+        let moved_blocks = request.blocks().saturating_sub(held_blocks);
         let transfer_seconds = decode.live.load.transfer_per_block() * f64::from(moved_blocks);
-        let prefill = if is_worth { pick(&|role| role == Role::Prefill, transfer_seconds) } else { None };
+        let prefill = match is_split {
+            true => pick(&|picked: &Picked| picked.live.role == Role::Prefill, transfer_seconds),
+            false => None,
+        };
+        if needs_prefill && prefill.is_none() {
+            // The last prefill worker went away between the two choices.
+            return None;
+        }
         // Who computes the prompt is the decision that counts.
         let computing = prefill.as_ref().unwrap_or(&decoding);
         let seen = computing.candidate;
@@ -184,7 +194,7 @@ impl Chooser {
         let considered = computing.among;
         let mut route = Route {
             blocks: request.blocks(),
-            overlap_blocks,
+            overlap_blocks: holds,
             uncached_tokens: seen.uncached_tokens(&request) as usize,
             predicted: Duration::from_secs_f64(cost.total.clamp(0.0, 3600.0)),
             decided_in: Duration::ZERO,
@@ -195,11 +205,8 @@ impl Chooser {
             decode: decode.clone(),
             prefill: prefill.map(|chosen| chosen.picked.clone()),
         };
-        let booking = Booking::new(
-            &route,
-            seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens,
-            wanted,
-        );
+        let found = seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens;
+        let booking = Booking::new(&route, Expected::new(&route, wanted, found, held));
         let now = Instant::now();
         route.decided_in = now.duration_since(started);
         let decision = Decision {
@@ -239,7 +246,8 @@ impl Chooser {
             block_tokens: block_tokens as u32,
             session: wanted.session,
         };
-        gather(&roster, overlaps, wanted, &|role| role != Role::Prefill, 0.0, candidates, places);
+        let fits = able_to_decode(&roster, wanted.adapter);
+        gather(&roster, overlaps, wanted, &fits, 0.0, candidates, places);
         let chosen = tuning.policy.choose(&request, candidates, 0, 0);
         let shown = |(candidate, &place): (&Candidate, &u32)| {
             let live = &roster[place as usize].live;
@@ -301,7 +309,7 @@ fn gather(
     roster: &[Picked],
     overlaps: &Overlaps,
     wanted: &Wanted<'_>,
-    fits: &dyn Fn(Role) -> bool,
+    fits: &dyn Fn(&Picked) -> bool,
     transfer_seconds: f64,
     candidates: &mut Vec<Candidate>,
     places: &mut Vec<u32>,
@@ -316,7 +324,7 @@ fn gather(
         places.clear();
         for (place, picked) in roster.iter().enumerate() {
             let live = &*picked.live;
-            if !fits(live.role) || !picked.is_ready() || !picked.serves(wanted.adapter) {
+            if !fits(picked) || !picked.is_ready() || !picked.serves(wanted.adapter) {
                 continue;
             }
             if avoids && (wanted.avoid.contains(&live.name) || picked.worker.breaker.is_open(now)) {
@@ -341,6 +349,56 @@ fn gather(
     }
 }
 
+/// A leg of a request; without a hand-off there is the decode leg alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leg {
+    Prefill,
+    Decode,
+}
+
+/// The cached tokens that an engine should report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Expected {
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    /// The leg whose answer tells them.
+    told_by: Leg,
+    /// The leg whose worker holds them, by the index.
+    held_by: Leg,
+}
+
+impl Expected {
+    /// `found` is what the worker that computes the prompt should find in its cache, `held` what the decode worker holds,
+    /// both in tokens. `None` when there is nothing to compare.
+    fn new(route: &Route, wanted: &Wanted<'_>, found: usize, held: usize) -> Option<Self> {
+        if !wanted.audited {
+            return None;
+        }
+        let prompt_tokens = route.prompt_tokens;
+        match &route.prefill {
+            None => {
+                let leg = Leg::Decode;
+                Some(Self { prompt_tokens, cached_tokens: found, told_by: leg, held_by: leg })
+            }
+            // Several prompts or choices, or a prefill that failed before: the counts add up in ways of the engine's own.
+            Some(_) if wanted.without_prefill => None,
+            Some(prefill) => {
+                let dialect = prefill.live.description.engine.dialect();
+                Some(Self::of_handoff(dialect, prompt_tokens, found, held))
+            }
+        }
+    }
+
+    fn of_handoff(dialect: &dyn Dialect, prompt_tokens: usize, found: usize, held: usize) -> Self {
+        if !dialect.decode_reports_both() {
+            let leg = Leg::Prefill;
+            return Self { prompt_tokens, cached_tokens: found, told_by: leg, held_by: leg };
+        }
+        let held_by = if held > found { Leg::Decode } else { Leg::Prefill };
+        Self { prompt_tokens, cached_tokens: found.max(held), told_by: Leg::Decode, held_by }
+    }
+}
+
 /// Counts a request against its workers until it is dropped.
 pub(crate) struct Booking {
     pub(crate) decode: Picked,
@@ -353,12 +411,12 @@ pub(crate) struct Booking {
     moved_blocks: u32,
     started: Instant,
     is_prefilling: bool,
-    /// Prompt tokens and how many of them should be cached; compared once.
-    audit: Option<(usize, usize)>,
+    /// Compared once.
+    expected: Option<Expected>,
 }
 
 impl Booking {
-    fn new(route: &Route, cached_tokens: usize, wanted: &Wanted<'_>) -> Self {
+    fn new(route: &Route, expected: Option<Expected>) -> Self {
         let this = Self {
             decode: route.decode.clone(),
             prefill: route.prefill.clone(),
@@ -369,9 +427,7 @@ impl Booking {
             moved_blocks: route.moved_blocks,
             started: Instant::now(),
             is_prefilling: true,
-            // With two legs each reports its own, and what moved between them is nobody's hit.
-            audit: (wanted.audited && route.prefill.is_none())
-                .then_some((route.prompt_tokens, cached_tokens)),
+            expected,
         };
         let decode = &this.decode.live.load.own;
         decode.requests.fetch_add(1, Ordering::Relaxed);
@@ -388,18 +444,30 @@ impl Booking {
         self.prefill.as_ref().unwrap_or(&self.decode)
     }
 
-    /// The engine says how many of the prompt's tokens it had.
+    /// The decode worker says how many of the prompt's tokens were cached.
     pub(crate) fn cached_tokens(&mut self, reported: usize) {
-        if let Some((prompt, predicted)) = self.audit.take()
-            && self.decode.live.load.audit.compare(prompt, predicted, reported)
-            && self.decode.live.has_feed
-        {
-            self.decode.live.load.audit.resets.fetch_add(1, Ordering::Relaxed);
+        self.compare(Leg::Decode, reported);
+    }
+
+    /// The prefill worker says how many of the prompt's tokens it had.
+    pub(crate) fn prefill_cached_tokens(&mut self, reported: usize) {
+        self.compare(Leg::Prefill, reported);
+    }
+
+    fn compare(&mut self, told_by: Leg, reported: usize) {
+        let Some(expected) = self.expected.take_if(|expected| expected.told_by == told_by) else { return };
+        let holder = match expected.held_by {
+            Leg::Prefill => self.computing(),
+            Leg::Decode => &self.decode,
+        };
+        let (live, audit) = (&holder.live, &holder.live.load.audit);
+        if audit.compare(expected.prompt_tokens, expected.cached_tokens, reported) && live.has_feed {
+            audit.resets.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
-                worker = self.decode.worker.name,
+                worker = holder.worker.name,
                 "the index promised what is not there; starting over"
             );
-            self.decode.live.distrust.notify_one();
+            live.distrust.notify_one();
         }
     }
 
@@ -435,5 +503,28 @@ impl Drop for Booking {
             prefill.live.load.own.requests.fetch_sub(1, Ordering::Relaxed);
         }
         self.decode.live.changed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use router_engines::dialect::Engine;
+
+    use super::*;
+
+    #[test]
+    fn a_hand_off_is_compared_where_its_count_is_defined() {
+        let expected = |engine: Engine, found, held| {
+            let expected = Expected::of_handoff(engine.dialect(), 100, found, held);
+            (expected.cached_tokens, expected.told_by, expected.held_by)
+        };
+        // SGLang's decode worker reports the larger of both counts.
+        assert_eq!(expected(Engine::Sglang, 64, 0), (64, Leg::Decode, Leg::Prefill));
+        assert_eq!(expected(Engine::Sglang, 64, 64), (64, Leg::Decode, Leg::Prefill));
+        assert_eq!(expected(Engine::Sglang, 64, 80), (80, Leg::Decode, Leg::Decode));
+        // The others' prefill workers answer for themselves.
+        for engine in [Engine::Native, Engine::Vllm, Engine::TensorRtLlm] {
+            assert_eq!(expected(engine, 64, 80), (64, Leg::Prefill, Leg::Prefill));
+        }
     }
 }

@@ -28,12 +28,12 @@ use crate::metrics::Metrics;
 use crate::relay::Usage;
 use crate::requests::{chat, completions, embeddings, messages, messages_count, named, responses};
 use crate::routing::{Booking, Chooser, Route, Wanted};
-use crate::{GatewayConfig, Tuning};
+use crate::{GatewayConfig, TextBy, Tuning};
 use crate::{page, status};
 
-/// How long the last traces may take.
 /// How long browsers may keep the answer to a preflight.
 const PREFLIGHT_HOLDS: Duration = Duration::from_secs(3600);
+/// How long the last traces may take.
 const TRACES_WITHIN: Duration = Duration::from_secs(3);
 
 /// Everything that the gateway's routes share.
@@ -212,6 +212,12 @@ impl Gateway {
         }
     }
 
+    /// Whether prompts become tokens here as they do at the engines: with the model's own tokenizer, or because it is the
+    /// gateway that makes the prompts.
+    pub(crate) fn knows_tokens(&self) -> bool {
+        self.config.has_tokenizer || (self.config.text != TextBy::Engine && self.fleet.is_native())
+    }
+
     /// 503, when the workers serve different models and none is configured.
     fn model_error(&self) -> Option<ApiError> {
         let refusal = self.fleet.model.refusal()?;
@@ -266,37 +272,45 @@ impl Gateway {
 
 /// The gateway's routes: those of clients, of peers, and about the gateway itself.
 pub fn router(gateway: Arc<Gateway>) -> Router {
-    let routes = client_routes(&gateway).merge(peer_routes(&gateway));
+    let routes = client_routes().merge(peer_routes(&gateway));
     finished(routes.merge(admin_routes(&gateway)).merge(page_routes()), gateway)
 }
 
 /// Those of clients and peers, where administrators have a listener of their own.
 pub fn api_router(gateway: Arc<Gateway>) -> Router {
-    finished(client_routes(&gateway).merge(peer_routes(&gateway)), gateway)
+    finished(client_routes().merge(peer_routes(&gateway)), gateway)
 }
 
 /// Those of that listener. On a gateway with keys it asks for them, too.
 pub fn admin_router(gateway: Arc<Gateway>) -> Router {
-    let routes = Router::new().route("/health", get(health)).route("/livez", get(livez)).route("/readyz", get(health)).merge(page_routes());
+    let routes = Router::new()
+        .route("/health", get(health))
+        .route("/livez", get(livez))
+        .route("/readyz", get(health))
+        .merge(page_routes());
     finished(routes.merge(admin_routes(&gateway)), gateway).layer(Extension(AtAdminListener))
 }
 
 /// Lets pages of the configured origins ask from a browser; `None` without any.
 fn cors(origins: &[String]) -> Option<CorsLayer> {
-    let listed = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
-    let allowed = match origins {
-        [] => return None,
-        _ if origins.iter().any(|origin| origin == "*") => AllowOrigin::any(),
-        _ => AllowOrigin::list(listed.collect::<Vec<_>>()),
-    };
+    if origins.is_empty() {
+        return None;
+    }
+    let listed: Vec<HeaderValue> =
+        origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect();
+    let any = listed.iter().any(|origin| origin == "*");
+    // The API alone: what is for administrators is not for pages of other origins.
+    let allowed = AllowOrigin::predicate(move |origin, asked| {
+        asked.uri.path().starts_with("/v1/") && (any || listed.contains(origin))
+    });
     let exposed = ["x-request-id", "x-kvasir-route", "retry-after"].map(HeaderName::from_static);
     let layer = CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]);
     // Clients' libraries send headers of their own (`x-stainless-…`): those that a preflight names are allowed.
     Some(layer.allow_headers(AllowHeaders::mirror_request()).expose_headers(exposed).max_age(PREFLIGHT_HOLDS))
 }
 
-fn client_routes(gateway: &Gateway) -> Router<Arc<Gateway>> {
-    let routes = Router::new()
+fn client_routes() -> Router<Arc<Gateway>> {
+    Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/embeddings", post(embeddings))
@@ -308,11 +322,7 @@ fn client_routes(gateway: &Gateway) -> Router<Arc<Gateway>> {
         .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))
         .route("/livez", get(livez))
-        .route("/readyz", get(health));
-    match cors(&gateway.config.cors_origins) {
-        Some(layer) => routes.layer(layer),
-        None => routes,
-    }
+        .route("/readyz", get(health))
 }
 
 /// The page. It holds nothing itself, so everybody may have it.
@@ -325,7 +335,12 @@ fn page_routes() -> Router<Arc<Gateway>> {
 }
 
 fn finished(routes: Router<Arc<Gateway>>, gateway: Arc<Gateway>) -> Router {
-    routes.fallback(no_path).method_not_allowed_fallback(no_method).with_state(gateway)
+    let cors = cors(&gateway.config.cors_origins);
+    let routes = routes.fallback(no_path).method_not_allowed_fallback(no_method).with_state(gateway);
+    match cors {
+        Some(layer) => routes.layer(layer),
+        None => routes,
+    }
 }
 
 async fn no_path(headers: HeaderMap) -> Response {
@@ -416,7 +431,7 @@ async fn debug_route(
 }
 
 async fn openapi() -> Response {
-    json_response(StatusCode::OK, include_str!("openapi.json").to_owned())
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
 }
 
 fn described(gateway: &Gateway, name: &str) -> Value {
@@ -498,8 +513,7 @@ pub(crate) fn fresh_number() -> u64 {
 
 /// A name for a request that nobody can guess or repeat: 128 random bits.
 pub(crate) fn fresh_id() -> String {
-    let otherwise = || u128::from(fresh_number()) << 64 | u128::from(fresh_number());
-    format!("{:032x}", router_access::random_id().unwrap_or_else(|_| otherwise()))
+    format!("{:016x}{:016x}", fresh_number(), fresh_number())
 }
 
 /// The workers failed a request. Which of them, and how, is for those who may know the fleet; else it is in the log.

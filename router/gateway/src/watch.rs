@@ -23,6 +23,9 @@ use crate::fleet::Fleet;
 use crate::model::Verdict;
 use crate::worker::Worker;
 
+/// How long a worker that was never there may refuse connections before that is worth a warning: those of `serve` start
+/// beside their gateway.
+const STARTS_WITHIN: Duration = Duration::from_secs(15);
 /// Questions in a row that may fail before its make is asked again: another engine may have taken its place.
 const SAME_ENGINE_FOR: u32 = 20;
 /// A worker that is down is asked this often.
@@ -129,12 +132,14 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: Gatew
     let interval = config.health_interval;
     let mut asked = Asked::default();
     let mut failures = 0;
+    let began = tokio::time::Instant::now();
     let mut complained = String::new();
     loop {
         let Outcome { answered, misses } = check(&mut asked, &worker, &config).await;
         let Some(fleet) = fleet.upgrade() else { return };
         worker.upstream.sweep();
-        if matches!(answered, Some(Err(EngineError::Connection { .. }))) {
+        let was_refused = matches!(answered, Some(Err(EngineError::Connection { .. })));
+        if was_refused {
             worker.gone.notify_waiters();
         }
         let verdict = match answered {
@@ -174,7 +179,12 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: Gatew
                 if failures % SAME_ENGINE_FOR == 0 {
                     asked.engine = None;
                 }
-                if complained != reason {
+                // Workers that start beside the gateway are not there yet.
+                let is_starting =
+                    was_refused && worker.lives.load().is_empty() && began.elapsed() < STARTS_WITHIN;
+                if is_starting {
+                    tracing::debug!(worker = worker.name, reason, "worker is not there yet");
+                } else if complained != reason {
                     tracing::warn!(worker = worker.name, reason, "worker is not usable");
                     complained = reason;
                 }

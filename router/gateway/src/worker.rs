@@ -3,6 +3,7 @@
 //! A worker is its URL. What it says of itself belongs to one run of its process, and each data-parallel rank of that
 //! run is a [`Live`]: a place in the index, a load, a feed. Decisions see [`Picked`]s.
 
+use std::cell::OnceCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -72,6 +73,11 @@ impl Live {
         }
     }
 
+    /// It takes no request that a prefill worker does not compute.
+    pub(crate) fn needs_prefill(&self) -> bool {
+        self.role == Role::Decode && self.description.engine.dialect().decode_needs_prefill()
+    }
+
     pub(crate) fn take_writing(&self) -> Option<JoinHandle<()>> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -139,6 +145,19 @@ impl Picked {
     /// Whether it serves this model; `None` is the fleet's own.
     pub(crate) fn serves(&self, adapter: Option<&str>) -> bool {
         adapter.is_none_or(|name| self.live.description.models.iter().any(|model| model == name))
+    }
+}
+
+/// Selects the workers that may generate an answer. One that needs a prefill worker counts only while a prefill worker is
+/// ready; the roster is searched for that at most once.
+pub(crate) fn able_to_decode(roster: &[Picked], adapter: Option<&str>) -> impl Fn(&Picked) -> bool {
+    let has_prefill = OnceCell::new();
+    let computes = move |picked: &Picked| {
+        picked.live.role == Role::Prefill && picked.is_ready() && picked.serves(adapter)
+    };
+    move |picked: &Picked| {
+        picked.live.role != Role::Prefill
+            && (!picked.live.needs_prefill() || *has_prefill.get_or_init(|| roster.iter().any(computes)))
     }
 }
 

@@ -114,6 +114,8 @@ impl Count {
                     Some(rest)
                 }),
                 5 => rest.get(4..),
+                // Groups: the decoder skips one and goes on behind it, so their fields are counted with the others.
+                3 | 4 => Some(rest),
                 _ => None,
             };
             match skipped {

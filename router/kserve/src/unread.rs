@@ -18,9 +18,14 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
+/// Largest frame that is handed out: HTTP/2 keeps one for a client whose window is closed, and nobody gives that one up.
+const FRAME_BYTES_MAX: usize = 16 << 10;
+
 struct Shared {
     /// Gone when it is given up, or over.
     inner: Option<Body>,
+    /// What is left of a frame.
+    rest: Bytes,
     /// When a frame was handed out, and no other was asked for since.
     taken: Option<Instant>,
     is_given_up: bool,
@@ -40,7 +45,12 @@ impl Unread {
     /// Gives `inner` up when no frame is asked for within `limit` after one was handed out.
     #[must_use]
     pub fn new(inner: Body, limit: Duration) -> Self {
-        let shared = Shared { inner: Some(inner), taken: Some(Instant::now()), is_given_up: false };
+        let shared = Shared {
+            inner: Some(inner),
+            rest: Bytes::new(),
+            taken: Some(Instant::now()),
+            is_given_up: false,
+        };
         let shared = Arc::new(Mutex::new(shared));
         let clock = tokio::spawn(watch(Arc::clone(&shared), limit));
         Self { shared, clock }
@@ -58,6 +68,7 @@ async fn watch(shared: Arc<Mutex<Shared>>, limit: Duration) {
                 // A frame may have been asked for since the first look.
                 if shared.taken.is_some_and(|taken| taken + limit <= due) {
                     shared.is_given_up = true;
+                    shared.rest = Bytes::new();
                     let given_up = shared.inner.take();
                     drop(shared);
                     drop(given_up);
@@ -87,23 +98,41 @@ impl HttpBody for Unread {
         if std::mem::take(&mut shared.is_given_up) {
             return Poll::Ready(Some(Err(axum::Error::new("the answer was not read in time"))));
         }
-        let Some(inner) = &mut shared.inner else { return Poll::Ready(None) };
-        let polled = Pin::new(inner).poll_frame(context);
-        match &polled {
-            Poll::Pending => {}
-            Poll::Ready(None) => shared.inner = None,
-            Poll::Ready(Some(_)) => shared.taken = Some(Instant::now()),
+        if shared.rest.is_empty() {
+            let Some(inner) = &mut shared.inner else { return Poll::Ready(None) };
+            match std::task::ready!(Pin::new(inner).poll_frame(context)) {
+                None => {
+                    shared.inner = None;
+                    return Poll::Ready(None);
+                }
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(bytes) => shared.rest = bytes,
+                    Err(other) => {
+                        shared.taken = Some(Instant::now());
+                        return Poll::Ready(Some(Ok(other)));
+                    }
+                },
+            }
         }
-        polled
+        shared.taken = Some(Instant::now());
+        let count = shared.rest.len().min(FRAME_BYTES_MAX);
+        let piece = shared.rest.split_to(count);
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
         let shared = lock(&self.shared);
-        shared.inner.as_ref().map_or(!shared.is_given_up, HttpBody::is_end_stream)
+        shared.rest.is_empty() && shared.inner.as_ref().map_or(!shared.is_given_up, HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        lock(&self.shared).inner.as_ref().map_or_else(SizeHint::default, HttpBody::size_hint)
+        let shared = lock(&self.shared);
+        match &shared.inner {
+            // A part of what was promised has been handed out.
+            Some(inner) if shared.rest.is_empty() => inner.size_hint(),
+            _ => SizeHint::default(),
+        }
     }
 }
 

@@ -252,9 +252,10 @@ pub fn raw_open(address: &str, request: &str) -> TcpStream {
 
 /// The whole answer to a request as it is.
 pub fn raw(address: &str, request: &str) -> String {
-    let mut text = String::new();
-    raw_open(address, request).read_to_string(&mut text).expect("an answer");
-    text
+    let mut answer = Vec::new();
+    raw_open(address, request).read_to_end(&mut answer).expect("an answer");
+    // Snapshots are no text.
+    String::from_utf8_lossy(&answer).into_owned()
 }
 
 fn exchange(address: &str, head: &str, body: &str) -> std::io::Result<TcpStream> {

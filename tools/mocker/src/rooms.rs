@@ -15,8 +15,8 @@ const ROOMS_MAX: usize = 1 << 20;
 /// What is known in a room.
 #[derive(Debug, Clone, Default)]
 struct Known {
-    /// Engine id of the prefill worker, once the blocks are there.
-    offered_by: Option<String>,
+    /// Engine id of the prefill worker and the prompt's tokens that it had cached, once the blocks are there.
+    offered_by: Option<(String, usize)>,
     decode_is_there: bool,
     is_fetched: bool,
     is_given_up: bool,
@@ -84,9 +84,9 @@ impl RoomGuard {
         self.wait(within, |known| known.decode_is_there.then_some(())).await
     }
 
-    /// The prefill leg: the blocks wait under this room's name.
-    pub(crate) fn offer(&self, engine_id: &str) {
-        self.tell(|known| known.offered_by = Some(engine_id.to_owned()));
+    /// The prefill leg: the blocks wait under this room's name; so many of the prompt's tokens were cached.
+    pub(crate) fn offer(&self, engine_id: &str, cached: usize) {
+        self.tell(|known| known.offered_by = Some((engine_id.to_owned(), cached)));
     }
 
     /// The prefill leg: waits for the blocks to be fetched.
@@ -94,8 +94,8 @@ impl RoomGuard {
         self.wait(within, |known| known.is_fetched.then_some(())).await
     }
 
-    /// The decode leg: waits for the blocks; returns the engine that has them.
-    pub(crate) async fn offered_by(&self, within: Duration) -> Result<String, NotMet> {
+    /// The decode leg: waits for the blocks; returns the engine that has them, and the tokens that it had cached.
+    pub(crate) async fn offered_by(&self, within: Duration) -> Result<(String, usize), NotMet> {
         self.tell(|known| known.decode_is_there = true);
         self.wait(within, |known| known.offered_by.clone()).await
     }
@@ -132,7 +132,7 @@ mod tests {
         let (met, by) = tokio::join!(
             async {
                 prefill.decode_is_there(within).await?;
-                prefill.offer("engine");
+                prefill.offer("engine", 32);
                 prefill.is_fetched(within).await
             },
             async {
@@ -141,7 +141,7 @@ mod tests {
                 by
             }
         );
-        assert_eq!((met, by), (Ok(()), Ok("engine".to_owned())));
+        assert_eq!((met, by), (Ok(()), Ok(("engine".to_owned(), 32))));
         drop((prefill, decode));
         assert!(existing("rooms-test-1").is_none());
         let lonely = enter("rooms-test-2").expect("room");

@@ -239,7 +239,13 @@ impl Worker {
             add(&counters.external_queries, sequence.prompt - found.min(sequence.prompt));
             add(&counters.external_hits, sequence.prompt - found.min(sequence.prompt));
         }
-        sequence.report_cached.unwrap_or(found)
+        match sequence.report_cached {
+            // SGLang's decode worker counts what either worker had.
+            Some(reported) if sequence.is_external && self.config.dialect == Dialect::Sglang => {
+                reported.max(found)
+            }
+            reported => reported.unwrap_or(found),
+        }
     }
 
     /// Gives the blocks of a finished sequence back, or keeps them for whoever fetches them.

@@ -311,11 +311,17 @@ async fn an_sglang_room_meets_or_times_out() {
     let sglang = MockConfig { dialect: Dialect::Sglang, ..config() };
     let prefill = start(MockConfig { role: Role::Prefill, seed: 81, ..sglang.clone() }).await;
     let bootstrap_timeout = Duration::from_millis(100);
+    let alone = start(sglang.clone()).await;
     let decode = start(MockConfig { role: Role::Decode, seed: 82, bootstrap_timeout, ..sglang }).await;
     let path = "/v1/chat/completions";
     let mut body = chat("hello", 12);
-    let whole = post(&decode, path, body.clone()).await;
+    let whole = post(&alone, path, body.clone()).await;
     assert!(whole["choices"][0]["matched_stop"].is_null());
+    for half in [&prefill, &decode] {
+        let (status, text) = exchange(half, path, &body).await;
+        assert_eq!(status, 400, "neither takes a request alone: {text}");
+        assert!(text.contains("without bootstrap room id"), "{text}");
+    }
     body["bootstrap_host"] = "127.0.0.1".into();
     body["bootstrap_room"] = json!(9_167_002_654_051_182_467_u64);
     let (_, two) = tokio::join!(post(&prefill, path, body.clone()), post(&decode, path, body.clone()));

@@ -231,6 +231,7 @@ mod tests {
             block_tokens: 16,
             blocks: 1,
             lower_blocks: [0; 2],
+            keeps_prefixes: true,
             instance: None,
             feeds: Vec::new(),
             data_plane: Some(DataPlaneAddress {

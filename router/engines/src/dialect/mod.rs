@@ -100,6 +100,26 @@ impl Role {
     }
 }
 
+/// How an engine is asked for the number of tokens of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenCount {
+    /// vLLM's `/tokenize`, with a chat.
+    Tokenize,
+    /// `/v1/messages/count_tokens`, with the client's request in Anthropic's form.
+    Messages,
+}
+
+impl TokenCount {
+    /// The path that is asked.
+    #[must_use]
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Tokenize => "/tokenize",
+            Self::Messages => "/v1/messages/count_tokens",
+        }
+    }
+}
+
 /// Place of events that an engine has to be asked for.
 pub const POLLED: &str = "poll";
 
@@ -135,6 +155,8 @@ pub struct Description {
     pub blocks: usize,
     /// KV blocks of its host memory and disk tiers; 0 is none or unknown.
     pub lower_blocks: [usize; 2],
+    /// Whether blocks of prompts stay for later requests; without, nothing is ever cached there.
+    pub keeps_prefixes: bool,
     /// Identifies this run of the process; `None` when the engine tells nothing that changes with it.
     pub instance: Option<u64>,
     /// One for each data-parallel rank; `None` for a rank that publishes no events.
@@ -203,6 +225,23 @@ pub trait Dialect: Debug + Send + Sync {
     /// Whether a completion of token ids answers with token ids, so that text can be made by the gateway.
     fn returns_token_ids(&self) -> bool {
         false
+    }
+
+    /// Whether the part in prefill/decode is fixed when a server starts: a decode server refuses every request that no
+    /// prefill server computes with it, however short or cached the prompt is.
+    fn decode_needs_prefill(&self) -> bool {
+        false
+    }
+
+    /// Whether a decode worker reports as cached the larger of what the prefill worker had and what it had itself.
+    /// Otherwise its report says nothing that can be predicted, and the prefill worker's own answer counts.
+    fn decode_reports_both(&self) -> bool {
+        false
+    }
+
+    /// How it is asked for the number of tokens of a prompt, if it can be.
+    fn token_count(&self) -> Option<TokenCount> {
+        None
     }
 
     /// The header that names the data-parallel rank of a request, if there is one.

@@ -4,7 +4,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::prometheus::loads;
-use super::{Description, Dialect, Engine, Feed, Hints, Report, Role};
+use super::{Description, Dialect, Engine, Feed, Hints, Report, Role, TokenCount};
 use crate::client::{EngineClient, EngineError};
 
 #[derive(Debug)]
@@ -35,6 +35,7 @@ impl Dialect for Native {
                 block_tokens: said.block_tokens,
                 blocks: said.blocks,
                 lower_blocks: said.lower_blocks,
+                keeps_prefixes: true,
                 instance: Some(said.instance),
                 feeds: vec![feed],
                 data_plane: Some(said.data_plane),
@@ -66,5 +67,9 @@ impl Dialect for Native {
 
     fn returns_token_ids(&self) -> bool {
         true
+    }
+
+    fn token_count(&self) -> Option<TokenCount> {
+        Some(TokenCount::Tokenize)
     }
 }

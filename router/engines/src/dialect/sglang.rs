@@ -1,8 +1,12 @@
 //! SGLang, from 0.5 on.
 //!
 //! `/server_info` (formerly `/get_server_info`) has everything: page size, pool, publishers (rank r is the first
-//! rank's port plus r), the role, and the bootstrap server's port of a prefill worker. It holds the seed that the
-//! server drew when it began, which tells one run from another.
+//! rank's port plus r), the role, and the bootstrap server's port of a prefill worker. One run is told from another by
+//! the seed, which an operator may fix, and by how long the start took.
+//!
+//! Prefill and decode servers answer 400 to a request without a bootstrap room (`Scheduler.handle_generate_request`).
+//! A decode server reports the prefill server's cached tokens plus what its own radix cache had beyond them, which is the
+//! larger of both (`disaggregation/decode_schedule_batch_mixin.py`; releases before sglang#25973 add them up).
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -11,7 +15,9 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 
 use super::prometheus::loads;
-use super::{Description, Dialect, Engine, Feed, Hints, Report, Role, feed, hinted, host_of, json, of_rank};
+use super::{
+    Description, Dialect, Engine, Feed, Hints, Report, Role, TokenCount, feed, hinted, host_of, json, of_rank,
+};
 use crate::client::{EngineClient, EngineError};
 
 /// SGLang's own default of `--disaggregation-bootstrap-port`.
@@ -32,10 +38,14 @@ fn number(info: &Value, name: &str) -> Option<u64> {
     info[name].as_u64().or_else(|| inner.as_u64())
 }
 
+/// The run of the process. Memory figures are no part of it: nothing says that they stay the same within a run.
 fn instance(info: &Value) -> Option<u64> {
-    let seed = number(info, "random_seed")?;
+    let (seed, startup) = (number(info, "random_seed"), startup(info));
+    if seed.is_none() && startup.is_empty() {
+        return None;
+    }
     let mut hasher = DefaultHasher::new();
-    seed.hash(&mut hasher);
+    (seed, startup).hash(&mut hasher);
     Some(hasher.finish())
 }
 
@@ -45,6 +55,23 @@ fn requests_max(info: &Value) -> Option<u32> {
     let of_rank = number(info, "effective_max_running_requests_per_dp");
     let most = of_rank.or_else(|| Some(number(info, "max_running_requests")? / ranks))?;
     u32::try_from(most).ok().filter(|most| *most > 0)
+}
+
+/// How long the parts of the start took: seconds as floats, by name; empty for releases that do not tell. Nested parts
+/// (CUDA graphs) are left out, since those may be made later.
+fn startup(info: &Value) -> Vec<(&str, String)> {
+    let told = &info["startup_time"];
+    let mut parts: Vec<(&str, String)> = match told {
+        Value::Object(parts) => parts
+            .iter()
+            .filter(|(_, took)| took.is_number())
+            .map(|(name, took)| (name.as_str(), took.to_string()))
+            .collect(),
+        Value::Number(_) => vec![("", told.to_string())],
+        _ => Vec::new(),
+    };
+    parts.sort();
+    parts
 }
 
 fn first_feed(base: &str, info: &Value) -> Option<Feed> {
@@ -86,6 +113,7 @@ fn description(base: &str, info: &Value, models: &Value, hints: &Hints) -> Descr
         block_tokens: page,
         blocks: number(info, "max_total_num_tokens").unwrap_or(0) as usize / page,
         lower_blocks: [0; 2],
+        keeps_prefixes: info["disable_radix_cache"] != true,
         instance: instance(info),
         feeds: (0..ranks).map(|rank| first.as_ref().map(|first| of_rank(first, rank))).collect(),
         data_plane: None,
@@ -129,6 +157,19 @@ impl Dialect for Sglang {
         .boxed()
     }
 
+    fn decode_needs_prefill(&self) -> bool {
+        true
+    }
+
+    fn decode_reports_both(&self) -> bool {
+        true
+    }
+
+    /// SGLang's `/tokenize` takes texts and no chats; its Anthropic surface counts chats.
+    fn token_count(&self) -> Option<TokenCount> {
+        Some(TokenCount::Messages)
+    }
+
     fn rank_header(&self) -> Option<&'static str> {
         Some("x-data-parallel-rank")
     }
@@ -163,5 +204,33 @@ mod tests {
             "internal_states": [{"effective_max_running_requests_per_dp": 48}]});
         assert_eq!(requests_max(&told), Some(48));
         assert_eq!(requests_max(&json!({"max_running_requests": null})), None);
+    }
+
+    #[test]
+    fn a_restart_with_the_same_seed_is_another_run() {
+        let info = |startup: Value| json!({"random_seed": 42, "startup_time": startup});
+        let run = |startup: Value| instance(&info(startup)).expect("a run");
+        let first =
+            run(json!({"tokenizer_e2e": 41.25, "scheduler_e2e": 38.5, "cuda_graph": {"decode": 0.0}}));
+        let again =
+            run(json!({"tokenizer_e2e": 41.75, "scheduler_e2e": 38.5, "cuda_graph": {"decode": 0.0}}));
+        assert_ne!(first, again);
+        // Within a run: another order, and a graph that was captured later.
+        let same = run(json!({"scheduler_e2e": 38.5, "cuda_graph": {"decode": 3.5}, "tokenizer_e2e": 41.25}));
+        assert_eq!(first, same);
+        // Releases that do not tell how long the start took.
+        let old = |seed: u64| instance(&json!({"random_seed": seed, "startup_time": null}));
+        assert_eq!(old(42), instance(&json!({"random_seed": 42})));
+        assert!(old(42).is_some() && old(42) != old(43) && old(42) != Some(first));
+        assert!(instance(&json!({"startup_time": 12.5})).is_some());
+    }
+
+    #[test]
+    fn a_server_without_a_radix_cache_keeps_no_prefixes() {
+        let models = json!({"data": [{"id": "m", "owned_by": "sglang"}]});
+        let keeps = |info: Value| description("http://h:1", &info, &models, &Hints::default()).keeps_prefixes;
+        assert!(!keeps(json!({"disaggregation_mode": "decode", "disable_radix_cache": true})));
+        assert!(keeps(json!({"disaggregation_mode": "decode", "disable_radix_cache": false})));
+        assert!(keeps(json!({})));
     }
 }

@@ -61,6 +61,7 @@ impl Dialect for TensorRtLlm {
                     .unwrap_or(BLOCK_TOKENS),
                 blocks: count("trtllm_kv_cache_max_blocks").unwrap_or(0),
                 lower_blocks: [0; 2],
+                keeps_prefixes: true,
                 instance: None,
                 feeds: vec![if hints.events.as_deref() == Some(POLLED) {
                     polled()

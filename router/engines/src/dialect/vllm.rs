@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 
 use super::prometheus::{first, loads, samples};
-use super::{Description, Dialect, Engine, Feed, Hints, Report, feed, hinted, json, of_rank};
+use super::{Description, Dialect, Engine, Feed, Hints, Report, TokenCount, feed, hinted, json, of_rank};
 use crate::client::{EngineClient, EngineError};
 
 const BLOCK_TOKENS: usize = 16;
@@ -88,6 +88,7 @@ impl Dialect for Vllm {
                 block_tokens: label("block_size").unwrap_or(BLOCK_TOKENS),
                 blocks: label("num_gpu_blocks_override").or_else(|| label("num_gpu_blocks")).unwrap_or(0),
                 lower_blocks: [0; 2],
+                keeps_prefixes: true,
                 instance: started(&metrics),
                 feeds,
                 data_plane: None,
@@ -114,6 +115,10 @@ impl Dialect for Vllm {
 
     fn returns_token_ids(&self) -> bool {
         true
+    }
+
+    fn token_count(&self) -> Option<TokenCount> {
+        Some(TokenCount::Tokenize)
     }
 
     fn rank_header(&self) -> Option<&'static str> {

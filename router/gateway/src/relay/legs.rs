@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 
 use super::RelayRequest;
 use super::events::Usage;
-use crate::routing::Route;
+use crate::routing::{Booking, Route};
 use crate::service::{Gateway, workers_failed};
 use crate::traced::LegSpan;
 use crate::worker::Picked;
@@ -158,6 +158,7 @@ impl Failure {
 #[derive(Debug)]
 pub(crate) struct Promised {
     prompt_tokens: Option<usize>,
+    cached_tokens: Option<usize>,
 }
 
 impl Promised {
@@ -206,6 +207,15 @@ pub(crate) struct Asked {
     /// Since when blocks are on their way to the decode worker, if they are.
     pub(crate) moving: Option<Instant>,
     pub(crate) span: Option<LegSpan>,
+}
+
+impl Asked {
+    /// What the prefill worker found in its cache is compared with what was predicted.
+    pub(crate) fn audit(&self, booking: &mut Booking) {
+        if let Some(cached) = self.promised.as_ref().and_then(|promised| promised.cached_tokens) {
+            booking.prefill_cached_tokens(cached);
+        }
+    }
 }
 
 /// What to send to a worker, and its span if the request is traced.
@@ -336,7 +346,7 @@ async fn legs(
         let (mut decode_call, mut span) = call(request, &decode, &route.decode, names::span::DECODE);
         decode_call.once = true;
         let reply = send(&route.decode, &decode_call, &mut span).await?;
-        let promised = Promised { prompt_tokens: answer.prompt_tokens };
+        let promised = Promised { prompt_tokens: answer.prompt_tokens, cached_tokens: answer.cached_tokens };
         return Ok(Asked { reply, promised: Some(promised), prefill: None, moving, span });
     }
     let decode = decode_leg(protocol, body, &pairing, None).map_err(unmade)?;

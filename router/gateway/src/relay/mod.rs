@@ -137,7 +137,9 @@ impl Attempts {
     fn beside(&self, gateway: &Gateway, request: &RelayRequest, chosen: &str) -> Option<(Route, Booking)> {
         let avoid: Vec<String> = self.avoid.iter().cloned().chain([chosen.to_owned()]).collect();
         let is_other = |picked: &Picked| {
-            picked.live.role != Role::Prefill && picked.is_ready() && !avoid.contains(&picked.live.name)
+            let live = &picked.live;
+            let is_alone = live.role != Role::Prefill && !live.needs_prefill();
+            is_alone && picked.is_ready() && !avoid.contains(&live.name)
         };
         // Nothing is decided for an attempt that will not be made.
         if !gateway.fleet.roster.load().iter().any(is_other) || !gateway.retries.spend() {
@@ -145,8 +147,9 @@ impl Attempts {
         }
         let wanted = self.wanted(request, &avoid);
         let routed = gateway.route(&Wanted { without_prefill: true, ..wanted })?;
-        // Those to be avoided come in again when there is nobody else.
-        (!avoid.contains(&routed.0.decode.live.name)).then_some(routed)
+        // Those to be avoided come in again when there is nobody else. A second attempt is no hand-off.
+        let is_fit = routed.0.prefill.is_none() && !avoid.contains(&routed.0.decode.live.name);
+        is_fit.then_some(routed)
     }
 
     fn wanted<'a>(&self, request: &'a RelayRequest, avoid: &'a [String]) -> Wanted<'a> {
@@ -252,9 +255,13 @@ type Attempted = Result<(Begun, Route), (Route, Failure)>;
 async fn attempt(
     gateway: &Arc<Gateway>,
     request: &Arc<RelayRequest>,
-    (route, booking): (Route, Booking),
+    (route, mut booking): (Route, Booking),
 ) -> Attempted {
-    let begun = match ask(gateway, request, &request.body, &route).await {
+    let asked = ask(gateway, request, &request.body, &route).await;
+    if let Ok(asked) = &asked {
+        asked.audit(&mut booking);
+    }
+    let begun = match asked {
         Ok(asked) if request.stream => {
             let stream = RelayStream::begin(gateway, request, asked, booking, &route).await;
             stream.map(|stream| Begun::Stream(Box::new(stream)))

@@ -56,12 +56,7 @@ pub(super) fn render(state: &WorkerState, with_vllm: bool) -> String {
     let recomputed = get(&stats.recomputed_blocks);
     put("counter", "recomputed_blocks_total", "Blocks computed because a transfer failed", recomputed);
     put("gauge", "kv_slots_used", "KV slots with at least one reference", slots_used);
-    put(
-        "gauge",
-        "kv_slots_cached",
-        "KV slots that the prefix cache refers to",
-        get(&stats.slots_cached),
-    );
+    put("gauge", "kv_slots_cached", "KV slots that the prefix cache refers to", get(&stats.slots_cached));
     put("gauge", "requests_fetching", "Requests that wait for blocks", get(&stats.fetching));
     if with_vllm {
         let (tokens, blocks) = (description.block_tokens, description.blocks);

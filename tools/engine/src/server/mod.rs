@@ -1,6 +1,6 @@
 //! vLLM's HTTP surface over an engine.
 //!
-//! `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`, `/ping`, `/version`, `/metrics`,
+//! `/v1/completions`, `/v1/chat/completions`, `/tokenize`, `/v1/models`, `/health`, `/ping`, `/version`, `/metrics`,
 //! `/kv_event_sources`, `/reset_prefix_cache`, and `/kvasir/worker`, by which a gateway learns what this worker
 //! is. A client that goes away drops its body, which drops the [`Generation`](crate::Generation), which cancels
 //! the request: no timer is involved.

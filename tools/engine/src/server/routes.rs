@@ -58,6 +58,7 @@ pub fn router(state: WorkerState) -> Router {
     let routes = Router::new()
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
+        .route("/tokenize", post(tokenize))
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ping", get(health))
@@ -148,6 +149,44 @@ async fn metrics(
         false => (exposition::CLASSIC, exposition::classic(&text)),
     };
     ([(header::CONTENT_TYPE, content_type)], text).into_response()
+}
+
+/// vLLM's `/tokenize`: the token ids of a text (`prompt`) or of a chat (`messages`), and how many they are.
+async fn tokenize(
+    State(state): State<Shared>,
+    Extension(intake): Extension<Arc<Intake>>,
+    request: HttpRequest,
+) -> Response {
+    let body = receive(&intake, request).await;
+    match body.and_then(|body| tokens_of(&state, &body.bytes)) {
+        Ok(ids) => {
+            let answer = json!({
+                "count": ids.len(), "max_model_len": state.engine.context_tokens(), "tokens": ids, "token_strs": null,
+            });
+            json_response(StatusCode::OK, answer.to_string())
+        }
+        Err(error) => error_response(&error),
+    }
+}
+
+fn tokens_of(state: &Shared, body: &[u8]) -> Result<Vec<u32>, ApiError> {
+    let fields: Value = serde_json::from_slice(body)
+        .map_err(|error| ApiError::malformed(format!("The body is not JSON: {error}.")))?;
+    check_model(state, fields["model"].as_str())?;
+    if let Some(text) = fields["prompt"].as_str() {
+        let adds_special = fields["add_special_tokens"].as_bool().unwrap_or(true);
+        let ids = state.engine.text().tokenizer.encode(text, adds_special);
+        return ids.map_err(|error| ApiError::invalid("prompt", error.to_string()));
+    }
+    let continues = fields["continue_final_message"].as_bool().unwrap_or(false);
+    let chat = ChatRequest::parse(body)?;
+    let encoded = state.engine.text().encode_conversation(
+        chat.messages,
+        chat.add_generation_prompt,
+        continues,
+        &chat.template_extras,
+    );
+    Ok(encoded.map_err(|error| ApiError::invalid("messages", error.to_string()))?.ids)
 }
 
 async fn completions(

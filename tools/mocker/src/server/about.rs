@@ -6,6 +6,7 @@ use super::Served;
 use super::ask::chat_prompt;
 use super::refusal::Refusal;
 use super::request::{Body, Prompt, Prompts};
+use crate::fault::mix;
 use crate::voice::Voice;
 use crate::worker::Worker;
 
@@ -54,8 +55,13 @@ pub(super) fn bootstrap(served: &Served) -> Value {
 /// SGLang's `/server_info`.
 pub(super) fn server_info(served: &Served) -> Value {
     let config = &served.worker.config;
+    // Seconds as SGLang tells them: equal for as long as the process runs, and never twice.
+    let run = served.worker.engine_id.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
+    let took = 30.0 + (run >> 12) as f64 / (1_u64 << 52) as f64;
     let mut info = json!({
-        "version": SGLANG_VERSION, "model_path": config.model, "served_model_name": config.model,
+        "version": SGLANG_VERSION, "random_seed": config.seed, "disable_radix_cache": false,
+        "startup_time": { "scheduler_e2e": took, "tokenizer_e2e": took + 1.0 },
+        "model_path": config.model, "served_model_name": config.model,
         "page_size": config.block_tokens, "disaggregation_mode": served.role_name(),
         "disaggregation_bootstrap_port": served.site.address.port(), "dp_size": 1, "tp_size": 1,
         "context_length": config.context_tokens, "max_running_requests": config.batch_max,

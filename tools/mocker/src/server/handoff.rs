@@ -2,7 +2,7 @@
 //!
 //! * NIXL (vLLM): the prefill leg answers where its blocks wait; the decode leg comes later and names them.
 //! * Mooncake (vLLM): both legs come at once and meet by `transfer_id`; the prefill leg does not wait.
-//! * SGLang: both legs come at once and meet by `bootstrap_room`; each waits for the other.
+//! * SGLang: both legs come at once and meet by `bootstrap_room`; each waits for the other, and without one is refused.
 
 use std::sync::Arc;
 
@@ -38,22 +38,21 @@ fn not_met(_: NotMet) -> Refusal {
 pub(super) async fn before(worker: &Arc<Worker>, ask: &Ask, id: &str) -> Result<Leg, Refusal> {
     let config = &worker.config;
     if config.dialect == Dialect::Sglang {
-        return match (&ask.rooms, config.role) {
-            (None, _) | (_, Role::Both) => Ok(Leg::default()),
-            (Some(Rooms::Several(rooms)), _) if rooms.len() > 1 => {
-                Err(Refusal::bad("bootstrap_room", "This mock takes one bootstrap room for each request."))
+        if config.role == Role::Both {
+            return Ok(Leg::default());
+        }
+        let room = match &ask.rooms {
+            Some(Rooms::One(room)) => Some(*room),
+            Some(Rooms::Several(rooms)) if rooms.len() > 1 => {
+                let words = "This mock takes one bootstrap room for each request.";
+                return Err(Refusal::bad("bootstrap_room", words));
             }
-            (Some(rooms), role) => {
-                let room = match rooms {
-                    Rooms::One(room) => Some(*room),
-                    Rooms::Several(rooms) => rooms.first().copied().flatten(),
-                };
-                match room {
-                    Some(room) => sglang_leg(worker, format!("room:{room}"), role).await,
-                    None => Ok(Leg::default()),
-                }
-            }
+            Some(Rooms::Several(rooms)) => rooms.first().copied().flatten(),
+            None => None,
         };
+        let words = "Invalid request: Disaggregated request received without bootstrap room id.";
+        let room = room.ok_or_else(|| Refusal::bad("bootstrap_room", words))?;
+        return sglang_leg(worker, format!("room:{room}"), config.role).await;
     }
     let Some(transfer) = &ask.transfer else { return Ok(Leg::default()) };
     let is_prefill = transfer["do_remote_decode"] == true;
@@ -98,7 +97,7 @@ async fn mooncake_leg(worker: &Worker, name: String, is_prefill: bool) -> Result
         return Ok(Leg { lease: Some(name), room: Some(room), ..Leg::default() });
     }
     let pulled = match room.offered_by(worker.config.bootstrap_timeout).await {
-        Ok(engine) => lease::pull(&engine, &name),
+        Ok((engine, _)) => lease::pull(&engine, &name),
         Err(_) => false,
     };
     room.fetched();
@@ -112,10 +111,10 @@ async fn sglang_leg(worker: &Worker, name: String, role: Role) -> Result<Leg, Re
         room.decode_is_there(within).await.map_err(not_met)?;
         return Ok(Leg { lease: Some(name), room: Some(room), waits_for_fetch: true, ..Leg::default() });
     }
-    let engine = room.offered_by(within).await.map_err(not_met)?;
+    let (engine, cached) = room.offered_by(within).await.map_err(not_met)?;
     let is_pulled = lease::pull(&engine, &name);
     room.fetched();
-    if is_pulled { loaded(worker, true, None) } else { Err(not_met(NotMet::GivenUp)) }
+    if is_pulled { loaded(worker, true, Some(cached)) } else { Err(not_met(NotMet::GivenUp)) }
 }
 
 impl Leg {
@@ -129,7 +128,7 @@ impl Leg {
         let offered = name.and_then(|name| worker.offered(name));
         if let Some(room) = self.room.take() {
             match &offered {
-                Some(_) => room.offer(&worker.engine_id),
+                Some(offered) => room.offer(&worker.engine_id, offered.cached),
                 // The output ended by itself: there is nothing to go on with.
                 None => room.give_up(),
             }
