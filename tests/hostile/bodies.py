@@ -36,14 +36,14 @@ def free_port():
 
 
 def request(path, body):
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def status_of(port, path="/health"):
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
-            client.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            client.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode())
             return int(client.recv(64).split()[1])
     except (OSError, IndexError, ValueError):
         return 0

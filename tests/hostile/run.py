@@ -206,7 +206,7 @@ def h2_data(payload):
 
 def http(method, path, headers, body=b""):
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-    return f"{method} {path} HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode() + body
+    return f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{lines}\r\n".encode() + body
 
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}).encode()

@@ -383,7 +383,7 @@ impl Access {
         let (is_allowed, message) = match self.is_closed() {
             true => (grant.is_admin, "This needs an administrator's key."),
             false => (
-                (caller.is_at_admin && caller.is_same_site()) || (grant.is_admin && caller.is_local()),
+                caller.is_administrators() || (grant.is_admin && caller.is_local()),
                 "This is told on this gateway's own machine, on `gateway.admin_listen`, or for an administrator's key.",
             ),
         };

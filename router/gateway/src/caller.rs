@@ -47,14 +47,25 @@ impl<'a> Caller<'a> {
     /// Whether a process of this machine asks, and for itself: over loopback, not through a proxy, and not as a page in a
     /// browser would whose host name was made to point here (DNS rebinding: such a page cannot name an address).
     pub(crate) fn is_local(&self) -> bool {
-        let is_loopback = self.peer.is_some_and(|peer| peer.addr.ip().to_canonical().is_loopback());
         let is_forwarded = FORWARDED.iter().any(|name| self.headers.contains_key(*name));
-        is_loopback && !is_forwarded && self.is_same_site()
+        self.is_loopback() && !is_forwarded && self.is_same_site()
+    }
+
+    fn is_loopback(&self) -> bool {
+        self.peer.is_some_and(|peer| peer.addr.ip().to_canonical().is_loopback())
+    }
+
+    /// Whether it came over the administrators' listener and is no page's in a browser of this machine. Over the network a
+    /// scraper may name that listener as it likes, and no browser reaches a Unix socket.
+    pub(crate) fn is_administrators(&self) -> bool {
+        // TCP knows no port 0: the listener of a Unix socket says it.
+        let is_socket = self.peer.is_some_and(|peer| peer.addr.port() == 0);
+        self.is_at_admin && (is_socket || !self.is_loopback() || self.is_same_site())
     }
 
     /// Whether the request is no page's of another site: it names an address, as a page whose host name was made to point
     /// here cannot (DNS rebinding), and a browser that says where it comes from names no other site.
-    pub(crate) fn is_same_site(&self) -> bool {
+    fn is_same_site(&self) -> bool {
         let told = |name: HeaderName| self.headers.get(name).map(|value| value.to_str());
         let is_by_address = told(header::HOST).is_none_or(|host| host.is_ok_and(is_address));
         let is_from_here = told(header::ORIGIN).is_none_or(|origin| {
