@@ -223,6 +223,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
             if name == "status":
                 fleet.advance()
                 return self.send(200, fleet.status())
+            if name == "history":
+                return self.send(200, {"started_unix": 0, "period_s": 10, "samples": []})
             if name == "decisions" and not fleet.is_sparse:
                 after = int(query.removeprefix("after=") or 0)
                 return self.send(200, {"last": fleet.last, "decisions": [one for one in fleet.decisions if one["sequence"] > after]})
