@@ -246,8 +246,10 @@ const difference = (now, before) => (now === null || before === null || now < be
 
 /** The newest sample that is at least so old; else the oldest. */
 function sampleBefore(ageMs) {
-  const { samples } = heard;
-  const until = samples[samples.length - 1].at - ageMs;
+  const newest = heard.samples[heard.samples.length - 1];
+  // Figures of the last minute begin when the page does; its charts go back further.
+  const samples = newest.isPast ? heard.samples : heard.samples.filter((sample) => !sample.isPast);
+  const until = newest.at - ageMs;
   let found = samples[0];
   for (const sample of samples) {
     if (sample.at > until) break;
@@ -295,7 +297,7 @@ function takeStatus(status) {
 }
 
 function keepSample(status, isHistory) {
-  const sample = { at: number(status.now_unix_ms) ?? Date.now(), started: number(status.started_unix), active: number(status.active), gap: isHistory ? 3 * HISTORY_PERIOD_MS : GAP_MS };
+  const sample = { at: number(status.now_unix_ms) ?? Date.now(), started: number(status.started_unix), active: number(status.active), gap: isHistory ? 3 * HISTORY_PERIOD_MS : GAP_MS, isPast: isHistory };
   for (const name of COUNTERS) sample[name] = number(status[name]);
   const histograms = object(status.histograms);
   sample.histograms = {};
