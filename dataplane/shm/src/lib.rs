@@ -54,7 +54,7 @@ pub mod word;
 
 #[cfg(not(loom))]
 pub use address::remove_stale;
-/// Settings.
+#[cfg(not(loom))]
 pub use config::ShmConfig;
 #[cfg(not(loom))]
 pub use doorbell::SLEEP_BOUND;
