@@ -7,7 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::{Scratch, free_address, get, open, post, prompt, read_stream, wait_for};
+use support::{
+    Cluster, Events, MODEL, Scratch, free_address, get, open, post, prompt, read_stream, wait_for,
+};
 
 struct Serve {
     child: Child,
@@ -120,6 +122,146 @@ fn one_command_serves_and_ctrl_c_drains() {
     let streamed = reader.join().expect("reader");
     assert_eq!((streamed.tokens.len(), streamed.is_done), (300, true), "drained, not cut");
     assert_eq!(serve.exit_code(Duration::from_secs(20)), Some(0));
+}
+
+fn place_schema() -> Value {
+    json!({
+        "type": "object", "properties": {
+            "city": {"enum": ["Köln", "Paris"]}, "stars": {"type": "integer", "minimum": 1, "maximum": 5},
+        }, "required": ["city", "stars"], "additionalProperties": false,
+    })
+}
+
+fn assert_is_place(text: &Value) {
+    let place: Value = serde_json::from_str(text.as_str().expect("a text")).expect("JSON");
+    let members = place.as_object().expect("an object");
+    assert!(members.len() == 2 && ["Köln", "Paris"].map(Value::from).contains(&members["city"]), "{place}");
+    assert!(members["stars"].as_i64().is_some_and(|stars| (1..=5).contains(&stars)), "{place}");
+}
+
+fn asked(address: &str, path: &str, body: &Value) -> (u16, Value) {
+    let (status, text) = post(address, path, body).expect("an answer");
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+/// The built-in model's weights are random: what it says within a schema is the grammar's doing.
+#[test]
+fn answers_follow_their_schemas_on_every_surface() {
+    let serve = Serve::start("schemas", "");
+    let format = json!({"type": "json_schema", "json_schema": {"name": "place", "schema": place_schema()}});
+    for seed in 0..5 {
+        let body = json!({"messages": [{"role": "user", "content": "Where?"}], "max_tokens": 200, "seed": seed,
+            "min_tokens": 150, "n": 2, "response_format": format});
+        let (status, answer) = asked(&serve.address, "/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        for choice in answer["choices"].as_array().expect("choices") {
+            assert_eq!(choice["finish_reason"], "stop", "{answer}");
+            assert_is_place(&choice["message"]["content"]);
+        }
+    }
+    let body = json!({"prompt": "Where?", "max_tokens": 200, "response_format": format});
+    let (status, answer) = asked(&serve.address, "/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    assert_is_place(&answer["choices"][0]["text"]);
+    let body = json!({"model": MODEL, "input": "Where?", "max_output_tokens": 200,
+        "text": {"format": {"type": "json_schema", "name": "place", "schema": place_schema()}}});
+    let (status, answer) = asked(&serve.address, "/v1/responses", &body);
+    assert_eq!(status, 200, "{answer}");
+    assert_is_place(&answer["output"][0]["content"][0]["text"]);
+    for schema in [json!(5), json!({"type": "object", "properties": 5}), json!({"type": "nothing"})] {
+        let body = json!({"messages": [{"role": "user", "content": "Where?"}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "bad", "schema": schema}}});
+        let (status, answer) = asked(&serve.address, "/v1/chat/completions", &body);
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!("response_format")), "{answer}");
+    }
+}
+
+#[test]
+fn forced_tools_are_called() {
+    let serve = Serve::start("forced", "");
+    let unit = json!({"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"],
+        "additionalProperties": false});
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": unit}});
+    let body = |choice: Value, seed: u64| {
+        json!({"messages": [{"role": "user", "content": "How warm?"}], "max_tokens": 300, "seed": seed,
+            "tools": [tool("inside"), tool("outside")], "tool_choice": choice, "parallel_tool_calls": false})
+    };
+    let is_unit = |arguments: &Value| {
+        let arguments: Value = serde_json::from_str(arguments.as_str().expect("a text")).expect("JSON");
+        assert!(arguments == json!({"unit": "c"}) || arguments == json!({"unit": "f"}), "{arguments}");
+    };
+    for seed in 0..4 {
+        let (status, answer) = asked(&serve.address, "/v1/chat/completions", &body("required".into(), seed));
+        let choice = &answer["choices"][0];
+        assert_eq!((status, &choice["finish_reason"]), (200, &json!("tool_calls")), "{answer}");
+        let calls = choice["message"]["tool_calls"].as_array().expect("calls");
+        let name = calls[0]["function"]["name"].as_str();
+        assert!(calls.len() == 1 && matches!(name, Some("inside" | "outside")), "{answer}");
+        is_unit(&calls[0]["function"]["arguments"]);
+        let named = json!({"type": "function", "function": {"name": "outside"}});
+        let (status, answer) = asked(&serve.address, "/v1/chat/completions", &body(named, seed));
+        let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+        assert_eq!((status, &call["name"]), (200, &json!("outside")), "{answer}");
+        is_unit(&call["arguments"]);
+    }
+    let mut streamed = body("required".into(), 9);
+    streamed["stream"] = true.into();
+    let mut events =
+        Events::new(open(&serve.address, "/v1/chat/completions", &streamed).expect("a connection"));
+    assert!(events.head().starts_with("HTTP/1.1 200"));
+    let (mut arguments, mut finish) = (String::new(), Value::Null);
+    while let Some(data) = events.next_data().filter(|data| data != "[DONE]") {
+        let event: Value = serde_json::from_str(&data).expect("JSON");
+        let delta = &event["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"];
+        arguments.push_str(delta.as_str().unwrap_or_default());
+        if event["choices"][0]["finish_reason"].is_string() {
+            finish = event["choices"][0]["finish_reason"].clone();
+        }
+    }
+    assert_eq!(finish, "tool_calls");
+    is_unit(&arguments.into());
+    let message = json!({"model": MODEL, "max_tokens": 300, "messages": [{"role": "user", "content": "How warm?"}],
+        "tools": [{"name": "inside", "input_schema": unit}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": true}});
+    let (status, answer) = asked(&serve.address, "/v1/messages", &message);
+    assert_eq!((status, &answer["stop_reason"]), (200, &json!("tool_use")), "{answer}");
+    assert_eq!(
+        (&answer["content"][0]["type"], &answer["content"][0]["name"]),
+        (&json!("tool_use"), &json!("inside"))
+    );
+    let mut bad = body("required".into(), 0);
+    bad["tools"][0]["function"]["parameters"] =
+        json!({"type": "object", "properties": {"a": {"type": "no"}}});
+    let (status, answer) = asked(&serve.address, "/v1/chat/completions", &bad);
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("tools")), "{answer}");
+    bad["tools"] = json!([]);
+    let (status, answer) = asked(&serve.address, "/v1/chat/completions", &bad);
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("tool_choice")), "{answer}");
+}
+
+#[test]
+fn a_resumed_answer_stays_within_its_schema() {
+    let cluster = Cluster::start("resumed", &["both"], "");
+    let ask = |prompt: &[u32], resumed: usize| {
+        let body = json!({"model": MODEL, "prompt": prompt, "max_tokens": 200, "seed": 11, "return_token_ids": true,
+            "structured_outputs": {"json": place_schema()}, "vllm_xargs": {"kvasir_resumed_tokens": resumed}});
+        // The worker itself: a gateway says so only of what it resumes.
+        let (status, answer) = asked(&cluster.workers[0].address, "/v1/completions", &body);
+        let ids: Vec<u32> =
+            serde_json::from_value(answer["choices"][0]["token_ids"].clone()).unwrap_or_default();
+        (status, ids, answer)
+    };
+    let start = prompt(3, 40);
+    let (status, whole, answer) = ask(&start, 0);
+    assert_eq!(status, 200, "{answer}");
+    assert_is_place(&answer["choices"][0]["text"]);
+    for at in [1, 5, whole.len() - 1] {
+        let so_far: Vec<u32> = start.iter().chain(&whole[..at]).copied().collect();
+        let (status, rest, answer) = ask(&so_far, at);
+        assert_eq!((status, rest.as_slice()), (200, &whole[at..]), "behind {at} tokens: {answer}");
+    }
+    let (status, _, answer) = ask(&start, 40);
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("vllm_xargs")), "{answer}");
 }
 
 #[test]

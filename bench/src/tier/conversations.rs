@@ -237,6 +237,7 @@ async fn ask(
         extras: Vec::new(),
         push_to: None,
         fetch_from: None,
+        grammar: None,
     };
     user.prompt_tokens += history.len();
     let started = Instant::now();

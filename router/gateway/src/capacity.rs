@@ -5,8 +5,10 @@
 //! worker's limit is the number of places that its engine tells. For an engine that tells none it follows what the engine
 //! reports, as TCP follows a path: a queue in two reports in a row lowers the limit by a quarter, but not below what runs; no
 //! queue while at least half of the limit is used raises it. A small queue is left to each engine, so that none idles while
-//! a request is on its way. Nothing limits an engine that reports nothing. The use of its KV pool is not looked at: an engine
-//! whose pool is full preempts, which shows as waiting.
+//! a request is on its way. Nothing limits an engine that reports nothing.
+//!
+//! An engine whose KV pool is nearly used up gets no request more than it has: it would have to preempt, and to compute
+//! again what it threw away. That lasts until a report says otherwise, and leaves the limit as it is.
 //!
 //! The limit of a worker is written by the task that asks for its reports and read by [`keep`]; relaxed, since each number
 //! stands for itself.
@@ -26,6 +28,8 @@ const SET_EVERY: Duration = Duration::from_millis(100);
 const QUEUE_SHARE: u32 = 8;
 /// A limit is lowered by one in so many at a time, and raised by as much.
 const STEP_SHARE: u32 = 4;
+/// Share of the KV pool from which on an engine gets no further request. Blocks that are only cached are not counted.
+const KV_USAGE_FULL: f64 = 0.97;
 /// The least limit, and the least step upwards.
 const LIMIT_MIN: u32 = 4;
 /// Tokens that a waiting request of somebody else is taken to have still to compute.
@@ -36,6 +40,8 @@ const FOREIGN_TOKENS: u32 = 512;
 pub(crate) struct Capacity {
     /// Requests that it may have, from all gateways and clients.
     limit: AtomicU32,
+    /// Requests that were there when the KV pool was last seen full; [`u32::MAX`] while there is room.
+    full_at: AtomicU32,
     /// There was a queue in the last report.
     had_queue: AtomicBool,
     /// Requests there that neither this gateway nor its peers have sent.
@@ -48,6 +54,7 @@ impl Default for Capacity {
     fn default() -> Self {
         Self {
             limit: AtomicU32::new(u32::MAX),
+            full_at: AtomicU32::new(u32::MAX),
             had_queue: AtomicBool::new(false),
             foreign: AtomicU32::new(0),
             foreign_waiting: AtomicU32::new(0),
@@ -78,12 +85,15 @@ impl Capacity {
             None => limit,
         };
         self.limit.store(next.max(LIMIT_MIN), Ordering::Relaxed);
+        let full_at = if load.kv_usage >= KV_USAGE_FULL { inside.max(1) } else { u32::MAX };
+        self.full_at.store(full_at, Ordering::Relaxed);
     }
 
     /// Requests that it may have from this gateway, when its peers have so many there.
     pub(crate) fn share(&self, peers: u32) -> u32 {
         let others = self.foreign.load(Ordering::Relaxed).saturating_add(peers);
-        self.limit.load(Ordering::Relaxed).saturating_sub(others)
+        let places = self.limit.load(Ordering::Relaxed).min(self.full_at.load(Ordering::Relaxed));
+        places.saturating_sub(others)
     }
 
     /// Tokens still to be computed there for requests of which the gateway knows only that they wait.
@@ -305,6 +315,27 @@ mod tests {
         assert_eq!(capacity.share(20), 0, "the others' requests have the places");
         capacity.report(&load(64, 0), Some(64), 64);
         assert_eq!(capacity.share(0), 72, "what the engine tells counts at once");
+    }
+
+    #[test]
+    fn an_engine_whose_kv_pool_is_used_up_gets_no_further_request() {
+        let capacity = Capacity::default();
+        let report = |running, kv_usage, requests_max| {
+            capacity.report(&EngineLoad { running, waiting: 0, kv_usage }, requests_max, running);
+            capacity.share(0)
+        };
+        for requests_max in [None, Some(64)] {
+            let free = report(12, 0.5, requests_max);
+            assert!(free > 60, "{free}");
+            assert_eq!(report(12, 0.98, requests_max), 12, "what it has, and no more");
+            assert_eq!(report(9, 0.98, requests_max), 9);
+            assert_eq!(
+                report(0, 1.0, requests_max),
+                1,
+                "a pool that others hold is no reason to stop for good"
+            );
+            assert_eq!(report(9, 0.6, requests_max), free, "the limit was left as it was");
+        }
     }
 
     #[test]

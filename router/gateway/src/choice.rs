@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use axum::http::HeaderMap;
 use router_engines::client::{CompletionPiece, EngineError};
 use router_engines::handoff::Handoff;
-use router_engines::openai::{ApiError, Finish, Sampling, TokenLogprob, TokenLogprobs};
+use router_engines::openai::{ApiError, Finish, STRUCTURED_OUTPUTS, Sampling, TokenLogprob, TokenLogprobs};
 use router_tokens::{Detokenizer, StopStrings, Tokenizer};
 use router_trace::names;
 use serde_json::{Map, Value, json};
@@ -156,7 +156,7 @@ impl Runner {
             let may_retry = error.is_retryable() && attempts <= self.gateway.tuning().retries;
             if !may_retry || !self.gateway.retries.spend() {
                 let error = match error {
-                    EngineError::Refused(refusal) => refusal,
+                    EngineError::Refused(refusal) => self.in_the_clients_words(refusal),
                     other => {
                         let request = &self.request;
                         workers_failed(request.explains, &request.request_id, &other.to_string())
@@ -177,6 +177,16 @@ impl Runner {
                 traced.event(names::event::RETRY);
             }
         }
+    }
+
+    /// An engine names the field that it was asked with; the client asked with another one.
+    fn in_the_clients_words(&self, mut refusal: ApiError) -> ApiError {
+        if let Some(output) = &self.request.sampling.structured
+            && refusal.param.as_deref() == Some(STRUCTURED_OUTPUTS)
+        {
+            refusal.param = Some(output.param.to_owned());
+        }
+        refusal
     }
 
     async fn fail(&self, error: ApiError) {
@@ -285,6 +295,8 @@ impl Runner {
         prefill_fields.insert("max_tokens".to_owned(), json!(1));
         prefill_fields.insert("min_tokens".to_owned(), json!(0));
         prefill_fields.remove("logprobs");
+        // It says nothing, so there is nothing to constrain.
+        prefill_fields.remove(STRUCTURED_OUTPUTS);
         // Both legs at once. The prefill leg is not waited for, but its failure is heard.
         let leg = prefill_leg(
             prefill.worker.client.clone(),

@@ -14,8 +14,10 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use router_engines::openai::{
-    Answer, ApiError, ChatRequest, CompletionRequest, Finish, Kind, Prompt, Sampling, TokenLogprobs, Usage,
+    Answer, ApiError, ChatRequest, CompletionRequest, Finish, Kind, Prompt, Sampling, TokenLogprobs,
+    ToolChoice, Usage,
 };
+use router_parsers::ToolFormat;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -23,7 +25,7 @@ use crate::choice::{ChoiceEvent, ChoicePiece, ChoiceRequest, run};
 use crate::memory::held_bytes;
 use crate::requests::Head;
 use crate::routing::Wanted;
-use crate::said::Said;
+use crate::said::{Said, forced_parser};
 use crate::service::{Gateway, fresh_number, json_response, unix_time};
 use crate::stay::Stay;
 
@@ -42,6 +44,8 @@ struct Normal {
     tokens_as_ids: bool,
     /// The tools that the model may call.
     tools: Option<Value>,
+    /// How a call is written that it must make.
+    forced: Option<ToolFormat>,
 }
 
 /// Serves a request whose text is made here.
@@ -183,6 +187,11 @@ fn parser(gateway: &Gateway, normal: &Normal, kind: Kind) -> Option<Said> {
     let prompt = normal.prompts.first().filter(|_| kind == Kind::Chat)?;
     let end = &prompt[prompt.len().saturating_sub(PROMPT_END_TOKENS)..];
     let end = gateway.text.tokenizer.decode(end, false);
+    if normal.sampling.structured.is_some() {
+        // The grammar leaves no room for marks: it is JSON from its first token on, and no reasoning.
+        let format = normal.forced.clone()?;
+        return Some(Said::new(forced_parser(format, normal.tools.as_ref(), fresh_number())));
+    }
     gateway.config.formats.parser(normal.tools.as_ref(), &end, fresh_number()).map(Said::new)
 }
 
@@ -193,7 +202,13 @@ async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes, stay: &mut Stay) -> R
     let mut request = work.run(move |_| ChatRequest::parse(&bytes)).await??;
     check_model(gateway, request.model.as_deref())?;
     stay.allow(request.model.as_deref())?;
-    let tools = request.template_extras.get("tools").cloned().filter(|_| request.may_call_tools);
+    let tools = request.template_extras.get("tools").cloned();
+    let tools = tools.filter(|_| request.tool_choice != ToolChoice::None);
+    let forced = match request.tool_choice {
+        ToolChoice::Auto | ToolChoice::None => None,
+        ToolChoice::Required => Some(ToolFormat::ForcedArray),
+        ToolChoice::Named(name) => Some(ToolFormat::ForcedNamed(name)),
+    };
     let formats = &gateway.config.formats;
     if (formats.tools.is_some() && tools.is_some()) || formats.reasoning.is_some() {
         // Marks of calls and reasoning are special tokens in most vocabularies.
@@ -217,6 +232,7 @@ async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes, stay: &mut Stay) -> R
         return_token_ids: request.return_token_ids,
         tokens_as_ids: false,
         tools,
+        forced,
     })
 }
 
@@ -267,6 +283,7 @@ async fn normal_completion(
         return_token_ids: request.return_token_ids,
         tokens_as_ids: request.tokens_as_ids,
         tools: None,
+        forced: None,
     })
 }
 

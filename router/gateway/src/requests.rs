@@ -413,7 +413,10 @@ fn makes_text(gateway: &Gateway, body: &RawBody, surface: Surface) -> bool {
     match gateway.config.text {
         TextBy::Auto => gateway.fleet.is_native(),
         TextBy::Engine => false,
-        TextBy::Gateway => surface != Surface::Other && gateway.fleet.speaks_ids() && is_only_text(body),
+        TextBy::Gateway => {
+            let is_made_here = || gateway.fleet.is_native() || is_only_text(body);
+            surface != Surface::Other && gateway.fleet.speaks_ids() && is_made_here()
+        }
     }
 }
 

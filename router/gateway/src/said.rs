@@ -45,6 +45,13 @@ impl Formats {
     }
 }
 
+/// A parser for an output that a grammar makes a call.
+pub(crate) fn forced_parser(format: ToolFormat, tools: Option<&Value>, seed: u64) -> Parser {
+    let entries = tools.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let tools: Vec<Tool> = entries.iter().filter_map(Tool::from_request).collect();
+    Parser::new(Some(format), None, &tools, CallIds::seeded(seed))
+}
+
 /// One output on its way through a parser.
 #[derive(Debug)]
 pub(crate) struct Said {
@@ -160,6 +167,23 @@ mod tests {
         assert_eq!(message["content"], content.as_str());
         assert_eq!(message["tool_calls"][0]["function"]["arguments"], arguments.as_str());
         assert_eq!(serde_json::from_str::<Value>(&arguments).expect("JSON"), json!({"x": 1}));
+    }
+
+    #[test]
+    fn forced_calls_are_read_without_marks() {
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        for (format, text) in [
+            (ToolFormat::ForcedArray, r#"[{"name": "f", "parameters": {"x": "<think>"}}]"#),
+            (ToolFormat::ForcedNamed("f".to_owned()), r#"{"x": "<think>"}"#),
+        ] {
+            let mut said = Said::new(forced_parser(format, Some(&tools), 1));
+            said.push(text, true);
+            assert_eq!(said.finish(Finish::Stop), Finish::ToolCalls);
+            let message = said.message();
+            assert_eq!(message["tool_calls"][0]["function"]["name"], "f", "{message}");
+            let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().expect("text");
+            assert_eq!(serde_json::from_str::<Value>(arguments).expect("JSON"), json!({"x": "<think>"}));
+        }
     }
 
     #[test]

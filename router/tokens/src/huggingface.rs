@@ -119,6 +119,18 @@ impl HuggingFace {
         added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
+    /// The bytes that a token adds inside a text.
+    pub(crate) fn bytes_within(&self, id: u32) -> Vec<u8> {
+        let is_added = self.pipeline.get_added_vocabulary().simple_id_to_token(id).is_some();
+        let piece = self.pipeline.get_model().id_to_token(id).filter(|_| !is_added);
+        // A byte-level vocabulary spells neither so, and a piece that stands for itself is no byte.
+        let spelled = piece.and_then(|piece| {
+            let bytes = sentence_piece(&piece)?;
+            (self.decode(&[id], false).as_bytes() != piece.as_bytes()).then_some(bytes)
+        });
+        spelled.unwrap_or_else(|| self.bytes_of(id))
+    }
+
     /// The bytes that a token stands for, on its own.
     pub(crate) fn bytes_of(&self, id: u32) -> Vec<u8> {
         let added = self.pipeline.get_added_vocabulary();
@@ -133,6 +145,15 @@ impl HuggingFace {
             Some(bytes) if String::from_utf8_lossy(&bytes) == text => bytes,
             _ => text.into_bytes(),
         }
+    }
+}
+
+/// The bytes of a piece that is spelled as SentencePiece spells: blanks as `▁`, single bytes as `<0xNN>`.
+fn sentence_piece(piece: &str) -> Option<Vec<u8>> {
+    let byte = piece.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')).filter(|hex| hex.len() == 2);
+    match byte.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+        Some(byte) => Some(vec![byte]),
+        None => piece.contains('\u{2581}').then(|| piece.replace('\u{2581}', " ").into_bytes()),
     }
 }
 
@@ -215,6 +236,19 @@ fn cloned_normalizer(normalizer: &PipelineNormalizer) -> Result<PipelineNormaliz
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sentence_pieces_keep_their_blanks_and_bytes() {
+        for (piece, expected) in [
+            ("\u{2581}the", Some(&b" the"[..])),
+            ("\u{2581}\u{2581}", Some(&b"  "[..])),
+            ("<0xE3>", Some(&b"\xE3"[..])),
+            ("<0xZZ>", None),
+            ("the", None),
+        ] {
+            assert_eq!(sentence_piece(piece).as_deref(), expected, "{piece}");
+        }
+    }
 
     #[test]
     fn the_byte_level_alphabet_covers_every_byte_once() {

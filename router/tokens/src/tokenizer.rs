@@ -89,6 +89,15 @@ impl Tokenizer {
         }
     }
 
+    /// The bytes that a token adds inside a text: a leading blank is there, and half a character is half a character.
+    #[must_use]
+    pub fn bytes_within(&self, id: u32) -> Vec<u8> {
+        match &self.0 {
+            Kind::Bytes => self.bytes_of(id),
+            Kind::HuggingFace(inner) => inner.bytes_within(id),
+        }
+    }
+
     /// Whether a token is a special one, which is not part of the text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {

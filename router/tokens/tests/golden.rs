@@ -40,6 +40,12 @@ fn strings_encode_and_decode_as_recorded() {
         }
         let bytes: Vec<u8> = framed.iter().flat_map(|&id| text.tokenizer.bytes_of(id)).collect();
         assert_eq!(String::from_utf8_lossy(&bytes), case["decoded"].as_str().expect("text"), "bytes");
+        let within: Vec<u8> = plain.iter().flat_map(|&id| text.tokenizer.bytes_within(id)).collect();
+        assert_eq!(
+            String::from_utf8_lossy(&within),
+            text.tokenizer.decode(&plain, false),
+            "bytes within a text"
+        );
     }
 }
 

@@ -9,9 +9,10 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_transfer::{Notice, TransferService};
 use kvstore_block::IdentityChain;
 use kvstore_store::{Moved, Store, Survivor};
-use router_engines::openai::{Finish, Sampling};
+use router_engines::openai::{Finish, Sampling, StructuredOutput};
 use router_tokens::{Detokenizer, ModelText};
 use tokio::sync::mpsc;
+use tools_grammar::{Grammar, GrammarCompiler, GrammarError};
 
 use crate::events::EventSink;
 use crate::model::Model;
@@ -38,6 +39,8 @@ pub struct Request {
     pub push_to: Option<u64>,
     /// Fetch the prompt's blocks: transfer and address of the sender's data plane.
     pub fetch_from: Option<(u64, String)>,
+    /// Keeps the output within a schema; made by [`EngineHandle::grammar`] behind the same resumed tokens.
+    pub grammar: Option<Grammar>,
 }
 
 /// One piece of a generation.
@@ -153,6 +156,7 @@ impl Engine {
             fingerprint,
             context_tokens: config.context_tokens.min(capacity_tokens.saturating_sub(kv.block_tokens())),
             vocabulary: model.config().vocabulary,
+            compiler: Arc::new(GrammarCompiler::new(text.clone(), model.config().vocabulary)),
             next_id: AtomicU64::new(1),
             stats: Arc::clone(&stats),
         });
@@ -199,6 +203,7 @@ struct Shared {
     fingerprint: u64,
     context_tokens: usize,
     vocabulary: usize,
+    compiler: Arc<GrammarCompiler>,
     next_id: AtomicU64,
     stats: Arc<EngineStats>,
 }
@@ -238,6 +243,16 @@ impl EngineHandle {
         &self.shared.stats
     }
 
+    /// The grammar of an output, behind the last tokens of a prompt when those are an interrupted run's output. Waits while
+    /// [`GRAMMARS_MAX`](tools_grammar::GRAMMARS_MAX) requests have one.
+    pub async fn grammar(
+        &self,
+        output: &Arc<StructuredOutput>,
+        resumed: Vec<u32>,
+    ) -> Result<Grammar, GrammarError> {
+        self.shared.compiler.grammar(output, resumed).await
+    }
+
     /// Queues a request.
     pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
         assert!(!request.prompt.is_empty(), "a prompt has at least one token");
@@ -264,6 +279,7 @@ impl EngineHandle {
             extras: request.extras.clone(),
             goal: request.push_to.map_or(Goal::Generate, |transfer| Goal::Prefill { transfer }),
             remote: request.fetch_from.map(|(transfer, address)| RemotePrefill { transfer, address }),
+            grammar: request.grammar,
             output,
         });
         if self.shared.stats.submitted.fetch_add(1, Ordering::Relaxed) >= SUBMITTED_MAX {

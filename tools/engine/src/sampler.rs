@@ -150,7 +150,9 @@ fn log_sum_exp(logits: &[f32]) -> f32 {
 
 fn top_logprobs(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     let normaliser = log_sum_exp(logits);
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    // Of a token that cannot be there is no logarithm.
+    let mut order: Vec<u32> =
+        (0..logits.len() as u32).filter(|&id| logits[id as usize] > f32::NEG_INFINITY).collect();
     let count = count.min(order.len());
     let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     if count > 0 && count < order.len() {
@@ -237,5 +239,12 @@ mod tests {
         assert!((choice.logprob - 0.25_f32.ln()).abs() < 1e-6);
         assert_eq!(choice.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2, 1]);
         assert!((choice.top[0].1 - 0.625_f32.ln()).abs() < 1e-6);
+        let masked = [0.0, f32::NEG_INFINITY, f32::NEG_INFINITY];
+        let choice = choose(&masked, &sampling(",\"logprobs\":3"), 0, &[], &[], &[], &[]);
+        assert_eq!(
+            (choice.token, choice.top),
+            (0, vec![(0, 0.0)]),
+            "of what is impossible there is no logarithm"
+        );
     }
 }

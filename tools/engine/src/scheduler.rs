@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
 use dataplane_transfer::{Command, Notice, Outcome, TransferService};
@@ -25,6 +25,9 @@ use crate::model::{Item, Model, Rows};
 use crate::sampler::choose;
 use crate::sequence::{Goal, RemotePrefill, Sequence};
 use crate::{EngineConfig, EngineStats, KvPool};
+
+/// How often cached slots that no request uses are counted while requests run.
+pub(crate) const EVICTABLE_EVERY: Duration = Duration::from_millis(100);
 
 pub(crate) struct Scheduler {
     config: EngineConfig,
@@ -43,6 +46,7 @@ pub(crate) struct Scheduler {
     /// Waiting for blocks of the store's tiers, by sequence.
     fetching_store: HashMap<u64, Sequence>,
     running: Vec<Sequence>,
+    evictable_counted: Instant,
 }
 
 /// What became of a sequence whose blocks might be somewhere else.
@@ -86,6 +90,7 @@ impl Scheduler {
             handing_over: HashMap::new(),
             fetching_store: HashMap::new(),
             running: Vec::new(),
+            evictable_counted: Instant::now(),
         }
     }
 
@@ -503,6 +508,18 @@ impl Scheduler {
 
     /// Draws the next token; true when the sequence is finished.
     fn draw(&self, sequence: &mut Sequence, logits: &[f32]) -> bool {
+        let within;
+        let logits = match &mut sequence.grammar {
+            None => logits,
+            Some(grammar) => {
+                let mut masked = logits.to_vec();
+                if let Err(error) = grammar.mask(&mut masked) {
+                    return strayed(sequence, &error);
+                }
+                within = masked;
+                within.as_slice()
+            }
+        };
         let (prompt, output) = sequence.tokens.split_at(sequence.output_start());
         let ends: Vec<u32> = match sequence.sampling.ignore_eos {
             true => sequence.sampling.stop_token_ids.clone(),
@@ -513,6 +530,13 @@ impl Scheduler {
         let banned = if too_short { ends.as_slice() } else { &[] };
         let choice = choose(logits, &sequence.sampling, sequence.seed, prompt, output, suppressed, banned);
         let token = choice.token;
+        let ended = ends.contains(&token) && !too_short;
+        let complete = match sequence.grammar.as_mut().filter(|_| !ended).map(|grammar| grammar.accept(token))
+        {
+            None => false,
+            Some(Ok(complete)) => complete,
+            Some(Err(error)) => return strayed(sequence, &error),
+        };
         sequence.tokens.push(token);
         EngineStats::add(&self.stats.generation_tokens, 1);
         let now = Instant::now();
@@ -520,7 +544,6 @@ impl Scheduler {
             None => self.stats.time_to_first_token.observe(now - sequence.arrived),
             Some(before) => self.stats.inter_token.observe(now - before),
         }
-        let ended = ends.contains(&token) && !too_short;
         let text = if ended { String::new() } else { sequence.detokenizer.push(token) };
         let (text, stopped) = sequence.stop.push(&text);
         let out_of_room = Some(sequence.generated()) == sequence.sampling.max_tokens;
@@ -529,12 +552,12 @@ impl Scheduler {
         sequence.send(Output { tokens: vec![token], text, choice, finish: None, cached_tokens });
         if stopped {
             sequence.send(Output { finish: Some(Finish::Stop), cached_tokens, ..Output::default() });
-        } else if ended {
+        } else if ended || complete {
             sequence.finish(Finish::Stop);
         } else if out_of_room {
             sequence.finish(Finish::Length);
         }
-        stopped || ended || out_of_room
+        stopped || ended || complete || out_of_room
     }
 
     /// Pushes cached blocks of prefill requests and ends those that are done.
@@ -581,5 +604,21 @@ impl Scheduler {
             self.fetching_remote.len() + self.fetching_store.len() + self.handing_over.len(),
         );
         EngineStats::set(&self.stats.slots_cached, self.blocks.catalog.len());
+        // The count goes through the whole catalog.
+        if self.running.is_empty() || self.evictable_counted.elapsed() >= EVICTABLE_EVERY {
+            EngineStats::set(&self.stats.slots_evictable, self.blocks.catalog.evictable(usize::MAX));
+            self.evictable_counted = Instant::now();
+        }
     }
+}
+
+/// Ends a sequence whose grammar has reached one of its limits.
+fn strayed(sequence: &mut Sequence, error: &str) -> bool {
+    tracing::warn!(
+        error,
+        tokens = sequence.generated(),
+        "an output cannot be kept within its schema any more"
+    );
+    sequence.finish(Finish::Abort);
+    true
 }

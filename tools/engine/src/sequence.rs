@@ -8,6 +8,7 @@ use kvstore_store::TenantId;
 use router_engines::openai::{Finish, Sampling};
 use router_tokens::{Detokenizer, StopStrings};
 use tokio::sync::mpsc;
+use tools_grammar::Grammar;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::engine::Output;
@@ -60,6 +61,8 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: usize,
     pub(crate) detokenizer: Detokenizer,
     pub(crate) stop: StopStrings,
+    /// Keeps the output within a schema; knows every token of it.
+    pub(crate) grammar: Option<Grammar>,
     pub(crate) output: mpsc::Sender<Output>,
     pub(crate) arrived: Instant,
     pub(crate) last_token: Option<Instant>,
@@ -75,6 +78,7 @@ pub(crate) struct Start {
     pub(crate) remote: Option<RemotePrefill>,
     pub(crate) chain: IdentityChain,
     pub(crate) detokenizer: Detokenizer,
+    pub(crate) grammar: Option<Grammar>,
     pub(crate) output: mpsc::Sender<Output>,
 }
 
@@ -102,6 +106,7 @@ impl Sequence {
             cached_tokens: 0,
             detokenizer: start.detokenizer,
             stop,
+            grammar: start.grammar,
             output: start.output,
             arrived: Instant::now(),
             last_token: None,

@@ -54,6 +54,8 @@ pub struct EngineStats {
     pub(crate) waiting: AtomicU64,
     pub(crate) fetching: AtomicU64,
     pub(crate) slots_cached: AtomicU64,
+    /// Cached slots that no request uses, counted every [`EVICTABLE_EVERY`](crate::scheduler::EVICTABLE_EVERY).
+    pub(crate) slots_evictable: AtomicU64,
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) generation_tokens: AtomicU64,
     pub(crate) prefix_queries: AtomicU64,

@@ -174,7 +174,7 @@ pub struct EngineLoad {
     pub running: u32,
     /// Requests that wait.
     pub waiting: u32,
-    /// Share of KV blocks in use.
+    /// Share of KV blocks that requests use; blocks that are only cached count as free in every engine.
     pub kv_usage: f64,
 }
 

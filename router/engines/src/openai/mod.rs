@@ -5,9 +5,13 @@ mod fields;
 mod render;
 mod request;
 mod sampling;
+mod structured;
+mod tool_choice;
 
 pub use error::ApiError;
 pub use fields::Fields;
 pub use render::{Answer, Finish, Kind, TokenLogprob, TokenLogprobs, Usage, model_list};
 pub use request::{ChatRequest, CompletionRequest, KNOWN_FIELDS, Prompt};
 pub use sampling::Sampling;
+pub use structured::{SCHEMA_BYTES_MAX, STRUCTURED_OUTPUTS, StructuredOutput};
+pub use tool_choice::ToolChoice;

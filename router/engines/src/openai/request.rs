@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::fields::{kind, token_ids};
-use super::{ApiError, Fields, Sampling};
+use super::{ApiError, Fields, Sampling, ToolChoice};
 
 /// Most choices of one request.
 pub(super) const CHOICES_MAX: i64 = 16;
@@ -54,8 +54,8 @@ pub struct ChatRequest {
     pub messages: Value,
     /// Variables for the template: `tools` and `chat_template_kwargs`.
     pub template_extras: Map<String, Value>,
-    /// Whether the model may call the tools that it is shown.
-    pub may_call_tools: bool,
+    /// Which of the tools that it is shown the model may or must call.
+    pub tool_choice: ToolChoice,
     /// Whether the template shall open the assistant's turn.
     pub add_generation_prompt: bool,
     /// How to sample.
@@ -155,13 +155,6 @@ pub const KNOWN_FIELDS: [&str; 44] = [
 fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
     let refuse =
         |name: &str, what: &str| Err(ApiError::invalid(name, format!("{what} is not supported yet.")));
-    if fields.get("response_format").is_some_and(|format| format["type"] != "text") {
-        return refuse("response_format", "A `response_format` other than text");
-    }
-    let is_plain = |choice: &Value| matches!(choice.as_str(), Some("none" | "auto"));
-    if fields.get("tool_choice").is_some_and(|choice| !is_plain(choice)) {
-        return refuse("tool_choice", "A `tool_choice` other than `none` and `auto`");
-    }
     for name in ["functions", "function_call", "audio", "prediction"] {
         if fields.get(name).is_some() {
             return refuse(name, &format!("`{name}`"));
@@ -257,6 +250,12 @@ impl ChatRequest {
         let fields = Fields(&object);
         let mut sampling = Sampling::parse(fields)?;
         refuse_unsupported(fields)?;
+        let tool_choice = ToolChoice::parse(fields)?;
+        let may_call_several = fields.flag("parallel_tool_calls")?.unwrap_or(true);
+        if let Some(output) = tool_choice.output(fields.get("tools"), may_call_several)? {
+            // A `response_format` is for what is not a call.
+            sampling.constrain(output);
+        }
         sampling.max_tokens = max_tokens(fields, &["max_completion_tokens", "max_tokens"])?;
         let wants_logprobs = fields.flag("logprobs")?.unwrap_or(false);
         let top_logprobs = fields.integer("top_logprobs", 0, TOP_LOGPROBS_MAX)?;
@@ -282,7 +281,7 @@ impl ChatRequest {
             model: fields.text("model")?.map(str::to_owned),
             messages: messages(fields)?,
             template_extras,
-            may_call_tools: fields.get("tool_choice").is_none_or(|choice| choice != "none"),
+            tool_choice,
             add_generation_prompt: fields.flag("add_generation_prompt")?.unwrap_or(true),
             sampling,
             stream,
@@ -448,8 +447,9 @@ mod tests {
         let error = chat(json!({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}));
         assert_eq!(error.expect_err("refused").param.as_deref(), Some("top_logprobs"));
         for (field, value) in [
-            ("response_format", json!({"type": "json_object"})),
+            ("response_format", json!({"type": "xml"})),
             ("tool_choice", json!("required")),
+            ("parallel_tool_calls", json!("yes")),
             ("functions", json!([])),
         ] {
             let body = json!({"messages": [{"role": "user", "content": "x"}], field: value});
@@ -518,6 +518,17 @@ mod tests {
             "min_tokens": 2, "stop_token_ids": [3], "ignore_eos": true, "skip_special_tokens": false,
             "logprobs": 4, "logit_bias": {"5": -100.0}, "vllm_xargs": {"kvasir_resumed_tokens": 6},
         });
+        let mut structured = body.clone();
+        structured[crate::openai::STRUCTURED_OUTPUTS] = json!({"json": {"type": "boolean"}, "strict": false});
+        let parsed = completion(structured).expect("parses");
+        assert_eq!(
+            (parsed.sampling.ignore_eos, parsed.sampling.min_tokens),
+            (false, 0),
+            "the grammar says when"
+        );
+        let mut again = parsed.sampling.to_engine_fields();
+        again.insert("prompt".into(), json!([1]));
+        assert_eq!(completion(Value::Object(again)).expect("parses").sampling, parsed.sampling);
         let parsed = completion(body).expect("parses");
         let mut again = parsed.sampling.to_engine_fields();
         again.insert("prompt".into(), json!([1]));

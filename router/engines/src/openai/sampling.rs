@@ -1,10 +1,12 @@
 //! How tokens are chosen and when to stop, parsed and checked.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 use super::fields::kind;
 use super::request::CHOICES_MAX;
-use super::{ApiError, Fields};
+use super::{ApiError, Fields, STRUCTURED_OUTPUTS, StructuredOutput};
 
 /// Most stop strings.
 const STOP_STRINGS_MAX: usize = 16;
@@ -50,6 +52,8 @@ pub struct Sampling {
     pub n: u32,
     /// Last so many prompt tokens are output of an interrupted run of the same request.
     pub resumed_tokens: usize,
+    /// The JSON that the output must be; set by [`Sampling::constrain`].
+    pub structured: Option<Arc<StructuredOutput>>,
     /// Which of those that have a default were given: what was not is left to the engine's own defaults.
     given: Given,
 }
@@ -88,7 +92,8 @@ impl Sampling {
             }
         };
         let resumed = xargs.map(|xargs| xargs.integer(RESUMED_TOKENS, 0, i64::from(u32::MAX))).transpose()?;
-        Ok(Self {
+        let structured = StructuredOutput::parse(fields)?;
+        let mut sampling = Self {
             temperature: fields.number("temperature", 0.0, 2.0)?.unwrap_or(1.0),
             top_p: positive(fields, "top_p", 1.0)?.unwrap_or(1.0),
             top_k: fields.integer("top_k", -1, i64::from(u32::MAX))?.map_or(0, |k| k.max(0) as u32),
@@ -108,11 +113,23 @@ impl Sampling {
             logprobs: None,
             n: fields.integer("n", 1, CHOICES_MAX)?.unwrap_or(1) as u32,
             resumed_tokens: resumed.flatten().unwrap_or(0) as usize,
+            structured: None,
             given: Given(
                 (0..WITH_DEFAULTS.len())
                     .fold(0, |given, bit| given | u16::from(fields.get(WITH_DEFAULTS[bit]).is_some()) << bit),
             ),
-        })
+        };
+        if let Some(structured) = structured {
+            sampling.constrain(structured);
+        }
+        Ok(sampling)
+    }
+
+    /// The output must be JSON of a schema. It ends where that does: not later, and not before.
+    pub fn constrain(&mut self, output: StructuredOutput) {
+        self.structured = Some(Arc::new(output));
+        self.ignore_eos = false;
+        self.min_tokens = 0;
     }
 
     /// These parameters as fields of a completions request to an engine, without `n` and `stop`. Defaults that the client
@@ -154,6 +171,9 @@ impl Sampling {
             let bias: Map<String, Value> =
                 self.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias))).collect();
             put("logit_bias", Value::Object(bias));
+        }
+        if let Some(structured) = &self.structured {
+            put(STRUCTURED_OUTPUTS, structured.to_json());
         }
         if self.resumed_tokens > 0 {
             put("vllm_xargs", json!({ RESUMED_TOKENS: self.resumed_tokens }));

@@ -33,7 +33,9 @@ pub(super) fn render(state: &WorkerState, with_vllm: bool) -> String {
     let mut out = String::with_capacity(8192);
     // Read at the source: the transfer thread gives slots back without the engine's doing.
     let slots_used = state.slots.used_count() as f64;
-    let usage = slots_used / description.blocks.max(1) as f64;
+    let evictable = EngineStats::get(&state.engine.stats().slots_evictable) as f64;
+    // As vLLM counts: what is only cached is free.
+    let usage = (slots_used - evictable).max(0.0) / description.blocks.max(1) as f64;
     let mut put = |kind: &str, name: &str, help: &str, value: f64| {
         for name in names_of(name, with_vllm) {
             let family = name.strip_suffix("_total").unwrap_or(&name);
@@ -45,7 +47,7 @@ pub(super) fn render(state: &WorkerState, with_vllm: bool) -> String {
     put("gauge", "requests_running", "Requests in the running batch", get(&stats.running));
     let waiting = get(&stats.waiting) + get(&stats.fetching);
     put("gauge", "requests_waiting", "Requests that wait", waiting);
-    put("gauge", "kv_usage_ratio", "Share of KV blocks in use, 1 is all", usage);
+    put("gauge", "kv_usage_ratio", "Share of KV blocks that requests use, 1 is all", usage);
     put("counter", "prompt_tokens_total", "Prompt tokens", get(&stats.prompt_tokens));
     put("counter", "generation_tokens_total", "Generated tokens", get(&stats.generation_tokens));
     put("counter", "prefix_cache_queries_total", "Prompt tokens looked up", get(&stats.prefix_queries));

@@ -16,9 +16,10 @@ use router_engines::handoff::{DataPlaneAddress, Handoff};
 use router_engines::intake::{Intake, IntakeError, ReceivedBody};
 use router_engines::key::ApiKey;
 use router_engines::openai::{
-    Answer, ApiError, ChatRequest, CompletionRequest, Kind, Prompt, Sampling, model_list,
+    Answer, ApiError, ChatRequest, CompletionRequest, Kind, Prompt, Sampling, ToolChoice, model_list,
 };
 use serde_json::{Value, json};
+use tools_grammar::{Grammar, GrammarError};
 
 use super::answer::{Job, respond};
 use super::metrics;
@@ -196,7 +197,11 @@ async fn completions(
     request: HttpRequest,
 ) -> Response {
     let body = receive(&intake, request).await;
-    match body.and_then(|body| start_completion(&state, &headers, &body.bytes)) {
+    let started = match body.and_then(|body| CompletionRequest::parse(&body.bytes)) {
+        Ok(request) => start_completion(&state, &headers, request).await,
+        Err(error) => Err(error),
+    };
+    match started {
         Ok(job) => respond(job).await,
         Err(error) => error_response(&error),
     }
@@ -209,7 +214,11 @@ async fn chat(
     request: HttpRequest,
 ) -> Response {
     let body = receive(&intake, request).await;
-    match body.and_then(|body| start_chat(&state, &headers, &body.bytes)) {
+    let started = match body.and_then(|body| ChatRequest::parse(&body.bytes)) {
+        Ok(request) => start_chat(&state, &headers, request).await,
+        Err(error) => Err(error),
+    };
+    match started {
         Ok(job) => respond(job).await,
         Err(error) => error_response(&error),
     }
@@ -245,8 +254,11 @@ fn now() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-fn start_completion(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<Job, ApiError> {
-    let request = CompletionRequest::parse(body)?;
+async fn start_completion(
+    state: &Shared,
+    headers: &HeaderMap,
+    request: CompletionRequest,
+) -> Result<Job, ApiError> {
     check_model(state, request.model.as_deref())?;
     let mut prompts = Vec::with_capacity(request.prompts.len());
     for prompt in &request.prompts {
@@ -267,13 +279,10 @@ fn start_completion(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<
     let echo = request.echo.then(|| {
         prompts.iter().map(|ids| state.engine.text().tokenizer.decode(ids, true)).collect::<Vec<_>>()
     });
-    let generations = submit(
-        state,
-        &prompts,
-        &request.sampling,
-        request.cache_salt.as_deref(),
-        request.kv_transfer_params.as_ref(),
-    )?;
+    let transfer = request.kv_transfer_params.as_ref();
+    let grammar = grammar(state, &prompts, &request.sampling, transfer).await?;
+    let salt = request.cache_salt.as_deref();
+    let generations = submit(state, &prompts, &request.sampling, salt, transfer, grammar)?;
     Ok(Job {
         answer,
         generations,
@@ -289,9 +298,12 @@ fn start_completion(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<
     })
 }
 
-fn start_chat(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<Job, ApiError> {
-    let request = ChatRequest::parse(body)?;
+async fn start_chat(state: &Shared, headers: &HeaderMap, request: ChatRequest) -> Result<Job, ApiError> {
     check_model(state, request.model.as_deref())?;
+    if matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_)) {
+        let message = "An engine makes text: a gateway in front of it forces calls and reads them.";
+        return Err(ApiError::invalid("tool_choice", message));
+    }
     let ids = state
         .engine
         .text()
@@ -302,13 +314,10 @@ fn start_chat(state: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<Job, A
     let answer =
         Answer::new(Kind::Chat, answer_id(headers, "chatcmpl"), now(), &state.description.model, false);
     let prompts = [ids];
-    let generations = submit(
-        state,
-        &prompts,
-        &request.sampling,
-        request.cache_salt.as_deref(),
-        request.kv_transfer_params.as_ref(),
-    )?;
+    let transfer = request.kv_transfer_params.as_ref();
+    let grammar = grammar(state, &prompts, &request.sampling, transfer).await?;
+    let salt = request.cache_salt.as_deref();
+    let generations = submit(state, &prompts, &request.sampling, salt, transfer, grammar)?;
     Ok(Job {
         answer,
         generations,
@@ -356,6 +365,33 @@ fn check_prompt(state: &Shared, param: &str, ids: &[u32]) -> Result<(), ApiError
     }
 }
 
+/// The grammar of the output, if it has one. A prefill leg has no output.
+async fn grammar(
+    state: &Shared,
+    prompts: &[Vec<u32>],
+    sampling: &Sampling,
+    transfer: Option<&Value>,
+) -> Result<Option<Grammar>, ApiError> {
+    let is_prefill = matches!(transfer.and_then(Handoff::from_json), Some(Handoff::Prefill { .. }));
+    let Some(output) = sampling.structured.as_ref().filter(|_| !is_prefill) else { return Ok(None) };
+    let resumed = match (sampling.resumed_tokens, prompts) {
+        (0, _) => Vec::new(),
+        (count, [prompt]) => prompt[prompt.len().saturating_sub(count)..].to_vec(),
+        _ => return Err(ApiError::invalid("vllm_xargs", "One prompt at a time goes on where it was.")),
+    };
+    let grammar = state.engine.grammar(output, resumed).await;
+    grammar.map(Some).map_err(|error| match error {
+        GrammarError::Schema(why) => {
+            ApiError::invalid(output.param, format!("The schema cannot be followed: {why}."))
+        }
+        GrammarError::Resumed(why) => {
+            ApiError::invalid("vllm_xargs", format!("The output so far does not follow the schema: {why}."))
+        }
+        GrammarError::Full => ApiError::unavailable("Too many requests wait for their grammar."),
+        GrammarError::Failed(why) => ApiError::internal(format!("No grammar could be made: {why}.")),
+    })
+}
+
 /// One generation for each prompt and choice, in the order of their indexes.
 fn submit(
     state: &Shared,
@@ -363,6 +399,7 @@ fn submit(
     sampling: &Sampling,
     salt: Option<&str>,
     transfer: Option<&Value>,
+    grammar: Option<Grammar>,
 ) -> Result<Vec<crate::Generation>, ApiError> {
     let handoff = transfer.and_then(Handoff::from_json);
     if transfer.is_some() && handoff.is_none() {
@@ -393,6 +430,7 @@ fn submit(
                 extras: salt.map(str::to_owned).into_iter().collect(),
                 push_to,
                 fetch_from: fetch_from.clone(),
+                grammar: grammar.clone(),
             };
             generations.push(state.engine.submit(request).map_err(|error| match error {
                 SubmitError::Full => ApiError::unavailable("The engine's queue is full."),

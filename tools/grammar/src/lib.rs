@@ -1,0 +1,374 @@
+//! Constrained decoding: keeps an output within a JSON schema.
+//!
+//! A schema becomes a grammar (`llguidance`). Before each draw the grammar says which tokens may come next, and the logits of
+//! all others become minus infinity. Its state is a function of schema and output, so a request that goes on elsewhere feeds
+//! its tokens so far to a fresh grammar and draws what it would have drawn.
+//!
+//! JSON is written on one line (`{"a": 1, "b": [2, 3]}`): where a grammar allows blanks, a model may write nothing else.
+//!
+//! Bounds: [`GRAMMARS_MAX`] requests have a grammar at a time, [`WAITING_MAX`] wait for a place. A grammar has at most
+//! [`GRAMMAR_SYMBOLS_MAX`] symbols and [`LEXER_STATES_MAX`] states, which its choices share; one that would need more ends its
+//! request. Compiling costs at most about 20 ms and a mask 17 ms on the engine's thread (the compiler's own limits:
+//! `initial_lexer_fuel`, `step_lexer_fuel`, `step_max_items`); a mask of a usual schema is a matter of microseconds.
+
+use std::sync::{Arc, OnceLock};
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use router_engines::openai::StructuredOutput;
+use router_tokens::ModelText;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// Requests with a grammar at a time.
+pub const GRAMMARS_MAX: usize = 32;
+/// Requests that wait for a place; more are refused.
+const WAITING_MAX: usize = 1024;
+/// States of a grammar's automaton: one or two KiB each.
+const LEXER_STATES_MAX: usize = 16_384;
+/// Symbols of a grammar's rules.
+const GRAMMAR_SYMBOLS_MAX: usize = 100_000;
+/// Tokens with more bytes are never chosen: the compiler's tree of tokens is no deeper.
+const TOKEN_BYTES_MAX: usize = 1000;
+/// The compiler recurses through a schema; `router_engines` limits how far. Reserved, not used.
+const COMPILER_STACK_BYTES: usize = 64 << 20;
+
+/// Why there is no grammar for an output.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// The schema asks for what a grammar cannot express, or for too much.
+    #[error("{0}")]
+    Schema(String),
+    /// The tokens of the interrupted run do not follow the schema.
+    #[error("{0}")]
+    Resumed(String),
+    /// Too many requests wait for a grammar.
+    #[error("too many requests wait for a grammar")]
+    Full,
+    /// The compiler failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Makes grammars for one tokenizer.
+pub struct GrammarCompiler {
+    text: ModelText,
+    vocabulary: usize,
+    /// Made for the first request: the tree of a large vocabulary takes a second.
+    factory: OnceLock<Result<ParserFactory, String>>,
+    places: Arc<Semaphore>,
+    waiting: Semaphore,
+}
+
+impl GrammarCompiler {
+    /// A compiler for the first `vocabulary` ids of a tokenizer. Nothing is made before the first request.
+    #[must_use]
+    pub fn new(text: ModelText, vocabulary: usize) -> Self {
+        Self {
+            text,
+            vocabulary,
+            factory: OnceLock::new(),
+            places: Arc::new(Semaphore::new(GRAMMARS_MAX)),
+            waiting: Semaphore::new(WAITING_MAX),
+        }
+    }
+
+    /// The grammar of an output behind these tokens of it. Waits for a place, then compiles on a thread of its own, which
+    /// keeps the place until it is done even when nobody waits for it.
+    pub async fn grammar(
+        self: &Arc<Self>,
+        output: &Arc<StructuredOutput>,
+        resumed: Vec<u32>,
+    ) -> Result<Grammar, GrammarError> {
+        let waits = self.waiting.try_acquire().map_err(|_| GrammarError::Full)?;
+        let place = Arc::clone(&self.places).acquire_owned().await;
+        drop(waits);
+        let place = place.map_err(|error| GrammarError::Failed(error.to_string()))?;
+        let (compiler, output) = (Arc::clone(self), Arc::clone(output));
+        let (sender, compiled) = oneshot::channel();
+        let compile = move || {
+            let matcher = compiler.compile(&output, &resumed);
+            // A request that was cancelled meanwhile takes no grammar.
+            let _cancelled = sender.send(matcher.map(|matcher| Grammar { matcher, _place: Arc::new(place) }));
+        };
+        std::thread::Builder::new()
+            .name("kvasir-grammar".to_owned())
+            .stack_size(COMPILER_STACK_BYTES)
+            .spawn(compile)
+            .map_err(|error| GrammarError::Failed(error.to_string()))?;
+        let compiled = compiled.await;
+        compiled
+            .unwrap_or_else(|_| Err(GrammarError::Failed("the compiler of grammars broke off".to_owned())))
+    }
+
+    fn compile(&self, output: &StructuredOutput, resumed: &[u32]) -> Result<Matcher, GrammarError> {
+        let factory = self.factory.get_or_init(|| factory(&self.text, self.vocabulary));
+        let factory = factory.as_ref().map_err(|error| GrammarError::Failed(error.clone()))?;
+        let options = JsonCompileOptions {
+            item_separator: ", ".to_owned(),
+            key_separator: ": ".to_owned(),
+            whitespace_flexible: false,
+            lenient: !output.is_strict,
+            ..JsonCompileOptions::default()
+        };
+        let mut schema = output.schema.clone();
+        // In the place of whatever options the schema itself brings.
+        options.apply_to(&mut schema);
+        let grammar = TopLevelGrammar::from_json_schema(schema);
+        let mut matcher = Matcher::new(factory.create_parser(grammar));
+        if let Some(error) = matcher.get_error() {
+            return Err(GrammarError::Schema(first_line(&error)));
+        }
+        if !resumed.is_empty() {
+            let consumed = matcher.consume_tokens(resumed);
+            consumed.map_err(|error| GrammarError::Resumed(first_line(&error.to_string())))?;
+        }
+        Ok(matcher)
+    }
+}
+
+/// What all grammars of a tokenizer share: the bytes of its tokens as a tree.
+fn factory(text: &ModelText, vocabulary: usize) -> Result<ParserFactory, String> {
+    let tokenizer = &text.tokenizer;
+    let ends: Vec<u32> = text.eos_ids.iter().copied().filter(|&id| (id as usize) < vocabulary).collect();
+    let word = |id: u32| {
+        let bytes = tokenizer.bytes_within(id);
+        match bytes.len() {
+            0 => bytes,
+            1..=TOKEN_BYTES_MAX if tokenizer.is_special(id) || ends.contains(&id) => {
+                // No text: what begins with this byte matches no JSON.
+                [&[TokTrie::SPECIAL_TOKEN_MARKER][..], &bytes].concat()
+            }
+            1..=TOKEN_BYTES_MAX => bytes,
+            _ => Vec::new(),
+        }
+    };
+    let Some(&first_end) = ends.first() else {
+        return Err("the model has no token that ends an output".to_owned());
+    };
+    let words: Vec<Vec<u8>> = (0..vocabulary as u32).map(word).collect();
+    let trie = TokTrie::from(&TokRxInfo::new(vocabulary as u32, first_end), &words).with_eos_tokens(&ends);
+    let tokens: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let mut factory = ParserFactory::new_simple(&tokens).map_err(|error| error.to_string())?;
+    let limits = factory.limits_mut();
+    limits.max_lexer_states = LEXER_STATES_MAX;
+    limits.max_grammar_size = GRAMMAR_SYMBOLS_MAX;
+    // Errors would hold the schema and the output.
+    limits.verbose_errors = false;
+    factory.quiet();
+    Ok(factory)
+}
+
+fn first_line(error: &str) -> String {
+    error.lines().next().unwrap_or_default().to_owned()
+}
+
+/// Keeps one output within its schema. A clone keeps another output within the same one.
+#[derive(Clone)]
+pub struct Grammar {
+    matcher: Matcher,
+    /// One for all clones.
+    _place: Arc<OwnedSemaphorePermit>,
+}
+
+impl std::fmt::Debug for Grammar {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Grammar")
+    }
+}
+
+impl Grammar {
+    /// Makes every token impossible that does not go on within the schema; of an output that is complete, all but the ends.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
+        let allowed = self.matcher.compute_mask_or_eos().map_err(|error| first_line(&error.to_string()))?;
+        if allowed.is_zero() {
+            return Err("no token of this vocabulary goes on within the schema".to_owned());
+        }
+        for (at, logits) in logits.chunks_mut(u32::BITS as usize).enumerate() {
+            let word = allowed.as_slice().get(at).copied().unwrap_or(0);
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                if word & (1 << bit) == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the token that was drawn; true when the output is complete and nothing can follow.
+    pub fn accept(&mut self, token: u32) -> Result<bool, String> {
+        self.matcher.consume_token(token).map_err(|error| first_line(&error.to_string()))?;
+        Ok(self.matcher.is_stopped())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use router_tokens::TINY_VOCABULARY;
+    use serde_json::{Value, json};
+    use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+    use super::*;
+
+    const END: u32 = 257;
+
+    fn compiler() -> GrammarCompiler {
+        GrammarCompiler::new(ModelText::tiny().expect("built in"), TINY_VOCABULARY)
+    }
+
+    fn output(schema: Value) -> StructuredOutput {
+        StructuredOutput::new("response_format", schema, true).expect("a schema")
+    }
+
+    fn grammar(compiler: &GrammarCompiler, schema: Value, resumed: &[u32]) -> Result<Grammar, GrammarError> {
+        let place = Arc::clone(&compiler.places).try_acquire_owned().expect("a place");
+        let matcher = compiler.compile(&output(schema), resumed)?;
+        Ok(Grammar { matcher, _place: Arc::new(place) })
+    }
+
+    fn allowed(grammar: &mut Grammar) -> Vec<u32> {
+        let mut logits = vec![0.0; TINY_VOCABULARY];
+        grammar.mask(&mut logits).expect("a mask");
+        (0..TINY_VOCABULARY as u32).filter(|&id| logits[id as usize] == 0.0).collect()
+    }
+
+    /// What a model says to which all tokens are alike.
+    fn draw(grammar: &mut Grammar, seed: u64) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        for step in 0..500_u64 {
+            let choices = allowed(grammar);
+            assert!(!choices.is_empty());
+            let token =
+                choices[(xxh3_64_with_seed(&step.to_le_bytes(), seed) % choices.len() as u64) as usize];
+            if token == END {
+                return tokens;
+            }
+            tokens.push(token);
+            if grammar.accept(token).expect("an allowed token") {
+                return tokens;
+            }
+        }
+        panic!("no end after {} tokens, seed {seed}", tokens.len());
+    }
+
+    fn parsed(tokens: &[u32]) -> Value {
+        let bytes: Vec<u8> = tokens.iter().map(|&id| u8::try_from(id).expect("a byte")).collect();
+        serde_json::from_slice(&bytes)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", String::from_utf8_lossy(&bytes)))
+    }
+
+    type Holds = fn(&Value) -> bool;
+
+    fn case(schema: Value, holds: Holds) -> (Value, Holds) {
+        (schema, holds)
+    }
+
+    fn schemas() -> Vec<(Value, Holds)> {
+        vec![
+            case(json!({"const": {"a": [1, null, "é\n"]}}), |value| {
+                *value == json!({"a": [1, null, "é\n"]})
+            }),
+            case(json!({"enum": ["x", 5, false]}), |value| {
+                [json!("x"), json!(5), json!(false)].contains(value)
+            }),
+            case(json!({"type": "integer", "minimum": -3, "maximum": 12}), |value| {
+                value.as_i64().is_some_and(|number| (-3..=12).contains(&number))
+            }),
+            case(json!({"type": "string", "maxLength": 5}), |value| {
+                value.as_str().is_some_and(|text| text.chars().count() <= 5)
+            }),
+            case(json!({"type": "string", "pattern": "^[a-c]{2,4}$"}), |value| {
+                let text = value.as_str().unwrap_or_default();
+                (2..=4).contains(&text.len()) && text.bytes().all(|byte| (b'a'..=b'c').contains(&byte))
+            }),
+            case(
+                json!({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}),
+                |value| {
+                    let items = value.as_array().map_or(&[][..], Vec::as_slice);
+                    (1..=3).contains(&items.len()) && items.iter().all(Value::is_boolean)
+                },
+            ),
+            case(
+                json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"const": 1}},
+                    "required": ["a"], "additionalProperties": false, "$defs": {"n": {"enum": ["p", "q"]}}}),
+                |value| {
+                    let members = value.as_object().cloned().unwrap_or_default();
+                    (value["a"] == "p" || value["a"] == "q")
+                        && members.keys().all(|name| name == "a" || name == "b")
+                },
+            ),
+        ]
+    }
+
+    #[test]
+    fn any_model_says_what_the_schema_allows() {
+        let compiler = compiler();
+        for (schema, holds) in schemas() {
+            let first = grammar(&compiler, schema.clone(), &[]).expect("a grammar");
+            for seed in 0..20 {
+                let tokens = draw(&mut first.clone(), seed);
+                let value = parsed(&tokens);
+                assert!(holds(&value), "{schema} does not allow {value}, seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_output_goes_on_elsewhere_as_it_would_have_gone_on() {
+        let compiler = compiler();
+        for (schema, _) in schemas() {
+            let mut whole = grammar(&compiler, schema.clone(), &[]).expect("a grammar");
+            let tokens = draw(&mut whole.clone(), 3);
+            for (at, &token) in tokens.iter().enumerate() {
+                let mut resumed =
+                    grammar(&compiler, schema.clone(), &tokens[..at]).expect("follows the schema");
+                assert_eq!(allowed(&mut resumed), allowed(&mut whole), "{schema} behind {at} tokens");
+                whole.accept(token).expect("an allowed token");
+            }
+            let mut complete = grammar(&compiler, schema.clone(), &tokens).expect("follows the schema");
+            assert!(allowed(&mut complete).contains(&END), "{schema}");
+        }
+        let strayed = grammar(&compiler, json!({"type": "object"}), &[u32::from(b'[')]);
+        assert!(matches!(strayed, Err(GrammarError::Resumed(_))), "{strayed:?}");
+    }
+
+    #[test]
+    fn schemas_that_no_grammar_can_follow_are_errors() {
+        let compiler = compiler();
+        for schema in [
+            json!({"type": "integer", "minimum": 5, "maximum": 4}),
+            json!({"type": "string", "format": "no such format"}),
+            json!({"type": "string", "pattern": "(?=a)b("}),
+            json!({"$ref": "#/$defs/missing"}),
+            json!({"properties": {"a": {"not": {}}}}),
+        ] {
+            let refused = grammar(&compiler, schema.clone(), &[]);
+            assert!(matches!(refused, Err(GrammarError::Schema(_))), "{schema}: {refused:?}");
+        }
+        let lenient = StructuredOutput { is_strict: false, ..output(json!({"type": "object", "not": {}})) };
+        assert!(compiler.compile(&lenient, &[]).is_ok(), "left out where the request does not insist");
+    }
+
+    #[tokio::test]
+    async fn a_grammar_has_a_place_and_gives_it_back() {
+        let compiler = Arc::new(compiler());
+        let output = Arc::new(output(json!({"type": "boolean"})));
+        let mut inside = Vec::new();
+        for _ in 0..GRAMMARS_MAX {
+            inside.push(compiler.grammar(&output, Vec::new()).await.expect("a grammar"));
+        }
+        let another = inside[0].clone();
+        assert_eq!(compiler.places.available_permits(), 0);
+        let mut next = Box::pin(compiler.grammar(&output, Vec::new()));
+        let early = tokio::time::timeout(Duration::from_millis(20), &mut next).await;
+        assert!(early.is_err(), "it waits for a place");
+        drop(inside);
+        next.await.expect("a grammar");
+        drop(another);
+        assert_eq!(compiler.places.available_permits(), GRAMMARS_MAX);
+        let bad = Arc::new(StructuredOutput::new("tools", json!({"not": {}}), true).expect("well formed"));
+        assert!(matches!(compiler.grammar(&bad, Vec::new()).await, Err(GrammarError::Schema(_))));
+    }
+}
