@@ -96,6 +96,18 @@ impl History {
         self.marks = VecDeque::from([zero]);
     }
 
+    /// Takes in what the gateway was like before this answer, as far as the course goes back.
+    pub(crate) fn record_samples(&mut self, now: Duration, status: &Status, samples: Vec<Status>) {
+        for mut sample in samples {
+            let age = Duration::from_millis(status.now_unix_ms.saturating_sub(sample.now_unix_ms));
+            let Some(at) = now.checked_sub(age).filter(|at| *at < now && age <= COURSE) else { continue };
+            if self.points.back().is_none_or(|last| last.at < at) {
+                sample.started_unix = status.started_unix;
+                self.record(at, &sample);
+            }
+        }
+    }
+
     /// The gateway gave no answer: a gap in the course.
     pub(crate) fn record_gap(&mut self, at: Duration) {
         self.push(Point { at, ..Point::default() });

@@ -205,3 +205,28 @@ fn rows_are_trimmed_and_merged() {
     assert!(Histogram::default().rows(9).is_empty());
     assert_eq!(histogram.mean(), Some(0.0));
 }
+
+#[test]
+fn the_course_begins_before_the_first_answer() {
+    let mut history = History::default();
+    let at = |second: u64| Status { now_unix_ms: second * 1000, ..status(7, second * 2) };
+    // Every ten seconds for ten minutes; the answer comes at second 600.
+    let samples = (0..60).map(|sample| Status { started_unix: 0, ..at(sample * 10) }).collect();
+    history.record_samples(COURSE, &at(600), samples);
+    history.record(COURSE, &at(600));
+    assert_eq!(history.window(), seconds(60));
+    assert_eq!(history.window_rates().map(|rates| rates.requests), Some(2.0));
+    assert_eq!(history.windowed(|of| &of.time_to_first_token).total(), 120);
+    assert_eq!(history.course_span(), COURSE);
+    let known = history.course(30, |point| point.requests);
+    assert!(
+        known.iter().flatten().all(|rate| *rate == 2.0) && known.iter().flatten().count() >= 29,
+        "{known:?}"
+    );
+    // A gateway that was started anew tells of its own time only; what was seen before stays.
+    let restarted = Status { started_unix: 650, now_unix_ms: 680_000, ..status(650, 30) };
+    let sample = Status { now_unix_ms: 670_000, ..status(0, 20) };
+    history.record_samples(COURSE + seconds(80), &restarted, vec![sample]);
+    history.record(COURSE + seconds(80), &restarted);
+    assert_eq!((history.window(), history.points.len()), (seconds(10), 25));
+}

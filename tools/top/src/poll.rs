@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::config::Target;
 use crate::error::TopError;
-use crate::wire::{Decisions, Status, clean};
+use crate::wire::{Decisions, Samples, Status, clean};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -32,6 +32,7 @@ const MESSAGES_MAX: usize = 4;
 
 const STATUS: &str = "/kvasir/status";
 const DECISIONS: &str = "/kvasir/decisions";
+const HISTORY: &str = "/kvasir/history";
 
 /// What the other thread learns.
 #[derive(Debug)]
@@ -52,26 +53,28 @@ pub(crate) struct Answer {
     pub(crate) decisions: Result<Decisions, TopError>,
     /// The gateway was started anew: decisions of earlier answers are of an earlier run.
     pub(crate) is_new_run: bool,
+    /// What the gateway was like before it was first asked; empty in later answers and when it does not tell.
+    pub(crate) samples: Vec<Status>,
 }
 
 /// Whether to ask. Dropping the sender ends the thread.
 pub(crate) type Orders = watch::Sender<IsPaused>;
 pub(crate) type IsPaused = bool;
 
-/// Starts the thread. With `has_signals`, SIGTERM, SIGHUP and SIGINT become [`Message::Stop`] from here on; they then
-/// no longer end the process by themselves.
-pub(crate) fn start(target: Target, has_signals: bool) -> Result<(Receiver<Message>, Orders), TopError> {
+/// Starts the thread. With `is_interactive` the first answer has the gateway's samples, and SIGTERM, SIGHUP and SIGINT
+/// become [`Message::Stop`] from here on; they then no longer end the process by themselves.
+pub(crate) fn start(target: Target, is_interactive: bool) -> Result<(Receiver<Message>, Orders), TopError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(TopError::Poller)?;
     let guard = runtime.enter();
-    let signals = has_signals.then(Signals::listen).transpose().map_err(TopError::Poller)?;
+    let signals = is_interactive.then(Signals::listen).transpose().map_err(TopError::Poller)?;
     drop(guard);
     let (sender, receiver) = sync_channel(MESSAGES_MAX);
     let (orders, ordered) = watch::channel(false);
     let work = async move {
-        let Some(mut signals) = signals else { return poll(target, &sender, ordered).await };
+        let Some(mut signals) = signals else { return poll(target, false, &sender, ordered).await };
         tokio::select! {
-            () = poll(target, &sender, ordered) => {}
+            () = poll(target, true, &sender, ordered) => {}
             () = signals.heard() => {
                 let _ = sender.send(Message::Stop);
             }
@@ -101,9 +104,15 @@ impl Signals {
     }
 }
 
-async fn poll(target: Target, sender: &SyncSender<Message>, mut ordered: watch::Receiver<IsPaused>) {
+async fn poll(
+    target: Target,
+    wants_samples: bool,
+    sender: &SyncSender<Message>,
+    mut ordered: watch::Receiver<IsPaused>,
+) {
     let interval = target.interval;
-    let mut gateway = Gateway { target, connection: None, started_unix: 0, last_decision: None };
+    let mut gateway =
+        Gateway { target, wants_samples, connection: None, started_unix: 0, last_decision: None };
     loop {
         if ordered.wait_for(|is_paused| !is_paused).await.is_err() {
             return;
@@ -142,6 +151,7 @@ async fn deliver(sender: &SyncSender<Message>, mut message: Message) -> bool {
 
 struct Gateway {
     target: Target,
+    wants_samples: bool,
     connection: Option<SendRequest<Empty<Bytes>>>,
     started_unix: u64,
     /// Sequence of the newest decision that was seen.
@@ -167,7 +177,12 @@ impl Gateway {
             Ok(last) => self.last_decision = last.or(self.last_decision),
             Err(_) => {}
         }
-        Ok(Answer { status, decisions, is_new_run })
+        let samples = match is_new_run && self.wants_samples {
+            // Without them the course begins now.
+            true => self.ask::<Samples>(HISTORY, "").await.unwrap_or_default().samples,
+            false => Vec::new(),
+        };
+        Ok(Answer { status, decisions, is_new_run, samples })
     }
 
     async fn ask<T: DeserializeOwned>(&mut self, path: &'static str, query: &str) -> Result<T, TopError> {

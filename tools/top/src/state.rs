@@ -32,6 +32,7 @@ impl State {
 
     /// Takes in an answer.
     pub(crate) fn answer(&mut self, answer: Answer, now: Duration) {
+        self.history.record_samples(now, &answer.status, answer.samples);
         self.history.record(now, &answer.status);
         if answer.is_new_run {
             self.decisions.clear();

@@ -13,6 +13,7 @@ use ratatui::text::Span;
 use crate::config::{FRAME_CELLS_MAX, TopConfig};
 use crate::display::Display;
 use crate::error::TopError;
+use crate::history::COURSE;
 use crate::keys::action;
 use crate::poll::{self, Message, Orders};
 use crate::screen::Screen;
@@ -52,15 +53,17 @@ fn show(
 ) -> Result<(), TopError> {
     let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout())).map_err(TopError::Terminal)?;
     terminal.clear().map_err(TopError::Terminal)?;
-    let origin = Instant::now();
+    let started = Instant::now();
+    // What the gateway tells of the past has a time, too.
+    let now = || COURSE + started.elapsed();
     let mut display = Display::default();
     let mut drawn_at: Option<Instant> = None;
     loop {
         let mut is_changed = drawn_at.is_none_or(|at| at.elapsed() >= FRAME_AFTER);
         loop {
             match messages.try_recv() {
-                Ok(Message::Answer(answer)) => state.answer(*answer, origin.elapsed()),
-                Ok(Message::Failed(error)) => state.failed(error.to_string(), origin.elapsed()),
+                Ok(Message::Answer(answer)) => state.answer(*answer, now()),
+                Ok(Message::Failed(error)) => state.failed(error.to_string(), now()),
                 Ok(Message::Stop) => return Ok(()),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return Err(poller_is_gone()),
@@ -68,7 +71,7 @@ fn show(
             is_changed = true;
         }
         if is_changed {
-            let now = origin.elapsed();
+            let now = now();
             let draw = || terminal.draw(|frame| view::draw(frame, &state, &mut display, now)).map(|_| ());
             screen.draw(draw).map_err(TopError::Terminal)?;
             drawn_at = Some(Instant::now());

@@ -54,5 +54,10 @@ pub(crate) fn answer(second: u64, decisions: Range<u64>) -> Answer {
     let last = decisions.clone().last();
     let decisions: Vec<serde_json::Value> = decisions.map(decision).collect();
     let decisions = serde_json::from_value(json!({ "last": last, "decisions": decisions }));
-    Answer { status: status(second), decisions: Ok(decisions.expect("decisions")), is_new_run: false }
+    Answer {
+        status: status(second),
+        decisions: Ok(decisions.expect("decisions")),
+        is_new_run: false,
+        samples: Vec::new(),
+    }
 }

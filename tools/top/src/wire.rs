@@ -49,6 +49,14 @@ impl Status {
     }
 }
 
+/// The gateway's samples of itself, oldest first: each has the fields of a status that change with load.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Samples {
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) samples: Vec<Status>,
+}
+
 /// What only ever rises while a gateway runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
