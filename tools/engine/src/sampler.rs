@@ -38,7 +38,7 @@ pub fn choose(
     banned: &[u32],
 ) -> Choice {
     let mut logits = logits.to_vec();
-    forbid(&mut logits, suppressed);
+    suppress(&mut logits, suppressed);
     let top = sampling.logprobs.map(|count| top_logprobs(&logits, count as usize)).unwrap_or_default();
     let normaliser = log_sum_exp(&logits);
     let raw = logits.clone();
@@ -48,6 +48,21 @@ pub fn choose(
     let token =
         if sampling.temperature < 1e-5 { argmax(&logits) } else { draw(&logits, sampling, seed, position) };
     Choice { token, logprob: raw[token as usize] - normaliser, top }
+}
+
+/// Forbids tokens, unless nothing else is left: a grammar may ask for one of them.
+fn suppress(logits: &mut [f32], tokens: &[u32]) {
+    let before: Vec<f32> =
+        tokens.iter().map(|&token| logits.get(token as usize).copied().unwrap_or_default()).collect();
+    forbid(logits, tokens);
+    if logits.iter().any(|&logit| logit > f32::NEG_INFINITY) {
+        return;
+    }
+    for (&token, before) in tokens.iter().zip(before) {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit = before;
+        }
+    }
 }
 
 fn forbid(logits: &mut [f32], tokens: &[u32]) {
@@ -246,5 +261,7 @@ mod tests {
             (0, vec![(0, 0.0)]),
             "of what is impossible there is no logarithm"
         );
+        let only_suppressed = choose(&masked, &sampling(""), 0, &[], &[], &[0, 7], &[]);
+        assert_eq!(only_suppressed.token, 0, "a grammar that leaves one token gets it");
     }
 }

@@ -52,7 +52,7 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// Whether keys and values are cached as f32; else bf16.
     pub kv_f32: bool,
-    /// Tokens that are never generated.
+    /// Tokens that are never generated, unless a grammar leaves no other.
     pub suppressed: Vec<u32>,
 }
 
