@@ -74,8 +74,8 @@ section! {
         /// workers' KV events cannot be followed and routing goes by the text of requests.
         model_folder: String = String::new();
         /// Who makes the text of answers: `engine` relays what engines say; `gateway` asks them for token ids, makes text,
-        /// tool calls and reasoning itself, and leaves to them what needs more (JSON schemas, images); `auto` is `gateway`
-        /// in front of the reference engine and `engine` in front of others.
+        /// tool calls and reasoning itself; JSON schemas, forced tool calls and images it relays to engines other than the
+        /// reference engine; `auto` is `gateway` in front of the reference engine and `engine` in front of others.
         text: String = "auto".to_owned(), one_of &["auto", "engine", "gateway"];
         /// How the model writes tool calls, where the gateway makes the text; `auto` looks at the chat template.
         tool_parser: String = "auto".to_owned(), one_of &["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "openai", "kimi_k2", "glm45", "pythonic"];

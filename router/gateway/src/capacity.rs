@@ -7,8 +7,9 @@
 //! queue while at least half of the limit is used raises it. A small queue is left to each engine, so that none idles while
 //! a request is on its way. Nothing limits an engine that reports nothing.
 //!
-//! An engine whose KV pool is nearly used up gets no request more than it has: it would have to preempt, and to compute
-//! again what it threw away. That lasts until a report says otherwise, and leaves the limit as it is.
+//! While an engine's KV pool is nearly used up ([`KV_USAGE_FULL`]), its part of the gate grows by one request a report: more
+//! would make it preempt, and compute again what it dropped; none would let an engine that counts wrongly run dry. The gate
+//! is the fleet's: which worker gets a request is the policy's decision. The limit stays as it is.
 //!
 //! The limit of a worker is written by the task that asks for its reports and read by [`keep`]; relaxed, since each number
 //! stands for itself.
@@ -40,8 +41,8 @@ const FOREIGN_TOKENS: u32 = 512;
 pub(crate) struct Capacity {
     /// Requests that it may have, from all gateways and clients.
     limit: AtomicU32,
-    /// Requests that were there when the KV pool was last seen full; [`u32::MAX`] while there is room.
-    full_at: AtomicU32,
+    /// One request more than it had when its KV pool was reported full; [`u32::MAX`] otherwise.
+    kv_limit: AtomicU32,
     /// There was a queue in the last report.
     had_queue: AtomicBool,
     /// Requests there that neither this gateway nor its peers have sent.
@@ -54,7 +55,7 @@ impl Default for Capacity {
     fn default() -> Self {
         Self {
             limit: AtomicU32::new(u32::MAX),
-            full_at: AtomicU32::new(u32::MAX),
+            kv_limit: AtomicU32::new(u32::MAX),
             had_queue: AtomicBool::new(false),
             foreign: AtomicU32::new(0),
             foreign_waiting: AtomicU32::new(0),
@@ -85,14 +86,15 @@ impl Capacity {
             None => limit,
         };
         self.limit.store(next.max(LIMIT_MIN), Ordering::Relaxed);
-        let full_at = if load.kv_usage >= KV_USAGE_FULL { inside.max(1) } else { u32::MAX };
-        self.full_at.store(full_at, Ordering::Relaxed);
+        let is_full = (KV_USAGE_FULL..=1.0).contains(&load.kv_usage);
+        let kv_limit = if is_full { inside.saturating_add(1) } else { u32::MAX };
+        self.kv_limit.store(kv_limit, Ordering::Relaxed);
     }
 
     /// Requests that it may have from this gateway, when its peers have so many there.
     pub(crate) fn share(&self, peers: u32) -> u32 {
         let others = self.foreign.load(Ordering::Relaxed).saturating_add(peers);
-        let places = self.limit.load(Ordering::Relaxed).min(self.full_at.load(Ordering::Relaxed));
+        let places = self.limit.load(Ordering::Relaxed).min(self.kv_limit.load(Ordering::Relaxed));
         places.saturating_sub(others)
     }
 
@@ -318,24 +320,24 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_whose_kv_pool_is_used_up_gets_no_further_request() {
+    fn an_engine_whose_kv_pool_is_used_up_gets_one_request_a_report() {
         let capacity = Capacity::default();
         let report = |running, kv_usage, requests_max| {
             capacity.report(&EngineLoad { running, waiting: 0, kv_usage }, requests_max, running);
             capacity.share(0)
         };
-        for requests_max in [None, Some(64)] {
-            let free = report(12, 0.5, requests_max);
-            assert!(free > 60, "{free}");
-            assert_eq!(report(12, 0.98, requests_max), 12, "what it has, and no more");
-            assert_eq!(report(9, 0.98, requests_max), 9);
-            assert_eq!(
-                report(0, 1.0, requests_max),
-                1,
-                "a pool that others hold is no reason to stop for good"
-            );
-            assert_eq!(report(9, 0.6, requests_max), free, "the limit was left as it was");
+        for (requests_max, limit) in [(None, u32::MAX), (Some(64), 72)] {
+            assert_eq!(report(12, 0.5, requests_max), limit);
+            assert_eq!(report(12, 0.98, requests_max), 13, "one more than it has");
+            assert_eq!(report(9, 0.98, requests_max), 10);
+            assert_eq!(report(10, 0.98, requests_max), 11, "an engine that counts wrongly does not run dry");
+            for no_share in [f64::NAN, f64::INFINITY, 98.0] {
+                assert_eq!(report(9, no_share, requests_max), limit, "{no_share} is no share of a pool");
+            }
+            assert_eq!(report(9, 0.6, requests_max), limit, "the limit was left as it was");
         }
+        capacity.report(&EngineLoad { running: 5, waiting: 0, kv_usage: 0.98 }, Some(64), 0);
+        assert_eq!(capacity.share(0), 1, "others' requests use the pool up");
     }
 
     #[test]

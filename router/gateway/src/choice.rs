@@ -156,7 +156,7 @@ impl Runner {
             let may_retry = error.is_retryable() && attempts <= self.gateway.tuning().retries;
             if !may_retry || !self.gateway.retries.spend() {
                 let error = match error {
-                    EngineError::Refused(refusal) => self.in_the_clients_words(refusal),
+                    EngineError::Refused(refusal) => self.with_client_param(refusal),
                     other => {
                         let request = &self.request;
                         workers_failed(request.explains, &request.request_id, &other.to_string())
@@ -179,8 +179,8 @@ impl Runner {
         }
     }
 
-    /// An engine names the field that it was asked with; the client asked with another one.
-    fn in_the_clients_words(&self, mut refusal: ApiError) -> ApiError {
+    /// Replaces the engine's field name (`structured_outputs`) by the field that the client used.
+    fn with_client_param(&self, mut refusal: ApiError) -> ApiError {
         if let Some(output) = &self.request.sampling.structured
             && refusal.param.as_deref() == Some(STRUCTURED_OUTPUTS)
         {
@@ -295,7 +295,7 @@ impl Runner {
         prefill_fields.insert("max_tokens".to_owned(), json!(1));
         prefill_fields.insert("min_tokens".to_owned(), json!(0));
         prefill_fields.remove("logprobs");
-        // It says nothing, so there is nothing to constrain.
+        // The prefill leg generates no output; without its schema the request is smaller.
         prefill_fields.remove(STRUCTURED_OUTPUTS);
         // Both legs at once. The prefill leg is not waited for, but its failure is heard.
         let leg = prefill_leg(

@@ -185,13 +185,13 @@ fn parser(gateway: &Gateway, normal: &Normal, kind: Kind) -> Option<Said> {
     /// Enough for whatever a template opens an answer with.
     const PROMPT_END_TOKENS: usize = 16;
     let prompt = normal.prompts.first().filter(|_| kind == Kind::Chat)?;
-    let end = &prompt[prompt.len().saturating_sub(PROMPT_END_TOKENS)..];
-    let end = gateway.text.tokenizer.decode(end, false);
     if normal.sampling.structured.is_some() {
-        // The grammar leaves no room for marks: it is JSON from its first token on, and no reasoning.
+        // The output is JSON from its first token on: there are no marks and no reasoning.
         let format = normal.forced.clone()?;
         return Some(Said::new(forced_parser(format, normal.tools.as_ref(), fresh_number())));
     }
+    let end = &prompt[prompt.len().saturating_sub(PROMPT_END_TOKENS)..];
+    let end = gateway.text.tokenizer.decode(end, false);
     gateway.config.formats.parser(normal.tools.as_ref(), &end, fresh_number()).map(Said::new)
 }
 

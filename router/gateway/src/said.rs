@@ -32,10 +32,7 @@ impl Formats {
     /// A parser for one output; `None` when its text is just text. `prompt_end` is the end of the prompt's text: some
     /// templates open the reasoning themselves.
     pub(crate) fn parser(&self, tools: Option<&Value>, prompt_end: &str, seed: u64) -> Option<Parser> {
-        let tools: Vec<Tool> = match tools {
-            Some(Value::Array(tools)) => tools.iter().filter_map(Tool::from_request).collect(),
-            _ => Vec::new(),
-        };
+        let tools = tools_of(tools);
         let format = self.tools.clone().filter(|_| !tools.is_empty());
         let reasoning = self.reasoning.and_then(|format| format.after_prompt(prompt_end));
         if format.is_none() && reasoning.is_none() {
@@ -45,11 +42,13 @@ impl Formats {
     }
 }
 
-/// A parser for an output that a grammar makes a call.
+/// A parser for the output of a forced tool call, which the grammar makes bare JSON.
 pub(crate) fn forced_parser(format: ToolFormat, tools: Option<&Value>, seed: u64) -> Parser {
-    let entries = tools.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let tools: Vec<Tool> = entries.iter().filter_map(Tool::from_request).collect();
-    Parser::new(Some(format), None, &tools, CallIds::seeded(seed))
+    Parser::new(Some(format), None, &tools_of(tools), CallIds::seeded(seed))
+}
+
+fn tools_of(tools: Option<&Value>) -> Vec<Tool> {
+    tools.and_then(Value::as_array).into_iter().flatten().filter_map(Tool::from_request).collect()
 }
 
 /// One output on its way through a parser.

@@ -119,11 +119,12 @@ impl HuggingFace {
         added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
-    /// The bytes that a token adds inside a text.
+    /// Bytes that a token appends to a text that is not empty. Unlike [`Self::bytes_of`] it keeps SentencePiece's leading
+    /// space, and `<0xNN>` is that byte.
     pub(crate) fn bytes_within(&self, id: u32) -> Vec<u8> {
         let is_added = self.pipeline.get_added_vocabulary().simple_id_to_token(id).is_some();
         let piece = self.pipeline.get_model().id_to_token(id).filter(|_| !is_added);
-        // A byte-level vocabulary spells neither so, and a piece that stands for itself is no byte.
+        // A byte-level vocabulary has no `▁` and no `<0xNN>`; a piece that decodes to itself is literal text.
         let spelled = piece.and_then(|piece| {
             let bytes = sentence_piece(&piece)?;
             (self.decode(&[id], false).as_bytes() != piece.as_bytes()).then_some(bytes)

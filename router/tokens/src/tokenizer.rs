@@ -89,7 +89,8 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that a token adds inside a text: a leading blank is there, and half a character is half a character.
+    /// Bytes that a token appends to a text that is not empty. Unlike [`Self::bytes_of`] it keeps SentencePiece's leading
+    /// space.
     #[must_use]
     pub fn bytes_within(&self, id: u32) -> Vec<u8> {
         match &self.0 {

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use router_engines::openai::StructuredOutput;
 use router_tokens::{ModelText, TINY_VOCABULARY};
 use serde_json::{Map, Value, json};
-use tools_grammar::GrammarCompiler;
+use tools_grammar::{GrammarCompiler, StepError};
 
 const DEPTH_MAX: usize = 12;
 const TOKENS_MAX: usize = 48;
@@ -194,22 +194,24 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
         schema => schema,
     });
     let Ok(output) = StructuredOutput::new("response_format", schema, is_strict) else { return };
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let grammar = runtime.block_on(compiler().grammar(&Arc::new(output), Vec::new()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let grammar = runtime.block_on(compiler().compile(&Arc::new(output), Vec::new()));
     let Ok(mut grammar) = grammar else { return };
     let mut logits = vec![0.0_f32; TINY_VOCABULARY];
     for _ in 0..TOKENS_MAX {
         logits.fill(0.0);
-        if grammar.mask(&mut logits).is_err() {
-            return;
+        match grammar.mask(&mut logits) {
+            Ok(()) => {}
+            Err(StepError::Limit | StepError::DeadEnd) => return,
+            Err(error) => panic!("{error}"),
         }
         let allowed: Vec<u32> =
             (0..TINY_VOCABULARY as u32).filter(|&id| logits[id as usize] == 0.0).collect();
-        assert!(!allowed.is_empty(), "a mask allows something");
         let token = allowed[(choices.byte() * 257 + choices.byte()) % allowed.len()];
         match grammar.accept(token) {
             Ok(false) => {}
-            Ok(true) | Err(_) => return,
+            Ok(true) | Err(StepError::Limit) => return,
+            Err(error) => panic!("the mask allowed {token}, then: {error}"),
         }
     }
 });

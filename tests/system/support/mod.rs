@@ -218,6 +218,12 @@ pub fn post(address: &str, path: &str, body: &Value) -> std::io::Result<(u16, St
     whole(open(address, path, body)?)
 }
 
+/// The status of an answer and its JSON.
+pub fn post_json(address: &str, path: &str, body: &Value) -> (u16, Value) {
+    let (status, text) = post(address, path, body).expect("an answer");
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
 /// Sends a request and leaves the answer to be read.
 pub fn open(address: &str, path: &str, body: &Value) -> std::io::Result<TcpStream> {
     let body = body.to_string();

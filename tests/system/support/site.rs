@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use tools_mocker::{Dialect, Mock, MockConfig, Role};
 
-use super::{Events, Process, Scratch, get, open, post, wait_for};
+use super::{Events, Process, Scratch, get, open, post_json, wait_for};
 
 pub fn model_folder() -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/golden/llama");
@@ -92,8 +92,7 @@ impl Site {
 }
 
 pub fn ask(address: &str, body: &Value) -> (u16, Value) {
-    let (status, text) = post(address, "/v1/chat/completions", body).expect("an answer");
-    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+    post_json(address, "/v1/chat/completions", body)
 }
 
 pub fn chat(words: usize, seed: usize, max_tokens: usize) -> Value {

@@ -39,7 +39,7 @@ pub struct Request {
     pub push_to: Option<u64>,
     /// Fetch the prompt's blocks: transfer and address of the sender's data plane.
     pub fetch_from: Option<(u64, String)>,
-    /// Keeps the output within a schema; made by [`EngineHandle::grammar`] behind the same resumed tokens.
+    /// Keeps the output within a schema; made by [`EngineHandle::compile_grammar`] behind the same resumed tokens.
     pub grammar: Option<Grammar>,
 }
 
@@ -245,12 +245,18 @@ impl EngineHandle {
 
     /// The grammar of an output, behind the last tokens of a prompt when those are an interrupted run's output. Waits while
     /// [`GRAMMARS_MAX`](tools_grammar::GRAMMARS_MAX) requests have one.
-    pub async fn grammar(
+    pub async fn compile_grammar(
         &self,
         output: &Arc<StructuredOutput>,
         resumed: Vec<u32>,
     ) -> Result<Grammar, GrammarError> {
-        self.shared.compiler.grammar(output, resumed).await
+        self.shared.compiler.compile(output, resumed).await
+    }
+
+    /// Requests that have a grammar, and requests that wait for one.
+    #[must_use]
+    pub fn grammars(&self) -> [usize; 2] {
+        self.shared.compiler.counts()
     }
 
     /// Queues a request.

@@ -165,7 +165,7 @@ fn log_sum_exp(logits: &[f32]) -> f32 {
 
 fn top_logprobs(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     let normaliser = log_sum_exp(logits);
-    // Of a token that cannot be there is no logarithm.
+    // Masked tokens (minus infinity) have no log-probability and are left out.
     let mut order: Vec<u32> =
         (0..logits.len() as u32).filter(|&id| logits[id as usize] > f32::NEG_INFINITY).collect();
     let count = count.min(order.len());
@@ -256,11 +256,7 @@ mod tests {
         assert!((choice.top[0].1 - 0.625_f32.ln()).abs() < 1e-6);
         let masked = [0.0, f32::NEG_INFINITY, f32::NEG_INFINITY];
         let choice = choose(&masked, &sampling(",\"logprobs\":3"), 0, &[], &[], &[], &[]);
-        assert_eq!(
-            (choice.token, choice.top),
-            (0, vec![(0, 0.0)]),
-            "of what is impossible there is no logarithm"
-        );
+        assert_eq!((choice.token, choice.top), (0, vec![(0, 0.0)]), "masked tokens have no log-probability");
         let only_suppressed = choose(&masked, &sampling(""), 0, &[], &[], &[0, 7], &[]);
         assert_eq!(only_suppressed.token, 0, "a grammar that leaves one token gets it");
     }

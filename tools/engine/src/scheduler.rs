@@ -8,6 +8,7 @@
 //! All of it runs on one thread. Blocks are held by reference: a block of the catalog that nobody else refers
 //! to can be evicted, anything else cannot, so no state needs to say who uses what.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use dataplane_transfer::{Command, Notice, Outcome, TransferService};
 use kvstore_store::{Moved, Onboard, Plan, Prepare, Prompt};
 use router_engines::openai::Finish;
 use router_tokens::ModelText;
+use tools_grammar::StepError;
 
 use crate::blocks::Blocks;
 use crate::engine::{Output, Services};
@@ -508,18 +510,13 @@ impl Scheduler {
 
     /// Draws the next token; true when the sequence is finished.
     fn draw(&self, sequence: &mut Sequence, logits: &[f32]) -> bool {
-        let within;
-        let logits = match &mut sequence.grammar {
-            None => logits,
-            Some(grammar) => {
-                let mut masked = logits.to_vec();
-                if let Err(error) = grammar.mask(&mut masked) {
-                    return strayed(sequence, &error);
-                }
-                within = masked;
-                within.as_slice()
-            }
-        };
+        let mut logits = Cow::Borrowed(logits);
+        if let Some(grammar) = &mut sequence.grammar
+            && let Err(error) = grammar.mask(logits.to_mut())
+        {
+            cut_off(sequence, &error);
+            return true;
+        }
         let (prompt, output) = sequence.tokens.split_at(sequence.output_start());
         let ends: Vec<u32> = match sequence.sampling.ignore_eos {
             true => sequence.sampling.stop_token_ids.clone(),
@@ -528,14 +525,17 @@ impl Scheduler {
         let too_short = output.len() < sequence.sampling.min_tokens;
         let suppressed = &self.model.config().suppressed;
         let banned = if too_short { ends.as_slice() } else { &[] };
-        let choice = choose(logits, &sequence.sampling, sequence.seed, prompt, output, suppressed, banned);
+        let choice = choose(&logits, &sequence.sampling, sequence.seed, prompt, output, suppressed, banned);
         let token = choice.token;
         let ended = ends.contains(&token) && !too_short;
         let complete = match sequence.grammar.as_mut().filter(|_| !ended).map(|grammar| grammar.accept(token))
         {
             None => false,
             Some(Ok(complete)) => complete,
-            Some(Err(error)) => return strayed(sequence, &error),
+            Some(Err(error)) => {
+                cut_off(sequence, &error);
+                return true;
+            }
         };
         sequence.tokens.push(token);
         EngineStats::add(&self.stats.generation_tokens, 1);
@@ -604,7 +604,7 @@ impl Scheduler {
             self.fetching_remote.len() + self.fetching_store.len() + self.handing_over.len(),
         );
         EngineStats::set(&self.stats.slots_cached, self.blocks.catalog.len());
-        // The count goes through the whole catalog.
+        // `evictable` walks the whole catalog.
         if self.running.is_empty() || self.evictable_counted.elapsed() >= EVICTABLE_EVERY {
             EngineStats::set(&self.stats.slots_evictable, self.blocks.catalog.evictable(usize::MAX));
             self.evictable_counted = Instant::now();
@@ -612,13 +612,9 @@ impl Scheduler {
     }
 }
 
-/// Ends a sequence whose grammar has reached one of its limits.
-fn strayed(sequence: &mut Sequence, error: &str) -> bool {
-    tracing::warn!(
-        error,
-        tokens = sequence.generated(),
-        "an output cannot be kept within its schema any more"
-    );
-    sequence.finish(Finish::Abort);
-    true
+/// Cuts off an output whose grammar reached a limit of its compiler. This is `Length` and not `Abort`: the engine is healthy,
+/// and another one would reach the same limit.
+fn cut_off(sequence: &mut Sequence, error: &StepError) {
+    tracing::warn!(%error, tokens = sequence.generated(), "the grammar of an output reached a limit: cut off");
+    sequence.finish(Finish::Length);
 }

@@ -61,7 +61,7 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: usize,
     pub(crate) detokenizer: Detokenizer,
     pub(crate) stop: StopStrings,
-    /// Keeps the output within a schema; knows every token of it.
+    /// Masks tokens that would leave the output's schema. It has accepted every output token so far, resumed ones included.
     pub(crate) grammar: Option<Grammar>,
     pub(crate) output: mpsc::Sender<Output>,
     pub(crate) arrived: Instant,

@@ -8,24 +8,32 @@
 //!
 //! Bounds: [`GRAMMARS_MAX`] requests have a grammar at a time, [`WAITING_MAX`] wait for a place. A grammar has at most
 //! [`GRAMMAR_SYMBOLS_MAX`] symbols and [`LEXER_STATES_MAX`] states, which its choices share; one that would need more ends its
-//! request. Compiling costs at most about 20 ms and a mask 17 ms on the engine's thread (the compiler's own limits:
-//! `initial_lexer_fuel`, `step_lexer_fuel`, `step_max_items`); a mask of a usual schema is a matter of microseconds.
+//! request. [`COMPILING_MAX`] are compiled at a time, for milliseconds as a rule; the worst schemas that `router_engines` lets
+//! through take tenths of a second. A mask of a usual schema takes microseconds on the engine's thread, at most about 17 ms
+//! by the compiler's own limits (`step_lexer_fuel`, `step_max_items`), and the masks of a batch are made one after another.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use router_engines::openai::StructuredOutput;
 use router_tokens::ModelText;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Requests with a grammar at a time.
 pub const GRAMMARS_MAX: usize = 32;
 /// Requests that wait for a place; more are refused.
 const WAITING_MAX: usize = 1024;
+/// Longest wait for a place; then the request is refused as if there were too many.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// Schemas that are compiled at a time: each needs a processor and some 10 MiB meanwhile.
+const COMPILING_MAX: usize = 2;
+/// Longest message of the compiler, which repeats names of the schema.
+const MESSAGE_BYTES_MAX: usize = 300;
 /// States of a grammar's automaton: one or two KiB each.
-const LEXER_STATES_MAX: usize = 16_384;
+const LEXER_STATES_MAX: usize = 8192;
 /// Symbols of a grammar's rules.
 const GRAMMAR_SYMBOLS_MAX: usize = 100_000;
 /// Tokens with more bytes are never chosen: the compiler's tree of tokens is no deeper.
@@ -50,6 +58,20 @@ pub enum GrammarError {
     Failed(String),
 }
 
+/// Why an output cannot be kept within its schema any further.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    /// The grammar would need more states than it may have.
+    #[error("the grammar became too large")]
+    Limit,
+    /// No token of the vocabulary goes on within the schema.
+    #[error("no token goes on within the schema")]
+    DeadEnd,
+    /// The token does not follow the schema, which a mask would have said.
+    #[error("{0}")]
+    Rejected(String),
+}
+
 /// Makes grammars for one tokenizer.
 pub struct GrammarCompiler {
     text: ModelText,
@@ -58,6 +80,7 @@ pub struct GrammarCompiler {
     factory: OnceLock<Result<ParserFactory, String>>,
     places: Arc<Semaphore>,
     waiting: Semaphore,
+    compiling: Arc<Semaphore>,
 }
 
 impl GrammarCompiler {
@@ -70,24 +93,36 @@ impl GrammarCompiler {
             factory: OnceLock::new(),
             places: Arc::new(Semaphore::new(GRAMMARS_MAX)),
             waiting: Semaphore::new(WAITING_MAX),
+            compiling: Arc::new(Semaphore::new(COMPILING_MAX)),
         }
+    }
+
+    /// Requests that have a place, and requests that wait for one or for their grammar.
+    #[must_use]
+    pub fn counts(&self) -> [usize; 2] {
+        [GRAMMARS_MAX - self.places.available_permits(), WAITING_MAX - self.waiting.available_permits()]
     }
 
     /// The grammar of an output behind these tokens of it. Waits for a place, then compiles on a thread of its own, which
     /// keeps the place until it is done even when nobody waits for it.
-    pub async fn grammar(
+    pub async fn compile(
         self: &Arc<Self>,
         output: &Arc<StructuredOutput>,
         resumed: Vec<u32>,
     ) -> Result<Grammar, GrammarError> {
-        let waits = self.waiting.try_acquire().map_err(|_| GrammarError::Full)?;
-        let place = Arc::clone(&self.places).acquire_owned().await;
-        drop(waits);
-        let place = place.map_err(|error| GrammarError::Failed(error.to_string()))?;
+        let _waits = self.waiting.try_acquire().map_err(|_| GrammarError::Full)?;
+        let closed = |error: AcquireError| GrammarError::Failed(error.to_string());
+        let acquire = async {
+            let place = Arc::clone(&self.places).acquire_owned().await?;
+            Ok((place, Arc::clone(&self.compiling).acquire_owned().await?))
+        };
+        let acquired = tokio::time::timeout(WAIT_MAX, acquire).await.map_err(|_| GrammarError::Full)?;
+        let (place, compiling) = acquired.map_err(closed)?;
         let (compiler, output) = (Arc::clone(self), Arc::clone(output));
         let (sender, compiled) = oneshot::channel();
         let compile = move || {
-            let matcher = compiler.compile(&output, &resumed);
+            let matcher = compiler.matcher(&output, &resumed);
+            drop(compiling);
             // A request that was cancelled meanwhile takes no grammar.
             let _cancelled = sender.send(matcher.map(|matcher| Grammar { matcher, _place: Arc::new(place) }));
         };
@@ -97,11 +132,12 @@ impl GrammarCompiler {
             .spawn(compile)
             .map_err(|error| GrammarError::Failed(error.to_string()))?;
         let compiled = compiled.await;
-        compiled
-            .unwrap_or_else(|_| Err(GrammarError::Failed("the compiler of grammars broke off".to_owned())))
+        compiled.unwrap_or_else(|_| {
+            Err(GrammarError::Failed("the compiler's thread ended without a result".to_owned()))
+        })
     }
 
-    fn compile(&self, output: &StructuredOutput, resumed: &[u32]) -> Result<Matcher, GrammarError> {
+    fn matcher(&self, output: &StructuredOutput, resumed: &[u32]) -> Result<Matcher, GrammarError> {
         let factory = self.factory.get_or_init(|| factory(&self.text, self.vocabulary));
         let factory = factory.as_ref().map_err(|error| GrammarError::Failed(error.clone()))?;
         let options = JsonCompileOptions {
@@ -160,7 +196,8 @@ fn factory(text: &ModelText, vocabulary: usize) -> Result<ParserFactory, String>
 }
 
 fn first_line(error: &str) -> String {
-    error.lines().next().unwrap_or_default().to_owned()
+    let line = error.lines().next().unwrap_or_default();
+    line[..line.floor_char_boundary(MESSAGE_BYTES_MAX)].to_owned()
 }
 
 /// Keeps one output within its schema. A clone keeps another output within the same one.
@@ -178,11 +215,15 @@ impl std::fmt::Debug for Grammar {
 }
 
 impl Grammar {
-    /// Makes every token impossible that does not go on within the schema; of an output that is complete, all but the ends.
-    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
-        let allowed = self.matcher.compute_mask_or_eos().map_err(|error| first_line(&error.to_string()))?;
+    /// Masks the tokens that would leave the schema; once the output is complete, all but end tokens.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), StepError> {
+        self.check_limit()?;
+        let allowed = self.matcher.compute_mask_or_eos();
+        self.check_limit()?;
+        // What else fails is a limit, too: of the work for one mask.
+        let allowed = allowed.map_err(|_| StepError::Limit)?;
         if allowed.is_zero() {
-            return Err("no token of this vocabulary goes on within the schema".to_owned());
+            return Err(StepError::DeadEnd);
         }
         for (at, logits) in logits.chunks_mut(u32::BITS as usize).enumerate() {
             let word = allowed.as_slice().get(at).copied().unwrap_or(0);
@@ -196,9 +237,19 @@ impl Grammar {
     }
 
     /// Takes the token that was drawn; true when the output is complete and nothing can follow.
-    pub fn accept(&mut self, token: u32) -> Result<bool, String> {
-        self.matcher.consume_token(token).map_err(|error| first_line(&error.to_string()))?;
+    pub fn accept(&mut self, token: u32) -> Result<bool, StepError> {
+        let consumed = self.matcher.consume_token(token);
+        self.check_limit()?;
+        consumed.map_err(|error| StepError::Rejected(first_line(&error.to_string())))?;
         Ok(self.matcher.is_stopped())
+    }
+
+    /// After a limit the matcher would only allow an end.
+    fn check_limit(&self) -> Result<(), StepError> {
+        match self.matcher.stop_reason() {
+            StopReason::LexerTooComplex | StopReason::ParserTooComplex => Err(StepError::Limit),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -224,7 +275,7 @@ mod tests {
 
     fn grammar(compiler: &GrammarCompiler, schema: Value, resumed: &[u32]) -> Result<Grammar, GrammarError> {
         let place = Arc::clone(&compiler.places).try_acquire_owned().expect("a place");
-        let matcher = compiler.compile(&output(schema), resumed)?;
+        let matcher = compiler.matcher(&output(schema), resumed)?;
         Ok(Grammar { matcher, _place: Arc::new(place) })
     }
 
@@ -348,7 +399,7 @@ mod tests {
             assert!(matches!(refused, Err(GrammarError::Schema(_))), "{schema}: {refused:?}");
         }
         let lenient = StructuredOutput { is_strict: false, ..output(json!({"type": "object", "not": {}})) };
-        assert!(compiler.compile(&lenient, &[]).is_ok(), "left out where the request does not insist");
+        assert!(compiler.matcher(&lenient, &[]).is_ok(), "left out where the request does not insist");
     }
 
     #[tokio::test]
@@ -357,11 +408,11 @@ mod tests {
         let output = Arc::new(output(json!({"type": "boolean"})));
         let mut inside = Vec::new();
         for _ in 0..GRAMMARS_MAX {
-            inside.push(compiler.grammar(&output, Vec::new()).await.expect("a grammar"));
+            inside.push(compiler.compile(&output, Vec::new()).await.expect("a grammar"));
         }
         let another = inside[0].clone();
         assert_eq!(compiler.places.available_permits(), 0);
-        let mut next = Box::pin(compiler.grammar(&output, Vec::new()));
+        let mut next = Box::pin(compiler.compile(&output, Vec::new()));
         let early = tokio::time::timeout(Duration::from_millis(20), &mut next).await;
         assert!(early.is_err(), "it waits for a place");
         drop(inside);
@@ -369,6 +420,6 @@ mod tests {
         drop(another);
         assert_eq!(compiler.places.available_permits(), GRAMMARS_MAX);
         let bad = Arc::new(StructuredOutput::new("tools", json!({"not": {}}), true).expect("well formed"));
-        assert!(matches!(compiler.grammar(&bad, Vec::new()).await, Err(GrammarError::Schema(_))));
+        assert!(matches!(compiler.compile(&bad, Vec::new()).await, Err(GrammarError::Schema(_))));
     }
 }

@@ -1,6 +1,7 @@
 //! The arithmetic over polls: rates by difference, quantiles out of buckets, and the course of the last minutes.
 //!
-//! Time arrives as a [`Duration`] since an origin of the caller's. A gateway that was started anew counts from
+//! Time arrives as a [`Duration`] since an origin of the caller's, at least [`COURSE`] before the first answer where samples
+//! of the gateway are recorded, too. A gateway that was started anew counts from
 //! zero again: then everything that was remembered for differences is dropped, so that no rate is ever negative.
 //! The course keeps its points, since they were true when they were taken.
 
@@ -96,7 +97,7 @@ impl History {
         self.marks = VecDeque::from([zero]);
     }
 
-    /// Takes in what the gateway was like before this answer, as far as the course goes back.
+    /// Records the gateway's samples that are older than this answer, at most [`COURSE`] old and newer than the last point.
     pub(crate) fn record_samples(&mut self, now: Duration, status: &Status, samples: Vec<Status>) {
         for mut sample in samples {
             let age = Duration::from_millis(status.now_unix_ms.saturating_sub(sample.now_unix_ms));

@@ -223,7 +223,7 @@ fn the_course_begins_before_the_first_answer() {
         known.iter().flatten().all(|rate| *rate == 2.0) && known.iter().flatten().count() >= 29,
         "{known:?}"
     );
-    // A gateway that was started anew tells of its own time only; what was seen before stays.
+    // After a restart the new run's samples are added; earlier points stay.
     let restarted = Status { started_unix: 650, now_unix_ms: 680_000, ..status(650, 30) };
     let sample = Status { now_unix_ms: 670_000, ..status(0, 20) };
     history.record_samples(COURSE + seconds(80), &restarted, vec![sample]);

@@ -53,7 +53,8 @@ pub(crate) struct Answer {
     pub(crate) decisions: Result<Decisions, TopError>,
     /// The gateway was started anew: decisions of earlier answers are of an earlier run.
     pub(crate) is_new_run: bool,
-    /// What the gateway was like before it was first asked; empty in later answers and when it does not tell.
+    /// The gateway's samples from before this answer: with the first answer of each run of the gateway; empty otherwise, and
+    /// when the gateway has none.
     pub(crate) samples: Vec<Status>,
 }
 
@@ -106,13 +107,13 @@ impl Signals {
 
 async fn poll(
     target: Target,
-    wants_samples: bool,
+    is_interactive: bool,
     sender: &SyncSender<Message>,
     mut ordered: watch::Receiver<IsPaused>,
 ) {
     let interval = target.interval;
     let mut gateway =
-        Gateway { target, wants_samples, connection: None, started_unix: 0, last_decision: None };
+        Gateway { target, is_interactive, connection: None, started_unix: 0, last_decision: None };
     loop {
         if ordered.wait_for(|is_paused| !is_paused).await.is_err() {
             return;
@@ -151,7 +152,7 @@ async fn deliver(sender: &SyncSender<Message>, mut message: Message) -> bool {
 
 struct Gateway {
     target: Target,
-    wants_samples: bool,
+    is_interactive: bool,
     connection: Option<SendRequest<Empty<Bytes>>>,
     started_unix: u64,
     /// Sequence of the newest decision that was seen.
@@ -177,7 +178,7 @@ impl Gateway {
             Ok(last) => self.last_decision = last.or(self.last_decision),
             Err(_) => {}
         }
-        let samples = match is_new_run && self.wants_samples {
+        let samples = match is_new_run && self.is_interactive {
             // Without them the course begins now.
             true => self.ask::<Samples>(HISTORY, "").await.unwrap_or_default().samples,
             false => Vec::new(),
@@ -278,4 +279,74 @@ async fn exchange(
 fn message_of(body: &[u8]) -> String {
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     clean(body["error"]["message"].as_str().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::TopConfig;
+
+    /// A gateway that answers one request a connection, starts anew before its third status, and tells its past if it `has`
+    /// one. The paths that were asked for come out of the channel.
+    fn gateway(has_history: bool) -> (String, std::sync::mpsc::Receiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = format!("http://{}", listener.local_addr().expect("bound"));
+        let (sender, asked) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut statuses = 0;
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a connection");
+                let mut head = String::new();
+                let mut reader = BufReader::new(&stream);
+                while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).is_ok_and(|count| count > 0)
+                {
+                }
+                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+                statuses += usize::from(path == STATUS);
+                let started = if statuses < 3 { 100 } else { 200 };
+                let (code, body) = match path.as_str() {
+                    HISTORY if has_history => (200, HISTORY_JSON.to_owned()),
+                    HISTORY => (404, String::new()),
+                    STATUS => (200, format!("{{\"started_unix\":{started},\"now_unix_ms\":205000}}")),
+                    _ => (200, "{\"last\":null,\"decisions\":[]}".to_owned()),
+                };
+                let answer = format!(
+                    "HTTP/1.1 {code} -\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                if stream.write_all(answer.as_bytes()).is_err() || sender.send(path).is_err() {
+                    return;
+                }
+            }
+        });
+        (address, asked)
+    }
+
+    const HISTORY_JSON: &str = r#"{"started_unix":100,"period_s":10,"samples":[{"now_unix_ms":201000,"active":1,
+        "waiting":0,"requests":5,"histograms":{"routing":{"le":[0.1],"counts":[4,1],"sum":0.2}}}]}"#;
+
+    #[tokio::test]
+    async fn the_past_is_asked_for_once_in_each_run_of_the_gateway() {
+        for (has_history, is_interactive) in [(true, true), (false, true), (true, false)] {
+            let (address, asked) = gateway(has_history);
+            let interval = Duration::from_millis(100);
+            let config = TopConfig { gateway: address, key: None, tls: None, interval };
+            let target = config.target().expect("a target");
+            let mut gateway =
+                Gateway { target, is_interactive, connection: None, started_unix: 0, last_decision: None };
+            let mut samples = Vec::new();
+            for _ in 0..4 {
+                let answer = gateway.poll().await.expect("an answer");
+                let requests = answer.samples.iter().map(|sample| sample.counters.requests);
+                samples.push(requests.collect::<Vec<_>>());
+            }
+            let expected = if has_history && is_interactive { vec![5] } else { Vec::new() };
+            assert_eq!(samples, [expected.clone(), Vec::new(), expected, Vec::new()]);
+            let count = asked.try_iter().filter(|path| path == HISTORY).count();
+            assert_eq!(count, if is_interactive { 2 } else { 0 });
+        }
+    }
 }

@@ -54,7 +54,7 @@ fn show(
     let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout())).map_err(TopError::Terminal)?;
     terminal.clear().map_err(TopError::Terminal)?;
     let started = Instant::now();
-    // What the gateway tells of the past has a time, too.
+    // Time begins at `COURSE`: a sample from before the start would else have a negative time.
     let now = || COURSE + started.elapsed();
     let mut display = Display::default();
     let mut drawn_at: Option<Instant> = None;

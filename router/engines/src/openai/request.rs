@@ -103,7 +103,8 @@ fn usage_options(fields: Fields<'_>, stream: bool) -> Result<(bool, bool), ApiEr
 }
 
 /// Fields of a request that [`ChatRequest`] or [`CompletionRequest`] takes into account, or that change no answer. What is
-/// in no such list may mean something to an engine.
+/// in no such list may mean something to an engine. `structured_outputs` and `parallel_tool_calls` are left out although they
+/// are parsed: with `gateway.text = "gateway"`, a request that has them is relayed to engines other than the reference engine.
 pub const KNOWN_FIELDS: [&str; 44] = [
     "add_generation_prompt",
     "cache_salt",
@@ -252,7 +253,7 @@ impl ChatRequest {
         refuse_unsupported(fields)?;
         let tool_choice = ToolChoice::parse(fields)?;
         let may_call_several = fields.flag("parallel_tool_calls")?.unwrap_or(true);
-        if let Some(output) = tool_choice.output(fields.get("tools"), may_call_several)? {
+        if let Some(output) = tool_choice.forced_output(fields.get("tools"), may_call_several)? {
             // A `response_format` is for what is not a call.
             sampling.constrain(output);
         }

@@ -1,47 +1,23 @@
 //! Outputs that must be JSON of a schema: `response_format`, vLLM's `structured_outputs`, and calls that `tool_choice`
 //! forces.
-//!
-//! A schema is checked here before an engine makes a grammar of it. The compiler takes schemas of any client, but it panics
-//! on some values of the wrong type (`llguidance` 1.9: `limited_str` cuts a text within a character) and overflows on some
-//! numbers, and a release build aborts on a panic; it recurses along references. So keywords have their types, numbers and
-//! counts their ranges, references lead to definitions only, and all that is nested or repeated has a limit.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::fields::kind;
+use super::json_schema::{SCHEMA_BYTES_MAX, check_schema};
 use super::{ApiError, Fields};
 
 /// The field with which an engine is asked for a structured output.
 pub const STRUCTURED_OUTPUTS: &str = "structured_outputs";
-
-/// Largest schema, as JSON text.
-pub const SCHEMA_BYTES_MAX: usize = 256 << 10;
-/// Values in a schema, annotations included. References lead the compiler's recursion through each of them once at most.
-const VALUES_MAX: usize = 8192;
-/// Deepest nesting of objects and arrays; a schema in a schema is two deeper.
-const DEPTH_MAX: usize = 64;
-/// Properties of one object, and names in one `required`.
-const PROPERTIES_MAX: usize = 512;
-/// Patterns of one `patternProperties`: each is compared with each.
-const PATTERNS_MAX: usize = 16;
-/// Schemas of one `anyOf` or of its like.
-const ALTERNATIVES_MAX: usize = 512;
-/// Longest regular expression.
-const PATTERN_BYTES_MAX: usize = 1024;
-/// Largest length or number of items and properties.
-const COUNT_MAX: u64 = 1 << 31;
-/// Largest magnitude of a number; beyond it the compiler's integers overflow.
-const NUMBER_MAX: f64 = 1e18;
-/// Largest `multipleOf`, and how many of it make one: the states of its automaton grow with both.
-const MULTIPLE_MAX: f64 = 10_000.0;
-const DECIMALS_MAX: f64 = 1e6;
 
 /// The JSON that an output must be.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StructuredOutput {
     /// JSON schema, an object.
     pub schema: Value,
-    /// Keywords that a grammar cannot express are refused; otherwise they are left out.
+    /// Keywords that a grammar cannot express are refused; otherwise they are left out. Default: true for a schema that the
+    /// request gives as its format, false for the parameters of a tool, which were often written for models that only read
+    /// them.
     pub is_strict: bool,
     /// The field of the client's request that asked for it, for errors.
     pub param: &'static str,
@@ -56,9 +32,7 @@ impl StructuredOutput {
         };
         match checked {
             Ok(()) => Ok(Self { schema, is_strict, param }),
-            Err(why) => {
-                Err(ApiError::invalid(param, format!("The schema of `{param}` cannot be used: {why}.")))
-            }
+            Err(why) => Err(ApiError::invalid(param, format!("The schema cannot be used: {why}."))),
         }
     }
 
@@ -103,7 +77,7 @@ impl StructuredOutput {
     }
 }
 
-/// Whether an option that is there asks for something: vLLM's clients send all of them, most of them off.
+/// Whether an option is set. vLLM's clients send every option, most of them null or false.
 fn is_asked(value: &Value) -> bool {
     *value != Value::Bool(false)
 }
@@ -123,153 +97,14 @@ fn response_format(fields: Fields<'_>) -> Result<Option<StructuredOutput>, ApiEr
             let Some(schema) = format["json_schema"].get("schema") else {
                 return bad("`response_format.json_schema.schema` is required.");
             };
-            let is_strict = format["json_schema"]["strict"].as_bool().unwrap_or(true);
+            let is_strict = match &format["json_schema"]["strict"] {
+                Value::Null => true,
+                Value::Bool(is_strict) => *is_strict,
+                _ => return bad("`response_format.json_schema.strict` must be true or false."),
+            };
             StructuredOutput::new(PARAM, schema.clone(), is_strict).map(Some)
         }
         _ => bad("`response_format.type` must be `text`, `json_object` or `json_schema`."),
-    }
-}
-
-/// Whether a schema is one that a compiler can be given; otherwise what is wrong with it.
-pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
-    if serde_json::to_string(schema).map_or(0, |text| text.len()) > SCHEMA_BYTES_MAX {
-        return Err(format!("it has more than {SCHEMA_BYTES_MAX} bytes"));
-    }
-    Check::default().schema(schema, 0)
-}
-
-/// Goes through a schema and counts its values.
-#[derive(Default)]
-struct Check {
-    values: usize,
-}
-
-impl Check {
-    fn count(&mut self, depth: usize) -> Result<(), String> {
-        self.values += 1;
-        if self.values > VALUES_MAX {
-            return Err(format!("it has more than {VALUES_MAX} values"));
-        }
-        if depth > DEPTH_MAX {
-            return Err(format!("it is nested more than {DEPTH_MAX} deep"));
-        }
-        Ok(())
-    }
-
-    fn schema(&mut self, schema: &Value, depth: usize) -> Result<(), String> {
-        self.count(depth)?;
-        let keywords = match schema {
-            Value::Bool(_) => return Ok(()),
-            Value::Object(keywords) => keywords,
-            other => return Err(format!("a schema in it must be an object, not {}", kind(other))),
-        };
-        keywords.iter().try_for_each(|(keyword, value)| self.keyword(keyword, value, depth + 1))
-    }
-
-    fn keyword(&mut self, keyword: &str, value: &Value, depth: usize) -> Result<(), String> {
-        let wrong = |wanted: &str| Err(format!("`{keyword}` must be {wanted}, not {}", kind(value)));
-        let text = value.as_str();
-        match keyword {
-            "properties" | "patternProperties" | "$defs" | "definitions" => match value {
-                Value::Object(members) => self.members(keyword, members, depth),
-                _ => wrong("an object"),
-            },
-            "additionalProperties" | "additionalItems" => self.schema(value, depth),
-            "items" if !value.is_array() => self.schema(value, depth),
-            "items" | "prefixItems" | "anyOf" | "oneOf" | "allOf" => match value {
-                Value::Array(schemas) => {
-                    at_most(keyword, schemas.len(), ALTERNATIVES_MAX)?;
-                    self.count(depth)?;
-                    schemas.iter().try_for_each(|schema| self.schema(schema, depth + 1))
-                }
-                _ => wrong("an array"),
-            },
-            "type" if text.is_some() => self.count(depth),
-            "type" | "required" => match value {
-                Value::Array(names) if names.iter().all(Value::is_string) => {
-                    at_most(keyword, names.len(), PROPERTIES_MAX)?;
-                    self.count(depth)
-                }
-                _ => wrong("an array of names"),
-            },
-            "enum" if !value.is_array() => wrong("an array"),
-            "$ref" => match text {
-                Some(reference) if is_definition(reference) => self.count(depth),
-                Some(_) => Err("`$ref` must lead to a definition: `#/$defs/NAME` or `#`".to_owned()),
-                None => wrong("a text"),
-            },
-            "pattern" => match text {
-                Some(pattern) => at_most(keyword, pattern.len(), PATTERN_BYTES_MAX),
-                None => wrong("a text"),
-            },
-            "format" if text.is_none() => wrong("a text"),
-            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
-                match value.as_u64() {
-                    Some(count) if count < COUNT_MAX => self.count(depth),
-                    _ => Err(format!("`{keyword}` must be a whole number from 0 to {}", COUNT_MAX - 1)),
-                }
-            }
-            "minimum" | "maximum" if !value.is_number() => wrong("a number"),
-            "exclusiveMinimum" | "exclusiveMaximum" if !value.is_number() && !value.is_boolean() => {
-                wrong("a number")
-            }
-            "multipleOf" => match value.as_f64() {
-                Some(step) if step > 0.0 && step <= MULTIPLE_MAX && (step * DECIMALS_MAX).fract() == 0.0 => {
-                    self.count(depth)
-                }
-                _ => Err(format!("`multipleOf` must be from 0.000001 to {MULTIPLE_MAX}, with six decimals")),
-            },
-            // Numbers, texts, and what only describes.
-            _ => self.plain(value, depth),
-        }
-    }
-
-    fn members(&mut self, keyword: &str, members: &Map<String, Value>, depth: usize) -> Result<(), String> {
-        let is_pattern = keyword == "patternProperties";
-        at_most(keyword, members.len(), if is_pattern { PATTERNS_MAX } else { PROPERTIES_MAX })?;
-        self.count(depth)?;
-        for (name, schema) in members {
-            if is_pattern {
-                at_most(keyword, name.len(), PATTERN_BYTES_MAX)?;
-            }
-            self.schema(schema, depth + 1)?;
-        }
-        Ok(())
-    }
-
-    /// A value that is no schema: constants, examples and the like.
-    fn plain(&mut self, value: &Value, depth: usize) -> Result<(), String> {
-        self.count(depth)?;
-        match value {
-            Value::Number(number) if number.as_f64().is_none_or(|number| number.abs() > NUMBER_MAX) => {
-                Err(format!("the number {number} is beyond {NUMBER_MAX:e}"))
-            }
-            Value::Array(items) => items.iter().try_for_each(|item| self.plain(item, depth + 1)),
-            Value::Object(members) => members.values().try_for_each(|member| self.plain(member, depth + 1)),
-            _ => Ok(()),
-        }
-    }
-}
-
-fn at_most(keyword: &str, count: usize, most: usize) -> Result<(), String> {
-    match count <= most {
-        true => Ok(()),
-        false => Err(format!("`{keyword}` is longer than {most}")),
-    }
-}
-
-/// Whether a reference leads to the whole schema or, from definition to definition, to one that was checked.
-fn is_definition(reference: &str) -> bool {
-    let mut steps = reference.split('/');
-    if steps.next() != Some("#") {
-        return false;
-    }
-    loop {
-        match (steps.next(), steps.next()) {
-            (None, _) => return true,
-            (Some("$defs" | "definitions"), Some(_)) => {}
-            _ => return false,
-        }
     }
 }
 
@@ -321,56 +156,16 @@ mod tests {
                 json!({"response_format": {"type": "json_schema", "json_schema": {"schema": true}}}),
                 "response_format",
             ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "no"}}}),
+                "response_format",
+            ),
             (json!({"structured_outputs": {"regex": "a"}}), "structured_outputs"),
             (json!({"structured_outputs": {"json": "{"}}), "structured_outputs"),
             (json!({"structured_outputs": 1}), "structured_outputs"),
         ] {
             let error = asked(&body).expect_err("refused");
             assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{body}");
-        }
-    }
-
-    #[test]
-    fn schemas_that_would_harm_the_compiler_are_refused() {
-        let deep = (0..40).fold(json!({}), |inner, _| json!({ "items": inner }));
-        let deeper = (0..90).fold(json!({}), |inner, _| json!({ "items": inner }));
-        let wide: Map<String, Value> = (0..600).map(|at| (format!("p{at}"), Value::Bool(true))).collect();
-        let many: Vec<Value> = (0..9000).map(Value::from).collect();
-        let accented = "é".repeat(200);
-        for schema in [
-            json!({"type": 5}),
-            json!({"properties": []}),
-            json!({"format": [accented]}),
-            json!({"pattern": {"é": accented}}),
-            json!({"required": [accented, 1]}),
-            json!({"minimum": accented}),
-            json!({"multipleOf": 0}),
-            json!({"multipleOf": 1e-9}),
-            json!({"const": i64::MIN}),
-            json!({"enum": [[{"a": 1e300}]]}),
-            json!({"maxItems": 9_007_199_254_740_991_u64}),
-            json!({"minLength": -1}),
-            json!({"$ref": "#/enum/0", "enum": [{"format": [accented]}]}),
-            json!({"$ref": "https://example.com/schema"}),
-            json!({"$ref": "#name"}),
-            json!({"anyOf": {"a": 1}}),
-            json!({"items": "x"}),
-            json!({ "properties": wide }),
-            json!({ "enum": many }),
-            deeper,
-        ] {
-            assert!(check_schema(&schema).is_err(), "{schema}");
-        }
-        for schema in [
-            json!({"type": ["object", "null"], "properties": {"type": {"const": "é"}, "$ref": {"type": "string"}}}),
-            json!({"$defs": {"a": {"$defs": {"b": true}}}, "$ref": "#/$defs/a/$defs/b"}),
-            json!({"$ref": "#", "examples": [{"format": [1]}], "description": "x"}),
-            json!({"type": "number", "multipleOf": 0.01, "minimum": -9_007_199_254_740_991_i64}),
-            json!({"type": "number", "exclusiveMinimum": true, "minimum": 0}),
-            json!({"type": "array", "items": [{"type": "null"}], "additionalItems": false}),
-            deep,
-        ] {
-            assert_eq!(check_schema(&schema), Ok(()), "{schema}");
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::structured::check_schema;
+use super::json_schema::check_schema;
 use super::{ApiError, Fields, StructuredOutput};
 
 /// Calls of one answer when a call is forced: a list without an end would let a model call for ever.
@@ -24,7 +24,7 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// A function among the tools of a request.
+/// A function among the tools of a request. `router-parsers` has the same for texts; this crate does not depend on it.
 struct Function<'a> {
     name: &'a str,
     parameters: Option<&'a Value>,
@@ -91,16 +91,16 @@ impl ToolChoice {
         }
     }
 
-    /// The JSON of a forced call; `None` when the model is free. `several`: it may call more than once.
-    pub(super) fn output(
+    /// The schema of a forced call; `None` when no call is forced. `is_parallel`: more than one call is allowed.
+    pub(super) fn forced_output(
         &self,
         tools: Option<&Value>,
-        several: bool,
+        is_parallel: bool,
     ) -> Result<Option<StructuredOutput>, ApiError> {
         match self {
             Self::Auto | Self::None => Ok(None),
             Self::Required => {
-                let count = if several { FORCED_CALLS_MAX } else { 1 };
+                let count = if is_parallel { FORCED_CALLS_MAX } else { 1 };
                 let (mut calls, mut definitions, mut is_strict) = (Vec::new(), Map::new(), true);
                 for (index, function) in functions(tools).enumerate() {
                     let base = format!("#/$defs/{index}");
@@ -131,23 +131,26 @@ impl ToolChoice {
     }
 }
 
-/// Lets the references of a schema lead to where it now stands.
+/// Prefixes each `$ref` with `base`, the schema's new place; values that only look like one stay.
 fn rebase(schema: &mut Value, base: &str) {
-    match schema {
-        Value::Array(items) => items.iter_mut().for_each(|item| rebase(item, base)),
-        Value::Object(members) => {
-            for (name, value) in members.iter_mut() {
-                match value {
-                    Value::String(reference) if name == "$ref" => {
-                        if let Some(rest) = reference.strip_prefix('#') {
-                            *reference = format!("{base}{rest}");
-                        }
-                    }
-                    other => rebase(other, base),
+    let keywords = match schema {
+        Value::Array(schemas) => return schemas.iter_mut().for_each(|schema| rebase(schema, base)),
+        Value::Object(keywords) => keywords,
+        _ => return,
+    };
+    for (keyword, value) in keywords.iter_mut() {
+        match (keyword.as_str(), value) {
+            ("$ref", Value::String(reference)) => {
+                if let Some(rest) = reference.strip_prefix('#') {
+                    *reference = format!("{base}{rest}");
                 }
             }
+            ("const" | "enum" | "examples" | "default", _) => {}
+            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(named)) => {
+                named.values_mut().for_each(|schema| rebase(schema, base));
+            }
+            (_, other) => rebase(other, base),
         }
-        _ => {}
     }
 }
 
@@ -158,7 +161,8 @@ mod tests {
     fn tools() -> Value {
         json!([
             {"type": "function", "function": {"name": "f", "parameters": {
-                "properties": {"x": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}}},
+                "properties": {"x": {"$ref": "#/$defs/n"}, "const": {"$ref": "#/$defs/n"}, "y": {"const": {"$ref": "#"}}},
+                "$defs": {"n": {"type": "integer"}}}}},
             {"type": "function", "function": {"name": "g", "strict": true}},
         ])
     }
@@ -171,23 +175,25 @@ mod tests {
     #[test]
     fn forced_calls_are_json_of_the_functions() {
         let required = choice("required".into(), tools()).expect("parses");
-        let output = required.output(Some(&tools()), false).expect("a schema").expect("forced");
+        let output = required.forced_output(Some(&tools()), false).expect("a schema").expect("forced");
         assert_eq!((output.param, output.is_strict), ("tools", false));
         assert_eq!(output.schema["maxItems"], 1);
         assert_eq!(output.schema["items"]["anyOf"][1]["properties"]["name"]["const"], "g");
         let first = &output.schema["items"]["anyOf"][0]["properties"]["parameters"]["$ref"];
         assert_eq!(first, "#/$defs/0");
         assert_eq!(output.schema["$defs"]["0"]["properties"]["x"]["$ref"], "#/$defs/0/$defs/n");
+        assert_eq!(output.schema["$defs"]["0"]["properties"]["const"]["$ref"], "#/$defs/0/$defs/n", "a name");
+        assert_eq!(output.schema["$defs"]["0"]["properties"]["y"]["const"]["$ref"], "#", "a value");
         assert_eq!(output.schema["$defs"]["1"]["type"], "object");
         let named = json!({"type": "function", "function": {"name": "g"}});
         let named = choice(named, tools()).expect("parses");
         assert_eq!(named, ToolChoice::Named("g".to_owned()));
-        let output = named.output(Some(&tools()), true).expect("a schema").expect("forced");
+        let output = named.forced_output(Some(&tools()), true).expect("a schema").expect("forced");
         assert_eq!(output.schema, json!({"additionalProperties": false, "type": "object"}));
         assert!(output.is_strict);
         for free in ["auto", "none"] {
             let free = choice(free.into(), tools()).expect("parses");
-            assert_eq!(free.output(Some(&tools()), true), Ok(None));
+            assert_eq!(free.forced_output(Some(&tools()), true), Ok(None));
         }
     }
 
@@ -207,7 +213,7 @@ mod tests {
         for parameters in [json!(5), json!({"type": "string"}), json!({"properties": 5})] {
             let tools = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
             let required = choice("required".into(), tools.clone()).expect("parses");
-            let error = required.output(Some(&tools), true).expect_err("refused");
+            let error = required.forced_output(Some(&tools), true).expect_err("refused");
             assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("tools")), "{tools}");
         }
     }

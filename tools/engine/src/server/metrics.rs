@@ -33,7 +33,7 @@ pub(super) fn render(state: &WorkerState, with_vllm: bool) -> String {
     let mut out = String::with_capacity(8192);
     // Read at the source: the transfer thread gives slots back without the engine's doing.
     let slots_used = state.slots.used_count() as f64;
-    let evictable = EngineStats::get(&state.engine.stats().slots_evictable) as f64;
+    let evictable = EngineStats::get(&stats.slots_evictable) as f64;
     // As vLLM counts: what is only cached is free.
     let usage = (slots_used - evictable).max(0.0) / description.blocks.max(1) as f64;
     let mut put = |kind: &str, name: &str, help: &str, value: f64| {
@@ -45,7 +45,9 @@ pub(super) fn render(state: &WorkerState, with_vllm: bool) -> String {
     };
     let get = |counter| EngineStats::get(counter) as f64;
     put("gauge", "requests_running", "Requests in the running batch", get(&stats.running));
-    let waiting = get(&stats.waiting) + get(&stats.fetching);
+    let [with_grammar, for_grammar] = state.engine.grammars().map(|count| count as f64);
+    // Who waits for a grammar is not handed to the engine's thread yet.
+    let waiting = get(&stats.waiting) + get(&stats.fetching) + for_grammar;
     put("gauge", "requests_waiting", "Requests that wait", waiting);
     put("gauge", "kv_usage_ratio", "Share of KV blocks that requests use, 1 is all", usage);
     put("counter", "prompt_tokens_total", "Prompt tokens", get(&stats.prompt_tokens));
@@ -59,6 +61,9 @@ pub(super) fn render(state: &WorkerState, with_vllm: bool) -> String {
     put("counter", "recomputed_blocks_total", "Blocks computed because a transfer failed", recomputed);
     put("gauge", "kv_slots_used", "KV slots with at least one reference", slots_used);
     put("gauge", "kv_slots_cached", "KV slots that the prefix cache refers to", get(&stats.slots_cached));
+    put("gauge", "kv_slots_evictable", "Cached KV slots that no request uses", evictable);
+    put("gauge", "grammars_running", "Requests that have a grammar", with_grammar);
+    put("gauge", "grammars_waiting", "Requests that wait for a grammar", for_grammar);
     put("gauge", "requests_fetching", "Requests that wait for blocks", get(&stats.fetching));
     if with_vllm {
         let (tokens, blocks) = (description.block_tokens, description.blocks);

@@ -280,9 +280,10 @@ async fn start_completion(
         prompts.iter().map(|ids| state.engine.text().tokenizer.decode(ids, true)).collect::<Vec<_>>()
     });
     let transfer = request.kv_transfer_params.as_ref();
-    let grammar = grammar(state, &prompts, &request.sampling, transfer).await?;
+    let handoff = handoff_of(transfer, &prompts, &request.sampling)?;
+    let grammar = compile_grammar(state, &prompts, &request.sampling, handoff.as_ref()).await?;
     let salt = request.cache_salt.as_deref();
-    let generations = submit(state, &prompts, &request.sampling, salt, transfer, grammar)?;
+    let generations = submit(state, &prompts, &request.sampling, salt, handoff, grammar)?;
     Ok(Job {
         answer,
         generations,
@@ -301,7 +302,8 @@ async fn start_completion(
 async fn start_chat(state: &Shared, headers: &HeaderMap, request: ChatRequest) -> Result<Job, ApiError> {
     check_model(state, request.model.as_deref())?;
     if matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_)) {
-        let message = "An engine makes text: a gateway in front of it forces calls and reads them.";
+        let message =
+            "A worker supports no `tool_choice` other than `none` and `auto`: send the request to a gateway.";
         return Err(ApiError::invalid("tool_choice", message));
     }
     let ids = state
@@ -315,9 +317,10 @@ async fn start_chat(state: &Shared, headers: &HeaderMap, request: ChatRequest) -
         Answer::new(Kind::Chat, answer_id(headers, "chatcmpl"), now(), &state.description.model, false);
     let prompts = [ids];
     let transfer = request.kv_transfer_params.as_ref();
-    let grammar = grammar(state, &prompts, &request.sampling, transfer).await?;
+    let handoff = handoff_of(transfer, &prompts, &request.sampling)?;
+    let grammar = compile_grammar(state, &prompts, &request.sampling, handoff.as_ref()).await?;
     let salt = request.cache_salt.as_deref();
-    let generations = submit(state, &prompts, &request.sampling, salt, transfer, grammar)?;
+    let generations = submit(state, &prompts, &request.sampling, salt, handoff, grammar)?;
     Ok(Job {
         answer,
         generations,
@@ -365,30 +368,54 @@ fn check_prompt(state: &Shared, param: &str, ids: &[u32]) -> Result<(), ApiError
     }
 }
 
+/// The request's part in a hand-off, if it has one.
+fn handoff_of(
+    transfer: Option<&Value>,
+    prompts: &[Vec<u32>],
+    sampling: &Sampling,
+) -> Result<Option<Handoff>, ApiError> {
+    let Some(transfer) = transfer else { return Ok(None) };
+    let Some(handoff) = Handoff::from_json(transfer) else {
+        return Err(ApiError::invalid(
+            "kv_transfer_params",
+            "`kv_transfer_params` is of a dialect that this engine does not speak.",
+        ));
+    };
+    if prompts.len() > 1 || sampling.n > 1 {
+        return Err(ApiError::invalid("kv_transfer_params", "A hand-off is for one prompt and one choice."));
+    }
+    Ok(Some(handoff))
+}
+
 /// The grammar of the output, if it has one. A prefill leg has no output.
-async fn grammar(
+async fn compile_grammar(
     state: &Shared,
     prompts: &[Vec<u32>],
     sampling: &Sampling,
-    transfer: Option<&Value>,
+    handoff: Option<&Handoff>,
 ) -> Result<Option<Grammar>, ApiError> {
-    let is_prefill = matches!(transfer.and_then(Handoff::from_json), Some(Handoff::Prefill { .. }));
+    let is_prefill = matches!(handoff, Some(Handoff::Prefill { .. }));
     let Some(output) = sampling.structured.as_ref().filter(|_| !is_prefill) else { return Ok(None) };
     let resumed = match (sampling.resumed_tokens, prompts) {
         (0, _) => Vec::new(),
         (count, [prompt]) => prompt[prompt.len().saturating_sub(count)..].to_vec(),
-        _ => return Err(ApiError::invalid("vllm_xargs", "One prompt at a time goes on where it was.")),
+        _ => {
+            return Err(ApiError::invalid(
+                "vllm_xargs",
+                "`vllm_xargs.kvasir_resumed_tokens` needs exactly one prompt.",
+            ));
+        }
     };
-    let grammar = state.engine.grammar(output, resumed).await;
-    grammar.map(Some).map_err(|error| match error {
+    let compiled = state.engine.compile_grammar(output, resumed).await;
+    compiled.map(Some).map_err(|error| match error {
         GrammarError::Schema(why) => {
-            ApiError::invalid(output.param, format!("The schema cannot be followed: {why}."))
+            ApiError::invalid(output.param, format!("The schema cannot be used: {why}."))
         }
         GrammarError::Resumed(why) => {
             ApiError::invalid("vllm_xargs", format!("The output so far does not follow the schema: {why}."))
         }
-        GrammarError::Full => ApiError::unavailable("Too many requests wait for their grammar."),
-        GrammarError::Failed(why) => ApiError::internal(format!("No grammar could be made: {why}.")),
+        GrammarError::Full => ApiError::unavailable("Too many requests wait for a grammar."),
+        GrammarError::Failed(why) => ApiError::internal(format!("Compiling the grammar failed: {why}.")),
     })
 }
 
@@ -398,19 +425,9 @@ fn submit(
     prompts: &[Vec<u32>],
     sampling: &Sampling,
     salt: Option<&str>,
-    transfer: Option<&Value>,
+    handoff: Option<Handoff>,
     grammar: Option<Grammar>,
 ) -> Result<Vec<crate::Generation>, ApiError> {
-    let handoff = transfer.and_then(Handoff::from_json);
-    if transfer.is_some() && handoff.is_none() {
-        return Err(ApiError::invalid(
-            "kv_transfer_params",
-            "`kv_transfer_params` is of a dialect that this engine does not speak.",
-        ));
-    }
-    if handoff.is_some() && (prompts.len() > 1 || sampling.n > 1) {
-        return Err(ApiError::invalid("kv_transfer_params", "A hand-off is for one prompt and one choice."));
-    }
     let (push_to, fetch_from) = match handoff {
         None => (None, None),
         Some(Handoff::Prefill { transfer_id }) => (Some(transfer_id), None),
