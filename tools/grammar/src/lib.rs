@@ -30,6 +30,8 @@ const WAITING_MAX: usize = 1024;
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// Schemas that are compiled at a time: each needs a processor and some 10 MiB meanwhile.
 const COMPILING_MAX: usize = 2;
+/// What the compiler says of a token that leaves the schema.
+const REJECTED: &str = "doesn't satisfy the grammar";
 /// Longest message of the compiler, which repeats names of the schema.
 const MESSAGE_BYTES_MAX: usize = 300;
 /// States of a grammar's automaton: one or two KiB each.
@@ -240,7 +242,11 @@ impl Grammar {
     pub fn accept(&mut self, token: u32) -> Result<bool, StepError> {
         let consumed = self.matcher.consume_token(token);
         self.check_limit()?;
-        consumed.map_err(|error| StepError::Rejected(first_line(&error.to_string())))?;
+        consumed.map_err(|error| {
+            let error = first_line(&error.to_string());
+            // All other errors are limits (too many items in a row, say), which have no type.
+            if error.contains(REJECTED) { StepError::Rejected(error) } else { StepError::Limit }
+        })?;
         Ok(self.matcher.is_stopped())
     }
 
@@ -400,6 +406,13 @@ mod tests {
         }
         let lenient = StructuredOutput { is_strict: false, ..output(json!({"type": "object", "not": {}})) };
         assert!(compiler.matcher(&lenient, &[]).is_ok(), "left out where the request does not insist");
+    }
+
+    #[test]
+    fn a_token_that_leaves_the_schema_is_rejected() {
+        let mut grammar = grammar(&compiler(), json!({"type": "boolean"}), &[]).expect("a grammar");
+        let rejected = grammar.accept(u32::from(b'x'));
+        assert!(matches!(rejected, Err(StepError::Rejected(_))), "{rejected:?}");
     }
 
     #[tokio::test]
