@@ -18,12 +18,16 @@ use router_engines::key::ApiKey;
 use router_engines::openai::{
     Answer, ApiError, ChatRequest, CompletionRequest, Kind, Prompt, Sampling, ToolChoice, model_list,
 };
+use router_engines::shape::{Shape, ShapeLimits};
 use serde_json::{Value, json};
 use tools_grammar::{Grammar, GrammarError};
 
 use super::answer::{Job, respond};
 use super::metrics;
 use crate::{EngineHandle, Request, SubmitError};
+
+/// What a body may hold: what a gateway lets through.
+const BODY_SHAPE: ShapeLimits = ShapeLimits { nodes: 128 << 10, numbers: 1 << 20, depth: 128 };
 
 /// What the routes need.
 pub struct WorkerState {
@@ -225,7 +229,7 @@ async fn chat(
 }
 
 async fn receive(intake: &Intake, request: HttpRequest) -> Result<ReceivedBody, ApiError> {
-    intake.receive(request.into_body()).await.map_err(|error| match error {
+    let body = intake.receive(request.into_body()).await.map_err(|error| match error {
         IntakeError::TooLarge => {
             let message = format!("The body is larger than {} bytes.", intake.body_bytes_max());
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message, "body_too_large")
@@ -236,7 +240,11 @@ async fn receive(intake: &Intake, request: HttpRequest) -> Result<ReceivedBody, 
             ApiError::new(StatusCode::REQUEST_TIMEOUT, message, "body_too_slow")
         }
         IntakeError::Broken => ApiError::malformed("The body broke off."),
-    })
+    })?;
+    // A tree of values takes up to a hundred times the bytes of its text.
+    Shape::of(&body.bytes, &BODY_SHAPE)
+        .map_err(|excess| ApiError::new(StatusCode::BAD_REQUEST, excess, "body_too_complex"))?;
+    Ok(body)
 }
 
 fn answer_id(headers: &HeaderMap, prefix: &str) -> String {
@@ -495,5 +503,26 @@ impl IntoResponse for super::answer::Stream {
         let headers =
             [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
         (headers, Body::from_stream(self)).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn bodies_that_make_large_trees_are_refused_before_they_are_parsed() {
+        let intake = Intake::new(16 << 20, 16 << 20, Duration::from_secs(5));
+        let receive = async |text: String| {
+            let request = HttpRequest::new(axum::body::Body::from(text));
+            receive(&intake, request).await.map(|body| body.bytes.len()).map_err(|error| error.status)
+        };
+        let lists = format!("{{\"prompt\": [{}[]]}}", "[],".repeat(200_000));
+        assert_eq!(receive(lists).await, Err(StatusCode::BAD_REQUEST));
+        assert_eq!(receive("[".repeat(200)).await, Err(StatusCode::BAD_REQUEST));
+        let ids = format!("{{\"prompt\": [{}1]}}", "1,".repeat(200_000));
+        assert_eq!(receive(ids.clone()).await, Ok(ids.len()));
     }
 }
