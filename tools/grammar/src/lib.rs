@@ -6,9 +6,9 @@
 //!
 //! JSON is written on one line (`{"a": 1, "b": [2, 3]}`): where a grammar allows blanks, a model may write nothing else.
 //!
-//! Bounds: [`GRAMMARS_MAX`] requests have a grammar at a time, [`WAITING_MAX`] wait for a place. A grammar has at most
-//! [`GRAMMAR_SYMBOLS_MAX`] symbols and [`LEXER_STATES_MAX`] states, which its choices share; one that would need more ends its
-//! request. [`COMPILING_MAX`] are compiled at a time, for milliseconds as a rule; the worst schemas that `router_engines` lets
+//! Bounds: `GRAMMARS_MAX` requests have a grammar at a time, `WAITING_MAX` wait for a place. A grammar has at most
+//! `GRAMMAR_SYMBOLS_MAX` symbols and `LEXER_STATES_MAX` states, which its choices share; one that would need more ends its
+//! request. `COMPILING_MAX` are compiled at a time, for milliseconds as a rule; the worst schemas that `router_engines` lets
 //! through take tenths of a second. A mask of a usual schema takes microseconds on the engine's thread, at most about 17 ms
 //! by the compiler's own limits (`step_lexer_fuel`, `step_max_items`), and the masks of a batch are made one after another.
 
