@@ -307,7 +307,7 @@ impl ObjectTier {
                 break;
             }
             let (identity, meta) = (entry.identity, entry.meta.clone());
-            verified.push(VerifiedBlock { identity, meta, payload: block });
+            verified.push(VerifiedBlock { identity, meta, payload: block, checksum: entry.checksum });
         }
         Ok(verified)
     }

@@ -42,6 +42,8 @@ pub struct VerifiedBlock {
     pub meta: Bytes,
     /// Its KV.
     pub payload: Bytes,
+    /// xxh3-64 of the payload, as the object's index has it.
+    pub checksum: u64,
 }
 
 /// What became of a put.

@@ -36,7 +36,7 @@ pub use builder::{DiskTier, HostTier, StoreBuilder};
 pub use config::{StoreConfig, WriteMode};
 pub use disk::OpenDisk;
 pub use error::StoreError;
-pub use far::{FarInbox, FarResult, FarTier, Incoming, Outgoing, ReturnedSlots};
+pub use far::{Delivered, FarInbox, FarResult, FarTier, Incoming, Outgoing, ReturnedSlots};
 pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, Survivor, Throttled};
 pub use kvstore_catalog::TenantId;
 pub use kvstore_plan::{BandwidthLimit, ReturnConfig, Tier as BandwidthTier};

@@ -119,6 +119,13 @@ impl HostMemory {
     pub(crate) fn checksum(&self, slot: u32, bytes: usize) -> u64 {
         checksum(&self.slab, slot, bytes)
     }
+
+    /// The same, if another checksum of the very bytes that it is taken from, with a seed, is as it should be.
+    pub(crate) fn checksum_if(&self, slot: u32, bytes: usize, seed: u64, expected: u64) -> Option<u64> {
+        let mut seeded = Xxh3::with_seed(seed);
+        let own = checksum_of_pieces(&self.slab, slot, bytes, |piece| seeded.update(piece));
+        (seeded.digest() == expected).then_some(own)
+    }
 }
 
 /// xxh3-64 of a slot's bytes, through a buffer that stays in the L1 cache: the slot may be written meanwhile by a peer

@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 
+use kvstore_block::BlockIdentity;
 use kvstore_remote::Ticket;
 
-use super::{FarResult, Incoming, ReturnedSlots};
+use super::{Delivered, FarResult, Incoming, ReturnedSlots};
 
 /// The reads of one driver, which its thread alone uses.
 #[derive(Default)]
@@ -23,15 +24,28 @@ impl InFlightReads {
         self.reading.insert(ticket, incoming);
     }
 
-    /// A read has ended with these leading blocks verified. `is_held`: the fabric may still write to slots behind them.
-    pub(super) fn fetched(&mut self, ticket: Ticket, bytes: Vec<u32>, is_held: bool) -> Option<FarResult> {
+    /// A read has ended with these leading blocks verified, each with its length and checksum. `is_held`: the fabric may still
+    /// write to slots behind them.
+    pub(super) fn fetched(
+        &mut self,
+        ticket: Ticket,
+        sums: &[(u32, u64)],
+        is_held: bool,
+    ) -> Option<FarResult> {
         let mut incoming = self.reading.remove(&ticket)?;
+        let identities = &incoming.chain[incoming.first..];
+        let delivered = |(&(bytes, checksum), identity): (&(u32, u64), &BlockIdentity)| Delivered {
+            bytes,
+            checksum,
+            seed: identity.short(),
+        };
+        let blocks: Vec<Delivered> = sums.iter().zip(identities).map(delivered).collect();
         if is_held {
-            let slots = incoming.slots.split_off(bytes.len().min(incoming.slots.len()));
+            let slots = incoming.slots.split_off(blocks.len().min(incoming.slots.len()));
             incoming.held = slots.len();
             self.held.insert(ticket, ReturnedSlots { request: incoming.request, slots });
         }
-        Some(FarResult::Arrived { incoming, bytes })
+        Some(FarResult::Arrived { incoming, blocks })
     }
 
     /// The fabric cannot write to the read's slots any more.

@@ -65,6 +65,18 @@ pub struct ReturnedSlots {
     pub(crate) slots: Vec<LentSlot>,
 }
 
+/// A block in one of the slots of a read. The store compares the bytes there with it once more when it takes them in, so that
+/// nothing that changed them meanwhile becomes a block with a checksum of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delivered {
+    /// Its length.
+    pub bytes: u32,
+    /// xxh3-64 of its bytes by the writer's account.
+    pub checksum: u64,
+    /// The seed of that checksum.
+    pub seed: u64,
+}
+
 /// What a tier further away answers.
 #[derive(Debug)]
 pub enum FarResult {
@@ -75,12 +87,12 @@ pub enum FarResult {
         /// How many.
         blocks: usize,
     },
-    /// The leading blocks have arrived, and were verified; each with its length.
+    /// The leading blocks have arrived, and were verified; each with what its writer knew of it.
     Arrived {
         /// What was asked for.
         incoming: Incoming,
-        /// Bytes of each that has arrived.
-        bytes: Vec<u32>,
+        /// Each that has arrived.
+        blocks: Vec<Delivered>,
     },
     /// The slots that a read kept when it was answered: nothing writes to them any more.
     Returned(ReturnedSlots),

@@ -14,7 +14,7 @@ use kvstore_plan::Tier;
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::far::{FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
+use crate::far::{Delivered, FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
 
 /// Look-ups and reads under way at a time.
 const REQUESTS_MAX: usize = 256;
@@ -176,7 +176,7 @@ impl FarTier for ObjectTier {
         self.spawn(async move {
             let (first, deadline) = (incoming.first, incoming.deadline.into());
             let range = first..first + incoming.targets.len();
-            let mut bytes = Vec::with_capacity(range.len());
+            let mut arrived = Vec::with_capacity(range.len());
             for piece in pieces(range, run, block_bytes, heap.bytes_max() / PIECE_SHARE) {
                 // Until the blocks of this piece are in their slots.
                 let Some(_room) = heap.take(piece.len() as u64 * block_bytes, deadline).await else { break };
@@ -186,15 +186,19 @@ impl FarTier for ObjectTier {
                         break;
                     }
                     target.slab().write(target.slot(), 0, &block.payload);
-                    bytes.push(block.payload.len() as u32);
+                    arrived.push(Delivered {
+                        bytes: block.payload.len() as u32,
+                        checksum: block.checksum,
+                        seed: 0,
+                    });
                     tokio::task::yield_now().await;
                 }
-                if first + bytes.len() < piece.end {
+                if first + arrived.len() < piece.end {
                     break;
                 }
             }
             drop(permit);
-            inbox.send(FarResult::Arrived { incoming, bytes });
+            inbox.send(FarResult::Arrived { incoming, blocks: arrived });
         });
         Ok(())
     }

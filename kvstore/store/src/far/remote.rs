@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use dataplane_fabric::{Fabric, Sleeper};
 use kvstore_block::BlockIdentity;
 use kvstore_plan::Tier;
-use kvstore_remote::{Outcome, RemotePool, StoreBlock, StoreResult, Ticket};
+use kvstore_remote::{Outcome, RemotePool, StoreBlock, StoreResult, Ticket, Verified};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::far::in_flight_reads::InFlightReads;
@@ -257,11 +257,11 @@ impl<F: Fabric> Driver<F> {
             Command::Read(mut incoming) => {
                 let targets = std::mem::take(&mut incoming.targets);
                 let Some((ticket, _)) = self.found.remove(&incoming.request) else {
-                    return self.inbox.send(FarResult::Arrived { incoming, bytes: Vec::new() });
+                    return self.inbox.send(FarResult::Arrived { incoming, blocks: Vec::new() });
                 };
                 match self.pool.read(ticket, targets, incoming.deadline, now) {
                     Ok(()) => self.reads.begin(ticket, incoming),
-                    Err(_) => self.inbox.send(FarResult::Arrived { incoming, bytes: Vec::new() }),
+                    Err(_) => self.inbox.send(FarResult::Arrived { incoming, blocks: Vec::new() }),
                 }
             }
             Command::Leave(request) => {
@@ -284,8 +284,9 @@ impl<F: Fabric> Driver<F> {
                 self.inbox.send(FarResult::Found { request, blocks: ours });
             }
             Outcome::Fetched { ticket, blocks, held, .. } => {
-                let bytes: Vec<u32> = blocks.iter().map(|block| block.description.bytes).collect();
-                if let Some(arrived) = self.reads.fetched(ticket, bytes, held > 0) {
+                let sum = |block: &Verified| (block.description.bytes, block.description.checksum);
+                let sums: Vec<(u32, u64)> = blocks.iter().map(sum).collect();
+                if let Some(arrived) = self.reads.fetched(ticket, &sums, held > 0) {
                     self.inbox.send(arrived);
                 }
             }

@@ -9,7 +9,7 @@ use kvstore_catalog::{Lease, TenantId};
 use kvstore_plan::Tier;
 
 use super::lent_slot::{LentCount, LentSlot};
-use super::{FarResult, FarTier, Incoming, ReturnedSlots};
+use super::{Delivered, FarResult, FarTier, Incoming, ReturnedSlots};
 use crate::Description;
 use crate::background::BACKGROUND_REQUEST;
 use crate::config::WriteMode;
@@ -83,8 +83,8 @@ struct Arriving {
     chain: Vec<BlockIdentity>,
     /// The next one's place in the chain.
     position: usize,
-    /// Slots and lengths of those that are left.
-    blocks: VecDeque<(LentSlot, u32)>,
+    /// Those that are left, with their slots.
+    blocks: VecDeque<(LentSlot, Delivered)>,
     /// Bytes of those that were taken in.
     bytes: u64,
 }
@@ -185,7 +185,7 @@ impl FarLinks {
     pub(crate) fn answered(&mut self, result: FarResult, tiers: &mut Tiers) {
         match result {
             FarResult::Found { request, blocks } => self.found(request, blocks, tiers),
-            FarResult::Arrived { incoming, bytes } => self.arrived(incoming, bytes, tiers),
+            FarResult::Arrived { incoming, blocks } => self.arrived(incoming, blocks, tiers),
             FarResult::Returned(slots) => self.returned(slots, tiers),
             FarResult::Kept { blocks } => {
                 StoreCounters::add(&tiers.shared.counters.to_far, blocks);
@@ -248,11 +248,11 @@ impl FarLinks {
     }
 
     /// A tier has delivered: the blocks are taken in when their turn comes.
-    fn arrived(&mut self, incoming: Incoming, bytes: Vec<u32>, tiers: &mut Tiers) {
+    fn arrived(&mut self, incoming: Incoming, delivered: Vec<Delivered>, tiers: &mut Tiers) {
         let Incoming { request: question, chain, first: position, targets, slots, held, .. } = incoming;
         drop(targets);
         let (search, read) = (self.searches.remove(&question), self.came_back(question, held));
-        let blocks = slots.into_iter().zip(bytes).collect();
+        let blocks = slots.into_iter().zip(delivered).collect();
         self.arriving.push_back(Arriving { search, read, chain, position, blocks, bytes: 0 });
         tiers.room.came_free();
     }
@@ -263,9 +263,12 @@ impl FarLinks {
         let has_arrived = !self.arriving.is_empty();
         while let Some(mut arriving) = self.arriving.pop_front() {
             while !tiers.hashing.is_spent()
-                && let Some((slot, bytes)) = arriving.blocks.pop_front()
+                && let Some((slot, delivered)) = arriving.blocks.pop_front()
             {
-                self.take_in(&mut arriving, slot, bytes, tiers);
+                if !self.take_in(&mut arriving, slot, delivered, tiers) {
+                    // Those behind it are no leading blocks.
+                    arriving.blocks.clear();
+                }
             }
             if !arriving.blocks.is_empty() {
                 self.arriving.push_front(arriving);
@@ -276,12 +279,27 @@ impl FarLinks {
         has_arrived
     }
 
-    /// The next block becomes part of host memory, also when nobody waits for it any more.
-    fn take_in(&mut self, arriving: &mut Arriving, slot: LentSlot, bytes: u32, tiers: &mut Tiers) {
+    /// The next block becomes part of host memory, also when nobody waits for it any more; false when it is damaged.
+    fn take_in(
+        &mut self,
+        arriving: &mut Arriving,
+        slot: LentSlot,
+        delivered: Delivered,
+        tiers: &mut Tiers,
+    ) -> bool {
         let (filling, position) = (slot.into_filling(), arriving.position);
+        let identity = arriving.chain[position];
+        let Some(checksum) = tiers.checksum_of(filling.slot(), &delivered) else {
+            tracing::warn!(
+                block = identity.short(),
+                "host tier: a block from another tier changed after it was verified and is thrown away"
+            );
+            StoreCounters::add(&tiers.shared.counters.checksum_failures, 1);
+            return false;
+        };
+        let bytes = delivered.bytes;
         arriving.position += 1;
         arriving.bytes += u64::from(bytes);
-        let identity = arriving.chain[position];
         let parent = position.checked_sub(1).map(|before| arriving.chain[before]);
         let described = |read: &mut OpenRead| (read.describe(position, parent), read.tier);
         let (description, from) = arriving.read.as_mut().map(described).unzip();
@@ -290,7 +308,7 @@ impl FarLinks {
             parent,
             position: position as u32,
             bytes,
-            checksum: tiers.checksum(filling.slot(), bytes as usize),
+            checksum,
             origin: Origin::Far,
             description,
         };
@@ -301,6 +319,7 @@ impl FarLinks {
         if let Some(from) = from.filter(|_| is_new) {
             self.pass_on(identity, from, tiers);
         }
+        true
     }
 
     /// All blocks of a read are part of host memory; the search behind it goes on.

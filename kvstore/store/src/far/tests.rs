@@ -33,6 +33,8 @@ struct Reads {
     made: u64,
     /// Leading blocks of a read that arrive by its deadline.
     arriving: usize,
+    /// The block of a read that is written once more after it was verified.
+    damaged_after: Option<usize>,
 }
 
 /// Another node that has every block, and whose reads end at their deadline with some blocks still on their way.
@@ -57,18 +59,25 @@ impl FarTier for LateTier {
     }
 
     fn read(&mut self, mut incoming: Incoming) -> Result<(), Incoming> {
-        // The driver hands them to the client.
-        incoming.targets.clear();
         let mut reads = self.reads.lock().expect("one thread");
         let ticket = Ticket(reads.made);
         reads.made += 1;
-        let bytes = vec![self.block_bytes as u32; reads.arriving];
+        // The driver hands the targets to the client.
+        let targets = std::mem::take(&mut incoming.targets);
+        let identities = &incoming.chain[incoming.first..];
+        let sum = |(identity, target)| {
+            (self.block_bytes as u32, kvstore_remote::checksum(identity, target, self.block_bytes))
+        };
+        let sums: Vec<(u32, u64)> = identities.iter().zip(&targets).take(reads.arriving).map(sum).collect();
+        if let Some(damaged) = reads.damaged_after.and_then(|block| targets.get(block)) {
+            damaged.slab().write(damaged.slot(), 0, b"a late write");
+        }
         let is_held = reads.arriving < incoming.slots.len();
         reads.in_flight.begin(ticket, incoming);
         if is_held {
             reads.late.push(ticket);
         }
-        let arrived = reads.in_flight.fetched(ticket, bytes, is_held).expect("it has begun");
+        let arrived = reads.in_flight.fetched(ticket, &sums, is_held).expect("it has begun");
         self.inbox.send(arrived);
         Ok(())
     }
@@ -165,6 +174,19 @@ fn ten_thousand_far_reads_that_end_late_give_back_every_slot_they_were_lent() {
     }
     assert_eq!(rig.reads().made, 10_000, "each search was read");
     assert_eq!(rig.tiers.shared.catalog.census(HOST).under_way, 0);
+}
+
+/// A write that comes late, after the tier has verified a block, is found when the block becomes part of host memory: it and
+/// those behind it are not served.
+#[test]
+fn a_block_that_changes_after_its_tier_verified_it_is_not_taken_in() {
+    let mut rig = Rig::new(16, BLOCK);
+    rig.reads().damaged_after = Some(2);
+    assert_eq!(rig.search(1, &numbered_chain(1, 4), 4), 2, "those in front of it");
+    assert_eq!(rig.tiers.shared.counters.checksum_failures.load(Ordering::Relaxed), 1);
+    assert_eq!((rig.far.lent(), rig.tiers.shared.catalog.census(HOST).under_way), (0, 0));
+    rig.reads().damaged_after = None;
+    assert_eq!(rig.search(2, &numbered_chain(1, 4), 2), 4, "they are read again");
 }
 
 /// The control: a share of the count that is not given back with its slot is found in the same round.

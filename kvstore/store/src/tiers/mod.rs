@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use crate::bandwidth::Bandwidth;
 use crate::disk::LocalDisk;
+use crate::far::Delivered;
 use crate::job::{Description, Moved};
 use crate::shared::Shared;
 use budget::HashBudget;
@@ -84,6 +85,13 @@ impl Tiers {
     pub(crate) fn checksum(&mut self, slot: u32, bytes: usize) -> u64 {
         self.hashing.spend(bytes);
         self.shared.memory.checksum(slot, bytes)
+    }
+
+    /// The same of what a tier further away has delivered; `None` when it is no longer what that tier had verified.
+    pub(crate) fn checksum_of(&mut self, slot: u32, delivered: &Delivered) -> Option<u64> {
+        let bytes = delivered.bytes as usize;
+        self.hashing.spend(bytes);
+        self.shared.memory.checksum_if(slot, bytes, delivered.seed, delivered.checksum)
     }
 
     /// Tells what happened.

@@ -14,9 +14,10 @@ use kvstore_io::faulty::Faults;
 use kvstore_io::testing::MemoryFiles;
 use kvstore_store::far::Portion;
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, Description, FarInbox, FarResult, FarTier, HostTier, Incoming, Moved,
-    Outgoing, Plan, Prepare, Prompt, ReturnConfig, StoreBuilder, StoreConfig, TenantId, WriteMode,
+    BandwidthLimit, BandwidthTier, Delivered, Description, FarInbox, FarResult, FarTier, HostTier, Incoming,
+    Moved, Outgoing, Plan, Prepare, Prompt, ReturnConfig, StoreBuilder, StoreConfig, TenantId, WriteMode,
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::background::wait_for;
 use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents, files, open_disk, with_disk};
@@ -46,8 +47,14 @@ impl FarTier for Elsewhere {
         for (identity, target) in incoming.chain[incoming.first..].iter().zip(&incoming.targets) {
             target.slab().write(target.slot(), 0, &contents(identity));
         }
-        let bytes = vec![BLOCK as u32; incoming.targets.len()];
-        self.inbox.send(FarResult::Arrived { incoming, bytes });
+        let delivered = |identity: &BlockIdentity| Delivered {
+            bytes: BLOCK as u32,
+            checksum: xxh3_64(&contents(identity)),
+            seed: 0,
+        };
+        let blocks =
+            incoming.chain[incoming.first..].iter().map(delivered).take(incoming.targets.len()).collect();
+        self.inbox.send(FarResult::Arrived { incoming, blocks });
         Ok(())
     }
 
