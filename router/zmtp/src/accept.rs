@@ -1,10 +1,12 @@
 //! The peers of a listening socket: accepted, greeted, counted, and handed to the socket's own code, one task each.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::Error;
@@ -60,8 +62,46 @@ struct Accepting {
     counters: Arc<Counters>,
     /// One permit a peer.
     places: Semaphore,
+    /// Peers at each address.
+    addresses: Mutex<HashMap<IpAddr, usize>>,
     /// One permit a byte of `receive_bytes_max`.
     budget: Arc<Semaphore>,
+}
+
+impl Accepting {
+    /// A place among the peers; `None` when there are too many, or too many from this address.
+    fn place(&self, address: Option<IpAddr>) -> Option<Place<'_>> {
+        let permit = self.places.try_acquire().ok()?;
+        if let Some(address) = address {
+            let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = addresses.entry(address).or_default();
+            if *count >= self.limits.peers_per_address_max {
+                return None;
+            }
+            *count += 1;
+        }
+        Some(Place { accepting: self, address, _permit: permit })
+    }
+}
+
+/// A peer's place, given back when it is dropped.
+struct Place<'a> {
+    accepting: &'a Accepting,
+    address: Option<IpAddr>,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let Some(address) = self.address else { return };
+        let mut addresses = self.accepting.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut count) = addresses.entry(address) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
 }
 
 /// Accepts for ever and serves every peer. Dropping the future ends all connections.
@@ -80,6 +120,7 @@ pub(crate) async fn accept<F, S>(
         limits,
         counters,
         places: Semaphore::new(limits.peers_max),
+        addresses: Mutex::default(),
         budget: Arc::new(Semaphore::new(limits.receive_bytes_max)),
     });
     let mut tasks = JoinSet::new();
@@ -113,11 +154,11 @@ where
     F: Fn(Connection) -> S,
     S: Future<Output = Result<(), Error>>,
 {
-    let budget = Arc::clone(&shared.budget);
+    let (budget, address) = (Arc::clone(&shared.budget), stream.peer_address());
     let ended = match Connection::accept(stream, shared.kind, &shared.limits, budget).await {
         Ok(connection) => {
             drop(in_handshake);
-            let Ok(_place) = shared.places.try_acquire() else {
+            let Some(_place) = shared.place(address) else {
                 shared.counters.refused.fetch_add(1, Ordering::Relaxed);
                 return;
             };

@@ -1,6 +1,7 @@
 //! Endpoints, and the streams and listeners behind them.
 
 use std::io::{self, ErrorKind};
+use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -79,6 +80,14 @@ impl Stream {
         // Without it messages only wait longer.
         let _best_effort = stream.set_nodelay(true);
         Self::Tcp(stream)
+    }
+
+    /// The peer's address; `None` over a Unix socket, and of a connection that is gone already.
+    pub(crate) fn peer_address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().ok().map(|address| address.ip().to_canonical()),
+            Self::Unix(_) => None,
+        }
     }
 
     pub(crate) async fn connect(endpoint: &str) -> Result<Self, Error> {

@@ -37,6 +37,8 @@ pub struct Limits {
     pub subscription_bytes_max: usize,
     /// Most peers of a listening socket. Later ones are closed after their handshake.
     pub peers_max: usize,
+    /// Most of them from one IP address, so that one host cannot take all places. Peers at a Unix socket have none.
+    pub peers_per_address_max: usize,
     /// Most connections of a listening socket in their handshake. One more ends the oldest: a sound peer needs
     /// milliseconds, so silent connections cannot keep it out.
     pub handshakes_max: usize,
@@ -67,6 +69,7 @@ impl Limits {
         subscriptions_max: 64,
         subscription_bytes_max: 16 << 10,
         peers_max: 4096,
+        peers_per_address_max: 2048,
         handshakes_max: 128,
         queued_messages_max: 16_384,
         queued_bytes_max: 4 << 20,
@@ -83,6 +86,7 @@ impl Limits {
         message_bytes_max: 4 << 10,
         parts_max: 4,
         peers_max: 128,
+        peers_per_address_max: 64,
         receive_bytes_max: 1 << 20,
         ..Self::SUBSCRIBER
     };

@@ -9,7 +9,7 @@ use router_zmtp::{
     DealerSocket, Endpoint, Error, Inbound, Limits, PubSocket, Replies, RouterSocket, SubListener, SubSocket,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 const WITHIN: Duration = Duration::from_secs(20);
 const LOCAL: &str = "tcp://127.0.0.1:0";
@@ -224,6 +224,34 @@ async fn silent_connections_keep_nobody_out_and_peers_are_bounded() {
     peers.pop();
     until(|| publisher.subscribers() == 1).await;
     peers.push(SubSocket::connect(&endpoint, b"", Limits::SUBSCRIBER).await.expect("connected"));
+    until(|| publisher.subscribers() == 2).await;
+}
+
+#[tokio::test]
+async fn one_host_cannot_take_all_places() {
+    let limits = Limits { peers_max: 4, peers_per_address_max: 2, ..Limits::PUBLISHER };
+    let publisher = PubSocket::bind("tcp://0.0.0.0:0", limits).await.expect("bound");
+    let port = publisher.endpoint().port().expect("a port");
+    let mut idle = Vec::new();
+    for _ in 0..2 {
+        let mut peer = RawPeer::greeted(publisher.endpoint(), SocketKind::Sub).await;
+        peer.write(&wire::subscribe(b"")).await;
+        idle.push(peer);
+    }
+    until(|| publisher.subscribers() == 2).await;
+    let mut third = RawPeer::greeted(publisher.endpoint(), SocketKind::Sub).await;
+    wait_for_end(&mut third.stream).await;
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.2:0".parse().expect("an address")).expect("bound");
+    let late = socket.connect(([127, 0, 0, 1], port).into()).await.expect("connects");
+    let mut late = RawPeer::new(late);
+    late.greet(SocketKind::Sub).await;
+    late.write(&wire::subscribe(b"")).await;
+    until(|| publisher.subscribers() == 3).await;
+    idle.clear();
+    until(|| publisher.subscribers() == 1).await;
+    let mut next = RawPeer::greeted(publisher.endpoint(), SocketKind::Sub).await;
+    next.write(&wire::subscribe(b"")).await;
     until(|| publisher.subscribers() == 2).await;
 }
 
