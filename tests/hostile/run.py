@@ -425,10 +425,12 @@ def watched(roles, work):
                 role.sample()
 
     def serve(role):
-        while True:
+        while not is_over.is_set():
             role.serve_once()
-            if is_over.wait(0.2):
-                return
+            is_over.wait(0.2)
+        # What the last attack does to a process shows a moment later.
+        time.sleep(0.5)
+        role.serve_once()
 
     threads = [threading.Thread(target=look)] + [threading.Thread(target=serve, args=(role,)) for role in roles]
     for thread in threads:
