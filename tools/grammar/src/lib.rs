@@ -24,7 +24,7 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Requests with a grammar at a time.
 pub const GRAMMARS_MAX: usize = 32;
-/// Requests that wait for a place; more are refused.
+/// Requests that wait for a place or for their grammar; more are refused.
 const WAITING_MAX: usize = 1024;
 /// Longest wait for a place; then the request is refused as if there were too many.
 const WAIT_MAX: Duration = Duration::from_secs(30);
