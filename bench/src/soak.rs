@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use router_gateway::{Fleet, Gateway, Tuning, router};
+use router_fleet::FleetConfig;
+use router_gateway::{Gateway, Tuning, router};
 use router_tokens::ModelText;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tools_mocker::{Fault, FaultKind, Mock, MockConfig};
 
-use crate::gateway::{config, listen, tuning};
+use crate::gateway::{config, fleet_config, fleet_of, listen, tuning};
 
 const WORKERS: usize = 8;
 const CLIENTS: u64 = 64;
@@ -171,12 +172,11 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
         mocks.push(Mock::start(config, "127.0.0.1:0".parse()?).await?);
     }
     let urls: Vec<String> = mocks.iter().map(Mock::url).collect();
-    let mut config = config(&urls, "tiny");
-    config.health_interval = Duration::from_millis(200);
+    let fleet_config = FleetConfig { health_interval: Duration::from_millis(200), ..fleet_config("tiny") };
     let second = Duration::from_secs(1);
     let tuning = Tuning { retries: 3, stall: second, answer_within: 2 * second, ..tuning() };
-    let fleet = Fleet::start(&config);
-    let gateway = Gateway::new(config, tuning, ModelText::tiny()?, fleet).map_err(anyhow::Error::msg)?;
+    let fleet = fleet_of(fleet_config, &urls)?;
+    let gateway = Gateway::new(config(ModelText::tiny()?), tuning, fleet).map_err(anyhow::Error::msg)?;
     let address = listen(router(Arc::clone(&gateway))).await?.trim_start_matches("http://").to_owned();
     let mut expected = Vec::new();
     for prompt in 0..PROMPTS {

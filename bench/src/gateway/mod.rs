@@ -19,9 +19,9 @@ use clap::Args;
 use router_engines::client::WorkerDescription;
 use router_engines::dialect::Hints;
 use router_engines::handoff::DataPlaneAddress;
-use router_gateway::{
-    AccessConfig, Fleet, Formats, Gateway, GatewayConfig, TextBy, Tuning, WorkerConfig, router,
-};
+use router_engines::key::EngineKeys;
+use router_fleet::{DEFAULT_POOL, Fleet, FleetConfig, PoolConfig, RoutingPolicy, WorkerSpec};
+use router_gateway::{AccessConfig, Formats, Gateway, GatewayConfig, ModelConfig, TextBy, Tuning, router};
 use router_policy::Policy;
 use router_tokens::ModelText;
 use serde_json::json;
@@ -283,24 +283,21 @@ pub(crate) fn mock_worker() -> Router {
 }
 
 /// A gateway for measurements: no limits of its own, no retries.
-pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
+pub(crate) fn config(text: ModelText) -> GatewayConfig {
     GatewayConfig {
-        model: Some(model.to_owned()),
-        workers: workers.iter().map(|url| WorkerConfig::new(url)).collect(),
-        engine: None,
-        hints: Hints::default(),
+        models: vec![ModelConfig {
+            pool: DEFAULT_POOL.to_owned(),
+            text,
+            formats: Formats::default(),
+            requests_max: 1 << 20,
+            fallback: Vec::new(),
+        }],
+        splits: Vec::new(),
         protocol: None,
         mooncake_bootstrap: String::new(),
-        has_tokenizer: true,
         access: AccessConfig::default(),
         trace: None,
         text: TextBy::Auto,
-        formats: Formats::default(),
-        index_memory_max: 1 << 30,
-        approximate_ttl: Duration::from_secs(120),
-        peers: Vec::new(),
-        snapshot_file: None,
-        snapshot_interval: Duration::from_secs(30),
         body_bytes_max: 16 << 20,
         cors_origins: Vec::new(),
         request_memory_max: 8 << 30,
@@ -308,17 +305,47 @@ pub(crate) fn config(workers: &[String], model: &str) -> GatewayConfig {
         write_timeout: Duration::from_secs(60),
         requests_max: 1 << 20,
         follows_engines: false,
+    }
+}
+
+/// A fleet without workers, of one pool.
+pub(crate) fn fleet_config(model: &str) -> FleetConfig {
+    FleetConfig {
+        pools: vec![PoolConfig {
+            name: DEFAULT_POOL.to_owned(),
+            model: Some(model.to_owned()),
+            engine: None,
+            aliases: Vec::new(),
+            has_tokenizer: true,
+            routing: tuning().routing,
+            has_own_routing: false,
+        }],
+        hints: Hints::default(),
+        keys: EngineKeys::default(),
+        tls: None,
+        index_memory_max: 1 << 30,
+        approximate_ttl: Duration::from_secs(120),
+        peers: Vec::new(),
+        peer_key: None,
+        snapshot_file: None,
+        snapshot_interval: Duration::from_secs(30),
         health_interval: Duration::from_secs(1),
         health_timeout: Duration::from_secs(5),
         health_misses: 3,
     }
 }
 
+/// A fleet of these workers.
+pub(crate) fn fleet_of(config: FleetConfig, workers: &[String]) -> Result<Arc<Fleet>> {
+    let fleet = Fleet::start(config, 1);
+    fleet.configure(workers.iter().map(|url| WorkerSpec::new(url)).collect())?;
+    Ok(fleet)
+}
+
 /// What goes with it.
 pub(crate) fn tuning() -> Tuning {
     Tuning {
-        policy: Policy::default(),
-        disaggregate_above_tokens: usize::MAX,
+        routing: RoutingPolicy { policy: Policy::default(), disaggregate_above_tokens: usize::MAX },
         answer_within: Duration::from_secs(600),
         stall: Duration::from_secs(60),
         retries: 0,
@@ -329,8 +356,7 @@ pub(crate) fn tuning() -> Tuning {
 }
 
 pub(crate) async fn gateway_over(workers: &[String], model: &str) -> Result<String> {
-    let config = config(workers, model);
-    let fleet = Fleet::start(&config);
-    let gateway = Gateway::new(config, tuning(), ModelText::tiny()?, fleet).map_err(anyhow::Error::msg)?;
+    let fleet = fleet_of(fleet_config(model), workers)?;
+    let gateway = Gateway::new(config(ModelText::tiny()?), tuning(), fleet).map_err(anyhow::Error::msg)?;
     listen(router(gateway)).await
 }

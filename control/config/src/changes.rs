@@ -49,6 +49,8 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
         object_tier,
         store,
         faults,
+        pools,
+        splits,
     } = old;
     let mut all = Vec::new();
     compare(&mut all, serve, &new.serve);
@@ -69,6 +71,8 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     compare(&mut all, object_tier, &new.object_tier);
     compare(&mut all, store, &new.store);
     compare(&mut all, faults, &new.faults);
+    compare_lists(&mut all, pools, &new.pools);
+    compare_lists(&mut all, splits, &new.splits);
     all
 }
 
@@ -77,6 +81,21 @@ fn compare<S: Section>(all: &mut Vec<Change>, old: &S, new: &S) {
         let (from, to) = ((key.show)(old), (key.show)(new));
         if from != to {
             all.push(Change { section: S::PATH, key: key.name, from, to, is_live: key.is_live });
+        }
+    }
+}
+
+/// Tables of a kind, key by key over all of them. A table that comes or goes waits for the next start, with all of its keys.
+fn compare_lists<S: Section>(all: &mut Vec<Change>, old: &[S], new: &[S]) {
+    for key in S::keys() {
+        let shown = |tables: &[S]| {
+            let values: Vec<String> = tables.iter().map(|table| (key.show)(table)).collect();
+            values.join("; ")
+        };
+        let (from, to) = (shown(old), shown(new));
+        if from != to {
+            let is_live = key.is_live && old.len() == new.len();
+            all.push(Change { section: S::PATH, key: key.name, from, to, is_live });
         }
     }
 }

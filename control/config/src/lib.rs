@@ -12,12 +12,14 @@
 mod changes;
 mod load;
 mod macros;
+mod pools;
 mod reference;
 mod settings;
 mod value;
 
 pub use changes::{Change, changes};
-pub use load::{ConfigError, Problem, load, parse};
+pub use load::{ConfigError, Problem, load, parse, weight_of};
+pub use pools::{PoolSettings, SplitSettings};
 pub use reference::{example, explain, json_schema, markdown};
 pub use settings::{
     AccessSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings, FaultSettings,

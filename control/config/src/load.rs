@@ -176,6 +176,8 @@ impl Reader<'_> {
             "object_tier",
             "store",
             "faults",
+            "pool",
+            "split",
         ];
         for (key, _) in root.iter() {
             self.check_known(key, "table", &known);
@@ -199,6 +201,8 @@ impl Reader<'_> {
             object_tier: self.section(root),
             store: self.section(root),
             faults: self.section(root),
+            pools: self.list(root),
+            splits: self.list(root),
         };
         if settings.serve.restart_pause > settings.serve.restart_pause_max {
             let at = root
@@ -214,7 +218,64 @@ impl Reader<'_> {
                 .map_or(0, |(key, _)| key.span().start);
             self.report(at, "disk_tier.capacity is set, and disk_tier.path is empty".to_owned());
         }
+        self.check_pools(root, &settings);
         settings
+    }
+
+    /// What is wrong with pools and splits beyond their single keys.
+    fn check_pools(&mut self, root: &DeTable<'_>, settings: &Settings) {
+        const OF_GATEWAY: &str = "gateway";
+        let line = |path: &str, at: usize| {
+            let (_, value) = root.iter().find(|(key, _)| key.get_ref().as_ref() == path)?;
+            let DeValue::Array(tables) = value.get_ref() else { return None };
+            tables.get(at).map(|table| table.span().start)
+        };
+        let is_pool = |name: &str| name == OF_GATEWAY || settings.pools.iter().any(|pool| pool.name == name);
+        for (at, pool) in settings.pools.iter().enumerate() {
+            let offset = line("pool", at).unwrap_or(0);
+            let name = &pool.name;
+            if name.is_empty() || name == OF_GATEWAY {
+                self.report(offset, format!("pool.name: {name:?} is no name of a pool"));
+            }
+            if settings.pools[..at].iter().any(|other| other.name == *name) {
+                self.report(offset, format!("pool.name: there are two pools {name:?}"));
+            }
+            for other in pool.fallback.iter().filter(|other| !is_pool(other) || *other == name) {
+                self.report(offset, format!("pool.fallback: {other:?} is no other pool"));
+            }
+        }
+        for other in settings.gateway.fallback.iter().filter(|other| !is_pool(other) || *other == OF_GATEWAY)
+        {
+            let gateway = root.iter().find(|(key, _)| key.get_ref().as_ref() == OF_GATEWAY);
+            let offset = gateway.map_or(0, |(key, _)| key.span().start);
+            self.report(offset, format!("gateway.fallback: {other:?} is no pool"));
+        }
+        for (at, split) in settings.splits.iter().enumerate() {
+            let offset = line("split", at).unwrap_or(0);
+            if split.model.is_empty() || split.pools.is_empty() {
+                self.report(offset, "a split needs a `model` and `pools`".to_owned());
+            }
+            let sides: Vec<Option<(&str, u32)>> = split.pools.iter().map(|side| weight_of(side)).collect();
+            for (side, text) in sides.iter().zip(&split.pools) {
+                if side.is_none_or(|(name, _)| !is_pool(name)) {
+                    self.report(offset, format!("split.pools: {text:?} is no POOL=WEIGHT of a pool"));
+                }
+            }
+            if sides.iter().flatten().all(|(_, weight)| *weight == 0) && !split.pools.is_empty() {
+                self.report(offset, "split.pools: all weights are 0".to_owned());
+            }
+        }
+        let mut names: Vec<(&str, usize)> = Vec::new();
+        for (at, pool) in settings.pools.iter().enumerate() {
+            let model = if pool.model.is_empty() { &pool.name } else { &pool.model };
+            names.extend(pool.aliases.iter().chain([model]).map(|name| (name.as_str(), at)));
+        }
+        for (index, (name, at)) in names.iter().enumerate() {
+            if names[..index].iter().any(|(other, _)| other == name) {
+                let message = format!("pool: the model name {name:?} is used twice");
+                self.report(line("pool", *at).unwrap_or(0), message);
+            }
+        }
     }
 
     fn report(&mut self, offset: usize, message: String) {
@@ -231,14 +292,38 @@ impl Reader<'_> {
     }
 
     fn section<S: Section>(&mut self, root: &DeTable<'_>) -> S {
-        let mut section = S::default();
         let Some((key, value)) = root.iter().find(|(key, _)| key.get_ref().as_ref() == S::PATH) else {
-            return section;
+            return S::default();
         };
         let DeValue::Table(table) = value.get_ref() else {
             self.report(key.span().start, format!("`{}` must be a table", S::PATH));
-            return section;
+            return S::default();
         };
+        self.table(table)
+    }
+
+    /// Tables of which there may be several.
+    fn list<S: Section>(&mut self, root: &DeTable<'_>) -> Vec<S> {
+        let Some((key, value)) = root.iter().find(|(key, _)| key.get_ref().as_ref() == S::PATH) else {
+            return Vec::new();
+        };
+        let problem = format!("`{0}` must be tables of their own: [[{0}]]", S::PATH);
+        let DeValue::Array(tables) = value.get_ref() else {
+            self.report(key.span().start, problem);
+            return Vec::new();
+        };
+        let mut list = Vec::new();
+        for table in tables.iter() {
+            match table.get_ref() {
+                DeValue::Table(fields) => list.push(self.table(fields)),
+                _ => self.report(table.span().start, problem.clone()),
+            }
+        }
+        list
+    }
+
+    fn table<S: Section>(&mut self, table: &DeTable<'_>) -> S {
+        let mut section = S::default();
         let keys = S::keys();
         let names: Vec<&str> = keys.iter().map(|key| key.name).collect();
         for (name, value) in table.iter() {
@@ -250,6 +335,13 @@ impl Reader<'_> {
         }
         section
     }
+}
+
+/// A side of a split: the pool's name and its weight.
+#[must_use]
+pub fn weight_of(side: &str) -> Option<(&str, u32)> {
+    let (name, weight) = side.split_once('=')?;
+    Some((name.trim(), weight.trim().parse().ok()?))
 }
 
 /// The known name that is closest, if it is close at all.
@@ -319,6 +411,32 @@ mod tests {
         assert_eq!(settings.gateway.workers.len(), 2);
         assert_eq!(settings.router.host_credit, 1.0);
         assert_eq!(parse(""), Ok(Settings::default()));
+    }
+
+    #[test]
+    fn pools_and_splits_are_tables_of_their_own() {
+        let text = "[[pool]]\nname = \"a\"\nworkers = [\"http://x:1\"]\nfallback = [\"gateway\"]\n[[pool]]\nname = \"b\"\n\
+                    [[split]]\nmodel = \"m\"\npools = [\"a=90\", \"b = 10\"]\n";
+        let settings = parse(text).expect("parses");
+        assert_eq!(settings.pools.len(), 2);
+        assert_eq!(settings.pools[0].workers, ["http://x:1"]);
+        assert_eq!(weight_of(&settings.splits[0].pools[1]), Some(("b", 10)));
+        for (text, line, part) in [
+            ("[pool]\nname = \"a\"\n", 1, "[[pool]]"),
+            ("[[pool]]\nname = \"a\"\n[[pool]]\nnane = \"a\"\n", 4, "did you mean `name`"),
+            ("[[pool]]\nname = \"a\"\n[[pool]]\nname = \"a\"\n", 3, "two pools"),
+            ("[[pool]]\nname = \"a\"\nfallback = [\"c\"]\n", 1, "\"c\" is no other pool"),
+            ("[gateway]\nfallback = [\"c\"]\n", 1, "gateway.fallback"),
+            ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a\"]\n", 3, "POOL=WEIGHT"),
+            ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a=0\"]\n", 3, "all weights"),
+            ("[[pool]]\nname = \"a\"\n[[pool]]\nname = \"b\"\naliases = [\"a\"]\n", 3, "used twice"),
+        ] {
+            let problems = parse(text).expect_err(text);
+            assert!(
+                problems.iter().any(|problem| problem.line == line && problem.message.contains(part)),
+                "{text}: {problems:?}"
+            );
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::macros::section;
+use crate::pools::{PoolSettings, SplitSettings};
 use crate::value::Bytes;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -46,11 +47,11 @@ section! {
         /// another name than its address or `localhost`. What gateways tell each other stays on the API's port.
         admin_listen: String = String::new();
         /// URLs of the workers; `kvasir serve` fills this in itself.
-        workers: Vec<String> = Vec::new();
+        workers: Vec<String> = Vec::new(), live = true;
         /// URLs of workers that compute prompts for others, when their engine does not say so itself (vLLM).
-        prefill_workers: Vec<String> = Vec::new();
+        prefill_workers: Vec<String> = Vec::new(), live = true;
         /// URLs of workers that generate from prompts computed elsewhere, when their engine does not say so itself.
-        decode_workers: Vec<String> = Vec::new();
+        decode_workers: Vec<String> = Vec::new(), live = true;
         /// The workers' make; `auto` asks them.
         engine: String = "auto".to_owned(), one_of &["auto", "native", "vllm", "sglang", "tensorrt-llm"];
         /// How prefill and decode workers meet; `auto` is what their make does by default (vLLM: `nixl`).
@@ -67,6 +68,8 @@ section! {
         /// with every request to an engine, questions about health and load among them. Empty: `KVASIR_ENGINE_KEY` of the
         /// environment, for all workers; `kvasir serve` sees to its own.
         engine_key_file: String = String::new();
+        /// Names of the pools (`[[pool]]`) that take the requests of these workers' model while none of them can, in order.
+        fallback: Vec<String> = Vec::new();
         /// Name of the model; empty is what the workers say, who must agree on one: as long as they name two, the gateway is not
         /// ready and says so.
         model: String = String::new();
@@ -631,4 +634,8 @@ pub struct Settings {
     pub store: StoreSettings,
     /// `[faults]`
     pub faults: FaultSettings,
+    /// `[[pool]]`
+    pub pools: Vec<PoolSettings>,
+    /// `[[split]]`
+    pub splits: Vec<SplitSettings>,
 }

@@ -11,15 +11,14 @@ use kvstore_block::BlockLayout;
 use kvstore_quantise::{Format, QuantisedLayout, Scheme};
 use router_access::MediaPolicy;
 use router_engines::dialect::legs::Protocol;
-use router_engines::dialect::{Engine, Hints};
-use router_gateway::{
-    AccessConfig, Explain, Formats, GatewayConfig, JwksFrom, TextBy, TokenConfig, Tuning, WorkerConfig,
-};
-use router_policy::{BlockCost, Policy, Strategy};
+use router_fleet::WorkerSpec;
+use router_gateway::{AccessConfig, Explain, GatewayConfig, JwksFrom, TextBy, TokenConfig, Tuning};
 use router_tokens::ModelText;
 use router_trace::TraceConfig;
 use tools_engine::model::{Model, ModelConfig};
 use tools_engine::{EngineConfig, KvPool};
+
+use crate::roster;
 
 /// Name of the built-in model.
 const TINY_MODEL_NAME: &str = "kvasir-tiny";
@@ -158,17 +157,6 @@ pub(crate) fn socket_folder(settings: &Settings) -> PathBuf {
     }
 }
 
-/// The gateway's tokenizer, and whether it is that of a model that was named.
-pub(crate) fn gateway_text(settings: &Settings) -> Result<(ModelText, bool)> {
-    let folder = &settings.gateway.model_folder;
-    let mut text = match folder.as_str() {
-        "" => model_text(settings)?,
-        folder => ModelText::from_folder(Path::new(folder)).context("gateway.model_folder")?,
-    };
-    text.tokenizer.remember(settings.gateway.token_cache.0);
-    Ok((text, !folder.is_empty() || model_folder(settings).is_some()))
-}
-
 /// Environment variable with the secret that tenants' cache salts are made of.
 const SALT_SECRET: &str = "KVASIR_SALT_SECRET";
 
@@ -236,7 +224,7 @@ fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-fn access(settings: &Settings, workers: &[WorkerConfig]) -> Result<AccessConfig> {
+pub(crate) fn access(settings: &Settings, workers: &[WorkerSpec]) -> Result<AccessConfig> {
     let (access, gateway) = (&settings.access, &settings.gateway);
     let mut urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
     urls.extend(settings.gateway.peers.iter().map(String::as_str));
@@ -282,18 +270,13 @@ pub(crate) fn some(text: &str) -> Option<String> {
 
 pub(crate) fn gateway(
     settings: &Settings,
-    workers: Vec<WorkerConfig>,
-    text: &ModelText,
-    has_tokenizer: bool,
+    access: AccessConfig,
     listen: SocketAddr,
 ) -> Result<GatewayConfig> {
-    let (gateway, router) = (&settings.gateway, &settings.router);
-    let access = access(settings, &workers)?;
+    let gateway = &settings.gateway;
     Ok(GatewayConfig {
-        model: some(&gateway.model).or_else(|| some(&settings.engine.model_name)),
-        workers,
-        engine: Engine::from_name(&gateway.engine),
-        hints: Hints { events: some(&gateway.kv_events), replay: some(&gateway.kv_replay) },
+        models: roster::models(settings)?,
+        splits: roster::splits(settings),
         protocol: match gateway.handoff.as_str() {
             "native" => Some(Protocol::Native),
             "nixl" => Some(Protocol::Nixl),
@@ -303,7 +286,6 @@ pub(crate) fn gateway(
             _ => None,
         },
         mooncake_bootstrap: gateway.mooncake_bootstrap.clone(),
-        has_tokenizer,
         access,
         trace: trace(settings, listen)?,
         text: match gateway.text.as_str() {
@@ -311,16 +293,6 @@ pub(crate) fn gateway(
             "gateway" => TextBy::Gateway,
             _ => TextBy::Auto,
         },
-        formats: Formats::new(
-            &gateway.tool_parser,
-            &gateway.reasoning_parser,
-            text.template.as_ref().map(|template| template.source()),
-        ),
-        index_memory_max: router.index_memory.0 as usize,
-        approximate_ttl: router.approximate_ttl,
-        peers: gateway.peers.clone(),
-        snapshot_file: (!gateway.snapshot_file.is_empty()).then(|| PathBuf::from(&gateway.snapshot_file)),
-        snapshot_interval: gateway.snapshot_interval,
         body_bytes_max: gateway.body_max.0 as usize,
         cors_origins: gateway.cors_origins.clone(),
         request_memory_max: gateway.request_memory.0 as usize,
@@ -331,28 +303,14 @@ pub(crate) fn gateway(
         write_timeout: gateway.write_timeout,
         requests_max: gateway.requests_max as usize,
         follows_engines: gateway.follow_engines,
-        health_interval: gateway.health_interval,
-        health_timeout: gateway.health_timeout,
-        health_misses: gateway.health_misses as u32,
     })
 }
 
 /// What may change while a gateway runs: the keys that are declared `live`.
 pub(crate) fn tuning(settings: &Settings) -> Tuning {
-    let (gateway, router) = (&settings.gateway, &settings.router);
+    let gateway = &settings.gateway;
     Tuning {
-        policy: Policy {
-            // The configuration allows no other names.
-            strategy: Strategy::from_name(&router.strategy).unwrap_or_default(),
-            block_cost: BlockCost {
-                prefill: router.prefill_weight,
-                credit: [1.0, router.host_credit, router.disk_credit, router.remote_credit],
-                request: router.request_weight,
-            },
-            temperature: router.temperature,
-            warm_up_share: router.warm_up_share,
-        },
-        disaggregate_above_tokens: router.disaggregate_above_tokens as usize,
+        routing: roster::routing(settings),
         answer_within: gateway.answer_within,
         stall: gateway.stall,
         retries: gateway.retries as u32,

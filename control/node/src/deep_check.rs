@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use control_config::{Bytes, Settings};
 use rustix::fs::Access;
 
-use crate::{compose, doctor};
+use crate::{compose, doctor, roster};
 
 /// Everything that a start would trip over, each with the key that names it.
 pub(crate) fn problems(settings: &Settings) -> Vec<String> {
@@ -48,8 +48,8 @@ pub(crate) fn problems(settings: &Settings) -> Vec<String> {
     if let Err(error) = compose::model_config(settings) {
         problems.push(format!("engine.model_folder = \"{}\": {error:#}", settings.engine.model_folder));
     }
-    if let Err(error) = compose::gateway_text(settings) {
-        problems.push(format!("gateway.model_folder = \"{}\": {error:#}", settings.gateway.model_folder));
+    if let Err(error) = roster::models(settings) {
+        problems.push(format!("model_folder of [gateway] or a [[pool]]: {error:#}"));
     }
     problems.extend(disk(settings));
     problems

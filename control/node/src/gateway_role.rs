@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use axum::Router;
-use clap::Args;
 use control_config::Settings;
-use router_engines::dialect::Role;
-use router_gateway::{Fleet, Gateway, WorkerConfig, api_router, router, serve_grpc, status_router};
+use router_engines::key::EngineKeys;
+use router_fleet::{Fleet, WorkerSpec};
+use router_gateway::{Gateway, api_router, router, serve_grpc, status_router};
 use router_tls::{Alpn, PlainListener, TlsListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -18,56 +18,9 @@ use tokio::task::JoinHandle;
 use crate::http::Signals;
 use crate::kernel::KernelPrograms;
 use crate::live::LiveConfig;
+use crate::roster::Workers;
 use crate::tls::LOOK_EVERY;
-use crate::{Common, admin, compose, exposure, http, process, secret, shard, tls};
-
-/// Workers as the command line names them.
-#[derive(Args, Clone, Default)]
-pub(crate) struct Workers {
-    /// URL of a worker; may be given several times.
-    #[arg(long = "worker", value_name = "URL")]
-    workers: Vec<String>,
-    /// URL of a worker that computes prompts for decode workers, when its engine does not say so itself (vLLM).
-    #[arg(long = "prefill-worker", value_name = "URL")]
-    prefill: Vec<String>,
-    /// URL of a worker that generates from prompts computed elsewhere, when its engine does not say so itself.
-    #[arg(long = "decode-worker", value_name = "URL")]
-    decode: Vec<String>,
-}
-
-/// The workers of the command line, or of the configuration if it names none.
-fn workers(settings: &Settings, given: &Workers) -> Result<Vec<WorkerConfig>> {
-    let gateway = &settings.gateway;
-    let from = if given.workers.len() + given.prefill.len() + given.decode.len() > 0 {
-        [&given.workers, &given.prefill, &given.decode]
-    } else {
-        [&gateway.workers, &gateway.prefill_workers, &gateway.decode_workers]
-    };
-    let mut all: Vec<WorkerConfig> = Vec::new();
-    for (urls, role) in from.into_iter().zip([None, Some(Role::Prefill), Some(Role::Decode)]) {
-        for url in urls {
-            let rest = url.strip_prefix("http://").or(url.strip_prefix("https://"));
-            if rest.is_none_or(|rest| rest.is_empty() || rest.trim_end_matches('/').contains('/')) {
-                bail!("{url:?} is no URL of a worker: it must be http://HOST:PORT or https://HOST:PORT");
-            }
-            if let Some(other) = all.iter().find(|other| address_of(&other.url) == address_of(url)) {
-                bail!("a worker is named twice: {} and {url}", other.url);
-            }
-            all.push(WorkerConfig { role, ..WorkerConfig::new(url) });
-        }
-    }
-    if all.is_empty() {
-        bail!("no workers: give --worker URL, or `gateway.workers` in the configuration");
-    }
-    Ok(all)
-}
-
-/// A worker's URL in one spelling: without a slash at its end, in small letters, with no port but an unusual one.
-fn address_of(url: &str) -> String {
-    let url = url.trim_end_matches('/').to_ascii_lowercase();
-    let usual = if url.starts_with("https:") { ":443" } else { ":80" };
-    url.strip_suffix(usual).map(str::to_owned).unwrap_or(url)
-}
+use crate::{Common, admin, compose, exposure, http, process, roster, secret, shard, tls};
 
 pub(crate) fn run(
     common: &Common,
@@ -76,9 +29,9 @@ pub(crate) fn run(
     given: &Workers,
 ) -> Result<ExitCode> {
     let settings = process::start(common)?;
-    let mut workers = workers(&settings, given)?;
-    secret::give(&settings, common.supervised, &mut workers)?;
-    let (text, has_tokenizer) = compose::gateway_text(&settings)?;
+    let keys = secret::of_engines(&settings, common.supervised)?;
+    let workers = roster::workers(&settings, given, &keys)?;
+    roster::must_have_workers(&workers)?;
     let listen = listen.unwrap_or(settings.gateway.listen);
     let has_peer_key = compose::peer_key().is_some();
     let admin = admin::place(&settings)?;
@@ -88,14 +41,16 @@ pub(crate) fn run(
         exposure::of_peers(&settings, has_peer_key),
     ];
     said.iter().flatten().for_each(|said| tracing::warn!("{said}"));
-    let mut config = compose::gateway(&settings, workers, &text, has_tokenizer, listen)?;
+    let access = compose::access(&settings, &workers)?;
+    let fleet = roster::fleet(&settings, &access, keys.clone());
+    let mut config = compose::gateway(&settings, access, listen)?;
     let requests_max = config.requests_max;
     let grpc_listen = grpc_address(&settings)?;
     let admin_address = admin.as_ref().and_then(admin::Place::address);
     let own =
         [Some(listen), aside, grpc_listen, admin_address].into_iter().flatten().map(|address| address.port());
     let own: Vec<u16> = own.collect();
-    let programs = KernelPrograms::attach(&settings, &own, local_ports(&config.workers))?;
+    let programs = KernelPrograms::attach(&settings, &own, local_ports(&workers))?;
     let server_tls = tls::server(&settings, &[Alpn::Http2, Alpn::Http1])?;
     config.access.server_tls.clone_from(&server_tls);
     let runtime = tokio::runtime::Runtime::new()?;
@@ -104,10 +59,11 @@ pub(crate) fn run(
         let unready_for = if common.supervised { Duration::ZERO } else { settings.drain.unready_for };
         let Signals { mut is_leaving, stop } = http::signals(settings.serve.drain, unready_for)?;
         let listeners = http::bind_shared(listen, threads(&settings), settings.gateway.reuse_port)?;
-        let snapshot = config.snapshot_file.clone();
+        let snapshot = fleet.snapshot_file.clone();
         let upstream_tls = config.access.tls.clone();
-        let fleet = Fleet::start(&config);
-        let gateway = Gateway::new(config, compose::tuning(&settings), text, Arc::clone(&fleet));
+        let fleet = Fleet::start(fleet, router_gateway::random_number());
+        fleet.configure(workers)?;
+        let gateway = Gateway::new(config, compose::tuning(&settings), Arc::clone(&fleet));
         let gateway = gateway.map_err(anyhow::Error::msg)?;
         let leaver = Arc::clone(&gateway);
         tokio::spawn(async move {
@@ -118,7 +74,7 @@ pub(crate) fn run(
         programs.serve(&gateway, requests_max, settings.ebpf.overload_max as u32);
         let live = common.config.clone().map(|path| {
             let given = given.clone();
-            let check = Box::new(move |settings: &Settings| could_start(settings, &given));
+            let check = Box::new(move |settings: &Settings| could_start(settings, &given, &keys));
             LiveConfig::new(path, common.supervised, settings.clone(), check, Arc::clone(&gateway))
         });
         let live = live.map(Arc::new);
@@ -177,12 +133,13 @@ pub(crate) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a start would refuse of these settings, as far as they alone say it.
-fn could_start(settings: &Settings, given: &Workers) -> Result<()> {
-    workers(settings, given)?;
+/// The workers of these settings; an error when a start would refuse them, as far as they alone say it.
+fn could_start(settings: &Settings, given: &Workers, keys: &EngineKeys) -> Result<Vec<WorkerSpec>> {
+    let workers = roster::workers(settings, given, keys)?;
     grpc_address(settings)?;
     admin::place(settings)?;
-    compose::tokens(settings).map(drop)
+    compose::tokens(settings)?;
+    Ok(workers)
 }
 
 fn grpc_address(settings: &Settings) -> Result<Option<SocketAddr>> {
@@ -193,8 +150,8 @@ fn grpc_address(settings: &Settings) -> Result<Option<SocketAddr>> {
 }
 
 /// Ports of the workers that are on this host.
-fn local_ports(workers: &[WorkerConfig]) -> Vec<u16> {
-    let address = |worker: &WorkerConfig| {
+fn local_ports(workers: &[WorkerSpec]) -> Vec<u16> {
+    let address = |worker: &WorkerSpec| {
         let (_, rest) = worker.url.split_once("://")?;
         rest.trim_end_matches('/').replace("localhost:", "127.0.0.1:").parse::<SocketAddr>().ok()
     };
@@ -253,26 +210,4 @@ fn hang_ups(gateway: Arc<Gateway>, live: Option<Arc<LiveConfig>>) -> Result<impl
             let _read = tokio::task::spawn_blocking(read).await;
         }
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_worker_named_twice_is_refused_however_it_is_spelled() {
-        for (one, other) in [
-            ("http://node:8000", "http://node:8000/"),
-            ("http://node:8000", "http://NODE:8000"),
-            ("http://node", "http://node:80/"),
-            ("https://node:443", "https://node"),
-        ] {
-            let given = Workers { workers: vec![one.to_owned(), other.to_owned()], ..Workers::default() };
-            let error = workers(&Settings::default(), &given).expect_err("the same worker");
-            assert!(error.to_string().contains("twice"), "{error}");
-        }
-        let urls = ["http://node:8000", "http://node:8001", "http://node:80", "https://node"];
-        let given = Workers { decode: urls.map(str::to_owned).to_vec(), ..Workers::default() };
-        assert_eq!(workers(&Settings::default(), &given).expect("four workers").len(), 4);
-    }
 }

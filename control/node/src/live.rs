@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use control_config::{Settings, changes};
+use router_fleet::WorkerSpec;
 use router_gateway::Gateway;
 
 use crate::{compose, process};
@@ -28,8 +29,8 @@ fn stamp(path: &Path) -> Option<Stamp> {
     Some([found.dev() as i64, found.ino() as i64, found.size() as i64, found.mtime(), found.mtime_nsec()])
 }
 
-/// What a start would refuse beyond the file's own mistakes.
-pub(crate) type Check = Box<dyn Fn(&Settings) -> Result<()> + Send + Sync>;
+/// The workers of a file, or what a start would refuse beyond the file's own mistakes.
+pub(crate) type Check = Box<dyn Fn(&Settings) -> Result<Vec<WorkerSpec>> + Send + Sync>;
 
 /// See the module.
 pub(crate) struct LiveConfig {
@@ -90,13 +91,13 @@ impl LiveConfig {
         let before = stamp(&self.path);
         let new = process::read(Some(&self.path), self.is_supervised)
             .map_err(anyhow::Error::from)
-            .and_then(|new| (self.check)(&new).map(|()| new));
+            .and_then(|new| (self.check)(&new).map(|workers| (new, workers)));
         if before.is_none() || stamp(&self.path) != before {
             return;
         }
         seen.read = before;
         match new {
-            Ok(new) => self.take(&mut seen, new),
+            Ok((new, workers)) => self.take(&mut seen, new, workers),
             Err(error) => {
                 tracing::error!("{}: {error:#}; what was in force stays", self.path.display());
                 self.gateway.refuse_configuration();
@@ -105,7 +106,7 @@ impl LiveConfig {
         }
     }
 
-    fn take(&self, seen: &mut Seen, new: Settings) {
+    fn take(&self, seen: &mut Seen, new: Settings, workers: Vec<WorkerSpec>) {
         let file = self.path.display();
         if std::mem::take(&mut seen.is_refused) {
             tracing::warn!("{file} has no mistakes any more");
@@ -116,6 +117,11 @@ impl LiveConfig {
         }
         let waiting = changes(&self.started, &new).iter().filter(|change| !change.is_live).count();
         self.gateway.tune(compose::tuning(&new), waiting);
+        if told.iter().any(|change| change.is_live && change.key.ends_with("workers"))
+            && let Err(error) = self.gateway.fleet().configure(workers)
+        {
+            tracing::error!("{file}: {error}; the roster stays as it was");
+        }
         for change in &told {
             let from_when = if change.is_live { "in force" } else { "from the next start on" };
             tracing::warn!("{file}: {change}, {from_when}");

@@ -19,6 +19,7 @@ mod path_command;
 mod process;
 mod rails;
 mod replay_command;
+mod roster;
 mod secret;
 mod serve;
 mod shard;
@@ -95,7 +96,7 @@ enum Command {
         #[arg(long, hide = true, value_name = "IP:PORT")]
         aside: Option<SocketAddr>,
         #[command(flatten)]
-        workers: gateway_role::Workers,
+        workers: roster::Workers,
     },
     /// Run one worker with the reference engine.
     Worker {

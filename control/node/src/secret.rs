@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, bail, ensure};
 use control_config::Settings;
-use router_engines::key::ApiKey;
-use router_gateway::WorkerConfig;
+use router_engines::key::{ApiKey, EngineKeys};
+use router_fleet::WorkerSpec;
 
 use crate::compose;
 
@@ -29,63 +29,51 @@ pub(crate) fn of_worker(settings: &Settings, is_supervised: bool) -> Result<Opti
     }
 }
 
-/// Gives each worker the key that its engine asks for.
-pub(crate) fn give(settings: &Settings, is_supervised: bool, workers: &mut [WorkerConfig]) -> Result<()> {
-    let keys = if is_supervised {
+/// The keys that the engines of a gateway ask for.
+pub(crate) fn of_engines(settings: &Settings, is_supervised: bool) -> Result<EngineKeys> {
+    if is_supervised {
         // Workers of `serve` have the same settings and environment as this process.
-        EngineKeys { all: of_worker(settings, true)?, own: HashMap::new() }
-    } else if let Some(path) = compose::some(&settings.gateway.engine_key_file) {
-        EngineKeys::parse(&read("gateway.engine_key_file", &path)?).with_context(|| path)?
-    } else {
-        EngineKeys { all: variable(ENGINE_KEY)?, own: HashMap::new() }
-    };
+        return Ok(EngineKeys { all: of_worker(settings, true)?, own: HashMap::new() });
+    }
+    match compose::some(&settings.gateway.engine_key_file) {
+        Some(path) => parse(&read("gateway.engine_key_file", &path)?).with_context(|| path),
+        None => Ok(EngineKeys { all: variable(ENGINE_KEY)?, own: HashMap::new() }),
+    }
+}
+
+/// Gives each worker the key that its engine asks for.
+pub(crate) fn give(keys: &EngineKeys, workers: &mut [WorkerSpec]) {
     for worker in workers.iter_mut() {
         worker.key = keys.of(&worker.url).cloned();
     }
     for url in keys.own.keys().filter(|url| !workers.iter().any(|worker| plain(&worker.url) == *url)) {
         tracing::warn!(url, "gateway.engine_key_file has a key for this URL, which is no worker's");
     }
-    Ok(())
 }
 
-/// Keys of engines, as a file has them.
-#[derive(Debug, Default, PartialEq)]
-struct EngineKeys {
-    /// For workers without a line of their own.
-    all: Option<ApiKey>,
-    /// By URL, without a slash at its end.
-    own: HashMap<String, ApiKey>,
-}
-
-impl EngineKeys {
-    /// Reads lines of `KEY` or `URL KEY`; empty ones and those that begin with `#` are left out.
-    fn parse(text: &str) -> Result<Self> {
-        let is_url = |text: &str| text.starts_with("http://") || text.starts_with("https://");
-        let mut keys = Self::default();
-        for (number, line) in text.lines().enumerate() {
-            let (number, line) = (number + 1, line.trim());
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let (url, key) = match line.split_once(char::is_whitespace) {
-                Some((url, key)) if is_url(url) => (Some(url), key.trim()),
-                None if !is_url(line) => (None, line),
-                _ => bail!("line {number} is neither `KEY` nor `URL KEY`"),
-            };
-            let key = ApiKey::new(key).with_context(|| format!("line {number}: {NO_KEY}"))?;
-            let before = match url {
-                Some(url) => keys.own.insert(plain(url).to_owned(), key),
-                None => keys.all.replace(key),
-            };
-            ensure!(before.is_none(), "line {number} gives the same workers a second key");
+/// Reads lines of `KEY` or `URL KEY`; empty ones and those that begin with `#` are left out.
+fn parse(text: &str) -> Result<EngineKeys> {
+    let is_url = |text: &str| text.starts_with("http://") || text.starts_with("https://");
+    let mut keys = EngineKeys::default();
+    for (number, line) in text.lines().enumerate() {
+        let (number, line) = (number + 1, line.trim());
+        if line.is_empty() || line.starts_with('#') {
+            continue;
         }
-        ensure!(keys.all.is_some() || !keys.own.is_empty(), "there is no key in it");
-        Ok(keys)
+        let (url, key) = match line.split_once(char::is_whitespace) {
+            Some((url, key)) if is_url(url) => (Some(url), key.trim()),
+            None if !is_url(line) => (None, line),
+            _ => bail!("line {number} is neither `KEY` nor `URL KEY`"),
+        };
+        let key = ApiKey::new(key).with_context(|| format!("line {number}: {NO_KEY}"))?;
+        let before = match url {
+            Some(url) => keys.own.insert(plain(url).to_owned(), key),
+            None => keys.all.replace(key),
+        };
+        ensure!(before.is_none(), "line {number} gives the same workers a second key");
     }
-
-    fn of(&self, url: &str) -> Option<&ApiKey> {
-        self.own.get(plain(url)).or(self.all.as_ref())
-    }
+    ensure!(keys.all.is_some() || !keys.own.is_empty(), "there is no key in it");
+    Ok(keys)
 }
 
 fn plain(url: &str) -> &str {
@@ -111,12 +99,12 @@ mod tests {
     #[test]
     fn each_engine_gets_its_own_key_or_the_one_for_all() {
         let text = "# engines\n\nshared-key\nhttp://10.0.0.1:8000/  one-key\n  https://b:1\ttwo-key  \n";
-        let keys = EngineKeys::parse(text).expect("keys");
+        let keys = parse(text).expect("keys");
         let expected = |text: &str| ApiKey::new(text);
         assert_eq!(keys.of("http://10.0.0.1:8000").cloned(), expected("one-key"));
         assert_eq!(keys.of("https://b:1/").cloned(), expected("two-key"));
         assert_eq!(keys.of("http://b:1").cloned(), expected("shared-key"));
-        let own = EngineKeys::parse("http://a:1 key\n").expect("keys");
+        let own = parse("http://a:1 key\n").expect("keys");
         assert_eq!(own.of("http://a:2"), None);
     }
 
@@ -130,7 +118,7 @@ mod tests {
             ("http://a:1\n", "line 1"),
             ("two s3cret\n", "line 1"),
         ] {
-            let error = format!("{:#}", EngineKeys::parse(text).expect_err(text));
+            let error = format!("{:#}", parse(text).expect_err(text));
             assert!(error.contains(part) && !error.contains("s3cret"), "{text:?}: {error}");
         }
     }

@@ -3,6 +3,8 @@
 //! The gateway shows it with every request to that engine, the questions about health, load and metrics among them; our
 //! own workers check it. Debug output does not show it, and it is compared in constant time.
 
+use std::collections::HashMap;
+
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
 use subtle::ConstantTimeEq;
@@ -36,6 +38,23 @@ impl ApiKey {
         let Some((scheme, shown)) = given.split_at_checked(SCHEME.len()) else { return false };
         let own = &self.0.as_bytes()[SCHEME.len()..];
         scheme.eq_ignore_ascii_case(SCHEME.as_bytes()) && bool::from(own.ct_eq(shown.trim_ascii()))
+    }
+}
+
+/// The keys of all engines of a gateway.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct EngineKeys {
+    /// For engines without a key of their own.
+    pub all: Option<ApiKey>,
+    /// By the engine's URL, without a slash at its end.
+    pub own: HashMap<String, ApiKey>,
+}
+
+impl EngineKeys {
+    /// The key that the engine at this URL asks for.
+    #[must_use]
+    pub fn of(&self, url: &str) -> Option<&ApiKey> {
+        self.own.get(url.trim_end_matches('/')).or(self.all.as_ref())
     }
 }
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, StatusCode};
 use router_access::{
-    Algorithm, AuditLog, BODY_FIELDS, BodyPolicy, ClaimNames, Credential, Decision, Gate, GateConfig, Grant,
-    Jwks, JwtConfig, JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, MediaPolicy, Models,
-    Refresh, Refused, Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
+    Algorithm, AuditLog, BODY_FIELDS, BodyPolicy, ClaimNames, Credential, Decision, Grant, Jwks, JwtConfig,
+    JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, MediaPolicy, Models, Refresh, Refused,
+    Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
 };
 use router_engines::body::RawBody;
 use router_engines::client::EngineClient;
@@ -127,7 +127,6 @@ pub(crate) struct Access {
     /// Rung when a token names a key that is not known.
     wants_keys: Notify,
     limits: LimitTable,
-    pub(crate) gate: Arc<Gate>,
     salter: Option<Salter>,
     policy: BodyPolicy,
     screen: Screen,
@@ -245,7 +244,7 @@ fn refused(status: StatusCode, message: impl Into<String>, code: &'static str) -
 }
 
 impl Access {
-    pub(crate) fn new(config: &AccessConfig, running_max: usize) -> Result<Self, String> {
+    pub(crate) fn new(config: &AccessConfig) -> Result<Self, String> {
         let mut stamps_first = None;
         let keys = match &config.keys_file {
             None => None,
@@ -266,12 +265,6 @@ impl Access {
             }
             None => None,
         };
-        let gate = Gate::new(GateConfig {
-            running_max: u32::try_from(running_max).unwrap_or(u32::MAX),
-            waiting_max: config.waiting_max,
-            tenant_waiting_max: config.tenant_waiting_max,
-            wait_max: config.wait_max,
-        });
         let audit = config
             .audit_file
             .as_ref()
@@ -303,7 +296,6 @@ impl Access {
             refresh: Refresh::new(FETCH_EVERY_MIN, KEYS_AGE_MAX),
             wants_keys: Notify::new(),
             limits: LimitTable::default(),
-            gate: gate.map_err(|error| error.to_string())?,
             salter: salter.transpose().map_err(|error| error.to_string())?,
             policy: BodyPolicy { allowed: config.allowed_fields.clone() },
             screen,
@@ -562,7 +554,7 @@ pub(crate) async fn keep(gateway: std::sync::Weak<crate::Gateway>) {
         tokio::time::sleep(LOOK_EVERY).await;
         let Some(gateway) = gateway.upgrade() else { return };
         let access = &gateway.access;
-        access.gate.expire(access.now());
+        gateway.models.iter().for_each(|model| model.gate.expire(access.now()));
         let now = access.stamps();
         if std::mem::replace(&mut stamps, now.clone()) != now {
             access.reload();

@@ -13,16 +13,16 @@ use axum::http::HeaderMap;
 use router_engines::client::{CompletionPiece, EngineError};
 use router_engines::handoff::Handoff;
 use router_engines::openai::{ApiError, Finish, STRUCTURED_OUTPUTS, Sampling, TokenLogprob, TokenLogprobs};
+use router_fleet::{Booking, RankRef, Route, RouteRequest};
 use router_tokens::{Detokenizer, StopStrings, Tokenizer};
 use router_trace::names;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
+use crate::models::Model;
 use crate::relay::is_busy;
-use crate::routing::{Booking, Route, Wanted};
 use crate::service::{Gateway, workers_failed};
 use crate::traced::{LegSpan, Tracing};
-use crate::worker::Picked;
 
 /// Pause before a request that found no worker looks again; the fleet's bell usually comes first.
 const RECHECK: Duration = Duration::from_millis(50);
@@ -48,6 +48,7 @@ pub(crate) struct ChoicePiece {
 
 /// A choice before it runs.
 pub(crate) struct ChoiceRequest {
+    pub(crate) model: Arc<Model>,
     pub(crate) index: u32,
     /// For logs.
     pub(crate) request_id: String,
@@ -97,7 +98,7 @@ pub(crate) async fn run(
     first: (Route, Booking),
     out: mpsc::Sender<ChoiceEvent>,
 ) {
-    let tokenizer = gateway.text.tokenizer.clone();
+    let tokenizer = request.model.text.tokenizer.clone();
     let sampling = &request.sampling;
     let detokenizer = Detokenizer::new(tokenizer, sampling.skip_special_tokens, &request.prompt);
     let stop = StopStrings::new(sampling.stop.clone(), sampling.include_stop);
@@ -148,10 +149,10 @@ impl Runner {
                 EngineError::Refused(refusal) => refusal.status.is_server_error() && !is_busy(refusal.status),
                 _ => true,
             };
-            if let Some(picked) = at_fault.filter(|_| is_fault)
-                && picked.worker.breaker.failed(Instant::now())
+            if let Some(rank) = at_fault.filter(|_| is_fault)
+                && rank.worker.breaker.failed(Instant::now())
             {
-                tracing::warn!(worker = picked.live.name, "too many failures in a row: out for a while");
+                tracing::warn!(worker = rank.run.name, "too many failures in a row: out for a while");
             }
             let may_retry = error.is_retryable() && attempts <= self.gateway.tuning().retries;
             if !may_retry || !self.gateway.retries.spend() {
@@ -164,12 +165,12 @@ impl Runner {
                 };
                 return self.fail(error).await;
             }
-            if let Some(picked) = at_fault {
+            if let Some(rank) = at_fault {
                 tracing::warn!(request = self.request.request_id, %error, tokens = self.generated.len(), "going on elsewhere");
                 if !is_refused {
-                    picked.worker.suspect();
+                    rank.worker.suspect();
                 }
-                avoid.push(picked.live.name.clone());
+                avoid.push(rank.run.name.clone());
             }
             without_prefill |= blames_prefill;
             self.gateway.metrics.migrations.inc();
@@ -202,7 +203,7 @@ impl Runner {
         if self.generated.last().is_some_and(|&id| self.is_end(id)) {
             return Some(Finish::Stop);
         }
-        let context = self.gateway.context_tokens();
+        let context = self.request.model.pool.context_tokens();
         let len = self.request.prompt.len() + self.generated.len();
         let is_full = self.request.sampling.max_tokens == Some(self.generated.len())
             || (context > 0 && !self.generated.is_empty() && len >= context);
@@ -223,7 +224,7 @@ impl Runner {
             let session = self.request.session;
             let adapter = None;
             let traced = self.request.traced.as_deref();
-            let wanted = Wanted {
+            let wanted = RouteRequest {
                 tokens: &tokens,
                 salt,
                 session,
@@ -231,9 +232,8 @@ impl Runner {
                 audited: true,
                 without_prefill,
                 avoid,
-                traced,
             };
-            if let Some(routed) = self.gateway.route(&wanted) {
+            if let Some(routed) = self.gateway.route(&self.request.model.pool, &wanted, traced) {
                 return Some(routed);
             }
             if tokio::time::Instant::now() >= deadline {
@@ -251,14 +251,14 @@ impl Runner {
         let mut sampling = self.request.sampling.clone();
         // A chat without a limit runs to the end of the context. It has to be said: engines are asked for a
         // completion of token ids, whose own default is 16 tokens.
-        let context = self.gateway.context_tokens();
+        let context = self.request.model.pool.context_tokens();
         let room = context.checked_sub(self.request.prompt.len()).filter(|_| context > 0);
         let limit = sampling.max_tokens.or(room);
         sampling.max_tokens = limit.map(|max| max.saturating_sub(self.generated.len()).max(1));
         sampling.resumed_tokens += self.generated.len();
         let mut fields = sampling.to_engine_fields();
         let mut put = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
-        put("model", json!(self.gateway.model()));
+        put("model", json!(*self.request.model.pool.model()));
         put("stream", json!(true));
         put("stream_options", json!({ "include_usage": true, "continuous_usage_stats": true }));
         put("return_token_ids", json!(true));
@@ -285,9 +285,9 @@ impl Runner {
         };
         self.gateway.metrics.disaggregated.inc();
         let transfer_id = crate::service::fresh_number();
-        let Some(from) = prefill.live.description.data_plane.clone() else {
+        let Some(from) = prefill.run.description.data_plane.clone() else {
             let reason = "it names no data plane".to_owned();
-            let error = EngineError::Protocol { worker: prefill.live.name.clone(), reason };
+            let error = EngineError::Protocol { worker: prefill.run.name.clone(), reason };
             return Ended::Failed { error, blames_prefill: true };
         };
         let decode_fields = self.fields(Some(&Handoff::Decode { transfer_id, from }));
@@ -311,9 +311,9 @@ impl Runner {
     }
 
     /// The span of a leg, and the headers that go with it.
-    fn leg(&self, name: &'static str, picked: &Picked) -> (Option<LegSpan>, HeaderMap) {
+    fn leg(&self, name: &'static str, rank: &RankRef) -> (Option<LegSpan>, HeaderMap) {
         let mut headers = self.request.headers.clone();
-        (LegSpan::open(&self.request.traced, name, picked, &mut headers), headers)
+        (LegSpan::open(&self.request.traced, name, rank, &mut headers), headers)
     }
 
     /// Follows the decode leg, and the prefill leg beside it until that is over.
@@ -347,7 +347,7 @@ impl Runner {
         let sent = Instant::now();
         let mut last = sent;
         // A queue is no fault of the engine; one that has no request at all has lost this one.
-        let late = || match route.decode.live.reported.is_idle_since(sent) {
+        let late = || match route.decode.run.reported.is_idle_since(sent) {
             true => hung(),
             false => Ended::Late(ApiError::unavailable(format!(
                 "The workers failed: {}: no answer within {} ms",
@@ -470,7 +470,7 @@ impl Runner {
         let event = ChoicePiece {
             index: self.request.index,
             text,
-            logprobs: describe(&self.gateway.text.tokenizer, &piece, wanted),
+            logprobs: describe(&self.request.model.text.tokenizer, &piece, wanted),
             tokens: piece.token_ids,
             finish: stopped.then_some(Finish::Stop),
             cached_tokens: self.cached_tokens,
@@ -517,7 +517,7 @@ impl Runner {
     fn is_end(&self, id: u32) -> bool {
         let sampling = &self.request.sampling;
         sampling.stop_token_ids.contains(&id)
-            || (!sampling.ignore_eos && self.gateway.text.eos_ids.contains(&id))
+            || (!sampling.ignore_eos && self.request.model.text.eos_ids.contains(&id))
     }
 }
 

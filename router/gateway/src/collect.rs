@@ -17,14 +17,15 @@ use router_engines::openai::{
     Answer, ApiError, ChatRequest, CompletionRequest, Finish, Kind, Prompt, Sampling, TokenLogprobs,
     ToolChoice, Usage,
 };
+use router_fleet::RouteRequest;
 use router_parsers::ToolFormat;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::choice::{ChoiceEvent, ChoicePiece, ChoiceRequest, run};
 use crate::memory::held_bytes;
+use crate::models::{Model, Target};
 use crate::requests::Head;
-use crate::routing::Wanted;
 use crate::said::{Said, forced_parser};
 use crate::service::{Gateway, fresh_number, json_response, unix_time};
 use crate::stay::Stay;
@@ -51,13 +52,14 @@ struct Normal {
 /// Serves a request whose text is made here.
 pub(crate) async fn generate(
     gateway: &Arc<Gateway>,
+    target: Target,
     body: &Bytes,
     head: &Head,
     kind: Kind,
     mut stay: Box<Stay>,
 ) -> Result<Response, (Box<Stay>, ApiError)> {
-    let prepared = match prepare(gateway, body, kind, &mut stay).await {
-        Ok(normal) => choose(gateway, normal, head, kind, &mut stay).await,
+    let prepared = match prepare(gateway, &target.model, body, kind, &mut stay).await {
+        Ok(normal) => choose(gateway, target.model, normal, head, kind, &mut stay).await,
         Err(error) => Err(error),
     };
     let (mut collector, explained) = match prepared {
@@ -80,13 +82,14 @@ pub(crate) async fn generate(
 /// A request as it is served, admitted.
 async fn prepare(
     gateway: &Arc<Gateway>,
+    model: &Model,
     body: &Bytes,
     kind: Kind,
     stay: &mut Stay,
 ) -> Result<Normal, ApiError> {
     let mut normal = match kind {
-        Kind::Chat => normal_chat(gateway, body, stay).await?,
-        Kind::Completion => normal_completion(gateway, body, stay).await?,
+        Kind::Chat => normal_chat(gateway, model, body, stay).await?,
+        Kind::Completion => normal_completion(gateway, model, body, stay).await?,
     };
     // Only the gateway itself says so, when it goes on elsewhere.
     normal.sampling.resumed_tokens = 0;
@@ -94,17 +97,18 @@ async fn prepare(
         normal.salt = Some(salt);
     }
     let param = if kind == Kind::Chat { "messages" } else { "prompt" };
-    check_prompts(gateway, param, &normal)?;
+    check_prompts(model, param, &normal)?;
     let tokens = normal.prompts.iter().map(|prompt| prompt.len()).sum();
     stay.holds(held_bytes(body.len(), tokens));
     let choices = normal.prompts.len() * normal.sampling.n as usize;
-    stay.admit(tokens, normal.sampling.max_tokens, choices).await?;
+    stay.admit(&model.gate, tokens, normal.sampling.max_tokens, choices).await?;
     Ok(normal)
 }
 
 /// Routes every choice and starts it; the first route is for the header.
 async fn choose(
     gateway: &Arc<Gateway>,
+    model: Arc<Model>,
     normal: Normal,
     head: &Head,
     kind: Kind,
@@ -116,9 +120,10 @@ async fn choose(
     let (out, events) = mpsc::channel(EVENTS_MAX);
     let mut explained = None;
     let mut index = 0;
+    let deadline = Instant::now() + gateway.tuning().worker_wait;
     for prompt in &normal.prompts {
         for _ in 0..normal.sampling.n {
-            let wanted = Wanted {
+            let wanted = RouteRequest {
                 tokens: prompt,
                 salt: normal.salt.as_deref(),
                 session,
@@ -126,10 +131,10 @@ async fn choose(
                 without_prefill: false,
                 audited: true,
                 avoid: &[],
-                traced: head.traced.as_deref(),
             };
             // Booked before the next choice is routed, so that a burst does not follow one prefix to one worker.
-            let (route, booking) = gateway.wait_for_route(&wanted).await?;
+            let (route, booking) =
+                gateway.wait_for_route(&model.pool, &wanted, head.traced.as_deref(), deadline).await?;
             stay.sent();
             if explains {
                 explained.get_or_insert_with(|| route.explain());
@@ -140,6 +145,7 @@ async fn choose(
             sampling.seed = Some(seed.wrapping_add(u64::from(index % normal.sampling.n)));
             sampling.n = 1;
             let choice = ChoiceRequest {
+                model: Arc::clone(&model),
                 index,
                 request_id: request_id.clone(),
                 engine_id: format!("{}-{index}", head.engine_id),
@@ -161,10 +167,10 @@ async fn choose(
         kind,
         format!("{prefix}-{request_id}"),
         unix_time(),
-        gateway.model(),
+        &model.pool.model(),
         normal.tokens_as_ids,
     );
-    let said = (0..index).map(|_| parser(gateway, &normal, kind)).collect();
+    let said = (0..index).map(|_| parser(&model, &normal, kind)).collect();
     let collector = Collector {
         said,
         gateway: Arc::clone(gateway),
@@ -181,7 +187,7 @@ async fn choose(
 }
 
 /// A parser for one choice, if its model writes anything but text.
-fn parser(gateway: &Gateway, normal: &Normal, kind: Kind) -> Option<Said> {
+fn parser(model: &Model, normal: &Normal, kind: Kind) -> Option<Said> {
     /// Enough for whatever a template opens an answer with.
     const PROMPT_END_TOKENS: usize = 16;
     let prompt = normal.prompts.first().filter(|_| kind == Kind::Chat)?;
@@ -191,17 +197,20 @@ fn parser(gateway: &Gateway, normal: &Normal, kind: Kind) -> Option<Said> {
         return Some(Said::new(forced_parser(format, normal.tools.as_ref(), fresh_number())));
     }
     let end = &prompt[prompt.len().saturating_sub(PROMPT_END_TOKENS)..];
-    let end = gateway.text.tokenizer.decode(end, false);
-    gateway.config.formats.parser(normal.tools.as_ref(), &end, fresh_number()).map(Said::new)
+    let end = model.text.tokenizer.decode(end, false);
+    model.formats.parser(normal.tools.as_ref(), &end, fresh_number()).map(Said::new)
 }
 
-async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes, stay: &mut Stay) -> Result<Normal, ApiError> {
+async fn normal_chat(
+    gateway: &Arc<Gateway>,
+    model: &Model,
+    body: &Bytes,
+    stay: &mut Stay,
+) -> Result<Normal, ApiError> {
     let footprint = stay.footprint.clone();
     let work = gateway.work(body.len(), &footprint).await?;
     let bytes = body.clone();
     let mut request = work.run(move |_| ChatRequest::parse(&bytes)).await??;
-    check_model(gateway, request.model.as_deref())?;
-    stay.allow(request.model.as_deref())?;
     let tools = request.template_extras.get("tools").cloned();
     let tools = tools.filter(|_| request.tool_choice != ToolChoice::None);
     let forced = match request.tool_choice {
@@ -209,12 +218,12 @@ async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes, stay: &mut Stay) -> R
         ToolChoice::Required => Some(ToolFormat::ForcedArray),
         ToolChoice::Named(name) => Some(ToolFormat::ForcedNamed(name)),
     };
-    let formats = &gateway.config.formats;
+    let formats = &model.formats;
     if (formats.tools.is_some() && tools.is_some()) || formats.reasoning.is_some() {
         // Marks of calls and reasoning are special tokens in most vocabularies.
         request.sampling.skip_special_tokens = false;
     }
-    let text = gateway.text.clone();
+    let text = model.text.clone();
     let (messages, extras, generate) =
         (request.messages, request.template_extras, request.add_generation_prompt);
     let ids = work
@@ -238,6 +247,7 @@ async fn normal_chat(gateway: &Arc<Gateway>, body: &Bytes, stay: &mut Stay) -> R
 
 async fn normal_completion(
     gateway: &Arc<Gateway>,
+    model: &Model,
     body: &Bytes,
     stay: &mut Stay,
 ) -> Result<Normal, ApiError> {
@@ -245,15 +255,13 @@ async fn normal_completion(
     let work = gateway.work(body.len(), &footprint).await?;
     let bytes = body.clone();
     let request = work.run(move |_| CompletionRequest::parse(&bytes)).await??;
-    check_model(gateway, request.model.as_deref())?;
-    stay.allow(request.model.as_deref())?;
     let mut prompts = Vec::with_capacity(request.prompts.len());
     let mut echo = Vec::new();
     for prompt in request.prompts {
         let ids = match prompt {
             Prompt::Tokens(ids) => {
                 if request.echo {
-                    let tokenizer = gateway.text.tokenizer.clone();
+                    let tokenizer = model.text.tokenizer.clone();
                     let (text, ids) = work.run(move |_| (tokenizer.decode(&ids, false), ids)).await?;
                     echo.push(text);
                     ids
@@ -265,7 +273,7 @@ async fn normal_completion(
                 if request.echo {
                     echo.push(text.clone());
                 }
-                let tokenizer = gateway.text.tokenizer.clone();
+                let tokenizer = model.text.tokenizer.clone();
                 work.run(move |_| tokenizer.encode(&text, true))
                     .await?
                     .map_err(|error| ApiError::invalid("prompt", error.to_string()))?
@@ -287,15 +295,8 @@ async fn normal_completion(
     })
 }
 
-fn check_model(gateway: &Gateway, model: Option<&str>) -> Result<(), ApiError> {
-    match model {
-        Some(model) if model != gateway.model() => Err(ApiError::no_such_model(model)),
-        _ => Ok(()),
-    }
-}
-
-fn check_prompts(gateway: &Gateway, param: &str, normal: &Normal) -> Result<(), ApiError> {
-    let context = gateway.context_tokens();
+fn check_prompts(model: &Model, param: &str, normal: &Normal) -> Result<(), ApiError> {
+    let context = model.pool.context_tokens();
     for prompt in &normal.prompts {
         if prompt.is_empty() {
             return Err(ApiError::invalid(param, format!("`{param}` has no tokens.")));

@@ -19,7 +19,7 @@ impl Backend for Surface {
     }
 
     fn is_ready(&self) -> bool {
-        self.0.fleet.can_serve()
+        self.0.models.can_serve()
     }
 
     fn admits(&self, headers: &HeaderMap) -> Result<(), (StatusCode, String)> {

@@ -77,7 +77,7 @@ pub(crate) async fn keep(gateway: Weak<Gateway>) {
     loop {
         ticks.tick().await;
         let Some(gateway) = gateway.upgrade() else { return };
-        let waiting = gateway.access.gate.stats().waiting;
+        let (waiting, _) = gateway.models.gates();
         let now = crate::service::unix_millis();
         gateway.history.record(&sample(&gateway.metrics, now, gateway.requests_inside(), waiting));
     }

@@ -1,6 +1,7 @@
 //! The gateway's metrics, with handles resolved once. Their names are documented in `METRICS.md`, which a test holds
 //! against what is served.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::encoding::text::encode;
@@ -8,8 +9,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use router_fleet::{Load, Pool};
 
-use crate::load::Load;
 use crate::requests_by::RequestsBy;
 use crate::timing::{ANSWERS, DECISIONS, Timing};
 
@@ -17,6 +18,8 @@ use crate::timing::{ANSWERS, DECISIONS, Timing};
 type ByWorker = Family<Vec<(&'static str, String)>, Gauge>;
 type CountByWorker = Family<Vec<(&'static str, String)>, Counter>;
 type RatioByWorker = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
+/// By model.
+type RatioByModel = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
 
 /// Everything that is counted.
 #[derive(Debug)]
@@ -68,8 +71,10 @@ pub(crate) struct Metrics {
     audit_resets: CountByWorker,
     ejections: CountByWorker,
     worker_requests: ByWorker,
-    pub(crate) prediction_error: Gauge<f64, AtomicU64>,
-    pub(crate) seconds_per_token: Gauge<f64, AtomicU64>,
+    prediction_error: RatioByModel,
+    seconds_per_token: RatioByModel,
+    /// Held while series of workers are made anew and read.
+    pub(crate) scraping: Mutex<()>,
     slowness: RatioByWorker,
 }
 
@@ -123,8 +128,9 @@ impl Metrics {
             audit_resets: CountByWorker::default(),
             ejections: CountByWorker::default(),
             worker_requests: ByWorker::default(),
-            prediction_error: Gauge::default(),
-            seconds_per_token: Gauge::default(),
+            prediction_error: Family::default(),
+            seconds_per_token: Family::default(),
+            scraping: Mutex::new(()),
             slowness: RatioByWorker::default(),
         };
         let registry = &mut this.registry;
@@ -239,6 +245,33 @@ impl Metrics {
             this.seconds_per_token.clone(),
         );
         this
+    }
+
+    /// Forgets what was shown of workers: those that left are not shown any more.
+    pub(crate) fn forget_workers(&self) {
+        for family in [
+            &self.ejections,
+            &self.audit_requests,
+            &self.audit_exact,
+            &self.audit_predicted,
+            &self.audit_reported,
+            &self.audit_resets,
+        ] {
+            family.clear();
+        }
+        self.worker_requests.clear();
+        self.slowness.clear();
+        self.prediction_error.clear();
+        self.seconds_per_token.clear();
+    }
+
+    /// Takes over what was learned of a model's workers.
+    pub(crate) fn of_pool(&self, pool: &Pool) {
+        let labels = vec![("model", pool.model().to_string())];
+        if let Some(error) = pool.speeds.prediction_error() {
+            self.prediction_error.get_or_create(&labels).set(error);
+        }
+        self.seconds_per_token.get_or_create(&labels).set(pool.speeds.get().per_token);
     }
 
     /// Takes over what a worker's load says.

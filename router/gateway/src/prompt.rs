@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::compute::{IsCancelled, Work};
 use crate::memory::Footprint;
+use crate::models::Model;
 use crate::service::Gateway;
 
 /// A prompt as the index sees it.
@@ -51,8 +52,8 @@ struct Reader {
 }
 
 impl Reader {
-    fn of(gateway: &Gateway) -> Self {
-        Self { text: gateway.text.clone(), has_tokenizer: gateway.knows_tokens() }
+    fn of(model: &Model) -> Self {
+        Self { text: model.text.clone(), has_tokenizer: model.knows_tokens() }
     }
 
     fn chat(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> Seen {
@@ -119,8 +120,8 @@ impl Reader {
 }
 
 /// The prompt of a chat. What cannot be rendered here is left to the engine to judge: the request is routed without it.
-pub(crate) async fn of_chat(gateway: &Gateway, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
-    let reader = Reader::of(gateway);
+pub(crate) async fn of_chat(model: &Model, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
+    let reader = Reader::of(model);
     if work.is_inline() {
         return Ok(reader.chat(body, &|| false));
     }
@@ -129,8 +130,8 @@ pub(crate) async fn of_chat(gateway: &Gateway, body: &RawBody, work: &Work) -> R
 }
 
 /// The prompt of a completion: a text, ids, or the longest of several.
-pub(crate) async fn of_completion(gateway: &Gateway, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
-    let reader = Reader::of(gateway);
+pub(crate) async fn of_completion(model: &Model, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
+    let reader = Reader::of(model);
     if work.is_inline() {
         return Ok(reader.completion(body, &|| false));
     }
@@ -139,8 +140,8 @@ pub(crate) async fn of_completion(gateway: &Gateway, body: &RawBody, work: &Work
 }
 
 /// The prompt that a text is.
-pub(crate) async fn of_text(gateway: &Gateway, text: String) -> Result<Seen, ApiError> {
-    let reader = Reader::of(gateway);
+pub(crate) async fn of_text(gateway: &Gateway, model: &Model, text: String) -> Result<Seen, ApiError> {
+    let reader = Reader::of(model);
     let work = gateway.work(text.len(), &Footprint::default()).await?;
     work.run(move |_| reader.text(&text)).await
 }

@@ -24,6 +24,7 @@ use crate::collect::generate;
 use crate::compute::IsCancelled;
 use crate::deadline::{time_is_over, until};
 use crate::memory::{Footprint, held_bytes};
+use crate::models::Target;
 use crate::prompt;
 use crate::relay::{RelayRequest, Surface, relay};
 use crate::service::{Gateway, fresh_id};
@@ -218,12 +219,14 @@ async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Res
     };
     let (mut chat, mut message) = work.run(counted).await??;
     drop(work);
-    let model = chat.text("model")?.map(std::borrow::Cow::into_owned);
-    stay.allow(model.as_deref())?;
-    gateway.wait_for_fleet().await?;
-    let adapter = gateway.adapter(model.as_deref())?;
+    let asked = chat.text("model")?.map(std::borrow::Cow::into_owned);
+    let patience = gateway.tuning().worker_wait;
+    let target = gateway.target(asked.as_deref(), None, patience).await?;
+    stay.allow(asked.as_deref(), &target)?;
+    target.name_in(&mut chat)?;
+    target.name_in(&mut message)?;
     let work = gateway.work(chat.len(), &footprint).await?;
-    let seen = prompt::of_chat(gateway, &chat, &work).await?;
+    let seen = prompt::of_chat(&target.model, &chat, &work).await?;
     drop(work);
     if seen.is_exact {
         return Ok(seen.tokens.len());
@@ -234,37 +237,32 @@ async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Res
     }
     gateway.access.clean(&mut chat, &stay.grant);
     gateway.access.clean(&mut message, &stay.grant);
-    count_at_engine(gateway, adapter.as_deref(), &chat.to_bytes(), &message.to_bytes()).await
+    count_at_engine(&target, &chat.to_bytes(), &message.to_bytes()).await
 }
 
 /// Asks engines until one counts: those of one make answer the same.
-async fn count_at_engine(
-    gateway: &Gateway,
-    adapter: Option<&str>,
-    chat: &Bytes,
-    message: &Bytes,
-) -> Result<usize, ApiError> {
+async fn count_at_engine(target: &Target, chat: &Bytes, message: &Bytes) -> Result<usize, ApiError> {
     /// An engine that is slower is given up.
     const WITHIN: Duration = Duration::from_secs(10);
     const ENGINES_ASKED_MAX: usize = 3;
-    let roster = gateway.fleet.roster.load_full();
-    let able = roster.iter().filter(|picked| picked.is_ready() && picked.serves(adapter));
-    let able =
-        able.filter_map(|picked| Some((picked, picked.live.description.engine.dialect().token_count()?)));
+    let roster = Arc::clone(&target.model.pool.roster());
+    let adapter = target.adapter.as_deref();
+    let able = roster.iter().filter(|rank| rank.is_ready() && rank.serves(adapter));
+    let able = able.filter_map(|rank| Some((rank, rank.run.description.engine.dialect().token_count()?)));
     let mut failure = None;
-    for (picked, how) in able.take(ENGINES_ASKED_MAX) {
+    for (rank, how) in able.take(ENGINES_ASKED_MAX) {
         let body = match how {
             TokenCount::Tokenize => chat,
             TokenCount::Messages => message,
         };
-        let asked = picked.worker.client.count_tokens(how, body.clone());
+        let asked = rank.worker.client.count_tokens(how, body.clone());
         match tokio::time::timeout(WITHIN, asked).await {
             Ok(Ok(count)) => return Ok(count),
             // A release without that path.
             Ok(Err(EngineError::Refused(error))) if error.status == StatusCode::NOT_FOUND => {}
             Ok(Err(EngineError::Refused(error))) if error.status.is_client_error() => return Err(error),
             Ok(Err(error)) => failure = Some(error.to_string()),
-            Err(_) => failure = Some(format!("{}: no answer within {WITHIN:?}", picked.live.name)),
+            Err(_) => failure = Some(format!("{}: no answer within {WITHIN:?}", rank.run.name)),
         }
     }
     if let Some(failure) = failure {
@@ -343,7 +341,6 @@ async fn answer(
             }
             _ => (body, None),
         };
-        gateway.wait_for_fleet().await?;
         Ok((taken, footprint))
     };
     let (body, tongue) = match taken.await {
@@ -383,21 +380,38 @@ async fn translated(
 
 async fn answer_body(
     gateway: &Arc<Gateway>,
-    body: RawBody,
+    mut body: RawBody,
     route: Route,
     head: &Head,
     mut stay: Box<Stay>,
 ) -> Result<Response, ApiError> {
-    let answered = match makes_text(gateway, &body, route.surface) {
+    let aimed = async {
+        let asked = body.text("model")?.map(std::borrow::Cow::into_owned);
+        let patience = gateway.tuning().worker_wait;
+        let target = gateway.target(asked.as_deref(), head.session, patience).await?;
+        stay.allow(asked.as_deref(), &target)?;
+        target.name_in(&mut body)?;
+        Ok::<_, ApiError>(target)
+    };
+    let target = match aimed.await {
+        Ok(target) => target,
+        Err(error) => {
+            stay.answered(error.status, error.code);
+            return Err(error);
+        }
+    };
+    let answered = match makes_text(gateway, &target, &body, route.surface) {
         true => match route.surface {
-            Surface::Chat => generate(gateway, &body.to_bytes(), head, Kind::Chat, stay).await,
-            Surface::Completion => generate(gateway, &body.to_bytes(), head, Kind::Completion, stay).await,
+            Surface::Chat => generate(gateway, target, &body.to_bytes(), head, Kind::Chat, stay).await,
+            Surface::Completion => {
+                generate(gateway, target, &body.to_bytes(), head, Kind::Completion, stay).await
+            }
             Surface::Other => {
                 let message = "The engines behind this gateway do not do this.";
                 Err((stay, ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented")))
             }
         },
-        false => match relayed(gateway, body, route, head, &mut stay).await {
+        false => match relayed(gateway, target, body, route, head, &mut stay).await {
             Ok(request) => relay(gateway, request, stay).await,
             Err(error) => Err((stay, error)),
         },
@@ -409,13 +423,14 @@ async fn answer_body(
 }
 
 /// Whether the gateway makes the text of this answer.
-fn makes_text(gateway: &Gateway, body: &RawBody, surface: Surface) -> bool {
+fn makes_text(gateway: &Gateway, target: &Target, body: &RawBody, surface: Surface) -> bool {
+    let pool = &target.model.pool;
     match gateway.config.text {
-        TextBy::Auto => gateway.fleet.is_native(),
+        TextBy::Auto => pool.is_native(),
         TextBy::Engine => false,
         TextBy::Gateway => {
-            let is_made_here = || gateway.fleet.is_native() || is_only_text(body);
-            surface != Surface::Other && gateway.fleet.speaks_ids() && is_made_here()
+            let is_made_here = || pool.is_native() || is_only_text(body);
+            surface != Surface::Other && pool.speaks_ids() && is_made_here()
         }
     }
 }
@@ -444,15 +459,14 @@ fn has_media(body: &RawBody) -> bool {
 
 async fn relayed(
     gateway: &Gateway,
+    target: Target,
     mut body: RawBody,
     route: Route,
     head: &Head,
     stay: &mut Stay,
 ) -> Result<RelayRequest, ApiError> {
     let footprint = stay.footprint.clone();
-    stay.allow(body.text("model")?.as_deref())?;
     gateway.access.clean(&mut body, &stay.grant);
-    let adapter = gateway.adapter(body.text("model")?.as_deref())?;
     let stream = body.flag("stream")?.unwrap_or(false) && route.surface != Surface::Other;
     // Nobody else needs the clock.
     let traced = head.traced.as_ref().map(|traced| (traced, Instant::now()));
@@ -462,8 +476,8 @@ async fn relayed(
             // What it takes is given back before the request waits for its place.
             let work = gateway.work(body.len(), &footprint).await?;
             match surface {
-                Surface::Chat => prompt::of_chat(gateway, &body, &work).await?,
-                _ => prompt::of_completion(gateway, &body, &work).await?,
+                Surface::Chat => prompt::of_chat(&target.model, &body, &work).await?,
+                _ => prompt::of_completion(&target.model, &body, &work).await?,
             }
         }
     };
@@ -492,7 +506,7 @@ async fn relayed(
     let choices = number("n").unwrap_or(1).max(number("best_of").unwrap_or(1)).max(1);
     let choices = choices.saturating_mul(seen.prompts.max(1));
     let all_tokens = seen.tokens.len().saturating_mul(seen.prompts.max(1) as usize);
-    stay.admit(all_tokens, answer_max, choices as usize).await?;
+    stay.admit(&target.model.gate, all_tokens, answer_max, choices as usize).await?;
     let is_one = |name: &str| body.get(name).is_none_or(|count| count == "1");
     let several = route.surface == Surface::Completion && body.get("prompt").is_some_and(has_several);
     Ok(RelayRequest {
@@ -506,7 +520,7 @@ async fn relayed(
         headers: head.headers.clone(),
         session: head.session,
         salt: body.text("cache_salt")?.map(std::borrow::Cow::into_owned),
-        adapter,
+        target,
         stream,
         can_split: route.surface != Surface::Other
             && body.get("use_beam_search").is_none()

@@ -13,22 +13,21 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use router_engines::openai::ApiError;
-use router_tokens::ModelText;
+use router_fleet::{Booking, Fleet, Pool, RetryBudget, Route, RouteRequest};
 use router_trace::Tracer;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::access::{Access, keep, keep_keys};
-use crate::breaker::RetryBudget;
 use crate::caller::{AtAdminListener, Caller};
 use crate::compute::ComputePool;
-use crate::fleet::Fleet;
 use crate::memory::RequestMemory;
 use crate::metrics::Metrics;
+use crate::models::Models;
 use crate::relay::Usage;
 use crate::requests::{chat, completions, embeddings, messages, messages_count, named, responses};
-use crate::routing::{Booking, Chooser, Route, Wanted};
-use crate::{GatewayConfig, TextBy, Tuning};
+use crate::traced::Traced;
+use crate::{GatewayConfig, Tuning};
 use crate::{page, status};
 
 /// How long browsers may keep the answer to a preflight.
@@ -40,11 +39,10 @@ const TRACES_WITHIN: Duration = Duration::from_secs(3);
 pub struct Gateway {
     pub(crate) config: GatewayConfig,
     tuning: ArcSwap<Tuning>,
-    pub(crate) text: ModelText,
+    pub(crate) models: Models,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) metrics: Metrics,
     pub(crate) retries: RetryBudget,
-    pub(crate) chooser: Chooser,
     pub(crate) inside: AtomicUsize,
     pub(crate) memory: RequestMemory,
     pub(crate) compute: Arc<ComputePool>,
@@ -62,13 +60,9 @@ pub type MoreMetrics = Box<dyn Fn(&mut String) + Send + Sync>;
 
 impl Gateway {
     /// A gateway over a fleet; an error says what of its files cannot be used.
-    pub fn new(
-        config: GatewayConfig,
-        tuning: Tuning,
-        text: ModelText,
-        fleet: Arc<Fleet>,
-    ) -> Result<Arc<Self>, String> {
-        let access = Access::new(&config.access, config.requests_max)?;
+    pub fn new(config: GatewayConfig, tuning: Tuning, fleet: Arc<Fleet>) -> Result<Arc<Self>, String> {
+        let access = Access::new(&config.access)?;
+        let models = Models::new(&config, fleet.pools())?;
         let tracer = config.trace.clone().map(Tracer::new).transpose().map_err(|error| error.to_string())?;
         let compute = ComputePool::start(config.compute_threads);
         let compute = compute.map_err(|error| format!("threads for large requests: {error}"))?;
@@ -76,11 +70,10 @@ impl Gateway {
             tuning: ArcSwap::from_pointee(tuning),
             memory: RequestMemory::new(config.request_memory_max),
             config,
-            text,
+            models,
             fleet,
             metrics: Metrics::new(),
             retries: RetryBudget::default(),
-            chooser: Chooser::default(),
             inside: AtomicUsize::new(0),
             compute,
             access,
@@ -95,7 +88,7 @@ impl Gateway {
             tokio::spawn(keep(weak())),
             tokio::spawn(keep_keys(weak())),
             tokio::spawn(crate::history::keep(weak())),
-            tokio::spawn(crate::capacity::keep(weak())),
+            tokio::spawn(crate::gate::keep(weak())),
         ]);
         Ok(gateway)
     }
@@ -103,6 +96,9 @@ impl Gateway {
     /// Puts other values in force, also for what requests inside have yet to begin; so many keys of the configuration wait
     /// for the next start.
     pub fn tune(&self, tuning: Tuning, keys_waiting: usize) {
+        for pool in self.fleet.pools().iter().filter(|pool| !pool.has_own_routing) {
+            pool.set_routing(tuning.routing);
+        }
         self.tuning.store(Arc::new(tuning));
         self.metrics.config_changes.inc();
         self.metrics.config_waiting.set(keys_waiting as i64);
@@ -157,108 +153,47 @@ impl Gateway {
     /// Requests booked on workers now, by this gateway.
     #[must_use]
     pub fn booked(&self) -> u32 {
-        self.fleet.roster.load().iter().map(|picked| picked.live.load.own.get()[0]).sum()
+        self.fleet.ranks().iter().map(|rank| rank.run.load.own.get()[0]).sum()
     }
 
-    pub(crate) fn route(&self, wanted: &Wanted<'_>) -> Option<(Route, Booking)> {
-        let (route, booking) = self.chooser.route(&self.fleet, &self.tuning(), wanted)?;
-        if let Some(traced) = wanted.traced {
+    /// The workers behind this gateway.
+    #[must_use]
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
+    }
+
+    /// Chooses who gets a request, if some worker can take it now.
+    pub(crate) fn route(
+        &self,
+        pool: &Pool,
+        request: &RouteRequest<'_>,
+        traced: Option<&Traced>,
+    ) -> Option<(Route, Booking)> {
+        let (route, booking) = self.fleet.route(pool, request)?;
+        if let Some(traced) = traced {
             traced.routed(&route);
         }
         self.metrics.routing.observe(route.decided_in);
         Some((route, booking))
     }
 
-    /// A worker may be restarting: waits a moment before giving up.
-    pub(crate) async fn wait_for_route(&self, wanted: &Wanted<'_>) -> Result<(Route, Booking), ApiError> {
-        let patience = self.tuning().worker_wait;
-        self.wait_until(Instant::now() + patience, wanted).await
-    }
-
-    /// The same, until a given time: a request that starts over has waited already.
-    pub(crate) async fn wait_until(
+    /// The same; a worker may be restarting, so it waits for one until a given time.
+    pub(crate) async fn wait_for_route(
         &self,
+        pool: &Pool,
+        request: &RouteRequest<'_>,
+        traced: Option<&Traced>,
         deadline: Instant,
-        wanted: &Wanted<'_>,
     ) -> Result<(Route, Booking), ApiError> {
         let deadline = tokio::time::Instant::from_std(deadline);
         loop {
             let changed = self.fleet.changed.notified();
-            if let Some(routed) = self.route(wanted) {
+            if let Some(routed) = self.route(pool, request, traced) {
                 return Ok(routed);
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
                 return Err(ApiError::unavailable("No worker is available."));
             }
-        }
-    }
-
-    /// Until a worker has said what it is, nobody can say how requests are served. An error when the workers disagree
-    /// on the model.
-    pub(crate) async fn wait_for_fleet(&self) -> Result<(), ApiError> {
-        let patience = self.tuning().worker_wait;
-        let deadline = tokio::time::Instant::now() + patience;
-        loop {
-            let changed = self.fleet.changed.notified();
-            if let Some(error) = self.model_error() {
-                return Err(error);
-            }
-            if !self.fleet.roster.load().is_empty() {
-                return Ok(());
-            }
-            if tokio::time::timeout_at(deadline, changed).await.is_err() {
-                return Err(ApiError::unavailable("No worker is available."));
-            }
-        }
-    }
-
-    /// Whether prompts become tokens here as they do at the engines: with the model's own tokenizer, or because it is the
-    /// gateway that makes the prompts.
-    pub(crate) fn knows_tokens(&self) -> bool {
-        self.config.has_tokenizer || (self.config.text != TextBy::Engine && self.fleet.is_native())
-    }
-
-    /// 503, when the workers serve different models and none is configured.
-    fn model_error(&self) -> Option<ApiError> {
-        let refusal = self.fleet.model.refusal()?;
-        Some(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, refusal, "models_differ"))
-    }
-
-    /// The name of the model; empty until it is chosen.
-    pub(crate) fn model(&self) -> &str {
-        self.fleet.model.name()
-    }
-
-    /// Longest sequence that every ready worker takes; 0 when none is ready.
-    pub(crate) fn context_tokens(&self) -> usize {
-        let roster = self.fleet.roster.load();
-        let ready = roster.iter().filter(|picked| picked.is_ready());
-        ready.map(|picked| picked.live.description.context_tokens).min().unwrap_or(0)
-    }
-
-    /// Names under which requests may ask: the model and the adapters of all workers.
-    fn models(&self) -> Vec<String> {
-        let mut names: Vec<String> = Vec::new();
-        for picked in self.fleet.roster.load().iter() {
-            let described = &picked.live.description.models;
-            names.extend(described.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
-        }
-        if let Some(at) = names.iter().position(|name| name == self.model()) {
-            names.swap(0, at);
-        } else if !self.model().is_empty() {
-            names.insert(0, self.model().to_owned());
-        }
-        names
-    }
-
-    /// The adapter that a request names, if it is not the model itself.
-    pub(crate) fn adapter(&self, model: Option<&str>) -> Result<Option<String>, ApiError> {
-        let Some(name) = model.filter(|name| *name != self.model()) else { return Ok(None) };
-        let roster = self.fleet.roster.load();
-        if roster.is_empty() || roster.iter().any(|picked| picked.serves(Some(name))) {
-            Ok(Some(name.to_owned()))
-        } else {
-            Err(ApiError::no_such_model(name))
         }
     }
 
@@ -408,21 +343,20 @@ async fn debug_route(
     let explained = async {
         let prompt = get("prompt").filter(|prompt| !prompt.is_empty());
         let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is required."))?;
-        let adapter = gateway.adapter(get("model"))?;
-        let seen = crate::prompt::of_text(&gateway, prompt.to_owned()).await?;
+        let target = gateway.target(get("model"), None, Duration::ZERO).await?;
+        let seen = crate::prompt::of_text(&gateway, &target.model, prompt.to_owned()).await?;
         // On a closed gateway a tenant's blocks are found under its salt alone.
         let salt = get("tenant").and_then(|tenant| gateway.access.salt_of(tenant, get("cache_salt")));
-        let wanted = Wanted {
+        let wanted = RouteRequest {
             tokens: &seen.tokens,
             salt: salt.as_deref().or(get("cache_salt")),
             session: None,
-            adapter: adapter.as_deref(),
+            adapter: target.adapter.as_deref(),
             without_prefill: false,
             audited: false,
             avoid: &[],
-            traced: None,
         };
-        Ok::<_, ApiError>(gateway.chooser.explain(&gateway.fleet, &gateway.tuning(), &wanted))
+        Ok::<_, ApiError>(gateway.fleet.explain(&target.model.pool, &wanted))
     };
     match explained.await {
         Ok(explained) => json_response(StatusCode::OK, explained.to_string()),
@@ -435,10 +369,14 @@ async fn openapi() -> Response {
 }
 
 fn described(gateway: &Gateway, name: &str) -> Value {
-    let parent = (name != gateway.model()).then(|| gateway.model());
+    let target = gateway.models.named(name);
+    let (root, context) = target.as_ref().map_or((Arc::default(), 0), |target| {
+        (target.model.pool.model(), target.model.pool.context_tokens())
+    });
+    let parent = (*root != name).then(|| root.as_str());
     json!({
         "id": name, "object": "model", "created": gateway.started, "owned_by": "kvasir",
-        "root": gateway.model(), "parent": parent, "max_model_len": gateway.context_tokens(),
+        "root": *root, "parent": parent, "max_model_len": context,
     })
 }
 
@@ -452,7 +390,7 @@ pub(crate) fn model_list(gateway: &Gateway, caller: &Caller<'_>) -> Response {
         Ok(grant) => grant,
         Err(error) => return error_response(&error),
     };
-    let models = gateway.models();
+    let models = gateway.models.names();
     let allowed = models.iter().filter(|name| grant.models.allows(name));
     let models: Vec<Value> = allowed.map(|name| described(gateway, name)).collect();
     json_response(StatusCode::OK, json!({ "object": "list", "data": models }).to_string())
@@ -463,31 +401,31 @@ async fn model(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>, re
         Ok(grant) => grant,
         Err(error) => return error_response(&error),
     };
-    if !gateway.models().contains(&name) || !grant.models.allows(&name) {
+    if !gateway.models.names().contains(&name) || !grant.models.allows(&name) {
         return named(request.headers(), error_response(&ApiError::no_such_model(&name)));
     }
     json_response(StatusCode::OK, described(&gateway, &name).to_string())
 }
 
-/// Whether the process lives: for liveness probes, which must not restart a gateway whose workers are away.
+/// Whether the process runs: for liveness probes, which must not restart a gateway whose workers are away.
 async fn livez() -> StatusCode {
     StatusCode::OK
 }
 
 async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
-    match gateway.model_error() {
+    match gateway.models.problem() {
         _ if gateway.is_draining.load(Ordering::Relaxed) => {
             error_response(&ApiError::unavailable("The gateway is draining."))
         }
         Some(error) => error_response(&error),
-        None if gateway.fleet.can_serve() => StatusCode::OK.into_response(),
+        None if gateway.models.can_serve() => StatusCode::OK.into_response(),
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
 }
 
 /// The index as bytes, for a gateway that starts.
 async fn snapshot(State(gateway): State<Arc<Gateway>>) -> Response {
-    match tokio::task::spawn_blocking(move || crate::warm::save(&gateway.fleet)).await {
+    match tokio::task::spawn_blocking(move || gateway.fleet.snapshot()).await {
         Ok(bytes) => ([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -497,11 +435,11 @@ async fn snapshot(State(gateway): State<Arc<Gateway>>) -> Response {
 async fn loads(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
     let refused =
         |message: String| error_response(&ApiError::new(StatusCode::BAD_REQUEST, message, "bad_loads"));
-    if gateway.config.peers.is_empty() {
+    if !gateway.fleet.has_peers() {
         return refused("This gateway has no peers: set `gateway.peers`.".to_owned());
     }
-    match gateway.fleet.peers.receive(&gateway.fleet, &body, Instant::now()) {
-        Ok(()) => json_response(StatusCode::OK, "{}".to_owned()),
+    match gateway.fleet.receive_loads(&body) {
+        Ok(answer) => json_response(StatusCode::OK, answer),
         Err(problem) => refused(problem),
     }
 }

@@ -1,8 +1,8 @@
 //! What is shown of the gateway: status and decisions as JSON, metrics for Prometheus. Its routes are for administrators;
 //! `service` sees to that.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use axum::extract::{Query, State};
@@ -10,13 +10,13 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use router_engines::exposition;
 use router_engines::openai::ApiError;
+use router_fleet::{Pool, Worker, WorkerRun, WorkerState};
 use router_radix::Tier;
 use serde_json::{Value, json};
 
 use crate::Gateway;
 use crate::history;
 use crate::service::{error_response, json_response, unix_millis};
-use crate::worker::{Live, Worker};
 
 /// `GET /kvasir/status`.
 pub(crate) async fn status(State(gateway): State<Arc<Gateway>>) -> Response {
@@ -32,13 +32,15 @@ fn status_of(gateway: &Gateway) -> Value {
     let metrics = &gateway.metrics;
     let usage = gateway.fleet.index.write().usage();
     let workers: Vec<Value> =
-        gateway.fleet.workers.iter().flat_map(|worker| worker_status(gateway, worker)).collect();
-    let waiting = gateway.access.gate.stats().waiting;
+        gateway.fleet.workers().values().flat_map(|worker| worker_status(gateway, worker)).collect();
+    let (waiting, _) = gateway.models.gates();
     let mut status = history::sample(metrics, unix_millis(), gateway.requests_inside(), waiting);
     status["version"] = json!(env!("CARGO_PKG_VERSION"));
-    status["model"] = json!(gateway.model());
-    status["problem"] = json!(gateway.fleet.model.problem());
-    status["strategy"] = json!(gateway.tuning().policy.strategy.name());
+    let pools = gateway.fleet.pools();
+    status["model"] = json!(*gateway.models.first().pool.model());
+    status["models"] = pools.iter().map(|pool| pool_status(pool)).collect();
+    status["problem"] = json!(pools.iter().find_map(|pool| pool.problem()));
+    status["strategy"] = json!(gateway.tuning().routing.policy.strategy.name());
     status["started_unix"] = json!(gateway.started);
     status["index"] = json!({ "blocks": usage.entries, "bytes": usage.bytes, "nodes": usage.nodes });
     status["workers"] = json!(workers);
@@ -47,20 +49,23 @@ fn status_of(gateway: &Gateway) -> Value {
 
 /// A worker: each rank by itself.
 fn worker_status(gateway: &Gateway, worker: &Arc<Worker>) -> Vec<Value> {
-    let lives = worker.lives.load();
-    if !worker.is_ready() {
-        return vec![json!({ "name": worker.name, "ready": false })];
+    let runs = worker.runs.load();
+    if runs.is_empty() {
+        return vec![json!({
+            "name": worker.name, "pool": worker.pool.name, "ready": false, "state": worker.state().name(),
+            "reason": worker.reason(),
+        })];
     }
-    lives.iter().map(|live| live_status(gateway, worker, live)).collect()
+    runs.iter().map(|run| live_status(gateway, worker, run)).collect()
 }
 
-fn live_status(gateway: &Gateway, worker: &Worker, live: &Live) -> Value {
-    let reported = live.reported.get();
-    let audit = &live.load.audit;
-    let held = gateway.fleet.index.write().blocks_of(live.member);
-    let [host, disk] = live.description.lower_blocks;
+fn live_status(gateway: &Gateway, worker: &Worker, run: &WorkerRun) -> Value {
+    let reported = run.reported.get();
+    let audit = &run.load.audit;
+    let held = gateway.fleet.index.write().blocks_of(run.member);
+    let [host, disk] = run.description.lower_blocks;
     let size_of = |tier: &Tier| match tier {
-        Tier::Device => live.description.blocks,
+        Tier::Device => run.description.blocks,
         Tier::Host => host,
         Tier::Disk => disk,
         Tier::Remote => 0,
@@ -72,20 +77,23 @@ fn live_status(gateway: &Gateway, worker: &Worker, live: &Live) -> Value {
         json!({ "tier": tier_name(*tier), "blocks": size, "indexed": held })
     });
     json!({
-        "name": live.name,
-        "ready": live.is_warm.load(Ordering::Acquire),
-        "engine": live.description.engine.name(),
-        "version": live.description.version,
-        "role": live.role.name(),
-        "events": live.has_feed,
+        "name": run.name,
+        "pool": worker.pool.name,
+        "ready": worker.state() == WorkerState::Ready && run.is_warm.load(Ordering::Acquire),
+        "state": worker.state().name(),
+        "reason": worker.reason(),
+        "engine": run.description.engine.name(),
+        "version": run.description.version,
+        "role": run.role.name(),
+        "events": run.has_feed,
         "is_out": worker.breaker.is_open(Instant::now()),
         "ejections": worker.breaker.ejections.load(Ordering::Relaxed),
-        "requests": live.load.own.get()[0],
-        "peers_requests": live.load.peers.get()[0],
+        "requests": run.load.own.get()[0],
+        "peers_requests": run.load.peers.get()[0],
         "engine_running": reported.running,
         "engine_waiting": reported.waiting,
         "kv_usage": reported.kv_usage,
-        "slowness": live.load.factor(),
+        "slowness": run.load.factor(),
         "pools": pools.collect::<Vec<Value>>(),
         "audit": {
             "requests": audit.requests.load(Ordering::Relaxed),
@@ -93,6 +101,14 @@ fn live_status(gateway: &Gateway, worker: &Worker, live: &Live) -> Value {
             "predicted_tokens": audit.predicted_tokens.load(Ordering::Relaxed),
             "reported_tokens": audit.reported_tokens.load(Ordering::Relaxed),
         },
+    })
+}
+
+fn pool_status(pool: &Pool) -> Value {
+    let ready = pool.roster().iter().filter(|rank| rank.is_ready()).count();
+    json!({
+        "pool": pool.name, "model": *pool.model(), "aliases": pool.aliases, "ready": ready,
+        "strategy": pool.routing().policy.strategy.name(), "problem": pool.problem(),
     })
 }
 
@@ -114,12 +130,12 @@ pub(crate) async fn decisions(
     let Ok(after) = after.transpose() else {
         return error_response(&ApiError::invalid("after", "`after` is a number."));
     };
-    let roster = gateway.fleet.roster.load();
+    let ranks = gateway.fleet.ranks();
     let name_of = |identity: u64| {
-        let found = roster.iter().find(|picked| picked.live.identity == identity);
-        found.map(|picked| picked.live.name.clone())
+        let found = ranks.iter().find(|rank| rank.run.identity == identity);
+        found.map(|rank| rank.run.name.clone())
     };
-    json_response(StatusCode::OK, gateway.chooser.decisions.to_json(after, name_of).to_string())
+    json_response(StatusCode::OK, gateway.fleet.decisions().to_json(after, name_of).to_string())
 }
 
 /// `GET /metrics`.
@@ -130,20 +146,18 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: Header
     metrics.index_bytes.set(usage.bytes as i64);
     metrics.index_nodes.set(usage.nodes as i64);
     metrics.workers_ready.set(gateway.fleet.ready_count() as i64);
-    metrics.waiting.set(gateway.access.gate.stats().waiting.into());
-    metrics.running_max.set(gateway.access.gate.running_max().into());
+    let (waiting, places) = gateway.models.gates();
+    metrics.waiting.set(waiting.into());
+    metrics.running_max.set(places.into());
     metrics.request_memory.set(gateway.memory.held_bytes() as i64);
     let events = gateway.fleet.tracker_counters();
     metrics.event_batches.inner().store(events.batches, Ordering::Relaxed);
     metrics.event_orphans.inner().store(events.orphans, Ordering::Relaxed);
     metrics.event_resets.inner().store(events.resets, Ordering::Relaxed);
     metrics.event_broken.inner().store(events.broken, Ordering::Relaxed);
-    let listeners = gateway.fleet.listeners.counters();
+    let listeners = gateway.fleet.listener_counters();
     metrics.event_unattributed.inner().store(listeners.unattributed, Ordering::Relaxed);
     metrics.event_dropped.inner().store(listeners.dropped, Ordering::Relaxed);
-    if let Some(error) = gateway.fleet.speeds.prediction_error() {
-        metrics.prediction_error.set(error);
-    }
     if let Some(audit) = &gateway.access.audit {
         let log = audit.counters();
         metrics.log_written.inner().store(log.written, Ordering::Relaxed);
@@ -162,10 +176,13 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: Header
         metrics.handshakes.inner().store(handshakes.completed, Ordering::Relaxed);
         metrics.handshakes_failed.inner().store(handshakes.failed + handshakes.timed_out, Ordering::Relaxed);
     }
-    metrics.seconds_per_token.set(gateway.fleet.speeds.get().per_token);
-    for picked in gateway.fleet.roster.load().iter() {
-        let ejections = picked.worker.breaker.ejections.load(Ordering::Relaxed);
-        metrics.of_worker(&picked.live.name, &picked.live.load, ejections);
+    // One after the other: each begins with an empty list of workers.
+    let _turn = metrics.scraping.lock().unwrap_or_else(PoisonError::into_inner);
+    metrics.forget_workers();
+    gateway.fleet.pools().iter().for_each(|pool| metrics.of_pool(pool));
+    for rank in gateway.fleet.ranks() {
+        let ejections = rank.worker.breaker.ejections.load(Ordering::Relaxed);
+        metrics.of_worker(&rank.run.name, &rank.run.load, ejections);
     }
     let mut text = metrics.render();
     // The end marker stays last.

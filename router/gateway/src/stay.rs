@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
 use router_access::{
-    Ask, AuditRecord, Charge, Entry, Estimate, Grant, Permit, RateState, WaitOutcome, admit,
+    Ask, AuditRecord, Charge, Entry, Estimate, Gate, Grant, Permit, RateState, WaitOutcome, admit,
     retry_after_seconds,
 };
 use router_engines::openai::ApiError;
@@ -17,6 +17,7 @@ use router_trace::{KeyValue, Status, names};
 use crate::access::limited;
 use crate::caller::Caller;
 use crate::memory::Footprint;
+use crate::models::Target;
 use crate::relay::Usage;
 use crate::requests::Head;
 use crate::service::{Gateway, retry_after};
@@ -137,9 +138,10 @@ impl Stay {
         }
     }
 
-    /// Whether the model may be asked for.
-    pub(crate) fn allow(&mut self, model: Option<&str>) -> Result<(), ApiError> {
-        let model = model.unwrap_or(self.gateway.model());
+    /// Whether the model may be asked for, by the name that the request uses; without one it is that of the target.
+    pub(crate) fn allow(&mut self, asked: Option<&str>, target: &Target) -> Result<(), ApiError> {
+        let own = target.model.pool.model();
+        let model = asked.unwrap_or(&own);
         self.noted.model = Some(model.to_owned());
         if self.grant.models.allows(model) {
             return Ok(());
@@ -151,6 +153,7 @@ impl Stay {
     /// Charges limits and waits for a place, when the size of the request is known.
     pub(crate) async fn admit(
         &mut self,
+        gate: &Arc<Gate>,
         prompt_tokens: usize,
         answer_max: Option<usize>,
         choices: usize,
@@ -182,7 +185,7 @@ impl Stay {
             cost: tokens,
             deadline: now.saturating_add(self.gateway.config.access.wait_max.as_nanos() as u64),
         };
-        let entry = access.gate.enter(&ask, now);
+        let entry = gate.enter(&ask, now);
         let outcome = match entry {
             Entry::Admitted(permit) => WaitOutcome::Admitted(permit),
             Entry::Waiting(wait) => {

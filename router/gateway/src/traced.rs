@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderValue};
 use router_engines::dialect::host_of;
+use router_fleet::{RankRef, Route};
 use router_trace::{Context, KeyValue, SpanIndex, SpanKind, Status, Trace, Tracer, names};
-
-use crate::routing::Route;
-use crate::worker::Picked;
 
 const TRACEPARENT: &str = "traceparent";
 const TRACESTATE: &str = "tracestate";
@@ -81,13 +79,13 @@ impl Traced {
     /// The choice of workers.
     pub(crate) fn routed(&self, route: &Route) {
         let mut attributes = vec![
-            KeyValue::new(names::KVASIR_DECODE_WORKER, route.decode.live.name.clone()),
+            KeyValue::new(names::KVASIR_DECODE_WORKER, route.decode.run.name.clone()),
             KeyValue::new(names::KVASIR_BLOCKS, i64::from(route.blocks)),
             KeyValue::new(names::KVASIR_OVERLAP_BLOCKS, i64::from(route.overlap_blocks)),
             KeyValue::new(names::KVASIR_PREDICTED_MS, route.predicted.as_secs_f64() * 1e3),
         ];
         if let Some(prefill) = &route.prefill {
-            attributes.push(KeyValue::new(names::KVASIR_PREFILL_WORKER, prefill.live.name.clone()));
+            attributes.push(KeyValue::new(names::KVASIR_PREFILL_WORKER, prefill.run.name.clone()));
         }
         self.lasted(names::span::ROUTE, route.decided_in, attributes);
     }
@@ -120,16 +118,16 @@ impl LegSpan {
     pub(crate) fn open(
         tracing: &Tracing,
         name: &'static str,
-        picked: &Picked,
+        rank: &RankRef,
         headers: &mut HeaderMap,
     ) -> Option<Self> {
         let traced = tracing.as_ref()?;
-        let base = picked.worker.client.base();
+        let base = rank.worker.client.base();
         let host = host_of(base);
-        let port = picked.worker.name.rsplit_once(':').map_or("", |(_, port)| port);
+        let port = rank.worker.name.rsplit_once(':').map_or("", |(_, port)| port);
         let mut attributes = vec![
             KeyValue::new(names::SERVER_ADDRESS, host.to_owned()),
-            KeyValue::new(names::GEN_AI_PROVIDER_NAME, picked.live.description.engine.name()),
+            KeyValue::new(names::GEN_AI_PROVIDER_NAME, rank.run.description.engine.name()),
         ];
         attributes.extend(port.parse::<i64>().ok().map(|port| KeyValue::new(names::SERVER_PORT, port)));
         let span = traced.with(|trace| {

@@ -7,6 +7,7 @@
 
 pub mod legs;
 mod native;
+mod openai;
 mod prometheus;
 mod sglang;
 mod tensorrt_llm;
@@ -32,6 +33,8 @@ pub enum Engine {
     Sglang,
     /// TensorRT-LLM.
     TensorRtLlm,
+    /// A service outside the cluster that speaks OpenAI's API.
+    OpenAi,
 }
 
 impl Engine {
@@ -43,13 +46,14 @@ impl Engine {
             Self::Vllm => "vllm",
             Self::Sglang => "sglang",
             Self::TensorRtLlm => "tensorrt-llm",
+            Self::OpenAi => "openai",
         }
     }
 
     /// By its name in the configuration.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Native, Self::Vllm, Self::Sglang, Self::TensorRtLlm]
+        [Self::Native, Self::Vllm, Self::Sglang, Self::TensorRtLlm, Self::OpenAi]
             .into_iter()
             .find(|engine| engine.name() == name)
     }
@@ -62,6 +66,7 @@ impl Engine {
             Self::Vllm => &vllm::Vllm,
             Self::Sglang => &sglang::Sglang,
             Self::TensorRtLlm => &tensorrt_llm::TensorRtLlm,
+            Self::OpenAi => &openai::OpenAi,
         }
     }
 }
@@ -196,6 +201,8 @@ pub struct Hints {
     pub events: Option<String>,
     /// Replay endpoint of rank 0.
     pub replay: Option<String>,
+    /// Name of the model.
+    pub model: Option<String>,
 }
 
 /// How one make of engine is asked.
@@ -237,6 +244,11 @@ pub trait Dialect: Debug + Send + Sync {
     /// Otherwise its report says nothing that can be predicted, and the prefill worker's own answer counts.
     fn decode_reports_both(&self) -> bool {
         false
+    }
+
+    /// Whether it takes fields that are not OpenAI's: salts of caches, and those that continue a message.
+    fn takes_extensions(&self) -> bool {
+        true
     }
 
     /// How it is asked for the number of tokens of a prompt, if it can be.

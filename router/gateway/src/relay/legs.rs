@@ -20,15 +20,14 @@ use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg
 use router_engines::dialect::{Engine, host_of};
 use router_engines::openai::ApiError;
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
+use router_fleet::{Booking, RankRef, Route};
 use router_trace::names;
 use tokio::task::JoinHandle;
 
 use super::RelayRequest;
 use super::events::Usage;
-use crate::routing::{Booking, Route};
 use crate::service::{Gateway, workers_failed};
 use crate::traced::LegSpan;
-use crate::worker::Picked;
 
 /// First pause of a request that keeps failing.
 pub(crate) const BACKOFF: Duration = Duration::from_millis(5);
@@ -69,7 +68,7 @@ impl Failure {
 
     pub(crate) fn protocol(route: &Route, reason: impl std::fmt::Display) -> Self {
         Self {
-            reason: format!("{}: {reason}", route.decode.live.name),
+            reason: format!("{}: {reason}", route.decode.run.name),
             blames_prefill: false,
             is_workers: true,
             is_connection: false,
@@ -86,10 +85,10 @@ impl Failure {
 
     /// No first token in time, of a request that was sent to the worker at `sent`. A queue is no fault of an engine, and what
     /// waits in it may still be computed there: only a worker that reports no request at all has lost this one.
-    pub(crate) fn late(picked: &Picked, limit: Duration, sent: Instant) -> Self {
-        let is_lost = picked.live.reported.is_idle_since(sent);
+    pub(crate) fn late(rank: &RankRef, limit: Duration, sent: Instant) -> Self {
+        let is_lost = rank.run.reported.is_idle_since(sent);
         Self {
-            reason: format!("{}: no answer within {} ms", picked.live.name, limit.as_millis()),
+            reason: format!("{}: no answer within {} ms", rank.run.name, limit.as_millis()),
             blames_prefill: false,
             is_workers: is_lost,
             is_connection: false,
@@ -99,10 +98,10 @@ impl Failure {
     }
 
     /// The engine says no. What is wrong with the request stays wrong elsewhere.
-    fn refused(picked: &Picked, status: StatusCode, kind: Option<HeaderValue>, body: Bytes) -> Self {
+    fn refused(rank: &RankRef, status: StatusCode, kind: Option<HeaderValue>, body: Bytes) -> Self {
         let busy = is_busy(status);
         Self {
-            reason: format!("{} answered {status}", picked.live.name),
+            reason: format!("{} answered {status}", rank.run.name),
             blames_prefill: false,
             is_workers: status.is_server_error() && !busy,
             is_connection: false,
@@ -112,7 +111,7 @@ impl Failure {
     }
 
     /// Whose failure it is.
-    pub(crate) fn at_fault<'a>(&self, route: &'a Route) -> &'a Picked {
+    pub(crate) fn at_fault<'a>(&self, route: &'a Route) -> &'a RankRef {
         match &route.prefill {
             Some(prefill) if self.blames_prefill => prefill,
             _ => &route.decode,
@@ -120,9 +119,9 @@ impl Failure {
     }
 
     /// The prefill worker died while its blocks were being fetched.
-    pub(crate) fn gone(prefill: &Picked) -> Self {
+    pub(crate) fn gone(prefill: &RankRef) -> Self {
         Self {
-            reason: format!("{}: it is gone, and blocks were to come from it", prefill.live.name),
+            reason: format!("{}: it is gone, and blocks were to come from it", prefill.run.name),
             blames_prefill: true,
             is_workers: true,
             is_connection: true,
@@ -222,10 +221,17 @@ impl Asked {
 fn call(
     request: &RelayRequest,
     body: &RawBody,
-    picked: &Picked,
+    rank: &RankRef,
     name: &'static str,
 ) -> (Call, Option<LegSpan>) {
-    let mut call = Call::json(request.path, body.to_bytes());
+    let mut call = match rank.run.description.engine.dialect().takes_extensions() {
+        true => Call::json(request.path, body.to_bytes()),
+        false => {
+            let mut standard = body.clone();
+            standard.remove("cache_salt");
+            Call::json(request.path, standard.to_bytes())
+        }
+    };
     call.headers.extend(request.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
     let name_of_call = HeaderName::from_static("x-request-id");
     // Both legs of an attempt have one name. An engine may still be busy with giving up the attempt before, and some
@@ -234,17 +240,17 @@ fn call(
         ..=1 => call.with(name_of_call, &request.engine_id),
         more => call.with(name_of_call, &format!("{}-{more}", request.engine_id)),
     };
-    let header = picked.live.description.engine.dialect().rank_header();
-    if let (Some(rank), Some(header)) = (picked.live.rank, header) {
+    let header = rank.run.description.engine.dialect().rank_header();
+    if let (Some(rank), Some(header)) = (rank.run.rank, header) {
         call = call.with(HeaderName::from_static(header), &rank.to_string());
     }
-    let span = LegSpan::open(&request.traced, name, picked, &mut call.headers);
+    let span = LegSpan::open(&request.traced, name, rank, &mut call.headers);
     (call, span)
 }
 
 /// Sends to one worker; its answer's head has a status of success.
 async fn send(
-    picked: &Picked,
+    rank: &RankRef,
     call: &Call,
     span: &mut Option<LegSpan>,
 ) -> Result<HttpResponse<ReplyBody>, Failure> {
@@ -253,7 +259,7 @@ async fn send(
             span.failed(how);
         }
     };
-    let reply = picked.worker.upstream.send(call).await.map_err(|error| {
+    let reply = rank.worker.upstream.send(call).await.map_err(|error| {
         failed("connection");
         Failure::connection(&error)
     })?;
@@ -264,7 +270,7 @@ async fn send(
     failed(if status.is_server_error() { "engine_error" } else { "refused_by_engine" });
     let kind = reply.headers().get(header::CONTENT_TYPE).cloned();
     let body = reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))?;
-    Err(Failure::refused(picked, status, kind, body))
+    Err(Failure::refused(rank, status, kind, body))
 }
 
 /// Asks the workers of a route. `body` is the request's own, or that of its continuation.
@@ -314,11 +320,13 @@ async fn legs(
         return Ok(Asked { reply, promised: None, prefill: None, moving: None, span });
     };
     gateway.metrics.disaggregated.inc();
-    let protocol = gateway.config.protocol.unwrap_or(match prefill.live.description.engine {
+    let protocol = gateway.config.protocol.unwrap_or(match prefill.run.description.engine {
         Engine::Native => Protocol::Native,
         Engine::Vllm => Protocol::Nixl,
         Engine::Sglang => Protocol::Bootstrap,
         Engine::TensorRtLlm => Protocol::TensorRtLlm,
+        // No such worker has a part in a hand-off.
+        Engine::OpenAi => Protocol::Native,
     });
     let mooncake = match protocol {
         Protocol::Mooncake => Some(bootstrap(gateway, prefill).await.map_err(Failure::of_prefill)?),
@@ -326,7 +334,7 @@ async fn legs(
     };
     let pairing = Pairing {
         number: crate::service::fresh_number(),
-        prefill: &prefill.live.description,
+        prefill: &prefill.run.description,
         mooncake: mooncake.as_ref().map(|(address, engine)| (address.as_str(), engine.as_str())),
     };
     let unmade = |error| Failure::protocol(route, error).of_prefill();
@@ -379,7 +387,7 @@ async fn legs(
 }
 
 /// A prefill leg from its request to the end of its answer.
-async fn first_leg(prefill: &Picked, call: &Call, mut span: Option<LegSpan>) -> Result<Bytes, Failure> {
+async fn first_leg(prefill: &RankRef, call: &Call, mut span: Option<LegSpan>) -> Result<Bytes, Failure> {
     let down = prefill.worker.given_up(Instant::now());
     let asked = async {
         let reply = send(prefill, call, &mut span).await?;
@@ -398,7 +406,7 @@ async fn first_leg(prefill: &Picked, call: &Call, mut span: Option<LegSpan>) -> 
             answer
         }
         () = down => Err(Failure {
-            reason: format!("{}: it does not answer", prefill.live.name),
+            reason: format!("{}: it does not answer", prefill.run.name),
             blames_prefill: true,
             is_workers: true,
             is_connection: true,
@@ -409,7 +417,7 @@ async fn first_leg(prefill: &Picked, call: &Call, mut span: Option<LegSpan>) -> 
 }
 
 /// Address of a prefill worker's MooncakeConnector bootstrap server, and the id that its engine has there.
-async fn bootstrap(gateway: &Gateway, prefill: &Picked) -> Result<(String, String), Failure> {
+async fn bootstrap(gateway: &Gateway, prefill: &RankRef) -> Result<(String, String), Failure> {
     let base = prefill.worker.client.base();
     let host = host_of(base);
     let address = gateway.config.mooncake_bootstrap.replace('*', host);
@@ -419,7 +427,7 @@ async fn bootstrap(gateway: &Gateway, prefill: &Picked) -> Result<(String, Strin
         Failure::connection(&UpstreamError { worker: address.clone(), reason: error.to_string() })
     })?;
     let said: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
-    let rank = prefill.live.rank.unwrap_or(0).to_string();
+    let rank = prefill.run.rank.unwrap_or(0).to_string();
     match said[&rank]["engine_id"].as_str() {
         Some(engine) => Ok((address, engine.to_owned())),
         None => Err(Failure {

@@ -25,17 +25,17 @@ use axum::response::Response;
 use router_engines::body::RawBody;
 use router_engines::dialect::Role;
 use router_engines::openai::ApiError;
+use router_fleet::{Booking, RankRef, Route, RouteRequest};
 use router_trace::names;
 
 pub(crate) use self::events::{Usage, data_of, events};
 pub(crate) use self::legs::is_busy;
 use self::legs::{Asked, Failure, ask};
 use self::stream::RelayStream;
-use crate::routing::{Booking, Route, Wanted};
+use crate::models::Target;
 use crate::service::Gateway;
 use crate::stay::Stay;
 use crate::traced::Tracing;
-use crate::worker::Picked;
 
 /// Largest answer that is not streamed.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -70,8 +70,7 @@ pub(crate) struct RelayRequest {
     pub(crate) headers: HeaderMap,
     pub(crate) session: Option<u64>,
     pub(crate) salt: Option<String>,
-    /// The adapter, when the model is one.
-    pub(crate) adapter: Option<String>,
+    pub(crate) target: Target,
     pub(crate) stream: bool,
     /// It has one prompt and one choice, so a prefill worker may compute it.
     pub(crate) can_split: bool,
@@ -87,6 +86,7 @@ impl RelayRequest {
     #[cfg(test)]
     pub(crate) fn empty() -> Self {
         Self {
+            target: Target::for_tests(),
             path: "/",
             surface: Surface::Chat,
             body: RawBody::parse(bytes::Bytes::from_static(b"{}")).expect("an object"),
@@ -98,7 +98,6 @@ impl RelayRequest {
             headers: HeaderMap::new(),
             session: None,
             salt: None,
-            adapter: None,
             stream: false,
             can_split: false,
             hides_usage: false,
@@ -130,38 +129,40 @@ impl Attempts {
     ) -> Result<(Route, Booking), ApiError> {
         let wanted = self.wanted(request, &self.avoid);
         let deadline = self.deadline.unwrap_or_else(|| Instant::now() + gateway.tuning().worker_wait);
-        gateway.wait_until(deadline, &wanted).await
+        let pool = &request.target.model.pool;
+        gateway.wait_for_route(pool, &wanted, request.traced.as_deref(), deadline).await
     }
 
     /// Another worker than the chosen one, if there is one and the budget allows a second attempt.
     fn beside(&self, gateway: &Gateway, request: &RelayRequest, chosen: &str) -> Option<(Route, Booking)> {
         let avoid: Vec<String> = self.avoid.iter().cloned().chain([chosen.to_owned()]).collect();
-        let is_other = |picked: &Picked| {
-            let live = &picked.live;
-            let is_alone = live.role != Role::Prefill && !live.needs_prefill();
-            is_alone && picked.is_ready() && !avoid.contains(&live.name)
+        let is_other = |rank: &RankRef| {
+            let run = &rank.run;
+            let is_alone = run.role != Role::Prefill && !run.needs_prefill();
+            is_alone && rank.is_ready() && !avoid.contains(&run.name)
         };
         // Nothing is decided for an attempt that will not be made.
-        if !gateway.fleet.roster.load().iter().any(is_other) || !gateway.retries.spend() {
+        let pool = &request.target.model.pool;
+        if !pool.roster().iter().any(is_other) || !gateway.retries.spend() {
             return None;
         }
         let wanted = self.wanted(request, &avoid);
-        let routed = gateway.route(&Wanted { without_prefill: true, ..wanted })?;
+        let wanted = RouteRequest { without_prefill: true, ..wanted };
+        let routed = gateway.route(pool, &wanted, request.traced.as_deref())?;
         // Those to be avoided come in again when there is nobody else. A second attempt is no hand-off.
-        let is_fit = routed.0.prefill.is_none() && !avoid.contains(&routed.0.decode.live.name);
+        let is_fit = routed.0.prefill.is_none() && !avoid.contains(&routed.0.decode.run.name);
         is_fit.then_some(routed)
     }
 
-    fn wanted<'a>(&self, request: &'a RelayRequest, avoid: &'a [String]) -> Wanted<'a> {
-        Wanted {
+    fn wanted<'a>(&self, request: &'a RelayRequest, avoid: &'a [String]) -> RouteRequest<'a> {
+        RouteRequest {
             tokens: &request.tokens,
             salt: request.salt.as_deref(),
             session: request.session,
-            adapter: request.adapter.as_deref(),
+            adapter: request.target.adapter.as_deref(),
             without_prefill: self.without_prefill || !request.can_split,
             audited: request.prompt_tokens.is_some(),
             avoid,
-            traced: request.traced.as_deref(),
         }
     }
 
@@ -187,7 +188,7 @@ impl Attempts {
         }
         tracing::warn!(
             request = request.request_id,
-            worker = at_fault.live.name,
+            worker = at_fault.run.name,
             reason = failure.reason,
             "going on elsewhere"
         );
@@ -195,7 +196,7 @@ impl Attempts {
         if let Some(traced) = &request.traced {
             traced.event(names::event::RETRY);
         }
-        self.avoid.push(at_fault.live.name.clone());
+        self.avoid.push(at_fault.run.name.clone());
         self.without_prefill |= failure.blames_prefill;
         // The next worker is not at fault; only a request that keeps failing waits, a little longer each time.
         if self.made > 1 {
@@ -219,11 +220,11 @@ pub(crate) async fn relay(
             Ok(routed) => routed,
             Err(error) => return Err((stay, error)),
         };
-        stay.served_by(&routed.0.decode.live.name);
+        stay.served_by(&routed.0.decode.run.name);
         stay.sent();
         let (route, failure) = match hedged(gateway, &request, &attempts, routed).await {
             Ok((begun, route)) => {
-                stay.served_by(&route.decode.live.name);
+                stay.served_by(&route.decode.run.name);
                 return Ok(match begun {
                     Begun::Stream(stream) => stream.into_response(attempts, stay, &route),
                     Begun::Whole(whole) => whole.into_response(gateway, &request, &mut stay, &route),
@@ -287,7 +288,7 @@ async fn hedged(
     if after.is_zero() || routed.0.prefill.is_some() {
         return attempt(gateway, request, routed).await;
     }
-    let chosen = routed.0.decode.live.name.clone();
+    let chosen = routed.0.decode.run.name.clone();
     let mut first = Box::pin(attempt(gateway, request, routed));
     if let Ok(done) = tokio::time::timeout(after, &mut first).await {
         return done;
@@ -316,7 +317,7 @@ fn blame(route: &Route, failure: &Failure) {
         return;
     }
     if at_fault.worker.breaker.failed(Instant::now()) {
-        tracing::warn!(worker = at_fault.live.name, "too many failures in a row: out for a while");
+        tracing::warn!(worker = at_fault.run.name, "too many failures in a row: out for a while");
     }
     if failure.is_connection {
         at_fault.worker.suspect();

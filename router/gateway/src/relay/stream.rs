@@ -20,17 +20,16 @@ use futures_util::future::BoxFuture;
 use http_body::{Body as HttpBody, Frame};
 use router_engines::openai::ApiError;
 use router_engines::upstream::ReplyBody;
+use router_fleet::{Booking, Route, Worker};
 use tokio::time::Sleep;
 
 use super::events::{Batch, Scanner};
 use super::legs::{Asked, Failure, Owned, Promised, ask};
 use super::resume::{Sent, join, obstacle, read, rest};
 use super::{Attempts, RelayRequest, explain};
-use crate::routing::{Booking, Route};
 use crate::service::Gateway;
 use crate::stay::Stay;
 use crate::traced::LegSpan;
-use crate::worker::Worker;
 
 /// A stream of more bytes than this is not continued elsewhere: what the client has could not be remembered.
 const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -248,14 +247,15 @@ impl RelayStream {
         let first = match moving_from {
             None => leg.first_words().await?,
             Some(prefill) => {
-                let gone = prefill.worker.gone.notified();
+                let gone = prefill.worker.disconnected.notified();
                 tokio::select! {
                     first = leg.first_words() => first?,
                     () = gone => return Err(Failure::gone(prefill)),
                 }
             }
         };
-        let keeps = obstacle(request.surface, &request.body).is_none();
+        let continues = leg.route.decode.run.description.engine.dialect().takes_extensions();
+        let keeps = continues && obstacle(request.surface, &request.body).is_none();
         let mut this = Self {
             gateway: Arc::clone(gateway),
             request: Arc::clone(request),

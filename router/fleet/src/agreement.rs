@@ -1,14 +1,18 @@
-//! Which model the gateway serves.
+//! Which model a pool serves.
 //!
-//! With `gateway.model` it is that one, and a worker without it is left out. Otherwise the workers must agree on a name, and
+//! A configured name is final, and a worker without it is left out. Otherwise the pool's workers must agree on a name, and
 //! the order in which they answer changes nothing: the name is chosen when every worker has said what it serves, or
 //! [`CHOSEN_AFTER`] after the first one has, and it is settled when all have. A worker that disagrees before that leaves the
-//! gateway without a model: it is not ready and refuses requests, with an error that names the models, until the workers agree.
-//! Of a settled fleet, a worker that comes back with another model is left out and the others go on.
+//! pool without a model: requests are refused, with an error that names the models, until the workers agree. Of a settled
+//! pool, a worker that comes with another model is left out and the others go on. A pool whose last worker is removed
+//! chooses anew.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
 
 /// A fleet of which some workers are away is served from then on, after the first worker has said what it serves.
 const CHOSEN_AFTER: Duration = Duration::from_secs(3);
@@ -35,8 +39,10 @@ struct Dispute {
 
 #[derive(Debug)]
 struct Told {
-    /// Each worker in the order of the configuration, with the names under which it serves once it has said them.
+    /// Each worker in the order of the roster, with the names under which it serves once it has said them.
     models: Vec<(String, Option<Vec<String>>)>,
+    /// The name is the operator's.
+    is_configured: bool,
     /// When the first worker said what it serves.
     first: Option<Instant>,
     /// The name is configured, or all workers have agreed on it.
@@ -44,10 +50,10 @@ struct Told {
     dispute: Option<Dispute>,
 }
 
-/// The model of a gateway.
+/// The model of a pool.
 #[derive(Debug)]
 pub(crate) struct ServedModel {
-    name: OnceLock<String>,
+    name: ArcSwapOption<String>,
     /// Whether there is a dispute. Relaxed: a request that misses a change came before it.
     is_disputed: AtomicBool,
     told: Mutex<Told>,
@@ -55,22 +61,46 @@ pub(crate) struct ServedModel {
 
 impl ServedModel {
     /// The configured model, or the one that these workers will agree on.
-    pub(crate) fn new(configured: Option<String>, workers: impl Iterator<Item = String>) -> Self {
+    pub(crate) fn new(configured: Option<String>) -> Self {
         Self {
             told: Mutex::new(Told {
-                models: workers.map(|worker| (worker, None)).collect(),
+                models: Vec::new(),
+                is_configured: configured.is_some(),
                 first: None,
                 is_settled: configured.is_some(),
                 dispute: None,
             }),
             is_disputed: AtomicBool::new(false),
-            name: configured.map_or_else(OnceLock::new, OnceLock::from),
+            name: ArcSwapOption::new(configured.map(Arc::new)),
         }
     }
 
-    /// Its name; empty until it is chosen.
-    pub(crate) fn name(&self) -> &str {
-        self.name.get().map_or("", String::as_str)
+    /// The workers of the pool are these from now on.
+    pub(crate) fn set_workers(&self, workers: impl Iterator<Item = String>) {
+        let mut told = self.lock();
+        let mut before: HashMap<String, Option<Vec<String>>> =
+            std::mem::take(&mut told.models).into_iter().collect();
+        let said_before = |worker: String| {
+            let said = before.remove(&worker).flatten();
+            (worker, said)
+        };
+        told.models = workers.map(said_before).collect();
+        if told.models.is_empty() && !told.is_configured {
+            (told.first, told.is_settled) = (None, false);
+            self.name.store(None);
+        }
+        // A worker that disagreed may be gone.
+        if told.dispute.is_some()
+            && (told.said().next().is_none() || told.agreed(self.name().as_deref()).is_some())
+        {
+            told.dispute = None;
+            self.is_disputed.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Its name; `None` until it is chosen.
+    pub(crate) fn name(&self) -> Option<Arc<String>> {
+        self.name.load_full()
     }
 
     /// Whether requests are refused because the workers serve different models.
@@ -99,9 +129,9 @@ impl ServedModel {
     pub(crate) fn tell(&self, worker: &str, models: &[String], now: Instant) -> Verdict {
         let mut told = self.lock();
         if told.is_settled
-            && let Some(name) = self.name.get()
+            && let Some(name) = self.name()
         {
-            return match models.contains(name) {
+            return match models.contains(&name) {
                 true => Verdict::Serves,
                 false => Verdict::Differs(format!("it serves {models:?}, not {name:?}")),
             };
@@ -110,8 +140,8 @@ impl ServedModel {
             *said = Some(models.to_vec());
         }
         let first = *told.first.get_or_insert(now);
-        let Some(name) = told.agreed(self.name.get()) else {
-            let dispute = told.disputed(self.name.get());
+        let Some(name) = told.agreed(self.name().as_deref()) else {
+            let dispute = told.disputed(self.name().as_deref());
             let problem = dispute.problem();
             if told.dispute.as_ref() != Some(&dispute) {
                 tracing::error!("{problem}");
@@ -126,11 +156,13 @@ impl ServedModel {
         self.is_disputed.store(false, Ordering::Relaxed);
         let is_settled = told.models.iter().all(|(_, said)| said.is_some());
         let is_late = now.saturating_duration_since(first) >= CHOSEN_AFTER;
-        if !is_settled && !is_late && self.name.get().is_none() {
+        if !is_settled && !is_late && self.name().is_none() {
             return Verdict::Waits;
         }
         told.is_settled = is_settled;
-        self.name.get_or_init(|| name);
+        if self.name().is_none() {
+            self.name.store(Some(Arc::new(name)));
+        }
         Verdict::Serves
     }
 
@@ -188,8 +220,14 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    fn fleet(workers: &[&str]) -> ServedModel {
-        ServedModel::new(None, names(workers).into_iter())
+    fn pool(workers: &[&str]) -> ServedModel {
+        let model = ServedModel::new(None);
+        model.set_workers(names(workers).into_iter());
+        model
+    }
+
+    fn name(model: &ServedModel) -> String {
+        model.name().map_or_else(String::new, |name| name.to_string())
     }
 
     #[test]
@@ -197,7 +235,7 @@ mod tests {
         let now = Instant::now();
         let later = now + 2 * CHOSEN_AFTER;
         for (order, second) in [([0, 1], now), ([1, 0], now), ([0, 1], later), ([1, 0], later)] {
-            let model = fleet(&["w0", "w1"]);
+            let model = pool(&["w0", "w1"]);
             let served = [names(&["alpha"]), names(&["beta"])];
             let tell = |which: usize, now| model.tell(["w0", "w1"][which], &served[which], now);
             assert_eq!(tell(order[0], now), Verdict::Waits);
@@ -220,12 +258,12 @@ mod tests {
     #[test]
     fn workers_that_agree_after_all_are_served() {
         let now = Instant::now();
-        let model = fleet(&["w0", "w1"]);
+        let model = pool(&["w0", "w1"]);
         model.tell("w0", &names(&["alpha"]), now);
         model.tell("w1", &names(&["beta"]), now);
         assert!(model.is_disputed());
         assert_eq!(model.tell("w0", &names(&["beta"]), now), Verdict::Serves);
-        assert_eq!((model.name(), model.refusal(), model.problem()), ("beta", None, None));
+        assert_eq!((name(&model).as_str(), model.refusal(), model.problem()), ("beta", None, None));
         // Once it is settled, a worker that comes back with another model is left out.
         assert!(matches!(model.tell("w1", &names(&["alpha"]), now), Verdict::Differs(_)));
         assert!(!model.is_disputed());
@@ -234,13 +272,35 @@ mod tests {
     #[test]
     fn aliases_are_no_dispute_and_a_configured_name_is_final() {
         let now = Instant::now();
-        let model = fleet(&["w0", "w1"]);
+        let model = pool(&["w0", "w1"]);
         assert_eq!(model.tell("w1", &names(&["b", "a"]), now), Verdict::Waits);
         assert_eq!(model.tell("w0", &names(&["a", "b"]), now), Verdict::Serves);
-        assert_eq!(model.name(), "a", "the first in the order of the configuration");
-        let model = ServedModel::new(Some("b".to_owned()), names(&["w0", "w1"]).into_iter());
+        assert_eq!(name(&model), "a", "the first in the order of the roster");
+        let model = ServedModel::new(Some("b".to_owned()));
+        model.set_workers(names(&["w0", "w1"]).into_iter());
         assert_eq!(model.tell("w1", &names(&["b"]), now), Verdict::Serves);
         assert!(matches!(model.tell("w0", &names(&["a"]), now), Verdict::Differs(_)));
         assert!(!model.is_disputed());
+    }
+
+    #[test]
+    fn a_pool_that_was_emptied_chooses_anew_and_a_dispute_ends_with_the_worker_that_made_it() {
+        let now = Instant::now();
+        let model = pool(&["w0"]);
+        assert_eq!(model.tell("w0", &names(&["alpha"]), now), Verdict::Serves);
+        model.set_workers(names(&["w0", "w1"]).into_iter());
+        assert!(matches!(model.tell("w1", &names(&["beta"]), now), Verdict::Differs(_)), "it is settled");
+        model.set_workers(std::iter::empty());
+        assert_eq!(name(&model), "");
+        model.set_workers(names(&["w1"]).into_iter());
+        assert_eq!(model.tell("w1", &names(&["beta"]), now), Verdict::Serves);
+        assert_eq!(name(&model), "beta");
+        let model = pool(&["w0", "w1"]);
+        model.tell("w0", &names(&["alpha"]), now);
+        model.tell("w1", &names(&["beta"]), now);
+        assert!(model.is_disputed());
+        model.set_workers(names(&["w0"]).into_iter());
+        assert!(!model.is_disputed());
+        assert_eq!(model.tell("w0", &names(&["alpha"]), now), Verdict::Serves);
     }
 }

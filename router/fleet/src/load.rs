@@ -16,21 +16,24 @@ const NEW_SHARE: f64 = 1.0 / 16.0;
 
 /// Requests, tokens and blocks of one worker.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) requests: AtomicU32,
+pub struct Counts {
+    /// Requests under way.
+    pub requests: AtomicU32,
     /// Tokens of prompts that are still to be computed.
-    pub(crate) queued_tokens: AtomicU32,
-    pub(crate) decoding_blocks: AtomicU32,
+    pub queued_tokens: AtomicU32,
+    /// Blocks of sequences that are being generated.
+    pub decoding_blocks: AtomicU32,
 }
 
 impl Counts {
     /// As plain numbers: requests, queued tokens, decoding blocks.
-    pub(crate) fn get(&self) -> [u32; 3] {
+    pub fn get(&self) -> [u32; 3] {
         [&self.requests, &self.queued_tokens, &self.decoding_blocks]
             .map(|count| count.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set(&self, counts: [u32; 3]) {
+    /// Replaces all three.
+    pub fn set(&self, counts: [u32; 3]) {
         for (cell, count) in
             [&self.requests, &self.queued_tokens, &self.decoding_blocks].into_iter().zip(counts)
         {
@@ -41,7 +44,7 @@ impl Counts {
 
 /// How fast the fleet is: learned from every worker's first tokens.
 #[derive(Debug)]
-pub(crate) struct Speeds {
+pub struct Speeds {
     learner: Mutex<Learner>,
     /// A copy for decisions.
     speed: [AtomicU64; FEATURES],
@@ -56,7 +59,8 @@ impl Default for Speeds {
 }
 
 impl Speeds {
-    pub(crate) fn get(&self) -> Speed {
+    /// As learned so far.
+    pub fn get(&self) -> Speed {
         Speed::from_array(
             [0, 1, 2, 3, 4].map(|at: usize| f64::from_bits(self.speed[at].load(Ordering::Relaxed))),
         )
@@ -72,24 +76,25 @@ impl Speeds {
     }
 
     /// Mean relative error of the predicted time to the first token.
-    pub(crate) fn prediction_error(&self) -> Option<f64> {
+    pub fn prediction_error(&self) -> Option<f64> {
         self.learner.try_lock().ok().map(|learner| learner.relative_error())
     }
 }
 
 /// What a worker is doing, and what was learned of it.
 #[derive(Debug)]
-pub(crate) struct Load {
+pub struct Load {
     /// What this gateway sent.
-    pub(crate) own: Counts,
+    pub own: Counts,
     /// What other gateways say that they sent.
-    pub(crate) peers: Counts,
+    pub peers: Counts,
     /// How many times as slow as the fleet, as bits.
     factor: AtomicU64,
     observations: AtomicU64,
     /// Seconds to move a block to this worker, as bits.
     transfer_per_block: AtomicU64,
-    pub(crate) audit: Audit,
+    /// What engines reported of cached tokens, beside what was predicted.
+    pub audit: Audit,
 }
 
 impl Default for Load {
@@ -107,26 +112,28 @@ impl Default for Load {
 
 impl Load {
     /// Requests, queued tokens and decoding blocks, from everywhere.
-    pub(crate) fn counts(&self) -> [u32; 3] {
+    pub fn counts(&self) -> [u32; 3] {
         let (own, peers) = (self.own.get(), self.peers.get());
         [0, 1, 2].map(|at| own[at].saturating_add(peers[at]))
     }
 
     /// How many times as slow as the fleet.
-    pub(crate) fn factor(&self) -> f64 {
+    pub fn factor(&self) -> f64 {
         f64::from_bits(self.factor.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn is_cold(&self) -> bool {
+    /// Whether it has served fewer first tokens than its speed can be judged by.
+    pub fn is_cold(&self) -> bool {
         self.observations.load(Ordering::Relaxed) < WARM_AFTER
     }
 
-    pub(crate) fn transfer_per_block(&self) -> f64 {
+    /// Seconds to move a block to it.
+    pub fn transfer_per_block(&self) -> f64 {
         f64::from_bits(self.transfer_per_block.load(Ordering::Relaxed))
     }
 
     /// A first token came so many seconds after a request with these features.
-    pub(crate) fn learn(&self, speeds: &Speeds, features: [f64; FEATURES], seconds: f64) {
+    pub fn learn(&self, speeds: &Speeds, features: [f64; FEATURES], seconds: f64) {
         // A lost race loses one observation.
         let mut factor = Factor::from_parts(self.factor(), self.observations.load(Ordering::Relaxed));
         factor.observe(speeds.get().seconds(features), seconds);
@@ -136,7 +143,7 @@ impl Load {
     }
 
     /// Moving a block to this worker took so long.
-    pub(crate) fn learn_transfer(&self, seconds_per_block: f64) {
+    pub fn learn_transfer(&self, seconds_per_block: f64) {
         let before = self.transfer_per_block();
         // A lost race loses one value.
         self.transfer_per_block
@@ -146,13 +153,17 @@ impl Load {
 
 /// Predicted against reported cached tokens.
 #[derive(Debug, Default)]
-pub(crate) struct Audit {
-    pub(crate) requests: AtomicU64,
-    pub(crate) exact: AtomicU64,
-    pub(crate) predicted_tokens: AtomicU64,
-    pub(crate) reported_tokens: AtomicU64,
+pub struct Audit {
+    /// Requests whose cached tokens were compared.
+    pub requests: AtomicU64,
+    /// Of those, predicted to the token.
+    pub exact: AtomicU64,
+    /// Cached tokens that were predicted.
+    pub predicted_tokens: AtomicU64,
+    /// Cached tokens that the engine reported.
+    pub reported_tokens: AtomicU64,
     /// Times that the worker's blocks were forgotten because of it.
-    pub(crate) resets: AtomicU64,
+    pub resets: AtomicU64,
     /// Running mean of what was promised and not there, in thousandths of the prompt.
     drift: AtomicI64,
     since_reset: AtomicU64,
@@ -165,7 +176,7 @@ const DRIFT_AFTER: u64 = 32;
 
 impl Audit {
     /// Compares one request; true when the index has drifted so far that the worker's part must be made anew.
-    pub(crate) fn compare(&self, prompt: usize, predicted: usize, reported: usize) -> bool {
+    pub fn compare(&self, prompt: usize, predicted: usize, reported: usize) -> bool {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.exact.fetch_add(u64::from(predicted == reported), Ordering::Relaxed);
         self.predicted_tokens.fetch_add(predicted as u64, Ordering::Relaxed);

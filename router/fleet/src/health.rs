@@ -16,11 +16,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use router_engines::client::EngineError;
-use router_engines::dialect::{Description, Engine, detect};
+use router_engines::dialect::{Description, Engine, Hints, detect};
 
-use crate::GatewayConfig;
+use crate::agreement::Verdict;
+use crate::config::FleetConfig;
 use crate::fleet::Fleet;
-use crate::model::Verdict;
+use crate::state::Health;
 use crate::worker::Worker;
 
 /// How long a worker that was never there may refuse connections before that is worth a warning: those of `serve` start
@@ -30,24 +31,6 @@ const STARTS_WITHIN: Duration = Duration::from_secs(15);
 const SAME_ENGINE_FOR: u32 = 20;
 /// A worker that is down is asked this often.
 const QUICK: Duration = Duration::from_millis(100);
-
-/// Whether a worker that describes itself so can be used.
-fn judge(fleet: &Fleet, worker: &Worker, description: &Description) -> Verdict {
-    let verdict = fleet.model.tell(&worker.name, &description.models, Instant::now());
-    if verdict != Verdict::Serves {
-        return verdict;
-    }
-    let roster = fleet.roster.load();
-    let other = roster.iter().find(|other| other.worker.name != worker.name && other.worker.is_up());
-    let expected = other.map_or(description.block_tokens, |other| other.live.description.block_tokens);
-    if description.block_tokens == 0 || description.block_tokens != expected {
-        return Verdict::Differs(format!(
-            "its blocks have {} tokens, those of the others {expected}",
-            description.block_tokens
-        ));
-    }
-    Verdict::Serves
-}
 
 /// What is remembered between two questions.
 #[derive(Default)]
@@ -59,15 +42,15 @@ struct Asked {
 
 impl Asked {
     /// Asks once; an error says why the worker cannot be used.
-    async fn ask(&mut self, worker: &Worker, config: &GatewayConfig) -> Result<Answer, EngineError> {
+    async fn ask(&mut self, worker: &Worker, config: &FleetConfig) -> Result<Answer, EngineError> {
         let client = &worker.client;
-        let engine = match self.engine.or(config.engine) {
+        let engine = match self.engine.or(worker.pool.engine) {
             Some(engine) => engine,
             None => detect(client).await?,
         };
         self.engine = Some(engine);
         let dialect = engine.dialect();
-        let known = worker.lives.load().first().map(|live| live.description.instance);
+        let known = worker.runs.load().first().map(|run| run.description.instance);
         if let Some(before) = known {
             let mut now = dialect.alive(client).await?;
             let in_doubt = worker.take_doubt() || self.was_down;
@@ -84,7 +67,9 @@ impl Asked {
                 return Ok(Answer::Same);
             }
         }
-        Ok(Answer::New(Box::new(dialect.describe(client, &config.hints).await?)))
+        let model = worker.pool.model.name().map(|name| name.to_string());
+        let hints = Hints { model, ..config.hints.clone() };
+        Ok(Answer::New(Box::new(dialect.describe(client, &hints).await?)))
     }
 }
 
@@ -97,7 +82,10 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdi
     let Answer::New(description) = answer else { return Verdict::Serves };
     // One after the other: of two that come at the same instant the second must see the first.
     let _turn = fleet.joining.lock().await;
-    let verdict = judge(fleet, worker, &description);
+    if worker.is_removed() {
+        return Verdict::Waits;
+    }
+    let verdict = worker.pool.judge(worker, &description);
     if verdict == Verdict::Serves {
         fleet.begin(*description, worker).await;
     }
@@ -113,7 +101,7 @@ struct Outcome {
 }
 
 /// Asks once, and waits for the answer for as long as the configuration allows.
-async fn check(asked: &mut Asked, worker: &Worker, config: &GatewayConfig) -> Outcome {
+async fn check(asked: &mut Asked, worker: &Worker, config: &FleetConfig) -> Outcome {
     let question = asked.ask(worker, config);
     tokio::pin!(question);
     let mut misses = 0;
@@ -122,25 +110,43 @@ async fn check(asked: &mut Asked, worker: &Worker, config: &GatewayConfig) -> Ou
             return Outcome { answered: Some(answered), misses };
         }
         misses += 1;
-        worker.set_up(false);
+        worker.update(|condition| {
+            if condition.health == Health::Answers {
+                condition.health = Health::Suspect;
+            }
+        });
+        worker.set_reason(&format!(
+            "its health check takes more than {} ms",
+            config.health_timeout.as_millis()
+        ));
     }
     Outcome { answered: None, misses }
 }
 
-/// Watches a worker until the fleet is gone.
-pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: GatewayConfig) {
+/// Watches a worker until it is removed or the fleet is gone.
+pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
+    let Some(config) = fleet.upgrade().map(|fleet| fleet.config.clone()) else { return };
+    if let Some(known) = fleet.upgrade() {
+        tokio::select! {
+            () = worker.removed() => return,
+            () = known.known.loaded() => {}
+        }
+    }
     let interval = config.health_interval;
     let mut asked = Asked::default();
     let mut failures = 0;
     let began = tokio::time::Instant::now();
     let mut complained = String::new();
     loop {
-        let Outcome { answered, misses } = check(&mut asked, &worker, &config).await;
+        let Outcome { answered, misses } = tokio::select! {
+            () = worker.removed() => return,
+            outcome = check(&mut asked, &worker, &config) => outcome,
+        };
         let Some(fleet) = fleet.upgrade() else { return };
         worker.upstream.sweep();
         let was_refused = matches!(answered, Some(Err(EngineError::Connection { .. })));
         if was_refused {
-            worker.gone.notify_waiters();
+            worker.disconnected.notify_waiters();
         }
         let verdict = match answered {
             None => {
@@ -153,14 +159,19 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: Gatew
             Some(Err(error)) => Verdict::Differs(error.to_string()),
             Some(Ok(answer)) => {
                 worker.answered();
+                // Not given up half-way when the worker is removed: it joins the index here, and leaves it again then.
                 look(&fleet, &worker, answer).await
             }
         };
+        if worker.is_removed() {
+            return;
+        }
         asked.was_down = verdict != Verdict::Serves;
         match verdict {
             Verdict::Serves => {
                 failures = 0;
-                worker.set_up(true);
+                worker.set_health(Health::Answers);
+                worker.set_reason("");
                 let late =
                     format!("its health check took more than {} ms", config.health_timeout.as_millis());
                 match misses {
@@ -172,16 +183,20 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: Gatew
                     }
                 }
             }
-            Verdict::Waits => worker.set_up(false),
+            Verdict::Waits => {
+                worker.set_health(Health::Unknown);
+                worker.set_reason("its pool waits for other workers before it chooses a model");
+            }
             Verdict::Differs(reason) => {
-                worker.set_up(false);
+                worker.set_health(Health::Down);
+                worker.set_reason(&reason);
                 failures += 1;
                 if failures % SAME_ENGINE_FOR == 0 {
                     asked.engine = None;
                 }
                 // Workers that start beside the gateway are not there yet.
                 let is_starting =
-                    was_refused && worker.lives.load().is_empty() && began.elapsed() < STARTS_WITHIN;
+                    was_refused && worker.runs.load().is_empty() && began.elapsed() < STARTS_WITHIN;
                 if is_starting {
                     tracing::debug!(worker = worker.name, reason, "worker is not there yet");
                 } else if complained != reason {
@@ -194,8 +209,9 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>, config: Gatew
         fleet.changed.notify_waiters();
         drop(fleet);
         let quick = interval.min(QUICK);
-        let pause = if worker.is_up() { interval } else { quick };
+        let pause = if worker.answers() { interval } else { quick };
         tokio::select! {
+            () = worker.removed() => return,
             () = tokio::time::sleep(pause) => {}
             // Not at once: a worker that died needs a moment to come back.
             () = worker.suspected.notified() => tokio::time::sleep(quick / 2).await,

@@ -11,7 +11,7 @@ use router_policy::Strategy;
 use serde_json::{Value, json};
 
 /// Decisions that are kept.
-pub(crate) const KEPT: usize = 256;
+const KEPT: usize = 256;
 const WORDS: usize = 8;
 
 /// One decision, as it is noted.
@@ -104,6 +104,11 @@ impl Decision {
     }
 }
 
+fn unix_millis() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
 #[derive(Debug)]
 struct Place {
     /// Twice the decision's number plus two when it is whole; odd while it is written.
@@ -114,7 +119,7 @@ struct Place {
 
 /// The ring.
 #[derive(Debug)]
-pub(crate) struct Decisions {
+pub struct Decisions {
     next: AtomicU64,
     places: Box<[Place]>,
     start: Instant,
@@ -132,7 +137,7 @@ impl Decisions {
             next: AtomicU64::new(0),
             places: (0..KEPT).map(|_| place()).collect(),
             start: Instant::now(),
-            start_unix_ms: crate::service::unix_millis(),
+            start_unix_ms: unix_millis(),
         }
     }
 
@@ -175,7 +180,7 @@ impl Decisions {
     }
 
     /// Those after a number, the newest last.
-    pub(crate) fn to_json(&self, after: Option<u64>, name_of: impl Fn(u64) -> Option<String>) -> Value {
+    pub fn to_json(&self, after: Option<u64>, name_of: impl Fn(u64) -> Option<String>) -> Value {
         let next = self.next.load(Ordering::Relaxed);
         let first = next.saturating_sub(KEPT as u64).max(after.map_or(0, |after| after.saturating_add(1)));
         let name = |identity: u64| name_of(identity).unwrap_or_else(|| "gone".to_owned());

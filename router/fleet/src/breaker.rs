@@ -17,18 +17,19 @@ const OPEN_FOR_MAX: Duration = Duration::from_secs(30);
 /// Takes a worker out after failures in a row, for a time. When the time is over it gets requests again; the first
 /// failure takes it out for longer, the first success puts everything back.
 #[derive(Debug)]
-pub(crate) struct Breaker {
+pub struct Breaker {
     start: Instant,
     failures: AtomicU32,
     openings: AtomicU32,
     /// Milliseconds since `start` until which it is out.
     open_until: AtomicU64,
     /// Times that it was taken out.
-    pub(crate) ejections: AtomicU64,
+    pub ejections: AtomicU64,
 }
 
 impl Breaker {
-    pub(crate) fn new(start: Instant) -> Self {
+    /// A breaker that is closed; `start` is what its times are counted from.
+    pub fn new(start: Instant) -> Self {
         Self {
             start,
             failures: AtomicU32::new(0),
@@ -43,12 +44,13 @@ impl Breaker {
     }
 
     /// Whether the worker is out.
-    pub(crate) fn is_open(&self, now: Instant) -> bool {
+    pub fn is_open(&self, now: Instant) -> bool {
         let until = self.open_until.load(Ordering::Relaxed);
         until > 0 && self.since_start(now) < until
     }
 
-    pub(crate) fn succeeded(&self) {
+    /// A request went well there: the breaker is closed, and what failed before is forgotten.
+    pub fn succeeded(&self) {
         if self.failures.load(Ordering::Relaxed) > 0 {
             self.failures.store(0, Ordering::Relaxed);
             self.openings.store(0, Ordering::Relaxed);
@@ -56,8 +58,13 @@ impl Breaker {
         }
     }
 
+    /// The worker is another process: what failed before says nothing about it.
+    pub(crate) fn reset(&self) {
+        self.succeeded();
+    }
+
     /// A request failed there; true when that takes the worker out.
-    pub(crate) fn failed(&self, now: Instant) -> bool {
+    pub fn failed(&self, now: Instant) -> bool {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         if failures < FAILURES_MAX || self.is_open(now) {
             return false;
@@ -72,7 +79,7 @@ impl Breaker {
 
 /// Each request earns a share of a retry, so that retries cannot multiply an overload.
 #[derive(Debug)]
-pub(crate) struct RetryBudget {
+pub struct RetryBudget {
     /// In hundredths of a retry.
     balance: AtomicI64,
 }
@@ -89,14 +96,15 @@ impl Default for RetryBudget {
 }
 
 impl RetryBudget {
-    pub(crate) fn earn(&self) {
+    /// A request has come: it earns [`EARNED`] hundredths of a retry.
+    pub fn earn(&self) {
         if self.balance.load(Ordering::Relaxed) < SAVED_MAX * 100 {
             self.balance.fetch_add(EARNED, Ordering::Relaxed);
         }
     }
 
     /// Takes a retry; false when there is none left.
-    pub(crate) fn spend(&self) -> bool {
+    pub fn spend(&self) -> bool {
         if self.balance.fetch_sub(100, Ordering::Relaxed) >= 100 {
             return true;
         }

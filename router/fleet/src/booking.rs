@@ -1,0 +1,196 @@
+//! What a request is expected to cost its workers, from the decision until it is over; and what an engine's report says of
+//! the prediction.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use router_engines::dialect::Dialect;
+use router_policy::FEATURES;
+
+use crate::route::{Route, RouteRequest};
+use crate::worker::RankRef;
+
+/// A leg of a request; without a hand-off there is the decode leg alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leg {
+    Prefill,
+    Decode,
+}
+
+/// The cached tokens that an engine should report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Expected {
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    /// The leg whose answer tells them.
+    told_by: Leg,
+    /// The leg whose worker holds them, by the index.
+    held_by: Leg,
+}
+
+impl Expected {
+    /// `found` is what the worker that computes the prompt should find in its cache, `held` what the decode worker holds,
+    /// both in tokens. `None` when there is nothing to compare.
+    pub(crate) fn new(route: &Route, wanted: &RouteRequest<'_>, found: usize, held: usize) -> Option<Self> {
+        if !wanted.audited {
+            return None;
+        }
+        let prompt_tokens = wanted.tokens.len();
+        match &route.prefill {
+            None => {
+                let leg = Leg::Decode;
+                Some(Self { prompt_tokens, cached_tokens: found, told_by: leg, held_by: leg })
+            }
+            // Several prompts or choices, or a prefill that failed before: the counts add up in ways of the engine's own.
+            Some(_) if wanted.without_prefill => None,
+            Some(prefill) => {
+                let dialect = prefill.run.description.engine.dialect();
+                Some(Self::of_handoff(dialect, prompt_tokens, found, held))
+            }
+        }
+    }
+
+    fn of_handoff(dialect: &dyn Dialect, prompt_tokens: usize, found: usize, held: usize) -> Self {
+        if !dialect.decode_reports_both() {
+            let leg = Leg::Prefill;
+            return Self { prompt_tokens, cached_tokens: found, told_by: leg, held_by: leg };
+        }
+        let held_by = if held > found { Leg::Decode } else { Leg::Prefill };
+        Self { prompt_tokens, cached_tokens: found.max(held), told_by: Leg::Decode, held_by }
+    }
+}
+
+/// Counts a request against its workers until it is dropped.
+pub struct Booking {
+    /// The worker that generates.
+    pub decode: RankRef,
+    /// Who computes the prompt, if not the decode worker.
+    prefill: Option<RankRef>,
+    decoding_blocks: u32,
+    queued_tokens: u32,
+    features: [f64; FEATURES],
+    predicted_seconds: f64,
+    moved_blocks: u32,
+    started: Instant,
+    is_prefilling: bool,
+    /// Compared once.
+    expected: Option<Expected>,
+}
+
+impl Booking {
+    pub(crate) fn new(route: &Route, features: [f64; FEATURES], expected: Option<Expected>) -> Self {
+        let this = Self {
+            decode: route.decode.clone(),
+            prefill: route.prefill.clone(),
+            decoding_blocks: route.blocks,
+            queued_tokens: route.uncached_tokens as u32,
+            features,
+            predicted_seconds: route.predicted.as_secs_f64(),
+            moved_blocks: route.moved_blocks,
+            started: Instant::now(),
+            is_prefilling: true,
+            expected,
+        };
+        let decode = &this.decode.run.load.own;
+        decode.requests.fetch_add(1, Ordering::Relaxed);
+        decode.decoding_blocks.fetch_add(this.decoding_blocks, Ordering::Relaxed);
+        this.computing().run.load.own.queued_tokens.fetch_add(this.queued_tokens, Ordering::Relaxed);
+        if let Some(prefill) = &this.prefill {
+            prefill.run.load.own.requests.fetch_add(1, Ordering::Relaxed);
+        }
+        this.decode.run.changed();
+        this
+    }
+
+    fn computing(&self) -> &RankRef {
+        self.prefill.as_ref().unwrap_or(&self.decode)
+    }
+
+    /// The decode worker says how many of the prompt's tokens were cached.
+    pub fn cached_tokens(&mut self, reported: usize) {
+        self.compare(Leg::Decode, reported);
+    }
+
+    /// The prefill worker says how many of the prompt's tokens it had.
+    pub fn prefill_cached_tokens(&mut self, reported: usize) {
+        self.compare(Leg::Prefill, reported);
+    }
+
+    fn compare(&mut self, told_by: Leg, reported: usize) {
+        let Some(expected) = self.expected.take_if(|expected| expected.told_by == told_by) else { return };
+        let holder = match expected.held_by {
+            Leg::Prefill => self.computing(),
+            Leg::Decode => &self.decode,
+        };
+        let (run, audit) = (&holder.run, &holder.run.load.audit);
+        if audit.compare(expected.prompt_tokens, expected.cached_tokens, reported) && run.has_feed {
+            audit.resets.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                worker = holder.worker.name,
+                "the index promised what is not there; starting over"
+            );
+            run.distrust.notify_one();
+        }
+    }
+
+    /// The first token is here: the prompt is no longer queued, and the worker's speed is known better.
+    pub fn first_token(&mut self) {
+        if !std::mem::replace(&mut self.is_prefilling, false) {
+            return;
+        }
+        let run = &self.computing().run;
+        let computing = &run.load;
+        computing.own.queued_tokens.fetch_sub(self.queued_tokens, Ordering::Relaxed);
+        let seconds = self.started.elapsed().as_secs_f64();
+        let transfer = self.decode.run.load.transfer_per_block() * f64::from(self.moved_blocks);
+        if self.moved_blocks > 0 {
+            // What the computing does not explain was the moving.
+            let without = self.predicted_seconds - transfer;
+            self.decode.run.load.learn_transfer((seconds - without).max(0.0) / f64::from(self.moved_blocks));
+        }
+        computing.learn(
+            &self.decode.worker.pool.speeds,
+            self.features,
+            (seconds - transfer).max(seconds * 0.1),
+        );
+        self.decode.run.changed();
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        if self.is_prefilling {
+            self.computing().run.load.own.queued_tokens.fetch_sub(self.queued_tokens, Ordering::Relaxed);
+        }
+        let decode = &self.decode.run.load.own;
+        decode.requests.fetch_sub(1, Ordering::Relaxed);
+        decode.decoding_blocks.fetch_sub(self.decoding_blocks, Ordering::Relaxed);
+        if let Some(prefill) = &self.prefill {
+            prefill.run.load.own.requests.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.decode.run.changed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use router_engines::dialect::Engine;
+
+    use super::*;
+
+    #[test]
+    fn a_hand_off_is_compared_where_its_count_is_defined() {
+        let expected = |engine: Engine, found, held| {
+            let expected = Expected::of_handoff(engine.dialect(), 100, found, held);
+            (expected.cached_tokens, expected.told_by, expected.held_by)
+        };
+        // SGLang's decode worker reports the larger of both counts.
+        assert_eq!(expected(Engine::Sglang, 64, 0), (64, Leg::Decode, Leg::Prefill));
+        assert_eq!(expected(Engine::Sglang, 64, 64), (64, Leg::Decode, Leg::Prefill));
+        assert_eq!(expected(Engine::Sglang, 64, 80), (80, Leg::Decode, Leg::Decode));
+        // The others' prefill workers answer for themselves.
+        for engine in [Engine::Native, Engine::Vllm, Engine::TensorRtLlm] {
+            assert_eq!(expected(engine, 64, 80), (64, Leg::Prefill, Leg::Prefill));
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! The fleet: it makes itself equal to the roster that is wanted.
+//!
+//! Sources of workers are the configuration ([`Fleet::configure`]) and administrators ([`Fleet::add`], [`Fleet::drain`],
+//! [`Fleet::serve_again`], [`Fleet::remove`]), whose wishes are also heard from peers. Each change makes a [`FleetSpec`] with
+//! the next version, and [`Fleet::apply`] compares it with the workers that are there: a worker whose description is the same
+//! goes on, with its runs, its place in the index and what was learned of it; any other is a new one. A worker that leaves is
+//! out of every decision when `apply` returns; its requests go on until they end or break. Its blocks leave the index, and
+//! with that every snapshot, in a task that `apply` starts.
+//!
+//! Locks: `roster` orders changes and is taken by no request; `joining` orders places in the index.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::{ArcSwap, Guard};
+use router_events::listen::{ListenCounters, Listeners};
+use router_events::tracker::TrackerCounters;
+use router_radix::{Index, IndexConfig};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use crate::booking::Booking;
+use crate::changes::{Added, Changes, Wish};
+use crate::config::FleetConfig;
+use crate::decisions::Decisions;
+use crate::health::watch;
+use crate::peers::{Peers, tell};
+use crate::pool::Pool;
+use crate::report::report;
+use crate::route::{Chooser, Route, RouteRequest};
+use crate::snapshots::{self, SnapshotCache};
+use crate::spec::{FleetSpec, SpecError, WorkerSpec, name_of};
+use crate::worker::{RankRef, Worker, WorkerRun};
+
+/// How often blocks of workers that left are swept out of the index, and peers that fell silent are forgotten.
+const SWEEP_EVERY: Duration = Duration::from_millis(100);
+
+/// Workers by name.
+pub type Workers = BTreeMap<String, Arc<Worker>>;
+
+/// What the sources of workers say.
+#[derive(Debug, Default)]
+struct Roster {
+    configured: Vec<WorkerSpec>,
+    changes: Changes,
+    /// The state in force.
+    spec: Arc<FleetSpec>,
+}
+
+/// How many workers a change added, replaced and removed, and how many it left but for the wish to drain them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// New names.
+    pub added: usize,
+    /// Other workers under names that were there.
+    pub replaced: usize,
+    /// Names that are gone.
+    pub removed: usize,
+    /// Workers that begin to drain, or to serve again.
+    pub drained: usize,
+}
+
+/// All workers and the index over what they hold.
+#[derive(Debug)]
+pub struct Fleet {
+    pub(crate) config: FleetConfig,
+    pools: Vec<Arc<Pool>>,
+    workers: ArcSwap<Workers>,
+    roster: Mutex<Roster>,
+    /// What is known of where blocks are.
+    pub index: Arc<Index>,
+    /// What other gateways sent.
+    pub(crate) peers: Peers,
+    chooser: Chooser,
+    /// Ports to which engines connect with their KV events.
+    pub(crate) listeners: Arc<Listeners>,
+    /// This gateway among its peers.
+    pub(crate) gateway: u64,
+    pub(crate) loads_changed: Option<Arc<Notify>>,
+    /// Notified when a worker becomes ready, changes or leaves.
+    pub changed: Notify,
+    /// What a snapshot said of workers that have not come yet.
+    pub(crate) known: SnapshotCache,
+    /// Held while a snapshot is being made.
+    pub(crate) saving: Mutex<()>,
+    /// Held while a worker that has come is looked at, or one that left gives its places back.
+    pub(crate) joining: tokio::sync::Mutex<()>,
+    /// What was counted of the events of runs that have ended.
+    pub(crate) ended: Mutex<TrackerCounters>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Fleet {
+    /// A fleet without workers, to be told of them by [`Self::configure`]. `gateway` tells this gateway from its peers.
+    #[must_use]
+    pub fn start(config: FleetConfig, gateway: u64) -> Arc<Self> {
+        let index = IndexConfig { memory_max: config.index_memory_max, ..IndexConfig::default() };
+        let fleet = Arc::new(Self {
+            pools: config.pools.iter().map(Pool::new).collect(),
+            workers: ArcSwap::default(),
+            roster: Mutex::default(),
+            index: Arc::new(Index::new(index)),
+            peers: Peers::default(),
+            chooser: Chooser::default(),
+            listeners: Arc::default(),
+            gateway,
+            loads_changed: (!config.peers.is_empty()).then(Arc::default),
+            changed: Notify::new(),
+            known: SnapshotCache::default(),
+            saving: Mutex::new(()),
+            joining: tokio::sync::Mutex::new(()),
+            ended: Mutex::default(),
+            tasks: Mutex::new(Vec::new()),
+            config,
+        });
+        let begin = begin(Arc::downgrade(&fleet));
+        fleet.adopt([tokio::spawn(begin), tokio::spawn(sweep(Arc::downgrade(&fleet)))]);
+        fleet
+    }
+
+    /// Ends these tasks with the fleet.
+    pub fn adopt(&self, tasks: impl IntoIterator<Item = JoinHandle<()>>) {
+        let mut all = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|task| !task.is_finished());
+        all.extend(tasks);
+    }
+
+    /// Its pools; the first is that of workers that name none, if there is such a pool.
+    #[must_use]
+    pub fn pools(&self) -> &[Arc<Pool>] {
+        &self.pools
+    }
+
+    /// Its workers by name. Not to be held for long.
+    pub fn workers(&self) -> Guard<Arc<Workers>> {
+        self.workers.load()
+    }
+
+    /// Every rank of every pool that has described itself.
+    #[must_use]
+    pub fn ranks(&self) -> Vec<RankRef> {
+        self.pools.iter().flat_map(|pool| pool.roster().iter().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// Workers that can take requests now.
+    #[must_use]
+    pub fn ready_count(&self) -> usize {
+        let workers = self.workers();
+        workers.values().filter(|worker| worker.state() == crate::WorkerState::Ready).count()
+    }
+
+    /// The roster that is in force.
+    #[must_use]
+    pub fn spec(&self) -> Arc<FleetSpec> {
+        Arc::clone(&self.lock().spec)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Roster> {
+        // A change is checked before anything is replaced, and replaced as a whole.
+        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The configuration names these workers from now on; what administrators changed stays changed. To be called within
+    /// a Tokio runtime, as every other change.
+    pub fn configure(self: &Arc<Self>, workers: Vec<WorkerSpec>) -> Result<Applied, SpecError> {
+        self.change(|roster| {
+            roster.configured = workers;
+            Ok(())
+        })
+    }
+
+    /// An administrator adds a worker, or describes one anew that was added.
+    pub fn add(self: &Arc<Self>, added: Added) -> Result<Applied, SpecError> {
+        if self.pool(&added.pool).is_none() {
+            return Err(SpecError::UnknownPool { worker: name_of(&added.url), pool: added.pool });
+        }
+        self.wish(|roster| roster.changes.add(added))
+    }
+
+    /// An administrator wants no new requests at a worker.
+    pub fn drain(self: &Arc<Self>, name: &str) -> Result<Applied, SpecError> {
+        self.wish_for(name, Wish::Drain)
+    }
+
+    /// The opposite of [`Self::drain`].
+    pub fn serve_again(self: &Arc<Self>, name: &str) -> Result<Applied, SpecError> {
+        self.wish_for(name, Wish::Serve)
+    }
+
+    /// An administrator removes a worker, also if the configuration names it.
+    pub fn remove(self: &Arc<Self>, name: &str) -> Result<Applied, SpecError> {
+        self.wish_for(name, Wish::Remove)
+    }
+
+    fn wish_for(self: &Arc<Self>, name: &str, wish: Wish) -> Result<Applied, SpecError> {
+        self.wish(|roster| {
+            if !roster.spec.workers.iter().any(|worker| worker.name() == name) {
+                return Err(SpecError::UnknownWorker(name.to_owned()));
+            }
+            roster.changes.wish(name, wish);
+            Ok(())
+        })
+    }
+
+    fn wish(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut Roster) -> Result<(), SpecError>,
+    ) -> Result<Applied, SpecError> {
+        let applied = self.change(change)?;
+        self.tell_peers();
+        Ok(applied)
+    }
+
+    fn tell_peers(&self) {
+        if let Some(changed) = &self.loads_changed {
+            changed.notify_one();
+        }
+    }
+
+    /// What administrators changed, for peers.
+    pub(crate) fn changes(&self) -> Changes {
+        self.lock().changes.clone()
+    }
+
+    /// Takes over what administrators changed at a peer.
+    pub(crate) fn hear(self: &Arc<Self>, told: Changes) -> Result<(), SpecError> {
+        let is_news = self.changes().merge(told.clone())?;
+        if !is_news {
+            return Ok(());
+        }
+        self.change(|roster| roster.changes.merge(told).map(drop))?;
+        tracing::info!("a peer has told of changes to the roster");
+        // Gateways that this one knows may not know the one that told it.
+        self.tell_peers();
+        Ok(())
+    }
+
+    /// Changes what a source says; an error changes nothing.
+    fn change(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut Roster) -> Result<(), SpecError>,
+    ) -> Result<Applied, SpecError> {
+        let mut roster = self.lock();
+        let (configured, changes) = (roster.configured.clone(), roster.changes.clone());
+        let made = change(&mut roster).and_then(|()| {
+            let workers =
+                roster.changes.over(&roster.configured, &self.config.keys, |pool| self.pool(pool).is_some());
+            let version = roster.spec.version + 1;
+            self.apply_locked(&mut roster, FleetSpec { version, workers })
+        });
+        if made.is_err() {
+            (roster.configured, roster.changes) = (configured, changes);
+        }
+        made
+    }
+
+    /// Makes the fleet equal to a state that is newer than the one in force. An error changes nothing.
+    pub fn apply(self: &Arc<Self>, spec: FleetSpec) -> Result<Applied, SpecError> {
+        let mut roster = self.lock();
+        let workers = spec.workers.clone();
+        let applied = self.apply_locked(&mut roster, spec)?;
+        // It is the full state: nothing that was said before counts any more.
+        (roster.configured, roster.changes) = (workers, Changes::default());
+        Ok(applied)
+    }
+
+    fn apply_locked(
+        self: &Arc<Self>,
+        roster: &mut MutexGuard<'_, Roster>,
+        spec: FleetSpec,
+    ) -> Result<Applied, SpecError> {
+        if spec.version <= roster.spec.version {
+            return Err(SpecError::Stale { given: spec.version, current: roster.spec.version });
+        }
+        spec.check(|name| self.pool(name).is_some())?;
+        let before = self.workers.load_full();
+        let mut applied = Applied::default();
+        let mut workers = Workers::new();
+        let (mut joined, mut left) = (Vec::new(), Vec::new());
+        for wanted in &spec.workers {
+            let name = wanted.name();
+            let there = before.get(&name).filter(|worker| worker.spec.is_same_worker(wanted));
+            let worker = match (there, self.pool(&wanted.pool)) {
+                (Some(worker), _) => {
+                    if worker.is_draining() != wanted.is_draining {
+                        applied.drained += 1;
+                        worker.update(|condition| condition.is_draining = wanted.is_draining);
+                        tracing::info!(
+                            worker = name,
+                            draining = wanted.is_draining,
+                            "worker is to drain, or to serve again"
+                        );
+                    }
+                    Arc::clone(worker)
+                }
+                (None, Some(pool)) => {
+                    let worker = Worker::new(wanted, pool, self.config.tls.as_ref());
+                    joined.push(Arc::clone(&worker));
+                    worker
+                }
+                (None, None) => continue,
+            };
+            workers.insert(name, worker);
+        }
+        for (name, worker) in before.iter() {
+            match workers.get(name) {
+                Some(now) if Arc::ptr_eq(now, worker) => {}
+                Some(_) => {
+                    applied.replaced += 1;
+                    left.push(Arc::clone(worker));
+                }
+                None => {
+                    applied.removed += 1;
+                    left.push(Arc::clone(worker));
+                }
+            }
+        }
+        applied.added = joined.len() - applied.replaced;
+        roster.spec = Arc::new(spec);
+        self.workers.store(Arc::new(workers));
+        if applied != Applied::default() {
+            let Applied { added, replaced, removed, drained } = applied;
+            let (version, workers) = (roster.spec.version, roster.spec.workers.len());
+            tracing::info!(version, workers, added, replaced, removed, drained, "the roster has changed");
+        }
+        if !joined.is_empty() || !left.is_empty() {
+            self.workers_changed(&roster.spec, &left);
+        }
+        self.watch(joined);
+        if !left.is_empty() {
+            let fleet = Arc::clone(self);
+            self.adopt([tokio::spawn(async move { fleet.retire(&left).await })]);
+        }
+        self.changed.notify_waiters();
+        Ok(applied)
+    }
+
+    fn workers_changed(&self, spec: &FleetSpec, left: &[Arc<Worker>]) {
+        left.iter().for_each(|worker| worker.remove());
+        for pool in &self.pools {
+            let own = spec.workers.iter().filter(|worker| worker.pool == pool.name);
+            pool.model.set_workers(own.map(WorkerSpec::name));
+            self.remake_roster(pool);
+        }
+    }
+
+    fn watch(self: &Arc<Self>, workers: Vec<Arc<Worker>>) {
+        for worker in workers {
+            let weak = Arc::downgrade(self);
+            // Both end when the worker is removed; there may be many over the time of a fleet, so their handles are not kept.
+            tokio::spawn(watch(weak.clone(), Arc::clone(&worker)));
+            tokio::spawn(report(weak, worker));
+        }
+    }
+
+    /// The pool of this name.
+    #[must_use]
+    pub fn pool(&self, name: &str) -> Option<&Arc<Pool>> {
+        self.pools.iter().find(|pool| pool.name == name)
+    }
+
+    /// Puts together what decisions see of a pool: a worker has begun another run, or the roster has changed.
+    pub(crate) fn remake_roster(&self, pool: &Arc<Pool>) {
+        let of = |worker: &Arc<Worker>| {
+            let runs = worker.runs.load_full();
+            let of = |run: &Arc<WorkerRun>| RankRef { worker: Arc::clone(worker), run: Arc::clone(run) };
+            runs.iter().map(of).collect::<Vec<_>>()
+        };
+        let spec_workers = self.workers.load();
+        let own = spec_workers.values().filter(|worker| Arc::ptr_eq(&worker.pool, pool));
+        pool.set_roster(own.flat_map(of).collect());
+        // A fresh run knows nothing yet of what peers sent to the worker.
+        self.peers.add_up(self);
+    }
+
+    /// Chooses who gets a request, and books it there; `None` when no worker of the pool can take it now. Hot path: see
+    /// `route`.
+    #[must_use]
+    pub fn route(&self, pool: &Pool, request: &RouteRequest<'_>) -> Option<(Route, Booking)> {
+        self.chooser.route(&self.index, pool, request)
+    }
+
+    /// What a decision would be made of, without making it: every worker with what it holds and what it would cost.
+    #[must_use]
+    pub fn explain(&self, pool: &Pool, request: &RouteRequest<'_>) -> serde_json::Value {
+        self.chooser.explain(&self.index, pool, request)
+    }
+
+    /// The last decisions.
+    #[must_use]
+    pub fn decisions(&self) -> &Decisions {
+        &self.chooser.decisions
+    }
+
+    /// Writes a snapshot of the index, for the next start.
+    pub fn write_snapshot(&self, file: &std::path::Path) -> std::io::Result<()> {
+        snapshots::write(self, file)
+    }
+
+    /// The state of all workers whose events are followed, as bytes, for a gateway that starts. Blocking.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        snapshots::save(self)
+    }
+
+    /// Whether there are other gateways in front of the same workers.
+    #[must_use]
+    pub fn has_peers(&self) -> bool {
+        !self.config.peers.is_empty()
+    }
+
+    /// Takes a message of a peer; an error says what is wrong with it.
+    pub fn receive_loads(self: &Arc<Self>, message: &[u8]) -> Result<String, String> {
+        crate::peers::receive(self, message, Instant::now())
+    }
+
+    /// Sum over the events of all workers, those that left included.
+    #[must_use]
+    pub fn tracker_counters(&self) -> TrackerCounters {
+        let mut sum = *self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        for rank in self.ranks() {
+            sum += rank.run.follower.lock().unwrap_or_else(PoisonError::into_inner).tracker().counters;
+        }
+        sum
+    }
+
+    /// What came at ports to which engines connect with their events.
+    #[must_use]
+    pub fn listener_counters(&self) -> ListenCounters {
+        self.listeners.counters()
+    }
+}
+
+/// Takes over what is known, then saves it every now and then and tells the peers.
+async fn begin(fleet: std::sync::Weak<Fleet>) {
+    let Some(config) = fleet.upgrade().map(|fleet| fleet.config.clone()) else { return };
+    let known = snapshots::load(&config).await;
+    let Some(fleet) = fleet.upgrade() else { return };
+    // Watchers wait for this: what a worker says goes on from what is known.
+    fleet.known.set(known);
+    let weak = || Arc::downgrade(&fleet);
+    if let Some(changed) = &fleet.loads_changed {
+        // A notification wakes one waiter: each peer has its own, notified in turn.
+        let told: Vec<Arc<Notify>> = config.peers.iter().map(|_| Arc::default()).collect();
+        let tellers = config.peers.iter().zip(&told);
+        let tellers = tellers.map(|(peer, changed)| tell(weak(), peer.clone(), Arc::clone(changed)));
+        fleet.adopt(tellers.map(tokio::spawn));
+        let changed = Arc::clone(changed);
+        fleet.adopt([tokio::spawn(async move {
+            loop {
+                changed.notified().await;
+                told.iter().for_each(|peer| peer.notify_one());
+            }
+        })]);
+    }
+    if let Some(file) = config.snapshot_file {
+        fleet.adopt([tokio::spawn(snapshots::keep(weak(), file, config.snapshot_interval))]);
+    }
+}
+
+/// Housekeeping while nothing changes.
+async fn sweep(fleet: std::sync::Weak<Fleet>) {
+    loop {
+        tokio::time::sleep(SWEEP_EVERY).await;
+        let Some(fleet) = fleet.upgrade() else { return };
+        while fleet.index.write().sweep() {
+            tokio::task::yield_now().await;
+        }
+        fleet.peers.expire(&fleet, Instant::now());
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(JoinHandle::abort);
+        self.workers.load().values().for_each(|worker| worker.remove());
+        // Workers know their pool, and its roster them.
+        self.pools.iter().for_each(|pool| pool.set_roster(Vec::new()));
+    }
+}

@@ -1,0 +1,239 @@
+//! A worker begins a run, and ends it: places in the index, subscriptions to KV events, and what is taken over from a
+//! snapshot.
+//!
+//! A worker that has (re)started gets, for each of its ranks, a fresh place in the index and a fresh subscription to its KV
+//! events; `health` says when. A worker that publishes nothing, or whose tokens the gateway cannot make itself, is taken to
+//! hold what was routed to it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use router_engines::dialect::{Description, Engine, POLLED, Role, authority_of};
+use router_events::approximate::Approximate;
+use router_events::follower::Follower;
+use router_events::listen::Publisher;
+use router_events::snapshot::restore;
+use router_events::subscribe::{Feed, Followed, follow};
+use router_events::tracker::Tracker;
+use router_radix::Member;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use crate::capacity::Capacity;
+use crate::fleet::Fleet;
+use crate::load::Load;
+use crate::poll::poll;
+use crate::routed::{Routed, keep};
+use crate::worker::{Reported, Worker, WorkerRun, identity};
+
+/// Blocks of an engine that does not say how many it has.
+const BLOCKS_ASSUMED: usize = 16_384;
+/// A subscription gets no more than this time to begin.
+const WARM_UP_MAX: Duration = Duration::from_secs(2);
+/// One with a replay gets this time to tell about its past: a replay is given up a little earlier.
+const REPLAY_MAX: Duration = Duration::from_secs(7);
+
+impl Fleet {
+    /// A worker has begun another run: its old places in the index are given back, and each rank gets a new one.
+    /// The caller holds `joining`.
+    pub(crate) async fn begin(self: &Arc<Self>, description: Description, worker: &Arc<Worker>) {
+        self.end_runs(worker).await;
+        if worker.is_removed() {
+            return;
+        }
+        // What failed was another process.
+        worker.breaker.reset();
+        let description = Arc::new(description);
+        let mut runs = Vec::new();
+        for rank in 0..description.feeds.len().max(1) as u16 {
+            let member = self.index.write().join();
+            let Some(member) = member else {
+                let limit = router_radix::MEMBERS_MAX;
+                tracing::error!(worker = worker.name, limit, "too many workers for the index");
+                break;
+            };
+            runs.push(Arc::new(self.start_run(&description, rank, member, worker).await));
+        }
+        tracing::info!(
+            worker = worker.name,
+            engine = description.engine.name(),
+            version = description.version,
+            ranks = runs.len(),
+            "worker joined"
+        );
+        worker.runs.store(Arc::new(runs));
+        worker.runs_changed();
+        self.remake_roster(&worker.pool);
+    }
+
+    /// Gives back what a worker's runs have: they are out of every decision, and their blocks out of the index. The caller
+    /// holds `joining`.
+    async fn end_runs(&self, worker: &Arc<Worker>) {
+        let before = worker.runs.swap(Arc::default());
+        if before.is_empty() {
+            return;
+        }
+        worker.runs_changed();
+        self.remake_roster(&worker.pool);
+        for run in before.iter() {
+            if let Some(task) = run.take_writing() {
+                task.abort();
+                // Only when it has ended can it no longer write to the place that is given back here.
+                let _aborted = task.await;
+            }
+            let counted = run.follower.lock().unwrap_or_else(PoisonError::into_inner).tracker().counters;
+            *self.ended.lock().unwrap_or_else(PoisonError::into_inner) += counted;
+            self.index.write().leave(run.member);
+        }
+    }
+
+    /// Forgets workers that are no longer in the roster.
+    pub(crate) async fn retire(&self, left: &[Arc<Worker>]) {
+        for worker in left {
+            let _turn = self.joining.lock().await;
+            self.end_runs(worker).await;
+        }
+        let workers = self.workers();
+        let gone = left.iter().map(|worker| worker.name.as_str());
+        let gone: Vec<&str> = gone.filter(|name| !workers.contains_key(*name)).collect();
+        self.known.forget(&gone);
+    }
+
+    async fn start_run(
+        self: &Arc<Self>,
+        description: &Arc<Description>,
+        rank: u16,
+        member: Member,
+        worker: &Arc<Worker>,
+    ) -> WorkerRun {
+        let has_ranks = description.feeds.len() > 1;
+        let name = if has_ranks { format!("{}@{rank}", worker.name) } else { worker.name.clone() };
+        let means_something = worker.pool.has_tokenizer || description.engine == Engine::Native;
+        let feed = description.feeds.get(rank as usize).cloned().flatten().filter(|_| means_something);
+        let feed = feed.map(|feed| Feed {
+            events: feed.events,
+            replay: feed.replay,
+            bind: feed.bind,
+            publisher: Publisher {
+                name: name.clone(),
+                address: authority_of(worker.client.base()).to_owned(),
+                topic: feed.topic,
+            },
+        });
+        let mut follower = Follower::new(Tracker::new(member, description.block_tokens));
+        let known = self.known.take(&name);
+        let is_same = |instance| description.instance == Some(instance);
+        if let Some(state) = known.filter(|state| is_same(state.instance) && feed.is_some()) {
+            let (index, name) = (Arc::clone(&self.index), name.clone());
+            // A large worker's blocks take a while, and this thread has other work.
+            let restored = tokio::task::spawn_blocking(move || {
+                let fits = restore(&state, &mut follower, &mut index.write());
+                let blocks = state.held.len();
+                tracing::info!(worker = name, blocks, fits, "worker known from a snapshot");
+                follower
+            });
+            follower = match restored.await {
+                Ok(follower) => follower,
+                Err(_) => Follower::new(Tracker::new(member, description.block_tokens)),
+            };
+        }
+        let follower = Arc::new(Mutex::new(follower));
+        let is_warm = Arc::new(AtomicBool::new(feed.is_none()));
+        let distrust = Arc::<Notify>::default();
+        let has_feed = feed.is_some();
+        let (task, routed) = match feed {
+            Some(feed) => {
+                let followed = Followed {
+                    follower: Arc::clone(&follower),
+                    index: Arc::clone(&self.index),
+                    distrust: Arc::clone(&distrust),
+                };
+                (self.follow(feed, followed, &is_warm, worker), None)
+            }
+            None if !description.keeps_prefixes => (tokio::spawn(async {}), None),
+            None => {
+                // An engine that does not say how many blocks it has is taken to have some.
+                let blocks = if description.blocks > 0 { description.blocks } else { BLOCKS_ASSUMED };
+                let approximate = Approximate::new(member, self.config.approximate_ttl, blocks);
+                let routed = Routed::new();
+                let keeping = keep(Arc::clone(&routed), approximate, Arc::clone(&self.index));
+                (tokio::spawn(keeping), Some(routed))
+            }
+        };
+        WorkerRun {
+            identity: identity(&name),
+            name,
+            description: Arc::clone(description),
+            rank: has_ranks.then_some(rank),
+            role: role_of(worker, description),
+            member,
+            load: Load::default(),
+            reported: Reported::default(),
+            capacity: Capacity::default(),
+            follower,
+            has_feed,
+            is_warm,
+            distrust,
+            loads_changed: self.loads_changed.clone(),
+            routed,
+            writing: Mutex::new(Some(task)),
+        }
+    }
+
+    fn follow(
+        self: &Arc<Self>,
+        feed: Feed,
+        followed: Followed,
+        is_warm: &Arc<AtomicBool>,
+        worker: &Arc<Worker>,
+    ) -> JoinHandle<()> {
+        let fleet = Arc::downgrade(self);
+        let flag = Arc::clone(is_warm);
+        let warming = Arc::downgrade(worker);
+        let warm = move || {
+            flag.store(true, Ordering::Release);
+            if let Some(worker) = warming.upgrade() {
+                worker.runs_changed();
+            }
+            if let Some(fleet) = fleet.upgrade() {
+                fleet.changed.notify_waiters();
+            }
+        };
+        let late = warm.clone();
+        if feed.events == POLLED {
+            let client = worker.client.clone();
+            return tokio::spawn(async move {
+                let polling = poll(client, followed, warm);
+                tokio::pin!(polling);
+                if tokio::time::timeout(WARM_UP_MAX, &mut polling).await.is_err() {
+                    late();
+                    polling.await;
+                }
+            });
+        }
+        let most = if feed.replay.is_some() { REPLAY_MAX } else { WARM_UP_MAX };
+        let listeners = Arc::clone(&self.listeners);
+        tokio::spawn(async move {
+            let followed = follow(feed, followed, listeners, warm);
+            tokio::pin!(followed);
+            if tokio::time::timeout(most, &mut followed).await.is_err() {
+                late();
+                followed.await;
+            }
+        })
+    }
+}
+
+/// The role of a worker: the operator's word, except for engines whose part was fixed when they started.
+fn role_of(worker: &Worker, description: &Description) -> Role {
+    if let (Some(configured), Some(told)) = (worker.spec.role, description.role)
+        && configured != told
+        && description.engine.dialect().decode_needs_prefill()
+    {
+        let (wanted, is) = (configured.name(), told.name());
+        tracing::warn!(worker = worker.name, wanted, is, "the server was started for another role");
+        return told;
+    }
+    worker.spec.role.or(description.role).unwrap_or(Role::Both)
+}

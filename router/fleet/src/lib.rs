@@ -1,0 +1,49 @@
+//! The workers behind a gateway, as a fleet that changes while it runs: who they are, how they are, what they hold and do,
+//! and which of them gets a request.
+//!
+//! Reading order: `spec` (the roster that is wanted), `changes` (what administrators want, agreed on among gateways),
+//! `fleet` (making itself equal to the roster), `pool` (a model and its workers), `agreement` (which model that is),
+//! `state` and `worker` (one of them), `join` (its runs in the index), `health` and `report` (asking it), `capacity`, `load`
+//! and `breaker` (what it can take, does, and fails), `peers` (other gateways), `snapshots` (a warm start), `route` and
+//! `booking` (who gets a request), `decisions` (what was decided), `routed` and `poll` (workers without events, and with
+//! events that must be asked for).
+//!
+//! Requests read atomics and one `ArcSwap` a decision; everything that changes the fleet runs in tasks of its own.
+
+#![forbid(unsafe_code)]
+
+mod agreement;
+mod booking;
+mod breaker;
+mod capacity;
+mod changes;
+mod config;
+mod decisions;
+mod fleet;
+mod health;
+mod join;
+mod load;
+mod peers;
+mod poll;
+mod pool;
+mod report;
+mod route;
+mod routed;
+mod snapshots;
+mod spec;
+mod state;
+mod worker;
+
+pub use booking::Booking;
+pub use breaker::{Breaker, RetryBudget};
+pub use capacity::Capacity;
+pub use changes::{Added, Changes, Wish};
+pub use config::{FleetConfig, PoolConfig, RoutingPolicy};
+pub use decisions::Decisions;
+pub use fleet::{Applied, Fleet, Workers};
+pub use load::{Audit, Counts, Load, Speeds};
+pub use pool::Pool;
+pub use route::{Chooser, Route, RouteRequest};
+pub use spec::{DEFAULT_POOL, FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
+pub use state::WorkerState;
+pub use worker::{RankRef, Reported, Worker, WorkerRun, able_to_decode};

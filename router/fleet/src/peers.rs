@@ -1,0 +1,160 @@
+//! Several gateways in front of the same workers: each tells the others what it has sent where, so that they do
+//! not all choose the same idle worker, and what administrators changed of the roster.
+//!
+//! Told is the state and not what changed: for each worker, requests, queued tokens and decoding blocks. A message that is
+//! lost is made good by the next one, and all gateways come to the same sums whatever the order. It is sent when something
+//! changed, at most once a millisecond, and as a sign of life. What a peer said is forgotten when it is silent for a while.
+//! The changes of the roster go along whenever the peer may not have them: after each change, and when the peer's number says
+//! that it has started again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use router_engines::client::EngineClient;
+use router_radix::MEMBERS_MAX;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::changes::Changes;
+use crate::fleet::Fleet;
+
+/// Between two messages at least.
+const PAUSE: Duration = Duration::from_millis(1);
+/// A sign of life at least so often.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+/// A peer that was silent for so long is gone, and with it what it sent.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+/// Gateways that one listens to.
+const PEERS_MAX: usize = 64;
+const SEND_WITHIN: Duration = Duration::from_secs(1);
+
+/// What gateways tell each other.
+#[derive(Debug, Serialize, Deserialize)]
+struct Message {
+    /// Number of the run of the gateway that sends it.
+    gateway: u64,
+    sequence: u64,
+    /// By name of a worker's rank: requests, queued tokens, decoding blocks.
+    workers: HashMap<String, [u32; 3]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    roster: Option<Changes>,
+}
+
+/// What one peer said last.
+#[derive(Debug)]
+struct Told {
+    sequence: u64,
+    at: Instant,
+    counts: HashMap<String, [u32; 3]>,
+}
+
+/// What peers said.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    told: Mutex<HashMap<u64, Told>>,
+}
+
+impl Peers {
+    /// Takes what a gateway has sent where; false when a later message has overtaken it.
+    fn take(&self, message: Message, now: Instant) -> Result<bool, String> {
+        let Message { gateway, sequence, workers: counts, .. } = message;
+        if counts.len() > MEMBERS_MAX {
+            return Err(format!("more than {MEMBERS_MAX} workers"));
+        }
+        let mut told = self.lock();
+        if told.len() >= PEERS_MAX && !told.contains_key(&gateway) {
+            return Err(format!("more than {PEERS_MAX} gateways"));
+        }
+        if told.get(&gateway).is_some_and(|before| before.sequence >= sequence) {
+            return Ok(false);
+        }
+        told.insert(gateway, Told { sequence, at: now, counts });
+        Ok(true)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Told>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds up again what peers said: it has changed, or the workers have.
+    pub(crate) fn add_up(&self, fleet: &Fleet) {
+        add_up(fleet, &self.lock());
+    }
+
+    /// Forgets peers that have fallen silent.
+    pub(crate) fn expire(&self, fleet: &Fleet, now: Instant) {
+        let mut told = self.lock();
+        let before = told.len();
+        told.retain(|_, peer| now.saturating_duration_since(peer.at) < SILENCE_MAX);
+        if told.len() < before {
+            add_up(fleet, &told);
+        }
+    }
+}
+
+/// Takes a message of a peer and answers it; an error says what is wrong with it.
+pub(crate) fn receive(fleet: &Arc<Fleet>, body: &[u8], now: Instant) -> Result<String, String> {
+    let mut message: Message = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    if let Some(roster) = message.roster.take() {
+        fleet.hear(roster).map_err(|error| error.to_string())?;
+    }
+    if fleet.peers.take(message, now)? {
+        fleet.peers.add_up(fleet);
+    }
+    Ok(format!("{{\"gateway\":{}}}", fleet.gateway))
+}
+
+fn add_up(fleet: &Fleet, told: &HashMap<u64, Told>) {
+    for rank in fleet.pools().iter().flat_map(|pool| pool.roster().iter().cloned().collect::<Vec<_>>()) {
+        let mut sum = [0_u32; 3];
+        for counts in told.values().filter_map(|peer| peer.counts.get(&rank.run.name)) {
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.saturating_add(*count));
+        }
+        rank.run.load.peers.set(sum);
+    }
+}
+
+/// Tells one peer what this gateway does, until the fleet is gone.
+pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::sync::Notify>) {
+    let client = {
+        let Some(fleet) = fleet.upgrade() else { return };
+        let config = &fleet.config;
+        EngineClient::new(&peer, config.tls.as_ref()).with_peer_key(config.peer_key.as_deref())
+    };
+    let mut sequence = 0;
+    let mut complained = false;
+    // What that peer has, and the number of the run of it that has it.
+    let mut known: Option<(u64, Changes)> = None;
+    loop {
+        let Some(fleet) = fleet.upgrade() else { return };
+        sequence += 1;
+        let workers =
+            fleet.ranks().iter().map(|rank| (rank.run.name.clone(), rank.run.load.own.get())).collect();
+        let changes = fleet.changes();
+        let is_news = known.as_ref().is_none_or(|(_, known)| *known != changes) && !changes.is_empty();
+        let message =
+            Message { gateway: fleet.gateway, sequence, workers, roster: is_news.then(|| changes.clone()) };
+        drop(fleet);
+        let message = serde_json::to_vec(&message).unwrap_or_default();
+        let sent = tokio::time::timeout(SEND_WITHIN, client.post("/kvasir/loads", message.into())).await;
+        let answer = match sent {
+            Ok(Ok(answer)) => serde_json::from_slice::<Value>(&answer).ok(),
+            _ => None,
+        };
+        let is_sent = answer.is_some();
+        let number = answer.and_then(|answer| answer["gateway"].as_u64());
+        known = match (number, known) {
+            (Some(number), _) if is_news => Some((number, changes)),
+            (Some(number), Some((before, known))) if number == before => Some((before, known)),
+            // Another run of that gateway: it knows nothing.
+            _ => None,
+        };
+        if !is_sent && !std::mem::replace(&mut complained, true) {
+            tracing::warn!(peer, "this gateway does not take our loads");
+        }
+        complained &= !is_sent;
+        tokio::time::sleep(PAUSE).await;
+        let _heartbeat = tokio::time::timeout(HEARTBEAT, changed.notified()).await;
+    }
+}

@@ -1,0 +1,173 @@
+//! A pool: one model under its names, and the workers that serve it.
+//!
+//! Workers of a pool have one model and one block size; a worker whose description does not fit is shown with the reason
+//! and is not served. Decisions read [`Pool::roster`], one atomic load; it is replaced whenever a worker begins another run
+//! or leaves.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use arc_swap::{ArcSwap, Guard};
+use router_engines::dialect::{Description, Engine};
+
+use crate::agreement::{ServedModel, Verdict};
+use crate::config::{PoolConfig, RoutingPolicy};
+use crate::load::Speeds;
+use crate::worker::{RankRef, Worker, able_to_decode};
+
+/// A model and the workers that serve it.
+#[derive(Debug)]
+pub struct Pool {
+    /// Its name in the roster.
+    pub name: String,
+    /// Its workers' make, when the operator says it.
+    pub(crate) engine: Option<Engine>,
+    /// Other names of its model.
+    pub aliases: Vec<String>,
+    /// The gateway has the model's own tokenizer.
+    pub has_tokenizer: bool,
+    /// Its policy was configured for it alone.
+    pub has_own_routing: bool,
+    routing: ArcSwap<RoutingPolicy>,
+    pub(crate) model: ServedModel,
+    roster: ArcSwap<Vec<RankRef>>,
+    /// How fast its workers are, learned from their first tokens.
+    pub speeds: Speeds,
+}
+
+impl Pool {
+    pub(crate) fn new(config: &PoolConfig) -> Arc<Self> {
+        Arc::new(Self {
+            name: config.name.clone(),
+            engine: config.engine,
+            aliases: config.aliases.clone(),
+            has_tokenizer: config.has_tokenizer,
+            has_own_routing: config.has_own_routing,
+            routing: ArcSwap::from_pointee(config.routing),
+            model: ServedModel::new(config.model.clone()),
+            roster: ArcSwap::default(),
+            speeds: Speeds::default(),
+        })
+    }
+
+    /// A pool without workers.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn for_tests() -> Arc<Self> {
+        let routing =
+            RoutingPolicy { policy: router_policy::Policy::default(), disaggregate_above_tokens: usize::MAX };
+        Self::new(&PoolConfig {
+            name: crate::DEFAULT_POOL.to_owned(),
+            model: None,
+            engine: None,
+            aliases: Vec::new(),
+            has_tokenizer: true,
+            routing,
+            has_own_routing: false,
+        })
+    }
+
+    /// Every rank of its workers that has described itself, as decisions see it. Not to be held for long.
+    pub fn roster(&self) -> Guard<Arc<Vec<RankRef>>> {
+        self.roster.load()
+    }
+
+    pub(crate) fn set_roster(&self, ranks: Vec<RankRef>) {
+        self.roster.store(Arc::new(ranks));
+    }
+
+    /// How requests are given to its workers.
+    pub fn routing(&self) -> Guard<Arc<RoutingPolicy>> {
+        self.routing.load()
+    }
+
+    /// Gives requests to its workers in another way from now on.
+    pub fn set_routing(&self, routing: RoutingPolicy) {
+        self.routing.store(Arc::new(routing));
+    }
+
+    /// Name of its model at the engines; empty until the workers have agreed on one.
+    #[must_use]
+    pub fn model(&self) -> Arc<String> {
+        self.model.name().unwrap_or_default()
+    }
+
+    /// Why its requests are refused, if its workers serve different models: for clients.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        self.model.refusal()
+    }
+
+    /// The same with the workers, for the operator.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.model.problem()
+    }
+
+    /// Whether some worker can decode, and it is clear which model they serve.
+    #[must_use]
+    pub fn can_serve(&self) -> bool {
+        let roster = self.roster();
+        let can_decode = able_to_decode(&roster, None);
+        !self.model.is_disputed() && roster.iter().any(|rank| rank.is_ready() && can_decode(rank))
+    }
+
+    /// Whether a request may ask for its model by this name. Adapters are not among its names.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        self.aliases.iter().any(|alias| alias == name) || *self.model() == name
+    }
+
+    /// Whether one of its workers serves an adapter of this name.
+    #[must_use]
+    pub fn has_adapter(&self, name: &str) -> bool {
+        self.roster().iter().any(|rank| rank.serves(Some(name)))
+    }
+
+    /// Whether every worker takes and gives token ids, and does prompt and answer itself.
+    #[must_use]
+    pub fn speaks_ids(&self) -> bool {
+        use router_engines::dialect::Role;
+        let roster = self.roster();
+        !roster.is_empty()
+            && roster.iter().all(|rank| {
+                let engine = rank.run.description.engine;
+                engine.dialect().returns_token_ids()
+                    && (engine == Engine::Native || rank.run.role == Role::Both)
+            })
+    }
+
+    /// Whether all of its workers are the reference engine, whose text is made by the gateway. False while no worker is known:
+    /// what the only one is must not be guessed while it begins another run.
+    #[must_use]
+    pub fn is_native(&self) -> bool {
+        let roster = self.roster();
+        !roster.is_empty() && roster.iter().all(|rank| rank.run.description.engine == Engine::Native)
+    }
+
+    /// Longest sequence that every ready worker takes; 0 when none is ready.
+    #[must_use]
+    pub fn context_tokens(&self) -> usize {
+        let roster = self.roster();
+        let ready = roster.iter().filter(|rank| rank.is_ready());
+        ready.map(|rank| rank.run.description.context_tokens).min().unwrap_or(0)
+    }
+
+    /// Whether a worker that describes itself so can be used.
+    pub(crate) fn judge(&self, worker: &Worker, description: &Description) -> Verdict {
+        let verdict = self.model.tell(&worker.name, &description.models, Instant::now());
+        if verdict != Verdict::Serves {
+            return verdict;
+        }
+        let roster = self.roster();
+        let other = roster.iter().find(|other| other.worker.name != worker.name && other.worker.answers());
+        let expected = other.map_or(description.block_tokens, |other| other.run.description.block_tokens);
+        if description.block_tokens == 0 || description.block_tokens != expected {
+            return Verdict::Differs(format!(
+                "its blocks have {} tokens, those of the others {expected}",
+                description.block_tokens
+            ));
+        }
+        Verdict::Serves
+    }
+}

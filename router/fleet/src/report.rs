@@ -1,0 +1,53 @@
+//! What an engine reports of its load, in a task of its own for each worker.
+//!
+//! `/metrics` and SGLang's `/server_info` ask the engine's scheduler, which answers them when it has time. A late report
+//! says that the engine is busy, not that it is dead, so nothing here takes a worker out; `health` does that. A report that
+//! names another run of the process has `health` ask for its description.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crate::fleet::Fleet;
+use crate::worker::Worker;
+
+/// A report that takes longer is given up, and asked for again.
+const REPORT_WITHIN: Duration = Duration::from_secs(30);
+
+/// Asks a worker for its load every `health_interval`, until it is removed or the fleet is gone.
+pub(crate) async fn report(fleet: Weak<Fleet>, worker: Arc<Worker>) {
+    let Some(interval) = fleet.upgrade().map(|fleet| fleet.config.health_interval) else { return };
+    tokio::select! {
+        () = worker.removed() => {}
+        () = ask(&worker, interval) => {}
+    }
+}
+
+async fn ask(worker: &Worker, interval: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let runs = worker.runs.load_full();
+        let Some(first) = runs.first() else { continue };
+        let asked = Instant::now();
+        let known: Vec<u32> = runs.iter().map(|run| run.load.counts()[0]).collect();
+        let dialect = first.description.engine.dialect();
+        let answered = tokio::time::timeout(REPORT_WITHIN, dialect.report(&worker.client)).await;
+        let Ok(Ok(report)) = answered else { continue };
+        for (rank, (run, known)) in runs.iter().zip(known).enumerate() {
+            let load = report.loads.get(rank).copied();
+            if let Some(load) = &load {
+                run.reported.set(load, asked);
+            }
+            // A request that came or went meanwhile is known all the same.
+            let known = known.max(run.load.counts()[0]);
+            run.capacity.report(&load.unwrap_or_default(), report.requests_max, known);
+        }
+        let other_run = match (first.description.instance, report.instance) {
+            (Some(before), Some(now)) => before != now,
+            _ => false,
+        };
+        // The worker may have described itself again while the report was on its way.
+        if other_run && Arc::ptr_eq(&runs, &worker.runs.load_full()) {
+            worker.doubt();
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Who gets a request: hashes → overlaps → policy → one worker, or a prefill and a decode worker; and its booking.
+//!
+//! Hot path: runs on the request's own thread, without lock and without waiting, and allocates nothing once its
+//! buffers have grown, but a copy of the hashes for a worker without events. With peers configured, their bell is rung.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_queue::ArrayQueue;
+use kvstore_block::{PromptExtras, block_hashes};
+use router_engines::dialect::Role;
+use router_policy::{
+    Candidate, CostModel, Policy, PredictedTime, Request, features, is_worth_disaggregating,
+};
+use router_radix::{Index, Overlaps, Reader};
+use serde_json::{Value, json};
+
+use crate::booking::{Booking, Expected};
+use crate::decisions::{Decision, Decisions};
+use crate::pool::Pool;
+use crate::worker::{RankRef, able_to_decode};
+
+/// Buffers kept: as many as threads decide at a time.
+const BUFFERS_MAX: usize = 256;
+
+/// Where a request goes.
+#[derive(Clone)]
+pub struct Route {
+    /// The worker that generates.
+    pub decode: RankRef,
+    /// The worker that computes the prompt for it, if another one does.
+    pub prefill: Option<RankRef>,
+    /// Blocks of the prompt.
+    pub blocks: u32,
+    /// Leading blocks held by the worker that computes the prompt.
+    pub overlap_blocks: u32,
+    /// Tokens that somebody has to compute.
+    pub uncached_tokens: usize,
+    /// Predicted time to the first token.
+    pub predicted: Duration,
+    /// Hashing, look-up, policy and booking.
+    pub decided_in: Duration,
+    /// Blocks that have to come from the prefill worker.
+    pub moved_blocks: u32,
+    is_warm_up: bool,
+}
+
+impl Route {
+    /// For the response header.
+    pub fn explain(&self) -> String {
+        let prefill = self.prefill.as_ref().map_or("-", |rank| rank.run.name.as_str());
+        let warm_up = if self.is_warm_up { "; warm_up" } else { "" };
+        format!(
+            "worker={}; prefill={prefill}; overlap_blocks={}/{}; predicted_ms={:.1}; decided_us={:.2}{warm_up}",
+            self.decode.run.name,
+            self.overlap_blocks,
+            self.blocks,
+            self.predicted.as_secs_f64() * 1e3,
+            self.decided_in.as_secs_f64() * 1e6,
+        )
+    }
+}
+
+/// What is to be routed.
+#[derive(Debug, Clone, Copy)]
+pub struct RouteRequest<'a> {
+    /// The prompt.
+    pub tokens: &'a [u32],
+    /// Keeps caches of tenants apart.
+    pub salt: Option<&'a str>,
+    /// The conversation, for the strategy that keeps one at one worker.
+    pub session: Option<u64>,
+    /// The adapter, if the request names one.
+    pub adapter: Option<&'a str>,
+    /// The tokens are the engine's own: what it says of its cache can be compared.
+    pub audited: bool,
+    /// The decode worker computes the prompt itself, if its engine can do that.
+    pub without_prefill: bool,
+    /// Names of workers that have just failed this request.
+    pub avoid: &'a [String],
+}
+
+/// What a decision works with.
+struct Buffers {
+    reader: Reader,
+    hashes: Vec<u64>,
+    candidates: Vec<Candidate>,
+    /// Which of the fleet each candidate is.
+    places: Vec<u32>,
+}
+
+/// Chooses workers. Turns and random numbers come from a counter.
+#[derive(Debug)]
+pub struct Chooser {
+    turn: AtomicU64,
+    buffers: ArrayQueue<Buffers>,
+    /// The last decisions.
+    pub decisions: Decisions,
+}
+
+impl std::fmt::Debug for Buffers {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Buffers")
+    }
+}
+
+impl Default for Chooser {
+    fn default() -> Self {
+        Self { turn: AtomicU64::new(0), buffers: ArrayQueue::new(BUFFERS_MAX), decisions: Decisions::new() }
+    }
+}
+
+impl Chooser {
+    fn buffers(&self, index: &Index) -> Option<Buffers> {
+        self.buffers.pop().or_else(|| {
+            let reader = index.reader()?;
+            Some(Buffers { reader, hashes: Vec::new(), candidates: Vec::new(), places: Vec::new() })
+        })
+    }
+
+    /// `None` when no worker can take it now.
+    pub fn route(&self, index: &Index, pool: &Pool, wanted: &RouteRequest<'_>) -> Option<(Route, Booking)> {
+        let started = Instant::now();
+        let mut buffers = self.buffers(index)?;
+        let routed = self.decide(pool, wanted, &mut buffers, started);
+        if let Some((route, _)) = &routed {
+            for rank in [Some(&route.decode), route.prefill.as_ref()].into_iter().flatten() {
+                rank.run.routed(&buffers.hashes);
+            }
+        }
+        // A full pool drops it: more threads than ever decide at once.
+        let _dropped = self.buffers.push(buffers);
+        routed
+    }
+
+    fn decide(
+        &self,
+        pool: &Pool,
+        wanted: &RouteRequest<'_>,
+        buffers: &mut Buffers,
+        started: Instant,
+    ) -> Option<(Route, Booking)> {
+        let roster = pool.roster();
+        let block_tokens = roster.iter().find(|rank| rank.is_ready())?.run.description.block_tokens;
+        let routing = pool.routing();
+        let tokens = wanted.tokens;
+        buffers.hashes.clear();
+        let extras =
+            PromptExtras { cache_salt: wanted.salt, lora: wanted.adapter, ..PromptExtras::default() };
+        block_hashes(tokens, block_tokens, &extras, &mut buffers.hashes);
+        let Buffers { reader, hashes, candidates, places } = buffers;
+        let overlaps = reader.overlaps(hashes);
+        let request = Request {
+            tokens: tokens.len() as u32,
+            block_tokens: block_tokens as u32,
+            session: wanted.session,
+        };
+        let can_decode = able_to_decode(&roster, wanted.adapter);
+        let mut pick = |fits: &dyn Fn(&RankRef) -> bool, transfer_seconds: f64| {
+            gather(&roster, overlaps, wanted, fits, transfer_seconds, candidates, places);
+            self.pick(&routing.policy, &request, &roster, candidates, places)
+        };
+        let decoding = pick(&can_decode, 0.0)?;
+        let decode = decoding.rank;
+        let held_blocks = overlaps.any(decode.run.member);
+        let held = (held_blocks as usize * block_tokens).min(tokens.len());
+        let needs_prefill = decode.run.needs_prefill();
+        let is_split = needs_prefill
+            || (!wanted.without_prefill
+                && decode.run.role != Role::Both
+                && is_worth_disaggregating(tokens.len(), held, routing.disaggregate_above_tokens));
+        // What the decode worker has need not be moved to it; the prefill worker computes what it has not itself.
+        let moved_blocks = request.blocks().saturating_sub(held_blocks);
+        let transfer_seconds = decode.run.load.transfer_per_block() * f64::from(moved_blocks);
+        let prefill = match is_split {
+            true => pick(&|rank: &RankRef| rank.run.role == Role::Prefill, transfer_seconds),
+            false => None,
+        };
+        if needs_prefill && prefill.is_none() {
+            // The last prefill worker went away between the two choices.
+            return None;
+        }
+        // Who computes the prompt is the decision that counts.
+        let computing = prefill.as_ref().unwrap_or(&decoding);
+        let seen = computing.candidate;
+        let cost = PredictedTime.cost(&request, &seen);
+        let is_warm_up = decoding.is_warm_up;
+        let runner_up = computing.runner_up.map(|(runner, candidate)| {
+            let seconds = PredictedTime.cost(&request, &candidate).total;
+            (runner.run.identity, overlaps.any(runner.run.member), seconds as f32 * 1e3)
+        });
+        let holds = overlaps.any(computing.rank.run.member);
+        let considered = computing.among;
+        let mut route = Route {
+            blocks: request.blocks(),
+            overlap_blocks: holds,
+            uncached_tokens: seen.uncached_tokens(&request) as usize,
+            predicted: Duration::from_secs_f64(cost.total.clamp(0.0, 3600.0)),
+            decided_in: Duration::ZERO,
+            moved_blocks: if prefill.is_some() { moved_blocks } else { 0 },
+            is_warm_up,
+            decode: decode.clone(),
+            prefill: prefill.map(|chosen| chosen.rank.clone()),
+        };
+        let found = seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens;
+        let booking =
+            Booking::new(&route, features(&request, &seen), Expected::new(&route, wanted, found, held));
+        let now = Instant::now();
+        route.decided_in = now.duration_since(started);
+        let decision = Decision {
+            worker: decode.run.identity,
+            prefill: route.prefill.as_ref().map_or(0, |prefill| prefill.run.identity),
+            prompt_tokens: tokens.len() as u32,
+            blocks: route.blocks,
+            overlap_blocks: holds,
+            uncached_tokens: route.uncached_tokens as u32,
+            predicted_ms: cost.total as f32 * 1e3,
+            decided_us: route.decided_in.as_secs_f32() * 1e6,
+            candidates: considered as u32,
+            is_warm_up,
+            strategy: routing.policy.strategy,
+            runner_up,
+        };
+        self.decisions.note(&decision, now);
+        Some((route, booking))
+    }
+
+    /// What a decision would be made of, without making it: every worker with what it holds and what it would cost.
+    pub fn explain(&self, index: &Index, pool: &Pool, wanted: &RouteRequest<'_>) -> Value {
+        let routing = pool.routing();
+        let roster = pool.roster();
+        let first = roster.iter().find(|rank| rank.is_ready());
+        let (Some(first), Some(mut buffers)) = (first, self.buffers(index)) else {
+            return json!({ "workers": [], "chosen": null });
+        };
+        let block_tokens = first.run.description.block_tokens;
+        let extras =
+            PromptExtras { cache_salt: wanted.salt, lora: wanted.adapter, ..PromptExtras::default() };
+        buffers.hashes.clear();
+        block_hashes(wanted.tokens, block_tokens, &extras, &mut buffers.hashes);
+        let Buffers { reader, hashes, candidates, places } = &mut buffers;
+        let overlaps = reader.overlaps(hashes);
+        let request = Request {
+            tokens: wanted.tokens.len() as u32,
+            block_tokens: block_tokens as u32,
+            session: wanted.session,
+        };
+        let fits = able_to_decode(&roster, wanted.adapter);
+        gather(&roster, overlaps, wanted, &fits, 0.0, candidates, places);
+        let chosen = routing.policy.choose(&request, candidates, 0, 0);
+        let shown = |(candidate, &place): (&Candidate, &u32)| {
+            let run = &roster[place as usize].run;
+            let cost = PredictedTime.cost(&request, candidate);
+            json!({
+                "worker": run.name, "role": run.role.name(), "overlap_blocks": overlaps.any(run.member),
+                "overlap_blocks_by_tier": candidate.leading, "uncached_tokens": candidate.uncached_tokens(&request),
+                "requests": candidate.requests, "queued_tokens": candidate.queued_tokens,
+                "decoding_blocks": candidate.decoding_blocks, "is_cold": candidate.is_cold,
+                "predicted_ms": cost.total * 1e3,
+            })
+        };
+        let workers: Vec<Value> = candidates.iter().zip(places.iter()).map(shown).collect();
+        let chosen = chosen.map(|choice| roster[places[choice.index] as usize].run.name.clone());
+        let answer = json!({
+            "prompt_tokens": wanted.tokens.len(), "block_tokens": block_tokens, "blocks": request.blocks(),
+            "strategy": routing.policy.strategy.name(), "workers": workers, "chosen": chosen,
+        });
+        // A full pool drops it.
+        let _dropped = self.buffers.push(buffers);
+        answer
+    }
+
+    fn pick<'a>(
+        &self,
+        policy: &Policy,
+        request: &Request,
+        roster: &'a [RankRef],
+        candidates: &[Candidate],
+        places: &[u32],
+    ) -> Option<Chosen<'a>> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let choice = policy.choose(request, candidates, turn, turn)?;
+        let at = |index: usize| (&roster[places[index] as usize], candidates[index]);
+        let (rank, candidate) = at(choice.index);
+        Some(Chosen {
+            rank,
+            candidate,
+            is_warm_up: choice.is_warm_up,
+            runner_up: choice.runner_up.map(at),
+            among: candidates.len(),
+        })
+    }
+}
+
+/// Who was rank, for what.
+struct Chosen<'a> {
+    rank: &'a RankRef,
+    candidate: Candidate,
+    is_warm_up: bool,
+    runner_up: Option<(&'a RankRef, Candidate)>,
+    /// How many could do it.
+    among: usize,
+}
+
+/// Everyone who could do it. Workers to be avoided, and those that fail too much, come in only when there is nobody else:
+/// they may be well again.
+fn gather(
+    roster: &[RankRef],
+    overlaps: &Overlaps,
+    wanted: &RouteRequest<'_>,
+    fits: &dyn Fn(&RankRef) -> bool,
+    transfer_seconds: f64,
+    candidates: &mut Vec<Candidate>,
+    places: &mut Vec<u32>,
+) {
+    let Some(speed) = roster.first().map(|rank| rank.worker.pool.speeds.get()) else {
+        candidates.clear();
+        return;
+    };
+    let now = Instant::now();
+    for avoids in [true, false] {
+        candidates.clear();
+        places.clear();
+        for (place, rank) in roster.iter().enumerate() {
+            let run = &*rank.run;
+            if !fits(rank) || !rank.is_ready() || !rank.serves(wanted.adapter) {
+                continue;
+            }
+            if avoids && (wanted.avoid.contains(&run.name) || rank.worker.breaker.is_open(now)) {
+                continue;
+            }
+            let [requests, queued_tokens, decoding_blocks] = run.load.counts();
+            candidates.push(Candidate {
+                identity: rank.run.identity,
+                leading: overlaps.tiers(run.member),
+                queued_tokens: queued_tokens.saturating_add(run.capacity.foreign_tokens()),
+                decoding_blocks,
+                requests,
+                transfer_seconds,
+                is_cold: run.load.is_cold(),
+                speed: speed.times(run.load.factor()),
+            });
+            places.push(place as u32);
+        }
+        if !candidates.is_empty() {
+            return;
+        }
+    }
+}

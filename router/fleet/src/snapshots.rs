@@ -1,0 +1,178 @@
+//! A gateway that starts is warm before it takes requests: it takes over what a peer knows, or what it knew itself before,
+//! and each worker's subscription goes on from there.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use router_engines::client::EngineClient;
+use router_events::snapshot::{self, PublisherState};
+
+use crate::config::FleetConfig;
+use crate::fleet::Fleet;
+
+const ASK_WITHIN: Duration = Duration::from_secs(5);
+/// A worker that has not come for so long after the start is not expected any more.
+const EXPECTED_FOR: Duration = Duration::from_secs(600);
+
+/// States of publishers by name.
+type States = HashMap<String, PublisherState>;
+
+/// What a snapshot said of workers that have not come yet. It only becomes smaller: an entry leaves when its worker comes or
+/// is removed, and all of them when [`EXPECTED_FOR`] is over.
+#[derive(Debug, Default)]
+pub(crate) struct SnapshotCache {
+    states: Mutex<Option<(States, Instant)>>,
+    loaded: tokio::sync::watch::Sender<bool>,
+}
+
+impl SnapshotCache {
+    /// These states are known from now on.
+    pub(crate) fn set(&self, states: States) {
+        *self.states.lock().unwrap_or_else(PoisonError::into_inner) = Some((states, Instant::now()));
+        self.loaded.send_replace(true);
+    }
+
+    /// Ends when snapshots have been looked for.
+    pub(crate) async fn loaded(&self) {
+        // The sender lives as long as this cache.
+        let mut loaded = self.loaded.subscribe();
+        let _loaded = loaded.wait_for(|loaded| *loaded).await;
+    }
+
+    /// What is known of a publisher, once.
+    pub(crate) fn take(&self, name: &str) -> Option<PublisherState> {
+        let mut known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_mut()?.0.remove(name)
+    }
+
+    /// Forgets workers with all of their ranks.
+    pub(crate) fn forget(&self, workers: &[&str]) {
+        let mut known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((states, _)) = known.as_mut().filter(|(states, _)| !states.is_empty()) else { return };
+        let worker_of = |name: &str| name.split_once('@').map_or(name, |(worker, _)| worker).to_owned();
+        states.retain(|name, _| !workers.contains(&worker_of(name).as_str()));
+    }
+
+    /// Those that are still expected.
+    fn expected(&self, now: Instant) -> States {
+        let mut known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= EXPECTED_FOR) {
+            *known = None;
+        }
+        known.as_ref().map(|(states, _)| states.clone()).unwrap_or_default()
+    }
+}
+
+fn known(bytes: &[u8], from: &str) -> Option<States> {
+    match snapshot::decode(bytes) {
+        Ok(states) => {
+            let blocks: usize = states.iter().map(|state| state.held.len()).sum();
+            tracing::info!(from, workers = states.len(), blocks, "snapshot taken over");
+            Some(states.into_iter().map(|state| (state.name.clone(), state)).collect())
+        }
+        Err(error) => {
+            tracing::warn!(from, %error, "the snapshot cannot be used");
+            None
+        }
+    }
+}
+
+/// Adds what is newer, worker by worker: of one run of a worker, more messages are newer; of another run it cannot be said
+/// which is newer, and what came first stays.
+fn merge(into: &mut States, other: States) {
+    for (name, state) in other {
+        match into.get(&name) {
+            Some(before) if before.instance != state.instance || before.next >= state.next => {}
+            _ => drop(into.insert(name, state)),
+        }
+    }
+}
+
+/// What peers know, since they know what has happened lately, and what the file says of the rest.
+pub(crate) async fn load(config: &FleetConfig) -> States {
+    let mut all = States::new();
+    for peer in &config.peers {
+        let client = EngineClient::new(peer, config.tls.as_ref()).with_peer_key(config.peer_key.as_deref());
+        match tokio::time::timeout(ASK_WITHIN, client.get_large("/kvasir/snapshot")).await {
+            Ok(Ok(bytes)) => merge(&mut all, known(&bytes, peer).unwrap_or_default()),
+            _ => tracing::info!(peer, "no snapshot from this gateway"),
+        }
+    }
+    let Some(file) = &config.snapshot_file else { return all };
+    match std::fs::read(file) {
+        Ok(bytes) => merge(&mut all, known(&bytes, &file.display().to_string()).unwrap_or_default()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!(file = %file.display(), %error, "the snapshot cannot be read"),
+    }
+    all
+}
+
+/// The state of all workers of the roster with events, those included that were known and have not come back yet, as bytes.
+/// One at a time: a worker's state is copied under the lock of the index's writer, and events wait meanwhile.
+pub(crate) fn save(fleet: &Fleet) -> Vec<u8> {
+    let _turn = fleet.saving.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = fleet.known.expected(Instant::now());
+    for rank in fleet.ranks().iter().filter(|rank| rank.run.has_feed && !rank.worker.is_removed()) {
+        let follower = rank.run.follower.lock().unwrap_or_else(PoisonError::into_inner);
+        let (name, instance) = (&rank.run.name, rank.run.description.instance.unwrap_or(0));
+        let state = snapshot::capture(name, instance, &follower, &fleet.index.write());
+        all.insert(name.clone(), state);
+    }
+    snapshot::encode(&all.into_values().collect::<Vec<_>>())
+}
+
+/// Writes a snapshot beside the file and puts it in its place: a crash leaves the old one.
+pub(crate) fn write(fleet: &Fleet, file: &Path) -> std::io::Result<()> {
+    let bytes = save(fleet);
+    let mut beside = file.as_os_str().to_owned();
+    beside.push(".new");
+    std::fs::write(&beside, bytes)?;
+    std::fs::rename(&beside, file)
+}
+
+/// Writes a snapshot every now and then, until the fleet is gone.
+pub(crate) async fn keep(fleet: Weak<Fleet>, file: PathBuf, interval: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let Some(fleet) = fleet.upgrade() else { return };
+        let path = file.clone();
+        let written = tokio::task::spawn_blocking(move || write(&fleet, &path)).await;
+        if let Ok(Err(error)) = written {
+            tracing::warn!(file = %file.display(), %error, "the snapshot cannot be written");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(name: &str) -> (String, PublisherState) {
+        let state = PublisherState {
+            name: name.to_owned(),
+            instance: 1,
+            block_tokens: 16,
+            next: 1,
+            last: 0,
+            other_groups: Vec::new(),
+            held: Vec::new(),
+        };
+        (name.to_owned(), state)
+    }
+
+    #[test]
+    fn what_a_snapshot_said_is_forgotten_with_its_worker_and_after_a_time() {
+        let cache = SnapshotCache::default();
+        cache.set(["a:1", "b:1@0", "b:1@1", "b:10"].map(state).into());
+        cache.forget(&["b:1"]);
+        let now = Instant::now();
+        let mut left: Vec<String> = cache.expected(now).into_keys().collect();
+        left.sort();
+        assert_eq!(left, ["a:1", "b:10"]);
+        assert!(cache.take("a:1").is_some() && cache.take("a:1").is_none());
+        assert_eq!(cache.expected(now + EXPECTED_FOR / 2).len(), 1);
+        assert_eq!(cache.expected(now + EXPECTED_FOR).len(), 0);
+    }
+}

@@ -1,0 +1,196 @@
+//! The roster that is wanted: full, versioned state. Sources of workers (configuration, administrators, peers) end here, and
+//! the fleet makes itself equal to it.
+
+use std::collections::HashSet;
+
+use router_engines::dialect::Role;
+use router_engines::key::ApiKey;
+
+/// Workers of a fleet at most. The index has as many places, one for each data-parallel rank.
+pub const WORKERS_MAX: usize = router_radix::MEMBERS_MAX;
+
+/// The pool of workers that name none.
+pub const DEFAULT_POOL: &str = "gateway";
+
+/// A worker as a source describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerSpec {
+    /// `http://HOST:PORT` or `https://HOST:PORT`.
+    pub url: String,
+    /// What tells it from another worker at the same address, where the source knows it (a pod's UID). Another value makes
+    /// it a new worker, of which nothing is remembered.
+    pub uid: Option<String>,
+    /// What it does, when the operator says so.
+    pub role: Option<Role>,
+    /// The key that its engine asks for.
+    pub key: Option<ApiKey>,
+    /// Name of its pool.
+    pub pool: String,
+    /// It is to get no new requests.
+    pub is_draining: bool,
+}
+
+impl WorkerSpec {
+    /// A worker of [`DEFAULT_POOL`] that says itself what it does.
+    #[must_use]
+    pub fn new(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            uid: None,
+            role: None,
+            key: None,
+            pool: DEFAULT_POOL.to_owned(),
+            is_draining: false,
+        }
+    }
+
+    /// Its name in metrics, headers, snapshots and commands: host and port, in one spelling.
+    #[must_use]
+    pub fn name(&self) -> String {
+        name_of(&self.url)
+    }
+
+    /// Whether this describes the same worker: everything but the wish to drain it.
+    pub(crate) fn is_same_worker(&self, other: &Self) -> bool {
+        Self { is_draining: other.is_draining, ..self.clone() } == *other
+    }
+}
+
+/// Host and port of a worker's URL in one spelling: small letters, without a slash at its end; the port is named only
+/// where it is not the scheme's own.
+#[must_use]
+pub fn name_of(url: &str) -> String {
+    let url = url.trim_end_matches('/').to_ascii_lowercase();
+    let usual = if url.starts_with("https:") { ":443" } else { ":80" };
+    let url = url.strip_suffix(usual).unwrap_or(&url);
+    url.split_once("://").map_or(url, |(_, name)| name).to_owned()
+}
+
+/// All workers that are wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FleetSpec {
+    /// Larger than that of the state before.
+    pub version: u64,
+    /// In the order in which they are shown.
+    pub workers: Vec<WorkerSpec>,
+}
+
+/// A roster that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// It is older than the one in force.
+    #[error("version {given} of the roster is not newer than version {current}, which is in force")]
+    Stale {
+        /// Of this one.
+        given: u64,
+        /// Of the one in force.
+        current: u64,
+    },
+    /// There are too many.
+    #[error("{0} workers are more than a fleet can have ({WORKERS_MAX})")]
+    TooMany(usize),
+    /// Not an address.
+    #[error("{0:?} is no URL of a worker: it must be http://HOST:PORT or https://HOST:PORT")]
+    Url(String),
+    /// Two with one address.
+    #[error("a worker is named twice: {0}")]
+    Twice(String),
+    /// Its pool is not configured.
+    #[error("the worker {worker} is of the pool {pool:?}, which is not configured")]
+    UnknownPool {
+        /// The worker's name.
+        worker: String,
+        /// Its pool.
+        pool: String,
+    },
+    /// No worker has this name.
+    #[error("there is no worker {0:?}")]
+    UnknownWorker(String),
+}
+
+impl FleetSpec {
+    /// Looks for mistakes; `has_pool` says which pools there are.
+    pub fn check(&self, has_pool: impl Fn(&str) -> bool) -> Result<(), SpecError> {
+        if self.workers.len() > WORKERS_MAX {
+            return Err(SpecError::TooMany(self.workers.len()));
+        }
+        let mut names = HashSet::new();
+        for worker in &self.workers {
+            check_url(&worker.url)?;
+            if !names.insert(worker.name()) {
+                return Err(SpecError::Twice(worker.url.clone()));
+            }
+            if !has_pool(&worker.pool) {
+                return Err(SpecError::UnknownPool { worker: worker.name(), pool: worker.pool.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An error unless this is the URL of a server, without a path.
+pub(crate) fn check_url(url: &str) -> Result<(), SpecError> {
+    let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+    let authority = rest.map(|rest| rest.trim_end_matches('/')).unwrap_or_default();
+    let is_plain = |letter: char| letter.is_ascii_graphic() && !"/?#@\\".contains(letter);
+    if authority.is_empty() || !authority.chars().all(is_plain) {
+        return Err(SpecError::Url(url.to_owned()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(urls: &[&str]) -> FleetSpec {
+        FleetSpec { version: 1, workers: urls.iter().map(|url| WorkerSpec::new(url)).collect() }
+    }
+
+    #[test]
+    fn a_worker_named_twice_is_refused_however_it_is_spelled() {
+        for (one, other) in [
+            ("http://node:8000", "http://node:8000/"),
+            ("http://node:8000", "http://NODE:8000"),
+            ("http://node", "http://node:80/"),
+            ("https://node:443", "https://node"),
+        ] {
+            let error = spec(&[one, other]).check(|_| true).expect_err("the same worker");
+            assert!(matches!(error, SpecError::Twice(_)), "{error}");
+        }
+        let different = spec(&["http://node:8000", "http://node:8001", "http://node:80", "http://other"]);
+        assert_eq!(different.check(|_| true), Ok(()));
+    }
+
+    #[test]
+    fn what_is_no_server_is_refused() {
+        for url in ["node:8000", "http://", "http://node/v1", "ftp://node", "http://a b", "http://u@node", ""]
+        {
+            let error = spec(&[url]).check(|_| true).expect_err("no URL of a worker");
+            assert_eq!(error, SpecError::Url(url.to_owned()));
+        }
+        assert_eq!(spec(&["http://[::1]:8000"]).check(|_| true), Ok(()));
+    }
+
+    #[test]
+    fn pools_must_be_there_and_fleets_are_bounded() {
+        let error = spec(&["http://a"]).check(|_| false).expect_err("no such pool");
+        assert!(matches!(error, SpecError::UnknownPool { .. }));
+        let urls: Vec<String> = (0..=WORKERS_MAX).map(|port| format!("http://a:{port}")).collect();
+        let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+        assert_eq!(spec(&urls).check(|_| true), Err(SpecError::TooMany(WORKERS_MAX + 1)));
+    }
+
+    #[test]
+    fn draining_alone_makes_no_new_worker() {
+        let worker = WorkerSpec::new("http://a:1");
+        assert!(worker.is_same_worker(&WorkerSpec { is_draining: true, ..worker.clone() }));
+        for other in [
+            WorkerSpec { uid: Some("b".to_owned()), ..worker.clone() },
+            WorkerSpec { role: Some(Role::Prefill), ..worker.clone() },
+            WorkerSpec { pool: "m".to_owned(), ..worker.clone() },
+        ] {
+            assert!(!worker.is_same_worker(&other), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What may be asked of a worker now, as one state.
+//!
+//! ```text
+//!            described              caught up
+//!  Joining ───────────▶ Warming ───────────────▶ Ready ◀──────┐
+//!     ▲                    │                     │  │         │ answers
+//!     │ first answer       │ late or failed      │  └────▶ Suspect
+//!     │                    ▼                     │ drain      │ no answer, refused, unfit
+//!   (added)             Suspect            Draining ◀─────────┤
+//!                                                             ▼
+//!                                                           Down ──▶ as before, once it answers
+//! ```
+//!
+//! The state is derived from a [`Condition`] in one function, so the facts behind it (health, run, events, the operator's
+//! wish) cannot disagree with it. Routing reads the state alone, as one relaxed-size atomic; only the watcher of a worker,
+//! its feeds and the administrator change a condition.
+
+/// What may be asked of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum WorkerState {
+    /// Its address is known; it has not yet said what it is, or its pool has not yet chosen a model.
+    Joining,
+    /// It has said what it is, and the index does not yet hold what it could tell of its past.
+    Warming,
+    /// It takes requests.
+    Ready,
+    /// It takes no new requests; those that it has go on.
+    Draining,
+    /// A health check is late, or a request failed in a way that speaks against it. It takes no new requests until it
+    /// answers its health check.
+    Suspect,
+    /// It does not answer, refuses connections, or does not fit its pool.
+    Down,
+}
+
+impl WorkerState {
+    const ALL: [Self; 6] =
+        [Self::Joining, Self::Warming, Self::Ready, Self::Draining, Self::Suspect, Self::Down];
+
+    /// As it is shown: in small letters.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Warming => "warming",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Suspect => "suspect",
+            Self::Down => "down",
+        }
+    }
+
+    pub(crate) fn from_u8(number: u8) -> Self {
+        Self::ALL.get(usize::from(number)).copied().unwrap_or(Self::Down)
+    }
+}
+
+/// What the health check says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Health {
+    /// No health check has ended yet.
+    #[default]
+    Unknown,
+    /// The last one was answered, and what was said fits the pool.
+    Answers,
+    /// One is late, or a request failed since the last answer.
+    Suspect,
+    /// It was refused, given up, or the worker cannot be used.
+    Down,
+}
+
+/// The facts that a state is derived from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Condition {
+    pub(crate) health: Health,
+    /// It has said what it is: this run of its process has places in the index.
+    pub(crate) has_run: bool,
+    /// The events of at least one of its ranks have been caught up with.
+    pub(crate) is_warm: bool,
+    /// The operator wants no new requests there.
+    pub(crate) is_draining: bool,
+}
+
+impl Condition {
+    pub(crate) fn state(self) -> WorkerState {
+        match self.health {
+            Health::Unknown => WorkerState::Joining,
+            Health::Suspect => WorkerState::Suspect,
+            Health::Down => WorkerState::Down,
+            Health::Answers if !self.has_run => WorkerState::Joining,
+            Health::Answers if self.is_draining => WorkerState::Draining,
+            Health::Answers if !self.is_warm => WorkerState::Warming,
+            Health::Answers => WorkerState::Ready,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every combination of facts: requests go to a worker only if all of them speak for it.
+    #[test]
+    fn only_a_healthy_described_warm_worker_that_is_wanted_is_ready() {
+        let bools = [false, true];
+        for health in [Health::Unknown, Health::Answers, Health::Suspect, Health::Down] {
+            for (has_run, is_warm, is_draining) in bools.iter().flat_map(|&run| {
+                bools.iter().flat_map(move |&warm| bools.map(move |drain| (run, warm, drain)))
+            }) {
+                let condition = Condition { health, has_run, is_warm, is_draining };
+                let expected = health == Health::Answers && has_run && is_warm && !is_draining;
+                assert_eq!(condition.state() == WorkerState::Ready, expected, "{condition:?}");
+                if health == Health::Answers && has_run && is_draining {
+                    assert_eq!(condition.state(), WorkerState::Draining);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_survives_the_way_through_its_number() {
+        for state in WorkerState::ALL {
+            assert_eq!(WorkerState::from_u8(state as u8), state);
+        }
+        let names: std::collections::HashSet<&str> =
+            WorkerState::ALL.iter().map(|state| state.name()).collect();
+        assert_eq!(names.len(), WorkerState::ALL.len());
+    }
+}

@@ -1,0 +1,411 @@
+//! A worker, and each run of its process.
+//!
+//! A worker is an entry of the roster. What it says of itself belongs to one run of its process, and each data-parallel rank
+//! of that run is a [`WorkerRun`]: a place in the index, a load, a subscription to its KV events. Decisions see
+//! [`RankRef`]s. A run that ends gives its place in the index back; nothing that was learned of it is left.
+
+use std::cell::OnceCell;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use kvstore_block::block_hash;
+use router_engines::client::EngineClient;
+use router_engines::dialect::{Description, EngineLoad, Role};
+use router_engines::upstream::Upstream;
+use router_events::follower::Follower;
+use router_radix::Member;
+use router_tls::ClientTls;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use crate::breaker::Breaker;
+use crate::capacity::Capacity;
+use crate::load::Load;
+use crate::pool::Pool;
+use crate::routed::Routed;
+use crate::spec::WorkerSpec;
+use crate::state::{Condition, Health, WorkerState};
+
+/// One rank of one run of a worker's process.
+#[derive(Debug)]
+pub struct WorkerRun {
+    /// The worker's name, with the rank behind it when there are several.
+    pub name: String,
+    /// Hash of the name.
+    pub identity: u64,
+    /// What the engine says of itself.
+    pub description: Arc<Description>,
+    /// Its data-parallel rank, when there are several.
+    pub rank: Option<u16>,
+    /// What it does in this fleet.
+    pub role: Role,
+    /// Its place in the index.
+    pub member: Member,
+    /// What it has to do, and how fast it is.
+    pub load: Load,
+    /// What the engine itself said last.
+    pub reported: Reported,
+    /// What it can take, by what the engine said.
+    pub capacity: Capacity,
+    /// The state of its KV events.
+    pub follower: Arc<Mutex<Follower>>,
+    /// It publishes events.
+    pub has_feed: bool,
+    /// Its KV events are followed, so the index speaks for it.
+    pub is_warm: Arc<AtomicBool>,
+    /// Notified when the index promises what the worker does not have.
+    pub(crate) distrust: Arc<Notify>,
+    /// Notified when what this gateway has sent somewhere changes; `None` without peers.
+    pub(crate) loads_changed: Option<Arc<Notify>>,
+    /// Without events: prompts routed there, on their way into the index.
+    pub(crate) routed: Option<Arc<Routed>>,
+    /// Writes to the index; ended before the place in the index is given out again.
+    pub(crate) writing: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl WorkerRun {
+    /// A prompt with these block hashes goes there.
+    pub(crate) fn routed(&self, block_hashes: &[u64]) {
+        if let Some(routed) = &self.routed {
+            routed.note(block_hashes);
+        }
+    }
+
+    /// What this gateway sent somewhere has changed.
+    pub(crate) fn changed(&self) {
+        if let Some(changed) = &self.loads_changed {
+            changed.notify_one();
+        }
+    }
+
+    /// Whether a prefill worker has to compute each of its prompts.
+    #[must_use]
+    pub fn needs_prefill(&self) -> bool {
+        self.role == Role::Decode && self.description.engine.dialect().decode_needs_prefill()
+    }
+
+    pub(crate) fn take_writing(&self) -> Option<JoinHandle<()>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for WorkerRun {
+    fn drop(&mut self) {
+        if let Some(task) = self.take_writing() {
+            task.abort();
+        }
+    }
+}
+
+/// An engine counts a request this long after it was sent at the latest: it has parsed and tokenised it by then.
+const COUNTED_AFTER: Duration = Duration::from_millis(500);
+
+/// An engine's own count of its load.
+#[derive(Debug, Default)]
+pub struct Reported {
+    /// Running in the upper half, waiting in the lower.
+    requests: AtomicU64,
+    usage: AtomicU64,
+    /// When the question was sent that these counts answer; `None` before the first answer.
+    asked: Mutex<Option<Instant>>,
+}
+
+impl Reported {
+    /// Takes over what the engine answered to a question sent at `asked`.
+    pub(crate) fn set(&self, load: &EngineLoad, asked: Instant) {
+        self.requests.store(u64::from(load.running) << 32 | u64::from(load.waiting), Ordering::Relaxed);
+        self.usage.store(load.kv_usage.to_bits(), Ordering::Relaxed);
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
+    }
+
+    /// Whether the engine has no request at all by a count that would include one sent at `sent`: it has lost that one.
+    #[must_use]
+    pub fn is_idle_since(&self, sent: Instant) -> bool {
+        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let load = self.get();
+        asked.is_some_and(|asked| asked >= sent + COUNTED_AFTER) && load.running == 0 && load.waiting == 0
+    }
+
+    /// The last report.
+    #[must_use]
+    pub fn get(&self) -> EngineLoad {
+        let requests = self.requests.load(Ordering::Relaxed);
+        EngineLoad {
+            running: (requests >> 32) as u32,
+            waiting: requests as u32,
+            kv_usage: f64::from_bits(self.usage.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// A rank of a worker's run together with the worker.
+#[derive(Debug, Clone)]
+pub struct RankRef {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// One of its ranks.
+    pub run: Arc<WorkerRun>,
+}
+
+impl RankRef {
+    /// Whether it can take requests.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.worker.state() == WorkerState::Ready && self.run.is_warm.load(Ordering::Acquire)
+    }
+
+    /// Whether it serves this adapter; `None` is the pool's model itself.
+    #[must_use]
+    pub fn serves(&self, adapter: Option<&str>) -> bool {
+        adapter.is_none_or(|name| self.run.description.models.iter().any(|model| model == name))
+    }
+}
+
+/// Selects the workers that may generate an answer. One that needs a prefill worker counts only while a prefill worker is
+/// ready; the roster is searched for that at most once.
+pub fn able_to_decode(roster: &[RankRef], adapter: Option<&str>) -> impl Fn(&RankRef) -> bool {
+    let has_prefill = OnceCell::new();
+    let computes =
+        move |rank: &RankRef| rank.run.role == Role::Prefill && rank.is_ready() && rank.serves(adapter);
+    move |rank: &RankRef| {
+        rank.run.role != Role::Prefill
+            && (!rank.run.needs_prefill() || *has_prefill.get_or_init(|| roster.iter().any(computes)))
+    }
+}
+
+/// A worker of the roster. Replaced as a whole when its [`WorkerSpec`] changes in anything but the wish to drain it.
+#[derive(Debug)]
+pub struct Worker {
+    /// What its source says of it, without the wish to drain it.
+    pub spec: WorkerSpec,
+    /// Its pool.
+    pub pool: Arc<Pool>,
+    /// Asks for health, load and descriptions.
+    pub client: EngineClient,
+    /// Connections for requests.
+    pub upstream: Arc<Upstream>,
+    /// Host and port: its name in headers, metrics, snapshots and commands.
+    pub name: String,
+    /// The ranks of the run of its process that is known; empty before it has described itself.
+    pub runs: ArcSwap<Vec<Arc<WorkerRun>>>,
+    /// [`WorkerState`] as a number, derived from `condition` whenever that changes. Release in [`Self::update`] pairs with
+    /// the acquire in [`Self::state`]: whoever sees `Ready` sees the runs that made it so.
+    state: AtomicU8,
+    condition: Mutex<Condition>,
+    /// Why it takes no requests; empty while it does.
+    reason: Mutex<String>,
+    /// Takes it out of routing for a time after failures in a row.
+    pub breaker: Breaker,
+    /// Wakes its watcher: a request failed, or a report named another run.
+    pub(crate) suspected: Notify,
+    /// It may be another run of the process than the one that described itself.
+    in_doubt: AtomicBool,
+    /// The first miss of the health check that has given the worker up; `None` while health checks are answered.
+    silent_since: Mutex<Option<Instant>>,
+    /// Notified when the worker is given up although its connections are open. A request that has received bytes since
+    /// `silent_since` goes on all the same.
+    pub down: Notify,
+    /// Notified when connections to its address are refused.
+    pub disconnected: Notify,
+    /// Set when it is no worker of the fleet any more: its watchers end.
+    removed: tokio::sync::watch::Sender<bool>,
+}
+
+impl Worker {
+    pub(crate) fn new(spec: &WorkerSpec, pool: &Arc<Pool>, tls: Option<&Arc<ClientTls>>) -> Arc<Self> {
+        let upstream = Upstream::with_key(&spec.url, tls, spec.key.as_ref());
+        let condition = Condition { is_draining: spec.is_draining, ..Condition::default() };
+        Arc::new(Self {
+            client: EngineClient::over(&upstream),
+            upstream,
+            name: spec.name(),
+            spec: WorkerSpec { is_draining: false, ..spec.clone() },
+            pool: Arc::clone(pool),
+            runs: ArcSwap::default(),
+            state: AtomicU8::new(condition.state() as u8),
+            condition: Mutex::new(condition),
+            reason: Mutex::default(),
+            breaker: Breaker::new(Instant::now()),
+            suspected: Notify::new(),
+            in_doubt: AtomicBool::new(false),
+            silent_since: Mutex::new(None),
+            down: Notify::new(),
+            disconnected: Notify::new(),
+            removed: tokio::sync::watch::Sender::new(false),
+        })
+    }
+
+    /// What may be asked of it now.
+    #[must_use]
+    pub fn state(&self) -> WorkerState {
+        WorkerState::from_u8(self.state.load(Ordering::Acquire))
+    }
+
+    /// Why it takes no requests, in words; empty while it does, or when nothing is known against it.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether it takes no new requests by an administrator's wish, whatever its state.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.lock_condition().is_draining
+    }
+
+    fn lock_condition(&self) -> std::sync::MutexGuard<'_, Condition> {
+        // A condition is a plain value: it is whole at any time.
+        self.condition.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what is known of it, and its state with that.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut Condition)) {
+        let mut condition = self.lock_condition();
+        change(&mut condition);
+        // Under the lock, so that of two changes the later one's state stays.
+        self.state.store(condition.state() as u8, Ordering::Release);
+    }
+
+    pub(crate) fn set_health(&self, health: Health) {
+        self.update(|condition| condition.health = health);
+    }
+
+    /// It does not serve, for this reason; empty when nothing speaks against it.
+    pub(crate) fn set_reason(&self, reason: &str) {
+        let mut known = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != reason {
+            reason.clone_into(&mut known);
+        }
+    }
+
+    /// Whether the last health check was answered, and what was said fits the pool.
+    pub(crate) fn answers(&self) -> bool {
+        self.lock_condition().health == Health::Answers
+    }
+
+    /// Its runs have changed, or the index has caught up with one of them.
+    pub(crate) fn runs_changed(&self) {
+        let runs = self.runs.load();
+        let is_warm = runs.iter().any(|run| run.is_warm.load(Ordering::Acquire));
+        let has_run = !runs.is_empty();
+        self.update(|condition| {
+            condition.has_run = has_run;
+            condition.is_warm = is_warm;
+        });
+    }
+
+    /// It is no worker of the fleet any more.
+    pub(crate) fn remove(&self) {
+        self.removed.send_replace(true);
+        self.set_health(Health::Down);
+        self.set_reason("it was removed from the roster");
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        *self.removed.borrow()
+    }
+
+    /// Ends when it is no worker of the fleet any more.
+    pub(crate) async fn removed(&self) {
+        // The sender lives as long as this worker.
+        let mut removed = self.removed.subscribe();
+        let _removed = removed.wait_for(|removed| *removed).await;
+    }
+
+    /// Requests of this gateway that it has now.
+    #[must_use]
+    pub fn requests(&self) -> u32 {
+        self.runs.load().iter().map(|run| run.load.own.get()[0]).sum()
+    }
+
+    /// A request failed in a way that speaks against the worker: ask it at once how it is.
+    pub fn suspect(&self) {
+        self.update(|condition| {
+            if condition.health == Health::Answers {
+                condition.health = Health::Suspect;
+            }
+        });
+        self.doubt();
+    }
+
+    /// Something speaks for another run of the process: ask at once which one it is.
+    pub(crate) fn doubt(&self) {
+        self.in_doubt.store(true, Ordering::Relaxed);
+        self.suspected.notify_one();
+    }
+
+    /// Whether there was a doubt, which the caller clears up.
+    pub(crate) fn take_doubt(&self) -> bool {
+        self.in_doubt.swap(false, Ordering::Relaxed)
+    }
+
+    /// A health check was answered, however late.
+    pub(crate) fn answered(&self) {
+        *self.silent_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// A health check that was missed first at `since` was never answered: gives up what has been silent for as long.
+    pub(crate) fn give_up(&self, since: Instant) {
+        *self.silent_since.lock().unwrap_or_else(PoisonError::into_inner) = Some(since);
+        self.down.notify_waiters();
+    }
+
+    /// Whether the worker is given up and a request that received its last byte at `last` with it.
+    #[must_use]
+    pub fn is_silent_since(&self, last: Instant) -> bool {
+        let since = *self.silent_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.is_some_and(|since| last < since)
+    }
+
+    /// Ends when a request that has received nothing since `last` is to be given up.
+    pub async fn given_up(&self, last: Instant) {
+        loop {
+            // Before the look, so that no ring between the two is lost.
+            let rung = self.down.notified();
+            if self.is_silent_since(last) {
+                return;
+            }
+            rung.await;
+        }
+    }
+}
+
+/// Hash of a worker's name.
+pub(crate) fn identity(name: &str) -> u64 {
+    let letters: Vec<u32> = name.bytes().map(u32::from).collect();
+    block_hash(&letters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The worker's health check was missed first at second 5 and given up at second 15.
+    #[test]
+    fn only_requests_that_were_silent_since_before_the_first_miss_are_given_up() {
+        let worker = Worker::new(&WorkerSpec::new("http://127.0.0.1:1"), &Pool::for_tests(), None);
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        assert!(!worker.is_silent_since(at(0)), "no health check has been missed");
+        worker.give_up(at(5));
+        assert!(worker.is_silent_since(at(4)));
+        assert!(!worker.is_silent_since(at(6)), "bytes came after the first miss");
+        worker.answered();
+        assert!(!worker.is_silent_since(at(4)));
+    }
+
+    #[test]
+    fn only_a_count_that_includes_a_request_says_that_it_is_lost() {
+        let reported = Reported::default();
+        let sent = Instant::now();
+        assert!(!reported.is_idle_since(sent), "nothing has been reported");
+        reported.set(&EngineLoad::default(), sent);
+        assert!(!reported.is_idle_since(sent), "the count is older than the request");
+        reported.set(&EngineLoad { waiting: 1, ..EngineLoad::default() }, sent + COUNTED_AFTER);
+        assert!(!reported.is_idle_since(sent), "it may be the one that waits");
+        reported.set(&EngineLoad::default(), sent + COUNTED_AFTER);
+        assert!(reported.is_idle_since(sent));
+    }
+}

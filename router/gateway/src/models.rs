@@ -1,0 +1,317 @@
+//! The models that the gateway serves, by the names that requests ask for.
+//!
+//! Each pool of the fleet is a model here, with what the gateway itself needs to know of it: tokenizer and chat template, how
+//! it writes tool calls, and a gate. A name is, in this order: a split of the configuration, a model or one of its aliases, an
+//! adapter that some worker has. A split draws a pool by weight, for a conversation always the same one. A pool that cannot
+//! serve now is left for the first of its fallbacks that can.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use router_access::{Gate, GateConfig};
+use router_engines::body::RawBody;
+use router_engines::openai::ApiError;
+use router_fleet::Pool;
+use router_tokens::ModelText;
+
+use crate::said::Formats;
+use crate::service::{Gateway, fresh_number};
+use crate::{GatewayConfig, TextBy};
+
+/// What the gateway itself knows of a pool's model.
+#[derive(Debug, Clone)]
+pub struct ModelConfig {
+    /// The pool's name.
+    pub pool: String,
+    /// Its tokenizer and chat template.
+    pub text: ModelText,
+    /// How it writes tool calls and reasoning, where the gateway makes the text.
+    pub formats: Formats,
+    /// Requests inside at a time; more wait.
+    pub requests_max: usize,
+    /// Names of the pools that take its requests while its own workers cannot, in order.
+    pub fallback: Vec<String>,
+}
+
+/// A name whose requests are split among pools.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Split {
+    /// The name that requests ask for.
+    pub model: String,
+    /// Names of pools and their weights; at least one is not 0.
+    pub pools: Vec<(String, u32)>,
+}
+
+/// A model that is served.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) text: ModelText,
+    pub(crate) formats: Formats,
+    /// Lets in as many requests as the pool's engines can take.
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) requests_max: u32,
+    fallback: Vec<String>,
+    text_by: TextBy,
+}
+
+impl Model {
+    /// Whether prompts become tokens here as they do at the engines: with the model's own tokenizer, or because it is the
+    /// gateway that makes the prompts.
+    pub(crate) fn knows_tokens(&self) -> bool {
+        self.pool.has_tokenizer || (self.text_by != TextBy::Engine && self.pool.is_native())
+    }
+
+    /// 503, when its workers serve different models and none is configured.
+    fn dispute(&self) -> Option<ApiError> {
+        let refusal = self.pool.refusal()?;
+        Some(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, refusal, "models_differ"))
+    }
+}
+
+/// Who a request is for.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) model: Arc<Model>,
+    /// The adapter that it names, if it does not ask for the model itself.
+    pub(crate) adapter: Option<String>,
+}
+
+impl Target {
+    #[cfg(test)]
+    pub(crate) fn for_tests() -> Self {
+        let pool = router_fleet::Pool::for_tests();
+        let model = Model {
+            pool,
+            text: ModelText::tiny().expect("the built-in model"),
+            formats: Formats::default(),
+            gate: Gate::new(GateConfig::default()).expect("a gate"),
+            requests_max: 1,
+            fallback: Vec::new(),
+            text_by: TextBy::Auto,
+        };
+        Self { model: Arc::new(model), adapter: None }
+    }
+
+    /// The name that engines know.
+    pub(crate) fn engine_name(&self) -> String {
+        self.adapter.clone().unwrap_or_else(|| self.model.pool.model().to_string())
+    }
+
+    /// Puts the name that engines know into a request that asks by another one.
+    pub(crate) fn name_in(&self, body: &mut RawBody) -> Result<(), ApiError> {
+        let name = self.engine_name();
+        if body.text("model")?.is_some_and(|asked| *asked != *name) && !name.is_empty() {
+            body.set("model", serde_json::Value::from(name).to_string());
+        }
+        Ok(())
+    }
+}
+
+/// All models, and the names that are split among them.
+#[derive(Debug)]
+pub(crate) struct Models {
+    all: Vec<Arc<Model>>,
+    splits: Vec<Split>,
+}
+
+impl Models {
+    pub(crate) fn new(config: &GatewayConfig, pools: &[Arc<Pool>]) -> Result<Self, String> {
+        let of = |pool: &Arc<Pool>| {
+            let own = config.models.iter().find(|model| model.pool == pool.name);
+            let own =
+                own.ok_or_else(|| format!("nothing is configured of the model of pool {:?}", pool.name))?;
+            let requests_max = u32::try_from(own.requests_max).unwrap_or(u32::MAX).max(1);
+            Ok::<_, String>(Arc::new(Model {
+                pool: Arc::clone(pool),
+                requests_max,
+                text: own.text.clone(),
+                formats: own.formats.clone(),
+                gate: Gate::new(GateConfig {
+                    running_max: requests_max,
+                    waiting_max: config.access.waiting_max,
+                    tenant_waiting_max: config.access.tenant_waiting_max,
+                    wait_max: config.access.wait_max,
+                })
+                .map_err(|error| error.to_string())?,
+                fallback: own.fallback.clone(),
+                text_by: config.text,
+            }))
+        };
+        let all = pools.iter().map(of).collect::<Result<Vec<_>, String>>()?;
+        let models = Self { all, splits: config.splits.clone() };
+        let named = models.splits.iter().flat_map(|split| split.pools.iter().map(|(name, _)| name));
+        for name in named.chain(models.all.iter().flat_map(|model| &model.fallback)) {
+            models.of_pool(name).ok_or_else(|| format!("there is no pool {name:?}"))?;
+        }
+        Ok(models)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Model>> {
+        self.all.iter()
+    }
+
+    /// The first whose name is known.
+    pub(crate) fn first(&self) -> &Arc<Model> {
+        self.all.iter().find(|model| !model.pool.model().is_empty()).unwrap_or(&self.all[0])
+    }
+
+    /// The one that is meant where no model is named: that of all workers, if there is only one such.
+    fn only(&self) -> Option<&Arc<Model>> {
+        let mut known = self.all.iter().filter(|model| !model.pool.model().is_empty());
+        match (known.next(), known.next()) {
+            (Some(model), None) => Some(model),
+            (None, _) if self.all.len() == 1 => self.all.first(),
+            _ => None,
+        }
+    }
+
+    fn of_pool(&self, name: &str) -> Option<&Arc<Model>> {
+        self.all.iter().find(|model| model.pool.name == name)
+    }
+
+    /// Names under which requests may ask, each once: splits, models and aliases, adapters.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        let mut add = |name: &str| {
+            if !name.is_empty() && !names.iter().any(|other| other == name) {
+                names.push(name.to_owned());
+            }
+        };
+        for model in &self.all {
+            add(&model.pool.model());
+            model.pool.aliases.iter().for_each(|alias| add(alias));
+        }
+        self.splits.iter().for_each(|split| add(&split.model));
+        for model in &self.all {
+            for rank in model.pool.roster().iter() {
+                rank.run.description.models.iter().for_each(|name| add(name));
+            }
+        }
+        names
+    }
+
+    /// The model that a name stands for, or that has an adapter of this name; of a split the first.
+    pub(crate) fn named(&self, name: &str) -> Option<Target> {
+        let of = |model: &Arc<Model>, adapter| Target { model: Arc::clone(model), adapter };
+        if let Some(split) = self.splits.iter().find(|split| split.model == name) {
+            return split.pools.first().and_then(|(pool, _)| self.of_pool(pool)).map(|model| of(model, None));
+        }
+        let model = self.all.iter().find(|model| model.pool.is_named(name)).map(|model| of(model, None));
+        model.or_else(|| {
+            let model = self.all.iter().find(|model| model.pool.has_adapter(name))?;
+            Some(of(model, Some(name.to_owned())))
+        })
+    }
+
+    /// Who takes a request that asks for this name, now. `session` keeps a conversation at one side of a split.
+    fn resolve(&self, name: Option<&str>, session: Option<u64>) -> Result<Target, ApiError> {
+        let target = match name {
+            Some(name) => match self.splits.iter().find(|split| split.model == name) {
+                Some(split) => self.drawn(split, session.unwrap_or_else(fresh_number)),
+                None => self.named(name),
+            }
+            .ok_or_else(|| ApiError::no_such_model(name))?,
+            None => {
+                if let Some(model) = self.only() {
+                    return Ok(self.able(Target { model: Arc::clone(model), adapter: None }));
+                }
+                let names = self.names().join(", ");
+                let message = format!("`model` is required: this gateway serves {names}.");
+                return Err(ApiError::invalid("model", message));
+            }
+        };
+        Ok(self.able(target))
+    }
+
+    /// One side of a split, by its weight; a side that cannot serve only if none can.
+    fn drawn(&self, split: &Split, random: u64) -> Option<Target> {
+        let sides = || split.pools.iter().filter_map(|(pool, weight)| Some((self.of_pool(pool)?, *weight)));
+        let able: Vec<_> = sides().filter(|(model, weight)| *weight > 0 && model.pool.can_serve()).collect();
+        let sides = if able.is_empty() { sides().filter(|(_, weight)| *weight > 0).collect() } else { able };
+        let total: u64 = sides.iter().map(|(_, weight)| u64::from(*weight)).sum();
+        // Numbers of sessions are hashes, others random: both are even over their range.
+        let mut left = (u128::from(random) * u128::from(total) >> 64) as u64;
+        for (model, weight) in sides {
+            if left < u64::from(weight) {
+                return Some(Target { model: Arc::clone(model), adapter: None });
+            }
+            left -= u64::from(weight);
+        }
+        None
+    }
+
+    /// The target itself, or, while its pool cannot serve, the first fallback that can.
+    fn able(&self, target: Target) -> Target {
+        if target.model.pool.can_serve() {
+            return target;
+        }
+        let fallbacks = target.model.fallback.iter().filter_map(|name| self.of_pool(name));
+        let able = fallbacks.filter(|model| model.pool.can_serve()).find_map(|model| match &target.adapter {
+            None => Some(Target { model: Arc::clone(model), adapter: None }),
+            Some(name) if model.pool.has_adapter(name) => {
+                Some(Target { model: Arc::clone(model), adapter: Some(name.clone()) })
+            }
+            Some(_) => None,
+        });
+        able.unwrap_or(target)
+    }
+
+    /// Why no request can be served although workers are there: for health checks.
+    pub(crate) fn problem(&self) -> Option<ApiError> {
+        if self.all.iter().any(|model| model.pool.can_serve()) {
+            return None;
+        }
+        self.all.iter().find_map(|model| model.dispute())
+    }
+
+    pub(crate) fn can_serve(&self) -> bool {
+        self.all.iter().any(|model| model.pool.can_serve())
+    }
+
+    /// Requests that wait for a place, and places, of all gates.
+    pub(crate) fn gates(&self) -> (u32, u32) {
+        let sum =
+            |of: fn(&Gate) -> u32| self.all.iter().map(|model| of(&model.gate)).fold(0, u32::saturating_add);
+        (sum(|gate| gate.stats().waiting), sum(|gate| gate.running_max()))
+    }
+}
+
+impl Gateway {
+    /// Who takes a request. Until a worker has said what it is, it cannot be said how requests are served: waits for that a
+    /// moment. An error when no model has this name, or its workers disagree on it.
+    pub(crate) async fn target(
+        &self,
+        model: Option<&str>,
+        session: Option<u64>,
+        patience: Duration,
+    ) -> Result<Target, ApiError> {
+        let deadline = tokio::time::Instant::now() + patience;
+        loop {
+            let changed = self.fleet.changed.notified();
+            match self.models.resolve(model, session) {
+                Ok(target) => {
+                    if let Some(error) = target.model.dispute() {
+                        return Err(error);
+                    }
+                    if !target.model.pool.roster().is_empty() {
+                        return Ok(target);
+                    }
+                }
+                Err(error) => {
+                    if let Some(dispute) = self.models.iter().find_map(|model| model.dispute()) {
+                        return Err(dispute);
+                    }
+                    // The names may come with the first worker.
+                    if self.models.iter().any(|model| !model.pool.roster().is_empty()) {
+                        return Err(error);
+                    }
+                }
+            }
+            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                return Err(ApiError::unavailable("No worker is available."));
+            }
+        }
+    }
+}
