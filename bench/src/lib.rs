@@ -3,6 +3,7 @@
 //! `peers`, outside this workspace.
 
 mod catalog;
+mod churn;
 mod disk;
 mod engine;
 mod events;
@@ -83,6 +84,21 @@ enum Bench {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Requests while the roster changes all the time: none may fail, and the index must equal the truth at the end.
+    Churn {
+        /// How long.
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+        /// Changes of the roster a second.
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1000))]
+        changes: u64,
+        /// Requests a second.
+        #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+        rate: u64,
+        /// Seed of the draws.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Random transfers between processes, with cancellations, short deadlines and killed peers; every byte is compared.
     TransferSoak {
         /// How long.
@@ -112,6 +128,9 @@ enum Bench {
     All,
 }
 
+/// With tiny input.
+const CHURN_SMOKE_SECONDS: u64 = 5;
+
 /// Runs a benchmark.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let smoke = args.smoke;
@@ -127,6 +146,9 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         Bench::Tier(args) => tier::run(smoke, &args),
         Bench::Engine => engine::run(smoke),
         Bench::Soak { requests, seed } => soak::run(if smoke { 2000 } else { requests }, seed),
+        Bench::Churn { seconds, changes, rate, seed } => {
+            churn::run(if smoke { CHURN_SMOKE_SECONDS } else { seconds }, changes, rate, seed)
+        }
         Bench::TransferSoak { seconds, seed, peers, life } => {
             let life = std::time::Duration::from_secs_f64(life.clamp(0.1, 3600.0));
             transfer_soak::run(if smoke { 5 } else { seconds }, seed, &peers, life)
@@ -145,7 +167,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             tier::run(smoke, &tier::TierArgs::default())?;
             gateway::run(smoke, &GatewayArgs::with_defaults())?;
             gpu::run_if_present(smoke)?;
-            soak::run(if smoke { 2000 } else { 1_000_000 }, 1)
+            soak::run(if smoke { 2000 } else { 1_000_000 }, 1)?;
+            churn::run(if smoke { CHURN_SMOKE_SECONDS } else { 600 }, 50, 500, 1)
         }
     }
 }

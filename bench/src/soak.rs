@@ -19,13 +19,13 @@ use crate::gateway::{config, fleet_config, fleet_of, listen, tuning};
 
 const WORKERS: usize = 8;
 const CLIENTS: u64 = 64;
-const PROMPTS: u64 = 200;
+pub(crate) const PROMPTS: u64 = 200;
 const TOKENS: usize = 12;
 /// Nobody waits longer for the end of an answer: that would be a stream that was forgotten.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
-fn mix(seed: u64) -> u64 {
+pub(crate) fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -46,7 +46,7 @@ fn faults() -> Vec<Fault> {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+pub(crate) enum Way {
     Whole,
     Streamed,
     Completion,
@@ -54,7 +54,7 @@ enum Way {
     GoneEarly,
 }
 
-fn body(prompt: u64, way: Way) -> String {
+pub(crate) fn body(prompt: u64, way: Way) -> String {
     let text = format!("prompt {prompt} {}", "word ".repeat((prompt % 50) as usize));
     let stream = matches!(way, Way::Streamed | Way::GoneEarly);
     match way {
@@ -66,7 +66,7 @@ fn body(prompt: u64, way: Way) -> String {
 }
 
 /// What came back: the status, and the text if there is one.
-enum Answer {
+pub(crate) enum Answer {
     Text(String),
     Refused(u16),
     /// A stream that had begun and ended with an error event.
@@ -74,7 +74,7 @@ enum Answer {
     Gone,
 }
 
-async fn exchange(stream: &mut TcpStream, body: &str, way: Way) -> Result<Answer> {
+pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, way: Way) -> Result<Answer> {
     let path = if way == Way::Completion { "/v1/completions" } else { "/v1/chat/completions" };
     let request = format!(
         "POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -141,7 +141,7 @@ fn understood(status: u16, content: &[u8], is_chunked: bool) -> Result<Answer> {
 }
 
 /// Resident memory in MiB, and open descriptors of this process.
-fn footprint() -> Result<(u64, usize)> {
+pub(crate) fn footprint() -> Result<(u64, usize)> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let resident = status
         .lines()
@@ -178,18 +178,7 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
     let fleet = fleet_of(fleet_config, &urls)?;
     let gateway = Gateway::new(config(ModelText::tiny()?), tuning, fleet).map_err(anyhow::Error::msg)?;
     let address = listen(router(Arc::clone(&gateway))).await?.trim_start_matches("http://").to_owned();
-    let mut expected = Vec::new();
-    for prompt in 0..PROMPTS {
-        let mut both = Vec::new();
-        for way in [Way::Whole, Way::Completion] {
-            let mut stream = TcpStream::connect(&address).await?;
-            match exchange(&mut stream, &body(prompt, way), way).await? {
-                Answer::Text(text) => both.push(text),
-                _ => bail!("no answer without faults"),
-            }
-        }
-        expected.push(both);
-    }
+    let expected = expected_answers(&address).await?;
     for (mock, fault) in mocks.iter().flat_map(|mock| faults().into_iter().map(move |fault| (mock, fault))) {
         mock.fault(fault)?;
     }
@@ -199,7 +188,7 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
     let before = footprint()?;
     drive(&address, requests - requests / 10, seed ^ 1, &expected, &tally).await?;
     mocks.iter().for_each(Mock::heal);
-    settled(&gateway, &mocks).await?;
+    settled(&gateway, &mocks.iter().collect::<Vec<_>>()).await?;
     let after = footprint()?;
     let refused = tally.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
     let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -229,6 +218,23 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
     // With a million requests a leak of 60 bytes each would be above this.
     ensure!(after.0 < before.0 + 32 + requests / 50_000, "memory is left over");
     Ok(())
+}
+
+/// What is answered to each prompt without faults: to a chat, and to a completion.
+pub(crate) async fn expected_answers(address: &str) -> Result<Vec<Vec<String>>> {
+    let mut expected = Vec::new();
+    for prompt in 0..PROMPTS {
+        let mut both = Vec::new();
+        for way in [Way::Whole, Way::Completion] {
+            let mut stream = TcpStream::connect(address).await?;
+            match exchange(&mut stream, &body(prompt, way), way).await? {
+                Answer::Text(text) => both.push(text),
+                _ => bail!("no answer without faults"),
+            }
+        }
+        expected.push(both);
+    }
+    Ok(expected)
 }
 
 async fn drive(
@@ -297,7 +303,7 @@ async fn drive(
 }
 
 /// Waits until nobody is busy any more.
-async fn settled(gateway: &Gateway, mocks: &[Mock]) -> Result<()> {
+pub(crate) async fn settled(gateway: &Gateway, mocks: &[&Mock]) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let busy: usize =

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::load::Section;
+use serde_json::{Map, Value};
+
+use crate::load::{Key, Section};
 use crate::settings::Settings;
 
 /// A key that has another value.
@@ -76,6 +78,79 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     all
 }
 
+/// Every key with its value, by section; texts of TOML.
+fn to_json(settings: &Settings) -> Value {
+    // By name, so that a section which is forgotten here does not compile.
+    let Settings {
+        serve,
+        drain,
+        gateway,
+        access,
+        tls,
+        trace,
+        router,
+        engine,
+        worker,
+        transfer,
+        rdma,
+        ebpf,
+        host_tier,
+        disk_tier,
+        remote_tier,
+        object_tier,
+        store,
+        faults,
+        pools,
+        splits,
+    } = settings;
+    let mut all = Map::new();
+    let mut add = |(path, table): (&str, Value)| drop(all.insert(path.to_owned(), table));
+    add(table(serve));
+    add(table(drain));
+    add(table(gateway));
+    add(table(access));
+    add(table(tls));
+    add(table(trace));
+    add(table(router));
+    add(table(engine));
+    add(table(worker));
+    add(table(transfer));
+    add(table(rdma));
+    add(table(ebpf));
+    add(table(host_tier));
+    add(table(disk_tier));
+    add(table(remote_tier));
+    add(table(object_tier));
+    add(table(store));
+    add(table(faults));
+    add(("pool", pools.iter().map(|pool| table(pool).1).collect()));
+    add(("split", splits.iter().map(|split| table(split).1).collect()));
+    Value::Object(all)
+}
+
+/// What a process goes by that was started with some settings and has read others since: live keys as they are now, all
+/// others as they were.
+#[must_use]
+pub fn in_force(started: &Settings, now: &Settings) -> Value {
+    let (mut all, fresh) = (to_json(started), to_json(now));
+    for Change { section, key, .. } in changes(started, now).into_iter().filter(|change| change.is_live) {
+        match (&mut all[section], &fresh[section]) {
+            (Value::Array(tables), Value::Array(fresh)) => {
+                for (table, fresh) in tables.iter_mut().zip(fresh) {
+                    table[key] = fresh[key].clone();
+                }
+            }
+            (table, fresh) => table[key] = fresh[key].clone(),
+        }
+    }
+    all
+}
+
+fn table<S: Section>(section: &S) -> (&'static str, Value) {
+    let value = |key: &Key<S>| (key.name.to_owned(), Value::String((key.show)(section)));
+    (S::PATH, Value::Object(S::keys().iter().map(value).collect()))
+}
+
 fn compare<S: Section>(all: &mut Vec<Change>, old: &S, new: &S) {
     for key in S::keys() {
         let (from, to) = ((key.show)(old), (key.show)(new));
@@ -122,5 +197,11 @@ mod tests {
             ]
         );
         assert_eq!(changes(&new, &new), []);
+        let shown = to_json(&new);
+        assert_eq!(shown["router"]["strategy"], "\"cost\"");
+        assert_eq!(shown["pool"], Value::Array(Vec::new()));
+        let shown = in_force(&old, &new);
+        assert_eq!(shown["router"]["strategy"], "\"cost\"");
+        assert_eq!(shown["gateway"]["listen"], "\"127.0.0.1:8000\"", "it waits for the next start");
     }
 }

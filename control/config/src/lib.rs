@@ -17,7 +17,7 @@ mod reference;
 mod settings;
 mod value;
 
-pub use changes::{Change, changes};
+pub use changes::{Change, changes, in_force};
 pub use load::{ConfigError, Problem, load, parse, weight_of};
 pub use pools::{PoolSettings, SplitSettings};
 pub use reference::{example, explain, json_schema, markdown};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
-use control_config::Settings;
+use control_config::{Settings, in_force};
 use router_engines::key::EngineKeys;
 use router_fleet::{Fleet, WorkerSpec};
 use router_gateway::{Gateway, api_router, router, serve_grpc, status_router};
@@ -65,6 +65,7 @@ pub(crate) fn run(
         fleet.configure(workers)?;
         let gateway = Gateway::new(config, compose::tuning(&settings), Arc::clone(&fleet));
         let gateway = gateway.map_err(anyhow::Error::msg)?;
+        gateway.show_configuration(in_force(&settings, &settings));
         let leaver = Arc::clone(&gateway);
         tokio::spawn(async move {
             if is_leaving.wait_for(|leaving| *leaving).await.is_ok() {

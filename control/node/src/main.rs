@@ -4,6 +4,7 @@
 mod admin;
 mod compose;
 mod config_command;
+mod credentials;
 mod deep_check;
 mod doctor;
 mod exposure;
@@ -29,6 +30,7 @@ mod tiers;
 mod tls;
 mod top_command;
 mod worker_role;
+mod workers_command;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -127,6 +129,10 @@ enum Command {
     Mock(mock_command::MockArgs),
     /// Watch a gateway in the terminal.
     Top(top_command::TopArgs),
+    /// Show the workers of a running gateway, add or remove one.
+    Workers(workers_command::WorkersArgs),
+    /// Give a worker no new requests; those that it has go on.
+    Drain(workers_command::DrainArgs),
     /// Keys of clients.
     Key {
         #[command(subcommand)]
@@ -219,6 +225,8 @@ fn main() -> ExitCode {
         Command::Store { common, listen } => store_role::run(&common, listen),
         Command::Key { command } => key_command::run(&command),
         Command::Top(args) => top_command::execute(&args),
+        Command::Workers(args) => workers_command::workers(&args),
+        Command::Drain(args) => workers_command::drain(&args),
         Command::Mock(args) => mock_command::run(&args),
         Command::Config { command } => config_command::run(command),
         Command::Doctor(args) => doctor::run(&args),

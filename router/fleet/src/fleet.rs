@@ -274,6 +274,11 @@ impl Fleet {
             return Err(SpecError::Stale { given: spec.version, current: roster.spec.version });
         }
         spec.check(|name| self.pool(name).is_some())?;
+        if self.config.tls.is_none()
+            && let Some(worker) = spec.workers.iter().find(|worker| worker.url.starts_with("https://"))
+        {
+            return Err(SpecError::Tls(worker.url.clone()));
+        }
         let before = self.workers.load_full();
         let mut applied = Applied::default();
         let mut workers = Workers::new();

@@ -92,6 +92,9 @@ pub enum SpecError {
     /// Not an address.
     #[error("{0:?} is no URL of a worker: it must be http://HOST:PORT or https://HOST:PORT")]
     Url(String),
+    /// It is reached over https, and nothing is loaded for that.
+    #[error("{0}: this gateway was started without TLS to its workers: set `tls.upstream_ca_file`")]
+    Tls(String),
     /// Two with one address.
     #[error("a worker is named twice: {0}")]
     Twice(String),

@@ -36,6 +36,7 @@ mod prompt;
 mod relay;
 mod requests;
 mod requests_by;
+mod roster;
 mod said;
 mod service;
 mod status;

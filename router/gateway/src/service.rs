@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use axum::body::Bytes;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
@@ -53,6 +53,7 @@ pub struct Gateway {
     /// It is about to stop, and wants no new requests.
     is_draining: AtomicBool,
     more_metrics: OnceLock<MoreMetrics>,
+    shown_configuration: ArcSwapOption<Value>,
 }
 
 /// Appends series in the OpenMetrics text format.
@@ -82,6 +83,7 @@ impl Gateway {
             history: crate::history::History::default(),
             is_draining: AtomicBool::new(false),
             more_metrics: OnceLock::new(),
+            shown_configuration: ArcSwapOption::empty(),
         });
         let weak = || Arc::downgrade(&gateway);
         gateway.fleet.adopt([
@@ -117,6 +119,15 @@ impl Gateway {
     /// Lets `/metrics` show what the process around this gateway measures as well. The first call counts.
     pub fn show_also(&self, metrics: MoreMetrics) {
         let _taken = self.more_metrics.set(metrics);
+    }
+
+    /// Lets administrators see this as the configuration in force.
+    pub fn show_configuration(&self, configuration: Value) {
+        self.shown_configuration.store(Some(Arc::new(configuration)));
+    }
+
+    pub(crate) fn configuration(&self) -> Option<Arc<Value>> {
+        self.shown_configuration.load_full()
     }
 
     pub(crate) fn append_metrics(&self, out: &mut String) {
@@ -305,6 +316,7 @@ fn admin_routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/kvasir/status", get(status::status))
         .route("/kvasir/decisions", get(status::decisions))
         .route("/kvasir/history", get(status::history))
+        .merge(crate::roster::routes())
         .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), administrators))
 }
 

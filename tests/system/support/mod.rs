@@ -30,9 +30,17 @@ impl Process {
         Self::start_with(arguments, &[])
     }
 
+    /// At an address that others have to know before.
+    pub fn start_at(address: &str, arguments: &[&str]) -> Self {
+        Self::spawn(address.to_owned(), arguments, &[])
+    }
+
     /// With variables in its environment.
     pub fn start_with(arguments: &[&str], variables: &[(&'static str, &str)]) -> Self {
-        let address = free_address();
+        Self::spawn(free_address(), arguments, variables)
+    }
+
+    fn spawn(address: String, arguments: &[&str], variables: &[(&'static str, &str)]) -> Self {
         let mut arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
         arguments.extend(["--listen".to_owned(), address.clone()]);
         let variables: Vec<(&'static str, String)> =

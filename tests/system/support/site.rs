@@ -33,7 +33,21 @@ pub fn mock(dialect: Dialect, role: Role, events: bool) -> MockConfig {
 }
 
 impl Site {
+    /// Mock engines by flags, in their order; `"URL1"` in the configuration stands for the URL of the second one.
     pub fn start(name: &str, mocks: Vec<MockConfig>, flags: &[&str], config: &str) -> Self {
+        let is_named = |at: usize| at < flags.len() || config.contains(&format!("URL{at}\""));
+        let named = (0..mocks.len()).filter(|at| is_named(*at)).count();
+        Self::start_some(name, mocks, flags, config, named)
+    }
+
+    /// The same, of which only so many will ever be ready.
+    pub fn start_some(
+        name: &str,
+        mocks: Vec<MockConfig>,
+        flags: &[&str],
+        config: &str,
+        ready: usize,
+    ) -> Self {
         let scratch = Scratch::new(name);
         let is_tiny = mocks.iter().all(|mock| mock.tokenizer.eos_ids == [257]);
         let folder = if is_tiny { String::new() } else { model_folder() };
@@ -51,14 +65,18 @@ impl Site {
             })
             .collect();
         let urls: Vec<String> = mocks.iter().map(Mock::url).collect();
-        let path = scratch.config("kvasir.toml", &config.replace("FIRST", &urls[0]));
+        let mut config = config.replace("FIRST", &urls[0]);
+        for (at, url) in urls.iter().enumerate() {
+            config = config.replace(&format!("URL{at}\""), &format!("{url}\""));
+        }
+        let path = scratch.config("kvasir.toml", &config);
         let mut arguments = vec!["gateway", "--config", &path];
         for (url, flag) in urls.iter().zip(flags) {
             arguments.extend([*flag, url.as_str()]);
         }
         let gateway = Process::start(&arguments);
         let site = Self { runtime, mocks, gateway, scratch };
-        wait_for("the engines to be ready", || site.ready() == urls.len());
+        wait_for("the engines to be ready", || site.ready() == ready);
         site
     }
 

@@ -1,0 +1,52 @@
+//! How commands show an administrator's rights to a gateway.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use router_tls::{ClientTls, ClientTlsConfig};
+
+/// A key, a certificate, or neither.
+#[derive(Args)]
+pub(crate) struct Credentials {
+    /// File with an administrator's key, for a gateway with keys; else the variable KVASIR_KEY.
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Certificate authority of the gateway (PEM), in place of those of the system.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Certificate to show to the gateway (PEM), when it wants one.
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    client_certificate: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[arg(long, value_name = "FILE", requires = "client_certificate")]
+    client_key: Option<PathBuf>,
+}
+
+impl Credentials {
+    /// The key, if there is one.
+    pub(crate) fn key(&self) -> Result<Option<String>> {
+        let Some(file) = &self.key_file else {
+            return Ok(std::env::var("KVASIR_KEY").ok().filter(|key| !key.is_empty()));
+        };
+        let key = std::fs::read_to_string(file).with_context(|| format!("{}: the key", file.display()))?;
+        Ok(Some(key.trim().to_owned()))
+    }
+
+    /// What is needed to reach a gateway whose address begins with `https://`.
+    pub(crate) fn tls(&self, gateway: &str) -> Result<Option<Arc<ClientTls>>> {
+        if !gateway.starts_with("https://") {
+            return Ok(None);
+        }
+        let files = ClientTlsConfig {
+            ca_file: self.ca.clone(),
+            // With an authority of its own no others are needed.
+            system_roots: self.ca.is_none(),
+            certificate_file: self.client_certificate.clone(),
+            key_file: self.client_key.clone(),
+            ..ClientTlsConfig::default()
+        };
+        Ok(Some(ClientTls::load(&files)?))
+    }
+}

@@ -1,0 +1,228 @@
+//! `kvasir workers` and `kvasir drain`.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use router_engines::client::{EngineClient, EngineError};
+use router_engines::key::ApiKey;
+use router_engines::upstream::Upstream;
+use serde_json::{Value, json};
+
+use crate::credentials::Credentials;
+
+/// How often a worker that drains is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// A gateway that takes longer is not there.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// Which gateway.
+#[derive(Args)]
+pub(crate) struct GatewayArgs {
+    /// The gateway, as HOST:PORT or https://HOST:PORT; its `gateway.admin_listen` where that is set.
+    #[arg(long, global = true, default_value = "127.0.0.1:8000", value_name = "GATEWAY")]
+    gateway: String,
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+/// `kvasir workers`.
+#[derive(Args)]
+pub(crate) struct WorkersArgs {
+    #[command(flatten)]
+    gateway: GatewayArgs,
+    /// Print the gateway's own JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(subcommand)]
+    command: Option<WorkersCommand>,
+}
+
+#[derive(Subcommand)]
+enum WorkersCommand {
+    /// Show all workers, their states, and why those that are not ready are not (the default).
+    List,
+    /// Add a worker to the roster of this gateway and its peers, until all of them have been stopped.
+    Add {
+        /// http://HOST:PORT
+        url: String,
+        /// What it does: prefill, decode or both; else what it says itself.
+        #[arg(long, default_value = "")]
+        role: String,
+        /// The pool that it belongs to.
+        #[arg(long, default_value = router_fleet::DEFAULT_POOL)]
+        pool: String,
+    },
+    /// Remove a worker, also one that the configuration names. Requests that it has go on.
+    Remove {
+        /// As `kvasir workers` shows it.
+        name: String,
+    },
+}
+
+/// `kvasir drain`.
+#[derive(Args)]
+pub(crate) struct DrainArgs {
+    #[command(flatten)]
+    gateway: GatewayArgs,
+    /// The worker, as `kvasir workers` shows it.
+    name: String,
+    /// Wait until it has no request of this gateway any more.
+    #[arg(long)]
+    wait: bool,
+    /// Wait no longer than this many seconds, and fail then.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", requires = "wait")]
+    timeout: u64,
+    /// The opposite: it takes requests again.
+    #[arg(long, conflicts_with = "wait")]
+    undo: bool,
+}
+
+struct Admin(EngineClient);
+
+impl Admin {
+    fn new(arguments: &GatewayArgs) -> Result<Self> {
+        let gateway = &arguments.gateway;
+        let tls = arguments.credentials.tls(gateway)?;
+        let key = match arguments.credentials.key()? {
+            Some(key) => Some(ApiKey::new(&key).context("the key is no plain text")?),
+            None => None,
+        };
+        let base = if gateway.contains("://") { gateway.clone() } else { format!("http://{gateway}") };
+        let upstream = Upstream::with_key(base.trim_end_matches('/'), tls.as_ref(), key.as_ref());
+        Ok(Self(EngineClient::over(&upstream)))
+    }
+
+    async fn get(&self, path: &str) -> Result<Value> {
+        self.answer(self.0.get(path)).await
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Result<Value> {
+        self.answer(self.0.post(path, body.to_string().into())).await
+    }
+
+    async fn answer(&self, asked: impl Future<Output = Result<bytes::Bytes, EngineError>>) -> Result<Value> {
+        let answer = tokio::time::timeout(ANSWER_WITHIN, asked).await;
+        let answer = answer.with_context(|| format!("{}: no answer in time", self.0.base()))?;
+        match answer {
+            Ok(answer) => serde_json::from_slice(&answer).context("the gateway's answer is no JSON"),
+            Err(EngineError::Refused(error)) => bail!("{}", error.message),
+            Err(error) => bail!("{error}"),
+        }
+    }
+}
+
+/// A path below a worker; its name may hold brackets of an IPv6 address.
+fn path_of(name: &str, rest: &str) -> String {
+    format!("/kvasir/workers/{}{rest}", name.replace('[', "%5B").replace(']', "%5D"))
+}
+
+pub(crate) fn workers(arguments: &WorkersArgs) -> Result<ExitCode> {
+    let admin = Admin::new(&arguments.gateway)?;
+    run(async {
+        match &arguments.command {
+            None | Some(WorkersCommand::List) => {
+                let told = admin.get("/kvasir/workers").await?;
+                if arguments.json {
+                    println!("{told}");
+                } else {
+                    print!("{}", table(&told));
+                }
+            }
+            Some(WorkersCommand::Add { url, role, pool }) => {
+                let worker = json!({ "url": url, "role": role, "pool": pool });
+                let told = admin.post("/kvasir/workers", &worker).await?;
+                println!("{url}: {}", if told["replaced"] == 1 { "replaced" } else { "added" });
+            }
+            Some(WorkersCommand::Remove { name }) => {
+                admin.post(&path_of(name, "/remove"), &Value::Null).await?;
+                println!("{name}: removed");
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+pub(crate) fn drain(arguments: &DrainArgs) -> Result<ExitCode> {
+    let admin = Admin::new(&arguments.gateway)?;
+    let name = &arguments.name;
+    run(async {
+        if arguments.undo {
+            admin.post(&path_of(name, "/serve"), &Value::Null).await?;
+            println!("{name}: serves again");
+            return Ok(ExitCode::SUCCESS);
+        }
+        admin.post(&path_of(name, "/drain"), &Value::Null).await?;
+        println!("{name}: draining");
+        if !arguments.wait {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let began = Instant::now();
+        let mut shown = None;
+        loop {
+            let worker = admin.get(&path_of(name, "")).await?;
+            let left = worker["requests"].as_u64().unwrap_or(0);
+            if left == 0 {
+                println!("{name}: drained after {:.1} s", began.elapsed().as_secs_f64());
+                return Ok(ExitCode::SUCCESS);
+            }
+            if began.elapsed() >= Duration::from_secs(arguments.timeout) {
+                bail!("{name}: {left} requests are left after {} s", arguments.timeout);
+            }
+            if shown.replace(left) != Some(left) {
+                println!("{name}: {left} requests left");
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    })
+}
+
+fn run(command: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
+}
+
+/// Columns as wide as what is in them.
+fn table(told: &Value) -> String {
+    let text = |value: &Value| match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) if text.is_empty() => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let head = ["WORKER", "STATE", "POOL", "MODEL", "ENGINE", "ROLE", "REQUESTS", "REASON"];
+    let keys = ["name", "state", "pool", "model", "engine", "role", "requests", "reason"];
+    let mut rows = vec![head.map(str::to_owned)];
+    for worker in told["workers"].as_array().into_iter().flatten() {
+        rows.push(keys.map(|key| text(&worker[key])));
+    }
+    let widths: [usize; 8] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let mut out = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        out.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_columns_as_wide_as_what_is_in_them() {
+        let told = json!({ "workers": [
+            { "name": "node:8000", "state": "ready", "pool": "gateway", "model": "m", "engine": "vllm", "role": "both",
+              "requests": 12, "reason": "" },
+            { "name": "n:1", "state": "down", "pool": "gateway", "model": "m", "engine": null, "role": null,
+              "requests": 0, "reason": "it is away" },
+        ]});
+        let shown = table(&told);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines[0].find("STATE"), lines[1].find("ready"));
+        assert_eq!(lines[0].find("REASON"), lines[2].find("it is away"));
+        assert!(lines[1].ends_with("12        -"), "{}", lines[1]);
+    }
+}

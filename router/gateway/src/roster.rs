@@ -1,0 +1,154 @@
+//! The roster over HTTP, for administrators: which workers there are and how they are; adding, draining and removing them.
+//! What is changed here is told to the gateway's peers. It counts until the gateways have all been stopped; the
+//! configuration names workers for good.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderName, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{get, post};
+use router_engines::dialect::Role;
+use router_engines::openai::ApiError;
+use router_fleet::{Added, Applied, Fleet, SpecError, Worker};
+use serde_json::{Value, json};
+
+use crate::Gateway;
+use crate::service::{error_response, json_response};
+
+/// A change of the roster.
+type Change = fn(&Arc<Fleet>, &str) -> Result<Applied, SpecError>;
+
+/// Who may use them is decided around these routes.
+pub(crate) fn routes() -> Router<Arc<Gateway>> {
+    Router::new()
+        .route("/kvasir/workers", get(list).post(add))
+        .route("/kvasir/workers/{name}", get(one))
+        .route("/kvasir/workers/{name}/drain", post(drain))
+        .route("/kvasir/workers/{name}/serve", post(serve_again))
+        .route("/kvasir/workers/{name}/remove", post(remove))
+        .route("/kvasir/config", get(configuration))
+        .route_layer(middleware::from_fn(no_page))
+}
+
+/// Changes are not for pages of other sites, whatever their browser shows on its own (a client certificate).
+async fn no_page(request: Request, next: Next) -> Response {
+    let site = request.headers().get(HeaderName::from_static("sec-fetch-site"));
+    let is_foreign = site.is_some_and(|site| site != "same-origin" && site != "none");
+    if is_foreign {
+        let message = "This is not for pages of other sites.";
+        return error_response(&ApiError::new(StatusCode::FORBIDDEN, message, "forbidden"));
+    }
+    next.run(request).await
+}
+
+fn shown(worker: &Worker) -> Value {
+    let runs = worker.runs.load();
+    let first = runs.first();
+    let role = first.map(|run| run.role).or(worker.spec.role);
+    json!({
+        "name": worker.name,
+        "url": worker.spec.url,
+        "pool": worker.pool.name,
+        "model": *worker.pool.model(),
+        "state": worker.state().name(),
+        "reason": worker.reason(),
+        "draining": worker.is_draining(),
+        "requests": worker.requests(),
+        "engine": first.map(|run| run.description.engine.name()),
+        "version": first.map(|run| run.description.version.clone()),
+        "role": role.map(Role::name),
+        "ranks": runs.len(),
+    })
+}
+
+/// `GET /kvasir/workers`.
+async fn list(State(gateway): State<Arc<Gateway>>) -> Response {
+    let fleet = gateway.fleet();
+    let spec = fleet.spec();
+    let workers = fleet.workers();
+    // In the order of the roster.
+    let shown: Vec<Value> = spec
+        .workers
+        .iter()
+        .filter_map(|worker| workers.get(&worker.name()))
+        .map(|worker| shown(worker))
+        .collect();
+    json_response(StatusCode::OK, json!({ "version": spec.version, "workers": shown }).to_string())
+}
+
+/// `GET /kvasir/workers/NAME`.
+async fn one(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
+    match gateway.fleet().workers().get(&name) {
+        Some(worker) => json_response(StatusCode::OK, shown(worker).to_string()),
+        None => refused(&SpecError::UnknownWorker(name)),
+    }
+}
+
+/// `POST /kvasir/workers` with `{"url": …, "role": …, "pool": …}`.
+async fn add(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
+    let is_json = headers.get(axum::http::header::CONTENT_TYPE);
+    if !is_json.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
+        let message = "The body must be JSON, with `content-type: application/json`.";
+        let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type");
+        return error_response(&error);
+    }
+    let added: Added = match serde_json::from_slice(&body) {
+        Ok(added) => added,
+        Err(error) => {
+            return error_response(&ApiError::malformed(format!("The body is no worker: {error}.")));
+        }
+    };
+    if !added.role.is_empty() && Role::from_name(&added.role).is_none() {
+        let message = format!("`role` is prefill, decode or both, not {:?}.", added.role);
+        return error_response(&ApiError::invalid("role", message));
+    }
+    answered(gateway.fleet().add(added))
+}
+
+async fn drain(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
+    changed(&gateway, &name, Fleet::drain)
+}
+
+async fn serve_again(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
+    changed(&gateway, &name, Fleet::serve_again)
+}
+
+async fn remove(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
+    changed(&gateway, &name, Fleet::remove)
+}
+
+fn changed(gateway: &Gateway, name: &str, change: Change) -> Response {
+    answered(change(gateway.fleet(), name))
+}
+
+fn answered(changed: Result<Applied, SpecError>) -> Response {
+    match changed {
+        Ok(Applied { added, replaced, removed, drained }) => json_response(
+            StatusCode::OK,
+            json!({ "added": added, "replaced": replaced, "removed": removed, "drained": drained })
+                .to_string(),
+        ),
+        Err(error) => refused(&error),
+    }
+}
+
+fn refused(error: &SpecError) -> Response {
+    let (status, code) = match error {
+        SpecError::UnknownWorker(_) => (StatusCode::NOT_FOUND, "unknown_worker"),
+        _ => (StatusCode::BAD_REQUEST, "bad_roster"),
+    };
+    let message = error.to_string();
+    error_response(&ApiError::new(status, message, code))
+}
+
+/// `GET /kvasir/config`: every key with the value in force.
+async fn configuration(State(gateway): State<Arc<Gateway>>) -> Response {
+    match gateway.configuration() {
+        Some(configuration) => json_response(StatusCode::OK, configuration.to_string()),
+        None => error_response(&ApiError::new(StatusCode::NOT_FOUND, "It is not known here.", "not_found")),
+    }
+}
