@@ -95,7 +95,8 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     for number in 0..NAMES_DEAD {
         let url = format!("http://127.0.0.1:1/{number}");
         ensure!(fleet.add(added(&url, 0)).is_err(), "{url} is no worker");
-        let url = format!("http://dead-{number}.invalid:1");
+        // Nothing listens there: a connection is refused at once.
+        let url = format!("http://127.1.{}.{}:1", number / 250, number % 250 + 1);
         fleet.add(added(&url, 0))?;
         fleet.remove(&name_of(&url))?;
     }
@@ -311,8 +312,8 @@ async fn compared(fleet: &Fleet, slots: &[Slot]) -> Result<usize> {
         for slot in slots {
             let name = slot.address.to_string();
             let rank = ranks.iter().find(|rank| rank.run.name == name).context("a worker without a run")?;
-            let known = fleet.index.write().blocks_of(rank.run.member)[Tier::Device as usize];
-            let held = slot.mock.as_ref().map_or(0, |mock| mock.stats().cached_blocks);
+            let known = fleet.index.write().blocks_of(rank.run.member)[Tier::Device as usize] as usize;
+            let held = slot.mock.as_ref().map_or(0, |mock| mock.stats().known_blocks);
             total += held;
             if known != held {
                 differing.push(format!("{name}: {known} known, {held} held"));

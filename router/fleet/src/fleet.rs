@@ -43,7 +43,7 @@ pub type Workers = BTreeMap<String, Arc<Worker>>;
 #[derive(Debug, Default)]
 struct Roster {
     configured: Vec<WorkerSpec>,
-    changes: Changes,
+    changes: Arc<Changes>,
     /// The state in force.
     spec: Arc<FleetSpec>,
 }
@@ -175,7 +175,7 @@ impl Fleet {
         if self.pool(&added.pool).is_none() {
             return Err(SpecError::UnknownPool { worker: name_of(&added.url), pool: added.pool });
         }
-        self.wish(|roster| roster.changes.add(added))
+        self.wish(|roster| Arc::make_mut(&mut roster.changes).add(added))
     }
 
     /// An administrator wants no new requests at a worker.
@@ -198,7 +198,7 @@ impl Fleet {
             if !roster.spec.workers.iter().any(|worker| worker.name() == name) {
                 return Err(SpecError::UnknownWorker(name.to_owned()));
             }
-            roster.changes.wish(name, wish);
+            Arc::make_mut(&mut roster.changes).wish(name, wish);
             Ok(())
         })
     }
@@ -219,17 +219,17 @@ impl Fleet {
     }
 
     /// What administrators changed, for peers.
-    pub(crate) fn changes(&self) -> Changes {
-        self.lock().changes.clone()
+    pub(crate) fn changes(&self) -> Arc<Changes> {
+        Arc::clone(&self.lock().changes)
     }
 
     /// Takes over what administrators changed at a peer.
     pub(crate) fn hear(self: &Arc<Self>, told: Changes) -> Result<(), SpecError> {
-        let is_news = self.changes().merge(told.clone())?;
+        let is_news = Changes::clone(&self.changes()).merge(told.clone())?;
         if !is_news {
             return Ok(());
         }
-        self.change(|roster| roster.changes.merge(told).map(drop))?;
+        self.change(|roster| Arc::make_mut(&mut roster.changes).merge(told).map(drop))?;
         tracing::info!("a peer has told of changes to the roster");
         // Gateways that this one knows may not know the one that told it.
         self.tell_peers();
@@ -242,7 +242,7 @@ impl Fleet {
         change: impl FnOnce(&mut Roster) -> Result<(), SpecError>,
     ) -> Result<Applied, SpecError> {
         let mut roster = self.lock();
-        let (configured, changes) = (roster.configured.clone(), roster.changes.clone());
+        let (configured, changes) = (roster.configured.clone(), Arc::clone(&roster.changes));
         let made = change(&mut roster).and_then(|()| {
             let workers =
                 roster.changes.over(&roster.configured, &self.config.keys, |pool| self.pool(pool).is_some());
@@ -261,7 +261,7 @@ impl Fleet {
         let workers = spec.workers.clone();
         let applied = self.apply_locked(&mut roster, spec)?;
         // It is the full state: nothing that was said before counts any more.
-        (roster.configured, roster.changes) = (workers, Changes::default());
+        (roster.configured, roster.changes) = (workers, Arc::default());
         Ok(applied)
     }
 

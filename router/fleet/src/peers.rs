@@ -125,16 +125,21 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
     let mut sequence = 0;
     let mut complained = false;
     // What that peer has, and the number of the run of it that has it.
-    let mut known: Option<(u64, Changes)> = None;
+    let mut known: Option<(u64, Arc<Changes>)> = None;
     loop {
         let Some(fleet) = fleet.upgrade() else { return };
         sequence += 1;
         let workers =
             fleet.ranks().iter().map(|rank| (rank.run.name.clone(), rank.run.load.own.get())).collect();
         let changes = fleet.changes();
-        let is_news = known.as_ref().is_none_or(|(_, known)| *known != changes) && !changes.is_empty();
-        let message =
-            Message { gateway: fleet.gateway, sequence, workers, roster: is_news.then(|| changes.clone()) };
+        let is_news =
+            known.as_ref().is_none_or(|(_, known)| !Arc::ptr_eq(known, &changes)) && !changes.is_empty();
+        let message = Message {
+            gateway: fleet.gateway,
+            sequence,
+            workers,
+            roster: is_news.then(|| Changes::clone(&changes)),
+        };
         drop(fleet);
         let message = serde_json::to_vec(&message).unwrap_or_default();
         let sent = tokio::time::timeout(SEND_WITHIN, client.post("/kvasir/loads", message.into())).await;

@@ -110,6 +110,11 @@ impl Pool {
         self.blocks.len() - self.free_count
     }
 
+    /// Different blocks that are known.
+    pub(crate) fn known(&self) -> usize {
+        self.known.len()
+    }
+
     /// Copies that are known, referred to or not.
     pub(crate) fn cached(&self) -> usize {
         self.known_count

@@ -56,6 +56,8 @@ pub struct MockStats {
     pub leased_blocks: usize,
     /// Copies of blocks that the prefix cache knows.
     pub cached_blocks: usize,
+    /// Different blocks that the prefix cache knows.
+    pub known_blocks: usize,
     /// Tokens of all prompts.
     pub prompt_tokens: u64,
     /// Tokens of all outputs.

@@ -312,6 +312,7 @@ impl Worker {
             held_blocks: state.pool.held(),
             leased_blocks: state.leases.blocks(),
             cached_blocks: state.pool.cached(),
+            known_blocks: state.pool.known(),
             prompt_tokens: get(&counters.prompt_tokens),
             generation_tokens: get(&counters.generation_tokens),
             prefix_hits: get(&counters.prefix_hits),
