@@ -105,8 +105,8 @@ fn a_listener_that_never_answers_is_given_up() {
     let _listener = UnixListener::bind_addr(&address).expect("bind");
     let timeout = Duration::from_millis(200);
     let (mut a, _pool) = node(None, ShmConfig { handshake_timeout: timeout, ..ShmConfig::default() });
-    let peer = a.connect(&format!("@{name}")).expect("connect starts");
     let start = Instant::now();
+    let peer = a.connect(&format!("@{name}")).expect("connect starts");
     let mut events = Vec::new();
     until("given up", || {
         if a.prepare_wait() {

@@ -97,6 +97,7 @@ impl Booking {
         this.computing().run.load.own.queued_tokens.fetch_add(this.queued_tokens, Ordering::Relaxed);
         if let Some(prefill) = &this.prefill {
             prefill.run.load.own.requests.fetch_add(1, Ordering::Relaxed);
+            prefill.run.reorder();
         }
         this.decode.run.changed();
         this
@@ -141,6 +142,7 @@ impl Booking {
         let run = &self.computing().run;
         let computing = &run.load;
         computing.own.queued_tokens.fetch_sub(self.queued_tokens, Ordering::Relaxed);
+        run.reorder();
         let seconds = self.started.elapsed().as_secs_f64();
         let transfer = self.decode.run.load.transfer_per_block() * f64::from(self.moved_blocks);
         if self.moved_blocks > 0 {
@@ -167,6 +169,7 @@ impl Drop for Booking {
         decode.decoding_blocks.fetch_sub(self.decoding_blocks, Ordering::Relaxed);
         if let Some(prefill) = &self.prefill {
             prefill.run.load.own.requests.fetch_sub(1, Ordering::Relaxed);
+            prefill.run.reorder();
         }
         self.decode.run.changed();
     }

@@ -472,6 +472,7 @@ async fn sweep(fleet: std::sync::Weak<Fleet>) {
         while fleet.index.write().sweep() {
             tokio::task::yield_now().await;
         }
+        fleet.pools.iter().for_each(|pool| pool.roster().refresh());
         fleet.peers.expire(&fleet, Instant::now());
     }
 }

@@ -20,12 +20,10 @@ use router_radix::Member;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use crate::capacity::Capacity;
 use crate::fleet::Fleet;
-use crate::load::Load;
 use crate::poll::poll;
 use crate::routed::{Routed, keep};
-use crate::worker::{Reported, Worker, WorkerRun, identity};
+use crate::worker::{RunParts, Worker, WorkerRun};
 
 /// Blocks of an engine that does not say how many it has.
 const BLOCKS_ASSUMED: usize = 16_384;
@@ -75,6 +73,7 @@ impl Fleet {
             return;
         }
         worker.runs_changed();
+        before.iter().for_each(|run| run.set_ready(false));
         self.remake_roster(&worker.pool);
         for run in before.iter() {
             if let Some(task) = run.take_writing() {
@@ -161,24 +160,20 @@ impl Fleet {
                 (tokio::spawn(keeping), Some(routed))
             }
         };
-        WorkerRun {
-            identity: identity(&name),
+        WorkerRun::new(RunParts {
             name,
             description: Arc::clone(description),
             rank: has_ranks.then_some(rank),
             role: role_of(worker, description),
             member,
-            load: Load::default(),
-            reported: Reported::default(),
-            capacity: Capacity::default(),
             follower,
             has_feed,
             is_warm,
             distrust,
             loads_changed: self.loads_changed.clone(),
             routed,
-            writing: Mutex::new(Some(task)),
-        }
+            writing: Some(task),
+        })
     }
 
     fn follow(

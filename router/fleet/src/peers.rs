@@ -112,6 +112,7 @@ fn add_up(fleet: &Fleet, told: &HashMap<u64, Told>) {
             sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.saturating_add(*count));
         }
         rank.run.load.peers.set(sum);
+        rank.run.reorder();
     }
 }
 

@@ -13,6 +13,7 @@ use router_engines::dialect::{Description, Engine};
 use crate::agreement::{ServedModel, Verdict};
 use crate::config::{PoolConfig, RoutingPolicy};
 use crate::load::Speeds;
+use crate::roster::Roster;
 use crate::worker::{RankRef, Worker, able_to_decode};
 
 /// A model and the workers that serve it.
@@ -30,7 +31,7 @@ pub struct Pool {
     pub has_own_routing: bool,
     routing: ArcSwap<RoutingPolicy>,
     pub(crate) model: ServedModel,
-    roster: ArcSwap<Vec<RankRef>>,
+    roster: ArcSwap<Roster>,
     /// How fast its workers are, learned from their first tokens.
     pub speeds: Speeds,
 }
@@ -68,12 +69,12 @@ impl Pool {
     }
 
     /// Every rank of its workers that has described itself, as decisions see it. Not to be held for long.
-    pub fn roster(&self) -> Guard<Arc<Vec<RankRef>>> {
+    pub fn roster(&self) -> Guard<Arc<Roster>> {
         self.roster.load()
     }
 
     pub(crate) fn set_roster(&self, ranks: Vec<RankRef>) {
-        self.roster.store(Arc::new(ranks));
+        self.roster.store(Arc::new(Roster::new(ranks)));
     }
 
     /// How requests are given to its workers.

@@ -40,6 +40,7 @@ async fn ask(worker: &Worker, interval: Duration) {
             // A request that came or went meanwhile is known all the same.
             let known = known.max(run.load.counts()[0]);
             run.capacity.report(&load.unwrap_or_default(), report.requests_max, known);
+            run.reorder();
         }
         let other_run = match (first.description.instance, report.instance) {
             (Some(before), Some(now)) => before != now,

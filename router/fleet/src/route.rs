@@ -1,7 +1,8 @@
 //! Who gets a request: hashes → overlaps → policy → one worker, or a prefill and a decode worker; and its booking.
 //!
 //! Hot path: runs on the request's own thread, without lock and without waiting, and allocates nothing once its
-//! buffers have grown, but a copy of the hashes for a worker without events. With peers configured, their bell is rung.
+//! buffers have grown, but a copy of the hashes for a worker without events. With peers configured, their tasks are woken.
+//! Its cost hardly grows with the number of workers: see `Look::gather`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use crossbeam_queue::ArrayQueue;
 use kvstore_block::{PromptExtras, block_hashes};
 use router_engines::dialect::Role;
 use router_policy::{
-    Candidate, CostModel, Policy, PredictedTime, Request, features, is_worth_disaggregating,
+    Candidate, CostModel, Policy, PredictedTime, Request, Speed, Strategy, features, is_worth_disaggregating,
 };
 use router_radix::{Index, Overlaps, Reader};
 use serde_json::{Value, json};
@@ -18,10 +19,19 @@ use serde_json::{Value, json};
 use crate::booking::{Booking, Expected};
 use crate::decisions::{Decision, Decisions};
 use crate::pool::Pool;
+use crate::roster::{Phase, Roster};
 use crate::worker::{RankRef, able_to_decode};
 
 /// Buffers kept: as many as threads decide at a time.
 const BUFFERS_MAX: usize = 256;
+/// Ranks of a pool of which all are compared; about 10 ns each.
+const SCANNED_MAX: usize = 48;
+/// Of a larger pool: ranks that hold most of the prefix.
+const HOLDERS_MAX: usize = 16;
+/// Of a larger pool: the least loaded ranks.
+const LEAST_LOADED_MAX: usize = 16;
+/// Ranks that are looked at to find those.
+const SEEN_MAX: usize = 128;
 
 /// Where a request goes.
 #[derive(Clone)]
@@ -141,7 +151,7 @@ impl Chooser {
         started: Instant,
     ) -> Option<(Route, Booking)> {
         let roster = pool.roster();
-        let block_tokens = roster.iter().find(|rank| rank.is_ready())?.run.description.block_tokens;
+        let block_tokens = roster.any_ready()?.run.description.block_tokens;
         let routing = pool.routing();
         let tokens = wanted.tokens;
         buffers.hashes.clear();
@@ -156,11 +166,14 @@ impl Chooser {
             session: wanted.session,
         };
         let can_decode = able_to_decode(&roster, wanted.adapter);
-        let mut pick = |fits: &dyn Fn(&RankRef) -> bool, transfer_seconds: f64| {
-            gather(&roster, overlaps, wanted, fits, transfer_seconds, candidates, places);
-            self.pick(&routing.policy, &request, &roster, candidates, places)
+        let speed = pool.speeds.get();
+        let mut pick = |phase: Phase, fits: &dyn Fn(&RankRef) -> bool, transfer_seconds: f64| {
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+            let look = Look { roster: &roster, overlaps, wanted, fits, transfer_seconds, speed };
+            look.gather(routing.policy.strategy, phase, turn, candidates, places);
+            choose(&routing.policy, &request, &roster, candidates, places, turn)
         };
-        let decoding = pick(&can_decode, 0.0)?;
+        let decoding = pick(Phase::Decode, &can_decode, 0.0)?;
         let decode = decoding.rank;
         let held_blocks = overlaps.any(decode.run.member);
         let held = (held_blocks as usize * block_tokens).min(tokens.len());
@@ -173,7 +186,7 @@ impl Chooser {
         let moved_blocks = request.blocks().saturating_sub(held_blocks);
         let transfer_seconds = decode.run.load.transfer_per_block() * f64::from(moved_blocks);
         let prefill = match is_split {
-            true => pick(&|rank: &RankRef| rank.run.role == Role::Prefill, transfer_seconds),
+            true => pick(Phase::Prefill, &|rank: &RankRef| rank.run.role == Role::Prefill, transfer_seconds),
             false => None,
         };
         if needs_prefill && prefill.is_none() {
@@ -229,7 +242,7 @@ impl Chooser {
     pub fn explain(&self, index: &Index, pool: &Pool, wanted: &RouteRequest<'_>) -> Value {
         let routing = pool.routing();
         let roster = pool.roster();
-        let first = roster.iter().find(|rank| rank.is_ready());
+        let first = roster.any_ready();
         let (Some(first), Some(mut buffers)) = (first, self.buffers(index)) else {
             return json!({ "workers": [], "chosen": null });
         };
@@ -246,7 +259,9 @@ impl Chooser {
             session: wanted.session,
         };
         let fits = able_to_decode(&roster, wanted.adapter);
-        gather(&roster, overlaps, wanted, &fits, 0.0, candidates, places);
+        let speed = pool.speeds.get();
+        let look = Look { roster: &roster, overlaps, wanted, fits: &fits, transfer_seconds: 0.0, speed };
+        look.gather_all(candidates, places);
         let chosen = routing.policy.choose(&request, candidates, 0, 0);
         let shown = |(candidate, &place): (&Candidate, &u32)| {
             let run = &roster[place as usize].run;
@@ -269,81 +284,178 @@ impl Chooser {
         let _dropped = self.buffers.push(buffers);
         answer
     }
-
-    fn pick<'a>(
-        &self,
-        policy: &Policy,
-        request: &Request,
-        roster: &'a [RankRef],
-        candidates: &[Candidate],
-        places: &[u32],
-    ) -> Option<Chosen<'a>> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let choice = policy.choose(request, candidates, turn, turn)?;
-        let at = |index: usize| (&roster[places[index] as usize], candidates[index]);
-        let (rank, candidate) = at(choice.index);
-        Some(Chosen {
-            rank,
-            candidate,
-            is_warm_up: choice.is_warm_up,
-            runner_up: choice.runner_up.map(at),
-            among: candidates.len(),
-        })
-    }
 }
 
-/// Who was rank, for what.
+/// Chooses among candidates.
+fn choose<'a>(
+    policy: &Policy,
+    request: &Request,
+    roster: &'a Roster,
+    candidates: &[Candidate],
+    places: &[u32],
+    turn: u64,
+) -> Option<Chosen<'a>> {
+    let choice = policy.choose(request, candidates, turn, turn)?;
+    let at = |index: usize| (&roster[places[index] as usize], candidates[index]);
+    let (rank, candidate) = at(choice.index);
+    Some(Chosen {
+        rank,
+        candidate,
+        is_warm_up: choice.is_warm_up,
+        runner_up: choice.runner_up.map(at),
+        among: candidates.len(),
+    })
+}
+
+/// The rank that was chosen, and what it was chosen from.
 struct Chosen<'a> {
     rank: &'a RankRef,
     candidate: Candidate,
     is_warm_up: bool,
     runner_up: Option<(&'a RankRef, Candidate)>,
-    /// How many could do it.
+    /// Candidates that were compared.
     among: usize,
 }
 
-/// Everyone who could do it. Workers to be avoided, and those that fail too much, come in only when there is nobody else:
-/// they may be well again.
-fn gather(
-    roster: &[RankRef],
-    overlaps: &Overlaps,
-    wanted: &RouteRequest<'_>,
-    fits: &dyn Fn(&RankRef) -> bool,
+/// What candidates are gathered from.
+struct Look<'a> {
+    roster: &'a Roster,
+    overlaps: &'a Overlaps,
+    wanted: &'a RouteRequest<'a>,
+    /// Whether a rank can do what is to be done.
+    fits: &'a dyn Fn(&RankRef) -> bool,
     transfer_seconds: f64,
-    candidates: &mut Vec<Candidate>,
-    places: &mut Vec<u32>,
-) {
-    let Some(speed) = roster.first().map(|rank| rank.worker.pool.speeds.get()) else {
-        candidates.clear();
-        return;
-    };
-    let now = Instant::now();
-    for avoids in [true, false] {
+    speed: Speed,
+}
+
+impl Look<'_> {
+    /// Gathers candidates: all ranks of a small pool; of a large one those that hold most of the prefix, and the least
+    /// loaded. Among ranks that hold equally much the least loaded is the best, so a larger choice would seldom find a
+    /// better one.
+    fn gather(
+        &self,
+        strategy: Strategy,
+        phase: Phase,
+        turn: u64,
+        candidates: &mut Vec<Candidate>,
+        places: &mut Vec<u32>,
+    ) {
         candidates.clear();
         places.clear();
-        for (place, rank) in roster.iter().enumerate() {
-            let run = &*rank.run;
-            if !fits(rank) || !rank.is_ready() || !rank.serves(wanted.adapter) {
-                continue;
+        let is_large = self.roster.len() > SCANNED_MAX;
+        match strategy {
+            // Rendezvous hashing ranks all of them for the session.
+            Strategy::Session => {}
+            Strategy::RoundRobin if is_large => self.gather_from(turn, 1, candidates, places),
+            Strategy::Random if is_large => self.gather_from(scrambled(turn), 1, candidates, places),
+            Strategy::PowerOfTwo if is_large => {
+                self.gather_from(scrambled(turn), 1, candidates, places);
+                self.gather_from(scrambled(!turn), 2, candidates, places);
             }
-            if avoids && (wanted.avoid.contains(&run.name) || rank.worker.breaker.is_open(now)) {
-                continue;
+            Strategy::PredictedTime | Strategy::Cost | Strategy::LeastLoaded if is_large => {
+                self.gather_best(phase, turn as usize, candidates, places);
             }
-            let [requests, queued_tokens, decoding_blocks] = run.load.counts();
-            candidates.push(Candidate {
-                identity: rank.run.identity,
-                leading: overlaps.tiers(run.member),
-                queued_tokens: queued_tokens.saturating_add(run.capacity.foreign_tokens()),
-                decoding_blocks,
-                requests,
-                transfer_seconds,
-                is_cold: run.load.is_cold(),
-                speed: speed.times(run.load.factor()),
-            });
-            places.push(place as u32);
+            _ => {}
         }
-        if !candidates.is_empty() {
-            return;
+        // Also when few are able, as for an adapter that few have: all of them are looked at.
+        if candidates.is_empty() {
+            self.gather_all(candidates, places);
         }
     }
+
+    /// The ranks that hold most of the prefix, then the least loaded.
+    fn gather_best(&self, phase: Phase, turn: usize, candidates: &mut Vec<Candidate>, places: &mut Vec<u32>) {
+        let now = Instant::now();
+        let mut holders = [(self.roster[0].run.member, 0); HOLDERS_MAX];
+        let count = self.overlaps.deepest(turn, &mut holders);
+        for (member, _) in &holders[..count] {
+            if let Some(place) = self.roster.place_of(*member)
+                && self.is_able(&self.roster[place])
+                && !self.is_avoided(&self.roster[place], now)
+            {
+                candidates.push(self.candidate(&self.roster[place]));
+                places.push(place as u32);
+            }
+        }
+        let (mut taken, mut seen) = (0, 0);
+        self.roster.least_loaded(phase, turn, |place| {
+            seen += 1;
+            let rank = &self.roster[place];
+            let is_new = !places.contains(&(place as u32));
+            if is_new && self.is_able(rank) && !self.is_avoided(rank, now) {
+                candidates.push(self.candidate(rank));
+                places.push(place as u32);
+                taken += 1;
+            }
+            taken < LEAST_LOADED_MAX && seen < SEEN_MAX
+        });
+    }
+
+    /// The first able rank from a place on, unless it was gathered before, until there are `count` candidates.
+    fn gather_from(&self, from: u64, count: usize, candidates: &mut Vec<Candidate>, places: &mut Vec<u32>) {
+        let now = Instant::now();
+        let ranks = self.roster.len();
+        let first = (from % ranks as u64) as usize;
+        for place in (0..ranks).map(|at| (first + at) % ranks) {
+            if candidates.len() >= count {
+                return;
+            }
+            let rank = &self.roster[place];
+            let is_new = !places.contains(&(place as u32));
+            if is_new && self.is_able(rank) && !self.is_avoided(rank, now) {
+                candidates.push(self.candidate(rank));
+                places.push(place as u32);
+            }
+        }
+    }
+
+    /// Every rank that can do it. Workers to be avoided, and workers that fail too much, come in only when there is no other:
+    /// they may be well again.
+    fn gather_all(&self, candidates: &mut Vec<Candidate>, places: &mut Vec<u32>) {
+        let now = Instant::now();
+        for avoids in [true, false] {
+            candidates.clear();
+            places.clear();
+            for (place, rank) in self.roster.iter().enumerate() {
+                if self.is_able(rank) && !(avoids && self.is_avoided(rank, now)) {
+                    candidates.push(self.candidate(rank));
+                    places.push(place as u32);
+                }
+            }
+            if !candidates.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn is_able(&self, rank: &RankRef) -> bool {
+        rank.is_ready() && (self.fits)(rank) && rank.serves(self.wanted.adapter)
+    }
+
+    fn is_avoided(&self, rank: &RankRef, now: Instant) -> bool {
+        self.wanted.avoid.contains(&rank.run.name) || rank.worker.breaker.is_open(now)
+    }
+
+    fn candidate(&self, rank: &RankRef) -> Candidate {
+        let run = &*rank.run;
+        let [requests, queued_tokens, decoding_blocks] = run.load.counts();
+        Candidate {
+            identity: run.identity,
+            leading: self.overlaps.tiers(run.member),
+            queued_tokens: queued_tokens.saturating_add(run.capacity.foreign_tokens()),
+            decoding_blocks,
+            requests,
+            transfer_seconds: self.transfer_seconds,
+            is_cold: run.load.is_cold(),
+            speed: self.speed.times(run.load.factor()),
+        }
+    }
+}
+
+/// splitmix64's mixing of a counter into a random number.
+fn scrambled(number: u64) -> u64 {
+    let word = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    word ^ (word >> 31)
 }

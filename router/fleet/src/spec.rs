@@ -136,10 +136,16 @@ pub(crate) fn check_url(url: &str) -> Result<(), SpecError> {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     let authority = rest.map(|rest| rest.trim_end_matches('/')).unwrap_or_default();
     let is_plain = |letter: char| letter.is_ascii_graphic() && !"/?#@\\".contains(letter);
-    if authority.is_empty() || !authority.chars().all(is_plain) {
-        return Err(SpecError::Url(url.to_owned()));
+    // The port stands behind the last colon, and behind the bracket of an IPv6 address.
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (authority, None),
+    };
+    let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
+    match !host.is_empty() && authority.chars().all(is_plain) && is_port {
+        true => Ok(()),
+        false => Err(SpecError::Url(url.to_owned())),
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -167,12 +173,23 @@ mod tests {
 
     #[test]
     fn what_is_no_server_is_refused() {
-        for url in ["node:8000", "http://", "http://node/v1", "ftp://node", "http://a b", "http://u@node", ""]
-        {
+        for url in [
+            "node:8000",
+            "http://",
+            "http://node/v1",
+            "ftp://node",
+            "http://a b",
+            "http://u@node",
+            "",
+            "http://:80",
+            "http://a:0",
+            "http://a:70000",
+            "http://a:b",
+        ] {
             let error = spec(&[url]).check(|_| true).expect_err("no URL of a worker");
             assert_eq!(error, SpecError::Url(url.to_owned()));
         }
-        assert_eq!(spec(&["http://[::1]:8000"]).check(|_| true), Ok(()));
+        assert_eq!(spec(&["http://[::1]:8000", "http://[::1]"]).check(|_| true), Ok(()));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use kvstore_block::block_hash;
 use router_engines::client::EngineClient;
 use router_engines::dialect::{Description, EngineLoad, Role};
@@ -24,6 +24,7 @@ use crate::breaker::Breaker;
 use crate::capacity::Capacity;
 use crate::load::Load;
 use crate::pool::Pool;
+use crate::roster::Seat;
 use crate::routed::Routed;
 use crate::spec::WorkerSpec;
 use crate::state::{Condition, Health, WorkerState};
@@ -61,6 +62,10 @@ pub struct WorkerRun {
     pub(crate) loads_changed: Option<Arc<Notify>>,
     /// Without events: prompts routed there, on their way into the index.
     pub(crate) routed: Option<Arc<Routed>>,
+    /// Where it is in the order of its pool's loads.
+    seat: ArcSwapOption<Seat>,
+    /// Its worker is ready, and its own events are caught up with.
+    takes_requests: AtomicBool,
     /// Writes to the index; ended before the place in the index is given out again.
     pub(crate) writing: Mutex<Option<JoinHandle<()>>>,
 }
@@ -73,8 +78,43 @@ impl WorkerRun {
         }
     }
 
-    /// What this gateway sent somewhere has changed.
+    /// It is in another list of ranks.
+    pub(crate) fn take_seat(&self, seat: Seat) {
+        self.seat.store(Some(Arc::new(seat)));
+        self.reorder();
+    }
+
+    /// Its worker takes requests from now on, or takes none.
+    pub(crate) fn set_ready(&self, is_ready: bool) {
+        let is_ready = is_ready && self.is_warm.load(Ordering::Acquire);
+        self.takes_requests.store(is_ready, Ordering::Release);
+        self.reorder();
+    }
+
+    /// Its load has changed: it moves in the order.
+    pub(crate) fn reorder(&self) {
+        let seat = self.seat.load();
+        if let Some(seat) = &*seat {
+            let takes_requests = self.takes_requests.load(Ordering::Acquire);
+            seat.put(self.role, takes_requests.then(|| self.weight()));
+        }
+    }
+
+    /// What it has to do, for the order of ranks: blocks to compute, and what generating costs beside them, times as slow as
+    /// it is.
+    fn weight(&self) -> u32 {
+        /// A request that is being generated weighs as much as so many blocks to compute.
+        const REQUEST_BLOCKS: u32 = 8;
+        const BLOCK_TOKENS: u32 = 16;
+        let [requests, queued_tokens, _] = self.load.counts();
+        let queued = queued_tokens.saturating_add(self.capacity.foreign_tokens());
+        let blocks = requests.saturating_mul(REQUEST_BLOCKS).saturating_add(queued / BLOCK_TOKENS);
+        (f64::from(blocks) * self.load.factor()) as u32
+    }
+
+    /// What this gateway sent there has changed.
     pub(crate) fn changed(&self) {
+        self.reorder();
         if let Some(changed) = &self.loads_changed {
             changed.notify_one();
         }
@@ -88,6 +128,48 @@ impl WorkerRun {
 
     pub(crate) fn take_writing(&self) -> Option<JoinHandle<()>> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// What a run is made of, beside what it learns.
+#[derive(Debug)]
+pub(crate) struct RunParts {
+    pub(crate) name: String,
+    pub(crate) description: Arc<Description>,
+    pub(crate) rank: Option<u16>,
+    pub(crate) role: Role,
+    pub(crate) member: Member,
+    pub(crate) follower: Arc<Mutex<Follower>>,
+    pub(crate) has_feed: bool,
+    pub(crate) is_warm: Arc<AtomicBool>,
+    pub(crate) distrust: Arc<Notify>,
+    pub(crate) loads_changed: Option<Arc<Notify>>,
+    pub(crate) routed: Option<Arc<Routed>>,
+    pub(crate) writing: Option<JoinHandle<()>>,
+}
+
+impl WorkerRun {
+    pub(crate) fn new(parts: RunParts) -> Self {
+        Self {
+            identity: identity(&parts.name),
+            name: parts.name,
+            description: parts.description,
+            rank: parts.rank,
+            role: parts.role,
+            member: parts.member,
+            load: Load::default(),
+            reported: Reported::default(),
+            capacity: Capacity::default(),
+            follower: parts.follower,
+            has_feed: parts.has_feed,
+            is_warm: parts.is_warm,
+            distrust: parts.distrust,
+            loads_changed: parts.loads_changed,
+            routed: parts.routed,
+            seat: ArcSwapOption::empty(),
+            takes_requests: AtomicBool::new(false),
+            writing: Mutex::new(parts.writing),
+        }
     }
 }
 
@@ -153,7 +235,7 @@ impl RankRef {
     /// Whether it can take requests.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.worker.state() == WorkerState::Ready && self.run.is_warm.load(Ordering::Acquire)
+        self.run.takes_requests.load(Ordering::Acquire)
     }
 
     /// Whether it serves this adapter; `None` is the pool's model itself.
@@ -265,7 +347,9 @@ impl Worker {
         let mut condition = self.lock_condition();
         change(&mut condition);
         // Under the lock, so that of two changes the later one's state stays.
-        self.state.store(condition.state() as u8, Ordering::Release);
+        let state = condition.state();
+        self.state.store(state as u8, Ordering::Release);
+        self.runs.load().iter().for_each(|run| run.set_ready(state == WorkerState::Ready));
     }
 
     pub(crate) fn set_health(&self, health: Health) {

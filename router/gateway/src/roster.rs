@@ -13,7 +13,8 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use router_engines::dialect::Role;
 use router_engines::openai::ApiError;
-use router_fleet::{Added, Applied, Fleet, SpecError, Worker};
+use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, SpecError, Worker};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::Gateway;
@@ -21,6 +22,17 @@ use crate::service::{error_response, json_response};
 
 /// A change of the roster.
 type Change = fn(&Arc<Fleet>, &str) -> Result<Applied, SpecError>;
+
+/// A worker to be added.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NewWorker {
+    url: String,
+    #[serde(default)]
+    role: String,
+    pool: Option<String>,
+    uid: Option<String>,
+}
 
 /// Who may use them is decided around these routes.
 pub(crate) fn routes() -> Router<Arc<Gateway>> {
@@ -96,17 +108,18 @@ async fn add(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Byte
         let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type");
         return error_response(&error);
     }
-    let added: Added = match serde_json::from_slice(&body) {
-        Ok(added) => added,
+    let NewWorker { url, role, pool, uid } = match serde_json::from_slice(&body) {
+        Ok(worker) => worker,
         Err(error) => {
             return error_response(&ApiError::malformed(format!("The body is no worker: {error}.")));
         }
     };
-    if !added.role.is_empty() && Role::from_name(&added.role).is_none() {
-        let message = format!("`role` is prefill, decode or both, not {:?}.", added.role);
+    if !role.is_empty() && Role::from_name(&role).is_none() {
+        let message = format!("`role` is prefill, decode or both, not {role:?}.");
         return error_response(&ApiError::invalid("role", message));
     }
-    answered(gateway.fleet().add(added))
+    let pool = pool.unwrap_or_else(|| DEFAULT_POOL.to_owned());
+    answered(gateway.fleet().add(Added { url, role, pool, uid }))
 }
 
 async fn drain(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {

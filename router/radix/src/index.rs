@@ -39,6 +39,8 @@ pub(crate) struct Shared {
     /// Counts the times that a number was given out, and when each was.
     assignments: AtomicU64,
     assigned: Box<[AtomicU64]>,
+    /// The member that a number was given to last.
+    owners: Box<[AtomicU32]>,
     /// What the writer had unlinked when it went: freed with the last reader.
     pub(crate) leftovers: Mutex<Vec<Garbage>>,
 }
@@ -62,6 +64,7 @@ impl Shared {
             seats: (0..seats).map(|_| AtomicU32::new(u32::MAX)).collect(),
             assignments: AtomicU64::new(0),
             assigned: (0..IDS_MAX).map(|_| AtomicU64::new(0)).collect(),
+            owners: (0..IDS_MAX).map(|_| AtomicU32::new(0)).collect(),
             leftovers: Mutex::new(Vec::new()),
         }
     }
@@ -92,9 +95,17 @@ impl Shared {
         if let Some(id) = id {
             // Before anybody can find the number: who looked something up before this must not take it for the new owner's.
             let now = self.assignments.fetch_add(1, Ordering::AcqRel) + 1;
+            // Relaxed: whoever acts on an owner compares the owner's number with it first (`Overlaps::deepest`).
+            self.owners[usize::from(id)].store(u32::from(member.0), Ordering::Relaxed);
             self.assigned[usize::from(id)].store(now, Ordering::Release);
         }
         self.seats[member.index()].store(id.map_or(u32::MAX, u32::from), Ordering::Release);
+    }
+
+    /// The member whose number this is now, if it is anybody's.
+    pub(crate) fn owner_of(&self, id: usize) -> Option<Member> {
+        let member = Member(self.owners[id].load(Ordering::Relaxed) as u16);
+        (self.id_of(member) == id).then_some(member)
     }
 
     pub(crate) fn seats(&self) -> usize {

@@ -1,0 +1,110 @@
+//! What decisions see of a pool: its ranks, in a list that is replaced as a whole, and the order of their loads.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use router_engines::dialect::Role;
+use router_radix::{MEMBERS_MAX, Member};
+
+use crate::order::LoadOrder;
+use crate::worker::RankRef;
+
+/// What ranks are chosen for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Generating, and computing prompts that no prefill worker computes.
+    Decode,
+    /// Computing prompts for others.
+    Prefill,
+}
+
+/// The ranks of a pool that have described themselves.
+#[derive(Debug, Default)]
+pub struct Roster {
+    ranks: Vec<RankRef>,
+    /// The place of each member of the index in `ranks`; `u32::MAX` for members of other pools.
+    places: Vec<u32>,
+    orders: Option<Arc<Orders>>,
+}
+
+/// The order of the ranks for each phase.
+#[derive(Debug)]
+struct Orders {
+    decode: LoadOrder,
+    prefill: LoadOrder,
+}
+
+/// Where a rank is in the orders of its pool's roster.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    orders: Arc<Orders>,
+    place: usize,
+}
+
+impl Deref for Roster {
+    type Target = [RankRef];
+
+    fn deref(&self) -> &[RankRef] {
+        &self.ranks
+    }
+}
+
+impl Roster {
+    /// These ranks, each of which learns its seat.
+    pub(crate) fn new(ranks: Vec<RankRef>) -> Self {
+        let orders = Orders { decode: LoadOrder::new(ranks.len()), prefill: LoadOrder::new(ranks.len()) };
+        let orders = Arc::new(orders);
+        let mut places = vec![u32::MAX; if ranks.is_empty() { 0 } else { MEMBERS_MAX }];
+        for (place, rank) in ranks.iter().enumerate() {
+            places[rank.run.member.index()] = place as u32;
+            rank.run.take_seat(Seat { orders: Arc::clone(&orders), place });
+        }
+        Self { ranks, places, orders: Some(orders) }
+    }
+
+    /// The place of a member of the index, if it is one of these ranks.
+    pub(crate) fn place_of(&self, member: Member) -> Option<usize> {
+        let place = *self.places.get(member.index())?;
+        (place != u32::MAX).then_some(place as usize)
+    }
+
+    /// Passes places to `take`, the least loaded first, until that wants no more.
+    pub(crate) fn least_loaded(&self, phase: Phase, turn: usize, take: impl FnMut(usize) -> bool) {
+        let Some(orders) = &self.orders else { return };
+        match phase {
+            Phase::Decode => orders.decode.least(turn, take),
+            Phase::Prefill => orders.prefill.least(turn, take),
+        }
+    }
+
+    /// A rank that takes requests.
+    pub(crate) fn any_ready(&self) -> Option<&RankRef> {
+        let mut found = None;
+        for phase in [Phase::Decode, Phase::Prefill] {
+            self.least_loaded(phase, 0, |place| {
+                found = found.or(Some(place));
+                false
+            });
+        }
+        match found {
+            Some(place) => self.ranks.get(place),
+            None => self.ranks.iter().find(|rank| rank.is_ready()),
+        }
+    }
+
+    /// Mends the orders: see `order`.
+    pub(crate) fn refresh(&self) {
+        if let Some(orders) = &self.orders {
+            orders.decode.refresh();
+            orders.prefill.refresh();
+        }
+    }
+}
+
+impl Seat {
+    /// A rank of this role has so much to do now; `None` when it takes no requests.
+    pub(crate) fn put(&self, role: Role, load: Option<u32>) {
+        let order = if role == Role::Prefill { &self.orders.prefill } else { &self.orders.decode };
+        order.put(self.place, load);
+    }
+}
