@@ -1,13 +1,15 @@
-//! The routing decision. First its parts, one after the other; then the whole of it (hash, look-up, policy, booking)
-//! as a live gateway reports it for each request, under open-loop load.
+//! The routing decision. First in this thread, with what hashing and look-up take of it; then as a live gateway
+//! reports it for each request, under open-loop load.
 
 use std::hint::black_box;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use kvstore_block::{PromptExtras, block_hashes};
-use router_policy::{Candidate, Policy, Request, Strategy};
-use router_radix::{Index, IndexConfig, Member, Tier};
+use router_fleet::RouteRequest;
+use router_fleet::testing::ready_fleet;
+use router_policy::{Policy, Strategy};
+use router_radix::{Member, Tier};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -24,15 +26,26 @@ const PROMPTS: usize = 200;
 pub(crate) fn run(smoke: bool) -> Result<()> {
     println!("# route: prompts of {PROMPT_TOKENS} tokens in blocks of {BLOCK_TOKENS}; p50 / p99 / p99.9");
     let rounds = if smoke { 100 } else { 50_000 };
-    for workers in [8, 64, 512] {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let inside = runtime.enter();
+    for workers in [8, 64, 512, 4096] {
         parts(workers, rounds)?;
     }
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(live(smoke))
+    drop(inside);
+    for workers in [8, if smoke { 16 } else { 512 }] {
+        runtime.block_on(live(workers, smoke))?;
+    }
+    Ok(())
 }
 
+/// Hashing and look-up by themselves, and a whole decision as the gateway makes it, booking included; as many requests as
+/// workers are under way at any time.
 fn parts(workers: usize, rounds: usize) -> Result<()> {
-    let index = Index::new(IndexConfig::default());
-    let members: Vec<Member> = (0..workers).map_while(|_| index.write().join()).collect();
+    let policy = Policy { strategy: Strategy::PredictedTime, ..Policy::default() };
+    let fleet = ready_fleet(workers, BLOCK_TOKENS, policy);
+    let pool = &fleet.pools()[0];
+    let members: Vec<Member> = pool.roster().iter().map(|rank| rank.run.member).collect();
+    ensure!(members.len() == workers, "the index has no room for {workers} workers");
     let shape = tree::Shape {
         workers,
         chains: PROMPTS,
@@ -61,45 +74,54 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
     for operation in tree::stores(&shape, &hashed) {
         if let Operation::Stored { worker, parent, blocks } = operation {
             let (hashes, keys): (Vec<u64>, Vec<u64>) = blocks.into_iter().unzip();
-            index.write().stored(members[worker], Tier::Device, parent, &keys, &hashes);
+            fleet.index.write().stored(members[worker], Tier::Device, parent, &keys, &hashes);
         }
     }
-    let mut reader = index.reader().context("a reader")?;
-    let policy = Policy { strategy: Strategy::PredictedTime, ..Policy::default() };
-    let request = Request { tokens: PROMPT_TOKENS as u32, block_tokens: BLOCK_TOKENS as u32, session: None };
+    let mut reader = fleet.index.reader().context("a reader")?;
     let mut latencies = [Latencies::new()?, Latencies::new()?, Latencies::new()?, Latencies::new()?];
     let mut hashes = Vec::with_capacity(256);
-    let mut candidates = vec![Candidate::default(); workers];
-    for round in 0..rounds {
+    let mut under_way = std::collections::VecDeque::with_capacity(workers + 1);
+    for round in 0..rounds + workers {
         let prompt = &tokens[round * 17 % PROMPTS];
-        let started = std::time::Instant::now();
         let (hashing, ()) = time(|| {
             hashes.clear();
             block_hashes(black_box(prompt), BLOCK_TOKENS, &PromptExtras::default(), &mut hashes);
         });
-        let (looking_up, overlaps) = time(|| reader.overlaps(&hashes));
-        let (choosing, choice) = time(|| {
-            for (candidate, &member) in candidates.iter_mut().zip(&members) {
-                candidate.leading = overlaps.tiers(member);
+        let (looking_up, _) = time(|| black_box(reader.overlaps(&hashes)));
+        let request = RouteRequest {
+            tokens: prompt,
+            salt: None,
+            session: None,
+            adapter: None,
+            audited: true,
+            without_prefill: false,
+            avoid: &[],
+        };
+        let (whole, routed) = time(|| fleet.route(pool, &request));
+        let (_, mut booking) = routed.context("a choice")?;
+        if round % 2 == 0 {
+            booking.first_token();
+        }
+        under_way.push_back(booking);
+        // The first ones only bring the load.
+        if round >= workers {
+            let choosing = whole.saturating_sub(hashing + looking_up);
+            for (latencies, spent) in latencies.iter_mut().zip([hashing, looking_up, choosing, whole]) {
+                latencies.record(spent);
             }
-            policy.choose(&request, &candidates, round as u64, round as u64)
-        });
-        let whole = started.elapsed();
-        anyhow::ensure!(choice.is_some(), "a choice");
-        for (latencies, spent) in latencies.iter_mut().zip([hashing, looking_up, choosing, whole]) {
-            latencies.record(spent);
+            drop(under_way.pop_front());
         }
     }
-    for (name, latencies) in ["hash", "look up", "choose", "all three"].iter().zip(&latencies) {
-        println!("{workers:>3} workers, {name:<10} {}", latencies.render());
+    for (name, latencies) in ["hash", "look up", "choose, book", "whole"].iter().zip(&latencies) {
+        println!("{workers:>4} workers, {name:<12} {}", latencies.render());
     }
     Ok(())
 }
 
 /// The gateway's own figure for each request, from its answer's header.
-async fn live(smoke: bool) -> Result<()> {
+async fn live(count: usize, smoke: bool) -> Result<()> {
     let mut workers = Vec::new();
-    for _ in 0..8 {
+    for _ in 0..count {
         workers.push(listen(mock_worker()).await?);
     }
     let gateway = gateway_over(&workers, MODEL).await?;
@@ -109,10 +131,10 @@ async fn live(smoke: bool) -> Result<()> {
         ask(&address, body).await.context("the first requests")?;
     }
     for rate in [200_u32, 1000] {
-        let count = if smoke { 40 } else { rate * 8 };
+        let requests = if smoke { 40 } else { rate * 8 };
         let start = Instant::now();
         let mut answers = Vec::new();
-        for number in 0..count {
+        for number in 0..requests {
             tokio::time::sleep_until(start + Duration::from_secs(1) * number / rate).await;
             let (address, body) = (address.clone(), bodies[number as usize * 7 % PROMPTS].clone());
             answers.push(tokio::spawn(async move { ask(&address, &body).await }));
@@ -121,7 +143,7 @@ async fn live(smoke: bool) -> Result<()> {
         for answer in answers {
             latencies.record(answer.await??);
         }
-        println!("live gateway, 8 workers, open loop at {rate}/s: decision {}", latencies.render());
+        println!("live gateway, {count} workers, open loop at {rate}/s: decision {}", latencies.render());
     }
     Ok(())
 }

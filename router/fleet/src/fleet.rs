@@ -359,6 +359,13 @@ impl Fleet {
         }
     }
 
+    /// Has these workers from now on, whatever the roster says.
+    #[cfg(feature = "testing")]
+    pub(crate) fn install(&self, workers: Workers) {
+        self.workers.store(Arc::new(workers));
+        self.pools.iter().for_each(|pool| self.remake_roster(pool));
+    }
+
     /// The pool of this name.
     #[must_use]
     pub fn pool(&self, name: &str) -> Option<&Arc<Pool>> {

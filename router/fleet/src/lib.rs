@@ -34,6 +34,8 @@ mod routed;
 mod snapshots;
 mod spec;
 mod state;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod worker;
 
 pub use booking::Booking;

@@ -73,7 +73,7 @@ impl LoadOrder {
             for word in (0..words).map(|at| (at + turn) % words) {
                 let mut bits = class[word].load(Ordering::Relaxed);
                 // Not always from the lowest bit on: the first of equals would get everything.
-                let shift = (turn % 64) as u32;
+                let shift = (turn / words % 64) as u32;
                 bits = bits.rotate_right(shift);
                 while bits != 0 {
                     let bit = (bits.trailing_zeros() + shift) % 64;
@@ -135,7 +135,7 @@ mod tests {
         let first = (0..1 << 20).find(|&load| usize::from(class(load)) == CLASSES - 1);
         assert_eq!(first, Some((1 << 18) + 3 * (1 << 16)), "the last class");
         for load in [100, 1000, 100_000] {
-            assert_eq!(class(load), class(load + load / 16), "a sixteenth more is about the same");
+            assert!(class(load + load / 16) <= class(load) + 1, "a sixteenth more is about the same");
             assert!(class(load) < class(load + load / 2));
         }
     }
@@ -152,7 +152,8 @@ mod tests {
         let mut loads: BTreeMap<usize, u32> = BTreeMap::new();
         for step in 0..5000 {
             let rank = next(300) as usize;
-            let load = (next(4) > 0).then(|| next(1 << next(20)) as u32);
+            let size = next(20);
+            let load = (next(4) > 0).then(|| next(1 << size) as u32);
             order.put(rank, load);
             match load {
                 Some(load) => drop(loads.insert(rank, load)),
@@ -183,7 +184,7 @@ mod tests {
                 scope.spawn(move || {
                     for step in 0..50_000_u32 {
                         order.put(
-                            ((step * 7 + thread) % 70) as usize,
+                            ((step * 13 + thread) % 70) as usize,
                             Some((step * 31 + thread * 977) % 5000),
                         );
                         if step % 5000 == 0 {
