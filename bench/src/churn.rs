@@ -100,7 +100,7 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
         fleet.add(added(&url, 0))?;
         fleet.remove(&name_of(&url))?;
     }
-    for slot in &mut slots {
+    for slot in slots.iter_mut().filter(|slot| !slot.is_in || slot.is_draining) {
         add(&fleet, slot)?;
     }
     ready(&fleet, SLOTS).await?;
@@ -121,6 +121,12 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     );
     let snapshot = fleet.snapshot().len();
     println!("snapshot {snapshot} bytes; workers in the roster {}", fleet.workers().len());
+    let kinds = [added, drained, removed, replaced, killed];
+    ensure!(kinds.iter().all(|&count| count > 0), "some kind of change was never made");
+    let expected = (time.as_secs_f64() * rate as f64 * 0.9) as u64;
+    ensure!(served >= expected, "{served} requests are fewer than the rate asks for");
+    // A block takes about 30 bytes; names of dead workers would be in it, too.
+    ensure!(snapshot < 4096 + 64 * truth, "the snapshot holds more than the workers' blocks");
     ensure!(fleet.workers().len() == SLOTS, "workers are left over");
     ensure!(after.0 < before.0 + 48, "memory is left over");
     ensure!(after.1 < before.1 + 2 * SLOTS * CLIENTS as usize, "descriptors are left over");

@@ -303,7 +303,6 @@ pub(crate) fn config(text: ModelText) -> GatewayConfig {
         request_memory_max: 8 << 30,
         compute_threads: 4,
         write_timeout: Duration::from_secs(60),
-        requests_max: 1 << 20,
         follows_engines: false,
     }
 }
@@ -318,7 +317,7 @@ pub(crate) fn fleet_config(model: &str) -> FleetConfig {
             aliases: Vec::new(),
             has_tokenizer: true,
             routing: tuning().routing,
-            has_own_routing: false,
+            strategy: None,
         }],
         hints: Hints::default(),
         keys: EngineKeys::default(),

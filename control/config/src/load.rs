@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::pools::PoolSettings;
 use crate::settings::Settings;
 use crate::value::{Kind, Range, Setting};
 
@@ -265,16 +266,23 @@ impl Reader<'_> {
                 self.report(offset, "split.pools: all weights are 0".to_owned());
             }
         }
-        let mut names: Vec<(&str, usize)> = Vec::new();
-        for (at, pool) in settings.pools.iter().enumerate() {
-            let model = if pool.model.is_empty() { &pool.name } else { &pool.model };
-            names.extend(pool.aliases.iter().chain([model]).map(|name| (name.as_str(), at)));
-        }
-        for (index, (name, at)) in names.iter().enumerate() {
-            if names[..index].iter().any(|(other, _)| other == name) {
-                let message = format!("pool: the model name {name:?} is used twice");
-                self.report(line("pool", *at).unwrap_or(0), message);
+        // Several pools may serve a model of one name, as for a canary: the first of them is meant by the name. Every other
+        // name means one thing.
+        let model_of =
+            |pool: &PoolSettings| if pool.model.is_empty() { pool.name.clone() } else { pool.model.clone() };
+        let models: Vec<String> =
+            settings.pools.iter().map(model_of).chain([settings.gateway.model.clone()]).collect();
+        let aliases = settings.pools.iter().enumerate().flat_map(|(at, pool)| {
+            pool.aliases.iter().map(move |alias| (alias.as_str(), line("pool", at).unwrap_or(0)))
+        });
+        let splits = settings.splits.iter().enumerate();
+        let splits = splits.map(|(at, split)| (split.model.as_str(), line("split", at).unwrap_or(0)));
+        let mut seen: Vec<&str> = Vec::new();
+        for (name, offset) in aliases.chain(splits).filter(|(name, _)| !name.is_empty()) {
+            if seen.contains(&name) || models.iter().any(|model| model == name) {
+                self.report(offset, format!("the model name {name:?} is used twice"));
             }
+            seen.push(name);
         }
     }
 
@@ -430,6 +438,8 @@ mod tests {
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a\"]\n", 3, "POOL=WEIGHT"),
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a=0\"]\n", 3, "all weights"),
             ("[[pool]]\nname = \"a\"\n[[pool]]\nname = \"b\"\naliases = [\"a\"]\n", 3, "used twice"),
+            ("[gateway]\nmodel = \"a\"\n[[pool]]\nname = \"b\"\naliases = [\"a\"]\n", 3, "used twice"),
+            ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"a\"\npools = [\"a=1\"]\n", 3, "used twice"),
         ] {
             let problems = parse(text).expect_err(text);
             assert!(

@@ -301,7 +301,6 @@ pub(crate) fn gateway(
             threads => threads as usize,
         },
         write_timeout: gateway.write_timeout,
-        requests_max: gateway.requests_max as usize,
         follows_engines: gateway.follow_engines,
     })
 }

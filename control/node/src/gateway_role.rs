@@ -29,9 +29,10 @@ pub(crate) fn run(
     given: &Workers,
 ) -> Result<ExitCode> {
     let settings = process::start(common)?;
-    let keys = secret::of_engines(&settings, common.supervised)?;
+    let keys = secret::of_engines(&settings, common.supervised, &given.urls())?;
     let workers = roster::workers(&settings, given, &keys)?;
     roster::must_have_workers(&workers)?;
+    secret::warn_of_unused(&keys, &workers);
     let listen = listen.unwrap_or(settings.gateway.listen);
     let has_peer_key = compose::peer_key().is_some();
     let admin = admin::place(&settings)?;
@@ -44,7 +45,7 @@ pub(crate) fn run(
     let access = compose::access(&settings, &workers)?;
     let fleet = roster::fleet(&settings, &access, keys.clone());
     let mut config = compose::gateway(&settings, access, listen)?;
-    let requests_max = config.requests_max;
+    let requests_max = settings.gateway.requests_max as usize;
     let grpc_listen = grpc_address(&settings)?;
     let admin_address = admin.as_ref().and_then(admin::Place::address);
     let own =
@@ -129,7 +130,7 @@ pub(crate) fn run(
         gateway.finish_traces().await;
         anyhow::Ok(())
     })?;
-    // Watchers of workers may be asleep: nobody waits for them.
+    // Health tasks of workers may be asleep; the process does not wait for them.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
@@ -137,6 +138,7 @@ pub(crate) fn run(
 /// The workers of these settings; an error when a start would refuse them, as far as they alone say it.
 fn could_start(settings: &Settings, given: &Workers, keys: &EngineKeys) -> Result<Vec<WorkerSpec>> {
     let workers = roster::workers(settings, given, keys)?;
+    roster::must_have_workers(&workers)?;
     grpc_address(settings)?;
     admin::place(settings)?;
     compose::tokens(settings)?;

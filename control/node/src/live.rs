@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use control_config::{Settings, changes, in_force};
-use router_fleet::WorkerSpec;
+use router_fleet::{Applied, DEFAULT_POOL, WorkerSpec};
 use router_gateway::Gateway;
 
 use crate::{compose, process};
@@ -98,12 +98,24 @@ impl LiveConfig {
         seen.read = before;
         match new {
             Ok((new, workers)) => self.take(&mut seen, new, workers),
-            Err(error) => {
-                tracing::error!("{}: {error:#}; what was in force stays", self.path.display());
-                self.gateway.refuse_configuration();
-                seen.is_refused = true;
-            }
+            Err(error) => self.refuse(&mut seen, &error),
         }
+    }
+
+    /// The workers of a file whose pools this gateway has, and as they were those of pools that are no longer in the file:
+    /// pools come and go with the next start.
+    fn workers_in_force(&self, mut workers: Vec<WorkerSpec>, new: &Settings) -> Vec<WorkerSpec> {
+        let fleet = self.gateway.fleet();
+        workers.retain(|worker| fleet.pool(&worker.pool).is_some());
+        let is_there = |name: &str| name == DEFAULT_POOL || new.pools.iter().any(|pool| pool.name == name);
+        workers.extend(fleet.configured().into_iter().filter(|worker| !is_there(&worker.pool)));
+        workers
+    }
+
+    fn refuse(&self, seen: &mut Seen, error: &anyhow::Error) {
+        tracing::error!("{}: {error:#}; what was in force stays", self.path.display());
+        self.gateway.refuse_configuration();
+        seen.is_refused = true;
     }
 
     fn take(&self, seen: &mut Seen, new: Settings, workers: Vec<WorkerSpec>) {
@@ -115,15 +127,21 @@ impl LiveConfig {
         if told.is_empty() {
             return;
         }
+        let applied = match self.gateway.fleet().configure(self.workers_in_force(workers, &new)) {
+            Ok(applied) => applied,
+            Err(error) => return self.refuse(seen, &error.into()),
+        };
         let waiting = changes(&self.started, &new).iter().filter(|change| !change.is_live).count();
         self.gateway.tune(compose::tuning(&new), waiting);
-        if told.iter().any(|change| change.is_live && change.key.ends_with("workers"))
-            && let Err(error) = self.gateway.fleet().configure(workers)
-        {
-            tracing::error!("{file}: {error}; the roster stays as it was");
-        }
         for change in &told {
-            let from_when = if change.is_live { "in force" } else { "from the next start on" };
+            let is_roster = change.is_live && change.key.ends_with("workers");
+            let from_when = match change.is_live {
+                true if is_roster && applied == Applied::default() => {
+                    "without effect: the command line names the workers, or an administrator has changed them"
+                }
+                true => "in force",
+                false => "from the next start on",
+            };
             tracing::warn!("{file}: {change}, {from_when}");
         }
         self.gateway.show_configuration(in_force(&self.started, &new));

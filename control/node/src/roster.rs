@@ -29,6 +29,14 @@ pub(crate) struct Workers {
     decode: Vec<String>,
 }
 
+impl Workers {
+    /// All of them.
+    pub(crate) fn urls(&self) -> Vec<&str> {
+        let all = [&self.workers, &self.prefill, &self.decode].into_iter().flatten();
+        all.map(String::as_str).collect()
+    }
+}
+
 /// The workers of the command line, or of `[gateway]` if it names none, and those of the pools, with their engines' keys.
 pub(crate) fn workers(settings: &Settings, given: &Workers, keys: &EngineKeys) -> Result<Vec<WorkerSpec>> {
     let gateway = &settings.gateway;
@@ -51,14 +59,18 @@ pub(crate) fn workers(settings: &Settings, given: &Workers, keys: &EngineKeys) -
     for pool in &settings.pools {
         add(&pool.name, [&pool.workers, &pool.prefill_workers, &pool.decode_workers]);
     }
-    secret::give(keys, &mut all);
     let pools = pools(settings);
+    for worker in &mut all {
+        let pool = pools.iter().find(|pool| pool.name == worker.pool);
+        let is_outside = pool.is_some_and(|pool| pool.engine == Some(Engine::OpenAi));
+        worker.key = secret::of_configured(keys, &worker.url, is_outside);
+    }
     let spec = FleetSpec { version: 1, workers: all };
     spec.check(|name| pools.iter().any(|pool| pool.name == name))?;
     Ok(spec.workers)
 }
 
-/// An error when there is nobody to serve requests, and nobody could be added.
+/// An error when the configuration and the command line name no worker.
 pub(crate) fn must_have_workers(workers: &[WorkerSpec]) -> Result<()> {
     if workers.is_empty() {
         bail!("no workers: give --worker URL, or `gateway.workers` in the configuration");
@@ -95,20 +107,16 @@ fn pools(settings: &Settings) -> Vec<PoolConfig> {
         aliases: Vec::new(),
         has_tokenizer: !gateway.model_folder.is_empty() || compose::model_folder(settings).is_some(),
         routing,
-        has_own_routing: false,
+        strategy: None,
     };
-    let of = |pool: &PoolSettings| {
-        let own = Strategy::from_name(&pool.strategy);
-        let policy = Policy { strategy: own.unwrap_or(routing.policy.strategy), ..routing.policy };
-        PoolConfig {
-            name: pool.name.clone(),
-            model: Some(model_of(pool)),
-            engine: Engine::from_name(&pool.engine),
-            aliases: pool.aliases.clone(),
-            has_tokenizer: !pool.model_folder.is_empty(),
-            routing: RoutingPolicy { policy, ..routing },
-            has_own_routing: own.is_some(),
-        }
+    let of = |pool: &PoolSettings| PoolConfig {
+        name: pool.name.clone(),
+        model: Some(model_of(pool)),
+        engine: Engine::from_name(&pool.engine),
+        aliases: pool.aliases.clone(),
+        has_tokenizer: !pool.model_folder.is_empty(),
+        routing,
+        strategy: Strategy::from_name(&pool.strategy),
     };
     std::iter::once(first).chain(settings.pools.iter().map(of)).collect()
 }

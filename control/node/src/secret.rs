@@ -29,25 +29,30 @@ pub(crate) fn of_worker(settings: &Settings, is_supervised: bool) -> Result<Opti
     }
 }
 
-/// The keys that the engines of a gateway ask for.
-pub(crate) fn of_engines(settings: &Settings, is_supervised: bool) -> Result<EngineKeys> {
-    if is_supervised {
-        // Workers of `serve` have the same settings and environment as this process.
-        return Ok(EngineKeys { all: of_worker(settings, true)?, own: HashMap::new() });
+/// The keys that the engines of a gateway ask for. `given` are the workers of the command line.
+pub(crate) fn of_engines(settings: &Settings, is_supervised: bool, given: &[&str]) -> Result<EngineKeys> {
+    let mut keys = match compose::some(&settings.gateway.engine_key_file) {
+        Some(path) => parse(&read("gateway.engine_key_file", &path)?).with_context(|| path)?,
+        None => EngineKeys { all: variable(ENGINE_KEY)?, ..EngineKeys::default() },
+    };
+    keys.trusts_added = compose::is_closed(settings);
+    // Workers of `serve` have the same settings and environment as this process. No other gets their key: it opens this
+    // gateway's closed routes, too.
+    if is_supervised && let Some(key) = of_worker(settings, true)? {
+        keys.own.extend(given.iter().map(|url| (plain(url).to_owned(), key.clone())));
     }
-    match compose::some(&settings.gateway.engine_key_file) {
-        Some(path) => parse(&read("gateway.engine_key_file", &path)?).with_context(|| path),
-        None => Ok(EngineKeys { all: variable(ENGINE_KEY)?, own: HashMap::new() }),
-    }
+    Ok(keys)
 }
 
-/// Gives each worker the key that its engine asks for.
-pub(crate) fn give(keys: &EngineKeys, workers: &mut [WorkerSpec]) {
-    for worker in workers.iter_mut() {
-        worker.key = keys.of(&worker.url).cloned();
-    }
+/// The key for a worker of the configuration; a service outside the cluster gets none but its own.
+pub(crate) fn of_configured(keys: &EngineKeys, url: &str, is_outside: bool) -> Option<ApiKey> {
+    if is_outside { keys.own_of(url).cloned() } else { keys.of(url).cloned() }
+}
+
+/// Says which keys are for no worker of the configuration: a URL may be misspelled.
+pub(crate) fn warn_of_unused(keys: &EngineKeys, workers: &[WorkerSpec]) {
     for url in keys.own.keys().filter(|url| !workers.iter().any(|worker| plain(&worker.url) == *url)) {
-        tracing::warn!(url, "gateway.engine_key_file has a key for this URL, which is no worker's");
+        tracing::warn!(url, "gateway.engine_key_file has a key for a URL that is no configured worker's");
     }
 }
 

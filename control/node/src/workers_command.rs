@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
+use http::Method;
 use router_engines::client::{EngineClient, EngineError};
 use router_engines::key::ApiKey;
 use router_engines::upstream::Upstream;
@@ -68,7 +69,7 @@ pub(crate) struct DrainArgs {
     gateway: GatewayArgs,
     /// The worker, as `kvasir workers` shows it.
     name: String,
-    /// Wait until it has no request of this gateway any more.
+    /// Wait until it has no request of this gateway and its peers any more.
     #[arg(long)]
     wait: bool,
     /// Wait no longer than this many seconds, and fail then.
@@ -95,11 +96,11 @@ impl Admin {
     }
 
     async fn get(&self, path: &str) -> Result<Value> {
-        self.answer(self.0.get(path)).await
+        self.answer(self.0.ask(Method::GET, path, bytes::Bytes::new())).await
     }
 
     async fn post(&self, path: &str, body: &Value) -> Result<Value> {
-        self.answer(self.0.post(path, body.to_string().into())).await
+        self.answer(self.0.ask(Method::POST, path, body.to_string().into())).await
     }
 
     async fn answer(&self, asked: impl Future<Output = Result<bytes::Bytes, EngineError>>) -> Result<Value> {
@@ -162,7 +163,8 @@ pub(crate) fn drain(arguments: &DrainArgs) -> Result<ExitCode> {
         let mut shown = None;
         loop {
             let worker = admin.get(&path_of(name, "")).await?;
-            let left = worker["requests"].as_u64().unwrap_or(0);
+            let count = |key: &str| worker[key].as_u64().unwrap_or(0);
+            let left = count("requests") + count("peers_requests");
             if left == 0 {
                 println!("{name}: drained after {:.1} s", began.elapsed().as_secs_f64());
                 return Ok(ExitCode::SUCCESS);

@@ -188,6 +188,21 @@ impl EngineClient {
         }
     }
 
+    /// A small request; the body of a 200, or what its refusal says.
+    pub async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
+        let response = self.send(method, path, body).await?;
+        let status = response.status();
+        let body = self.whole_body(response).await?;
+        if status == StatusCode::OK {
+            return Ok(body);
+        }
+        let told: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+        Err(match told["error"]["message"].as_str() {
+            Some(message) => EngineError::Refused(ApiError::new(status, message, "refused")),
+            None => self.protocol(format!("{path} answered {status}")),
+        })
+    }
+
     /// A small `POST`; the body of a 200.
     pub async fn post(&self, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
         let response = self.send(Method::POST, path, body).await?;

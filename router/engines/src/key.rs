@@ -44,17 +44,26 @@ impl ApiKey {
 /// The keys of all engines of a gateway.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EngineKeys {
-    /// For engines without a key of their own.
+    /// For engines of the cluster without a key of their own.
     pub all: Option<ApiKey>,
     /// By the engine's URL, without a slash at its end.
     pub own: HashMap<String, ApiKey>,
+    /// Workers that an administrator adds get `all`, too. Not on a gateway without keys, where every process of the machine
+    /// is an administrator and would learn the key by adding itself.
+    pub trusts_added: bool,
 }
 
 impl EngineKeys {
     /// The key that the engine at this URL asks for.
     #[must_use]
     pub fn of(&self, url: &str) -> Option<&ApiKey> {
-        self.own.get(url.trim_end_matches('/')).or(self.all.as_ref())
+        self.own_of(url).or(self.all.as_ref())
+    }
+
+    /// The key that is for this URL alone.
+    #[must_use]
+    pub fn own_of(&self, url: &str) -> Option<&ApiKey> {
+        self.own.get(url.trim_end_matches('/'))
     }
 }
 

@@ -56,6 +56,8 @@ pub(crate) struct ServedModel {
     name: ArcSwapOption<String>,
     /// Whether there is a dispute. Relaxed: a request that misses a change came before it.
     is_disputed: AtomicBool,
+    /// Relaxed: as `is_disputed`.
+    has_workers: AtomicBool,
     told: Mutex<Told>,
 }
 
@@ -71,6 +73,7 @@ impl ServedModel {
                 dispute: None,
             }),
             is_disputed: AtomicBool::new(false),
+            has_workers: AtomicBool::new(false),
             name: ArcSwapOption::new(configured.map(Arc::new)),
         }
     }
@@ -85,17 +88,26 @@ impl ServedModel {
             (worker, said)
         };
         told.models = workers.map(said_before).collect();
+        self.has_workers.store(!told.models.is_empty(), Ordering::Relaxed);
         if told.models.is_empty() && !told.is_configured {
             (told.first, told.is_settled) = (None, false);
             self.name.store(None);
         }
-        // A worker that disagreed may be gone.
+        // A worker that disagreed, or that has never answered, may be gone.
+        if !told.is_settled && self.name().is_some() && !told.models.is_empty() {
+            told.is_settled = told.models.iter().all(|(_, said)| said.is_some());
+        }
         if told.dispute.is_some()
             && (told.said().next().is_none() || told.agreed(self.name().as_deref()).is_some())
         {
             told.dispute = None;
             self.is_disputed.store(false, Ordering::Relaxed);
         }
+    }
+
+    /// Whether there is any worker of the pool.
+    pub(crate) fn has_workers(&self) -> bool {
+        self.has_workers.load(Ordering::Relaxed)
     }
 
     /// Its name; `None` until it is chosen.
@@ -136,8 +148,10 @@ impl ServedModel {
                 false => Verdict::Differs(format!("it serves {models:?}, not {name:?}")),
             };
         }
-        if let Some((_, said)) = told.models.iter_mut().find(|(name, _)| name == worker) {
-            *said = Some(models.to_vec());
+        match told.models.iter_mut().find(|(name, _)| name == worker) {
+            Some((_, said)) => *said = Some(models.to_vec()),
+            // It was removed meanwhile.
+            None => return Verdict::Waits,
         }
         let first = *told.first.get_or_insert(now);
         let Some(name) = told.agreed(self.name().as_deref()) else {

@@ -3,20 +3,25 @@
 //! For each worker that was ever spoken of, the latest wish counts (a last-writer-wins map): each gateway merges what its
 //! peers tell, in any order and as often as it likes, and all come to the same state. Versions are times of the wall clock,
 //! made larger than every version seen so far, so a clock that is behind cannot lose a later wish of the same
-//! administrator. At most [`CHANGES_MAX`] wishes are kept; the oldest are forgotten first, which means that the
-//! configuration counts again.
+//! administrator (a last-writer-wins element map: Shapiro et al., A comprehensive study of Convergent and Commutative
+//! Replicated Data Types, 2011). At most [`CHANGES_MAX`] wishes are kept. The oldest wish without effect makes room for a new
+//! one: that to serve a configured worker, or that to remove a worker that is not configured. A drain, an added worker and the
+//! removal of a configured one are never dropped; when there is no room but by them, a further wish is refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use router_engines::dialect::Role;
-use router_engines::key::EngineKeys;
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{DEFAULT_POOL, SpecError, WORKERS_MAX, WorkerSpec, check_url};
+use crate::spec::{DEFAULT_POOL, SpecError, WORKERS_MAX, WorkerSpec, check_url, name_of};
 
 /// Wishes that are kept.
-const CHANGES_MAX: usize = WORKERS_MAX;
+pub(crate) const CHANGES_MAX: usize = WORKERS_MAX;
+/// Longest name that a source may give to a worker's identity.
+const UID_BYTES_MAX: usize = 64;
+/// A wish of a clock that is ahead by more than this is not believed: no later wish could be newer.
+const AHEAD_MAX_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 /// What is wanted of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,10 +66,11 @@ struct Change {
 
 impl Change {
     /// A total order, so that gateways agree also on wishes of the same version.
-    fn rank(&self) -> (u64, u8, &str, &str, &str) {
-        let added = self.added.as_ref();
-        let word = |of: fn(&Added) -> &str| added.map_or("", of);
-        (self.version, self.wish as u8, word(|a| &a.url), word(|a| &a.role), word(|a| &a.pool))
+    fn rank(&self) -> (u64, u8, [&str; 4]) {
+        let words = self.added.as_ref().map(|added| {
+            [added.url.as_str(), &added.role, &added.pool, added.uid.as_deref().unwrap_or_default()]
+        });
+        (self.version, self.wish as u8, words.unwrap_or_default())
     }
 }
 
@@ -77,78 +83,95 @@ fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
+impl Added {
+    fn check(&self) -> Result<(), SpecError> {
+        check_url(&self.url)?;
+        if !self.role.is_empty() && Role::from_name(&self.role).is_none() {
+            return Err(SpecError::Role(self.role.clone()));
+        }
+        match self.uid.as_ref().is_some_and(|uid| uid.len() > UID_BYTES_MAX) {
+            true => Err(SpecError::Uid(UID_BYTES_MAX)),
+            false => Ok(()),
+        }
+    }
+}
+
 impl Changes {
     /// Nothing was changed.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Notes a wish for a worker that is known by its name.
-    pub(crate) fn wish(&mut self, name: &str, wish: Wish) {
+    pub(crate) fn wish(
+        &mut self,
+        name: &str,
+        wish: Wish,
+        is_configured: impl Fn(&str) -> bool,
+    ) -> Result<(), SpecError> {
         let version = self.next_version();
         let added = self.0.get(name).and_then(|change| change.added.clone());
-        self.put(name.to_owned(), Change { version, wish, added });
+        self.put(name.to_owned(), Change { version, wish, added }, is_configured)
     }
 
-    /// Adds a worker, or describes an added one anew.
-    pub(crate) fn add(&mut self, added: Added) -> Result<(), SpecError> {
-        check_url(&added.url)?;
+    /// Adds a worker, or describes one anew.
+    pub(crate) fn add(
+        &mut self,
+        added: Added,
+        is_configured: impl Fn(&str) -> bool,
+    ) -> Result<(), SpecError> {
+        added.check()?;
         let version = self.next_version();
-        let name = WorkerSpec::new(&added.url).name();
-        self.put(name, Change { version, wish: Wish::Serve, added: Some(added) });
-        Ok(())
+        self.put(
+            name_of(&added.url),
+            Change { version, wish: Wish::Serve, added: Some(added) },
+            is_configured,
+        )
     }
 
-    /// Takes over what another gateway knows; whether that changed anything.
-    pub(crate) fn merge(&mut self, other: Self) -> Result<bool, SpecError> {
-        for change in other.0.values() {
-            change.added.as_ref().map_or(Ok(()), |added| check_url(&added.url))?;
-        }
+    /// Takes over what another gateway knows; whether that changed anything. What cannot be is left out, and the rest is
+    /// taken: one bad wish must not keep gateways apart.
+    pub(crate) fn merge(&mut self, other: Self, is_configured: impl Fn(&str) -> bool) -> bool {
+        let newest = now_ns().saturating_add(AHEAD_MAX_NS);
         let mut is_changed = false;
         for (name, change) in other.0 {
-            if self.0.get(&name).is_none_or(|own| own.rank() < change.rank()) {
-                is_changed |= self.put(name, change);
+            let fits = |added: &Added| added.check().is_ok() && name_of(&added.url) == name;
+            let can_be = change.version <= newest && change.added.as_ref().is_none_or(fits);
+            if can_be && self.0.get(&name).is_none_or(|own| own.rank() < change.rank()) {
+                is_changed |= self.put(name, change, &is_configured).is_ok();
             }
         }
-        Ok(is_changed)
+        is_changed
     }
 
-    /// The configured workers with these wishes applied: configured ones first, in their order. Added workers of pools that
-    /// this gateway has not are left out: a peer may have them.
+    /// The configured workers with these wishes applied: configured ones first, in their order. `described` makes an added
+    /// worker's description, or `None` where this gateway cannot have it.
     pub(crate) fn over(
         &self,
         configured: &[WorkerSpec],
-        keys: &EngineKeys,
-        has_pool: impl Fn(&str) -> bool,
+        described: impl Fn(&Added) -> Option<WorkerSpec>,
     ) -> Vec<WorkerSpec> {
         let mut workers = Vec::with_capacity(configured.len());
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         for spec in configured {
             let name = spec.name();
             let change = self.0.get(&name);
             seen.insert(name);
-            match change.map(|change| change.wish) {
-                Some(Wish::Remove) => {}
-                wish => {
-                    let is_draining = spec.is_draining || wish == Some(Wish::Drain);
-                    workers.push(WorkerSpec { is_draining, ..spec.clone() });
-                }
-            }
-        }
-        for (_, change) in self.0.iter().filter(|(name, _)| !seen.contains(*name)) {
-            let Some(added) = change.added.as_ref().filter(|added| has_pool(&added.pool)) else { continue };
-            if change.wish == Wish::Remove {
+            let wish = change.map(|change| change.wish);
+            if wish == Some(Wish::Remove) {
                 continue;
             }
-            workers.push(WorkerSpec {
-                url: added.url.clone(),
-                uid: added.uid.clone(),
-                role: Role::from_name(&added.role),
-                key: keys.of(&added.url).cloned(),
-                pool: added.pool.clone(),
-                is_draining: change.wish == Wish::Drain,
-            });
+            let is_draining = spec.is_draining || wish == Some(Wish::Drain);
+            let anew = change.and_then(|change| described(change.added.as_ref()?));
+            workers.push(WorkerSpec { is_draining, ..anew.unwrap_or_else(|| spec.clone()) });
+        }
+        for (_, change) in self.0.iter().filter(|(name, _)| !seen.contains(*name)) {
+            if change.wish == Wish::Remove || workers.len() >= WORKERS_MAX {
+                continue;
+            }
+            if let Some(added) = change.added.as_ref().and_then(&described) {
+                workers.push(WorkerSpec { is_draining: change.wish == Wish::Drain, ..added });
+            }
         }
         workers
     }
@@ -158,26 +181,40 @@ impl Changes {
         now_ns().max(latest.saturating_add(1))
     }
 
-    /// Whether it was kept: the oldest wish makes room for a newer one.
-    fn put(&mut self, name: String, change: Change) -> bool {
+    /// Keeps a wish. An error when there is no room for it.
+    fn put(
+        &mut self,
+        name: String,
+        change: Change,
+        is_configured: impl Fn(&str) -> bool,
+    ) -> Result<(), SpecError> {
         if self.0.len() >= CHANGES_MAX && !self.0.contains_key(&name) {
-            let oldest = self.0.iter().min_by_key(|(_, change)| change.version);
-            let Some((oldest, version)) = oldest.map(|(name, change)| (name.clone(), change.version)) else {
-                return false;
+            let has_no_effect = |name: &str, change: &Change| match change.wish {
+                Wish::Serve => change.added.is_none(),
+                Wish::Remove => !is_configured(name),
+                Wish::Drain => false,
             };
-            if version >= change.version {
-                return false;
-            }
-            self.0.remove(&oldest);
+            let without = self.0.iter().filter(|(name, change)| has_no_effect(name, change));
+            let oldest = without.min_by_key(|(_, change)| change.version).map(|(name, _)| name.clone());
+            self.0.remove(&oldest.ok_or(SpecError::TooManyChanges)?);
         }
         self.0.insert(name, change);
-        true
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// No worker is configured.
+    fn nowhere(_: &str) -> bool {
+        false
+    }
+
+    fn described(added: &Added) -> Option<WorkerSpec> {
+        Some(WorkerSpec { role: Role::from_name(&added.role), ..WorkerSpec::new(&added.url) })
+    }
 
     fn added(url: &str) -> Added {
         Added { url: url.to_owned(), role: String::new(), pool: default_pool(), uid: None }
@@ -189,24 +226,24 @@ mod tests {
 
     fn over(changes: &Changes, configured: &[&str]) -> Vec<(String, bool)> {
         let configured: Vec<WorkerSpec> = configured.iter().map(|url| WorkerSpec::new(url)).collect();
-        names(&changes.over(&configured, &EngineKeys::default(), |_| true))
+        names(&changes.over(&configured, described))
     }
 
     #[test]
     fn wishes_change_what_is_configured() {
         let mut changes = Changes::default();
         let configured = ["http://a:1", "http://b:1"];
-        changes.add(added("http://c:1")).expect("a URL");
-        changes.wish("a:1", Wish::Drain);
+        changes.add(added("http://c:1"), nowhere).expect("a URL");
+        changes.wish("a:1", Wish::Drain, nowhere).expect("room");
         let (a, b, c) = ("a:1".to_owned(), "b:1".to_owned(), "c:1".to_owned());
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (b.clone(), false), (c.clone(), false)]);
-        changes.wish("b:1", Wish::Remove);
-        changes.wish("c:1", Wish::Drain);
+        changes.wish("b:1", Wish::Remove, nowhere).expect("room");
+        changes.wish("c:1", Wish::Drain, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (c, true)]);
-        changes.wish("c:1", Wish::Remove);
-        changes.wish("a:1", Wish::Serve);
+        changes.wish("c:1", Wish::Remove, nowhere).expect("room");
+        changes.wish("a:1", Wish::Serve, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a, false)]);
-        assert_eq!(changes.add(added("c:1")), Err(SpecError::Url("c:1".to_owned())));
+        assert_eq!(changes.add(added("c:1"), nowhere), Err(SpecError::Url("c:1".to_owned())));
     }
 
     /// Three gateways, wishes at each, told in any order and more than once.
@@ -222,44 +259,93 @@ mod tests {
             for _ in 0..next() % 12 {
                 let (which, name) = (next() % 3, format!("w{}:1", next() % 4));
                 match next() % 4 {
-                    0 => gateways[which].add(added(&format!("http://{name}"))).expect("a URL"),
-                    1 => gateways[which].wish(&name, Wish::Serve),
-                    2 => gateways[which].wish(&name, Wish::Drain),
-                    _ => gateways[which].wish(&name, Wish::Remove),
+                    0 => gateways[which].add(added(&format!("http://{name}")), nowhere),
+                    1 => gateways[which].wish(&name, Wish::Serve, nowhere),
+                    2 => gateways[which].wish(&name, Wish::Drain, nowhere),
+                    _ => gateways[which].wish(&name, Wish::Remove, nowhere),
                 }
+                .expect("room");
                 if next() % 2 == 0 {
                     let (from, to) = (next() % 3, next() % 3);
                     let told = gateways[from].clone();
-                    gateways[to].merge(told).expect("URLs");
+                    gateways[to].merge(told, nowhere);
                 }
             }
             for (from, to) in [(0, 1), (1, 2), (2, 0), (0, 1), (2, 1), (1, 0)] {
                 let told = gateways[from].clone();
-                gateways[to].merge(told).expect("URLs");
+                gateways[to].merge(told, nowhere);
             }
             assert_eq!(gateways[0], gateways[1]);
             assert_eq!(gateways[1], gateways[2]);
             let again = gateways[1].clone();
-            assert!(!gateways[0].merge(again).expect("URLs"), "nothing new");
+            assert!(!gateways[0].merge(again, nowhere), "nothing new");
         }
     }
 
     #[test]
-    fn ten_thousand_names_are_bounded_and_the_newest_stay() {
+    fn ten_thousand_names_are_bounded_and_drop_nothing_that_has_an_effect() {
         let mut changes = Changes::default();
+        let is_configured = |name: &str| name.starts_with("configured");
+        changes.add(added("http://kept:1"), is_configured).expect("room");
+        changes.wish("drained:1", Wish::Drain, is_configured).expect("room");
+        changes.wish("configured:1", Wish::Remove, is_configured).expect("room");
         for number in 0..10_000 {
-            changes.add(added(&format!("http://w{number}:1"))).expect("a URL");
-            changes.wish(&format!("w{number}:1"), Wish::Remove);
+            changes.add(added(&format!("http://w{number}:1")), is_configured).expect("room");
+            changes.wish(&format!("w{number}:1"), Wish::Remove, is_configured).expect("room");
         }
         assert_eq!(changes.0.len(), CHANGES_MAX);
-        assert!(changes.0.contains_key("w9999:1") && !changes.0.contains_key("w0:1"));
+        for name in ["kept:1", "drained:1", "configured:1", "w9999:1"] {
+            assert!(changes.0.contains_key(name), "{name}");
+        }
+        assert!(!changes.0.contains_key("w0:1"));
+        let mut full = Changes::default();
+        for number in 0..CHANGES_MAX {
+            full.add(added(&format!("http://w{number}:1")), nowhere).expect("room");
+        }
+        assert_eq!(full.add(added("http://more:1"), nowhere), Err(SpecError::TooManyChanges));
+        full.wish("w7:1", Wish::Remove, nowhere).expect("it is known");
+        full.add(added("http://more:1"), nowhere).expect("its place is free");
+    }
+
+    #[test]
+    fn wishes_of_peers_that_cannot_be_are_left_out_and_the_rest_is_taken() {
+        let change = |version, url: &str| Change { version, wish: Wish::Serve, added: Some(added(url)) };
+        let now = now_ns();
+        let told = [
+            ("good:1", change(now, "http://good:1")),
+            ("other:1", change(now, "http://name:1")),
+            ("bad:1", change(now, "bad:1")),
+            ("late:1", change(u64::MAX, "http://late:1")),
+        ];
+        let mut told = Changes(told.map(|(name, change)| (name.to_owned(), change)).into());
+        told.0.insert("role:1".to_owned(), {
+            let role = Added { role: "boss".to_owned(), ..added("http://role:1") };
+            Change { version: now, wish: Wish::Serve, added: Some(role) }
+        });
+        let mut own = Changes::default();
+        assert!(own.merge(told, nowhere));
+        assert_eq!(own.0.keys().collect::<Vec<_>>(), ["good:1"]);
+        own.wish("good:1", Wish::Remove, nowhere).expect("room");
+        assert!(own.next_version() < now + AHEAD_MAX_NS);
+    }
+
+    #[test]
+    fn a_configured_worker_may_be_described_anew() {
+        let mut changes = Changes::default();
+        let prefill = Added { role: "prefill".to_owned(), ..added("http://a:1") };
+        changes.add(prefill, |_| true).expect("room");
+        let configured = [WorkerSpec::new("http://a:1")];
+        let workers = changes.over(&configured, described);
+        assert_eq!((workers.len(), workers[0].role), (1, Some(Role::Prefill)));
+        let workers = changes.over(&configured, |_| None);
+        assert_eq!(workers[0].role, None, "its pool is a peer's alone");
     }
 
     #[test]
     fn what_peers_tell_comes_back_as_it_was() {
         let mut changes = Changes::default();
-        changes.add(Added { role: "prefill".to_owned(), ..added("http://a:1") }).expect("a URL");
-        changes.wish("b:1", Wish::Drain);
+        changes.add(Added { role: "prefill".to_owned(), ..added("http://a:1") }, nowhere).expect("a URL");
+        changes.wish("b:1", Wish::Drain, nowhere).expect("room");
         let text = serde_json::to_string(&changes).expect("JSON");
         assert_eq!(serde_json::from_str::<Changes>(&text).expect("the same"), changes);
     }

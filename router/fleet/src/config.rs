@@ -1,10 +1,12 @@
+//! Settings of a fleet. Workers are not among them (`spec`). All but [`RoutingPolicy`] is fixed when the fleet starts.
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use router_engines::dialect::{Engine, Hints};
 use router_engines::key::EngineKeys;
-use router_policy::Policy;
+use router_policy::{Policy, Strategy};
 use router_tls::ClientTls;
 
 /// How requests of a pool are given to its workers; may change while the fleet runs.
@@ -31,14 +33,14 @@ pub struct PoolConfig {
     pub has_tokenizer: bool,
     /// How requests are given to its workers.
     pub routing: RoutingPolicy,
-    /// That is its own, and not the fleet's.
-    pub has_own_routing: bool,
+    /// How its workers are chosen, where that is not as in `routing`.
+    pub strategy: Option<Strategy>,
 }
 
 /// Settings of a fleet.
 #[derive(Debug, Clone)]
 pub struct FleetConfig {
-    /// At least one; names differ, and so do models and aliases.
+    /// At least one; their names differ. Of two with one model name the first is meant by it.
     pub pools: Vec<PoolConfig>,
     /// What the operator says of the workers' KV events.
     pub hints: Hints,

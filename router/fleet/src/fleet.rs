@@ -7,13 +7,15 @@
 //! out of every decision when `apply` returns; its requests go on until they end or break. Its blocks leave the index, and
 //! with that every snapshot, in a task that `apply` starts.
 //!
-//! Locks: `roster` orders changes and is taken by no request; `joining` orders places in the index.
+//! Locks: `roster` orders changes; `joining` orders places in the index; a pool's `remaking` orders the lists of its ranks.
+//! No request takes any of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
+use router_engines::dialect::{Engine, Role};
 use router_events::listen::{ListenCounters, Listeners};
 use router_events::tracker::TrackerCounters;
 use router_radix::{Index, IndexConfig};
@@ -91,6 +93,13 @@ pub struct Fleet {
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
+impl Roster {
+    /// Names of the configured workers.
+    fn names(&self) -> HashSet<String> {
+        self.configured.iter().map(WorkerSpec::name).collect()
+    }
+}
+
 impl Fleet {
     /// A fleet without workers, to be told of them by [`Self::configure`]. `gateway` tells this gateway from its peers.
     #[must_use]
@@ -140,7 +149,9 @@ impl Fleet {
     /// Every rank of every pool that has described itself.
     #[must_use]
     pub fn ranks(&self) -> Vec<RankRef> {
-        self.pools.iter().flat_map(|pool| pool.roster().iter().cloned().collect::<Vec<_>>()).collect()
+        let mut ranks = Vec::new();
+        self.pools.iter().for_each(|pool| ranks.extend_from_slice(&pool.roster()));
+        ranks
     }
 
     /// Workers that can take requests now.
@@ -170,12 +181,24 @@ impl Fleet {
         })
     }
 
+    /// The workers that the configuration names.
+    #[must_use]
+    pub fn configured(&self) -> Vec<WorkerSpec> {
+        self.lock().configured.clone()
+    }
+
     /// An administrator adds a worker, or describes one anew that was added.
     pub fn add(self: &Arc<Self>, added: Added) -> Result<Applied, SpecError> {
         if self.pool(&added.pool).is_none() {
             return Err(SpecError::UnknownPool { worker: name_of(&added.url), pool: added.pool });
         }
-        self.wish(|roster| Arc::make_mut(&mut roster.changes).add(added))
+        if self.described(&added).is_none() {
+            return Err(SpecError::Tls(added.url));
+        }
+        self.wish(|roster| {
+            let configured = roster.names();
+            Arc::make_mut(&mut roster.changes).add(added, |name| configured.contains(name))
+        })
     }
 
     /// An administrator wants no new requests at a worker.
@@ -194,12 +217,14 @@ impl Fleet {
     }
 
     fn wish_for(self: &Arc<Self>, name: &str, wish: Wish) -> Result<Applied, SpecError> {
+        // In the spelling of names, however it was typed.
+        let name = &name_of(name);
         self.wish(|roster| {
             if !roster.spec.workers.iter().any(|worker| worker.name() == name) {
                 return Err(SpecError::UnknownWorker(name.to_owned()));
             }
-            Arc::make_mut(&mut roster.changes).wish(name, wish);
-            Ok(())
+            let configured = roster.names();
+            Arc::make_mut(&mut roster.changes).wish(name, wish, |name| configured.contains(name))
         })
     }
 
@@ -225,14 +250,21 @@ impl Fleet {
 
     /// Takes over what administrators changed at a peer.
     pub(crate) fn hear(self: &Arc<Self>, told: Changes) -> Result<(), SpecError> {
-        let is_news = Changes::clone(&self.changes()).merge(told.clone())?;
-        if !is_news {
-            return Ok(());
+        let mut is_news = false;
+        self.change(|roster| {
+            let configured = roster.names();
+            let mut changes = Changes::clone(&roster.changes);
+            is_news = changes.merge(told, |name| configured.contains(name));
+            if is_news {
+                roster.changes = Arc::new(changes);
+            }
+            Ok(())
+        })?;
+        if is_news {
+            tracing::info!("a peer has told of changes to the roster");
+            // Gateways that this one knows may not know the one that told it.
+            self.tell_peers();
         }
-        self.change(|roster| Arc::make_mut(&mut roster.changes).merge(told).map(drop))?;
-        tracing::info!("a peer has told of changes to the roster");
-        // Gateways that this one knows may not know the one that told it.
-        self.tell_peers();
         Ok(())
     }
 
@@ -244,8 +276,10 @@ impl Fleet {
         let mut roster = self.lock();
         let (configured, changes) = (roster.configured.clone(), Arc::clone(&roster.changes));
         let made = change(&mut roster).and_then(|()| {
-            let workers =
-                roster.changes.over(&roster.configured, &self.config.keys, |pool| self.pool(pool).is_some());
+            let workers = roster.changes.over(&roster.configured, |added| self.described(added));
+            if workers == roster.spec.workers {
+                return Ok(Applied::default());
+            }
             let version = roster.spec.version + 1;
             self.apply_locked(&mut roster, FleetSpec { version, workers })
         });
@@ -253,6 +287,26 @@ impl Fleet {
             (roster.configured, roster.changes) = (configured, changes);
         }
         made
+    }
+
+    /// An added worker as this gateway would have it; `None` when it cannot have it, though a peer may: its pool is not
+    /// configured here, or nothing is loaded for https.
+    fn described(&self, added: &Added) -> Option<WorkerSpec> {
+        let pool = self.pool(&added.pool)?;
+        if added.url.starts_with("https://") && self.config.tls.is_none() {
+            return None;
+        }
+        let keys = &self.config.keys;
+        let is_shared = keys.trusts_added && pool.engine != Some(Engine::OpenAi);
+        let key = if is_shared { keys.of(&added.url) } else { keys.own_of(&added.url) };
+        Some(WorkerSpec {
+            url: added.url.clone(),
+            uid: added.uid.clone(),
+            role: Role::from_name(&added.role),
+            key: key.cloned(),
+            pool: added.pool.clone(),
+            is_draining: false,
+        })
     }
 
     /// Makes the fleet equal to a state that is newer than the one in force. An error changes nothing.
@@ -374,6 +428,8 @@ impl Fleet {
 
     /// Puts together what decisions see of a pool: a worker has begun another run, or the roster has changed.
     pub(crate) fn remake_roster(&self, pool: &Arc<Pool>) {
+        // Of two threads the one that collects later also stores later.
+        let _turn = pool.remaking.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |worker: &Arc<Worker>| {
             let runs = worker.runs.load_full();
             let of = |run: &Arc<WorkerRun>| RankRef { worker: Arc::clone(worker), run: Arc::clone(run) };
@@ -481,6 +537,7 @@ async fn sweep(fleet: std::sync::Weak<Fleet>) {
         }
         fleet.pools.iter().for_each(|pool| pool.roster().refresh());
         fleet.peers.expire(&fleet, Instant::now());
+        fleet.known.expire(Instant::now());
     }
 }
 

@@ -139,7 +139,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
     let mut complained = String::new();
     loop {
         let Outcome { answered, misses } = tokio::select! {
-            () = worker.removed() => return,
+            () = worker.removed() => return watch_removed(&worker, &config).await,
             outcome = check(&mut asked, &worker, &config) => outcome,
         };
         let Some(fleet) = fleet.upgrade() else { return };
@@ -164,7 +164,8 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
             }
         };
         if worker.is_removed() {
-            return;
+            drop(fleet);
+            return watch_removed(&worker, &config).await;
         }
         asked.was_down = verdict != Verdict::Serves;
         match verdict {
@@ -211,10 +212,28 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
         let quick = interval.min(QUICK);
         let pause = if worker.answers() { interval } else { quick };
         tokio::select! {
-            () = worker.removed() => return,
+            () = worker.removed() => return watch_removed(&worker, &config).await,
             () = tokio::time::sleep(pause) => {}
             // Not at once: a worker that died needs a moment to come back.
             () = worker.suspected.notified() => tokio::time::sleep(quick / 2).await,
         }
+    }
+}
+
+/// Watches a worker that was removed, for the requests that it still has: they are given up with it if it falls silent.
+async fn watch_removed(worker: &Arc<Worker>, config: &FleetConfig) {
+    let engine = worker.runs.load().first().map(|run| run.description.engine);
+    // Requests refer to it, and for a moment the task that ends its runs.
+    while let Some(engine) = engine.filter(|_| Arc::strong_count(worker) > 1) {
+        let started = Instant::now();
+        let patience = config.health_timeout * config.health_misses;
+        let alive = tokio::time::timeout(patience, engine.dialect().alive(&worker.client)).await;
+        match alive {
+            Ok(Ok(_)) => worker.answered(),
+            Ok(Err(EngineError::Connection { .. })) => worker.disconnected.notify_waiters(),
+            Ok(Err(_)) => {}
+            Err(_) => worker.give_up(started),
+        }
+        tokio::time::sleep(config.health_interval).await;
     }
 }

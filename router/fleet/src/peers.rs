@@ -96,17 +96,19 @@ impl Peers {
 /// Takes a message of a peer and answers it; an error says what is wrong with it.
 pub(crate) fn receive(fleet: &Arc<Fleet>, body: &[u8], now: Instant) -> Result<String, String> {
     let mut message: Message = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-    if let Some(roster) = message.roster.take() {
-        fleet.hear(roster).map_err(|error| error.to_string())?;
-    }
+    let roster = message.roster.take();
     if fleet.peers.take(message, now)? {
         fleet.peers.add_up(fleet);
+    }
+    // Loads count also from a peer whose roster this gateway cannot have.
+    if let Some(Err(error)) = roster.map(|roster| fleet.hear(roster)) {
+        tracing::warn!(%error, "a peer's changes of the roster are not taken");
     }
     Ok(format!("{{\"gateway\":{}}}", fleet.gateway))
 }
 
 fn add_up(fleet: &Fleet, told: &HashMap<u64, Told>) {
-    for rank in fleet.pools().iter().flat_map(|pool| pool.roster().iter().cloned().collect::<Vec<_>>()) {
+    for rank in fleet.ranks() {
         let mut sum = [0_u32; 3];
         for counts in told.values().filter_map(|peer| peer.counts.get(&rank.run.name)) {
             sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.saturating_add(*count));

@@ -4,11 +4,12 @@
 //! and is not served. Decisions read [`Pool::roster`], one atomic load; it is replaced whenever a worker begins another run
 //! or leaves.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
-use router_engines::dialect::{Description, Engine};
+use router_engines::dialect::{Description, Engine, Role};
+use router_policy::{Policy, Strategy};
 
 use crate::agreement::{ServedModel, Verdict};
 use crate::config::{PoolConfig, RoutingPolicy};
@@ -27,13 +28,21 @@ pub struct Pool {
     pub aliases: Vec<String>,
     /// The gateway has the model's own tokenizer.
     pub has_tokenizer: bool,
-    /// Its policy was configured for it alone.
-    pub has_own_routing: bool,
+    /// The operator names its model.
+    pub has_configured_model: bool,
+    strategy: Option<Strategy>,
     routing: ArcSwap<RoutingPolicy>,
     pub(crate) model: ServedModel,
     roster: ArcSwap<Roster>,
+    /// Held while the list of its ranks is made anew.
+    pub(crate) remaking: Mutex<()>,
     /// How fast its workers are, learned from their first tokens.
     pub speeds: Speeds,
+}
+
+fn with_strategy(routing: RoutingPolicy, strategy: Option<Strategy>) -> RoutingPolicy {
+    let strategy = strategy.unwrap_or(routing.policy.strategy);
+    RoutingPolicy { policy: Policy { strategy, ..routing.policy }, ..routing }
 }
 
 impl Pool {
@@ -43,10 +52,12 @@ impl Pool {
             engine: config.engine,
             aliases: config.aliases.clone(),
             has_tokenizer: config.has_tokenizer,
-            has_own_routing: config.has_own_routing,
-            routing: ArcSwap::from_pointee(config.routing),
+            has_configured_model: config.model.is_some(),
+            strategy: config.strategy,
+            routing: ArcSwap::from_pointee(with_strategy(config.routing, config.strategy)),
             model: ServedModel::new(config.model.clone()),
             roster: ArcSwap::default(),
+            remaking: Mutex::new(()),
             speeds: Speeds::default(),
         })
     }
@@ -55,8 +66,7 @@ impl Pool {
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn for_tests() -> Arc<Self> {
-        let routing =
-            RoutingPolicy { policy: router_policy::Policy::default(), disaggregate_above_tokens: usize::MAX };
+        let routing = RoutingPolicy { policy: Policy::default(), disaggregate_above_tokens: usize::MAX };
         Self::new(&PoolConfig {
             name: crate::DEFAULT_POOL.to_owned(),
             model: None,
@@ -64,7 +74,7 @@ impl Pool {
             aliases: Vec::new(),
             has_tokenizer: true,
             routing,
-            has_own_routing: false,
+            strategy: None,
         })
     }
 
@@ -82,9 +92,9 @@ impl Pool {
         self.routing.load()
     }
 
-    /// Gives requests to its workers in another way from now on.
+    /// Gives requests to its workers in another way from now on; a strategy of its own stays.
     pub fn set_routing(&self, routing: RoutingPolicy) {
-        self.routing.store(Arc::new(routing));
+        self.routing.store(Arc::new(with_strategy(routing, self.strategy)));
     }
 
     /// Name of its model at the engines; empty until the workers have agreed on one.
@@ -113,6 +123,12 @@ impl Pool {
         !self.model.is_disputed() && roster.iter().any(|rank| rank.is_ready() && can_decode(rank))
     }
 
+    /// Whether the roster has workers of it, in whatever state.
+    #[must_use]
+    pub fn has_workers(&self) -> bool {
+        self.model.has_workers()
+    }
+
     /// Whether a request may ask for its model by this name. Adapters are not among its names.
     #[must_use]
     pub fn is_named(&self, name: &str) -> bool {
@@ -128,7 +144,6 @@ impl Pool {
     /// Whether every worker takes and gives token ids, and does prompt and answer itself.
     #[must_use]
     pub fn speaks_ids(&self) -> bool {
-        use router_engines::dialect::Role;
         let roster = self.roster();
         !roster.is_empty()
             && roster.iter().all(|rank| {

@@ -55,12 +55,18 @@ impl SnapshotCache {
         states.retain(|name, _| !workers.contains(&worker_of(name).as_str()));
     }
 
-    /// Those that are still expected.
-    fn expected(&self, now: Instant) -> States {
+    /// Forgets all of them when their time is over.
+    pub(crate) fn expire(&self, now: Instant) {
         let mut known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
         if known.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= EXPECTED_FOR) {
             *known = None;
         }
+    }
+
+    /// Those that are still expected.
+    fn expected(&self, now: Instant) -> States {
+        self.expire(now);
+        let known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
         known.as_ref().map(|(states, _)| states.clone()).unwrap_or_default()
     }
 }

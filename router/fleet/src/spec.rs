@@ -6,8 +6,13 @@ use std::collections::HashSet;
 use router_engines::dialect::Role;
 use router_engines::key::ApiKey;
 
+use crate::changes::CHANGES_MAX;
+
 /// Workers of a fleet at most. The index has as many places, one for each data-parallel rank.
 pub const WORKERS_MAX: usize = router_radix::MEMBERS_MAX;
+
+/// Longest URL of a worker: a host name has at most 253 bytes (RFC 1035, 2.3.4).
+const URL_BYTES_MAX: usize = 280;
 
 /// The pool of workers that name none.
 pub const DEFAULT_POOL: &str = "gateway";
@@ -106,6 +111,15 @@ pub enum SpecError {
         /// Its pool.
         pool: String,
     },
+    /// Not a role.
+    #[error("a worker's role is prefill, decode or both, not {0:?}")]
+    Role(String),
+    /// An identity that is too long.
+    #[error("a worker's uid has at most {0} bytes")]
+    Uid(usize),
+    /// Administrators have changed as much as can be remembered.
+    #[error("{CHANGES_MAX} workers were added or drained by administrators: name them in the configuration")]
+    TooManyChanges,
     /// No worker has this name.
     #[error("there is no worker {0:?}")]
     UnknownWorker(String),
@@ -135,6 +149,9 @@ impl FleetSpec {
 pub(crate) fn check_url(url: &str) -> Result<(), SpecError> {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     let authority = rest.map(|rest| rest.trim_end_matches('/')).unwrap_or_default();
+    if url.len() > URL_BYTES_MAX {
+        return Err(SpecError::Url(url.chars().take(URL_BYTES_MAX).collect()));
+    }
     let is_plain = |letter: char| letter.is_ascii_graphic() && !"/?#@\\".contains(letter);
     // The port stands behind the last colon, and behind the bracket of an IPv6 address.
     let (host, port) = match authority.rsplit_once(':') {

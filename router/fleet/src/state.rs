@@ -1,19 +1,18 @@
 //! What may be asked of a worker now, as one state.
 //!
-//! ```text
-//!            described              caught up
-//!  Joining ───────────▶ Warming ───────────────▶ Ready ◀──────┐
-//!     ▲                    │                     │  │         │ answers
-//!     │ first answer       │ late or failed      │  └────▶ Suspect
-//!     │                    ▼                     │ drain      │ no answer, refused, unfit
-//!   (added)             Suspect            Draining ◀─────────┤
-//!                                                             ▼
-//!                                                           Down ──▶ as before, once it answers
-//! ```
+//! | Last health check | Described | Drain wanted | Events caught up | State |
+//! | --- | --- | --- | --- | --- |
+//! | none yet, or the pool still chooses a model | any | any | any | `Joining` |
+//! | late, or a request failed since | any | any | any | `Suspect` |
+//! | unanswered, refused, or unfit | any | any | any | `Down` |
+//! | answered | no | any | any | `Joining` |
+//! | answered | yes | yes | any | `Draining` |
+//! | answered | yes | no | no | `Warming` |
+//! | answered | yes | no | yes | `Ready` |
 //!
-//! The state is derived from a [`Condition`] in one function, so the facts behind it (health, run, events, the operator's
-//! wish) cannot disagree with it. Routing reads the state alone, as one relaxed-size atomic; only the watcher of a worker,
-//! its feeds and the administrator change a condition.
+//! A worker that was removed is `Down` whatever else is known. [`Condition::state`] is the only place where a state is made,
+//! so the facts behind it cannot disagree with it. The worker's health task, its event tasks and administrators change
+//! conditions; readers load an `AtomicU8` (`Worker::state`).
 
 /// What may be asked of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -80,11 +79,14 @@ pub(crate) struct Condition {
     pub(crate) is_warm: bool,
     /// The operator wants no new requests there.
     pub(crate) is_draining: bool,
+    /// It is no worker of the fleet any more.
+    pub(crate) is_removed: bool,
 }
 
 impl Condition {
     pub(crate) fn state(self) -> WorkerState {
         match self.health {
+            _ if self.is_removed => WorkerState::Down,
             Health::Unknown => WorkerState::Joining,
             Health::Suspect => WorkerState::Suspect,
             Health::Down => WorkerState::Down,
@@ -108,7 +110,9 @@ mod tests {
             for (has_run, is_warm, is_draining) in bools.iter().flat_map(|&run| {
                 bools.iter().flat_map(move |&warm| bools.map(move |drain| (run, warm, drain)))
             }) {
-                let condition = Condition { health, has_run, is_warm, is_draining };
+                let condition = Condition { health, has_run, is_warm, is_draining, is_removed: false };
+                let removed = Condition { is_removed: true, ..condition };
+                assert_eq!(removed.state(), WorkerState::Down);
                 let expected = health == Health::Answers && has_run && is_warm && !is_draining;
                 assert_eq!(condition.state() == WorkerState::Ready, expected, "{condition:?}");
                 if health == Health::Answers && has_run && is_draining {

@@ -28,7 +28,7 @@ pub fn config(policy: Policy) -> FleetConfig {
             aliases: Vec::new(),
             has_tokenizer: true,
             routing: RoutingPolicy { policy, disaggregate_above_tokens: usize::MAX },
-            has_own_routing: false,
+            strategy: None,
         }],
         hints: Hints::default(),
         keys: EngineKeys::default(),

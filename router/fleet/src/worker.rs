@@ -383,7 +383,7 @@ impl Worker {
     /// It is no worker of the fleet any more.
     pub(crate) fn remove(&self) {
         self.removed.send_replace(true);
-        self.set_health(Health::Down);
+        self.update(|condition| condition.is_removed = true);
         self.set_reason("it was removed from the roster");
     }
 

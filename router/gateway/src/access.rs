@@ -403,7 +403,7 @@ impl Access {
         }
     }
 
-    fn shows_peer_key(&self, caller: &Caller<'_>) -> bool {
+    pub(crate) fn shows_peer_key(&self, caller: &Caller<'_>) -> bool {
         match (&self.config.peer_key, caller.headers.get("x-kvasir-peer")) {
             (Some(own), Some(given)) => is_equal(own.as_bytes(), given.as_bytes()),
             _ => false,

@@ -51,6 +51,18 @@ impl<'a> Caller<'a> {
         self.is_loopback() && !is_forwarded && self.is_same_site()
     }
 
+    /// Whether it came over a Unix socket, which no browser reaches.
+    pub(crate) fn is_at_socket(&self) -> bool {
+        // TCP knows no port 0: the listener of a Unix socket says it.
+        self.is_at_admin && self.peer.is_some_and(|peer| peer.addr.port() == 0)
+    }
+
+    /// Whether a browser says that a page of another site asks.
+    pub(crate) fn is_foreign_page(&self) -> bool {
+        let site = self.headers.get("sec-fetch-site");
+        site.is_some_and(|site| site != "same-origin" && site != "none")
+    }
+
     fn is_loopback(&self) -> bool {
         self.peer.is_some_and(|peer| peer.addr.ip().to_canonical().is_loopback())
     }
@@ -58,9 +70,7 @@ impl<'a> Caller<'a> {
     /// Whether it came over the administrators' listener and is no page's in a browser of this machine. Over the network a
     /// scraper may name that listener as it likes, and no browser reaches a Unix socket.
     pub(crate) fn is_administrators(&self) -> bool {
-        // TCP knows no port 0: the listener of a Unix socket says it.
-        let is_socket = self.peer.is_some_and(|peer| peer.addr.port() == 0);
-        self.is_at_admin && (is_socket || !self.is_loopback() || self.is_same_site())
+        self.is_at_admin && (self.is_at_socket() || !self.is_loopback() || self.is_same_site())
     }
 
     /// Whether the request is no page's of another site: it names an address, as a page whose host name was made to point

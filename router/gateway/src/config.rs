@@ -47,8 +47,6 @@ pub struct GatewayConfig {
     /// A client that takes nothing of its answer for so long is given up, where its connection has flow control of its
     /// own (gRPC).
     pub write_timeout: Duration,
-    /// Requests inside at a time; more wait.
-    pub requests_max: usize,
     /// As many requests are let in as the engines can take, if that is less.
     pub follows_engines: bool,
 }

@@ -5,12 +5,12 @@
 //! go back as they come. `collect`: the engine is asked for token ids, and text, stop strings, tool calls and answers are
 //! made here; that is how the reference engine is served.
 //!
-//! Reading order: `worker` and `fleet` (who is there), `watch` (how they are), `report` (what they say of their load),
-//! `capacity` (what they can take), `model` (what they serve), `load` (what they do), `routing` (who gets it), `routed`
-//! (what goes where no events come from), `caller` and `access` (who asks), `requests` (HTTP), `memory`, `compute` and `body` (what a request may take, where
-//! large ones are worked on, how they are read), `prompt` (tokens), `relay`, `collect` with `choice` (one output, from legs to migration) and
-//! `said` (tool calls and reasoning), `service` (state and small routes), `status` (what is shown of it), `decisions`,
-//! `page`, `grpc`, `metrics`, `timing`, `traced` (OpenTelemetry), `breaker`, `peers` (other gateways), `warm` (snapshots).
+//! Reading order: `service` (state and routes), `caller` and `access` (who asks), `requests` (one HTTP request), `memory`,
+//! `compute` and `body` (bounds, threads and parsing of bodies), `models` (the model that a request names), `prompt` (tokens),
+//! `stay` and `gate` (accounts, waiting for a place), `relay`, `collect` with `choice` and `said` (the two ways to an answer),
+//! `translate` (other surfaces), `deadline`, `status`, `roster` (workers, for administrators), `history`, `page`, `grpc`,
+//! `metrics`, `requests_by`, `timing`, `traced` (OpenTelemetry). Workers, their health and loads, and the choice among them are
+//! `router-fleet`.
 //!
 //! A client that goes away drops its response, which drops the choices, which drop their connections to the
 //! workers: cancellation needs no bookkeeping. Nothing on the way from a token to its byte waits for a timer.

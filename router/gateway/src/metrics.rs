@@ -18,8 +18,8 @@ use crate::timing::{ANSWERS, DECISIONS, Timing};
 type ByWorker = Family<Vec<(&'static str, String)>, Gauge>;
 type CountByWorker = Family<Vec<(&'static str, String)>, Counter>;
 type RatioByWorker = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
-/// By model.
-type RatioByModel = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
+/// By pool.
+type RatioByPool = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
 
 /// Everything that is counted.
 #[derive(Debug)]
@@ -71,8 +71,8 @@ pub(crate) struct Metrics {
     audit_resets: CountByWorker,
     ejections: CountByWorker,
     worker_requests: ByWorker,
-    prediction_error: RatioByModel,
-    seconds_per_token: RatioByModel,
+    prediction_error: RatioByPool,
+    seconds_per_token: RatioByPool,
     /// Held while series of workers are made anew and read.
     pub(crate) scraping: Mutex<()>,
     slowness: RatioByWorker,
@@ -236,7 +236,7 @@ impl Metrics {
         );
         registry.register(
             "learned_slowness_ratio",
-            "How many times as slow as the fleet a worker is",
+            "How many times as slow as its pool a worker is",
             this.slowness.clone(),
         );
         registry.register(
@@ -267,7 +267,7 @@ impl Metrics {
 
     /// Takes over what was learned of a model's workers.
     pub(crate) fn of_pool(&self, pool: &Pool) {
-        let labels = vec![("model", pool.model().to_string())];
+        let labels = vec![("pool", pool.name.clone())];
         if let Some(error) = pool.speeds.prediction_error() {
             self.prediction_error.get_or_create(&labels).set(error);
         }

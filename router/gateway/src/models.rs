@@ -114,6 +114,8 @@ impl Target {
 pub(crate) struct Models {
     all: Vec<Arc<Model>>,
     splits: Vec<Split>,
+    /// Requests that may be inside or wait, of all models together.
+    pub(crate) inside_max: usize,
 }
 
 impl Models {
@@ -140,7 +142,9 @@ impl Models {
             }))
         };
         let all = pools.iter().map(of).collect::<Result<Vec<_>, String>>()?;
-        let models = Self { all, splits: config.splits.clone() };
+        let places = all.iter().map(|model| model.requests_max as usize + config.access.waiting_max);
+        let inside_max = places.fold(0, usize::saturating_add);
+        let models = Self { all, splits: config.splits.clone(), inside_max };
         let named = models.splits.iter().flat_map(|split| split.pools.iter().map(|(name, _)| name));
         for name in named.chain(models.all.iter().flat_map(|model| &model.fallback)) {
             models.of_pool(name).ok_or_else(|| format!("there is no pool {name:?}"))?;
@@ -159,8 +163,8 @@ impl Models {
 
     /// The one that is meant where no model is named: that of all workers, if there is only one such.
     fn only(&self) -> Option<&Arc<Model>> {
-        let mut known = self.all.iter().filter(|model| !model.pool.model().is_empty());
-        match (known.next(), known.next()) {
+        let mut used = self.all.iter().filter(|model| model.pool.has_workers());
+        match (used.next(), used.next()) {
             (Some(model), None) => Some(model),
             (None, _) if self.all.len() == 1 => self.all.first(),
             _ => None,
@@ -198,7 +202,11 @@ impl Models {
         if let Some(split) = self.splits.iter().find(|split| split.model == name) {
             return split.pools.first().and_then(|(pool, _)| self.of_pool(pool)).map(|model| of(model, None));
         }
-        let model = self.all.iter().find(|model| model.pool.is_named(name)).map(|model| of(model, None));
+        // A name that the operator has given is not taken away by one that workers say.
+        let configured = self.all.iter().filter(|model| model.pool.has_configured_model);
+        let said = self.all.iter().filter(|model| !model.pool.has_configured_model);
+        let model = configured.chain(said).find(|model| model.pool.is_named(name));
+        let model = model.map(|model| of(model, None));
         model.or_else(|| {
             let model = self.all.iter().find(|model| model.pool.has_adapter(name))?;
             Some(of(model, Some(name.to_owned())))
@@ -217,8 +225,8 @@ impl Models {
                 if let Some(model) = self.only() {
                     return Ok(self.able(Target { model: Arc::clone(model), adapter: None }));
                 }
-                let names = self.names().join(", ");
-                let message = format!("`model` is required: this gateway serves {names}.");
+                let message =
+                    "`model` is required: this gateway serves several, see `GET /v1/models`.".to_owned();
                 return Err(ApiError::invalid("model", message));
             }
         };
@@ -303,8 +311,10 @@ impl Gateway {
                     if let Some(dispute) = self.models.iter().find_map(|model| model.dispute()) {
                         return Err(dispute);
                     }
-                    // The names may come with the first worker.
-                    if self.models.iter().any(|model| !model.pool.roster().is_empty()) {
+                    // The name may be that of a pool whose workers have yet to say it.
+                    let may_come =
+                        |model: &Arc<Model>| model.pool.model().is_empty() && model.pool.has_workers();
+                    if !self.models.iter().any(may_come) {
                         return Err(error);
                     }
                 }

@@ -220,9 +220,10 @@ async fn count(gateway: &Arc<Gateway>, request: Request, stay: &mut Stay) -> Res
     let (mut chat, mut message) = work.run(counted).await??;
     drop(work);
     let asked = chat.text("model")?.map(std::borrow::Cow::into_owned);
+    stay.allow(asked.as_deref())?;
     let patience = gateway.tuning().worker_wait;
     let target = gateway.target(asked.as_deref(), None, patience).await?;
-    stay.allow(asked.as_deref(), &target)?;
+    stay.allow_target(asked.as_deref(), &target)?;
     target.name_in(&mut chat)?;
     target.name_in(&mut message)?;
     let work = gateway.work(chat.len(), &footprint).await?;
@@ -387,9 +388,10 @@ async fn answer_body(
 ) -> Result<Response, ApiError> {
     let aimed = async {
         let asked = body.text("model")?.map(std::borrow::Cow::into_owned);
+        stay.allow(asked.as_deref())?;
         let patience = gateway.tuning().worker_wait;
         let target = gateway.target(asked.as_deref(), head.session, patience).await?;
-        stay.allow(asked.as_deref(), &target)?;
+        stay.allow_target(asked.as_deref(), &target)?;
         target.name_in(&mut body)?;
         Ok::<_, ApiError>(target)
     };
@@ -425,6 +427,10 @@ async fn answer_body(
 /// Whether the gateway makes the text of this answer.
 fn makes_text(gateway: &Gateway, target: &Target, body: &RawBody, surface: Surface) -> bool {
     let pool = &target.model.pool;
+    // Adapters are the engines' own.
+    if target.adapter.is_some() {
+        return false;
+    }
     match gateway.config.text {
         TextBy::Auto => pool.is_native(),
         TextBy::Engine => false,

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderName, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
 use router_engines::dialect::Role;
 use router_engines::openai::ApiError;
-use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, SpecError, Worker};
+use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, SpecError, Worker, name_of};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::Gateway;
+use crate::caller::Caller;
 use crate::service::{error_response, json_response};
 
 /// A change of the roster.
@@ -35,7 +36,7 @@ struct NewWorker {
 }
 
 /// Who may use them is decided around these routes.
-pub(crate) fn routes() -> Router<Arc<Gateway>> {
+pub(crate) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/kvasir/workers", get(list).post(add))
         .route("/kvasir/workers/{name}", get(one))
@@ -43,15 +44,23 @@ pub(crate) fn routes() -> Router<Arc<Gateway>> {
         .route("/kvasir/workers/{name}/serve", post(serve_again))
         .route("/kvasir/workers/{name}/remove", post(remove))
         .route("/kvasir/config", get(configuration))
-        .route_layer(middleware::from_fn(no_page))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), may_change))
 }
 
-/// Changes are not for pages of other sites, whatever their browser shows on its own (a client certificate).
-async fn no_page(request: Request, next: Next) -> Response {
-    let site = request.headers().get(HeaderName::from_static("sec-fetch-site"));
-    let is_foreign = site.is_some_and(|site| site != "same-origin" && site != "none");
-    if is_foreign {
-        let message = "This is not for pages of other sites.";
+/// Who changes the roster decides where prompts go. So changes ask for more than looking does: on a gateway with keys a key,
+/// and no page of another site in a browser that shows a certificate on its own; on an open one a process of this machine
+/// that asks for itself, the listener on a Unix socket, or another gateway's key.
+async fn may_change(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    if request.method() == Method::GET || request.method() == Method::HEAD {
+        return next.run(request).await;
+    }
+    let caller = Caller::of(&request);
+    let is_allowed = match gateway.access.is_closed() || gateway.access.shows_peer_key(&caller) {
+        true => !caller.is_foreign_page(),
+        false => caller.is_local() || caller.is_at_socket(),
+    };
+    if !is_allowed {
+        let message = "The roster of a gateway without keys is changed on its own machine.";
         return error_response(&ApiError::new(StatusCode::FORBIDDEN, message, "forbidden"));
     }
     next.run(request).await
@@ -70,6 +79,7 @@ fn shown(worker: &Worker) -> Value {
         "reason": worker.reason(),
         "draining": worker.is_draining(),
         "requests": worker.requests(),
+        "peers_requests": runs.iter().map(|run| run.load.peers.get()[0]).sum::<u32>(),
         "engine": first.map(|run| run.description.engine.name()),
         "version": first.map(|run| run.description.version.clone()),
         "role": role.map(Role::name),
@@ -94,7 +104,7 @@ async fn list(State(gateway): State<Arc<Gateway>>) -> Response {
 
 /// `GET /kvasir/workers/NAME`.
 async fn one(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
-    match gateway.fleet().workers().get(&name) {
+    match gateway.fleet().workers().get(&name_of(&name)) {
         Some(worker) => json_response(StatusCode::OK, shown(worker).to_string()),
         None => refused(&SpecError::UnknownWorker(name)),
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use axum::body::Bytes;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -32,6 +32,8 @@ use crate::{page, status};
 
 /// How long browsers may keep the answer to a preflight.
 const PREFLIGHT_HOLDS: Duration = Duration::from_secs(3600);
+/// Largest message of a peer: loads of 4,096 ranks, and as many workers that administrators changed, about 600 bytes each.
+const LOADS_BYTES_MAX: usize = 4 << 20;
 /// How long the last traces may take.
 const TRACES_WITHIN: Duration = Duration::from_secs(3);
 
@@ -98,7 +100,7 @@ impl Gateway {
     /// Puts other values in force, also for what requests inside have yet to begin; so many keys of the configuration wait
     /// for the next start.
     pub fn tune(&self, tuning: Tuning, keys_waiting: usize) {
-        for pool in self.fleet.pools().iter().filter(|pool| !pool.has_own_routing) {
+        for pool in self.fleet.pools() {
             pool.set_routing(tuning.routing);
         }
         self.tuning.store(Arc::new(tuning));
@@ -316,7 +318,7 @@ fn admin_routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/kvasir/status", get(status::status))
         .route("/kvasir/decisions", get(status::decisions))
         .route("/kvasir/history", get(status::history))
-        .merge(crate::roster::routes())
+        .merge(crate::roster::routes(gateway))
         .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), administrators))
 }
 
@@ -324,7 +326,7 @@ fn admin_routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
 fn peer_routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/kvasir/snapshot", get(snapshot))
-        .route("/kvasir/loads", post(loads))
+        .route("/kvasir/loads", post(loads).layer(DefaultBodyLimit::max(LOADS_BYTES_MAX)))
         .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), peers))
 }
 

@@ -150,11 +150,12 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: Header
     metrics.waiting.set(waiting.into());
     metrics.running_max.set(places.into());
     metrics.request_memory.set(gateway.memory.held_bytes() as i64);
+    // A worker that has just left may be counted nowhere for a moment.
     let events = gateway.fleet.tracker_counters();
-    metrics.event_batches.inner().store(events.batches, Ordering::Relaxed);
-    metrics.event_orphans.inner().store(events.orphans, Ordering::Relaxed);
-    metrics.event_resets.inner().store(events.resets, Ordering::Relaxed);
-    metrics.event_broken.inner().store(events.broken, Ordering::Relaxed);
+    metrics.event_batches.inner().fetch_max(events.batches, Ordering::Relaxed);
+    metrics.event_orphans.inner().fetch_max(events.orphans, Ordering::Relaxed);
+    metrics.event_resets.inner().fetch_max(events.resets, Ordering::Relaxed);
+    metrics.event_broken.inner().fetch_max(events.broken, Ordering::Relaxed);
     let listeners = gateway.fleet.listener_counters();
     metrics.event_unattributed.inner().store(listeners.unattributed, Ordering::Relaxed);
     metrics.event_dropped.inner().store(listeners.dropped, Ordering::Relaxed);

@@ -105,7 +105,7 @@ impl Stay {
         stay.deadline = head.deadline;
         stay.traced.clone_from(&head.traced);
         // Who waits for a place has a body in memory already.
-        let most = gateway.config.requests_max + gateway.config.access.waiting_max;
+        let most = gateway.models.inside_max;
         if before >= most {
             return Err((stay, ApiError::unavailable("Too many requests are being served.")));
         }
@@ -138,16 +138,23 @@ impl Stay {
         }
     }
 
-    /// Whether the model may be asked for, by the name that the request uses; without one it is that of the target.
-    pub(crate) fn allow(&mut self, asked: Option<&str>, target: &Target) -> Result<(), ApiError> {
-        let own = target.model.pool.model();
-        let model = asked.unwrap_or(&own);
+    /// Whether the model that a request names may be asked for; before it waits for anything.
+    pub(crate) fn allow(&mut self, asked: Option<&str>) -> Result<(), ApiError> {
+        let Some(model) = asked else { return Ok(()) };
         self.noted.model = Some(model.to_owned());
         if self.grant.models.allows(model) {
             return Ok(());
         }
         let message = format!("Your key does not allow the model `{model}`.");
         Err(ApiError::new(StatusCode::FORBIDDEN, message, "model_not_allowed"))
+    }
+
+    /// The same of a request that names none, once it is known which is meant.
+    pub(crate) fn allow_target(&mut self, asked: Option<&str>, target: &Target) -> Result<(), ApiError> {
+        match asked {
+            Some(_) => Ok(()),
+            None => self.allow(Some(&target.model.pool.model())),
+        }
     }
 
     /// Charges limits and waits for a place, when the size of the request is known.
