@@ -1,7 +1,6 @@
 //! Keys between a gateway and its workers: from files or the environment, never from the configuration itself. Messages
 //! name the file and the line, never a key.
 
-use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, bail, ensure};

@@ -220,7 +220,7 @@ impl Fleet {
         // In the spelling of names, however it was typed.
         let name = &name_of(name);
         self.wish(|roster| {
-            if !roster.spec.workers.iter().any(|worker| worker.name() == name) {
+            if !roster.spec.workers.iter().any(|worker| worker.name() == *name) {
                 return Err(SpecError::UnknownWorker(name.to_owned()));
             }
             let configured = roster.names();
@@ -416,6 +416,10 @@ impl Fleet {
     /// Has these workers from now on, whatever the roster says.
     #[cfg(feature = "testing")]
     pub(crate) fn install(&self, workers: Workers) {
+        for pool in &self.pools {
+            let own = workers.values().filter(|worker| Arc::ptr_eq(&worker.pool, pool));
+            pool.model.set_workers(own.map(|worker| worker.name.clone()));
+        }
         self.workers.store(Arc::new(workers));
         self.pools.iter().for_each(|pool| self.remake_roster(pool));
     }

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use crate::config::{FleetConfig, PoolConfig, RoutingPolicy};
 use crate::fleet::{Fleet, Workers};
+use crate::pool::Pool;
 use crate::spec::{DEFAULT_POOL, WorkerSpec};
 use crate::state::Health;
 use crate::worker::{RunParts, Worker, WorkerRun};
@@ -49,12 +50,26 @@ pub fn config(policy: Policy) -> FleetConfig {
 /// ([`WorkerRun::member`]). To be called within a Tokio runtime.
 #[must_use]
 pub fn ready_fleet(workers: usize, block_tokens: usize, policy: Policy) -> Arc<Fleet> {
-    let fleet = Fleet::start(config(policy), 1);
-    let pool = Arc::clone(&fleet.pools()[0]);
+    ready_pools(config(policy), &[workers], block_tokens)
+}
+
+/// The same with a number of workers for each pool of a configuration.
+#[must_use]
+pub fn ready_pools(config: FleetConfig, workers: &[usize], block_tokens: usize) -> Arc<Fleet> {
+    let fleet = Fleet::start(config, 1);
+    let mut all = Workers::new();
+    for (pool, &count) in fleet.pools().iter().zip(workers) {
+        add_ready(&fleet, pool, count, block_tokens, &mut all);
+    }
+    fleet.install(all);
+    fleet
+}
+
+fn add_ready(fleet: &Arc<Fleet>, pool: &Arc<Pool>, workers: usize, block_tokens: usize, all: &mut Workers) {
     let description = Arc::new(Description {
         engine: Engine::Vllm,
         version: "0".to_owned(),
-        models: vec!["model".to_owned()],
+        models: vec![pool.model().to_string()],
         role: None,
         context_tokens: 1 << 20,
         block_tokens,
@@ -66,9 +81,9 @@ pub fn ready_fleet(workers: usize, block_tokens: usize, policy: Policy) -> Arc<F
         data_plane: None,
         bootstrap: None,
     });
-    let mut all = Workers::new();
     for number in 0..workers {
-        let worker = Worker::new(&WorkerSpec::new(&format!("http://worker-{number}:8000")), &pool, None);
+        let url = format!("http://{}-{number}:8000", pool.name);
+        let worker = Worker::new(&WorkerSpec::new(&url), pool, None);
         let Some(member) = fleet.index.write().join() else { break };
         let run = WorkerRun::new(RunParts {
             name: worker.name.clone(),
@@ -89,6 +104,4 @@ pub fn ready_fleet(workers: usize, block_tokens: usize, policy: Policy) -> Arc<F
         worker.runs_changed();
         all.insert(worker.name.clone(), worker);
     }
-    fleet.install(all);
-    fleet
 }

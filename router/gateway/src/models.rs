@@ -325,3 +325,91 @@ impl Gateway {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use router_fleet::testing::{config, ready_pools};
+    use router_fleet::{Fleet, PoolConfig};
+    use router_policy::Policy;
+
+    use super::*;
+
+    /// Pools `gateway`, `b` and `c` with models of their names in capitals and so many ready workers each. `gateway` falls back
+    /// to `b` and then `c`.
+    fn models(workers: [usize; 3]) -> (Arc<Fleet>, Models) {
+        let mut config = config(Policy::default());
+        let first = config.pools[0].clone();
+        config.pools = ["gateway", "b", "c"]
+            .map(|name| PoolConfig {
+                name: name.to_owned(),
+                model: Some(name.to_uppercase()),
+                aliases: vec![format!("alias-{name}")],
+                ..first.clone()
+            })
+            .into();
+        let fleet = ready_pools(config, &workers, 16);
+        let fallback = |name: &str| match name {
+            "gateway" => vec!["b".to_owned(), "c".to_owned()],
+            _ => Vec::new(),
+        };
+        let all = fleet.pools().iter().map(|pool| {
+            let model = Target::for_tests().model;
+            let model = Arc::into_inner(model).expect("it is nobody else's");
+            Arc::new(Model { pool: Arc::clone(pool), fallback: fallback(&pool.name), ..model })
+        });
+        let split = Split {
+            model: "split".to_owned(),
+            pools: vec![("gateway".to_owned(), 90), ("b".to_owned(), 10), ("c".to_owned(), 0)],
+        };
+        let models = Models { all: all.collect(), splits: vec![split], inside_max: 1 };
+        (fleet, models)
+    }
+
+    fn pool_of(models: &Models, name: Option<&str>, session: u64) -> String {
+        let target = models.resolve(name, Some(session));
+        target.map_or_else(|error| error.status.as_u16().to_string(), |target| target.model.pool.name.clone())
+    }
+
+    #[tokio::test]
+    async fn names_lead_to_their_pools_and_to_fallbacks_while_those_cannot_serve() {
+        let (_fleet, all) = models([2, 2, 2]);
+        for (name, pool) in [("GATEWAY", "gateway"), ("alias-b", "b"), ("C", "c"), ("c", "404"), ("", "404")]
+        {
+            assert_eq!(pool_of(&all, Some(name), 1), pool, "{name:?}");
+        }
+        assert_eq!(pool_of(&all, None, 1), "400", "several models, and none is named");
+        assert_eq!(all.names(), ["GATEWAY", "alias-gateway", "B", "alias-b", "C", "alias-c", "split"]);
+        let (_fleet, first_away) = models([0, 2, 2]);
+        assert_eq!(pool_of(&first_away, Some("GATEWAY"), 1), "b");
+        let (_fleet, two_away) = models([0, 0, 2]);
+        assert_eq!(pool_of(&two_away, Some("GATEWAY"), 1), "c", "the next in order");
+        assert_eq!(pool_of(&two_away, Some("B"), 1), "b", "it has no fallback, and its requests wait");
+        assert_eq!(pool_of(&two_away, None, 1), "c", "the only one with workers");
+        let (_fleet, all_away) = models([0, 0, 0]);
+        assert_eq!(pool_of(&all_away, Some("GATEWAY"), 1), "gateway");
+        assert!(!all_away.can_serve());
+    }
+
+    #[tokio::test]
+    async fn a_split_keeps_its_weights_and_its_conversations() {
+        let (_fleet, all) = models([2, 2, 2]);
+        const DRAWS: u64 = 100_000;
+        // Numbers of sessions are hashes: even over their range.
+        let session = |number: u64| number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut second = 0;
+        for number in 0..DRAWS {
+            let pool = pool_of(&all, Some("split"), session(number));
+            assert_eq!(pool, pool_of(&all, Some("split"), session(number)), "a conversation stays");
+            assert!(pool == "gateway" || pool == "b", "a weight of 0 is never drawn");
+            second += u64::from(pool == "b");
+        }
+        assert!((DRAWS * 98 / 1000..=DRAWS * 102 / 1000).contains(&second), "{second} of {DRAWS}");
+        let (_fleet, one_away) = models([0, 2, 2]);
+        assert!((0..1000).all(|number| pool_of(&one_away, Some("split"), session(number)) == "b"));
+        let random: std::collections::HashSet<String> = (0..500)
+            .filter_map(|_| all.resolve(Some("split"), None).ok())
+            .map(|t| t.model.pool.name.clone())
+            .collect();
+        assert_eq!(random.len(), 2, "without a conversation it is drawn");
+    }
+}

@@ -1,0 +1,83 @@
+//! The roster: what sources say becomes the fleet, errors change nothing, and what is described alike goes on.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use router_engines::dialect::Role;
+use router_fleet::testing::config;
+use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, FleetSpec, SpecError, WorkerSpec};
+use router_policy::Policy;
+
+fn specs(urls: &[&str]) -> Vec<WorkerSpec> {
+    urls.iter().map(|url| WorkerSpec::new(url)).collect()
+}
+
+fn added(url: &str, uid: Option<&str>) -> Added {
+    Added {
+        url: url.to_owned(),
+        role: String::new(),
+        pool: DEFAULT_POOL.to_owned(),
+        uid: uid.map(str::to_owned),
+    }
+}
+
+fn names(fleet: &Fleet) -> Vec<String> {
+    fleet.workers().keys().cloned().collect()
+}
+
+#[tokio::test]
+async fn workers_that_are_described_alike_go_on_and_others_are_new() {
+    let fleet = Fleet::start(config(Policy::default()), 1);
+    let applied = fleet.configure(specs(&["http://a:1", "http://b:1"])).expect("a roster");
+    assert_eq!(applied, Applied { added: 2, ..Applied::default() });
+    let before = fleet.workers().get("a:1").cloned().expect("a");
+    let version = fleet.spec().version;
+    assert_eq!(fleet.configure(specs(&["http://A:1/", "http://b:1"])).map(|_| ()), Ok(()));
+    assert_eq!(fleet.configure(fleet.configured()), Ok(Applied::default()));
+    assert_eq!(fleet.spec().version, version + 1, "an equal roster is no change");
+    let before = fleet.workers().get("a:1").cloned().unwrap_or(before);
+    // Draining is no other description.
+    assert_eq!(fleet.drain("a:1"), Ok(Applied { drained: 1, ..Applied::default() }));
+    assert!(Arc::ptr_eq(&before, &fleet.workers()["a:1"]) && before.is_draining());
+    // It outlives the configuration's changes.
+    fleet.configure(specs(&["http://A:1/", "http://c:1"])).expect("a roster");
+    assert!(Arc::ptr_eq(&before, &fleet.workers()["a:1"]) && before.is_draining());
+    assert_eq!(names(&fleet), ["a:1", "c:1"]);
+    assert_eq!(fleet.serve_again("http://A:1"), Ok(Applied { drained: 1, ..Applied::default() }));
+    // Another identity, or another role, is another worker.
+    for uid in ["one", "two"] {
+        let applied = fleet.add(added("http://a:1", Some(uid)));
+        assert_eq!(applied, Ok(Applied { replaced: 1, ..Applied::default() }), "{uid}");
+    }
+    assert!(!Arc::ptr_eq(&before, &fleet.workers()["a:1"]));
+    let prefill = WorkerSpec { role: Some(Role::Prefill), ..WorkerSpec::new("http://c:1") };
+    let applied = fleet.configure(vec![prefill]).expect("a roster");
+    assert_eq!((applied.replaced, applied.removed), (1, 0), "a was added by an administrator, too");
+    assert_eq!(fleet.remove("a:1"), Ok(Applied { removed: 1, ..Applied::default() }));
+    assert_eq!(names(&fleet), ["c:1"]);
+}
+
+#[tokio::test]
+async fn a_roster_that_cannot_be_changes_nothing() {
+    let fleet = Fleet::start(config(Policy::default()), 1);
+    fleet.configure(specs(&["http://a:1"])).expect("a roster");
+    fleet.drain("a:1").expect("it is there");
+    let before = (fleet.spec(), fleet.configured());
+    let elsewhere = WorkerSpec { pool: "none".to_owned(), ..WorkerSpec::new("http://b:1") };
+    for roster in
+        [specs(&["http://b:1", "http://B:1"]), specs(&["b:1"]), specs(&["https://b:1"]), vec![elsewhere]]
+    {
+        fleet.configure(roster).expect_err("no roster");
+    }
+    assert_eq!(fleet.drain("b:1"), Err(SpecError::UnknownWorker("b:1".to_owned())));
+    assert_eq!(fleet.add(added("https://b:1", None)), Err(SpecError::Tls("https://b:1".to_owned())));
+    let stale = FleetSpec { version: before.0.version, workers: Vec::new() };
+    assert!(matches!(fleet.apply(stale), Err(SpecError::Stale { .. })));
+    assert_eq!((fleet.spec(), fleet.configured()), before);
+    // A full state counts in place of everything that was said before.
+    let full = FleetSpec { version: before.0.version + 7, workers: specs(&["http://z:1", "http://a:1"]) };
+    let applied = fleet.apply(full).expect("it is newer");
+    assert_eq!((applied.added, applied.drained), (1, 1));
+    assert_eq!(names(&fleet), ["a:1", "z:1"]);
+}
