@@ -4,6 +4,9 @@
 mod support;
 
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -261,4 +264,79 @@ fn a_service_outside_the_cluster_takes_over_without_being_asked_for_its_health()
     assert_eq!((status, answer["model"].as_str()), (200, Some("big")), "{answer}");
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(state(&site.gateway, &name_of(&site.mocks[1].url())), "ready");
+}
+
+/// Streams that are open at any time during a rolling restart.
+const STREAMS: usize = 200;
+const ENGINES: usize = 8;
+
+/// Keeps [`STREAMS`] streams open until `is_over`; how many ended whole, each with the text that it has without restarts.
+fn keep_streams(address: &str, expected: &Arc<Vec<String>>, is_over: &Arc<AtomicBool>) -> Vec<JoinHandle<usize>> {
+    let one = |number: usize| {
+        let (address, expected, is_over) = (address.to_owned(), Arc::clone(expected), Arc::clone(is_over));
+        std::thread::spawn(move || {
+            let mut whole = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let seed = (number + whole * 7) % expected.len();
+                let (text, _) = streamed(&address, &chat(20, seed, 30)).expect("a whole stream");
+                assert_eq!(text, expected[seed], "stream {number}, seed {seed}");
+                whole += 1;
+            }
+            whole
+        })
+    };
+    (0..STREAMS).map(one).collect()
+}
+
+/// Restarts every engine at its address, one after the other; with `drains` after its last request has ended.
+fn roll(site: &mut Site, config: &MockConfig, drains: bool) {
+    for at in 0..ENGINES {
+        let name = name_of(&site.mocks[at].url());
+        if drains {
+            let (ok, said) = kvasir(&["drain", &name, "--wait", "--timeout", "60", "--gateway", &site.gateway.address]);
+            assert!(ok, "{said}");
+        }
+        let address = site.mocks[at].address();
+        let gone = site.mocks.remove(at);
+        site.runtime.block_on(gone.stop());
+        let fresh = site.runtime.block_on(tools_mocker::Mock::start(config.clone(), address)).expect("its port");
+        site.mocks.insert(at, fresh);
+        if drains {
+            let (ok, said) = kvasir(&["drain", &name, "--undo", "--gateway", &site.gateway.address]);
+            assert!(ok, "{said}");
+        }
+        // The next one only when this one serves again: streams of its own show it.
+        wait_for("the engine to serve again", || {
+            site.mocks[at].stats().requests > 0 && state(&site.gateway, &name) == "ready"
+        });
+    }
+}
+
+#[test]
+fn a_rolling_restart_fails_no_stream_with_draining_and_with_kills() {
+    let config = MockConfig { decode_seconds_per_step: 0.03, batch_max: 256, ..engine() };
+    let mocks = vec![config.clone(); ENGINES];
+    let flags = ["--worker"; ENGINES];
+    let mut site = Site::start("fleet-rolling", mocks, &flags, "[gateway]\nretries = 8\n");
+    let texts = (0..20).map(|seed| {
+        let (text, _) = streamed(&site.gateway.address, &chat(20, seed, 30)).expect("a stream");
+        text
+    });
+    let expected = Arc::new(texts.collect::<Vec<String>>());
+    for drains in [true, false] {
+        let before = site.gateway.metric("kvasir_gateway_migrations_total");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let streams = keep_streams(&site.gateway.address, &expected, &is_over);
+        wait_for("the streams to be open", || {
+            site.gateway.metric("kvasir_gateway_active_requests") >= STREAMS as f64 * 0.9
+        });
+        roll(&mut site, &config, drains);
+        is_over.store(true, Ordering::Relaxed);
+        let whole: usize = streams.into_iter().map(|stream| stream.join().expect("no stream failed")).sum();
+        let moved = site.gateway.metric("kvasir_gateway_migrations_total") - before;
+        println!("draining {drains}: {whole} streams ended whole, {moved} went on elsewhere, 0 failed");
+        // A drained engine has no stream left to go on elsewhere; a killed one has.
+        assert!(if drains { moved < ENGINES as f64 } else { moved >= 25.0 }, "{moved}");
+        assert_eq!(site.gateway.metric("kvasir_gateway_broken_streams_total"), 0.0);
+    }
 }
