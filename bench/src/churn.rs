@@ -20,7 +20,7 @@ use crate::soak::{Answer, PROMPTS, Way, body, exchange, expected_answers, footpr
 
 /// Mock workers that may be in the roster.
 const SLOTS: usize = 24;
-/// Workers that are ready and not drained at any time, or the change is not made.
+/// Serving workers below which none is drained, removed, replaced or killed.
 const SERVING_MIN: usize = 6;
 const CLIENTS: u64 = 64;
 /// Names that never answer, added and removed again: none of them may leave anything behind.
@@ -49,7 +49,7 @@ struct Slot {
 }
 
 #[derive(Debug, Default)]
-struct Changes {
+struct ChangeCounts {
     added: u64,
     drained: u64,
     removed: u64,
@@ -81,7 +81,7 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     ready(&fleet, SLOTS).await?;
     let expected = Arc::new(expected_answers(&address).await?);
     // Two parts: what warms up (connections, memory of allocators) is not a leak.
-    let mut changes = Changes::default();
+    let mut changes = ChangeCounts::default();
     let warm_up = time / 5;
     let first =
         part(&fleet, &mut slots, &address, &expected, warm_up, changes_per_second, rate, seed, &mut changes);
@@ -108,7 +108,7 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     settled(&gateway, &mocks).await?;
     let truth = compared(&fleet, &slots).await?;
     let after = footprint()?;
-    let Changes { added, drained, removed, replaced, killed } = changes;
+    let ChangeCounts { added, drained, removed, replaced, killed } = changes;
     let total = added + drained + removed + replaced + killed;
     println!(
         "{served} requests answered rightly, 0 failed; {total} changes: {added} added, {drained} drained or put back, {removed} \
@@ -176,7 +176,7 @@ async fn part(
     changes_per_second: u64,
     rate: u64,
     seed: u64,
-    changes: &mut Changes,
+    changes: &mut ChangeCounts,
 ) -> Result<u64> {
     let is_over = Arc::new(AtomicBool::new(false));
     let load = tokio::spawn(load(address.to_owned(), Arc::clone(expected), Arc::clone(&is_over), rate, seed));
@@ -193,7 +193,7 @@ async fn part(
 }
 
 /// One change of the roster, unless too few would be left to serve.
-async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut Changes) -> Result<()> {
+async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut ChangeCounts) -> Result<()> {
     let is_ready = |slot: &Slot| {
         let workers = fleet.workers();
         workers.get(&slot.address.to_string()).is_some_and(|worker| worker.state() == WorkerState::Ready)

@@ -128,7 +128,7 @@ enum Bench {
     All,
 }
 
-/// With tiny input.
+/// Length of a smoke run.
 const CHURN_SMOKE_SECONDS: u64 = 5;
 
 /// Runs a benchmark.

@@ -271,7 +271,11 @@ const STREAMS: usize = 200;
 const ENGINES: usize = 8;
 
 /// Keeps [`STREAMS`] streams open until `is_over`; how many ended whole, each with the text that it has without restarts.
-fn keep_streams(address: &str, expected: &Arc<Vec<String>>, is_over: &Arc<AtomicBool>) -> Vec<JoinHandle<usize>> {
+fn keep_streams(
+    address: &str,
+    expected: &Arc<Vec<String>>,
+    is_over: &Arc<AtomicBool>,
+) -> Vec<JoinHandle<usize>> {
     let one = |number: usize| {
         let (address, expected, is_over) = (address.to_owned(), Arc::clone(expected), Arc::clone(is_over));
         std::thread::spawn(move || {
@@ -293,13 +297,15 @@ fn roll(site: &mut Site, config: &MockConfig, drains: bool) {
     for at in 0..ENGINES {
         let name = name_of(&site.mocks[at].url());
         if drains {
-            let (ok, said) = kvasir(&["drain", &name, "--wait", "--timeout", "60", "--gateway", &site.gateway.address]);
+            let (ok, said) =
+                kvasir(&["drain", &name, "--wait", "--timeout", "60", "--gateway", &site.gateway.address]);
             assert!(ok, "{said}");
         }
         let address = site.mocks[at].address();
         let gone = site.mocks.remove(at);
         site.runtime.block_on(gone.stop());
-        let fresh = site.runtime.block_on(tools_mocker::Mock::start(config.clone(), address)).expect("its port");
+        let fresh =
+            site.runtime.block_on(tools_mocker::Mock::start(config.clone(), address)).expect("its port");
         site.mocks.insert(at, fresh);
         if drains {
             let (ok, said) = kvasir(&["drain", &name, "--undo", "--gateway", &site.gateway.address]);

@@ -32,7 +32,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
 /// The workers of a file, or what a start would refuse beyond the file's own mistakes.
 pub(crate) type Check = Box<dyn Fn(&Settings) -> Result<Vec<WorkerSpec>> + Send + Sync>;
 
-/// See the module.
+/// Watches the configuration file of a gateway and applies its live keys.
 pub(crate) struct LiveConfig {
     path: PathBuf,
     is_supervised: bool,

@@ -1,4 +1,5 @@
-//! `kvasir workers` and `kvasir drain`.
+//! `kvasir workers` and `kvasir drain`: the roster of a running gateway, over its routes for administrators. They print what
+//! was changed and exit with 0, or print the gateway's own reason and exit with 1.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -13,12 +14,12 @@ use serde_json::{Value, json};
 
 use crate::credentials::Credentials;
 
-/// How often a worker that drains is looked at.
+/// Interval between two looks at a draining worker.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// A gateway that takes longer is not there.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// Which gateway.
+/// The gateway to ask.
 #[derive(Args)]
 pub(crate) struct GatewayArgs {
     /// The gateway, as HOST:PORT or https://HOST:PORT; its `gateway.admin_listen` where that is set.

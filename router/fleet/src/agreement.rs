@@ -1,4 +1,4 @@
-//! Which model a pool serves.
+//! The model name of a pool, agreed on by its workers.
 //!
 //! A configured name is final, and a worker without it is left out. Otherwise the pool's workers must agree on a name, and
 //! the order in which they answer changes nothing: the name is chosen when every worker has said what it serves, or
@@ -17,14 +17,14 @@ use arc_swap::ArcSwapOption;
 /// A fleet of which some workers are away is served from then on, after the first worker has said what it serves.
 const CHOSEN_AFTER: Duration = Duration::from_secs(3);
 
-/// What becomes of a worker that says which models it serves.
+/// Result of comparing a worker's models with the pool's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It serves the gateway's model.
+    /// The worker serves the pool's model.
     Serves,
-    /// The gateway waits for other workers before it chooses a model.
+    /// The pool waits for its other workers before it chooses a model.
     Waits,
-    /// It cannot be used, for this reason.
+    /// The worker cannot be used, for this reason.
     Differs(String),
 }
 
@@ -78,7 +78,7 @@ impl ServedModel {
         }
     }
 
-    /// The workers of the pool are these from now on.
+    /// Replaces the pool's workers.
     pub(crate) fn set_workers(&self, workers: impl Iterator<Item = String>) {
         let mut told = self.lock();
         let mut before: HashMap<String, Option<Vec<String>>> =
@@ -137,7 +137,7 @@ impl ServedModel {
         self.lock().dispute.as_ref().map(Dispute::problem)
     }
 
-    /// A worker says that it serves these models, the first by preference.
+    /// Records the models that a worker serves, the preferred one first.
     pub(crate) fn tell(&self, worker: &str, models: &[String], now: Instant) -> Verdict {
         let mut told = self.lock();
         if told.is_settled

@@ -1,5 +1,4 @@
-//! What a request is expected to cost its workers, from the decision until it is over; and what an engine's report says of
-//! the prediction.
+//! Accounting of a request against its workers from the decision to its end, and the audit of predicted cached tokens.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -64,7 +63,7 @@ impl Expected {
 pub struct Booking {
     /// The worker that generates.
     pub decode: RankRef,
-    /// Who computes the prompt, if not the decode worker.
+    /// The worker that computes the prompt, if another one does.
     prefill: Option<RankRef>,
     decoding_blocks: u32,
     queued_tokens: u32,
@@ -146,7 +145,7 @@ impl Booking {
         let seconds = self.started.elapsed().as_secs_f64();
         let transfer = self.decode.run.load.transfer_per_block() * f64::from(self.moved_blocks);
         if self.moved_blocks > 0 {
-            // What the computing does not explain was the moving.
+            // Time that computing does not explain was the transfer.
             let without = self.predicted_seconds - transfer;
             self.decode.run.load.learn_transfer((seconds - without).max(0.0) / f64::from(self.moved_blocks));
         }

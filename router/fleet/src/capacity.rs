@@ -1,4 +1,4 @@
-//! How many requests engines can run, and so how many the gateway lets in.
+//! How many requests each engine can take, by its own reports; `router-gateway` sets a pool's gate to their sum.
 //!
 //! Engines queue first in, first out. A request that waits there can be overtaken by none of a better priority and of no
 //! other tenant, so the gate is kept as narrow as the engines are: requests wait in the gateway's queue, which is fair. A
@@ -9,9 +9,9 @@
 //!
 //! While an engine's KV pool is nearly used up ([`KV_USAGE_FULL`]), its part of the gate grows by one request a report: more
 //! would make it preempt, and compute again what it dropped; none would let an engine that counts wrongly run dry. The gate
-//! is the fleet's: which worker gets a request is the policy's decision. The limit stays as it is.
+//! is the pool's: which of its workers gets a request is the policy's decision. The limit stays as it is.
 //!
-//! The limit of a worker is written by the task that asks for its reports and read by [`keep`]; relaxed, since each number
+//! The limit of a worker is written by the task that asks for its reports and read by the task that sets the gates; relaxed, since each number
 //! stands for itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -26,10 +26,10 @@ const STEP_SHARE: u32 = 4;
 const KV_USAGE_FULL: f64 = 0.97;
 /// The least limit, and the least step upwards.
 const LIMIT_MIN: u32 = 4;
-/// Tokens that a waiting request of somebody else is taken to have still to compute.
+/// Tokens assumed to be uncomputed in a waiting request that no known gateway sent.
 const FOREIGN_TOKENS: u32 = 512;
 
-/// What a rank of a worker can take, by its engine's reports.
+/// Limits of one rank, by its engine's reports.
 #[derive(Debug)]
 pub struct Capacity {
     /// Requests that it may have, from all gateways and clients.

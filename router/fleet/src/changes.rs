@@ -1,4 +1,5 @@
-//! What administrators changed of the configured roster while the gateway runs, and how gateways of one fleet agree on it.
+//! Changes that administrators make to the configured roster while the gateway runs, and how gateways of one fleet agree
+//! on them.
 //!
 //! For each worker that was ever spoken of, the latest wish counts (a last-writer-wins map): each gateway merges what its
 //! peers tell, in any order and as often as it likes, and all come to the same state. Versions are times of the wall clock,
@@ -23,15 +24,15 @@ const UID_BYTES_MAX: usize = 64;
 /// A wish of a clock that is ahead by more than this is not believed: no later wish could be newer.
 const AHEAD_MAX_NS: u64 = 24 * 3600 * 1_000_000_000;
 
-/// What is wanted of a worker.
+/// The state that an administrator wants of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wish {
-    /// It takes requests.
+    /// Requests are sent to it.
     Serve,
-    /// It gets no new requests; those that it has go on.
+    /// No new requests are sent to it; requests that it has go on.
     Drain,
-    /// It is no worker of this fleet.
+    /// The fleet does not have it.
     Remove,
 }
 

@@ -42,7 +42,7 @@ pub struct PoolConfig {
 pub struct FleetConfig {
     /// At least one; their names differ. Of two with one model name the first is meant by it.
     pub pools: Vec<PoolConfig>,
-    /// What the operator says of the workers' KV events.
+    /// KV event endpoints that the operator gives, for engines that do not tell them.
     pub hints: Hints,
     /// Keys of workers that are added while the fleet runs.
     pub keys: EngineKeys,
@@ -54,7 +54,7 @@ pub struct FleetConfig {
     pub approximate_ttl: Duration,
     /// URLs of other gateways in front of the same workers.
     pub peers: Vec<String>,
-    /// What gateways of one fleet show each other.
+    /// Secret that gateways of one fleet show each other.
     pub peer_key: Option<String>,
     /// Where the index is saved for the next start.
     pub snapshot_file: Option<PathBuf>,

@@ -2,7 +2,7 @@
 //!
 //! Hot path: a decision takes a number and writes nine words into its place of a ring; no lock, no allocation. Each place
 //! has a version that is odd while it is written (a seqlock), so that a reader leaves out what it saw half. Names and
-//! reasons are made when somebody asks.
+//! reasons are made when the list is requested.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Instant;
@@ -145,7 +145,7 @@ impl Decisions {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let place = &self.places[number as usize % KEPT];
         let before = place.version.load(Ordering::Relaxed);
-        // Whoever still writes here is a whole ring late, or this one is: then it is left out.
+        // A writer that is a whole ring behind gives up: its entry is left out.
         if before & 1 == 1
             || before > number * 2
             || place
@@ -179,7 +179,7 @@ impl Decisions {
             .then(|| (Decision::from_words(words), self.start_unix_ms + nanoseconds / 1_000_000))
     }
 
-    /// Those after a number, the newest last.
+    /// Decisions after this number, the newest last.
     pub fn to_json(&self, after: Option<u64>, name_of: impl Fn(u64) -> Option<String>) -> Value {
         let next = self.next.load(Ordering::Relaxed);
         let first = next.saturating_sub(KEPT as u64).max(after.map_or(0, |after| after.saturating_add(1)));
@@ -199,7 +199,7 @@ impl Decisions {
             }))
         });
         let decisions: Vec<Value> = shown.collect();
-        // Whoever goes on from here is told of one that is being written right now.
+        // A client that continues from `last` sees an entry that is being written now.
         let last = decisions.last().map(|decision| decision["sequence"].clone());
         json!({ "last": last.or(after.map(Value::from)), "decisions": decisions })
     }

@@ -35,15 +35,15 @@ use crate::snapshots::{self, SnapshotCache};
 use crate::spec::{FleetSpec, SpecError, WorkerSpec, name_of};
 use crate::worker::{RankRef, Worker, WorkerRun};
 
-/// How often blocks of workers that left are swept out of the index, and peers that fell silent are forgotten.
+/// Interval at which blocks of removed workers are swept out of the index and silent peers are dropped.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
 
 /// Workers by name.
 pub type Workers = BTreeMap<String, Arc<Worker>>;
 
-/// What the sources of workers say.
+/// The sources of the roster.
 #[derive(Debug, Default)]
-struct Roster {
+struct RosterSources {
     configured: Vec<WorkerSpec>,
     changes: Arc<Changes>,
     /// The state in force.
@@ -69,10 +69,10 @@ pub struct Fleet {
     pub(crate) config: FleetConfig,
     pools: Vec<Arc<Pool>>,
     workers: ArcSwap<Workers>,
-    roster: Mutex<Roster>,
-    /// What is known of where blocks are.
+    roster: Mutex<RosterSources>,
+    /// The prefix index: which worker holds which blocks.
     pub index: Arc<Index>,
-    /// What other gateways sent.
+    /// Loads that other gateways report.
     pub(crate) peers: Peers,
     chooser: Chooser,
     /// Ports to which engines connect with their KV events.
@@ -82,18 +82,18 @@ pub struct Fleet {
     pub(crate) loads_changed: Option<Arc<Notify>>,
     /// Notified when a worker becomes ready, changes or leaves.
     pub changed: Notify,
-    /// What a snapshot said of workers that have not come yet.
+    /// Snapshot states of workers that have not joined yet.
     pub(crate) known: SnapshotCache,
     /// Held while a snapshot is being made.
     pub(crate) saving: Mutex<()>,
     /// Held while a worker that has come is looked at, or one that left gives its places back.
     pub(crate) joining: tokio::sync::Mutex<()>,
-    /// What was counted of the events of runs that have ended.
+    /// Event counters of runs that have ended.
     pub(crate) ended: Mutex<TrackerCounters>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Roster {
+impl RosterSources {
     /// Names of the configured workers.
     fn names(&self) -> HashSet<String> {
         self.configured.iter().map(WorkerSpec::name).collect()
@@ -123,8 +123,8 @@ impl Fleet {
             tasks: Mutex::new(Vec::new()),
             config,
         });
-        let begin = begin(Arc::downgrade(&fleet));
-        fleet.adopt([tokio::spawn(begin), tokio::spawn(sweep(Arc::downgrade(&fleet)))]);
+        let background = start_background_tasks(Arc::downgrade(&fleet));
+        fleet.adopt([tokio::spawn(background), tokio::spawn(sweep(Arc::downgrade(&fleet)))]);
         fleet
     }
 
@@ -167,7 +167,7 @@ impl Fleet {
         Arc::clone(&self.lock().spec)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Roster> {
+    fn lock(&self) -> MutexGuard<'_, RosterSources> {
         // A change is checked before anything is replaced, and replaced as a whole.
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -243,13 +243,13 @@ impl Fleet {
         }
     }
 
-    /// What administrators changed, for peers.
+    /// Changes of administrators, for peers.
     pub(crate) fn changes(&self) -> Arc<Changes> {
         Arc::clone(&self.lock().changes)
     }
 
     /// Takes over what administrators changed at a peer.
-    pub(crate) fn hear(self: &Arc<Self>, told: Changes) -> Result<(), SpecError> {
+    pub(crate) fn merge_peer_changes(self: &Arc<Self>, told: Changes) -> Result<(), SpecError> {
         let mut is_news = false;
         self.change(|roster| {
             let configured = roster.names();
@@ -314,14 +314,14 @@ impl Fleet {
         let mut roster = self.lock();
         let workers = spec.workers.clone();
         let applied = self.apply_locked(&mut roster, spec)?;
-        // It is the full state: nothing that was said before counts any more.
+        // A full state replaces what every source said before.
         (roster.configured, roster.changes) = (workers, Arc::default());
         Ok(applied)
     }
 
     fn apply_locked(
         self: &Arc<Self>,
-        roster: &mut MutexGuard<'_, Roster>,
+        roster: &mut MutexGuard<'_, RosterSources>,
         spec: FleetSpec,
     ) -> Result<Applied, SpecError> {
         if spec.version <= roster.spec.version {
@@ -453,7 +453,7 @@ impl Fleet {
         self.chooser.route(&self.index, pool, request)
     }
 
-    /// What a decision would be made of, without making it: every worker with what it holds and what it would cost.
+    /// The account of a decision without making it: every worker with what it holds and what it would cost.
     #[must_use]
     pub fn explain(&self, pool: &Pool, request: &RouteRequest<'_>) -> serde_json::Value {
         self.chooser.explain(&self.index, pool, request)
@@ -497,7 +497,7 @@ impl Fleet {
         sum
     }
 
-    /// What came at ports to which engines connect with their events.
+    /// Counters of the ports to which engines connect with their events.
     #[must_use]
     pub fn listener_counters(&self) -> ListenCounters {
         self.listeners.counters()
@@ -505,7 +505,7 @@ impl Fleet {
 }
 
 /// Takes over what is known, then saves it every now and then and tells the peers.
-async fn begin(fleet: std::sync::Weak<Fleet>) {
+async fn start_background_tasks(fleet: std::sync::Weak<Fleet>) {
     let Some(config) = fleet.upgrade().map(|fleet| fleet.config.clone()) else { return };
     let known = snapshots::load(&config).await;
     let Some(fleet) = fleet.upgrade() else { return };

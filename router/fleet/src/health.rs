@@ -1,4 +1,4 @@
-//! The health of one worker: which make it is, whether it answers, and whether it is still the same run.
+//! The health of one worker: its engine, whether it answers, and whether it is still the same run. One task for each worker.
 //!
 //! One health check is under way at a time, and its answer is waited for however late it comes:
 //!
@@ -27,16 +27,16 @@ use crate::worker::Worker;
 /// How long a worker that was never there may refuse connections before that is worth a warning: those of `serve` start
 /// beside their gateway.
 const STARTS_WITHIN: Duration = Duration::from_secs(15);
-/// Questions in a row that may fail before its make is asked again: another engine may have taken its place.
+/// Failed checks in a row after which the engine is detected again: another one may have taken its place.
 const SAME_ENGINE_FOR: u32 = 20;
 /// A worker that is down is asked this often.
 const QUICK: Duration = Duration::from_millis(100);
 
-/// What is remembered between two questions.
+/// State kept between two health checks.
 #[derive(Default)]
 struct Asked {
     engine: Option<Engine>,
-    /// It did not answer the last time, so an engine without instance numbers may have started again.
+    /// The last check failed, so an engine without instance numbers may have restarted.
     was_down: bool,
 }
 
@@ -87,12 +87,12 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdi
     }
     let verdict = worker.pool.judge(worker, &description);
     if verdict == Verdict::Serves {
-        fleet.begin(*description, worker).await;
+        fleet.start_runs(*description, worker).await;
     }
     verdict
 }
 
-/// What came of one question.
+/// Result of one health check.
 struct Outcome {
     /// `None`: it was given up.
     answered: Option<Result<Answer, EngineError>>,

@@ -1,5 +1,5 @@
-//! A worker begins a run, and ends it: places in the index, subscriptions to KV events, and what is taken over from a
-//! snapshot.
+//! Start and end of a worker's run: places in the index, subscriptions to KV events, state from a snapshot. Runs in the
+//! worker's health task, holding `joining`.
 //!
 //! A worker that has (re)started gets, for each of its ranks, a fresh place in the index and a fresh subscription to its KV
 //! events; `health` says when. A worker that publishes nothing, or whose tokens the gateway cannot make itself, is taken to
@@ -27,20 +27,20 @@ use crate::worker::{RunParts, Worker, WorkerRun};
 
 /// Blocks of an engine that does not say how many it has.
 const BLOCKS_ASSUMED: usize = 16_384;
-/// A subscription gets no more than this time to begin.
+/// Longest wait for a subscription to begin.
 const WARM_UP_MAX: Duration = Duration::from_secs(2);
-/// One with a replay gets this time to tell about its past: a replay is given up a little earlier.
+/// The same for a subscription with a replay; a replay is given up a little earlier.
 const REPLAY_MAX: Duration = Duration::from_secs(7);
 
 impl Fleet {
     /// A worker has begun another run: its old places in the index are given back, and each rank gets a new one.
     /// The caller holds `joining`.
-    pub(crate) async fn begin(self: &Arc<Self>, description: Description, worker: &Arc<Worker>) {
+    pub(crate) async fn start_runs(self: &Arc<Self>, description: Description, worker: &Arc<Worker>) {
         self.end_runs(worker).await;
         if worker.is_removed() {
             return;
         }
-        // What failed was another process.
+        // Failures of the process before say nothing about this one.
         worker.breaker.reset();
         let description = Arc::new(description);
         let mut runs = Vec::new();
@@ -65,7 +65,7 @@ impl Fleet {
         self.remake_roster(&worker.pool);
     }
 
-    /// Gives back what a worker's runs have: they are out of every decision, and their blocks out of the index. The caller
+    /// Ends a worker's runs: they are out of every decision, and their blocks out of the index. The caller
     /// holds `joining`.
     async fn end_runs(&self, worker: &Arc<Worker>) {
         let before = worker.runs.swap(Arc::default());

@@ -1,4 +1,4 @@
-//! What a worker is doing and how fast it is, as far as this gateway and its peers know.
+//! Outstanding work and learned speed of a worker, as far as this gateway and its peers know.
 //!
 //! Counters are plain atomics: a decision reads them without lock, and books its choice in them before the next
 //! decision is made. What was learned is copied into atomics too; the learner itself is behind a lock that only
@@ -42,7 +42,7 @@ impl Counts {
     }
 }
 
-/// How fast the fleet is: learned from every worker's first tokens.
+/// Speeds of a pool, learned from the first tokens of all its workers.
 #[derive(Debug)]
 pub struct Speeds {
     learner: Mutex<Learner>,
@@ -67,7 +67,7 @@ impl Speeds {
     }
 
     fn learn(&self, features: [f64; FEATURES], seconds: f64) {
-        // Somebody else is teaching it something: this one lesson is missed.
+        // Another thread holds the learner: this observation is lost.
         let Ok(mut learner) = self.learner.try_lock() else { return };
         learner.observe(features, seconds);
         for (cell, value) in self.speed.iter().zip(learner.speed().to_array()) {
@@ -81,19 +81,19 @@ impl Speeds {
     }
 }
 
-/// What a worker is doing, and what was learned of it.
+/// Outstanding work and learned speed of one rank.
 #[derive(Debug)]
 pub struct Load {
-    /// What this gateway sent.
+    /// Sent by this gateway.
     pub own: Counts,
-    /// What other gateways say that they sent.
+    /// Sent by peers, as they report.
     pub peers: Counts,
-    /// How many times as slow as the fleet, as bits.
+    /// How many times as slow as its pool, as bits.
     factor: AtomicU64,
     observations: AtomicU64,
     /// Seconds to move a block to this worker, as bits.
     transfer_per_block: AtomicU64,
-    /// What engines reported of cached tokens, beside what was predicted.
+    /// Reported beside predicted cached tokens.
     pub audit: Audit,
 }
 
@@ -117,7 +117,7 @@ impl Load {
         [0, 1, 2].map(|at| own[at].saturating_add(peers[at]))
     }
 
-    /// How many times as slow as the fleet.
+    /// How many times as slow as its pool.
     pub fn factor(&self) -> f64 {
         f64::from_bits(self.factor.load(Ordering::Relaxed))
     }

@@ -1,7 +1,7 @@
 //! Several gateways in front of the same workers: each tells the others what it has sent where, so that they do
 //! not all choose the same idle worker, and what administrators changed of the roster.
 //!
-//! Told is the state and not what changed: for each worker, requests, queued tokens and decoding blocks. A message that is
+//! Messages carry state, not differences: for each worker, requests, queued tokens and decoding blocks. A message that is
 //! lost is made good by the next one, and all gateways come to the same sums whatever the order. It is sent when something
 //! changed, at most once a millisecond, and as a sign of life. What a peer said is forgotten when it is silent for a while.
 //! The changes of the roster go along whenever the peer may not have them: after each change, and when the peer's number says
@@ -29,7 +29,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 const PEERS_MAX: usize = 64;
 const SEND_WITHIN: Duration = Duration::from_secs(1);
 
-/// What gateways tell each other.
+/// Message between gateways.
 #[derive(Debug, Serialize, Deserialize)]
 struct Message {
     /// Number of the run of the gateway that sends it.
@@ -41,7 +41,7 @@ struct Message {
     roster: Option<Changes>,
 }
 
-/// What one peer said last.
+/// Last message of one peer.
 #[derive(Debug)]
 struct Told {
     sequence: u64,
@@ -49,7 +49,7 @@ struct Told {
     counts: HashMap<String, [u32; 3]>,
 }
 
-/// What peers said.
+/// Last messages of all peers.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     told: Mutex<HashMap<u64, Told>>,
@@ -101,7 +101,7 @@ pub(crate) fn receive(fleet: &Arc<Fleet>, body: &[u8], now: Instant) -> Result<S
         fleet.peers.add_up(fleet);
     }
     // Loads count also from a peer whose roster this gateway cannot have.
-    if let Some(Err(error)) = roster.map(|roster| fleet.hear(roster)) {
+    if let Some(Err(error)) = roster.map(|roster| fleet.merge_peer_changes(roster)) {
         tracing::warn!(%error, "a peer's changes of the roster are not taken");
     }
     Ok(format!("{{\"gateway\":{}}}", fleet.gateway))
@@ -127,7 +127,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
     };
     let mut sequence = 0;
     let mut complained = false;
-    // What that peer has, and the number of the run of it that has it.
+    // The changes that the peer has confirmed, and the number of its run.
     let mut known: Option<(u64, Arc<Changes>)> = None;
     loop {
         let Some(fleet) = fleet.upgrade() else { return };

@@ -31,7 +31,7 @@ pub(crate) async fn poll(client: EngineClient, followed: Followed, begun: impl F
             }
         };
         let told = answer.and_then(|answer| answer.map_err(|error| error.to_string()));
-        // Read before anybody has to wait for it.
+        // Decoded before the index is locked.
         let events = told.and_then(|answer| decoder.decode(&answer).map_err(|error| error.to_string()));
         match events {
             Ok(events) => {

@@ -1,4 +1,4 @@
-//! What an engine reports of its load, in a task of its own for each worker.
+//! Reports of an engine's load. One task for each worker.
 //!
 //! `/metrics` and SGLang's `/server_info` ask the engine's scheduler, which answers them when it has time. A late report
 //! says that the engine is busy, not that it is dead, so nothing here takes a worker out; `health` does that. A report that

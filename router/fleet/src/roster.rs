@@ -1,4 +1,4 @@
-//! What decisions see of a pool: its ranks, in a list that is replaced as a whole, and the order of their loads.
+//! The ranks of a pool as decisions see them: a list that is replaced as a whole, and the order of their loads.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use router_radix::{MEMBERS_MAX, Member};
 use crate::order::LoadOrder;
 use crate::worker::RankRef;
 
-/// What ranks are chosen for.
+/// The part of a request that a rank is chosen for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Generating, and computing prompts that no prefill worker computes.

@@ -1,4 +1,4 @@
-//! Who gets a request: hashes → overlaps → policy → one worker, or a prefill and a decode worker; and its booking.
+//! Chooses the worker, or the prefill and decode worker, of a request: block hashes → overlaps → policy → booking.
 //!
 //! Hot path: runs on the request's own thread, without lock and without waiting, and allocates nothing once its
 //! buffers have grown, but a copy of the hashes for a worker without events. With peers configured, their tasks are woken.
@@ -44,7 +44,7 @@ pub struct Route {
     pub blocks: u32,
     /// Leading blocks held by the worker that computes the prompt.
     pub overlap_blocks: u32,
-    /// Tokens that somebody has to compute.
+    /// Prompt tokens that the computing worker does not hold.
     pub uncached_tokens: usize,
     /// Predicted time to the first token.
     pub predicted: Duration,
@@ -71,7 +71,7 @@ impl Route {
     }
 }
 
-/// What is to be routed.
+/// A prompt to be routed.
 #[derive(Debug, Clone, Copy)]
 pub struct RouteRequest<'a> {
     /// The prompt.
@@ -90,12 +90,12 @@ pub struct RouteRequest<'a> {
     pub avoid: &'a [String],
 }
 
-/// What a decision works with.
+/// Buffers of one decision, reused.
 struct Buffers {
     reader: Reader,
     hashes: Vec<u64>,
     candidates: Vec<Candidate>,
-    /// Which of the fleet each candidate is.
+    /// Index into the pool's ranks, for each candidate.
     places: Vec<u32>,
 }
 
@@ -182,7 +182,7 @@ impl Chooser {
             || (!wanted.without_prefill
                 && decode.run.role != Role::Both
                 && is_worth_disaggregating(tokens.len(), held, routing.disaggregate_above_tokens));
-        // What the decode worker has need not be moved to it; the prefill worker computes what it has not itself.
+        // Blocks that the decode worker holds are not moved; the prefill worker computes those that it lacks itself.
         let moved_blocks = request.blocks().saturating_sub(held_blocks);
         let transfer_seconds = decode.run.load.transfer_per_block() * f64::from(moved_blocks);
         let prefill = match is_split {
@@ -193,7 +193,7 @@ impl Chooser {
             // The last prefill worker went away between the two choices.
             return None;
         }
-        // Who computes the prompt is the decision that counts.
+        // The worker that computes the prompt decides cost and prediction.
         let computing = prefill.as_ref().unwrap_or(&decoding);
         let seen = computing.candidate;
         let cost = PredictedTime.cost(&request, &seen);
@@ -238,7 +238,7 @@ impl Chooser {
         Some((route, booking))
     }
 
-    /// What a decision would be made of, without making it: every worker with what it holds and what it would cost.
+    /// The account of a decision without making it: every worker with what it holds and what it would cost.
     pub fn explain(&self, index: &Index, pool: &Pool, wanted: &RouteRequest<'_>) -> Value {
         let routing = pool.routing();
         let roster = pool.roster();
@@ -317,7 +317,7 @@ struct Chosen<'a> {
     among: usize,
 }
 
-/// What candidates are gathered from.
+/// Inputs of the search for candidates.
 struct Look<'a> {
     roster: &'a Roster,
     overlaps: &'a Overlaps,

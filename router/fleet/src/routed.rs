@@ -1,6 +1,6 @@
-//! What was routed to a worker that publishes no events, on its way into the index.
+//! Prompts routed to a worker without KV events, queued for the index.
 //!
-//! Hot path: a copy of the hashes, a push, and a wake-up only when none is under way already. Waking somebody for each
+//! Hot path: a copy of the hashes, a push, and a wake-up only when none is under way already. Waking the task for each
 //! request took a tenth of the gateway's processor time, so what comes within a moment is noted together.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 /// Prompts that may wait to be noted; more are not noted, so a hit or two will be missed.
 const WAITING_MAX: usize = 1024;
-/// What comes within this time is noted together.
+/// Prompts that come within this time are noted together.
 const TOGETHER: Duration = Duration::from_millis(1);
 /// How often what is too old is looked for when nothing comes.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
@@ -23,9 +23,9 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Routed {
     waiting: ArrayQueue<Vec<u64>>,
-    /// The bell has been rung for what waits.
+    /// The task has been notified of what is queued.
     is_told: AtomicBool,
-    bell: Notify,
+    queued: Notify,
 }
 
 impl Routed {
@@ -33,7 +33,7 @@ impl Routed {
         Arc::new(Self {
             waiting: ArrayQueue::new(WAITING_MAX),
             is_told: AtomicBool::new(false),
-            bell: Notify::new(),
+            queued: Notify::new(),
         })
     }
 
@@ -42,7 +42,7 @@ impl Routed {
         let _not_noted = self.waiting.push(block_hashes.to_vec());
         // Release: pairs with the acquire in `keep`, which sees this prompt when it sees the flag.
         if !self.is_told.swap(true, Ordering::AcqRel) {
-            self.bell.notify_one();
+            self.queued.notify_one();
         }
     }
 }
@@ -50,12 +50,12 @@ impl Routed {
 /// Notes what waits, until it is aborted.
 pub(crate) async fn keep(routed: Arc<Routed>, mut approximate: Approximate, index: Arc<Index>) {
     loop {
-        if tokio::time::timeout(EXPIRE_EVERY, routed.bell.notified()).await.is_err() {
+        if tokio::time::timeout(EXPIRE_EVERY, routed.queued.notified()).await.is_err() {
             approximate.expire(&mut index.write(), Instant::now());
             continue;
         }
         tokio::time::sleep(TOGETHER).await;
-        // Acquire: pairs with the release in `note`. What comes from now on rings again.
+        // Acquire: pairs with the release in `note`. Prompts that come from now on notify again.
         routed.is_told.swap(false, Ordering::AcqRel);
         while let Some(hashes) = routed.waiting.pop() {
             approximate.routed(&mut index.write(), &hashes, Instant::now());

@@ -19,7 +19,7 @@ const EXPECTED_FOR: Duration = Duration::from_secs(600);
 /// States of publishers by name.
 type States = HashMap<String, PublisherState>;
 
-/// What a snapshot said of workers that have not come yet. It only becomes smaller: an entry leaves when its worker comes or
+/// Publisher states of a snapshot whose workers have not joined yet. It only becomes smaller: an entry leaves when its worker comes or
 /// is removed, and all of them when [`EXPECTED_FOR`] is over.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotCache {
@@ -41,7 +41,7 @@ impl SnapshotCache {
         let _loaded = loaded.wait_for(|loaded| *loaded).await;
     }
 
-    /// What is known of a publisher, once.
+    /// Removes and returns the state of a publisher.
     pub(crate) fn take(&self, name: &str) -> Option<PublisherState> {
         let mut known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
         known.as_mut()?.0.remove(name)
@@ -63,7 +63,7 @@ impl SnapshotCache {
         }
     }
 
-    /// Those that are still expected.
+    /// States whose workers may still join; none once [`EXPECTED_FOR`] is over.
     fn expected(&self, now: Instant) -> States {
         self.expire(now);
         let known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +96,7 @@ fn merge(into: &mut States, other: States) {
     }
 }
 
-/// What peers know, since they know what has happened lately, and what the file says of the rest.
+/// States of all peers, merged with the file; a peer's are newer.
 pub(crate) async fn load(config: &FleetConfig) -> States {
     let mut all = States::new();
     for peer in &config.peers {

@@ -22,16 +22,15 @@ pub const DEFAULT_POOL: &str = "gateway";
 pub struct WorkerSpec {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
-    /// What tells it from another worker at the same address, where the source knows it (a pod's UID). Another value makes
-    /// it a new worker, of which nothing is remembered.
+    /// Identity that the source gives it (a pod's UID). Another value is another worker, of which nothing is remembered.
     pub uid: Option<String>,
-    /// What it does, when the operator says so.
+    /// Role that the operator gives it.
     pub role: Option<Role>,
     /// The key that its engine asks for.
     pub key: Option<ApiKey>,
     /// Name of its pool.
     pub pool: String,
-    /// It is to get no new requests.
+    /// The source wants no new requests there.
     pub is_draining: bool,
 }
 
@@ -80,10 +79,10 @@ pub struct FleetSpec {
     pub workers: Vec<WorkerSpec>,
 }
 
-/// A roster that cannot be.
+/// Why a roster is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// It is older than the one in force.
+    /// Its version is not newer than the one in force.
     #[error("version {given} of the roster is not newer than version {current}, which is in force")]
     Stale {
         /// Of this one.
@@ -97,7 +96,7 @@ pub enum SpecError {
     /// Not an address.
     #[error("{0:?} is no URL of a worker: it must be http://HOST:PORT or https://HOST:PORT")]
     Url(String),
-    /// It is reached over https, and nothing is loaded for that.
+    /// An https URL, and no TLS was loaded for workers.
     #[error("{0}: this gateway was started without TLS to its workers: set `tls.upstream_ca_file`")]
     Tls(String),
     /// Two with one address.

@@ -1,4 +1,4 @@
-//! What may be asked of a worker now, as one state.
+//! The state of a worker.
 //!
 //! | Last health check | Described | Drain wanted | Events caught up | State |
 //! | --- | --- | --- | --- | --- |
@@ -14,22 +14,22 @@
 //! so the facts behind it cannot disagree with it. The worker's health task, its event tasks and administrators change
 //! conditions; readers load an `AtomicU8` (`Worker::state`).
 
-/// What may be asked of a worker.
+/// State of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WorkerState {
     /// Its address is known; it has not yet said what it is, or its pool has not yet chosen a model.
     Joining,
-    /// It has said what it is, and the index does not yet hold what it could tell of its past.
+    /// Described; the index does not yet hold what its events could tell of its past.
     Warming,
-    /// It takes requests.
+    /// Takes requests.
     Ready,
-    /// It takes no new requests; those that it has go on.
+    /// Takes no new requests; requests that it has go on.
     Draining,
     /// A health check is late, or a request failed in a way that speaks against it. It takes no new requests until it
     /// answers its health check.
     Suspect,
-    /// It does not answer, refuses connections, or does not fit its pool.
+    /// Does not answer, refuses connections, does not fit its pool, or was removed.
     Down,
 }
 
@@ -55,7 +55,7 @@ impl WorkerState {
     }
 }
 
-/// What the health check says.
+/// Result of the last health check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Health {
     /// No health check has ended yet.
@@ -65,7 +65,7 @@ pub(crate) enum Health {
     Answers,
     /// One is late, or a request failed since the last answer.
     Suspect,
-    /// It was refused, given up, or the worker cannot be used.
+    /// The check was refused or given up, or the worker cannot be used.
     Down,
 }
 

@@ -273,7 +273,7 @@ pub struct Worker {
     /// The ranks of the run of its process that is known; empty before it has described itself.
     pub runs: ArcSwap<Vec<Arc<WorkerRun>>>,
     /// [`WorkerState`] as a number, derived from `condition` whenever that changes. Release in [`Self::update`] pairs with
-    /// the acquire in [`Self::state`]: whoever sees `Ready` sees the runs that made it so.
+    /// the acquire in [`Self::state`]: a reader of `Ready` sees the runs that made it so.
     state: AtomicU8,
     condition: Mutex<Condition>,
     /// Why it takes no requests; empty while it does.
@@ -319,7 +319,7 @@ impl Worker {
         })
     }
 
-    /// What may be asked of it now.
+    /// Its state.
     #[must_use]
     pub fn state(&self) -> WorkerState {
         WorkerState::from_u8(self.state.load(Ordering::Acquire))
@@ -356,7 +356,7 @@ impl Worker {
         self.update(|condition| condition.health = health);
     }
 
-    /// It does not serve, for this reason; empty when nothing speaks against it.
+    /// Records why it does not serve; empty clears it.
     pub(crate) fn set_reason(&self, reason: &str) {
         let mut known = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != reason {
@@ -446,12 +446,12 @@ impl Worker {
     /// Ends when a request that has received nothing since `last` is to be given up.
     pub async fn given_up(&self, last: Instant) {
         loop {
-            // Before the look, so that no ring between the two is lost.
-            let rung = self.down.notified();
+            // Subscribes before the check, so that no notification between the two is lost.
+            let notified = self.down.notified();
             if self.is_silent_since(last) {
                 return;
             }
-            rung.await;
+            notified.await;
         }
     }
 }

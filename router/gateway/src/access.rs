@@ -124,7 +124,7 @@ pub(crate) struct Access {
     tokens: Option<JwtVerifier>,
     /// When to ask for the tokens' keys again.
     refresh: Arc<Refresh>,
-    /// Rung when a token names a key that is not known.
+    /// Notified when a token names a key that is not known.
     wants_keys: Notify,
     limits: LimitTable,
     salter: Option<Salter>,

@@ -24,7 +24,7 @@ use crate::relay::is_busy;
 use crate::service::{Gateway, workers_failed};
 use crate::traced::{LegSpan, Tracing};
 
-/// Pause before a request that found no worker looks again; the fleet's bell usually comes first.
+/// Pause before a request that found no worker tries again; `Fleet::changed` usually wakes it earlier.
 const RECHECK: Duration = Duration::from_millis(50);
 
 /// What a choice reports.

@@ -45,7 +45,7 @@ struct Leg {
     promised: Option<Promised>,
     prefill: Option<Owned<Result<(), Failure>>>,
     scanner: Scanner,
-    /// Rings when the worker is given up although its connection is open.
+    /// Resolves when the worker is given up although its connection is open.
     down: BoxFuture<'static, ()>,
     stalled: Pin<Box<Sleep>>,
     /// How long nothing may come before the first token.
@@ -99,8 +99,8 @@ pub(crate) struct RelayStream {
     last_piece: Option<Instant>,
 }
 
-/// Ends when the worker is given up the next time.
-fn rung(worker: &Arc<Worker>) -> BoxFuture<'static, ()> {
+/// Resolves at the next `Worker::down` notification.
+fn next_give_up(worker: &Arc<Worker>) -> BoxFuture<'static, ()> {
     let worker = Arc::clone(worker);
     async move { worker.down.notified().await }.boxed()
 }
@@ -118,7 +118,7 @@ impl Leg {
             promised: asked.promised,
             prefill: asked.prefill,
             scanner: Scanner::new(request.hides_usage),
-            down: rung(&route.decode.worker),
+            down: next_give_up(&route.decode.worker),
             stalled: Box::pin(tokio::time::sleep(answer_within)),
             answer_within,
             stall,
@@ -161,13 +161,13 @@ impl Leg {
                 return Poll::Ready(Some(Err(failure)));
             }
         }
-        let mut is_rung = false;
+        let mut was_notified = false;
         while self.down.as_mut().poll(context).is_ready() {
-            is_rung = true;
-            self.down = rung(&self.route.decode.worker);
+            was_notified = true;
+            self.down = next_give_up(&self.route.decode.worker);
         }
         // A slow health check does not end a stream that flows.
-        if is_rung && self.route.decode.worker.is_silent_since(self.last) {
+        if was_notified && self.route.decode.worker.is_silent_since(self.last) {
             return Poll::Ready(Some(Err(Failure::hung(&self.route))));
         }
         while self.stalled.as_mut().poll(context).is_ready() {
