@@ -65,7 +65,9 @@ fn dependencies_are_those_of_the_map() {
             let dependencies = package["dependencies"].as_array().into_iter().flatten();
             let inside = dependencies.filter(|dependency| dependency["path"].is_string());
             let names = inside.filter_map(|dependency| dependency["name"].as_str().map(str::to_owned));
-            (package["name"].as_str().expect("name").to_owned(), names.collect())
+            let own = package["name"].as_str().expect("name").to_owned();
+            // A crate's tests may depend on it with more features.
+            (own.clone(), names.filter(|name| *name != own).collect())
         })
         .collect();
     assert_eq!(differences(&declared, &found), Vec::<String>::new());

@@ -230,7 +230,7 @@ impl Fleet {
 
     fn wish(
         self: &Arc<Self>,
-        change: impl FnOnce(&mut Roster) -> Result<(), SpecError>,
+        change: impl FnOnce(&mut RosterSources) -> Result<(), SpecError>,
     ) -> Result<Applied, SpecError> {
         let applied = self.change(change)?;
         self.tell_peers();
@@ -271,7 +271,7 @@ impl Fleet {
     /// Changes what a source says; an error changes nothing.
     fn change(
         self: &Arc<Self>,
-        change: impl FnOnce(&mut Roster) -> Result<(), SpecError>,
+        change: impl FnOnce(&mut RosterSources) -> Result<(), SpecError>,
     ) -> Result<Applied, SpecError> {
         let mut roster = self.lock();
         let (configured, changes) = (roster.configured.clone(), Arc::clone(&roster.changes));

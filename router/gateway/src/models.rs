@@ -198,19 +198,29 @@ impl Models {
 
     /// The model that a name stands for, or that has an adapter of this name; of a split the first.
     pub(crate) fn named(&self, name: &str) -> Option<Target> {
-        let of = |model: &Arc<Model>, adapter| Target { model: Arc::clone(model), adapter };
         if let Some(split) = self.splits.iter().find(|split| split.model == name) {
-            return split.pools.first().and_then(|(pool, _)| self.of_pool(pool)).map(|model| of(model, None));
+            let model = split.pools.first().and_then(|(pool, _)| self.of_pool(pool))?;
+            return Some(Target { model: Arc::clone(model), adapter: None });
         }
-        // A name that the operator has given is not taken away by one that workers say.
+        self.all_named(name).next()
+    }
+
+    /// Every model of this name, then those with an adapter of it. A name that the operator has given comes before one that
+    /// workers say.
+    fn all_named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Target> + 'a {
         let configured = self.all.iter().filter(|model| model.pool.has_configured_model);
         let said = self.all.iter().filter(|model| !model.pool.has_configured_model);
-        let model = configured.chain(said).find(|model| model.pool.is_named(name));
-        let model = model.map(|model| of(model, None));
-        model.or_else(|| {
-            let model = self.all.iter().find(|model| model.pool.has_adapter(name))?;
-            Some(of(model, Some(name.to_owned())))
-        })
+        let named = configured.chain(said).filter(|model| model.pool.is_named(name));
+        let named = named.map(|model| Target { model: Arc::clone(model), adapter: None });
+        let is_other = |model: &&Arc<Model>| !model.pool.is_named(name) && model.pool.has_adapter(name);
+        let adapted = self.all.iter().filter(is_other);
+        named.chain(adapted.map(|model| Target { model: Arc::clone(model), adapter: Some(name.to_owned()) }))
+    }
+
+    /// The first model of this name that can serve, or a fallback of one; while none can, the first.
+    fn able_named(&self, name: &str) -> Option<Target> {
+        let mut able = self.all_named(name).map(|target| self.able(target));
+        able.find(|target| target.model.pool.can_serve()).or_else(|| self.all_named(name).next())
     }
 
     /// Who takes a request that asks for this name, now. `session` keeps a conversation at one side of a split.
@@ -218,7 +228,7 @@ impl Models {
         let target = match name {
             Some(name) => match self.splits.iter().find(|split| split.model == name) {
                 Some(split) => self.drawn(split, session.unwrap_or_else(fresh_number)),
-                None => self.named(name),
+                None => self.able_named(name),
             }
             .ok_or_else(|| ApiError::no_such_model(name))?,
             None => {
