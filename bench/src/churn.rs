@@ -208,7 +208,7 @@ async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut
     }
     if slot.is_draining {
         // Back again, or away.
-        if draw % 2 == 0 {
+        if draw.is_multiple_of(2) {
             fleet.serve_again(&name)?;
             slot.is_draining = false;
             changes.drained += 1;

@@ -96,7 +96,7 @@ impl Default for RetryBudget {
 }
 
 impl RetryBudget {
-    /// A request has come: it earns [`EARNED`] hundredths of a retry.
+    /// A request has come: it earns a fifth of a retry.
     pub fn earn(&self) {
         if self.balance.load(Ordering::Relaxed) < SAVED_MAX * 100 {
             self.balance.fetch_add(EARNED, Ordering::Relaxed);

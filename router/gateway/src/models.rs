@@ -250,7 +250,7 @@ impl Models {
         let sides = if able.is_empty() { sides().filter(|(_, weight)| *weight > 0).collect() } else { able };
         let total: u64 = sides.iter().map(|(_, weight)| u64::from(*weight)).sum();
         // Numbers of sessions are hashes, others random: both are even over their range.
-        let mut left = (u128::from(random) * u128::from(total) >> 64) as u64;
+        let mut left = ((u128::from(random) * u128::from(total)) >> 64) as u64;
         for (model, weight) in sides {
             if left < u64::from(weight) {
                 return Some(Target { model: Arc::clone(model), adapter: None });
