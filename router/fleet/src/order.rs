@@ -1,7 +1,7 @@
 //! The ranks of a pool by how much they have to do, kept ordered while requests come and go.
 //!
 //! Load is sorted into classes: exact for small loads, four classes to each power of two beyond. Each class has one bit for
-//! every rank. A rank whose load changes is moved with two atomic operations by the thread that changed it, and only when
+//! every rank. A rank whose load changes is moved with a few atomic operations by the thread that changed it, and only when
 //! its class changes; a decision reads the lowest classes until it has seen enough ranks. So the cost of a decision does not
 //! grow with the number of ranks, but for one word of 64 bits for every 64 of them in the classes that it looks into.
 //!
@@ -10,7 +10,7 @@
 //! decision that meets such a bit compares real loads, as it does for every rank: the order is a hint, never an account.
 //! Everything is relaxed for that reason.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Classes of load. The last one is everything from 7 · 2^16 on.
 const CLASSES: usize = 72;
@@ -23,6 +23,8 @@ const OUT: u8 = u8::MAX;
 #[derive(Debug)]
 pub(crate) struct LoadOrder {
     classes: Vec<Box<[AtomicU64]>>,
+    /// Ranks that are noted for each class: empty classes are not looked into.
+    counts: [AtomicU32; CLASSES],
     class_of: Box<[AtomicU8]>,
 }
 
@@ -44,6 +46,7 @@ impl LoadOrder {
         let words = ranks.div_ceil(64);
         Self {
             classes: (0..CLASSES).map(|_| (0..words).map(|_| AtomicU64::new(0)).collect()).collect(),
+            counts: std::array::from_fn(|_| AtomicU32::new(0)),
             class_of: (0..ranks).map(|_| AtomicU8::new(OUT)).collect(),
         }
     }
@@ -57,10 +60,13 @@ impl LoadOrder {
         }
         let before = class_of.swap(now, Ordering::Relaxed);
         let (word, bit) = (rank / 64, 1_u64 << (rank % 64));
+        // One thread leaves each class that was noted, so the counts are exact.
         if before != OUT {
+            self.counts[usize::from(before)].fetch_sub(1, Ordering::Relaxed);
             self.classes[usize::from(before)][word].fetch_and(!bit, Ordering::Relaxed);
         }
         if now != OUT {
+            self.counts[usize::from(now)].fetch_add(1, Ordering::Relaxed);
             self.classes[usize::from(now)][word].fetch_or(bit, Ordering::Relaxed);
         }
     }
@@ -69,6 +75,9 @@ impl LoadOrder {
     /// which 64 to begin.
     pub(crate) fn least(&self, turn: usize, mut take: impl FnMut(usize) -> bool) {
         for (number, class) in self.classes.iter().enumerate() {
+            if self.counts[number].load(Ordering::Relaxed) == 0 {
+                continue;
+            }
             let words = class.len();
             for word in (0..words).map(|at| (at + turn) % words) {
                 let mut bits = class[word].load(Ordering::Relaxed);

@@ -27,9 +27,9 @@ const BUFFERS_MAX: usize = 256;
 /// Ranks of a pool of which all are compared; about 10 ns each.
 const SCANNED_MAX: usize = 48;
 /// Of a larger pool: ranks that hold most of the prefix.
-const HOLDERS_MAX: usize = 16;
+const HOLDERS_MAX: usize = 8;
 /// Of a larger pool: the least loaded ranks.
-const LEAST_LOADED_MAX: usize = 16;
+const LEAST_LOADED_MAX: usize = 8;
 /// Ranks that are looked at to find those.
 const SEEN_MAX: usize = 128;
 
