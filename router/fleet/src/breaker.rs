@@ -86,19 +86,21 @@ pub struct RetryBudget {
 
 /// Hundredths of a retry that a request earns.
 const EARNED: i64 = 20;
-/// Retries that may be saved up.
-const SAVED_MAX: i64 = 100;
+/// Retries that may be saved up, at least; beyond that one for each request inside. A worker that dies with many streams needs
+/// one for each of them at once.
+const SAVED_MIN: i64 = 100;
 
 impl Default for RetryBudget {
     fn default() -> Self {
-        Self { balance: AtomicI64::new(SAVED_MAX * 100) }
+        Self { balance: AtomicI64::new(SAVED_MIN * 100) }
     }
 }
 
 impl RetryBudget {
-    /// A request has come: it earns a fifth of a retry.
-    pub fn earn(&self) {
-        if self.balance.load(Ordering::Relaxed) < SAVED_MAX * 100 {
+    /// A request has come, as one of so many inside: it earns a fifth of a retry.
+    pub fn earn(&self, inside: usize) {
+        let most = SAVED_MIN.max(i64::try_from(inside).unwrap_or(i64::MAX / 100)).saturating_mul(100);
+        if self.balance.load(Ordering::Relaxed) < most {
             self.balance.fetch_add(EARNED, Ordering::Relaxed);
         }
     }
@@ -143,9 +145,18 @@ mod tests {
         let budget = RetryBudget::default();
         let mut spent = 0;
         for _ in 0..1000 {
-            budget.earn();
+            budget.earn(64);
             spent += i64::from(budget.spend());
         }
-        assert!((SAVED_MAX + 195..=SAVED_MAX + 205).contains(&spent), "{spent}");
+        assert!((SAVED_MIN + 195..=SAVED_MIN + 205).contains(&spent), "{spent}");
+    }
+
+    #[test]
+    fn as_many_retries_are_saved_as_requests_are_inside() {
+        let budget = RetryBudget::default();
+        (0..10_000).for_each(|_| budget.earn(1000));
+        assert_eq!((0..2000).filter(|_| budget.spend()).count(), 1000);
+        (0..10_000).for_each(|_| budget.earn(3));
+        assert_eq!((0..2000).filter(|_| budget.spend()).count(), 100);
     }
 }

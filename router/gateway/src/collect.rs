@@ -114,7 +114,7 @@ async fn choose(
     kind: Kind,
     stay: &mut Stay,
 ) -> Result<(Collector, Option<String>), ApiError> {
-    gateway.retries.earn();
+    gateway.retries.earn(gateway.requests_inside());
     let explains = gateway.access.explains(&stay.grant);
     let (started, request_id, session) = (head.started, &head.request_id, head.session);
     let (out, events) = mpsc::channel(EVENTS_MAX);

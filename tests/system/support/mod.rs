@@ -317,6 +317,13 @@ impl Events {
         head
     }
 
+    /// Everything that is left, as it came.
+    pub fn rest(&mut self) -> String {
+        let mut rest = String::new();
+        let _whole = self.0.read_to_string(&mut rest);
+        rest
+    }
+
     pub fn next_data(&mut self) -> Option<String> {
         loop {
             let mut line = String::new();

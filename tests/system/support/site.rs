@@ -125,7 +125,7 @@ pub fn streamed(address: &str, body: &Value) -> Result<(String, String), String>
     body["stream"] = true.into();
     let mut events = Events::new(open(address, "/v1/chat/completions", &body).expect("a connection"));
     let head = events.head();
-    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}{}", events.rest());
     let (mut text, mut id, mut is_done, mut roles) = (String::new(), String::new(), false, 0);
     while let Some(data) = events.next_data() {
         if data == "[DONE]" {

@@ -214,7 +214,7 @@ pub(crate) async fn relay(
 ) -> Result<Response, (Box<Stay>, ApiError)> {
     let request = Arc::new(request);
     let mut attempts = Attempts::default();
-    gateway.retries.earn();
+    gateway.retries.earn(gateway.requests_inside());
     loop {
         let routed = match attempts.route(gateway, &request).await {
             Ok(routed) => routed,
