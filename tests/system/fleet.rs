@@ -325,7 +325,8 @@ fn a_rolling_restart_fails_no_stream_with_draining_and_with_kills() {
     let flags = ["--worker"; ENGINES];
     // With token ids a stream goes on exactly as it would have gone on. The prompts are few: by what it holds, one engine
     // would get most of them.
-    let config_of_gateway = "[gateway]\nretries = 8\ntext = \"gateway\"\n[router]\nstrategy = \"least-loaded\"\n";
+    let config_of_gateway =
+        "[gateway]\nretries = 8\ntext = \"gateway\"\n[router]\nstrategy = \"least-loaded\"\n";
     let mut site = Site::start("fleet-rolling", mocks, &flags, config_of_gateway);
     let texts = (0..20).map(|seed| {
         let (text, _) = streamed(&site.gateway.address, &chat(20, seed, 30)).expect("a stream");
