@@ -139,7 +139,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
     let mut complained = String::new();
     loop {
         let Outcome { answered, misses } = tokio::select! {
-            () = worker.removed() => return watch_removed(&worker, &config).await,
+            () = worker.removed() => return watch_removed(&worker, &config, asked.engine).await,
             outcome = check(&mut asked, &worker, &config) => outcome,
         };
         let Some(fleet) = fleet.upgrade() else { return };
@@ -165,7 +165,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
         };
         if worker.is_removed() {
             drop(fleet);
-            return watch_removed(&worker, &config).await;
+            return watch_removed(&worker, &config, asked.engine).await;
         }
         asked.was_down = verdict != Verdict::Serves;
         match verdict {
@@ -212,7 +212,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
         let quick = interval.min(QUICK);
         let pause = if worker.answers() { interval } else { quick };
         tokio::select! {
-            () = worker.removed() => return watch_removed(&worker, &config).await,
+            () = worker.removed() => return watch_removed(&worker, &config, asked.engine).await,
             () = tokio::time::sleep(pause) => {}
             // Not at once: a worker that died needs a moment to come back.
             () = worker.suspected.notified() => tokio::time::sleep(quick / 2).await,
@@ -221,8 +221,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
 }
 
 /// Watches a worker that was removed, for the requests that it still has: they are given up with it if it falls silent.
-async fn watch_removed(worker: &Arc<Worker>, config: &FleetConfig) {
-    let engine = worker.runs.load().first().map(|run| run.description.engine);
+async fn watch_removed(worker: &Arc<Worker>, config: &FleetConfig, engine: Option<Engine>) {
     // Requests refer to it, and for a moment the task that ends its runs.
     while let Some(engine) = engine.filter(|_| Arc::strong_count(worker) > 1) {
         let started = Instant::now();
