@@ -43,7 +43,7 @@ impl Change {
 
 impl Rig {
     fn new(workers: usize) -> Result<Self> {
-        let index = Index::new(IndexConfig { memory_max: usize::MAX, ..IndexConfig::default() });
+        let index = Index::new(IndexConfig { memory_max: usize::MAX });
         let members: Vec<Member> = (0..workers).map_while(|_| index.write().join()).collect();
         anyhow::ensure!(
             members.len() == workers,

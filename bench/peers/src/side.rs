@@ -72,7 +72,7 @@ pub struct Ours {
 
 impl Ours {
     pub fn new(workers: usize) -> anyhow::Result<Self> {
-        let index = Index::new(IndexConfig { memory_max: usize::MAX, ..IndexConfig::default() });
+        let index = Index::new(IndexConfig { memory_max: usize::MAX });
         let members = (0..workers).map_while(|_| index.write().join()).collect();
         let reader = index.reader().ok_or_else(|| anyhow::anyhow!("no reader"))?;
         Ok(Self { index: Arc::new(index), reader, members })

@@ -17,7 +17,7 @@ use kvstore_remote::{
 };
 use kvstore_store::far::remote::RemoteTier;
 use kvstore_store::{HostTier, Moved, Store, StoreBuilder, StoreConfig, Survivor};
-use router_engines::openai::CompletionRequest;
+use router_openai::CompletionRequest;
 use router_tokens::ModelText;
 use tokio::sync::Semaphore;
 use tools_engine::model::Model;

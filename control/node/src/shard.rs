@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use axum::Router;
 use router_gateway::Gateway;
+use router_serve::ServeConfig;
 use router_tls::{PlainListener, ServerTls, TlsListener};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -51,16 +52,17 @@ pub(crate) fn start(
     }
     let runtime = runtime.max_blocking_threads(BLOCKING_MAX).enable_all().build()?;
     let (over, ended) = oneshot::channel();
+    let bounds = ServeConfig { unread_max: write_timeout, ..ServeConfig::default() };
     let serve = async move {
         let listener = TcpListener::from_std(listener)?;
         match tls {
             None => {
                 let listener = PlainListener::new(listener).with_write_timeout(write_timeout);
-                http::serve_bounded(listener, routes(gateway), stop, write_timeout).await;
+                http::serve_with(listener, routes(gateway), stop, bounds).await;
             }
             Some(tls) => {
                 let listener = TlsListener::new(listener, tls).with_write_timeout(write_timeout);
-                http::serve_bounded(listener, routes(gateway), stop, write_timeout).await;
+                http::serve_with(listener, routes(gateway), stop, bounds).await;
             }
         }
         Ok(())

@@ -6,7 +6,7 @@
 //! * [`Credential`]: what the client presented, a key or a token.
 //! * [`KeyStore`]: keys from a file, by their digest. [`JwtVerifier`]: bearer tokens of an identity provider. Both
 //!   give a [`Grant`]: name, tenant, models, limits, priority and weight.
-//! * [`HeaderPolicy`] and [`BodyPolicy`]: what of a client's request an engine may see. [`Screen`] and [`MediaPolicy`]: what
+//! * [`PASSED_HEADERS`] and [`BodyPolicy`]: what of a client's request an engine may see. [`Screen`] and [`MediaPolicy`]: what
 //!   is refused, since it endangers engines.
 //! * [`Salter`]: the cache salt that keeps tenants out of each other's blocks.
 //! * [`LimitTable`] and [`admit`]: requests, tokens and concurrency of a key and of its tenant.
@@ -47,7 +47,7 @@ pub use body::{BODY_FIELDS, BodyPolicy};
 pub use credential::{Credential, TOKEN_BYTES_MAX};
 pub use error::{Error, Problem, Problems};
 pub use grant::{Grant, LimitConfig, Models, NAME_BYTES_MAX, PER_MINUTE_MAX, WEIGHT_MAX};
-pub use headers::{Decision, HeaderPolicy, is_named_by_connection};
+pub use headers::{Decision, PASSED_HEADERS, is_plain_request_id};
 pub use jwt::{
     Algorithm, ClaimNames, JWKS_BYTES_MAX, JWKS_KEYS_MAX, Jwks, JwtConfig, JwtVerifier, Refresh,
     RefreshTicket, TokenProblem, Verdict,

@@ -6,8 +6,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use router_access::{
-    Ask, BodyPolicy, Credential, Entry, Gate, GateConfig, HeaderPolicy, KeySet, KeyStore, LimitTable, Salter,
-    Scope, admit, new_key,
+    Ask, BodyPolicy, Credential, Entry, Gate, GateConfig, KeySet, KeyStore, LimitTable, Salter, Scope, admit,
+    is_plain_request_id, new_key,
 };
 use tests_allocations::{Counting, count};
 
@@ -33,7 +33,7 @@ fn an_admitted_request_allocates_nothing() {
     let table = LimitTable::default();
     let gate = Gate::new(GateConfig::default()).expect("gate");
     let salter = Salter::new(&[1; 32], true).expect("secret");
-    let (headers, body) = (HeaderPolicy::default(), BodyPolicy::default());
+    let body = BodyPolicy::default();
     let count = allocations(|round| {
         let now = round * 1_000_000;
         let Credential::Key(presented) = Credential::from_headers(Some(&header), None) else {
@@ -42,7 +42,7 @@ fn an_admitted_request_allocates_nothing() {
         let keys = keys.load();
         let grant = keys.find(presented, 0).expect("known");
         assert!(grant.models.allows("small"));
-        black_box((headers.header("x-prefiller-host-port"), body.field("cache_salt")));
+        black_box((is_plain_request_id("chatcmpl-1"), body.field("cache_salt")));
         black_box(salter.salt(&grant.tenant, Some("own")));
         let of_key = table.get(grant.scope, &grant.name, grant.limits, now).expect("room");
         let of_tenant = table.get(Scope::Tenant, &grant.tenant, grant.tenant_limits, now).expect("room");

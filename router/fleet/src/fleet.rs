@@ -104,7 +104,7 @@ impl Fleet {
     /// A fleet without workers, to be told of them by [`Self::configure`]. `gateway` tells this gateway from its peers.
     #[must_use]
     pub fn start(config: FleetConfig, gateway: u64) -> Arc<Self> {
-        let index = IndexConfig { memory_max: config.index_memory_max, ..IndexConfig::default() };
+        let index = IndexConfig { memory_max: config.index_memory_max };
         let fleet = Arc::new(Self {
             pools: config.pools.iter().map(Pool::new).collect(),
             workers: ArcSwap::default(),

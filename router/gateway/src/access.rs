@@ -14,9 +14,9 @@ use router_access::{
     JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, MediaPolicy, Models, Refresh, Refused,
     Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
 };
-use router_engines::body::RawBody;
 use router_engines::client::EngineClient;
-use router_engines::openai::ApiError;
+use router_openai::ApiError;
+use router_openai::RawBody;
 use router_tls::{ClientTls, ServerTls};
 use tokio::sync::Notify;
 

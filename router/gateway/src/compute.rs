@@ -13,11 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use router_engines::openai::ApiError;
+use router_openai::ApiError;
 use tokio::sync::oneshot;
 
 use crate::memory::{Footprint, MemoryCharge};
-use crate::service::{Gateway, retry_after};
+use crate::service::Gateway;
 
 /// Work on texts up to this size is done by the thread that serves them.
 pub(crate) const INLINE_BYTES: usize = 16 << 10;
@@ -215,10 +215,10 @@ impl Work {
             done
         };
         pool.run(charged).await.map_err(|reason| match reason {
-            NotComputed::Full => retry_after(
-                ApiError::unavailable("Too many large requests are waiting; try again later."),
-                Some(1),
-            ),
+            NotComputed::Full => {
+                let message = "Too many large requests are waiting; try again later.";
+                ApiError::unavailable(message).retry_after(Some(1))
+            }
             NotComputed::Panicked => ApiError::internal("The request could not be worked on."),
         })
     }
@@ -255,7 +255,7 @@ impl Gateway {
         tokio::time::timeout(self.config.access.wait_max, wait).await.map_err(|_| {
             self.metrics.shed.inc();
             let message = "The memory for requests is in use; try again later.";
-            retry_after(ApiError::unavailable(message), Some(1))
+            ApiError::unavailable(message).retry_after(Some(1))
         })
     }
 }

@@ -8,7 +8,7 @@ use axum::serve::Listener;
 use router_kserve::{Answer, Backend, Call, Config};
 
 use crate::caller::Caller;
-use crate::requests::kserve;
+use crate::request::kserve;
 use crate::service::{Gateway, model_list};
 
 struct Surface(Arc<Gateway>);
@@ -42,7 +42,9 @@ pub async fn serve_grpc<L: Listener>(
     listener: L,
     gateway: Arc<Gateway>,
     shutdown: impl Future<Output = ()> + Send,
-) {
+) where
+    L::Addr: Clone + Send + Sync + 'static,
+{
     // Messages are charged here until they are decoded; what becomes of them is then charged to the same memory as bodies.
     let defaults = Config::default();
     let received_bytes_max = defaults.received_bytes_max.min(gateway.config.request_memory_max / 4);

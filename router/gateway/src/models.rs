@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use router_access::{Gate, GateConfig};
-use router_engines::body::RawBody;
-use router_engines::openai::ApiError;
 use router_fleet::Pool;
+use router_openai::ApiError;
+use router_openai::RawBody;
 use router_tokens::ModelText;
 
-use crate::said::Formats;
+use crate::answer::output_parser::Formats;
 use crate::service::{Gateway, fresh_number};
 use crate::{GatewayConfig, TextBy};
 

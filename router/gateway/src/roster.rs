@@ -9,17 +9,17 @@ use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use router_engines::dialect::Role;
-use router_engines::openai::ApiError;
 use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, SpecError, Worker, name_of};
+use router_openai::ApiError;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::Gateway;
 use crate::caller::Caller;
-use crate::service::{error_response, json_response};
+use crate::service::json_response;
 
 /// A change of the roster.
 type Change = fn(&Arc<Fleet>, &str) -> Result<Applied, SpecError>;
@@ -61,7 +61,7 @@ async fn may_change(State(gateway): State<Arc<Gateway>>, request: Request, next:
     };
     if !is_allowed {
         let message = "The roster of a gateway without keys is changed on its own machine.";
-        return error_response(&ApiError::new(StatusCode::FORBIDDEN, message, "forbidden"));
+        return ApiError::new(StatusCode::FORBIDDEN, message, "forbidden").into_response();
     }
     next.run(request).await
 }
@@ -116,17 +116,17 @@ async fn add(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Byte
     if !is_json.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
         let message = "The body must be JSON, with `content-type: application/json`.";
         let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type");
-        return error_response(&error);
+        return error.into_response();
     }
     let NewWorker { url, role, pool, uid } = match serde_json::from_slice(&body) {
         Ok(worker) => worker,
         Err(error) => {
-            return error_response(&ApiError::malformed(format!("The body is no worker: {error}.")));
+            return ApiError::malformed(format!("The body is no worker: {error}.")).into_response();
         }
     };
     if !role.is_empty() && Role::from_name(&role).is_none() {
         let message = format!("`role` is prefill, decode or both, not {role:?}.");
-        return error_response(&ApiError::invalid("role", message));
+        return ApiError::invalid("role", message).into_response();
     }
     let pool = pool.unwrap_or_else(|| DEFAULT_POOL.to_owned());
     answered(gateway.fleet().add(Added { url, role, pool, uid }))
@@ -165,13 +165,13 @@ fn refused(error: &SpecError) -> Response {
         _ => (StatusCode::BAD_REQUEST, "bad_roster"),
     };
     let message = error.to_string();
-    error_response(&ApiError::new(status, message, code))
+    ApiError::new(status, message, code).into_response()
 }
 
 /// `GET /kvasir/config`: every key with the value in force.
 async fn configuration(State(gateway): State<Arc<Gateway>>) -> Response {
     match gateway.configuration() {
         Some(configuration) => json_response(StatusCode::OK, configuration.to_string()),
-        None => error_response(&ApiError::new(StatusCode::NOT_FOUND, "It is not known here.", "not_found")),
+        None => ApiError::new(StatusCode::NOT_FOUND, "It is not known here.", "not_found").into_response(),
     }
 }

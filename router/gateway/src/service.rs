@@ -12,8 +12,8 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use router_engines::openai::ApiError;
 use router_fleet::{Booking, Fleet, Pool, RetryBudget, Route, RouteRequest};
+use router_openai::{ApiError, Usage};
 use router_trace::Tracer;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -24,8 +24,7 @@ use crate::compute::ComputePool;
 use crate::memory::RequestMemory;
 use crate::metrics::Metrics;
 use crate::models::Models;
-use crate::relay::Usage;
-use crate::requests::{chat, completions, embeddings, messages, messages_count, named, responses};
+use crate::request::{chat, completions, embeddings, messages, messages_count, named, responses};
 use crate::traced::Traced;
 use crate::{GatewayConfig, Tuning};
 use crate::{page, status};
@@ -212,9 +211,9 @@ impl Gateway {
 
     /// Counts what an engine says that it did.
     pub(crate) fn account(&self, usage: &Usage) {
-        self.metrics.prompt_tokens.inc_by(usage.prompt_tokens as u64);
-        self.metrics.generated_tokens.inc_by(usage.completion_tokens as u64);
-        self.metrics.cached_tokens.inc_by(usage.cached_tokens().unwrap_or(0) as u64);
+        self.metrics.prompt_tokens.inc_by(usage.prompt as u64);
+        self.metrics.generated_tokens.inc_by(usage.completion as u64);
+        self.metrics.cached_tokens.inc_by(usage.cached.unwrap_or(0) as u64);
     }
 }
 
@@ -293,13 +292,13 @@ fn finished(routes: Router<Arc<Gateway>>, gateway: Arc<Gateway>) -> Router {
 
 async fn no_path(headers: HeaderMap) -> Response {
     let error = ApiError::new(StatusCode::NOT_FOUND, "There is no such path.", "not_found");
-    named(&headers, error_response(&error))
+    named(&headers, error.into_response())
 }
 
 async fn no_method(headers: HeaderMap) -> Response {
     let message = "This path does not take this method.";
     let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message, "method_not_allowed");
-    named(&headers, error_response(&error))
+    named(&headers, error.into_response())
 }
 
 /// The status alone, for whoever started the gateway.
@@ -335,7 +334,7 @@ async fn peers(State(gateway): State<Arc<Gateway>>, request: Request, next: Next
     let allowed = gateway.access.peer(&Caller::of(&request));
     match allowed {
         Ok(()) => next.run(request).await,
-        Err(error) => error_response(&error),
+        Err(error) => error.into_response(),
     }
 }
 
@@ -344,7 +343,7 @@ async fn administrators(State(gateway): State<Arc<Gateway>>, request: Request, n
     let allowed = gateway.access.administrator(&Caller::of(&request));
     match allowed {
         Ok(()) => next.run(request).await,
-        Err(error) => error_response(&error),
+        Err(error) => error.into_response(),
     }
 }
 
@@ -358,7 +357,7 @@ async fn debug_route(
         let prompt = get("prompt").filter(|prompt| !prompt.is_empty());
         let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is required."))?;
         let target = gateway.target(get("model"), None, Duration::ZERO).await?;
-        let seen = crate::prompt::of_text(&gateway, &target.model, prompt.to_owned()).await?;
+        let seen = crate::request::prompt::of_text(&gateway, &target.model, prompt.to_owned()).await?;
         // On a closed gateway a tenant's blocks are found under its salt alone.
         let salt = get("tenant").and_then(|tenant| gateway.access.salt_of(tenant, get("cache_salt")));
         let wanted = RouteRequest {
@@ -374,7 +373,7 @@ async fn debug_route(
     };
     match explained.await {
         Ok(explained) => json_response(StatusCode::OK, explained.to_string()),
-        Err(error) => error_response(&error),
+        Err(error) => error.into_response(),
     }
 }
 
@@ -402,7 +401,7 @@ async fn models(State(gateway): State<Arc<Gateway>>, request: Request) -> Respon
 pub(crate) fn model_list(gateway: &Gateway, caller: &Caller<'_>) -> Response {
     let grant = match gateway.access.identify(caller) {
         Ok(grant) => grant,
-        Err(error) => return error_response(&error),
+        Err(error) => return error.into_response(),
     };
     let models = gateway.models.names();
     let allowed = models.iter().filter(|name| grant.models.allows(name));
@@ -413,10 +412,10 @@ pub(crate) fn model_list(gateway: &Gateway, caller: &Caller<'_>) -> Response {
 async fn model(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>, request: Request) -> Response {
     let grant = match gateway.access.identify(&Caller::of(&request)) {
         Ok(grant) => grant,
-        Err(error) => return error_response(&error),
+        Err(error) => return error.into_response(),
     };
     if !gateway.models.names().contains(&name) || !grant.models.allows(&name) {
-        return named(request.headers(), error_response(&ApiError::no_such_model(&name)));
+        return named(request.headers(), ApiError::no_such_model(&name).into_response());
     }
     json_response(StatusCode::OK, described(&gateway, &name).to_string())
 }
@@ -429,9 +428,9 @@ async fn livez() -> StatusCode {
 async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
     match gateway.models.problem() {
         _ if gateway.is_draining.load(Ordering::Relaxed) => {
-            error_response(&ApiError::unavailable("The gateway is draining."))
+            ApiError::unavailable("The gateway is draining.").into_response()
         }
-        Some(error) => error_response(&error),
+        Some(error) => error.into_response(),
         None if gateway.models.can_serve() => StatusCode::OK.into_response(),
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
@@ -448,7 +447,7 @@ async fn snapshot(State(gateway): State<Arc<Gateway>>) -> Response {
 /// What another gateway has sent where.
 async fn loads(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
     let refused =
-        |message: String| error_response(&ApiError::new(StatusCode::BAD_REQUEST, message, "bad_loads"));
+        |message: String| ApiError::new(StatusCode::BAD_REQUEST, message, "bad_loads").into_response();
     if !gateway.fleet.has_peers() {
         return refused("This gateway has no peers: set `gateway.peers`.".to_owned());
     }
@@ -468,15 +467,6 @@ pub(crate) fn fresh_id() -> String {
     format!("{:016x}{:016x}", fresh_number(), fresh_number())
 }
 
-/// The workers failed a request. Which of them, and how, is for those who may know the fleet; else it is in the log.
-pub(crate) fn workers_failed(explains: bool, request_id: &str, reason: &str) -> ApiError {
-    if explains {
-        return ApiError::unavailable(format!("The workers failed: {reason}"));
-    }
-    tracing::warn!(request = request_id, reason, "the workers failed");
-    ApiError::unavailable("The workers failed.")
-}
-
 pub(crate) fn unix_time() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
@@ -489,25 +479,4 @@ pub(crate) fn unix_millis() -> u64 {
 
 pub(crate) fn json_response(status: StatusCode, body: String) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
-}
-
-/// With the time after which to try again.
-pub(crate) fn retry_after(mut error: ApiError, seconds: Option<u64>) -> ApiError {
-    error.retry_after_seconds = seconds;
-    error
-}
-
-pub(crate) fn error_response(error: &ApiError) -> Response {
-    let mut response = json_response(error.status, error.to_json());
-    let busy = error.status == StatusCode::SERVICE_UNAVAILABLE;
-    if let Some(seconds) = error.retry_after_seconds.or(busy.then_some(1)) {
-        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
-    }
-    if error.status == StatusCode::UNAUTHORIZED {
-        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
-    if error.status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
-        response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    }
-    response
 }

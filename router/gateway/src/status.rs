@@ -9,14 +9,14 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use router_engines::exposition;
-use router_engines::openai::ApiError;
 use router_fleet::{Pool, Worker, WorkerRun, WorkerState};
+use router_openai::ApiError;
 use router_radix::Tier;
 use serde_json::{Value, json};
 
 use crate::Gateway;
 use crate::history;
-use crate::service::{error_response, json_response, unix_millis};
+use crate::service::{json_response, unix_millis};
 
 /// `GET /kvasir/status`.
 pub(crate) async fn status(State(gateway): State<Arc<Gateway>>) -> Response {
@@ -128,7 +128,7 @@ pub(crate) async fn decisions(
 ) -> Response {
     let after = query.iter().find(|(key, _)| key == "after").map(|(_, value)| value.parse::<u64>());
     let Ok(after) = after.transpose() else {
-        return error_response(&ApiError::invalid("after", "`after` is a number."));
+        return ApiError::invalid("after", "`after` is a number.").into_response();
     };
     let ranks = gateway.fleet.ranks();
     let name_of = |identity: u64| {

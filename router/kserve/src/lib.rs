@@ -4,8 +4,8 @@
 //! A request's tensors and parameters become the JSON body of `POST /v1/completions`; the answer, whole or as
 //! server-sent events, becomes tensors again. In the order in which a request meets them:
 //!
-//! * [`serve`] accepts HTTP/2 connections, over the router of its methods; `intake` bounds what they may send.
-//! * `codec` counts a message before it is decoded, and `unread` gives up answers that are not read.
+//! * [`serve`] makes a router of its methods; `intake` bounds what clients may send.
+//! * `codec` counts a message before it is decoded.
 //! * `wire` reads and writes tensors, raw or typed; `fields` and `flags` know the names that clients of Triton's vLLM
 //!   and TensorRT-LLM backends and of Dynamo use; `request` makes the body of them.
 //! * A [`Backend`] answers: the gateway, or whatever speaks OpenAI. This crate knows nothing of it.
@@ -42,11 +42,9 @@ mod serve;
 mod service;
 mod sse;
 mod stream;
-mod unread;
 mod wire;
 
 pub use backend::{Answer, Backend, Call};
 pub use config::Config;
 pub use headers::PASSED_ON;
 pub use serve::serve;
-pub use unread::Unread;

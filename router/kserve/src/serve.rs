@@ -1,35 +1,25 @@
-//! Connections: HTTP/2 on a port of its own, over whatever a listener accepts.
+//! The service on a port of its own.
 //!
-//! hyper is used as it is: tonic's own server answers CANCELLED when a `grpc-timeout` passes, where the protocol says
-//! DEADLINE_EXCEEDED, and it would race with the deadline that the methods keep.
+//! tonic's own server answers CANCELLED when a `grpc-timeout` passes, where the protocol says DEADLINE_EXCEEDED, and it would
+//! race with the deadline that the methods keep: so only its router is used.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
 use axum::serve::Listener;
-use http::Request;
-use hyper::body::Incoming;
-use hyper::server::conn::http2;
-use hyper::service::Service;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use router_serve::ServeConfig;
+use tokio::sync::watch;
 
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::Error;
 use crate::intake::{Budget, Intake, Rules};
 use crate::service::service;
-use crate::unread::Unread;
-
-/// A connection that says nothing for so long is asked whether it is there, and has as long again to answer.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// A connection that has made no call after this time is closed.
 const FIRST_CALL_WITHIN: Duration = Duration::from_secs(30);
@@ -46,92 +36,49 @@ const SMALL_MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Serves until `shutdown` is done; then no call is begun any more, and those under way end as they would. The listener
 /// sets its connections up, and waits when there are none to be had. Dropping this future closes all connections at once.
 pub async fn serve<B: Backend, L: Listener>(
-    mut listener: L,
+    listener: L,
     backend: Arc<B>,
     config: Config,
     shutdown: impl Future<Output = ()> + Send,
-) {
-    let places = Arc::new(Semaphore::new(config.connections_max));
-    let mut http2 = http2::Builder::new(TokioExecutor::new());
-    http2
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(config.calls_per_connection_max)
-        .initial_stream_window_size(CALL_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE);
-    let unread_max = config.unread_max;
-    let (stop, stopping) = watch::channel(false);
+) where
+    L::Addr: Clone + Send + Sync + 'static,
+{
+    let bounds = ServeConfig {
+        http2_only: true,
+        connections_max: config.connections_max,
+        first_call_within: FIRST_CALL_WITHIN,
+        streams_max: config.calls_per_connection_max,
+        stream_window_bytes: CALL_WINDOW_BYTES,
+        connection_window_bytes: CONNECTION_WINDOW_BYTES,
+        unread_max: config.unread_max,
+        ..ServeConfig::default()
+    };
     let budget = Arc::new(Budget::new(config.received_bytes_max.max(config.request_bytes_max)));
-    let (request_bytes_max, within) = (config.request_bytes_max, config.message_within);
-    let router = service(Arc::clone(&backend), config, Arc::clone(&budget), stopping.clone());
-    let graceful = GracefulShutdown::new();
-    let mut connections = JoinSet::new();
-    let mut shutdown = pin!(shutdown);
-    loop {
-        let accepted = async {
-            // The semaphore is never closed.
-            let place = Arc::clone(&places).acquire_owned().await;
-            (listener.accept().await, place)
-        };
-        let (accepted, place) = tokio::select! {
-            accepted = accepted => accepted,
-            Some(_) = connections.join_next() => continue,
-            () = &mut shutdown => break,
-        };
-        let (socket, _) = accepted;
-        let has_called = Arc::new(AtomicBool::new(false));
-        let answering = Guarded {
-            router: TowerToHyperService::new(router.clone()),
-            backend: Arc::clone(&backend),
-            has_called: Arc::clone(&has_called),
-            unread_max,
-            budget: Arc::clone(&budget),
-            request_bytes_max,
-            within,
-        };
-        let connection = graceful.watch(http2.serve_connection(TokioIo::new(socket), answering));
-        let silent = silent(has_called, stopping.clone());
-        connections.spawn(async move {
-            // A connection that breaks drops its calls; nobody is left to be told.
-            tokio::select! {
-                _broken = connection => {}
-                () = silent => {}
-            }
-            drop(place);
-        });
-    }
-    drop(listener);
-    // Watchers of health may be gone already.
-    let _nobody = stop.send(true);
-    graceful.shutdown().await;
-    while connections.join_next().await.is_some() {}
+    let guard = Arc::new(Guard {
+        backend: Arc::clone(&backend),
+        budget: Arc::clone(&budget),
+        request_bytes_max: config.request_bytes_max,
+        within: config.message_within,
+    });
+    let (stop, stopping) = watch::channel(false);
+    let router = service(backend, config, budget, stopping).layer(from_fn_with_state(guard, admit::<B>));
+    let shutdown = async move {
+        shutdown.await;
+        // Watchers of health may be gone already.
+        let _nobody = stop.send(true);
+    };
+    router_serve::serve(listener, router, bounds, shutdown).await;
 }
 
-/// Returns when a connection has made no call in its time, or when the server stops and it has made none.
-async fn silent(has_called: Arc<AtomicBool>, mut stopping: watch::Receiver<bool>) {
-    // hyper waits for the beginning of HTTP/2 for as long as it takes.
-    tokio::select! {
-        () = tokio::time::sleep(FIRST_CALL_WITHIN) => {}
-        _ = stopping.wait_for(|stopping| *stopping) => {}
-    }
-    if has_called.load(Ordering::Relaxed) {
-        std::future::pending::<()>().await;
-    }
-}
-
-/// The router, behind a look at who calls: nobody's message is read who may not send one.
-struct Guarded<B> {
-    router: TowerToHyperService<axum::Router>,
+/// Stands before the methods: nobody's message is read who may not send one.
+struct Guard<B> {
     backend: Arc<B>,
-    has_called: Arc<AtomicBool>,
-    unread_max: Duration,
     budget: Arc<Budget>,
     request_bytes_max: usize,
     within: Duration,
 }
 
-impl<B> Guarded<B> {
+impl<B> Guard<B> {
     /// What the messages of a call are held to.
     fn rules(&self, path: &str) -> Rules {
         let is_stream = path.ends_with("/ModelStreamInfer");
@@ -143,29 +90,14 @@ impl<B> Guarded<B> {
     }
 }
 
-impl<B: Backend> Service<Request<Incoming>> for Guarded<B> {
-    type Response = axum::response::Response;
-    type Error = std::convert::Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
-
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
-        self.has_called.store(true, Ordering::Relaxed);
-        // Whether the server lives and is ready is for everybody.
-        let is_open =
-            !request.uri().path().contains("/Model") && !request.uri().path().contains("/Repository");
-        if !is_open && let Err((status, message)) = self.backend.admits(request.headers()) {
-            let status: tonic::Status = Error::of(status, message).into();
-            return Box::pin(std::future::ready(Ok(status.into_http())));
-        }
-        let rules = self.rules(request.uri().path());
-        let answered = self.router.call(request.map(|body| Intake::new(body, rules)));
-        let unread_max = self.unread_max;
-        Box::pin(async move {
-            let answer = answered.await?;
-            if http_body::Body::is_end_stream(answer.body()) {
-                return Ok(answer);
-            }
-            Ok(answer.map(|body| Body::new(Unread::new(body, unread_max))))
-        })
+async fn admit<B: Backend>(State(guard): State<Arc<Guard<B>>>, request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    // Whether the server lives and is ready is for everybody.
+    let is_open = !path.contains("/Model") && !path.contains("/Repository");
+    if !is_open && let Err((status, message)) = guard.backend.admits(request.headers()) {
+        let status: tonic::Status = Error::of(status, message).into();
+        return status.into_http();
     }
+    let rules = guard.rules(path);
+    next.run(request.map(|body| Body::new(Intake::new(body, rules)))).await
 }

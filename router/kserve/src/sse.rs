@@ -1,8 +1,10 @@
-//! Server-sent events, as they come in a body: the data of each, however the bytes are cut.
+//! Server-sent events of a body.
+
+use std::collections::VecDeque;
 
 use axum::body::Body;
-use bytes::{Buf, BytesMut};
 use http_body_util::BodyExt;
+use router_openai::sse::{EventBuffer, data_of, events};
 
 use crate::error::Error;
 
@@ -10,59 +12,35 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(crate) struct Events {
     body: Body,
-    buffer: BytesMut,
-    /// So many bytes of the buffer have no line end.
-    scanned: usize,
-    data: Vec<u8>,
-    bytes_max: usize,
+    buffer: EventBuffer,
+    /// Data of events that are here.
+    ready: VecDeque<Vec<u8>>,
 }
 
 impl Events {
     /// Events of at most so many bytes.
     pub(crate) fn new(body: Body, bytes_max: usize) -> Self {
-        Self { body, buffer: BytesMut::new(), scanned: 0, data: Vec::new(), bytes_max }
+        Self { body, buffer: EventBuffer::new(bytes_max), ready: VecDeque::new() }
     }
 
     /// The data of the next event; none at the end. An event that the end cuts off does not count.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         loop {
-            while let Some(line) = self.line() {
-                if let Some(data) = line.strip_prefix(b"data:") {
-                    if !self.data.is_empty() {
-                        self.data.push(b'\n');
-                    }
-                    self.data.extend_from_slice(data.strip_prefix(b" ").unwrap_or(data));
-                } else if line.is_empty() && !self.data.is_empty() {
-                    return Ok(Some(std::mem::take(&mut self.data)));
-                }
+            if let Some(data) = self.ready.pop_front() {
+                return Ok(Some(data));
             }
             match self.body.frame().await {
                 None => return Ok(None),
                 Some(Err(error)) => return Err(Error::Answer(format!("it broke off: {error}"))),
                 Some(Ok(frame)) => {
                     let Ok(bytes) = frame.into_data() else { continue };
-                    if self.buffer.len() + self.data.len() + bytes.len() > self.bytes_max {
-                        return Err(Error::Answer("an event is too large".to_owned()));
-                    }
-                    self.buffer.extend_from_slice(&bytes);
+                    let whole = self.buffer.push(bytes);
+                    let whole = whole.map_err(|_| Error::Answer("an event is too large".to_owned()))?;
+                    let data = events(&whole).map(data_of).filter(|data| !data.is_empty());
+                    self.ready.extend(data.map(|data| data.into_owned()));
                 }
             }
         }
-    }
-
-    /// The next line without its end.
-    fn line(&mut self) -> Option<BytesMut> {
-        let Some(end) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') else {
-            self.scanned = self.buffer.len();
-            return None;
-        };
-        let mut line = self.buffer.split_to(self.scanned + end);
-        self.buffer.advance(1);
-        self.scanned = 0;
-        if line.last() == Some(&b'\r') {
-            line.truncate(line.len() - 1);
-        }
-        Some(line)
     }
 }
 
@@ -94,7 +72,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_large_event_is_refused() {
-        let mut events = Events::new(Body::from(format!("data: {}\n\n", "x".repeat(2000))), 1 << 10);
+        let text = format!("data: {}\n\n", "x".repeat(2000));
+        let pieces: Vec<_> =
+            text.as_bytes().chunks(300).map(|piece| Ok::<_, Infallible>(piece.to_vec())).collect();
+        let mut events = Events::new(Body::from_stream(stream::iter(pieces)), 1 << 10);
         assert!(events.next().await.is_err());
     }
 }

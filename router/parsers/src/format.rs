@@ -60,41 +60,6 @@ impl ToolFormat {
         })
     }
 
-    /// Guesses from a model's name, such as `Qwen/Qwen3-8B`.
-    #[must_use]
-    pub fn for_model(model: &str) -> Option<Self> {
-        let model = model.to_ascii_lowercase();
-        // The first match wins, so that a derived model comes before what it derives from.
-        let known = [
-            ("gpt-oss", Self::Harmony),
-            ("kimi-k2", Self::KimiK2),
-            ("glm-4.", Self::Glm45),
-            ("hermes", Self::Hermes),
-            ("qwen3-coder", Self::QwenCoder),
-            ("qwen3.5", Self::QwenCoder),
-            ("deepseek-v3.1", Self::DeepSeekV31),
-            ("deepseek-v3.2-exp", Self::DeepSeekV31),
-            ("deepseek-r1", Self::DeepSeekV3),
-            ("deepseek-v3", Self::DeepSeekV3),
-            ("qwen2.5", Self::Hermes),
-            ("qwen3", Self::Hermes),
-            ("qwq", Self::Hermes),
-            ("llama-4", Self::Pythonic),
-            ("llama-3", Self::Llama3),
-            ("mistral", Self::Mistral),
-            ("magistral", Self::Mistral),
-            ("ministral", Self::Mistral),
-            ("devstral", Self::Mistral),
-            ("mixtral", Self::Mistral),
-        ];
-        // A distilled model has its student's tokenizer, but was not trained on calls. DeepSeek V3.2 writes
-        // a format of its own, which is not here.
-        if model.contains("distill") || (model.contains("deepseek-v3.2") && !model.contains("-exp")) {
-            return None;
-        }
-        known.into_iter().find(|(part, _)| model.contains(part)).map(|(_, format)| format)
-    }
-
     /// Detects the format from the text of a chat template.
     #[must_use]
     pub fn detect(template: &str) -> Option<Self> {
@@ -167,29 +132,6 @@ impl ReasoningFormat {
             "openai" | "openai_gptoss" | "gpt_oss" | "harmony" => Self::Harmony,
             _ => return None,
         })
-    }
-
-    /// Guesses from a model's name.
-    #[must_use]
-    pub fn for_model(model: &str) -> Option<Self> {
-        let model = model.to_ascii_lowercase();
-        let has = |part: &str| model.contains(part);
-        let known = [
-            ("gpt-oss", Self::Harmony),
-            ("deepseek-r1", Self::DeepSeekR1),
-            ("qwq", Self::DeepSeekR1),
-            ("magistral", Self::Mistral),
-            ("glm-4.", Self::Glm45),
-        ];
-        if has("kimi-k2") {
-            return has("thinking").then_some(Self::KimiK2);
-        }
-        if has("qwen3") {
-            let silent = has("instruct") || has("coder");
-            let inside = has("thinking") || has("qwen3.5");
-            return (!silent).then_some(if inside { Self::DeepSeekR1 } else { Self::Qwen3 });
-        }
-        known.into_iter().find(|(part, _)| has(part)).map(|(_, format)| format)
     }
 
     /// Detects the format from the text of a chat template. Whether the output begins inside the reasoning

@@ -113,28 +113,19 @@ impl Shared {
     }
 }
 
-/// What to do when the index would need more memory than it may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AtBound {
-    /// New blocks are left out and counted; what is indexed stays exact. A missed hit costs time, a wrong one
-    /// costs more, and engines' own pools bound what exact feeds can bring.
-    #[default]
-    RefuseNew,
-}
-
-/// Size and behaviour of an index.
+/// Size of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexConfig {
-    /// Bytes at most, looked at before each store of up to 512 blocks. Removals are never refused: a hole in what many hold
-    /// takes a set of its own, so they can pass the bound by a little until more has gone.
+    /// Bytes at most, looked at before each store of up to 512 blocks. Beyond it new blocks are left out and counted, and what is
+    /// indexed stays exact: a missed hit costs time, a wrong one costs more, and engines' own pools bound what exact feeds can
+    /// bring. Removals are never refused: a hole in what many hold takes a set of its own, so they can pass the bound by a little
+    /// until more has gone.
     pub memory_max: usize,
-    /// What happens then.
-    pub at_bound: AtBound,
 }
 
 impl Default for IndexConfig {
     fn default() -> Self {
-        Self { memory_max: 8 << 30, at_bound: AtBound::RefuseNew }
+        Self { memory_max: 8 << 30 }
     }
 }
 

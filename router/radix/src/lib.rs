@@ -39,7 +39,7 @@ mod sync;
 mod writer;
 
 pub use holders::Tier;
-pub use index::{AtBound, Held, Index, IndexConfig, IndexWriter, Member, Outcome, Usage};
+pub use index::{Held, Index, IndexConfig, IndexWriter, Member, Outcome, Usage};
 pub use keys::EngineHash;
 pub use limits::{MEMBERS_MAX, READERS_MAX};
 pub use reader::{Overlaps, Reader};

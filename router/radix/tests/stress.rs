@@ -154,7 +154,7 @@ fn memory_returns_to_its_start() {
 #[test]
 fn the_memory_bound_holds() {
     let memory_max = 24 << 20;
-    let index = Index::new(IndexConfig { memory_max, ..IndexConfig::default() });
+    let index = Index::new(IndexConfig { memory_max });
     let member = index.write().join().expect("room");
     let mut reader = index.reader().expect("a reader");
     let mut refused = Vec::new();

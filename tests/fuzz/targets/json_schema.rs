@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use router_engines::openai::StructuredOutput;
+use router_openai::StructuredOutput;
 use router_tokens::{ModelText, TINY_VOCABULARY};
 use serde_json::{Map, Value, json};
 use tools_grammar::{GrammarCompiler, StepError};

@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_transfer::{Notice, TransferService};
 use kvstore_block::IdentityChain;
 use kvstore_store::{Moved, Store, Survivor};
-use router_engines::openai::{Finish, Sampling, StructuredOutput};
+use router_openai::{Finish, Sampling, StructuredOutput};
 use router_tokens::{Detokenizer, ModelText};
 use tokio::sync::mpsc;
 use tools_grammar::{Grammar, GrammarCompiler, GrammarError};

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use router_engines::openai::Sampling;
+use router_openai::Sampling;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A chosen token with its log-probability and the most likely alternatives.
@@ -180,7 +180,7 @@ fn top_logprobs(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
 
 #[cfg(test)]
 mod tests {
-    use router_engines::openai::CompletionRequest;
+    use router_openai::CompletionRequest;
 
     use super::*;
 

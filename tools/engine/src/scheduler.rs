@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use dataplane_memory::SlotRef;
 use dataplane_transfer::{Command, Notice, Outcome, TransferService};
 use kvstore_store::{Moved, Onboard, Plan, Prepare, Prompt};
-use router_engines::openai::Finish;
+use router_openai::Finish;
 use router_tokens::ModelText;
 use tools_grammar::StepError;
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use dataplane_memory::SlotRef;
 use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_store::TenantId;
-use router_engines::openai::{Finish, Sampling};
+use router_openai::{Finish, Sampling};
 use router_tokens::{Detokenizer, StopStrings};
 use tokio::sync::mpsc;
 use tools_grammar::Grammar;

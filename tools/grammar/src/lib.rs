@@ -8,7 +8,7 @@
 //!
 //! Bounds: `GRAMMARS_MAX` requests have a grammar at a time, `WAITING_MAX` wait for a place. A grammar has at most
 //! `GRAMMAR_SYMBOLS_MAX` symbols and `LEXER_STATES_MAX` states, which its choices share; one that would need more ends its
-//! request. `COMPILING_MAX` are compiled at a time, for milliseconds as a rule; the worst schemas that `router_engines` lets
+//! request. `COMPILING_MAX` are compiled at a time, for milliseconds as a rule; the worst schemas that `router_openai` lets
 //! through take tenths of a second. A mask of a usual schema takes microseconds on the engine's thread, at most about 17 ms
 //! by the compiler's own limits (`step_lexer_fuel`, `step_max_items`), and the masks of a batch are made one after another.
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
-use router_engines::openai::StructuredOutput;
+use router_openai::StructuredOutput;
 use router_tokens::ModelText;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -40,7 +40,7 @@ const LEXER_STATES_MAX: usize = 8192;
 const GRAMMAR_SYMBOLS_MAX: usize = 100_000;
 /// Tokens with more bytes are never chosen: the compiler's tree of tokens is no deeper.
 const TOKEN_BYTES_MAX: usize = 1000;
-/// The compiler recurses through a schema; `router_engines` limits how far. Reserved, not used.
+/// The compiler recurses through a schema; `router_openai` limits how far. Reserved, not used.
 const COMPILER_STACK_BYTES: usize = 64 << 20;
 
 /// Why there is no grammar for an output.

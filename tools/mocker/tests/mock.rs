@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use router_engines::client::EngineClient;
+use router_engines::tokens::TokenEvent;
 use router_events::wire::{KvEvent, decode};
+use router_openai::sse;
 use router_zmtp::{DealerSocket, Limits, SubSocket};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -87,19 +89,22 @@ async fn workers_say_the_same_and_continuations_go_on() {
     rest["add_generation_prompt"] = false.into();
     let rest = post(&two, "/v1/chat/completions", rest).await;
     assert_eq!(text(&whole), format!("{}{}", text(&cut), text(&rest)));
-    // Token by token through the gateway's own client.
+    // Token by token, as the gateway reads them.
     let client = EngineClient::new(&two.url(), None);
-    let fields = json!({ "max_tokens": 9, "stream": true, "return_token_ids": true, "logprobs": 2,
+    let request = json!({ "prompt": [5, 6, 7], "max_tokens": 9, "stream": true, "return_token_ids": true, "logprobs": 2,
         "return_tokens_as_token_ids": true, "stream_options": { "include_usage": true } });
-    let fields = fields.as_object().expect("object");
-    let mut stream =
-        client.complete("id-1", http::HeaderMap::new(), fields, &[5, 6, 7]).await.expect("starts");
+    let answer = client.post("/v1/completions", request.to_string().into()).await.expect("an answer");
     let (mut ids, mut pieces, mut cached) = (Vec::new(), 0, None);
-    while let Some(piece) = stream.next().await.expect("piece") {
-        assert!(piece.token_ids.is_empty() || piece.logprobs[0].1.len() == 2);
-        ids.extend(piece.token_ids);
+    for event in sse::events(&answer) {
+        let data = sse::data_of(event);
+        if data[..] == *sse::DONE {
+            break;
+        }
+        let event = TokenEvent::parse(&data).expect("an event");
+        assert!(event.token_ids.is_empty() || event.probabilities[0].1.len() == 2);
+        ids.extend(event.token_ids);
         pieces += 1;
-        cached = cached.or(piece.cached_tokens);
+        cached = cached.or(event.usage.and_then(|usage| usage.cached));
     }
     let body = json!({ "prompt": [5, 6, 7], "max_tokens": 9, "return_token_ids": true });
     let same = post(&one, "/v1/completions", body).await;

@@ -10,10 +10,10 @@
 //! `docs/source/features/disagg-serving.md`.
 
 use bytes::Bytes;
+use router_openai::RawBody;
 use serde_json::{Value, json};
 
 use super::Description;
-use crate::body::RawBody;
 use crate::handoff::Handoff;
 
 /// Prefill/decode protocols.

@@ -76,27 +76,7 @@ fn reasoning_and_calls() {
 }
 
 #[test]
-fn guesses() {
-    let guess = |model| (ToolFormat::for_model(model), ReasoningFormat::for_model(model));
-    for (model, tool, reasoning) in [
-        ("Qwen/Qwen3-8B", Some(ToolFormat::Hermes), Some(ReasoningFormat::Qwen3)),
-        ("Qwen/Qwen3-235B-A22B-Thinking-2507", Some(ToolFormat::Hermes), Some(ReasoningFormat::DeepSeekR1)),
-        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", Some(ToolFormat::QwenCoder), None),
-        ("Qwen/Qwen2.5-7B-Instruct", Some(ToolFormat::Hermes), None),
-        ("meta-llama/Llama-3.1-8B-Instruct", Some(ToolFormat::Llama3), None),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", Some(ToolFormat::Pythonic), None),
-        ("NousResearch/Hermes-3-Llama-3.1-8B", Some(ToolFormat::Hermes), None),
-        ("deepseek-ai/DeepSeek-R1-0528", Some(ToolFormat::DeepSeekV3), Some(ReasoningFormat::DeepSeekR1)),
-        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", None, Some(ReasoningFormat::DeepSeekR1)),
-        ("deepseek-ai/DeepSeek-V3.1", Some(ToolFormat::DeepSeekV31), None),
-        ("openai/gpt-oss-20b", Some(ToolFormat::Harmony), Some(ReasoningFormat::Harmony)),
-        ("moonshotai/Kimi-K2-Thinking", Some(ToolFormat::KimiK2), Some(ReasoningFormat::KimiK2)),
-        ("zai-org/GLM-4.5-Air", Some(ToolFormat::Glm45), Some(ReasoningFormat::Glm45)),
-        ("mistralai/Magistral-Small-2507", Some(ToolFormat::Mistral), Some(ReasoningFormat::Mistral)),
-        ("gpt2", None, None),
-    ] {
-        assert_eq!(guess(model), (tool, reasoning), "{model}");
-    }
+fn formats_are_detected_by_their_templates() {
     assert_eq!(ToolFormat::detect("{{ '<tool_call>' }}<arg_key>"), Some(ToolFormat::Glm45));
     assert_eq!(ToolFormat::detect("plain"), None);
     let qwen = ReasoningFormat::Qwen3;

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use router_engines::openai::{Answer, ApiError, Finish, TokenLogprob, TokenLogprobs, Usage};
+use router_openai::{Answer, ApiError, Finish, TokenLogprob, TokenLogprobs, Usage};
 use router_tokens::Tokenizer;
 use tokio::sync::mpsc;
 
@@ -82,7 +82,7 @@ async fn whole(mut job: Job) -> Response {
             text.push_str(&output.text);
             tokens.extend_from_slice(&output.tokens);
             finish = output.finish;
-            usage.cached = usage.cached.max(output.cached_tokens);
+            usage.cached = usage.cached.max(Some(output.cached_tokens));
         }
         let Some(finish) = finish.filter(|finish| *finish != Finish::Abort) else {
             return error_response(&ApiError::unavailable("The engine gave the request up."));
@@ -112,7 +112,7 @@ fn streamed(mut job: Job) -> Stream {
             // An output without an end is no answer: the stream ends without its end marker, too.
             let Ok(Some((completion, cached))) = choice.await else { return };
             usage.completion += completion;
-            usage.cached = usage.cached.max(cached);
+            usage.cached = usage.cached.max(Some(cached));
         }
         if job.include_usage {
             let _gone = sender.send(job.answer.usage_piece(usage).into()).await;
@@ -149,7 +149,8 @@ async fn stream_choice(
         };
         let output = output?;
         if tokens == 0 && job.early_usage {
-            let usage = Usage { prompt: job.prompt_tokens, completion: 0, cached: output.cached_tokens };
+            let cached = Some(output.cached_tokens);
+            let usage = Usage { prompt: job.prompt_tokens, cached, ..Usage::default() };
             sender.send(job.answer.usage_piece(usage).into()).await.ok()?;
         }
         tokens += output.tokens.len();

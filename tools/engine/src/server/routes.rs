@@ -15,10 +15,10 @@ use router_engines::exposition;
 use router_engines::handoff::{DataPlaneAddress, Handoff};
 use router_engines::intake::{Intake, IntakeError, ReceivedBody};
 use router_engines::key::ApiKey;
-use router_engines::openai::{
+use router_openai::{
     Answer, ApiError, ChatRequest, CompletionRequest, Kind, Prompt, Sampling, ToolChoice, model_list,
 };
-use router_engines::shape::{Shape, ShapeLimits};
+use router_openai::{Shape, ShapeLimits};
 use serde_json::{Value, json};
 use tools_grammar::{Grammar, GrammarError};
 

@@ -1,0 +1,112 @@
+//! Answers: what the client gets, made of an engine's own events (`relayed`, with `resume`) or of token ids (`token_output`,
+//! `generated`, `output_parser`), in the form of its surface (`translate`), until its time is over (`deadline`).
+
+pub(crate) mod deadline;
+pub(crate) mod generated;
+pub(crate) mod output_parser;
+pub(crate) mod relayed;
+mod resume;
+mod token_output;
+pub(crate) mod translate;
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use http_body::{Body as HttpBody, Frame};
+use router_openai::ApiError;
+
+use self::generated::GeneratedEvents;
+use self::relayed::RelayedEvents;
+use crate::request::RequestContext;
+use crate::upstream::{Failed, Generation};
+
+/// An answer, before its headers.
+pub(crate) enum Answer {
+    Whole(Response),
+    /// A stream whose first event is here; with what explains its route.
+    Relayed(RelayedEvents, Option<HeaderValue>),
+    Generated(Box<GeneratedEvents>, Option<HeaderValue>),
+}
+
+impl Answer {
+    /// The response. The context goes with it: its request ends with the last byte.
+    pub(crate) fn into_response(self, context: Box<RequestContext>) -> Response {
+        match self {
+            Self::Whole(mut response) => {
+                context.tell_rates(&mut response);
+                response
+            }
+            Self::Relayed(events, explained) => streamed(events, explained, context),
+            Self::Generated(events, explained) => streamed(*events, explained, context),
+        }
+    }
+}
+
+fn streamed(
+    events: impl AnswerEvents,
+    explained: Option<HeaderValue>,
+    mut context: Box<RequestContext>,
+) -> Response {
+    context.answered(StatusCode::OK, None);
+    context.first_token();
+    let mut response = Response::new(Body::empty());
+    context.tell_rates(&mut response);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies in front that buffer would hold tokens back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    explain(&mut response, explained);
+    *response.body_mut() = Body::new(AnswerBody { events, context });
+    response
+}
+
+/// Says which workers a request met.
+pub(crate) fn explain(response: &mut Response, explained: Option<HeaderValue>) {
+    if let Some(explained) = explained {
+        response.headers_mut().insert("x-kvasir-route", explained);
+    }
+}
+
+/// The events of a streamed answer.
+pub(crate) trait AnswerEvents: Unpin + Send + 'static {
+    /// The next ones; what they mean for the request's accounts is noted in its context.
+    fn poll_events(&mut self, context: &mut RequestContext, task: &mut Context<'_>) -> Poll<Option<Bytes>>;
+}
+
+/// The body of a streamed answer.
+struct AnswerBody<E> {
+    events: E,
+    context: Box<RequestContext>,
+}
+
+impl<E: AnswerEvents> HttpBody for AnswerBody<E> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        this.events.poll_events(&mut this.context, task).map(|events| Some(Ok(Frame::data(events?))))
+    }
+}
+
+/// The last event of a stream that failed. What names a worker is for those who may know the fleet.
+fn broken(context: &mut RequestContext, generation: &Generation, failed: Failed) -> Bytes {
+    context.broke();
+    let reason = failed.failure.reason;
+    let why = failed.why.unwrap_or_else(|| "no other worker could go on with it".to_owned());
+    let message = if generation.explains {
+        format!("The stream broke: {reason}; {why}")
+    } else {
+        tracing::warn!(request = generation.request_id, reason, "a stream broke");
+        format!("The stream broke: {why}")
+    };
+    format!("data: {}\n\n", ApiError::unavailable(message).to_json()).into()
+}

@@ -1,0 +1,172 @@
+//! Answers that engines make themselves: the client's own bytes go to the worker that the router chose, and the engine's
+//! bytes come back.
+//!
+//! Templates, tools, guided decoding and whatever an engine learns next are the engine's; fields that nobody here knows pass
+//! through. A copy of a stream is kept for as long as it may have to be continued elsewhere, up to a bound.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use memchr::memmem;
+use router_fleet::Route;
+use router_openai::{Kind, RawBody, Usage};
+
+use super::resume::{Sent, obstacle};
+use super::{AnswerEvents, broken};
+use crate::request::RequestContext;
+use crate::upstream::{Ask, Continuation, EventStream, Output, Scanner, Taken};
+
+/// A stream of more bytes than this is not continued elsewhere: what the client has could not be remembered.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// Events for the client.
+pub(crate) struct Passed {
+    pub(crate) events: Bytes,
+    /// How many there are; about as many tokens.
+    pub(crate) pieces: usize,
+    pub(crate) usage: Option<Usage>,
+}
+
+/// A stream whose events the client gets as they are.
+pub(crate) struct Relayed {
+    kind: Option<Kind>,
+    ask: Arc<Ask>,
+    /// Tokens of the prompt, when they are the engine's own.
+    prompt_tokens: Option<usize>,
+    hides_usage: bool,
+    /// What the client has, while the stream may have to go on elsewhere.
+    kept: Result<Vec<u8>, &'static str>,
+    /// Set once it goes on elsewhere.
+    sent: Option<Sent>,
+}
+
+impl Relayed {
+    /// The usage at the end may be the gateway's wish, not the client's.
+    pub(crate) fn new(
+        kind: Option<Kind>,
+        ask: &Arc<Ask>,
+        prompt_tokens: Option<usize>,
+        hides_usage: bool,
+    ) -> Self {
+        let kept = match obstacle(kind, &ask.body) {
+            None => Ok(Vec::new()),
+            Some(obstacle) => Err(obstacle),
+        };
+        Self { kind, ask: Arc::clone(ask), prompt_tokens, hides_usage, kept, sent: None }
+    }
+
+    fn keep(&mut self, events: &[u8]) {
+        let Ok(kept) = &mut self.kept else { return };
+        kept.extend_from_slice(events);
+        if kept.len() > KEPT_BYTES_MAX {
+            self.kept = Err("more was sent than can be remembered");
+        }
+    }
+
+    fn ask_for(&self, body: RawBody) -> Arc<Ask> {
+        // The client's prompt alone is known in tokens: what an engine says of its cache is not comparable any more.
+        Arc::new(Ask { body, tokens: Arc::clone(&self.ask.tokens), is_audited: false })
+    }
+}
+
+impl Output for Relayed {
+    type Item = Passed;
+
+    fn scanner(&self) -> Scanner {
+        Scanner::passing_on(self.hides_usage)
+    }
+
+    fn began(&mut self, route: &Route) {
+        if !route.decode.run.description.engine.dialect().takes_extensions() {
+            self.kept = Err("this service cannot take up an answer in the middle");
+        }
+    }
+
+    fn take(&mut self, events: Bytes, usage: Option<Usage>) -> Taken<Passed> {
+        let pieces = memmem::find_iter(&events, b"\n\n").count();
+        let mut told = usage;
+        let events = match &self.sent {
+            None => events,
+            // Another worker has taken over: what it says is made to fit.
+            Some(sent) => {
+                told = usage.map(|usage| sent.whole_usage(usage, self.prompt_tokens));
+                sent.join(&events, self.prompt_tokens)
+            }
+        };
+        self.keep(&events);
+        let item = Passed { events, pieces, usage: told };
+        let is_empty = item.events.is_empty() && item.usage.is_none();
+        Taken { item: (!is_empty).then_some(item), usage, is_complete: false, failure: None }
+    }
+
+    fn finish(&mut self) -> Result<Option<Passed>, String> {
+        Ok(None)
+    }
+
+    fn continuation(&mut self) -> Continuation<Passed> {
+        let sent = match &self.kept {
+            Ok(kept) => Sent::read(self.kind, kept),
+            Err(why) => Err(*why),
+        };
+        let sent = match sent {
+            Ok(sent) => sent,
+            Err(why) => return Continuation::Impossible(why),
+        };
+        let end = || {
+            let events = Bytes::from_static(b"data: [DONE]\n\n");
+            Continuation::Complete(Some(Passed { events, pieces: 0, usage: None }))
+        };
+        if sent.is_finished {
+            return end();
+        }
+        let Some(rest) = sent.rest(self.kind, &self.ask.body) else {
+            return Continuation::Impossible("its last token was its last");
+        };
+        self.sent = Some(sent);
+        Continuation::Ask(self.ask_for(rest))
+    }
+}
+
+/// The body of a relayed stream.
+pub(crate) struct RelayedEvents {
+    stream: EventStream<Relayed>,
+    /// It came before the answer began.
+    first: Option<Passed>,
+    is_over: bool,
+}
+
+impl RelayedEvents {
+    pub(crate) fn new(stream: EventStream<Relayed>, first: Passed) -> Self {
+        Self { stream, first: Some(first), is_over: false }
+    }
+}
+
+impl AnswerEvents for RelayedEvents {
+    fn poll_events(&mut self, context: &mut RequestContext, task: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        while !self.is_over {
+            let next = match self.first.take() {
+                Some(first) => Some(Ok(first)),
+                None => std::task::ready!(self.stream.poll_next_unpin(task)),
+            };
+            match next {
+                None => self.is_over = true,
+                Some(Ok(passed)) => {
+                    context.progress(passed.pieces);
+                    if let Some(usage) = &passed.usage {
+                        context.used(usage);
+                    }
+                    if !passed.events.is_empty() {
+                        return Poll::Ready(Some(passed.events));
+                    }
+                }
+                Some(Err(failed)) => {
+                    self.is_over = true;
+                    return Poll::Ready(Some(broken(context, self.stream.generation(), failed)));
+                }
+            }
+        }
+        Poll::Ready(None)
+    }
+}

@@ -1,0 +1,279 @@
+//! How a stream goes on after its worker failed: the same request again, with what the client has already as the
+//! beginning of the answer.
+//!
+//! Engines continue a last message of the assistant when they are told so (`continue_final_message`), and a completion
+//! continues any prompt. What has been sent is read only now, after the failure. What an engine cannot take up in the
+//! middle is refused with the reason: the client hears that its stream broke, and gets no answer that is made of two
+//! halves which do not belong together.
+
+use bytes::{Bytes, BytesMut};
+use router_openai::sse::{data_of, events};
+use router_openai::{Kind, RawBody, Usage};
+use serde_json::{Value, json};
+
+/// What was sent before the failure.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Sent {
+    pub(crate) text: String,
+    /// Events that brought some of it; about as many tokens, since engines send each as it comes.
+    pub(crate) pieces: usize,
+    /// `id` and `created` of the answer.
+    pub(crate) id: Value,
+    pub(crate) created: Value,
+    /// The engine has said why it ended: only the end of the stream is missing.
+    pub(crate) is_finished: bool,
+}
+
+impl Sent {
+    /// Reads what was sent; an error says why no engine can go on from there.
+    pub(crate) fn read(kind: Option<Kind>, sent: &[u8]) -> Result<Self, &'static str> {
+        let mut all = Self::default();
+        for event in events(sent) {
+            let Ok(value) = serde_json::from_slice::<Value>(&data_of(event)) else { continue };
+            if all.id.is_null() {
+                all.id = value["id"].clone();
+                all.created = value["created"].clone();
+            }
+            let choice = &value["choices"][0];
+            if choice["index"].as_u64().is_some_and(|index| index > 0) {
+                return Err("several choices were on their way");
+            }
+            let delta = &choice["delta"];
+            if delta["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty()) {
+                return Err("a tool call was on its way");
+            }
+            let thinks = ["reasoning_content", "reasoning"].iter().any(|name| delta[*name].is_string());
+            let piece = delta["content"].as_str().or_else(|| choice["text"].as_str()).unwrap_or_default();
+            if thinks && piece.is_empty() {
+                return Err("the model was still reasoning");
+            }
+            all.pieces += usize::from(!piece.is_empty());
+            all.text.push_str(piece);
+            all.is_finished |= choice["finish_reason"].is_string();
+        }
+        // Templates trim the last message, and take thoughts out of it: what is continued would not be what was sent.
+        let is_changed = || all.text.trim() != all.text || all.text.contains("<think");
+        if kind == Some(Kind::Chat) && !all.is_finished && is_changed() {
+            return Err("a template would change what has been sent");
+        }
+        Ok(all)
+    }
+
+    /// The request for the rest; `None` when nothing is left to ask for.
+    pub(crate) fn rest(&self, kind: Option<Kind>, asked: &RawBody) -> Option<RawBody> {
+        let mut body = asked.clone();
+        for name in ["max_tokens", "max_completion_tokens"] {
+            if let Some(most) = body.value(name).and_then(|most| most.as_u64()) {
+                let left = most.saturating_sub(self.pieces as u64);
+                if left == 0 {
+                    return None;
+                }
+                body.set(name, left.to_string());
+            }
+        }
+        if let Some(least) = body.value("min_tokens").and_then(|least| least.as_u64()) {
+            body.set("min_tokens", least.saturating_sub(self.pieces as u64).to_string());
+        }
+        if self.text.is_empty() {
+            return Some(body);
+        }
+        match kind {
+            Some(Kind::Completion) => {
+                let prompt = body.value("prompt").unwrap_or_default();
+                let text = format!("{}{}", prompt.as_str().unwrap_or_default(), self.text);
+                body.set("prompt", json!(text).to_string());
+            }
+            _ => {
+                // The client's messages stay as they are written; one is put behind them.
+                let messages = body.get("messages").unwrap_or("[]").trim_end();
+                let open = messages.strip_suffix(']').unwrap_or(messages).trim_end();
+                let comma = if open.ends_with('[') { "" } else { "," };
+                let last = json!({ "role": "assistant", "content": self.text });
+                body.set("messages", format!("{open}{comma}{last}]"));
+                body.set("add_generation_prompt", "false");
+                body.set("continue_final_message", "true");
+            }
+        }
+        Some(body)
+    }
+
+    /// Makes the rest of a stream look like the continuation that it is: the same id and time, no second beginning, and one
+    /// usage for both parts.
+    pub(crate) fn join(&self, batch: &[u8], prompt_tokens: Option<usize>) -> Bytes {
+        let mut out = BytesMut::with_capacity(batch.len() + 64);
+        for event in events(batch) {
+            let Ok(mut value) = serde_json::from_slice::<Value>(&data_of(event)) else {
+                out.extend_from_slice(event);
+                continue;
+            };
+            if !value.is_object() {
+                continue;
+            }
+            let choice = &value["choices"][0];
+            let begins = choice["delta"]["role"].is_string()
+                && choice["delta"]["content"].as_str().is_none_or(str::is_empty)
+                && choice["finish_reason"].is_null();
+            if begins && !self.id.is_null() {
+                continue;
+            }
+            if !self.id.is_null() {
+                value["id"] = self.id.clone();
+                value["created"] = self.created.clone();
+            }
+            if let Some(usage) = value.get_mut("usage").filter(|usage| usage.is_object()) {
+                let count = |value: &Value| value.as_u64().unwrap_or(0);
+                let prompt = prompt_tokens.map_or(count(&usage["prompt_tokens"]), |tokens| tokens as u64);
+                let completion = count(&usage["completion_tokens"]) + self.pieces as u64;
+                usage["prompt_tokens"] = json!(prompt);
+                usage["completion_tokens"] = json!(completion);
+                usage["total_tokens"] = json!(prompt + completion);
+            }
+            out.extend_from_slice(format!("data: {value}\n\n").as_bytes());
+        }
+        out.freeze()
+    }
+
+    /// The usage of both parts, when the engine tells that of the second.
+    pub(crate) fn whole_usage(&self, rest: Usage, prompt_tokens: Option<usize>) -> Usage {
+        Usage {
+            prompt: prompt_tokens.unwrap_or(rest.prompt),
+            completion: rest.completion + self.pieces,
+            ..rest
+        }
+    }
+}
+
+/// Why a request can never be taken up in the middle, if it cannot.
+pub(crate) fn obstacle(kind: Option<Kind>, body: &RawBody) -> Option<&'static str> {
+    let Some(kind) = kind else { return Some("this kind of answer cannot be taken up in the middle") };
+    let has = |name: &str| body.get(name).is_some();
+    if body.value("n").is_some_and(|n| n != 1) || body.get("best_of").is_some_and(|best| best != "1") {
+        return Some("several choices were on their way");
+    }
+    let plain = body.value("response_format").is_none_or(|format| format["type"] == "text");
+    let guides = ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"];
+    if !plain || guides.into_iter().chain(["json_schema", "regex", "ebnf"]).any(has) {
+        return Some("guided decoding cannot be taken up in the middle");
+    }
+    let forces = body.value("tool_choice").is_some_and(|choice| choice != "auto" && choice != "none");
+    if forces {
+        return Some("a forced tool call cannot be taken up in the middle");
+    }
+    // What an engine counts or cuts over the whole of a prompt would differ for its second half.
+    let whole = ["truncate_prompt_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"];
+    let forms =
+        ["echo", "continue_final_message", "add_generation_prompt", "return_token_ids", "prompt_logprobs"];
+    if whole.into_iter().chain(forms).chain(["use_beam_search"]).any(has) {
+        return Some("an answer of this form cannot be taken up in the middle");
+    }
+    if kind == Kind::Completion
+        && (has("logprobs") || body.value("prompt").is_none_or(|prompt| prompt.is_array()))
+    {
+        return Some("an answer of this form cannot be taken up in the middle");
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHAT: Option<Kind> = Some(Kind::Chat);
+    const COMPLETION: Option<Kind> = Some(Kind::Completion);
+    const PROMPT: Option<usize> = Some(7);
+
+    fn body(body: Value) -> RawBody {
+        RawBody::parse(Bytes::from(body.to_string())).expect("parses")
+    }
+
+    fn event(value: Value) -> String {
+        format!("data: {value}\n\n")
+    }
+
+    fn delta(delta: Value, finish: Value) -> String {
+        event(
+            json!({"id": "a", "created": 5, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}),
+        )
+    }
+
+    #[test]
+    fn a_chat_goes_on_where_it_stopped() {
+        let first = [
+            delta(json!({"role": "assistant", "content": ""}), Value::Null),
+            delta(json!({"content": "one "}), Value::Null),
+            delta(json!({"content": "two\""}), Value::Null),
+        ];
+        let sent = Sent::read(CHAT, first.concat().as_bytes()).expect("can go on");
+        assert_eq!((sent.text.as_str(), sent.pieces, sent.is_finished), ("one two\"", 2, false));
+        let asked = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "min_tokens": 1});
+        let rest = sent.rest(CHAT, &body(asked)).expect("something is left");
+        let rest: Value = serde_json::from_slice(&rest.to_bytes()).expect("JSON");
+        assert_eq!(rest["messages"][1], json!({"role": "assistant", "content": "one two\""}));
+        assert_eq!((&rest["max_tokens"], &rest["min_tokens"]), (&json!(7), &json!(0)));
+        assert_eq!(
+            (&rest["continue_final_message"], &rest["add_generation_prompt"]),
+            (&json!(true), &json!(false))
+        );
+        let second = [
+            event(
+                json!({"id": "b", "created": 6, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}),
+            ),
+            event(
+                json!({"id": "b", "created": 6, "choices": [{"index": 0, "delta": {"content": " three"}}]}),
+            ),
+            event(json!({"id": "b", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})),
+            "data: [DONE]\n\n".to_owned(),
+        ];
+        let joined = sent.join(second.concat().as_bytes(), PROMPT);
+        let text = std::str::from_utf8(&joined).expect("UTF-8");
+        let values: Vec<Value> =
+            events(&joined).filter_map(|event| serde_json::from_slice(&data_of(event)).ok()).collect();
+        assert_eq!(values.len(), 2, "{text}");
+        assert_eq!((&values[0]["id"], &values[0]["created"]), (&json!("a"), &json!(5)));
+        assert_eq!(
+            values[1]["usage"],
+            json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10})
+        );
+        assert!(text.ends_with("data: [DONE]\n\n"));
+        let told = Usage { prompt: 9, completion: 1, ..Usage::default() };
+        let whole = sent.whole_usage(told, PROMPT);
+        assert_eq!((whole.prompt, whole.completion), (7, 3));
+    }
+
+    #[test]
+    fn a_completion_goes_on_behind_its_text() {
+        let sent = event(json!({"id": "c", "choices": [{"index": 0, "text": " b"}]}));
+        let sent = Sent::read(COMPLETION, sent.as_bytes()).expect("can go on");
+        let asked = body(json!({"prompt": "a", "max_tokens": 2}));
+        let rest = sent.rest(COMPLETION, &asked).expect("something is left");
+        assert_eq!(rest.value("prompt"), Some(json!("a b")));
+        assert!(Sent { pieces: 2, ..sent }.rest(COMPLETION, &asked).is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_joined_is_refused() {
+        for sent in [
+            delta(json!({"tool_calls": [{"index": 0}]}), Value::Null),
+            delta(json!({"reasoning_content": "hm"}), Value::Null),
+            event(json!({"choices": [{"index": 1, "delta": {"content": "x"}}]})),
+            delta(json!({"content": "def f():\n    "}), Value::Null),
+            delta(json!({"content": "<think>\nFirst I"}), Value::Null),
+        ] {
+            assert!(Sent::read(CHAT, sent.as_bytes()).is_err(), "{sent}");
+        }
+        assert!(Sent::read(CHAT, delta(json!({}), json!("stop")).as_bytes()).expect("reads").is_finished);
+        for (kind, asked) in [
+            (CHAT, json!({"n": 2})),
+            (CHAT, json!({"response_format": {"type": "json_object"}})),
+            (CHAT, json!({"tool_choice": "required"})),
+            (CHAT, json!({"structured_outputs": {"regex": "a"}})),
+            (COMPLETION, json!({"prompt": ["a", "b"]})),
+            (COMPLETION, json!({"prompt": "a", "logprobs": 1})),
+            (None, json!({})),
+        ] {
+            assert!(obstacle(kind, &body(asked.clone())).is_some(), "{asked}");
+        }
+        let plain = json!({"n": 1, "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto"});
+        assert_eq!(obstacle(CHAT, &body(plain)), None);
+    }
+}

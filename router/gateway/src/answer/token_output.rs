@@ -1,0 +1,241 @@
+//! One output of an engine that takes and gives token ids: its text is made here.
+//!
+//! What has been generated is known to the token, and the sampler draws by (seed, position): with a seed in every request the
+//! output goes on elsewhere exactly as it would have gone on, from prompt and tokens so far.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use router_engines::tokens::TokenEvent;
+use router_openai::sse::{DONE, data_of, events};
+use router_openai::{Finish, RawBody, Sampling, TokenLogprob, TokenLogprobs, Usage};
+use router_tokens::{Detokenizer, StopStrings, Tokenizer};
+use serde_json::{Map, Value, json};
+
+use crate::models::Model;
+use crate::upstream::{Ask, Continuation, Output, Scanner, Taken};
+
+/// Part of an output.
+#[derive(Debug, Default)]
+pub(crate) struct Piece {
+    pub(crate) index: u32,
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
+    pub(crate) finish: Option<Finish>,
+    pub(crate) cached_tokens: usize,
+}
+
+/// An output on its way.
+pub(crate) struct TokenOutput {
+    model: Arc<Model>,
+    index: u32,
+    prompt: Arc<Vec<u32>>,
+    sampling: Sampling,
+    salt: Option<String>,
+    generated: Vec<u32>,
+    cached_tokens: usize,
+    /// Why the engine says that it ended.
+    engine_finish: Option<Finish>,
+    detokenizer: Detokenizer,
+    stop: StopStrings,
+}
+
+impl TokenOutput {
+    pub(crate) fn new(
+        model: &Arc<Model>,
+        index: u32,
+        prompt: &Arc<Vec<u32>>,
+        sampling: Sampling,
+        salt: Option<String>,
+    ) -> Self {
+        let tokenizer = model.text.tokenizer.clone();
+        Self {
+            model: Arc::clone(model),
+            index,
+            prompt: Arc::clone(prompt),
+            detokenizer: Detokenizer::new(tokenizer, sampling.skip_special_tokens, prompt),
+            stop: StopStrings::new(sampling.stop.clone(), sampling.include_stop),
+            sampling,
+            salt,
+            generated: Vec::new(),
+            cached_tokens: 0,
+            engine_finish: None,
+        }
+    }
+
+    /// What an engine is asked for: what follows prompt and tokens so far.
+    pub(crate) fn ask(&self) -> Arc<Ask> {
+        let tokens = match self.generated.is_empty() {
+            true => Arc::clone(&self.prompt),
+            false => Arc::new(self.prompt.iter().chain(&self.generated).copied().collect()),
+        };
+        let mut body = RawBody::of_fields(&self.fields());
+        // As text: a tree of thousands of JSON numbers would cost more than all the rest.
+        body.set("prompt", serde_json::to_string(&*tokens).unwrap_or_default());
+        Arc::new(Ask { body, tokens, is_audited: true })
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        let mut sampling = self.sampling.clone();
+        // A chat without a limit runs to the end of the context. It has to be said: engines are asked for a
+        // completion of token ids, whose own default is 16 tokens.
+        let context = self.model.pool.context_tokens();
+        let room = context.checked_sub(self.prompt.len()).filter(|_| context > 0);
+        let limit = sampling.max_tokens.or(room);
+        sampling.max_tokens = limit.map(|max| max.saturating_sub(self.generated.len()).max(1));
+        sampling.resumed_tokens += self.generated.len();
+        let mut fields = sampling.to_engine_fields();
+        let mut put = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
+        put("model", json!(*self.model.pool.model()));
+        put("stream", json!(true));
+        put("stream_options", json!({ "include_usage": true, "continuous_usage_stats": true }));
+        put("return_token_ids", json!(true));
+        put("return_tokens_as_token_ids", json!(true));
+        if let Some(salt) = &self.salt {
+            put("cache_salt", json!(salt));
+        }
+        fields
+    }
+
+    /// Takes what an event says.
+    fn piece(&mut self, event: TokenEvent) -> Option<Piece> {
+        if let Some(cached) = event.usage.and_then(|usage| usage.cached) {
+            // After a failure the tokens so far count as prompt there, but not for the client.
+            self.cached_tokens = self.cached_tokens.max(cached.min(self.prompt.len()));
+        }
+        self.engine_finish = event.finish.or(self.engine_finish);
+        if event.token_ids.is_empty() {
+            return None;
+        }
+        let mut text = String::new();
+        let mut stopped = false;
+        for &id in &event.token_ids {
+            self.generated.push(id);
+            if !stopped && !self.is_end(id) {
+                let (shown, found) = self.stop.push(&self.detokenizer.push(id));
+                text.push_str(&shown);
+                stopped |= found;
+            }
+        }
+        let wanted = self.sampling.logprobs.map_or(0, |top| top as usize);
+        Some(Piece {
+            index: self.index,
+            text,
+            logprobs: described(&self.model.text.tokenizer, &event, wanted),
+            tokens: event.token_ids,
+            finish: stopped.then_some(Finish::Stop),
+            cached_tokens: self.cached_tokens,
+        })
+    }
+
+    /// The last piece: what was held back, and why the output ended.
+    fn last_piece(&mut self, finish: Finish) -> Piece {
+        let (mut text, stopped) = self.stop.push(&self.detokenizer.finish());
+        if !stopped {
+            text.push_str(&self.stop.finish());
+        }
+        Piece {
+            index: self.index,
+            text,
+            finish: Some(if stopped { Finish::Stop } else { finish }),
+            cached_tokens: self.cached_tokens,
+            ..Piece::default()
+        }
+    }
+
+    /// Why the output is complete, if it is: the engine said so, or the last token or the limits say it.
+    fn complete(&self) -> Option<Finish> {
+        if let Some(finish) = self.engine_finish.filter(|finish| *finish != Finish::Abort) {
+            return Some(finish);
+        }
+        if self.generated.last().is_some_and(|&id| self.is_end(id)) {
+            return Some(Finish::Stop);
+        }
+        let context = self.model.pool.context_tokens();
+        let len = self.prompt.len() + self.generated.len();
+        let is_full = self.sampling.max_tokens == Some(self.generated.len())
+            || (context > 0 && !self.generated.is_empty() && len >= context);
+        is_full.then_some(Finish::Length)
+    }
+
+    /// Whether a token ends the output and is therefore not part of its text.
+    fn is_end(&self, id: u32) -> bool {
+        let sampling = &self.sampling;
+        sampling.stop_token_ids.contains(&id)
+            || (!sampling.ignore_eos && self.model.text.eos_ids.contains(&id))
+    }
+}
+
+impl Output for TokenOutput {
+    type Item = Vec<Piece>;
+
+    fn scanner(&self) -> Scanner {
+        Scanner::reading()
+    }
+
+    fn prefill_cached(&mut self, tokens: usize) {
+        self.cached_tokens = self.cached_tokens.max(tokens.min(self.prompt.len()));
+    }
+
+    fn take(&mut self, batch: Bytes, _usage: Option<Usage>) -> Taken<Vec<Piece>> {
+        let mut taken = Taken { item: None, usage: None, is_complete: false, failure: None };
+        let mut pieces = Vec::new();
+        for event in events(&batch) {
+            let data = data_of(event);
+            if data.is_empty() || data[..] == *DONE {
+                continue;
+            }
+            let event = match TokenEvent::parse(&data) {
+                Ok(event) => event,
+                Err(reason) => {
+                    taken.failure = Some(reason);
+                    break;
+                }
+            };
+            taken.usage = event.usage.or(taken.usage);
+            if let Some(piece) = self.piece(event) {
+                taken.is_complete = piece.finish.is_some();
+                pieces.push(piece);
+                if taken.is_complete {
+                    break;
+                }
+            }
+        }
+        taken.item = (!pieces.is_empty()).then_some(pieces);
+        taken
+    }
+
+    fn finish(&mut self) -> Result<Option<Vec<Piece>>, String> {
+        match self.engine_finish {
+            Some(Finish::Abort) => Err("it gave the request up".to_owned()),
+            Some(finish) => Ok(Some(vec![self.last_piece(finish)])),
+            None => Err("the stream has no finish reason".to_owned()),
+        }
+    }
+
+    fn continuation(&mut self) -> Continuation<Vec<Piece>> {
+        if let Some(finish) = self.complete() {
+            // It failed after its last token: there is nothing to go on with.
+            return Continuation::Complete(Some(vec![self.last_piece(finish)]));
+        }
+        self.engine_finish = None;
+        Continuation::Ask(self.ask())
+    }
+}
+
+fn described(tokenizer: &Tokenizer, event: &TokenEvent, wanted: usize) -> Vec<TokenLogprobs> {
+    let token = |id: u32, logprob: f32| TokenLogprob {
+        id,
+        text: tokenizer.decode(&[id], false),
+        bytes: tokenizer.bytes_of(id),
+        logprob,
+    };
+    let pairs = event.token_ids.iter().zip(&event.probabilities);
+    pairs
+        .map(|(&id, (logprob, top))| TokenLogprobs {
+            chosen: token(id, *logprob),
+            top: top.iter().take(wanted).map(|&(id, logprob)| token(id, logprob)).collect(),
+        })
+        .collect()
+}

@@ -1,0 +1,173 @@
+//! Anthropic's messages and OpenAI's responses: each becomes a chat, and the chat's answer becomes theirs.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::{StatusCode, header};
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame};
+use router_openai::sse::{DONE, EventBuffer, data_of, events};
+use router_openai::{ApiError, Surface, anthropic, responses};
+use serde_json::{Value, json};
+
+use crate::service::json_response;
+
+/// Largest chat answer that is translated whole.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Largest event that is translated.
+const EVENT_BYTES_MAX: usize = 16 << 20;
+
+/// One of the two, with what its answer needs to know of the request.
+#[derive(Debug, Clone)]
+pub(crate) enum ResponseAdapter {
+    Anthropic(anthropic::Facts),
+    Responses(responses::Facts),
+}
+
+enum Stream {
+    Anthropic(Box<anthropic::Stream>),
+    Responses(Box<responses::Stream>),
+}
+
+pub(crate) fn parse(body: &[u8]) -> Result<Value, ApiError> {
+    serde_json::from_slice(body)
+        .map_err(|error| ApiError::malformed(format!("The body is not JSON: {error}.")))
+}
+
+impl ResponseAdapter {
+    /// A request as a chat, and how to answer it.
+    pub(crate) fn of_messages(request: &Value) -> Result<(Bytes, Self), ApiError> {
+        let chat = anthropic::to_chat(request)?;
+        Ok((chat.to_string().into(), Self::Anthropic(anthropic::Facts::of(request))))
+    }
+
+    pub(crate) fn of_responses(request: &Value) -> Result<(Bytes, Self), ApiError> {
+        let chat = responses::to_chat(request)?;
+        Ok((chat.to_string().into(), Self::Responses(responses::Facts::of(request))))
+    }
+
+    fn stream(self) -> Stream {
+        match self {
+            Self::Anthropic(facts) => Stream::Anthropic(Box::new(anthropic::Stream::new(facts))),
+            Self::Responses(facts) => Stream::Responses(Box::new(responses::Stream::new(facts))),
+        }
+    }
+
+    /// A chat's answer as an answer of this surface.
+    pub(crate) async fn answer(self, chat: Response) -> Response {
+        let is_stream = chat.headers().get(header::CONTENT_TYPE);
+        let is_stream = is_stream.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        let (head, body) = chat.into_parts();
+        if is_stream && head.status == StatusCode::OK {
+            let translated = Translated {
+                inner: body,
+                stream: self.stream(),
+                buffer: EventBuffer::new(EVENT_BYTES_MAX),
+                is_over: false,
+            };
+            return Response::from_parts(head, Body::new(translated));
+        }
+        let Ok(bytes) = axum::body::to_bytes(body, ANSWER_BYTES_MAX).await else {
+            let error = ApiError::internal("The answer broke off.");
+            let surface = match self {
+                Self::Anthropic(_) => Surface::Messages,
+                Self::Responses(_) => Surface::Responses,
+            };
+            return error.respond_at(surface);
+        };
+        let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let body = match (&self, head.status.is_success()) {
+            (Self::Anthropic(facts), true) => anthropic::from_chat(&answer, facts),
+            (Self::Responses(facts), true) => responses::from_chat(&answer, facts),
+            (Self::Anthropic(_), false) => {
+                let message = answer["error"]["message"].as_str().or_else(|| answer["message"].as_str());
+                anthropic::error_body(head.status, message.unwrap_or("The request failed."))
+            }
+            (Self::Responses(_), false) => answer,
+        };
+        let mut response = json_response(head.status, body.to_string());
+        for (name, value) in &head.headers {
+            if name != header::CONTENT_LENGTH && name != header::CONTENT_TYPE {
+                response.headers_mut().insert(name.clone(), value.clone());
+            }
+        }
+        response
+    }
+}
+
+/// A stream of another surface.
+struct Translated {
+    inner: Body,
+    stream: Stream,
+    buffer: EventBuffer,
+    is_over: bool,
+}
+
+impl Translated {
+    fn take(&mut self, bytes: Bytes, out: &mut String) {
+        let Ok(whole) = self.buffer.push(bytes) else {
+            let error = json!({ "message": "An event is too large.", "type": "server_error" });
+            return self.fail(&error, out);
+        };
+        for event in events(&whole) {
+            let data = data_of(event);
+            if data[..] == *DONE {
+                self.is_over = true;
+                match &mut self.stream {
+                    Stream::Anthropic(stream) => stream.end(out),
+                    Stream::Responses(stream) => stream.end(out),
+                }
+                return;
+            }
+            let Ok(chunk) = serde_json::from_slice::<Value>(&data) else { continue };
+            if chunk.get("error").is_some() {
+                return self.fail(&chunk["error"], out);
+            }
+            match &mut self.stream {
+                Stream::Anthropic(stream) => stream.event(&chunk, out),
+                Stream::Responses(stream) => stream.event(&chunk, out),
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &Value, out: &mut String) {
+        self.is_over = true;
+        match &mut self.stream {
+            Stream::Anthropic(stream) => stream.error(error, out),
+            Stream::Responses(stream) => stream.error(error, out),
+        }
+    }
+}
+
+impl HttpBody for Translated {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let mut out = String::new();
+        while out.is_empty() && !self.is_over {
+            match Pin::new(&mut self.inner).poll_frame(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.take(data, &mut out);
+                    }
+                }
+                Poll::Ready(Some(Err(_)) | None) => {
+                    let error = json!({ "message": "The stream broke off.", "type": "server_error" });
+                    self.fail(&error, &mut out);
+                }
+            }
+        }
+        match out.is_empty() {
+            true => Poll::Ready(None),
+            false => Poll::Ready(Some(Ok(Frame::data(out.into())))),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Reads a request's body: no byte before there is memory for all of it, and nothing parsed before it is known to be small
+//! enough as a tree.
+//!
+//! A body is taken for a small one until more has come. Then one of known length is charged as a whole, and one of unknown
+//! length for a few times the bytes that have come, again and again. What is charged too much is given back when the body is there. A body must arrive in time,
+//! and a large one evenly: one that lags behind gives its memory to others.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::{HeaderValue, StatusCode, header};
+use http_body::Body as HttpBody;
+use router_openai::ApiError;
+use router_openai::{Shape, ShapeLimits};
+use tokio::time::Instant;
+
+use crate::memory::{Footprint, MemoryCharge, SMALL_BODY_BYTES, held_bytes};
+use crate::service::Gateway;
+
+/// A client that sends its body more slowly gives its place to others.
+const BODY_WITHIN: Duration = Duration::from_secs(60);
+/// How far a large body may lag behind the pace at which it would arrive within that time.
+const LAG_MAX: Duration = Duration::from_secs(15);
+
+/// Objects, lists, strings, names and literals of a body. A conversation of 10,000 messages has fewer.
+const NODES_MAX: usize = 128 << 10;
+/// Numbers of a body that may be a prompt of token ids.
+const IDS_MAX: usize = 1 << 20;
+/// As deep as the parsers here and in engines go.
+const DEPTH_MAX: usize = 128;
+
+/// A body of unknown length that outgrows its memory is charged for so many times the bytes that have come.
+const GROWTH: usize = 4;
+
+/// Bytes after which others have their turn on this thread.
+const TURN_BYTES: usize = 256 << 10;
+
+/// What a body may hold, by what it is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BodyKind {
+    /// A conversation.
+    Messages,
+    /// Prompts, perhaps as token ids.
+    Prompts,
+}
+
+impl BodyKind {
+    fn limits(self) -> ShapeLimits {
+        let numbers = if self == Self::Messages { NODES_MAX } else { IDS_MAX };
+        ShapeLimits { nodes: NODES_MAX, numbers, depth: DEPTH_MAX }
+    }
+}
+
+/// A body, and what it takes.
+pub(crate) async fn read(
+    gateway: &Gateway,
+    request: Request,
+    kind: BodyKind,
+) -> Result<(Bytes, Footprint), ApiError> {
+    if let Some(encoding) =
+        request.headers().get_all(header::CONTENT_ENCODING).iter().find(|&how| !is_plain(how))
+    {
+        let message = format!("A body in the encoding {encoding:?} is not read: send it as it is.");
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_encoding"));
+    }
+    let limit = gateway.config.body_bytes_max.min(gateway.memory.body_bytes_max());
+    let body = request.into_body();
+    let told = body.size_hint().exact().map(|told| usize::try_from(told).unwrap_or(usize::MAX));
+    if told.is_some_and(|told| told > limit) {
+        return Err(too_large(limit));
+    }
+    let held = gateway.in_line(gateway.memory.hold(first_bytes(told, limit))).await?;
+    let mut incoming = Incoming { body, told, began: Instant::now(), got: 0, since_turn: 0 };
+    let (bytes, held) = collect(gateway, &mut incoming, limit, held).await?;
+    // The tokens are not known yet; they may be as many as the bytes.
+    held.resize(held_bytes(bytes.len(), bytes.len() / 4));
+    let mut footprint = Footprint { held: Some(Arc::new(held)), work_bytes: 0 };
+    let limits = kind.limits();
+    let pass = gateway.pass(bytes.len(), &footprint);
+    let shape = if pass.is_inline() {
+        Shape::of(&bytes, &limits)
+    } else {
+        let bytes = bytes.clone();
+        pass.run(move |_| Shape::of(&bytes, &limits)).await?
+    };
+    let shape = shape.map_err(|excess| ApiError::new(StatusCode::BAD_REQUEST, excess, "body_too_complex"))?;
+    footprint.work_bytes = shape.work_bytes(bytes.len());
+    Ok((bytes, footprint))
+}
+
+/// Whether a content encoding is none.
+fn is_plain(encoding: &HeaderValue) -> bool {
+    let mut parts = encoding.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+    parts.all(|part| part.is_empty() || part.eq_ignore_ascii_case(b"identity"))
+}
+
+/// Bytes that a body is charged for before any has come: lengths that are only announced take no more than small ones do.
+fn first_bytes(told: Option<usize>, limit: usize) -> usize {
+    told.unwrap_or(SMALL_BODY_BYTES).min(SMALL_BODY_BYTES).min(limit)
+}
+
+fn too_large(limit: usize) -> ApiError {
+    let message = format!("The body is larger than {limit} bytes.");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message, "body_too_large")
+}
+
+async fn collect(
+    gateway: &Gateway,
+    incoming: &mut Incoming,
+    limit: usize,
+    mut held: MemoryCharge,
+) -> Result<(Bytes, MemoryCharge), ApiError> {
+    let mut room = first_bytes(incoming.told, limit);
+    let mut bytes = Vec::<u8>::new();
+    while let Some(piece) = incoming.next().await? {
+        // Most bodies come in one piece.
+        if incoming.told == Some(piece.len()) && piece.len() <= room {
+            return Ok((piece, held));
+        }
+        if incoming.got > limit {
+            return Err(too_large(limit));
+        }
+        if incoming.got > room {
+            // It is given back first: no request waits for memory while it holds some.
+            drop(held);
+            let since = Instant::now();
+            // A length that was told counts once its bytes come; an unknown one grows with them.
+            room = incoming.told.unwrap_or((incoming.got * GROWTH).min(limit));
+            held = gateway.in_line(gateway.memory.hold(room)).await?;
+            incoming.began += since.elapsed();
+        }
+        if bytes.is_empty() || bytes.capacity() < incoming.got {
+            // Pages that are never written to take no memory.
+            bytes.reserve_exact(room - bytes.len());
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok((bytes.into(), held))
+}
+
+/// A body as it comes.
+struct Incoming {
+    body: Body,
+    /// Its length, if that is known.
+    told: Option<usize>,
+    began: Instant,
+    got: usize,
+    since_turn: usize,
+}
+
+impl Incoming {
+    /// The next piece, in time; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+        if self.since_turn >= TURN_BYTES {
+            self.since_turn = 0;
+            tokio::task::yield_now().await;
+        }
+        loop {
+            let (due, body) = (self.due(), &mut self.body);
+            let frame = poll_fn(|context| Pin::new(&mut *body).poll_frame(context));
+            let Ok(frame) = tokio::time::timeout_at(due, frame).await else {
+                let message = format!("The body did not arrive within {} s.", BODY_WITHIN.as_secs());
+                return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message, "body_too_slow"));
+            };
+            match frame {
+                None => return Ok(None),
+                Some(Err(_)) => {
+                    let message = "The body broke off, or is not framed as HTTP says.";
+                    return Err(ApiError::new(StatusCode::BAD_REQUEST, message, "incomplete_body"));
+                }
+                Some(Ok(frame)) => {
+                    // Trailers say nothing here.
+                    let Ok(piece) = frame.into_data() else { continue };
+                    self.got += piece.len();
+                    self.since_turn += piece.len();
+                    return Ok(Some(piece));
+                }
+            }
+        }
+    }
+
+    /// When the next piece must be there.
+    fn due(&self) -> Instant {
+        let latest = self.began + BODY_WITHIN;
+        match self.told {
+            Some(told) if told > SMALL_BODY_BYTES => {
+                let pace = BODY_WITHIN.mul_f64(self.got as f64 / told as f64);
+                latest.min(self.began + LAG_MAX + pace)
+            }
+            _ => latest,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn incoming(body: Body, told: Option<usize>) -> Incoming {
+        Incoming { body, told, began: Instant::now(), got: 0, since_turn: 0 }
+    }
+
+    #[test]
+    fn a_large_body_must_arrive_evenly() {
+        let mut large = incoming(Body::empty(), Some(16 << 20));
+        assert_eq!(large.due() - large.began, LAG_MAX);
+        large.got = 4 << 20;
+        assert_eq!(large.due() - large.began, LAG_MAX + BODY_WITHIN / 4);
+        large.got = 15 << 20;
+        assert_eq!(large.due() - large.began, BODY_WITHIN);
+        for told in [None, Some(0), Some(SMALL_BODY_BYTES)] {
+            let small = incoming(Body::empty(), told);
+            assert_eq!(small.due() - small.began, BODY_WITHIN);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_is_a_bad_request() {
+        let pieces = [Ok("{\"a\":"), Err(std::io::Error::other("gone"))];
+        let mut cut = incoming(Body::from_stream(futures_util::stream::iter(pieces)), Some(100));
+        assert_eq!(cut.next().await.expect("a piece").as_deref(), Some(&b"{\"a\":"[..]));
+        assert_eq!(cut.next().await.expect_err("broken").status, StatusCode::BAD_REQUEST);
+    }
+}

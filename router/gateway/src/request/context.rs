@@ -1,0 +1,482 @@
+//! One request inside the gateway: who it is from, its place and its charge, and what is written down when it is over.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::response::Response;
+use router_access::{
+    Ask, AuditRecord, Charge, Entry, Estimate, Gate, Grant, PASSED_HEADERS, Permit, RateState, WaitOutcome,
+    admit, is_plain_request_id, retry_after_seconds,
+};
+use router_openai::{ApiError, Kind, Surface, Usage};
+use router_tls::PeerAddr;
+use router_trace::{KeyValue, Status, names};
+
+use crate::access::limited;
+use crate::answer::deadline::DEADLINE_EXCEEDED;
+use crate::caller::{Caller, peer_of};
+use crate::memory::Footprint;
+use crate::models::Target;
+use crate::service::{Gateway, fresh_id};
+use crate::traced::{self, Traced, Tracing};
+use crate::upstream::{Generation, SentTo};
+
+/// Tokens that an answer without a limit is taken to have, until it is known.
+const ANSWER_TOKENS_ASSUMED: u64 = 256;
+/// With it a client says how long its request may take.
+const TIMEOUT: &str = "x-request-timeout-ms";
+
+/// What the audit log says of a request.
+#[derive(Debug, Default)]
+struct AuditFields {
+    model: Option<String>,
+    client: Option<IpAddr>,
+    status: u16,
+    reason: Option<&'static str>,
+    usage: Usage,
+    queued: Duration,
+    first_token: Option<Duration>,
+    arrived_unix_ns: u64,
+}
+
+/// A request inside. Dropping it gives everything back and writes down how it ended.
+pub(crate) struct RequestContext {
+    pub(crate) gateway: Arc<Gateway>,
+    pub(crate) surface: Surface,
+    /// The client's name for it: for logs, traces and the answer.
+    pub(crate) request_id: String,
+    /// Engines' name for it. Names in use are errors there, and requests can be aborted by them: so no client chooses one.
+    pub(crate) engine_id: String,
+    pub(crate) session: Option<u64>,
+    /// When its time is over.
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) traced: Tracing,
+    /// Of the client, for engines.
+    headers: HeaderMap,
+    pub(crate) grant: Arc<Grant>,
+    /// The memory that it holds for as long as it is inside.
+    pub(crate) footprint: Footprint,
+    /// Set once it is sent to an engine, which computes from then on.
+    sent_to: SentTo,
+    permit: Option<Permit>,
+    charge: Option<Charge>,
+    /// Tokens of the prompt, as the gateway counted them.
+    prompt_tokens: u64,
+    /// Pieces of the answer that have gone to the client; about as many tokens.
+    pieces: u64,
+    /// An engine has said what it did.
+    is_settled: bool,
+    /// Requests that were inside before it.
+    others: usize,
+    rates: RateState,
+    started: Instant,
+    record: AuditFields,
+}
+
+/// How long a request may take: what its client wants, but no more than the operator allows.
+fn time_of(headers: &HeaderMap, most: Duration) -> Result<Option<Duration>, ApiError> {
+    /// Longer ones are none; so that adding it to a time cannot overflow.
+    const MOST_MS: u64 = 7 * 24 * 3600 * 1000;
+    let most = (!most.is_zero()).then_some(most);
+    let Some(given) = headers.get(TIMEOUT) else { return Ok(most) };
+    let millis = given.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok()).filter(|ms| *ms > 0);
+    let Some(millis) = millis else {
+        let message = format!("The header `{TIMEOUT}` is a number of milliseconds.");
+        return Err(ApiError::invalid(TIMEOUT, message));
+    };
+    let wanted = (millis <= MOST_MS).then(|| Duration::from_millis(millis));
+    Ok(wanted.into_iter().chain(most).min())
+}
+
+/// The client's own id, if it is plain enough for logs and headers.
+pub(super) fn own_id(headers: &HeaderMap) -> Option<&str> {
+    let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    given.filter(|id| is_plain_request_id(id))
+}
+
+/// The conversation that a request belongs to, as vLLM's clients name it.
+fn session_of(headers: &HeaderMap) -> Option<u64> {
+    let name = headers.get("x-session-id")?.as_bytes();
+    let letters: Vec<u32> = name.iter().map(|&letter| u32::from(letter)).collect();
+    Some(kvstore_block::block_hash(&letters))
+}
+
+impl RequestContext {
+    /// Counts a request as inside.
+    pub(crate) fn new(gateway: &Arc<Gateway>, surface: Surface, request: &Request) -> Box<Self> {
+        let others = gateway.inside.fetch_add(1, Ordering::Relaxed);
+        gateway.metrics.active.inc();
+        let headers = request.headers();
+        let passed = PASSED_HEADERS.iter().filter_map(|&name| {
+            let value = headers.get(name)?.clone();
+            Some((HeaderName::from_static(name), value))
+        });
+        let engine_id = fresh_id();
+        let request_id = own_id(headers).map_or_else(|| engine_id.clone(), str::to_owned);
+        if request_id != engine_id {
+            tracing::debug!(request = request_id, engine_id, "a request with a name of its own");
+        }
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Box::new(Self {
+            gateway: Arc::clone(gateway),
+            surface,
+            request_id,
+            engine_id,
+            session: session_of(headers),
+            deadline: None,
+            traced: None,
+            headers: passed.collect(),
+            grant: Arc::clone(&gateway.access.nobody),
+            footprint: Footprint::default(),
+            sent_to: SentTo::default(),
+            permit: None,
+            charge: None,
+            prompt_tokens: 0,
+            pieces: 0,
+            is_settled: false,
+            others,
+            rates: RateState::of(None, None, 0),
+            started: Instant::now(),
+            record: AuditFields {
+                client: peer_of(request).map(|peer| peer.addr.ip()),
+                arrived_unix_ns: now.as_nanos() as u64,
+                ..AuditFields::default()
+            },
+        })
+    }
+
+    /// Begins the request's time and its trace.
+    pub(super) fn begin(&mut self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let time = time_of(headers, self.gateway.tuning().request_time_max)?;
+        self.deadline = time.map(|time| self.started + time);
+        if let Some(tracer) = &self.gateway.tracer {
+            self.traced = traced::begin(tracer, headers, &mut self.headers, self.started);
+        }
+        Ok(())
+    }
+
+    /// Finds out whose it is and counts it among theirs; refused when too many are inside.
+    pub(super) fn identify(&mut self, headers: &HeaderMap, peer: Option<&PeerAddr>) -> Result<(), ApiError> {
+        // Who waits for a place has a body in memory already.
+        if self.others >= self.gateway.models.inside_max {
+            return Err(ApiError::unavailable("Too many requests are being served."));
+        }
+        self.grant = self.gateway.access.identify(&Caller::at_api(headers, peer))?;
+        // The request and its place among those of its key count from here on: a body that never comes holds both.
+        self.charge_request()
+    }
+
+    fn charge_request(&mut self) -> Result<(), ApiError> {
+        let access = &self.gateway.access;
+        let [own, tenant] = access.limiters(&self.grant)?;
+        let now = access.now();
+        let charged = admit(own.as_ref(), tenant.as_ref(), 0, now);
+        self.rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
+        match charged {
+            Ok(charge) => {
+                self.charge = Some(charge);
+                Ok(())
+            }
+            Err(refusal) => {
+                let after = refusal.retry_after.map(retry_after_seconds);
+                Err(limited(&refusal).retry_after(after))
+            }
+        }
+    }
+
+    /// Whether the model that a request names may be asked for; before it waits for anything.
+    pub(crate) fn allow(&mut self, asked: Option<&str>) -> Result<(), ApiError> {
+        let Some(model) = asked else { return Ok(()) };
+        self.record.model = Some(model.to_owned());
+        if self.grant.models.allows(model) {
+            return Ok(());
+        }
+        let message = format!("Your key does not allow the model `{model}`.");
+        Err(ApiError::new(StatusCode::FORBIDDEN, message, "model_not_allowed"))
+    }
+
+    /// The same of a request that names none, once it is known which is meant.
+    pub(crate) fn allow_target(&mut self, asked: Option<&str>, target: &Target) -> Result<(), ApiError> {
+        match asked {
+            Some(_) => Ok(()),
+            None => self.allow(Some(&target.model.pool.model())),
+        }
+    }
+
+    /// Charges limits and waits for a place, when the size of the request is known.
+    pub(crate) async fn admit(
+        &mut self,
+        gate: &Arc<Gate>,
+        prompt_tokens: usize,
+        answer_max: Option<usize>,
+        choices: usize,
+    ) -> Result<(), ApiError> {
+        let access = &self.gateway.access;
+        let tokens = Estimate::PromptAndAnswer.tokens(
+            prompt_tokens as u64,
+            answer_max.map(|most| most as u64),
+            ANSWER_TOKENS_ASSUMED,
+            choices as u64,
+        );
+        let [own, tenant] = access.limiters(&self.grant)?;
+        let now = access.now();
+        self.prompt_tokens = prompt_tokens as u64;
+        let rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
+        if let Some(left) = rates.tokens.filter(|left| left.remaining < tokens.min(left.limit)) {
+            let message = "This is more than the limit of tokens per minute allows.";
+            let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message, "rate_limit_exceeded");
+            return Err(error.retry_after(Some(retry_after_seconds(left.reset))));
+        }
+        if let Some(charge) = &mut self.charge {
+            charge.settle(tokens, now);
+        }
+        self.rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
+        let ask = Ask {
+            tenant: &self.grant.tenant,
+            priority: self.grant.priority,
+            weight: self.grant.weight,
+            cost: tokens,
+            deadline: now.saturating_add(self.gateway.config.access.wait_max.as_nanos() as u64),
+        };
+        let entry = gate.enter(&ask, now);
+        let outcome = match entry {
+            Entry::Admitted(permit) => WaitOutcome::Admitted(permit),
+            Entry::Waiting(wait) => {
+                let waited = tokio::time::timeout(self.gateway.config.access.wait_max, wait).await;
+                waited.unwrap_or(WaitOutcome::Expired)
+            }
+            Entry::Full(refusal) => {
+                self.gateway.metrics.shed.inc();
+                let seconds = retry_after_seconds(refusal.retry_after);
+                let message = "Too many requests are waiting; try again later.";
+                return Err(ApiError::unavailable(message).retry_after(Some(seconds)));
+            }
+        };
+        self.record.queued = Duration::from_nanos(access.now().saturating_sub(now));
+        if let Some(traced) = &self.traced {
+            traced.lasted(names::span::QUEUE, self.record.queued, Vec::new());
+        }
+        match outcome {
+            WaitOutcome::Admitted(permit) => {
+                self.permit = Some(permit);
+                Ok(())
+            }
+            WaitOutcome::Expired => {
+                self.gateway.metrics.shed.inc();
+                Err(ApiError::unavailable("No place became free in time."))
+            }
+        }
+    }
+
+    /// A generation for this request, with the parts that all of them have.
+    pub(crate) fn generation(&self, target: Target, path: &'static str) -> Generation {
+        Generation {
+            gateway: Arc::clone(&self.gateway),
+            target,
+            path,
+            request_id: self.request_id.clone(),
+            engine_id: self.engine_id.clone(),
+            explains: self.gateway.access.explains(&self.grant),
+            headers: self.headers.clone(),
+            session: self.session,
+            salt: None,
+            can_split: false,
+            traced: self.traced.clone(),
+            sent_to: Arc::clone(&self.sent_to),
+            attempts: AtomicU32::new(0),
+        }
+    }
+
+    /// What an engine says that it did.
+    pub(crate) fn used(&mut self, usage: &Usage) {
+        self.record.usage = *usage;
+        self.is_settled = true;
+        let now = self.gateway.access.now();
+        if let Some(charge) = &mut self.charge {
+            charge.settle((usage.prompt + usage.completion) as u64, now);
+        }
+    }
+
+    /// What it holds from now on, as far as that is known.
+    pub(crate) fn holds(&self, bytes: usize) {
+        if let Some(held) = &self.footprint.held {
+            held.resize(bytes);
+        }
+    }
+
+    /// So many pieces have gone to the client.
+    pub(crate) fn progress(&mut self, pieces: usize) {
+        self.pieces += pieces as u64;
+    }
+
+    /// The first token is here; further calls say nothing.
+    pub(crate) fn first_token(&mut self) {
+        if self.record.first_token.is_none() {
+            let took = self.started.elapsed();
+            self.record.first_token = Some(took);
+            self.gateway.metrics.time_to_first_token.observe(took);
+            if let Some(traced) = &self.traced {
+                traced.event(names::event::FIRST_TOKEN);
+            }
+        }
+    }
+
+    /// How it was answered.
+    pub(crate) fn answered(&mut self, status: StatusCode, reason: Option<&'static str>) {
+        self.record.status = status.as_u16();
+        self.record.reason = reason;
+    }
+
+    /// Its answer is an error.
+    pub(super) fn refused(&mut self, error: &ApiError) {
+        // What was given up because its time is over was computed for its client.
+        if error.code != Some(DEADLINE_EXCEEDED) {
+            self.answered(error.status, error.code);
+        }
+    }
+
+    /// Its answer broke off.
+    pub(crate) fn broke(&mut self) {
+        self.gateway.metrics.broken_streams.inc();
+        self.answered(StatusCode::OK, Some("broken_stream"));
+    }
+
+    /// Tells the client how much of its limits is left.
+    pub(crate) fn tell_rates(&self, response: &mut Response) {
+        for (name, value) in self.rates.headers() {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                response.headers_mut().insert(HeaderName::from_static(name), value);
+            }
+        }
+    }
+
+    fn finish_trace(&self, traced: &Traced) {
+        let record = &self.record;
+        let operation = match self.surface.kind() {
+            Some(Kind::Completion) => names::operation::TEXT_COMPLETION,
+            Some(Kind::Chat) => names::operation::CHAT,
+            None => names::operation::EMBEDDINGS,
+        };
+        let model = record.model.as_deref().unwrap_or_default();
+        let tokens = |count: usize| count as i64;
+        let mut attributes = vec![
+            KeyValue::new(names::GEN_AI_OPERATION_NAME, operation),
+            KeyValue::new(names::GEN_AI_REQUEST_MODEL, model.to_owned()),
+            KeyValue::new(names::KVASIR_REQUEST_ID, self.request_id.clone()),
+            KeyValue::new(names::KVASIR_TENANT, self.grant.tenant.to_string()),
+            KeyValue::new(names::HTTP_RESPONSE_STATUS_CODE, i64::from(record.status)),
+            KeyValue::new(names::GEN_AI_USAGE_INPUT_TOKENS, tokens(record.usage.prompt)),
+            KeyValue::new(names::GEN_AI_USAGE_OUTPUT_TOKENS, tokens(record.usage.completion)),
+        ];
+        if let Some(cached) = record.usage.cached {
+            attributes.push(KeyValue::new(names::GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS, tokens(cached)));
+        }
+        if let Some(first) = record.first_token {
+            attributes.push(KeyValue::new(names::GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, first.as_secs_f64()));
+        }
+        if let Some(run) = &*self.sent_to.load() {
+            attributes.push(KeyValue::new(names::KVASIR_DECODE_WORKER, run.name.clone()));
+        }
+        let is_cut = matches!(record.reason, Some("broken_stream" | "deadline_exceeded" | "client_gone"));
+        let failure = record.reason.filter(|_| record.status >= 499 || is_cut);
+        if let Some(reason) = failure {
+            attributes.push(KeyValue::new(names::ERROR_TYPE, reason));
+        }
+        let status = failure.map_or(Status::Unset, Status::error);
+        traced.finish(format!("{operation} {model}"), attributes, status);
+    }
+}
+
+impl Drop for RequestContext {
+    fn drop(&mut self) {
+        let gateway = &self.gateway;
+        gateway.inside.fetch_sub(1, Ordering::Relaxed);
+        gateway.metrics.active.dec();
+        let now = gateway.access.now();
+        let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let is_abandoned = self.record.status == 0;
+        if is_abandoned {
+            // Nobody has said how it was answered: it was given up on the way. 499 is what nginx says of such clients.
+            let (status, reason) = if is_late { (504, "deadline_exceeded") } else { (499, "client_gone") };
+            self.record.status = status;
+            self.record.reason = Some(reason);
+        }
+        let is_good = (200..300).contains(&self.record.status);
+        let is_served = is_good && (self.is_settled || self.pieces > 0);
+        // What engines refused or failed is nobody's to pay; what a client left, or had no time for, was computed for it.
+        let owes_prompt = self.sent_to.load().is_some() && (is_good || is_abandoned);
+        // How fast requests go is learned from those that went through.
+        match self.permit.take() {
+            Some(permit) if is_served && self.is_settled => permit.release(now),
+            permit => drop(permit),
+        }
+        match self.charge.take() {
+            // The client has gone before the end: what it got is what it is charged, and its prompt.
+            Some(mut charge) if (is_served || owes_prompt) && !self.is_settled => {
+                charge.settle(self.prompt_tokens + self.pieces, now);
+                self.record.usage = Usage {
+                    prompt: self.prompt_tokens as usize,
+                    completion: self.pieces as usize,
+                    ..Usage::default()
+                };
+                if is_served {
+                    let reason = if is_late { "deadline_exceeded" } else { "client_gone" };
+                    self.record.reason.get_or_insert(reason);
+                }
+            }
+            // Nothing was served, or everything is accounted for; the request itself stays counted.
+            Some(mut charge) if !is_served => charge.settle(0, now),
+            _ => {}
+        }
+        if is_served {
+            gateway.account(&self.record.usage);
+        }
+        let record = &self.record;
+        let worker = self.sent_to.load_full();
+        let worker = worker.as_deref().map(|run| run.name.as_str());
+        let (cached, surface) = (record.usage.cached.unwrap_or(0), self.surface.name());
+        if let Some(traced) = self.traced.take() {
+            self.finish_trace(&traced);
+        }
+        tracing::debug!(
+            request_id = self.request_id,
+            surface,
+            tenant = %self.grant.tenant,
+            model = record.model,
+            status = record.status,
+            reason = record.reason,
+            worker,
+            prompt_tokens = record.usage.prompt,
+            cached_tokens = cached,
+            answer_tokens = record.usage.completion,
+            queued_ms = record.queued.as_millis() as u64,
+            first_token_ms = record.first_token.map(|first| first.as_millis() as u64),
+            total_ms = self.started.elapsed().as_millis() as u64,
+            "request"
+        );
+        let Some(audit) = &gateway.access.audit else { return };
+        // A full queue counts what it drops.
+        let _dropped = audit.log(&AuditRecord {
+            time_unix_ns: record.arrived_unix_ns,
+            request_id: &self.request_id,
+            key: Some(&self.grant.name),
+            tenant: Some(&self.grant.tenant),
+            client: record.client,
+            model: record.model.as_deref(),
+            surface,
+            status: record.status,
+            reason: record.reason,
+            prompt_tokens: record.usage.prompt as u64,
+            cached_tokens: cached as u64,
+            answer_tokens: record.usage.completion as u64,
+            worker,
+            queued: record.queued,
+            first_token: record.first_token,
+            total: self.started.elapsed(),
+        });
+    }
+}

@@ -1,0 +1,130 @@
+//! From an HTTP request to its answer.
+//!
+//! `stages` takes a request from one stage to the next; what all of them share, and what is written down at the end, is the
+//! `context`. `body` reads and bounds what clients send, `prompt` says what a prompt looks like to the index, `count` only
+//! counts tokens.
+
+mod body;
+mod context;
+mod count;
+pub(crate) mod prompt;
+mod stages;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue};
+use axum::response::Response;
+use router_openai::{ApiError, Surface};
+
+pub(crate) use self::context::RequestContext;
+pub(crate) use self::count::messages_count;
+use self::stages::Received;
+use crate::answer::Answer;
+use crate::answer::deadline::{time_is_over, until};
+use crate::answer::translate::ResponseAdapter;
+use crate::service::{Gateway, fresh_id};
+
+pub(crate) async fn chat(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::Chat).await
+}
+
+pub(crate) async fn completions(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::Completions).await
+}
+
+pub(crate) async fn embeddings(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::Embeddings).await
+}
+
+pub(crate) async fn messages(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::Messages).await
+}
+
+pub(crate) async fn responses(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::Responses).await
+}
+
+pub(crate) async fn kserve(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::KServe).await
+}
+
+/// Serves a request of a surface that generates, or embeds.
+async fn serve(gateway: Arc<Gateway>, request: Request, surface: Surface) -> Response {
+    let mut context = RequestContext::new(&gateway, surface, &request);
+    let answered = match context.begin(request.headers()) {
+        Ok(()) => in_time(&gateway, context.deadline, answer(&mut context, request)).await,
+        Err(error) => Err(error),
+    };
+    respond(context, answered).await
+}
+
+/// One stage after the other.
+async fn answer(
+    context: &mut RequestContext,
+    request: Request,
+) -> Result<(Answer, Option<ResponseAdapter>), ApiError> {
+    let identified = Received(request).identify(context)?;
+    let loaded = identified.load(context).await?;
+    let understood = loaded.understand(context).await?;
+    let measured = understood.measure(context).await?;
+    let admitted = measured.admit(context).await?;
+    admitted.answer(context).await
+}
+
+/// An answer, or that its time is over; then everything that was done for it is dropped.
+async fn in_time<T>(
+    gateway: &Gateway,
+    deadline: Option<Instant>,
+    answered: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let Some(deadline) = deadline else { return answered.await };
+    match tokio::time::timeout_at(deadline.into(), answered).await {
+        Ok(answered) => answered,
+        Err(_) => {
+            gateway.metrics.late.inc();
+            Err(time_is_over())
+        }
+    }
+}
+
+/// The response to a request, in the form of its surface and with its name. The context ends with its last byte.
+async fn respond(
+    mut context: Box<RequestContext>,
+    answered: Result<(Answer, Option<ResponseAdapter>), ApiError>,
+) -> Response {
+    let (gateway, surface) = (Arc::clone(&context.gateway), context.surface);
+    let (request_id, deadline) = (context.request_id.clone(), context.deadline);
+    let mut response = match answered {
+        Ok((answer, adapter)) => {
+            let response = until(&gateway, deadline, answer.into_response(context));
+            match adapter {
+                None => response,
+                Some(adapter) => adapter.answer(response).await,
+            }
+        }
+        Err(error) => {
+            context.refused(&error);
+            drop(context);
+            error.respond_at(surface)
+        }
+    };
+    gateway.metrics.requests.count(surface.name(), response.status());
+    name(&mut response, &request_id, surface.is_anthropic());
+    response
+}
+
+/// An answer with the name of a request that got no further.
+pub(crate) fn named(headers: &HeaderMap, mut response: Response) -> Response {
+    name(&mut response, &context::own_id(headers).map_or_else(fresh_id, str::to_owned), false);
+    response
+}
+
+fn name(response: &mut Response, request_id: &str, is_anthropic: bool) {
+    let Ok(value) = HeaderValue::from_str(request_id) else { return };
+    if is_anthropic {
+        response.headers_mut().insert("request-id", value.clone());
+    }
+    response.headers_mut().insert("x-request-id", value);
+}

@@ -1,0 +1,147 @@
+//! What a prompt looks like to the index: its tokens, or a stand-in when the engine alone can make them.
+
+use router_openai::ApiError;
+use router_openai::RawBody;
+use router_tokens::ModelText;
+use serde_json::{Map, Value};
+
+use crate::compute::{IsCancelled, Work};
+use crate::memory::Footprint;
+use crate::models::Model;
+use crate::service::Gateway;
+
+/// A prompt as the index sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) tokens: Vec<u32>,
+    /// They are the engine's own, as far as the gateway can tell.
+    pub(crate) is_exact: bool,
+    /// How many prompts the request has, about as long as this one.
+    pub(crate) prompts: u64,
+}
+
+/// Without the model's tokenizer four bytes of the request stand for a token: prefixes stay prefixes.
+fn stand_in(text: &str) -> Seen {
+    let word = |bytes: &[u8]| {
+        let mut word = [0_u8; 4];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u32::from_le_bytes(word)
+    };
+    Seen { tokens: text.as_bytes().chunks(4).map(word).collect(), is_exact: false, prompts: 1 }
+}
+
+/// Fields of a chat that are variables of the template.
+fn template_extras(body: &RawBody) -> Map<String, Value> {
+    let mut extras = match body.value("chat_template_kwargs") {
+        Some(Value::Object(extras)) => extras,
+        _ => Map::new(),
+    };
+    for name in ["tools", "documents", "reasoning_effort"] {
+        if let Some(value) = body.value(name) {
+            extras.insert(name.to_owned(), value);
+        }
+    }
+    extras
+}
+
+/// What makes tokens of a prompt.
+#[derive(Debug, Clone)]
+struct Reader {
+    text: ModelText,
+    has_tokenizer: bool,
+}
+
+impl Reader {
+    fn of(model: &Model) -> Self {
+        Self { text: model.text.clone(), has_tokenizer: model.knows_tokens() }
+    }
+
+    fn chat(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> Seen {
+        let Some(raw) = body.get("messages") else { return Seen::default() };
+        if !self.has_tokenizer || body.get("chat_template").is_some() {
+            return stand_in(raw);
+        }
+        let Ok(messages) = serde_json::from_str::<Value>(raw) else { return Seen::default() };
+        let extras = template_extras(body);
+        let generate = body.flag("add_generation_prompt").ok().flatten().unwrap_or(true);
+        let continues = body.flag("continue_final_message").ok().flatten().unwrap_or(false);
+        if is_cancelled() {
+            return Seen::default();
+        }
+        match self.text.encode_conversation(messages, generate, continues, &extras) {
+            Ok(encoded) => Seen { tokens: encoded.ids, is_exact: encoded.is_exact, prompts: 1 },
+            Err(error) => {
+                tracing::debug!(%error, "routed without its prompt");
+                Seen::default()
+            }
+        }
+    }
+
+    fn completion(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> Seen {
+        let Some(raw) = body.get("prompt").or_else(|| body.get("input")) else { return Seen::default() };
+        if raw.starts_with('[') {
+            return self.list(raw);
+        }
+        if !self.has_tokenizer {
+            return stand_in(raw);
+        }
+        match serde_json::from_str::<String>(raw) {
+            Ok(text) if !is_cancelled() => self.text(&text),
+            _ => Seen::default(),
+        }
+    }
+
+    /// Ids, or several prompts.
+    fn list(&self, raw: &str) -> Seen {
+        if let Ok(tokens) = serde_json::from_str::<Vec<u32>>(raw) {
+            return Seen { tokens, is_exact: self.has_tokenizer, prompts: 1 };
+        }
+        if let Ok(several) = serde_json::from_str::<Vec<Vec<u32>>>(raw) {
+            let prompts = several.len() as u64;
+            let longest = several.into_iter().max_by_key(Vec::len).unwrap_or_default();
+            return Seen { tokens: longest, is_exact: false, prompts };
+        }
+        if let Ok(texts) = serde_json::from_str::<Vec<String>>(raw) {
+            let longest = texts.iter().max_by_key(|text| text.len()).map_or("", String::as_str);
+            return Seen { prompts: texts.len() as u64, ..stand_in(longest) };
+        }
+        Seen { prompts: 1, ..Seen::default() }
+    }
+
+    fn text(&self, text: &str) -> Seen {
+        if !self.has_tokenizer {
+            return stand_in(text);
+        }
+        match self.text.tokenizer.encode(text, true) {
+            Ok(tokens) => Seen { tokens, is_exact: true, prompts: 1 },
+            Err(_) => Seen::default(),
+        }
+    }
+}
+
+/// The prompt of a chat. What cannot be rendered here is left to the engine to judge: the request is routed without it.
+pub(crate) async fn of_chat(model: &Model, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
+    let reader = Reader::of(model);
+    if work.is_inline() {
+        return Ok(reader.chat(body, &|| false));
+    }
+    let body = body.clone();
+    work.run(move |is_cancelled| reader.chat(&body, is_cancelled)).await
+}
+
+/// The prompt of a completion: a text, ids, or the longest of several.
+pub(crate) async fn of_completion(model: &Model, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
+    let reader = Reader::of(model);
+    if work.is_inline() {
+        return Ok(reader.completion(body, &|| false));
+    }
+    let body = body.clone();
+    work.run(move |is_cancelled| reader.completion(&body, is_cancelled)).await
+}
+
+/// The prompt that a text is.
+pub(crate) async fn of_text(gateway: &Gateway, model: &Model, text: String) -> Result<Seen, ApiError> {
+    let reader = Reader::of(model);
+    let work = gateway.work(text.len(), &Footprint::default()).await?;
+    work.run(move |_| reader.text(&text)).await
+}

@@ -1,0 +1,362 @@
+//! The stages of a request, each a type that only the stage before can make: received, identified, loaded (its body is in
+//! memory that it was charged for), understood (whom it is for), measured (its prompt in tokens), admitted (it has its place).
+//! What is left then, routing and answering, is `upstream` and `answer`.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::response::Response;
+use futures_util::StreamExt;
+use router_openai::{ApiError, KNOWN_FIELDS, Kind, RawBody, Surface};
+use router_trace::names;
+
+use super::body::{BodyKind, read};
+use super::{RequestContext, prompt};
+use crate::TextBy;
+use crate::answer::generated::TokenRequest;
+use crate::answer::relayed::{Relayed, RelayedEvents};
+use crate::answer::translate::{ResponseAdapter, parse};
+use crate::answer::{Answer, explain};
+use crate::caller::peer_of;
+use crate::compute::IsCancelled;
+use crate::memory::held_bytes;
+use crate::models::Target;
+use crate::service::Gateway;
+use crate::upstream::{Ask, Attempts, EventStream, Generation, whole};
+
+/// A request of which the head is here.
+pub(super) struct Received(pub(super) Request);
+
+/// Its sender is known and was counted.
+pub(super) struct Identified(Request);
+
+/// Its body is here, and small enough to be parsed.
+pub(super) struct Loaded {
+    pub(super) bytes: Bytes,
+}
+
+/// It is known what is asked, and of which model.
+pub(super) struct Understood {
+    body: RawBody,
+    target: Target,
+    adapter: Option<ResponseAdapter>,
+}
+
+/// Its prompt is known in tokens.
+pub(super) struct Measured {
+    prepared: Prepared,
+    adapter: Option<ResponseAdapter>,
+}
+
+/// It has its place.
+pub(super) struct Admitted(Measured);
+
+/// A request as engines will be asked.
+enum Prepared {
+    Relayed(Box<RelayedRequest>),
+    Generated(Box<TokenRequest>),
+}
+
+/// A request that an engine answers itself.
+struct RelayedRequest {
+    target: Target,
+    ask: Arc<Ask>,
+    salt: Option<String>,
+    stream: bool,
+    /// It has one prompt and one choice, so a prefill worker may compute it.
+    can_split: bool,
+    /// The usage at the end of the stream is the gateway's wish, not the client's.
+    hides_usage: bool,
+    /// Tokens of all its prompts, choices of each, and the most of an answer.
+    prompt_tokens: usize,
+    choices: usize,
+    answer_max: Option<usize>,
+}
+
+impl Received {
+    pub(super) fn identify(self, context: &mut RequestContext) -> Result<Identified, ApiError> {
+        context.identify(self.0.headers(), peer_of(&self.0))?;
+        Ok(Identified(self.0))
+    }
+}
+
+impl Identified {
+    pub(super) async fn load(self, context: &mut RequestContext) -> Result<Loaded, ApiError> {
+        let kind = match context.surface.kind() {
+            Some(Kind::Chat) => BodyKind::Messages,
+            _ => BodyKind::Prompts,
+        };
+        let (bytes, footprint) = read(&context.gateway, self.0, kind).await?;
+        context.footprint = footprint;
+        Ok(Loaded { bytes })
+    }
+}
+
+/// How a surface becomes a chat.
+type Translation = fn(&serde_json::Value) -> Result<(Bytes, ResponseAdapter), ApiError>;
+
+impl Loaded {
+    pub(super) async fn understand(self, context: &mut RequestContext) -> Result<Understood, ApiError> {
+        let gateway = Arc::clone(&context.gateway);
+        let (raw, looks) = (self.bytes.clone(), Arc::clone(&gateway));
+        // Before anything is translated, so that complaints name the client's own fields.
+        let screened = move |_: IsCancelled<'_>| {
+            let body = RawBody::parse(raw)?;
+            looks.access.screen(&body)?;
+            Ok::<_, ApiError>(body)
+        };
+        let body = gateway.pass(self.bytes.len(), &context.footprint).run(screened).await??;
+        let translation: Option<Translation> = match context.surface {
+            Surface::Messages => Some(ResponseAdapter::of_messages),
+            Surface::Responses => Some(ResponseAdapter::of_responses),
+            _ => None,
+        };
+        let (mut body, adapter) = match translation {
+            None => (body, None),
+            Some(translate) => {
+                drop(body);
+                self.translate(context, translate).await?
+            }
+        };
+        let asked = body.text("model")?.map(Cow::into_owned);
+        context.allow(asked.as_deref())?;
+        let patience = gateway.tuning().worker_wait;
+        let target = gateway.target(asked.as_deref(), context.session, patience).await?;
+        context.allow_target(asked.as_deref(), &target)?;
+        target.name_in(&mut body)?;
+        Ok(Understood { body, target, adapter })
+    }
+
+    /// A request of another surface as a chat. The client's own bytes are given up.
+    async fn translate(
+        self,
+        context: &RequestContext,
+        translate: Translation,
+    ) -> Result<(RawBody, Option<ResponseAdapter>), ApiError> {
+        let work = context.gateway.work(self.bytes.len(), &context.footprint).await?;
+        let translated = move |_: IsCancelled<'_>| {
+            let (chat, adapter) = translate(&parse(&self.bytes)?)?;
+            Ok::<_, ApiError>((RawBody::parse(chat)?, adapter))
+        };
+        let (chat, adapter) = work.run(translated).await??;
+        Ok((chat, Some(adapter)))
+    }
+}
+
+impl Understood {
+    pub(super) async fn measure(self, context: &mut RequestContext) -> Result<Measured, ApiError> {
+        let Self { body, target, adapter } = self;
+        let kind = context.surface.kind();
+        let prepared = match kind.filter(|_| makes_text(&context.gateway, &target, &body)) {
+            Some(kind) => {
+                let bytes = body.to_bytes();
+                let len = bytes.len();
+                let request = TokenRequest::read(context, &target.model, bytes, kind).await?;
+                context.holds(held_bytes(len, request.prompt_tokens()));
+                Prepared::Generated(Box::new(request))
+            }
+            None if kind.is_none() && target.model.pool.is_native() => {
+                let message = "The engines behind this gateway do not do this.";
+                return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented"));
+            }
+            None => Prepared::Relayed(Box::new(RelayedRequest::read(context, target, body).await?)),
+        };
+        Ok(Measured { prepared, adapter })
+    }
+}
+
+impl RelayedRequest {
+    async fn read(context: &mut RequestContext, target: Target, mut body: RawBody) -> Result<Self, ApiError> {
+        let gateway = Arc::clone(&context.gateway);
+        gateway.access.clean(&mut body, &context.grant);
+        let kind = context.surface.kind();
+        let stream = body.flag("stream")?.unwrap_or(false) && kind.is_some();
+        // Nobody else needs the clock.
+        let since = context.traced.is_some().then(Instant::now);
+        let seen = match kind {
+            None => prompt::Seen::default(),
+            Some(kind) => {
+                // What it takes is given back before the request waits for its place.
+                let work = gateway.work(body.len(), &context.footprint).await?;
+                match kind {
+                    Kind::Chat => prompt::of_chat(&target.model, &body, &work).await?,
+                    Kind::Completion => prompt::of_completion(&target.model, &body, &work).await?,
+                }
+            }
+        };
+        context.holds(held_bytes(body.len(), seen.tokens.len()));
+        if let (Some(traced), Some(since)) = (&context.traced, since) {
+            traced.span(names::span::TOKENISE, since, Vec::new());
+        }
+        let hides_usage = stream && !body.inner_flag("stream_options", "include_usage");
+        if hides_usage {
+            let mut options = body.option("stream_options").filter(serde_json::Value::is_object);
+            let options = options.get_or_insert_with(|| serde_json::json!({}));
+            options["include_usage"] = true.into();
+            body.set("stream_options", options.to_string());
+        }
+        // Engines read whole numbers that are written as floats.
+        let number = |name: &str| {
+            let number = body.option(name)?.as_f64()?;
+            (number >= 0.0).then_some(number as u64)
+        };
+        let limits: &[&str] = match kind {
+            None => &[],
+            Some(Kind::Completion) => &["max_tokens"],
+            Some(Kind::Chat) => &["max_completion_tokens", "max_tokens"],
+        };
+        let answer_max = limits.iter().find_map(|name| number(name)).map(|most| most as usize);
+        let choices = number("n").unwrap_or(1).max(number("best_of").unwrap_or(1)).max(1);
+        let choices = choices.saturating_mul(seen.prompts.max(1));
+        let prompt_tokens = seen.tokens.len().saturating_mul(seen.prompts.max(1) as usize);
+        let is_one = |name: &str| body.get(name).is_none_or(|count| count == "1");
+        let several = kind == Some(Kind::Completion) && body.get("prompt").is_some_and(has_several);
+        let can_split = kind.is_some()
+            && body.get("use_beam_search").is_none()
+            && is_one("n")
+            && is_one("best_of")
+            && !several;
+        let salt = body.text("cache_salt")?.map(Cow::into_owned);
+        let ask = Ask { body, tokens: Arc::new(seen.tokens), is_audited: seen.is_exact };
+        Ok(Self {
+            target,
+            ask: Arc::new(ask),
+            salt,
+            stream,
+            can_split,
+            hides_usage,
+            prompt_tokens,
+            choices: choices as usize,
+            answer_max,
+        })
+    }
+
+    async fn answer(self, context: &mut RequestContext) -> Result<Answer, ApiError> {
+        let mut generation = context.generation(self.target, context.surface.engine_path());
+        generation.salt = self.salt;
+        generation.can_split = self.can_split;
+        let generation = Arc::new(generation);
+        if !self.stream {
+            return answer_whole(&generation, &self.ask, context).await;
+        }
+        let prompt_tokens = self.ask.is_audited.then_some(self.ask.tokens.len());
+        let output = Relayed::new(context.surface.kind(), &self.ask, prompt_tokens, self.hides_usage);
+        let mut stream = EventStream::new(&generation, self.ask, output);
+        match stream.next().await {
+            Some(Ok(first)) => {
+                let explained = stream.route().and_then(|route| generation.explained(route));
+                Ok(Answer::Relayed(RelayedEvents::new(stream, first), explained))
+            }
+            Some(Err(failed)) => refused(failed.failure.into_response(&generation)?, context),
+            None => Err(ApiError::internal("The engine answered without an event.")),
+        }
+    }
+}
+
+/// Asks for an answer that is not streamed.
+async fn answer_whole(
+    generation: &Arc<Generation>,
+    ask: &Arc<Ask>,
+    context: &mut RequestContext,
+) -> Result<Answer, ApiError> {
+    let attempt = |route, booking| whole(Arc::clone(generation), Arc::clone(ask), route, booking);
+    let answered = match Attempts::default().run(generation, ask, attempt).await {
+        Ok(answered) => answered,
+        Err(failure) => return refused(failure.into_response(generation)?, context),
+    };
+    context.first_token();
+    if let Some(usage) = &answered.usage {
+        context.used(usage);
+    }
+    context.answered(StatusCode::OK, None);
+    let mut response = Response::new(Body::from(answered.body));
+    response.headers_mut().insert(header::CONTENT_TYPE, answered.content_type);
+    explain(&mut response, generation.explained(&answered.route));
+    Ok(Answer::Whole(response))
+}
+
+/// The engine's own words to a request that it does not take.
+fn refused(response: Response, context: &mut RequestContext) -> Result<Answer, ApiError> {
+    context.answered(response.status(), Some("refused_by_engine"));
+    Ok(Answer::Whole(response))
+}
+
+impl Measured {
+    pub(super) async fn admit(self, context: &mut RequestContext) -> Result<Admitted, ApiError> {
+        let (model, prompt_tokens, answer_max, choices) = match &self.prepared {
+            Prepared::Relayed(request) => {
+                (&request.target.model, request.prompt_tokens, request.answer_max, request.choices)
+            }
+            Prepared::Generated(request) => {
+                (request.model(), request.prompt_tokens(), request.answer_max(), request.choices())
+            }
+        };
+        let gate = Arc::clone(&model.gate);
+        context.admit(&gate, prompt_tokens, answer_max, choices).await?;
+        Ok(Admitted(self))
+    }
+}
+
+impl Admitted {
+    pub(super) async fn answer(
+        self,
+        context: &mut RequestContext,
+    ) -> Result<(Answer, Option<ResponseAdapter>), ApiError> {
+        let gateway = &context.gateway;
+        gateway.retries.earn(gateway.requests_inside());
+        let answer = match self.0.prepared {
+            Prepared::Relayed(request) => request.answer(context).await?,
+            Prepared::Generated(request) => request.answer(context).await?,
+        };
+        Ok((answer, self.0.adapter))
+    }
+}
+
+/// Whether the gateway makes the text of this answer.
+fn makes_text(gateway: &Gateway, target: &Target, body: &RawBody) -> bool {
+    let pool = &target.model.pool;
+    // Adapters are the engines' own.
+    if target.adapter.is_some() {
+        return false;
+    }
+    match gateway.config.text {
+        TextBy::Auto => pool.is_native(),
+        TextBy::Engine => false,
+        TextBy::Gateway => {
+            let is_made_here = || pool.is_native() || is_only_text(body);
+            pool.speaks_ids() && is_made_here()
+        }
+    }
+}
+
+/// Whether a request is for text and nothing that only an engine can do: a field that is not known here may mean
+/// something to it.
+fn is_only_text(body: &RawBody) -> bool {
+    let is_plain = |name: &str, plain: &[&str]| match body.option(name) {
+        None => body.get(name).is_none(),
+        Some(value) => {
+            value.as_str().or_else(|| value["type"].as_str()).is_some_and(|is| plain.contains(&is))
+        }
+    };
+    body.names().all(|name| KNOWN_FIELDS.contains(&name))
+        && is_plain("response_format", &["text"])
+        && is_plain("tool_choice", &["auto", "none"])
+        && !has_media(body)
+}
+
+/// Whether a message of a chat has a part that is no text.
+pub(super) fn has_media(body: &RawBody) -> bool {
+    ["\"image_url\"", "\"input_audio\"", "\"video_url\""]
+        .iter()
+        .any(|part| body.get("messages").is_some_and(|messages| messages.contains(part)))
+}
+
+/// Whether a prompt is an array of prompts.
+fn has_several(raw: &str) -> bool {
+    let inner = raw.strip_prefix('[').map(str::trim_start);
+    inner.is_some_and(|inner| inner.starts_with(['[', '"']))
+}

@@ -1,0 +1,239 @@
+//! Attempts: which workers are asked next, and when no further ones are.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderValue, header};
+use bytes::Bytes;
+use router_engines::dialect::Role;
+use router_fleet::{Booking, RankRef, Route, RouteRequest};
+use router_openai::{RawBody, Usage};
+use router_trace::names;
+
+use super::failure::Failure;
+use super::legs::{Asked, ask};
+use super::{Ask, Generation};
+
+/// First pause of a request that keeps failing.
+const BACKOFF: Duration = Duration::from_millis(5);
+/// Largest answer that is not streamed.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+
+/// What a request has been through.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    failed: u32,
+    /// Workers that have just failed it.
+    avoid: Vec<String>,
+    /// The prefill leg has failed.
+    without_prefill: bool,
+    /// After a failure all further attempts together wait no longer for a worker than one would.
+    deadline: Option<Instant>,
+}
+
+impl Attempts {
+    /// Makes attempts until one succeeds; an error when no further one is to be made.
+    pub(crate) async fn run<T, F>(
+        &mut self,
+        generation: &Arc<Generation>,
+        ask: &Ask,
+        attempt: impl Fn(Route, Booking) -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, (Route, Failure)>> + Send,
+    {
+        loop {
+            let routed = self.route(generation, ask).await?;
+            match self.hedged(generation, ask, &attempt, routed).await {
+                Ok(begun) => {
+                    // The next failure is a new one.
+                    self.deadline = None;
+                    return Ok(begun);
+                }
+                Err((route, failure)) => self.failed(generation, &route, failure).await?,
+            }
+        }
+    }
+
+    /// The next pair of workers. One may be restarting, so it is waited for.
+    async fn route(&self, generation: &Generation, ask: &Ask) -> Result<(Route, Booking), Failure> {
+        let gateway = &generation.gateway;
+        let wanted = self.wanted(generation, ask, &self.avoid);
+        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + gateway.tuning().worker_wait);
+        let pool = &generation.target.model.pool;
+        let routed = gateway.wait_for_route(pool, &wanted, generation.traced.as_deref(), deadline).await;
+        let routed = routed.map_err(Failure::without_worker)?;
+        generation.sent_to.store(Some(Arc::clone(&routed.0.decode.run)));
+        Ok(routed)
+    }
+
+    fn wanted<'a>(&self, generation: &'a Generation, ask: &'a Ask, avoid: &'a [String]) -> RouteRequest<'a> {
+        RouteRequest {
+            tokens: &ask.tokens,
+            salt: generation.salt.as_deref(),
+            session: generation.session,
+            adapter: generation.target.adapter.as_deref(),
+            without_prefill: self.without_prefill || !generation.can_split,
+            audited: ask.is_audited,
+            avoid,
+        }
+    }
+
+    /// Another worker than the chosen one, if there is one and the budget allows a second attempt.
+    fn beside(&self, generation: &Generation, ask: &Ask, chosen: &str) -> Option<(Route, Booking)> {
+        let gateway = &generation.gateway;
+        let avoid: Vec<String> = self.avoid.iter().cloned().chain([chosen.to_owned()]).collect();
+        let is_other = |rank: &RankRef| {
+            let run = &rank.run;
+            let is_alone = run.role != Role::Prefill && !run.needs_prefill();
+            is_alone && rank.is_ready() && !avoid.contains(&run.name)
+        };
+        // Nothing is decided for an attempt that will not be made.
+        let pool = &generation.target.model.pool;
+        if !pool.roster().iter().any(is_other) || !gateway.retries.spend() {
+            return None;
+        }
+        let wanted = RouteRequest { without_prefill: true, ..self.wanted(generation, ask, &avoid) };
+        let routed = gateway.route(pool, &wanted, generation.traced.as_deref())?;
+        // Those to be avoided come in again when there is nobody else. A second attempt is no hand-off.
+        let is_fit = routed.0.prefill.is_none() && !avoid.contains(&routed.0.decode.run.name);
+        is_fit.then_some(routed)
+    }
+
+    /// An attempt, and a second one on another worker beside it when the first takes longer than the operator wants to
+    /// wait. Whichever answers first counts; the other is dropped, and so given up by its engine. A hand-off is not doubled.
+    async fn hedged<T, F>(
+        &self,
+        generation: &Generation,
+        ask: &Ask,
+        attempt: &impl Fn(Route, Booking) -> F,
+        (route, booking): (Route, Booking),
+    ) -> Result<T, (Route, Failure)>
+    where
+        F: Future<Output = Result<T, (Route, Failure)>> + Send,
+    {
+        let after = generation.gateway.tuning().hedge_after;
+        if after.is_zero() || route.prefill.is_some() {
+            return attempt(route, booking).await;
+        }
+        let chosen = route.decode.run.name.clone();
+        let mut first = Box::pin(attempt(route, booking));
+        if let Ok(done) = tokio::time::timeout(after, &mut first).await {
+            return done;
+        }
+        let Some((route, booking)) = self.beside(generation, ask, &chosen) else { return first.await };
+        generation.gateway.metrics.hedged.inc();
+        let mut second = Box::pin(attempt(route, booking));
+        let ((route, failure), other) = tokio::select! {
+            done = &mut first => match done {
+                Err(failed) if failed.1.is_retryable => (failed, second),
+                done => return done,
+            },
+            done = &mut second => match done {
+                Err(failed) if failed.1.is_retryable => (failed, first),
+                done => return done,
+            },
+        };
+        failure.blame(&route);
+        other.await
+    }
+
+    /// Notes a failure; an error when there is no further attempt.
+    pub(super) async fn failed(
+        &mut self,
+        generation: &Generation,
+        route: &Route,
+        failure: Failure,
+    ) -> Result<(), Failure> {
+        let gateway = &generation.gateway;
+        self.failed += 1;
+        self.deadline.get_or_insert_with(|| Instant::now() + gateway.tuning().worker_wait);
+        failure.blame(route);
+        let at_fault = failure.at_fault(route);
+        if !failure.is_retryable || self.failed > gateway.tuning().retries || !gateway.retries.spend() {
+            return Err(failure);
+        }
+        tracing::warn!(
+            request = generation.request_id,
+            worker = at_fault.run.name,
+            reason = failure.reason,
+            "going on elsewhere"
+        );
+        gateway.metrics.migrations.inc();
+        if let Some(traced) = &generation.traced {
+            traced.event(names::event::RETRY);
+        }
+        self.avoid.push(at_fault.run.name.clone());
+        self.without_prefill |= failure.blames_prefill;
+        // The next worker is not at fault; only a request that keeps failing waits, a little longer each time.
+        if self.failed > 1 {
+            tokio::time::sleep(BACKOFF * (1 << self.failed.min(6))).await;
+        }
+        Ok(())
+    }
+}
+
+/// An answer that is not streamed.
+pub(crate) struct Whole {
+    pub(crate) body: Bytes,
+    pub(crate) content_type: HeaderValue,
+    pub(crate) usage: Option<Usage>,
+    pub(crate) route: Route,
+}
+
+/// An attempt at an answer that is not streamed. It is taken whole, so that one that breaks off can be asked for again.
+pub(crate) async fn whole(
+    generation: Arc<Generation>,
+    question: Arc<Ask>,
+    route: Route,
+    booking: Booking,
+) -> Result<Whole, (Route, Failure)> {
+    let answered = match ask(&generation, &question.body, &route).await {
+        Ok(asked) => take_whole(&generation, asked, booking, &route).await,
+        Err(failure) => Err(failure),
+    };
+    match answered {
+        Ok((body, content_type, usage)) => Ok(Whole { body, content_type, usage, route }),
+        Err(failure) => Err((route, failure)),
+    }
+}
+
+async fn take_whole(
+    generation: &Generation,
+    asked: Asked,
+    mut booking: Booking,
+    route: &Route,
+) -> Result<(Bytes, HeaderValue, Option<Usage>), Failure> {
+    asked.audit(&mut booking);
+    let Asked { reply, promised, prefill: _prefill, mut span, .. } = asked;
+    let (head, body) = reply.into_parts();
+    let sent = Instant::now();
+    let down = route.decode.worker.given_up(sent);
+    let limit = generation.gateway.tuning().answer_within;
+    let body = tokio::select! {
+        body = tokio::time::timeout(limit, body.whole(ANSWER_BYTES_MAX)) => match body {
+            Ok(body) => body.map_err(|error| Failure::connection(&error))?,
+            Err(_) => return Err(Failure::late(&route.decode, limit, sent)),
+        },
+        () = down => return Err(Failure::hung(&route.decode)),
+    };
+    let bad = |reason: String| Failure::protocol(&route.decode, reason);
+    let answer = RawBody::parse(body.clone());
+    let answer = answer.map_err(|error| bad(format!("its answer: {}", error.message)))?;
+    let usage = answer.get("usage").and_then(|text| serde_json::from_str::<Usage>(text).ok());
+    if let Some(usage) = &usage {
+        if let Some(promised) = &promised {
+            promised.check(usage).map_err(bad)?;
+        }
+        if let Some(cached) = usage.cached {
+            booking.cached_tokens(cached);
+        }
+    }
+    booking.first_token();
+    route.decode.worker.breaker.succeeded();
+    if let Some(span) = &mut span {
+        span.succeeded();
+    }
+    let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
+    Ok((body, content_type.unwrap_or(HeaderValue::from_static("application/json")), usage))
+}

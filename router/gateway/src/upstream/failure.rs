@@ -1,0 +1,154 @@
+//! Why an attempt failed, whose fault it is, and what the client is told when there is no further one.
+
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use router_engines::client::refusal;
+use router_engines::upstream::UpstreamError;
+use router_fleet::{RankRef, Route};
+use router_openai::ApiError;
+
+use super::Generation;
+
+/// Whether an engine says that it has too much to do, rather than that something is wrong.
+fn is_busy(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 408 | 425 | 429 | 503 | 529)
+}
+
+/// An engine's answer that is no success.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) status: StatusCode,
+    pub(super) content_type: Option<HeaderValue>,
+    pub(super) body: Bytes,
+}
+
+/// Why an attempt is over.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// In words that name the worker.
+    pub(crate) reason: String,
+    pub(crate) blames_prefill: bool,
+    /// It speaks against the worker.
+    pub(crate) is_workers: bool,
+    /// It could not be reached, or broke off.
+    pub(crate) is_connection: bool,
+    /// Another worker may do better.
+    pub(crate) is_retryable: bool,
+    refusal: Option<Refusal>,
+    /// What the client is told, where it is no worker's failure.
+    error: Option<ApiError>,
+}
+
+impl Failure {
+    fn of_worker(reason: String) -> Self {
+        Self {
+            reason,
+            blames_prefill: false,
+            is_workers: true,
+            is_connection: false,
+            is_retryable: true,
+            refusal: None,
+            error: None,
+        }
+    }
+
+    pub(super) fn connection(error: &UpstreamError) -> Self {
+        Self { is_connection: true, ..Self::of_worker(error.to_string()) }
+    }
+
+    pub(super) fn protocol(rank: &RankRef, reason: impl std::fmt::Display) -> Self {
+        Self::of_worker(format!("{}: {reason}", rank.run.name))
+    }
+
+    pub(super) fn hung(rank: &RankRef) -> Self {
+        Self { is_connection: true, ..Self::protocol(rank, "it does not answer") }
+    }
+
+    /// No first token in time, of a request that was sent to the worker at `sent`. A queue is no fault of an engine, and what
+    /// waits in it may still be computed there: only a worker that reports no request at all has lost this one.
+    pub(super) fn late(rank: &RankRef, limit: Duration, sent: Instant) -> Self {
+        let is_lost = rank.run.reported.is_idle_since(sent);
+        let reason = format!("no answer within {} ms", limit.as_millis());
+        Self { is_workers: is_lost, is_retryable: is_lost, ..Self::protocol(rank, reason) }
+    }
+
+    /// The prefill worker died while its blocks were being fetched.
+    pub(super) fn gone(prefill: &RankRef) -> Self {
+        let reason = "it is gone, and blocks were to come from it";
+        Self { is_connection: true, ..Self::protocol(prefill, reason) }.of_prefill()
+    }
+
+    /// The engine says no. What is wrong with the request stays wrong elsewhere.
+    pub(super) fn refused(rank: &RankRef, refusal: Refusal) -> Self {
+        let (busy, status) = (is_busy(refusal.status), refusal.status);
+        Self {
+            is_workers: status.is_server_error() && !busy,
+            is_retryable: busy || status.is_server_error(),
+            refusal: Some(refusal),
+            ..Self::protocol(rank, format!("it answered {status}"))
+        }
+    }
+
+    /// No worker could be asked.
+    pub(super) fn without_worker(error: ApiError) -> Self {
+        let reason = error.message.clone();
+        Self { is_workers: false, is_retryable: false, error: Some(error), ..Self::of_worker(reason) }
+    }
+
+    #[must_use]
+    pub(super) fn of_prefill(mut self) -> Self {
+        self.blames_prefill = true;
+        self
+    }
+
+    /// Whose failure it is.
+    pub(super) fn at_fault<'a>(&self, route: &'a Route) -> &'a RankRef {
+        match &route.prefill {
+            Some(prefill) if self.blames_prefill => prefill,
+            _ => &route.decode,
+        }
+    }
+
+    /// It speaks against the worker that made it.
+    pub(super) fn blame(&self, route: &Route) {
+        if !self.is_workers {
+            return;
+        }
+        let rank = self.at_fault(route);
+        if rank.worker.breaker.failed(Instant::now()) {
+            tracing::warn!(worker = rank.run.name, "too many failures in a row: out for a while");
+        }
+        if self.is_connection {
+            rank.worker.suspect();
+        }
+    }
+
+    /// As the answer, in the engine's own words if it had some.
+    pub(crate) fn into_response(self, generation: &Generation) -> Result<Response, ApiError> {
+        let Some(refusal) = self.refusal.filter(|refusal| !refusal.body.is_empty()) else {
+            return Err(self.error.unwrap_or_else(|| generation.workers_failed(&self.reason)));
+        };
+        let status = refusal.status;
+        let mut response = Body::from(refusal.body).into_response();
+        *response.status_mut() = status;
+        let kind = refusal.content_type.unwrap_or(HeaderValue::from_static("application/json"));
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        if status == StatusCode::SERVICE_UNAVAILABLE || status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        Ok(response)
+    }
+
+    /// As an error of the gateway.
+    pub(crate) fn into_error(self, generation: &Generation) -> ApiError {
+        match (self.refusal, self.error) {
+            (Some(refused), _) => refusal(refused.status, &refused.body),
+            (None, Some(error)) => error,
+            (None, None) => generation.workers_failed(&self.reason),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! A leg that generates: its events as they come, and how long nothing may come.
+//!
+//! Hot path, once for each frame. One timer watches for stalls; it is not set anew with each frame but looks, when it rings,
+//! at when the last one came. Waiting for the first token is no stall, and has a patience of its own.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http_body::Body as HttpBody;
+use router_engines::upstream::ReplyBody;
+use router_fleet::{Booking, Route, Worker};
+use router_openai::sse;
+use tokio::time::Sleep;
+
+use super::failure::Failure;
+use super::legs::{Asked, PrefillTask, Promised};
+use super::scanner::{Batch, Scanner};
+use super::{Ask, Generation};
+use crate::traced::LegSpan;
+
+/// How long the end of an engine's body is waited for, to use its connection again.
+const END_WITHIN: Duration = Duration::from_secs(1);
+
+/// A worker's answer on its way.
+pub(super) struct Leg {
+    reply: ReplyBody,
+    pub(super) route: Route,
+    pub(super) booking: Booking,
+    pub(super) promised: Option<Promised>,
+    prefill: Option<PrefillTask>,
+    /// Tokens that the prefill worker had cached, until somebody is told.
+    pub(super) prefill_cached: Option<usize>,
+    scanner: Scanner,
+    /// Resolves when the worker is given up although its connection is open.
+    down: BoxFuture<'static, ()>,
+    stalled: Pin<Box<Sleep>>,
+    /// How long nothing may come before the first token.
+    answer_within: Duration,
+    /// How long nothing may come after it.
+    stall: Duration,
+    /// When the wait for the first event began.
+    began: Instant,
+    /// When the last frame came.
+    last: Instant,
+    /// It has sent something.
+    has_begun: bool,
+    /// Since when blocks are on their way to it, until its first token.
+    moving: Option<Instant>,
+    span: Option<LegSpan>,
+}
+
+/// Resolves at the next `Worker::down` notification.
+fn next_give_up(worker: &Arc<Worker>) -> BoxFuture<'static, ()> {
+    let worker = Arc::clone(worker);
+    async move { worker.down.notified().await }.boxed()
+}
+
+/// Asks the workers of a route and waits for the first events that say something, so that a failure before them is a proper
+/// error, or nobody's business.
+pub(super) async fn begin(
+    generation: Arc<Generation>,
+    ask: Arc<Ask>,
+    scanner: Scanner,
+    route: Route,
+    booking: Booking,
+) -> Result<(Leg, Batch), (Route, Failure)> {
+    let asked = match super::legs::ask(&generation, &ask.body, &route).await {
+        Ok(asked) => asked,
+        Err(failure) => return Err((route, failure)),
+    };
+    let mut leg = Leg::new(&generation, asked, scanner, booking, route);
+    match leg.first_words_or_failure().await {
+        Ok(first) => Ok((leg, first)),
+        Err(failure) => {
+            leg.failed();
+            Err((leg.route, failure))
+        }
+    }
+}
+
+impl Leg {
+    fn new(
+        generation: &Generation,
+        asked: Asked,
+        scanner: Scanner,
+        mut booking: Booking,
+        route: Route,
+    ) -> Self {
+        asked.audit(&mut booking);
+        let now = Instant::now();
+        let (stall, answer_within) = {
+            let tuning = generation.gateway.tuning();
+            (tuning.stall, tuning.answer_within)
+        };
+        Self {
+            reply: asked.reply.into_body(),
+            booking,
+            promised: asked.promised,
+            prefill: asked.prefill,
+            prefill_cached: asked.prefill_cached,
+            scanner,
+            down: next_give_up(&route.decode.worker),
+            stalled: Box::pin(tokio::time::sleep(answer_within)),
+            answer_within,
+            stall,
+            began: now,
+            last: now,
+            has_begun: false,
+            moving: asked.moving,
+            span: asked.span,
+            route,
+        }
+    }
+
+    /// The next whole events; `None` at the end of the body.
+    pub(super) fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Batch, Failure>>> {
+        loop {
+            match Pin::new(&mut self.reply).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    self.last = Instant::now();
+                    let Ok(data) = frame.into_data() else { continue };
+                    match self.scanner.push(data) {
+                        Err(error) => {
+                            return Poll::Ready(Some(Err(Failure::protocol(&self.route.decode, error))));
+                        }
+                        Ok(batch) if batch == Batch::default() => {}
+                        Ok(batch) => return Poll::Ready(Some(Ok(batch))),
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(Failure::connection(&error)))),
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => break,
+            }
+        }
+        if let Poll::Ready(failure) = self.poll_prefill(context) {
+            return Poll::Ready(Some(Err(failure)));
+        }
+        let mut was_notified = false;
+        while self.down.as_mut().poll(context).is_ready() {
+            was_notified = true;
+            self.down = next_give_up(&self.route.decode.worker);
+        }
+        // A slow health check does not end a stream that flows.
+        if was_notified && self.route.decode.worker.is_silent_since(self.last) {
+            return Poll::Ready(Some(Err(Failure::hung(&self.route.decode))));
+        }
+        while self.stalled.as_mut().poll(context).is_ready() {
+            let patience = if self.has_begun { self.stall } else { self.answer_within };
+            if self.last.elapsed() >= patience {
+                return Poll::Ready(Some(Err(self.silent())));
+            }
+            let due = tokio::time::Instant::from_std(self.last + patience);
+            self.stalled.as_mut().reset(due);
+        }
+        Poll::Pending
+    }
+
+    /// Follows the prefill leg. Until something has come, the decode worker may be waiting for one that has failed; then it has
+    /// what it needs, or computes the rest.
+    fn poll_prefill(&mut self, context: &mut Context<'_>) -> Poll<Failure> {
+        let Some(prefill) = &mut self.prefill else { return Poll::Pending };
+        let Poll::Ready(ended) = prefill.poll_end(context) else { return Poll::Pending };
+        self.prefill = None;
+        match ended {
+            Some(Ok(cached)) => {
+                if let Some(cached) = cached {
+                    self.booking.prefill_cached_tokens(cached);
+                }
+                self.prefill_cached = cached;
+                Poll::Pending
+            }
+            Some(Err(failure)) if !self.has_begun => Poll::Ready(failure),
+            Some(Err(failure)) => {
+                tracing::debug!(failure.reason, "the prefill leg failed after the first token");
+                Poll::Pending
+            }
+            None => Poll::Pending,
+        }
+    }
+
+    /// Nothing came for too long.
+    fn silent(&self) -> Failure {
+        match self.has_begun {
+            true => {
+                let quiet = format!("nothing came for {} ms", self.stall.as_millis());
+                Failure::protocol(&self.route.decode, quiet)
+            }
+            false => Failure::late(&self.route.decode, self.answer_within, self.began),
+        }
+    }
+
+    /// The engine says that it failed, in these words.
+    pub(super) fn told(&self, words: &str) -> Failure {
+        Failure::protocol(&self.route.decode, format!("it failed: {words}"))
+    }
+
+    async fn first_batch(&mut self) -> Result<Batch, Failure> {
+        match std::future::poll_fn(|context| self.poll_batch(context)).await {
+            None => Err(Failure::protocol(&self.route.decode, "a stream without events")),
+            Some(Ok(Batch { failure: Some(words), .. })) => Err(self.told(&words)),
+            Some(batch) => batch,
+        }
+    }
+
+    async fn first_words(&mut self) -> Result<Batch, Failure> {
+        let mut first = self.first_batch().await?;
+        // Some engines open an answer before they know whether they can give one.
+        while is_only_role(&first.out) && !first.is_done {
+            let next = self.first_batch().await?;
+            let usage = next.usage.or(first.usage);
+            first = Batch { out: [first.out, next.out].concat().into(), usage, ..next };
+        }
+        Ok(first)
+    }
+
+    async fn first_words_or_failure(&mut self) -> Result<Batch, Failure> {
+        // An engine that fetches blocks from a worker that died meanwhile may say nothing for as long as it likes.
+        let Some(prefill) = self.route.prefill.clone().filter(|_| self.moving.is_some()) else {
+            return self.first_words().await;
+        };
+        let gone = prefill.worker.disconnected.notified();
+        tokio::select! {
+            first = self.first_words() => first,
+            () = gone => Err(Failure::gone(&prefill)),
+        }
+    }
+
+    /// It has something for the client. Returns since when blocks were on their way, at the first time, if they were.
+    pub(super) fn has_spoken(&mut self) -> Option<Instant> {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return None;
+        }
+        self.stalled.as_mut().reset(tokio::time::Instant::now() + self.stall);
+        self.booking.first_token();
+        self.route.decode.worker.breaker.succeeded();
+        self.moving.take()
+    }
+
+    /// The engine has said its last word.
+    pub(super) fn succeeded(&mut self) {
+        if let Some(mut span) = self.span.take() {
+            span.succeeded();
+        }
+    }
+
+    pub(super) fn failed(&mut self) {
+        if let Some(span) = &mut self.span {
+            span.failed("broken_stream");
+        }
+    }
+
+    /// Only the end of the body can come. The client does not wait for it; the connection is worth a moment.
+    pub(super) fn end(mut self, context: &mut Context<'_>) {
+        if Pin::new(&mut self.reply).poll_frame(context).is_pending() {
+            tokio::spawn(tokio::time::timeout(END_WITHIN, self.reply.whole(0)));
+        }
+    }
+}
+
+/// Whether events say nothing but who speaks.
+fn is_only_role(events: &[u8]) -> bool {
+    sse::events(events).all(|event| {
+        let Ok(value) = serde_json::from_slice::<serde_json::Value>(&sse::data_of(event)) else {
+            return false;
+        };
+        let choice = &value["choices"][0];
+        choice["delta"]["role"].is_string()
+            && choice["delta"]["content"].as_str().is_none_or(str::is_empty)
+            && choice["delta"].as_object().is_some_and(|delta| delta.len() <= 2)
+            && choice["finish_reason"].is_null()
+    })
+}

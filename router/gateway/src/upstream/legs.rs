@@ -1,0 +1,306 @@
+//! Asking workers: one for everything, or one for the prompt and one for the rest.
+//!
+//! With two legs, an object that names blocks on the prefill worker is used once and at once: an engine that is given one
+//! whose blocks have been reused meanwhile answers 200 with the wrong text (seen with vLLM 0.32). So an attempt that
+//! failed starts again with a fresh prefill, and the decode leg is never sent twice.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::http::{HeaderName, header};
+use bytes::Bytes;
+use http::Response as HttpResponse;
+use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
+use router_engines::dialect::{Engine, host_of};
+use router_engines::upstream::{Call, ReplyBody, UpstreamError};
+use router_fleet::{Booking, RankRef, Route};
+use router_openai::{RawBody, Usage};
+use router_trace::names;
+use tokio::task::JoinHandle;
+
+use super::Generation;
+use super::failure::{Failure, Refusal};
+use crate::service::{Gateway, fresh_number};
+use crate::traced::LegSpan;
+
+/// Largest answer of a prefill leg, and largest error that is passed on.
+const LEG_BYTES_MAX: usize = 64 << 20;
+
+/// What the prefill leg said, for the check of the decode leg's answer: tokens must not come from another prompt's KV.
+#[derive(Debug)]
+pub(super) struct Promised {
+    prompt_tokens: Option<usize>,
+}
+
+impl Promised {
+    /// Compares what the decode worker counted with what the prefill worker computed.
+    pub(super) fn check(&self, usage: &Usage) -> Result<(), String> {
+        if let Some(promised) = self.prompt_tokens
+            && usage.prompt != promised
+        {
+            return Err(format!("it decoded a prompt of {} tokens, prefill had {promised}", usage.prompt));
+        }
+        match usage.cached {
+            Some(cached) if cached > usage.prompt => {
+                Err(format!("it says that {cached} tokens of {} were cached", usage.prompt))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A task that ends with whoever holds this.
+#[derive(Debug)]
+pub(super) struct Owned<T>(JoinHandle<T>);
+
+impl<T> Owned<T> {
+    /// What it ended with, once it has; `None` when it was torn down.
+    pub(super) fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
+        Pin::new(&mut self.0).poll(context).map(Result::ok)
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A prefill leg beside the decode leg; it ends with the tokens that its worker had cached, if that tells them.
+pub(super) type PrefillTask = Owned<Result<Option<usize>, Failure>>;
+
+/// A decode leg that has begun to answer with 200.
+pub(super) struct Asked {
+    pub(super) reply: HttpResponse<ReplyBody>,
+    pub(super) promised: Option<Promised>,
+    /// Tokens that the prefill worker had cached, if it has told them.
+    pub(super) prefill_cached: Option<usize>,
+    /// A prefill leg that goes on beside it.
+    pub(super) prefill: Option<PrefillTask>,
+    /// Since when blocks are on their way to the decode worker, if they are.
+    pub(super) moving: Option<Instant>,
+    pub(super) span: Option<LegSpan>,
+}
+
+impl Asked {
+    /// What the prefill worker found in its cache is compared with what was predicted.
+    pub(super) fn audit(&self, booking: &mut Booking) {
+        if let Some(cached) = self.prefill_cached {
+            booking.prefill_cached_tokens(cached);
+        }
+    }
+}
+
+/// What to send to a worker, and its span if the request is traced.
+fn call(
+    generation: &Generation,
+    body: &RawBody,
+    rank: &RankRef,
+    name: &'static str,
+) -> (Call, Option<LegSpan>) {
+    let mut call = match rank.run.description.engine.dialect().takes_extensions() {
+        true => Call::json(generation.path, body.to_bytes()),
+        false => {
+            let mut standard = body.clone();
+            standard.remove("cache_salt");
+            Call::json(generation.path, standard.to_bytes())
+        }
+    };
+    call.headers.extend(generation.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+    let name_of_call = HeaderName::from_static("x-request-id");
+    // Both legs of an attempt have one name. An engine may still be busy with giving up the attempt before, and some
+    // refuse a second call of its name.
+    let mut call = match generation.attempts.load(Ordering::Relaxed) {
+        ..=1 => call.with(name_of_call, &generation.engine_id),
+        more => call.with(name_of_call, &format!("{}-{more}", generation.engine_id)),
+    };
+    let header = rank.run.description.engine.dialect().rank_header();
+    if let (Some(rank), Some(header)) = (rank.run.rank, header) {
+        call = call.with(HeaderName::from_static(header), &rank.to_string());
+    }
+    let span = LegSpan::open(&generation.traced, name, rank, &mut call.headers);
+    (call, span)
+}
+
+/// Sends to one worker; its answer's head has a status of success.
+async fn send(
+    rank: &RankRef,
+    call: &Call,
+    span: &mut Option<LegSpan>,
+) -> Result<HttpResponse<ReplyBody>, Failure> {
+    let mut failed = |how| {
+        if let Some(span) = span {
+            span.failed(how);
+        }
+    };
+    let reply = rank.worker.upstream.send(call).await.map_err(|error| {
+        failed("connection");
+        Failure::connection(&error)
+    })?;
+    let status = reply.status();
+    if status.is_success() {
+        return Ok(reply);
+    }
+    failed(if status.is_server_error() { "engine_error" } else { "refused_by_engine" });
+    let content_type = reply.headers().get(header::CONTENT_TYPE).cloned();
+    let body = reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))?;
+    Err(Failure::refused(rank, Refusal { status, content_type, body }))
+}
+
+/// Asks the workers of a route.
+pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) -> Result<Asked, Failure> {
+    generation.attempts.fetch_add(1, Ordering::Relaxed);
+    let sent = Instant::now();
+    let down = route.decode.worker.given_up(sent);
+    // An engine may wait for blocks of a prefill worker that has frozen for as long as it likes.
+    let prefill_down = async {
+        match &route.prefill {
+            Some(prefill) => {
+                prefill.worker.given_up(sent).await;
+                prefill
+            }
+            None => std::future::pending().await,
+        }
+    };
+    // Where the request is when time runs out.
+    let is_prefilling = AtomicBool::new(false);
+    let limit = generation.gateway.tuning().answer_within;
+    tokio::select! {
+        asked = tokio::time::timeout(limit, legs(generation, body, route, &is_prefilling)) => {
+            asked.unwrap_or_else(|_| Err(match &route.prefill {
+                Some(prefill) if is_prefilling.load(Ordering::Relaxed) => {
+                    Failure::late(prefill, limit, sent).of_prefill()
+                }
+                _ => Failure::late(&route.decode, limit, sent),
+            }))
+        }
+        () = down => Err(Failure::hung(&route.decode)),
+        prefill = prefill_down => Err(Failure::hung(prefill).of_prefill()),
+    }
+}
+
+async fn legs(
+    generation: &Generation,
+    body: &RawBody,
+    route: &Route,
+    is_prefilling: &AtomicBool,
+) -> Result<Asked, Failure> {
+    let Some(prefill) = &route.prefill else {
+        let (call, mut span) = call(generation, body, &route.decode, names::span::DECODE);
+        let reply = send(&route.decode, &call, &mut span).await?;
+        return Ok(Asked { reply, promised: None, prefill_cached: None, prefill: None, moving: None, span });
+    };
+    let gateway = &generation.gateway;
+    gateway.metrics.disaggregated.inc();
+    let protocol = gateway.config.protocol.unwrap_or(match prefill.run.description.engine {
+        Engine::Native => Protocol::Native,
+        Engine::Vllm => Protocol::Nixl,
+        Engine::Sglang => Protocol::Bootstrap,
+        Engine::TensorRtLlm => Protocol::TensorRtLlm,
+        // No such worker has a part in a hand-off.
+        Engine::OpenAi => Protocol::Native,
+    });
+    let mooncake = match protocol {
+        Protocol::Mooncake => Some(bootstrap(gateway, prefill).await.map_err(Failure::of_prefill)?),
+        _ => None,
+    };
+    let pairing = Pairing {
+        number: fresh_number(),
+        prefill: &prefill.run.description,
+        mooncake: mooncake.as_ref().map(|(address, engine)| (address.as_str(), engine.as_str())),
+    };
+    let unmade = |error| Failure::protocol(prefill, error).of_prefill();
+    let prefill_body = prefill_leg(protocol, body, &pairing).map_err(unmade)?;
+    let (mut prefill_call, prefill_span) = call(generation, &prefill_body, prefill, names::span::PREFILL);
+    if protocol.is_sequential() {
+        is_prefilling.store(true, Ordering::Relaxed);
+        let answer = first_leg(prefill, &prefill_call, prefill_span).await.map_err(Failure::of_prefill)?;
+        is_prefilling.store(false, Ordering::Relaxed);
+        let moving = Some(Instant::now());
+        let answer = PrefillAnswer::parse(answer).map_err(unmade)?;
+        // One that ended with its first token left no blocks behind: the decode worker computes that token itself.
+        let decode = match decode_leg(protocol, body, &pairing, Some(&answer)) {
+            Err(_) if answer.is_complete() => body.clone(),
+            leg => leg.map_err(unmade)?,
+        };
+        let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
+        decode_call.once = true;
+        let reply = send(&route.decode, &decode_call, &mut span).await?;
+        let promised = Some(Promised { prompt_tokens: answer.prompt_tokens });
+        let prefill_cached = answer.cached_tokens;
+        return Ok(Asked { reply, promised, prefill_cached, prefill: None, moving, span });
+    }
+    let decode = decode_leg(protocol, body, &pairing, None).map_err(unmade)?;
+    let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
+    decode_call.once = true;
+    // One that meets the other by a number must not come twice.
+    prefill_call.once = true;
+    let leg = prefill.clone();
+    let mut task = Owned(tokio::spawn(async move {
+        let answer = first_leg(&leg, &prefill_call, prefill_span).await.map_err(Failure::of_prefill)?;
+        // What it generated is not needed, and may be a stream.
+        Ok(PrefillAnswer::parse(answer).ok().and_then(|answer| answer.cached_tokens))
+    }));
+    let moving = Some(Instant::now());
+    let mut ended = None;
+    let mut start = Box::pin(send(&route.decode, &decode_call, &mut span));
+    loop {
+        tokio::select! {
+            reply = &mut start => {
+                drop(start);
+                let prefill = ended.is_none().then_some(task);
+                let prefill_cached = ended.flatten();
+                return Ok(Asked { reply: reply?, promised: None, prefill_cached, prefill, moving, span });
+            }
+            // The decode leg is given up with it, here, by dropping it.
+            over = &mut task.0, if ended.is_none() => match over {
+                Ok(Err(failure)) => return Err(failure),
+                Ok(Ok(cached)) => ended = Some(cached),
+                Err(_) => ended = Some(None),
+            },
+        }
+    }
+}
+
+/// A prefill leg from its request to the end of its answer.
+async fn first_leg(prefill: &RankRef, call: &Call, mut span: Option<LegSpan>) -> Result<Bytes, Failure> {
+    let down = prefill.worker.given_up(Instant::now());
+    let asked = async {
+        let reply = send(prefill, call, &mut span).await?;
+        let answer =
+            reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))?;
+        if let Some(span) = &mut span {
+            span.succeeded();
+        }
+        Ok(answer)
+    };
+    tokio::select! {
+        answer = asked => {
+            if answer.is_ok() {
+                prefill.worker.breaker.succeeded();
+            }
+            answer
+        }
+        () = down => Err(Failure::hung(prefill)),
+    }
+}
+
+/// Address of a prefill worker's MooncakeConnector bootstrap server, and the id that its engine has there.
+async fn bootstrap(gateway: &Gateway, prefill: &RankRef) -> Result<(String, String), Failure> {
+    let base = prefill.worker.client.base();
+    let host = host_of(base);
+    let address = gateway.config.mooncake_bootstrap.replace('*', host);
+    let client = router_engines::client::EngineClient::new(&address, gateway.config.access.tls.as_ref());
+    let said = client.get("/query").await;
+    let said = said.map_err(|error| {
+        Failure::connection(&UpstreamError { worker: address.clone(), reason: error.to_string() })
+    })?;
+    let said: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
+    let rank = prefill.run.rank.unwrap_or(0).to_string();
+    match said[&rank]["engine_id"].as_str() {
+        Some(engine) => Ok((address, engine.to_owned())),
+        None => Err(Failure::protocol(prefill, format!("{address}/query names no engine of rank {rank}"))),
+    }
+}

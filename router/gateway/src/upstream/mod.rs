@@ -1,0 +1,87 @@
+//! From a request that is ready to the events of its answer, over as many workers as that takes.
+//!
+//! A [`Generation`] is asked for in attempts. Each attempt chooses workers (a [`Route`](router_fleet::Route)), asks one for
+//! everything, or one for the prompt and one for the rest (legs), and follows the events of the leg that generates. Before the
+//! first event has gone to the client a failed attempt starts over elsewhere; after it the answer goes on elsewhere, if its
+//! [`Output`] can say how. All engines go this way; what their events are and how an answer is continued is the `Output`'s:
+//! the engine's own events (`answer::relayed`), or token ids of which the text is made here (`answer::token_output`).
+//!
+//! Reading order: `attempts` (routes, retries, hedges), `legs` (asking workers), `leg` and `scanner` (what comes), `stream`
+//! (following it over failures), `failure`. Everything runs in the task of the client's connection, so a client that goes away
+//! drops it all, connections to engines included.
+
+mod attempts;
+mod failure;
+mod leg;
+mod legs;
+mod scanner;
+mod stream;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use arc_swap::ArcSwapOption;
+use axum::http::HeaderMap;
+use router_fleet::{Route, WorkerRun};
+use router_openai::{ApiError, RawBody};
+
+pub(crate) use self::attempts::{Attempts, whole};
+pub(crate) use self::scanner::Scanner;
+pub(crate) use self::stream::{Continuation, EventStream, Failed, Output, Taken};
+use crate::models::Target;
+use crate::service::Gateway;
+use crate::traced::Tracing;
+
+/// The worker that a request was sent to last.
+pub(crate) type SentTo = Arc<ArcSwapOption<WorkerRun>>;
+
+/// What all attempts at an answer have in common.
+pub(crate) struct Generation {
+    pub(crate) gateway: Arc<Gateway>,
+    pub(crate) target: Target,
+    /// Where engines are asked.
+    pub(crate) path: &'static str,
+    /// For logs.
+    pub(crate) request_id: String,
+    /// Engines' name for it.
+    pub(crate) engine_id: String,
+    /// The client is told which workers it met.
+    pub(crate) explains: bool,
+    /// For the engine.
+    pub(crate) headers: HeaderMap,
+    pub(crate) session: Option<u64>,
+    pub(crate) salt: Option<String>,
+    /// It has one prompt and one choice, so a prefill worker may compute it.
+    pub(crate) can_split: bool,
+    pub(crate) traced: Tracing,
+    pub(crate) sent_to: SentTo,
+    /// Attempts so far, hedges included.
+    pub(crate) attempts: AtomicU32,
+}
+
+/// What engines are asked for: all of an answer, or what is still to come of it.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) body: RawBody,
+    /// What the prompt looks like to the index; possibly empty.
+    pub(crate) tokens: Arc<Vec<u32>>,
+    /// They are the engine's own: what it says of its cache can be compared.
+    pub(crate) is_audited: bool,
+}
+
+impl Generation {
+    /// The workers failed. Which of them, and how, is for those who may know the fleet; else it is in the log.
+    fn workers_failed(&self, reason: &str) -> ApiError {
+        if self.explains {
+            return ApiError::unavailable(format!("The workers failed: {reason}"));
+        }
+        tracing::warn!(request = self.request_id, reason, "the workers failed");
+        ApiError::unavailable("The workers failed.")
+    }
+
+    /// What is told of a route.
+    pub(crate) fn explained(&self, route: &Route) -> Option<axum::http::HeaderValue> {
+        let text = self.explains.then(|| route.explain())?;
+        axum::http::HeaderValue::from_str(&text).ok()
+    }
+}

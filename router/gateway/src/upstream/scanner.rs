@@ -1,0 +1,195 @@
+//! An engine's events as they come: passed on as they are, or read for their token ids.
+//!
+//! Only whole events leave, so that a stream can be continued after any of them, and only JSON. An event is looked into
+//! when the letters of a usage are in it: inside JSON's strings their quotes would be escaped, so a search of the bytes
+//! cannot be misled by what a model writes. Hot path: each frame is gone over three times, for its ends, for a usage and
+//! for its form, and not copied as long as frames end where events end.
+
+use bytes::{Bytes, BytesMut};
+use memchr::memmem;
+use router_openai::Usage;
+use router_openai::sse::{DONE, EventBuffer, EventTooLarge, data_of, events};
+use serde::Deserialize;
+
+/// Largest single event; an engine that sends more is broken.
+const EVENT_BYTES_MAX: usize = 4 << 20;
+
+/// What a frame was made of.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Batch {
+    /// For the client; empty when nothing is whole yet.
+    pub(crate) out: Bytes,
+    pub(crate) usage: Option<Usage>,
+    /// The engine's own end of the stream was among them.
+    pub(crate) is_done: bool,
+    /// The engine says that it failed, in its words; nothing behind it counts.
+    pub(crate) failure: Option<String>,
+}
+
+/// What is done with the events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// The client gets them. The usage at the end may be the gateway's wish alone.
+    PassOn { hides_usage: bool },
+    /// Whoever takes them reads each.
+    Read,
+}
+
+/// Takes the frames of an engine's answer.
+#[derive(Debug)]
+pub(crate) struct Scanner {
+    buffer: EventBuffer,
+    purpose: Purpose,
+    usage: memmem::Finder<'static>,
+}
+
+impl Scanner {
+    fn new(purpose: Purpose) -> Self {
+        Self { buffer: EventBuffer::new(EVENT_BYTES_MAX), purpose, usage: memmem::Finder::new(b"\"usage\":") }
+    }
+
+    /// For events that the client gets; without the usage if the client has not asked for it.
+    pub(crate) fn passing_on(hides_usage: bool) -> Self {
+        Self::new(Purpose::PassOn { hides_usage })
+    }
+
+    /// For events that are read by whoever takes them: only their end is looked for.
+    pub(crate) fn reading() -> Self {
+        Self::new(Purpose::Read)
+    }
+
+    /// One of the same kind, for another leg.
+    pub(super) fn fresh(&self) -> Self {
+        Self::new(self.purpose)
+    }
+
+    /// Takes a frame.
+    pub(super) fn push(&mut self, frame: Bytes) -> Result<Batch, EventTooLarge> {
+        let whole = self.buffer.push(frame)?;
+        Ok(self.look_into(whole))
+    }
+
+    /// Whether there is a usage that is not null.
+    fn has_usage(&self, bytes: &[u8]) -> bool {
+        let behind = |at: usize| bytes[at + self.usage.needle().len()..].trim_ascii_start();
+        self.usage.find_iter(bytes).any(|at| behind(at).starts_with(b"{"))
+    }
+
+    fn look_into(&self, whole: Bytes) -> Batch {
+        let mut batch = Batch::default();
+        // Where an event is left out, if one is.
+        let mut kept: Option<BytesMut> = None;
+        let mut at = 0;
+        for event in events(&whole) {
+            let data = data_of(event);
+            let before = at;
+            at += event.len();
+            let hides = if data[..] == *DONE {
+                batch.is_done = true;
+                false
+            } else {
+                match self.judge(&data, &mut batch) {
+                    Ok(hides) => hides,
+                    Err(reason) => {
+                        batch.failure = Some(reason);
+                        batch.out = kept.map_or_else(|| whole.slice(..before), BytesMut::freeze);
+                        return batch;
+                    }
+                }
+            };
+            match (&mut kept, hides) {
+                (None, true) => kept = Some(BytesMut::from(&whole[..before])),
+                (Some(kept), false) => kept.extend_from_slice(event),
+                _ => {}
+            }
+        }
+        batch.out = kept.map_or(whole, BytesMut::freeze);
+        batch
+    }
+
+    /// Whether an event is hidden; an error says why nothing behind it counts.
+    fn judge(&self, data: &[u8], batch: &mut Batch) -> Result<bool, String> {
+        let Purpose::PassOn { hides_usage } = self.purpose else { return Ok(false) };
+        if data.is_empty() {
+            return Ok(false);
+        }
+        if data.starts_with(b"{\"error\"") {
+            return Err(String::from_utf8_lossy(data).into_owned());
+        }
+        if !data.starts_with(b"{") {
+            return Err("an event that is no JSON object".to_owned());
+        }
+        let bad = |_| "an event that is no JSON".to_owned();
+        if !self.has_usage(data) {
+            return serde_json::from_slice::<serde::de::IgnoredAny>(data).map(|_| false).map_err(bad);
+        }
+        let Event { usage, choices } = serde_json::from_slice(data).map_err(bad)?;
+        batch.usage = usage.or(batch.usage);
+        // A last event that has nothing but the usage.
+        Ok(hides_usage && usage.is_some() && choices.is_empty())
+    }
+}
+
+#[derive(Deserialize)]
+struct Event {
+    usage: Option<Usage>,
+    #[serde(default)]
+    choices: Vec<serde::de::IgnoredAny>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a \\\"usage\\\":{ b\"}}],\"usage\":null}\n\n\
+        : ping\n\ndata: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n\
+        data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"total_tokens\":11,\
+        \"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
+
+    fn run(hides: bool, pieces: &[&[u8]]) -> (Vec<u8>, Option<Usage>, bool, Option<String>) {
+        let mut scanner = Scanner::passing_on(hides);
+        let mut all = (Vec::new(), None, false, None);
+        for piece in pieces {
+            let batch = scanner.push(Bytes::copy_from_slice(piece)).expect("not too large");
+            assert!(batch.out.is_empty() || batch.out.ends_with(b"\n\n"), "only whole events leave");
+            all.0.extend_from_slice(&batch.out);
+            all.1 = all.1.or(batch.usage);
+            all.2 |= batch.is_done;
+            all.3 = all.3.or(batch.failure);
+        }
+        all
+    }
+
+    #[test]
+    fn cuts_do_not_matter() {
+        let bytes = STREAM.as_bytes();
+        let hidden: String = {
+            let start = STREAM.find("data: {\"choices\":[],").expect("the usage");
+            let end = STREAM.find("data: [DONE]").expect("the end");
+            format!("{}{}", &STREAM[..start], &STREAM[end..])
+        };
+        for cut in 0..=bytes.len() {
+            for (hides, expected) in [(false, STREAM), (true, hidden.as_str())] {
+                let (out, usage, is_done, failure) = run(hides, &[&bytes[..cut], &bytes[cut..]]);
+                assert_eq!(String::from_utf8(out).expect("UTF-8"), expected, "cut at {cut}");
+                let usage = usage.expect("a usage");
+                assert_eq!((usage.prompt, usage.completion, usage.cached), (9, 2, Some(4)));
+                assert!(is_done && failure.is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn an_engines_error_ends_it() {
+        let stream =
+            "data: {\"choices\":[{}]}\n\ndata: {\"error\":{\"message\":\"boom\"}}\n\ndata: [DONE]\n\n";
+        let (out, _, is_done, failure) = run(true, &[stream.as_bytes()]);
+        assert_eq!(out, b"data: {\"choices\":[{}]}\n\n");
+        assert!(failure.is_some_and(|words| words.contains("boom")) && !is_done);
+        let garbage = "data: {\"choices\":[{}]}\n\ndata: {\"cho\n\n";
+        let (out, _, _, failure) = run(false, &[garbage.as_bytes()]);
+        assert_eq!((out.len(), failure.is_some()), (garbage.find("\n\n").map_or(0, |at| at + 2), true));
+        let quoted = "data: {\"choices\":[{\"delta\":{\"content\":\"data: {\\\"error\\\"\"}}]}\n\n";
+        assert_eq!(run(true, &[quoted.as_bytes()]).3, None);
+    }
+}

@@ -1,0 +1,312 @@
+//! A request's JSON body as it came: only the places of its top-level fields are known.
+//!
+//! What the gateway does not need is neither parsed nor written anew: a field is read where it stands, and a body
+//! with changes is put together from the client's own bytes. So a prompt of 220 KB is scanned once, fields that nobody
+//! here knows reach the engine as they were, and numbers keep their spelling. Of a name that occurs twice the last
+//! counts, as it does in Python's parser, and only that one is passed on.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use bytes::Bytes;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::ApiError;
+
+/// Most top-level fields of a request.
+const FIELDS_MAX: usize = 256;
+
+/// Longest text of a field that is an option: a number, a flag, or an object of a few.
+const OPTION_BYTES_MAX: usize = 16 << 10;
+
+#[derive(Debug, Clone)]
+enum Raw {
+    /// Where it stands in the body.
+    Original(Range<usize>),
+    /// JSON text put in by the gateway.
+    Set(String),
+}
+
+#[derive(Debug, Clone)]
+struct Field {
+    name: Box<str>,
+    raw: Raw,
+}
+
+/// A JSON object with its top-level fields by name.
+#[derive(Debug, Clone)]
+pub struct RawBody {
+    bytes: Bytes,
+    fields: Vec<Field>,
+    is_changed: bool,
+}
+
+struct Fields<'a> {
+    start: usize,
+    /// Members so far, repeated names included: each is looked for among those before it.
+    seen: usize,
+    into: &'a mut Vec<Field>,
+    has_repeats: bool,
+}
+
+impl<'de> Visitor<'de> for &mut Fields<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(name) = map.next_key::<Box<str>>()? {
+            let value: &'de RawValue = map.next_value()?;
+            self.seen += 1;
+            if self.seen > FIELDS_MAX {
+                return Err(serde::de::Error::custom(format!("more than {FIELDS_MAX} fields")));
+            }
+            let at = value.get().as_ptr() as usize - self.start;
+            let raw = Raw::Original(at..at + value.get().len());
+            if let Some(before) = self.into.iter_mut().find(|field| field.name == name) {
+                before.raw = raw;
+                self.has_repeats = true;
+            } else {
+                self.into.push(Field { name, raw });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RawBody {
+    /// Finds the fields. The whole body is checked to be one JSON object.
+    pub fn parse(bytes: Bytes) -> Result<Self, ApiError> {
+        let mut fields = Vec::with_capacity(16);
+        let mut visitor =
+            Fields { start: bytes.as_ptr() as usize, seen: 0, into: &mut fields, has_repeats: false };
+        let mut json = serde_json::Deserializer::from_slice(&bytes);
+        let parsed = json.deserialize_map(&mut visitor).and_then(|()| json.end());
+        let is_changed = visitor.has_repeats;
+        parsed.map_err(|error| {
+            if error.is_data() {
+                ApiError::malformed(format!("The body must be a JSON object: {error}."))
+            } else {
+                ApiError::malformed(format!("The body is not JSON: {error}."))
+            }
+        })?;
+        Ok(Self { bytes, fields, is_changed })
+    }
+
+    /// A body of the gateway's own.
+    #[must_use]
+    pub fn of_fields(fields: &serde_json::Map<String, serde_json::Value>) -> Self {
+        let field = |(name, value): (&String, &serde_json::Value)| Field {
+            name: name.as_str().into(),
+            raw: Raw::Set(value.to_string()),
+        };
+        Self { bytes: Bytes::new(), fields: fields.iter().map(field).collect(), is_changed: true }
+    }
+
+    /// Bytes of the body as it came.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether nothing came.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The JSON text of a field, unless it is absent or null.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let field = self.fields.iter().find(|field| &*field.name == name)?;
+        Some(self.text_of(field)).filter(|text| *text != "null")
+    }
+
+    /// Names of the fields that are there and not null.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let is_there = |field: &&Field| self.text_of(field) != "null";
+        self.fields.iter().filter(is_there).map(|field| &*field.name)
+    }
+
+    fn text_of<'a>(&'a self, field: &'a Field) -> &'a str {
+        match &field.raw {
+            // The parser has checked that it is UTF-8.
+            Raw::Original(range) => std::str::from_utf8(&self.bytes[range.clone()]).unwrap_or("null"),
+            Raw::Set(text) => text,
+        }
+    }
+
+    fn parsed<'a, T: serde::Deserialize<'a>>(
+        &'a self,
+        name: &str,
+        what: &str,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(text) = self.get(name) else { return Ok(None) };
+        serde_json::from_str(text)
+            .map(Some)
+            .map_err(|_| ApiError::invalid(name, format!("`{name}` must be {what}, not {}.", kind(text))))
+    }
+
+    /// A flag.
+    pub fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.parsed(name, "true or false")
+    }
+
+    /// An integer that is at least `low`.
+    pub fn integer(&self, name: &str, low: i64) -> Result<Option<i64>, ApiError> {
+        let number: Option<i64> = self.parsed(name, "an integer")?;
+        match number {
+            Some(number) if number < low => {
+                Err(ApiError::invalid(name, format!("`{name}` is {number}, but must be at least {low}.")))
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// A text.
+    pub fn text(&self, name: &str) -> Result<Option<Cow<'_, str>>, ApiError> {
+        match self.get(name) {
+            // Without an escape it stands in the body as it is.
+            Some(text) if text.starts_with('"') && !text.contains('\\') => {
+                Ok(Some(Cow::Borrowed(&text[1..text.len() - 1])))
+            }
+            _ => Ok(self.parsed::<String>(name, "a string")?.map(Cow::Owned)),
+        }
+    }
+
+    /// A value as a tree.
+    pub fn value(&self, name: &str) -> Option<serde_json::Value> {
+        self.get(name).and_then(|text| serde_json::from_str(text).ok())
+    }
+
+    /// The value of an option as a tree; `None` also when its text is too long for one. Cheap, whatever a client sends.
+    #[must_use]
+    pub fn option(&self, name: &str) -> Option<serde_json::Value> {
+        let text = self.get(name).filter(|text| text.len() <= OPTION_BYTES_MAX)?;
+        serde_json::from_str(text).ok()
+    }
+
+    /// Whether the object in field `name` has the flag `inner` set.
+    #[must_use]
+    pub fn inner_flag(&self, name: &str, inner: &str) -> bool {
+        self.option(name).is_some_and(|value| value[inner] == true)
+    }
+
+    /// Puts JSON text in a field's place, or adds the field.
+    pub fn set(&mut self, name: &str, json: impl Into<String>) {
+        self.is_changed = true;
+        let raw = Raw::Set(json.into());
+        match self.fields.iter_mut().find(|field| &*field.name == name) {
+            Some(field) => field.raw = raw,
+            None => self.fields.push(Field { name: name.into(), raw }),
+        }
+    }
+
+    /// Takes a field out; whether it was there.
+    pub fn remove(&mut self, name: &str) -> bool {
+        let before = self.fields.len();
+        self.fields.retain(|field| &*field.name != name);
+        self.is_changed |= self.fields.len() < before;
+        self.fields.len() < before
+    }
+
+    /// The body for the engine: the client's own bytes when nothing was changed.
+    #[must_use]
+    pub fn to_bytes(&self) -> Bytes {
+        if !self.is_changed {
+            return self.bytes.clone();
+        }
+        let mut out = Vec::with_capacity(self.bytes.len() + 256);
+        out.push(b'{');
+        for (number, field) in self.fields.iter().enumerate() {
+            if number > 0 {
+                out.push(b',');
+            }
+            quote(&field.name, &mut out);
+            out.push(b':');
+            out.extend_from_slice(self.text_of(field).as_bytes());
+        }
+        out.push(b'}');
+        out.into()
+    }
+}
+
+fn quote(name: &str, out: &mut Vec<u8>) {
+    // Writing to memory cannot fail.
+    let _infallible = serde_json::to_writer(out, name);
+}
+
+/// What a JSON text is, in words.
+fn kind(text: &str) -> &'static str {
+    match text.as_bytes().first() {
+        Some(b'{') => "an object",
+        Some(b'[') => "an array",
+        Some(b'"') => "a string",
+        Some(b't' | b'f') => "a boolean",
+        Some(b'n') => "null",
+        _ => "a number of another kind",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn body(text: &str) -> RawBody {
+        RawBody::parse(Bytes::copy_from_slice(text.as_bytes())).expect("parses")
+    }
+
+    #[test]
+    fn an_unchanged_body_is_the_same_bytes() {
+        let text = r#" {"a" : 1.50, "b":[1, 2],"c":"x"} "#;
+        let bytes = Bytes::copy_from_slice(text.as_bytes());
+        let same = RawBody::parse(bytes.clone()).expect("parses").to_bytes();
+        assert_eq!(same.as_ptr(), bytes.as_ptr());
+        assert_eq!(same, bytes);
+    }
+
+    #[test]
+    fn changes_touch_nothing_else() {
+        let mut body =
+            body(r#"{"keep": 1.50e2 , "odd\"name": {"deep":[null, "\u00e9"]}, "gone":1, "set": "old"}"#);
+        assert!(body.remove("gone") && !body.remove("gone"));
+        body.set("set", "true");
+        body.set("new", "[1]");
+        let bytes = body.to_bytes();
+        let text = std::str::from_utf8(&bytes).expect("UTF-8");
+        assert_eq!(text, r#"{"keep":1.50e2,"odd\"name":{"deep":[null, "\u00e9"]},"set":true,"new":[1]}"#);
+        let value: Value = serde_json::from_str(text).expect("JSON");
+        assert_eq!(value["odd\"name"]["deep"], json!([null, "é"]));
+        assert_eq!(body.get("set"), Some("true"));
+    }
+
+    #[test]
+    fn of_a_repeated_name_the_last_counts_alone() {
+        let body = body(r#"{"model":"a","model":"b"}"#);
+        assert_eq!(body.text("model").expect("a text").as_deref(), Some("b"));
+        assert_eq!(&body.to_bytes()[..], br#"{"model":"b"}"#);
+    }
+
+    #[test]
+    fn complaints_name_the_field() {
+        let body = body(r#"{"n": "3", "stream": 1, "model": 5, "low": 0, "esc": "a\nb", "no": null}"#);
+        assert_eq!(body.integer("n", 1).expect_err("no integer").param.as_deref(), Some("n"));
+        assert_eq!(body.integer("low", 1).expect_err("too low").param.as_deref(), Some("low"));
+        assert_eq!(body.flag("stream").expect_err("no flag").param.as_deref(), Some("stream"));
+        assert!(body.text("model").expect_err("no text").message.contains("a number"));
+        assert_eq!(body.text("esc").expect("a text").as_deref(), Some("a\nb"));
+        assert_eq!(body.get("no"), None);
+        for bad in ["", "[1]", "{\"a\":1", "{\"a\":1} x", "{\"a\":\u{7f}}", "{\"a\" 1}", "\u{feff}{}"] {
+            let error = RawBody::parse(Bytes::copy_from_slice(bad.as_bytes())).expect_err(bad);
+            assert_eq!(error.status, 400, "{bad}");
+        }
+        assert!(RawBody::parse(Bytes::from_static(b"{\"a\":\"\xff\"}")).is_err());
+        let many: Vec<String> = (0..300).map(|number| format!("\"f{number}\":1")).collect();
+        assert!(RawBody::parse(format!("{{{}}}", many.join(",")).into()).is_err());
+    }
+}

@@ -1,0 +1,42 @@
+//! The API: requests, answers and errors of OpenAI's surfaces, with the extensions that vLLM adds, and of Anthropic's
+//! messages.
+//!
+//! * [`Surface`]: what a client may ask for. [`ApiError`]: how it is told that something is wrong.
+//! * [`RawBody`]: a request's JSON as it came, for what passes through; [`Shape`]: how large it would be as a tree.
+//! * [`ChatRequest`], [`CompletionRequest`], [`Sampling`], [`StructuredOutput`]: requests read field by field. The gateway and
+//!   the reference engine share them, so they cannot disagree about a field.
+//! * [`Answer`]: answers of token ids, whole and in pieces. [`sse`]: the events of streams.
+//! * [`anthropic`] and [`responses`]: pure translations to chats and from their answers. Whatever serves chats serves these.
+
+#![forbid(unsafe_code)]
+
+mod answer;
+pub mod anthropic;
+mod body;
+mod chat;
+mod error;
+mod fields;
+mod json_schema;
+mod nested_fields;
+mod request;
+pub mod responses;
+mod sampling;
+mod schema_size;
+mod shape;
+pub mod sse;
+mod structured;
+mod surface;
+mod tool_choice;
+mod usage;
+
+pub use answer::{Answer, Finish, TokenLogprob, TokenLogprobs, model_list};
+pub use body::RawBody;
+pub use error::ApiError;
+pub use fields::Fields;
+pub use request::{ChatRequest, CompletionRequest, KNOWN_FIELDS, Prompt};
+pub use sampling::Sampling;
+pub use shape::{Shape, ShapeLimits};
+pub use structured::{STRUCTURED_OUTPUTS, StructuredOutput};
+pub use surface::{Kind, Surface};
+pub use tool_choice::ToolChoice;
+pub use usage::Usage;
