@@ -28,7 +28,7 @@ use crate::upstream::{Failed, Generation};
 pub(crate) enum Answer {
     Whole(Response),
     /// A stream whose first event is here; with what explains its route.
-    Relayed(RelayedEvents, Option<HeaderValue>),
+    Relayed(Box<RelayedEvents>, Option<HeaderValue>),
     Generated(Box<GeneratedEvents>, Option<HeaderValue>),
 }
 
@@ -40,7 +40,7 @@ impl Answer {
                 context.tell_rates(&mut response);
                 response
             }
-            Self::Relayed(events, explained) => streamed(events, explained, context),
+            Self::Relayed(events, explained) => streamed(*events, explained, context),
             Self::Generated(events, explained) => streamed(*events, explained, context),
         }
     }

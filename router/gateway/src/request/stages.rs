@@ -249,7 +249,7 @@ impl RelayedRequest {
         match stream.next().await {
             Some(Ok(first)) => {
                 let explained = stream.route().and_then(|route| generation.explained(route));
-                Ok(Answer::Relayed(RelayedEvents::new(stream, first), explained))
+                Ok(Answer::Relayed(Box::new(RelayedEvents::new(stream, first)), explained))
             }
             Some(Err(failed)) => refused(failed.failure.into_response(&generation)?, context),
             None => Err(ApiError::internal("The engine answered without an event.")),

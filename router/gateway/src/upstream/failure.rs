@@ -38,9 +38,9 @@ pub(crate) struct Failure {
     pub(crate) is_connection: bool,
     /// Another worker may do better.
     pub(crate) is_retryable: bool,
-    refusal: Option<Refusal>,
+    refusal: Option<Box<Refusal>>,
     /// What the client is told, where it is no worker's failure.
-    error: Option<ApiError>,
+    error: Option<Box<ApiError>>,
 }
 
 impl Failure {
@@ -88,7 +88,7 @@ impl Failure {
         Self {
             is_workers: status.is_server_error() && !busy,
             is_retryable: busy || status.is_server_error(),
-            refusal: Some(refusal),
+            refusal: Some(Box::new(refusal)),
             ..Self::protocol(rank, format!("it answered {status}"))
         }
     }
@@ -96,7 +96,12 @@ impl Failure {
     /// No worker could be asked.
     pub(super) fn without_worker(error: ApiError) -> Self {
         let reason = error.message.clone();
-        Self { is_workers: false, is_retryable: false, error: Some(error), ..Self::of_worker(reason) }
+        Self {
+            is_workers: false,
+            is_retryable: false,
+            error: Some(Box::new(error)),
+            ..Self::of_worker(reason)
+        }
     }
 
     #[must_use]
@@ -130,7 +135,7 @@ impl Failure {
     /// As the answer, in the engine's own words if it had some.
     pub(crate) fn into_response(self, generation: &Generation) -> Result<Response, ApiError> {
         let Some(refusal) = self.refusal.filter(|refusal| !refusal.body.is_empty()) else {
-            return Err(self.error.unwrap_or_else(|| generation.workers_failed(&self.reason)));
+            return Err(self.error.map_or_else(|| generation.workers_failed(&self.reason), |error| *error));
         };
         let status = refusal.status;
         let mut response = Body::from(refusal.body).into_response();
@@ -147,7 +152,7 @@ impl Failure {
     pub(crate) fn into_error(self, generation: &Generation) -> ApiError {
         match (self.refusal, self.error) {
             (Some(refused), _) => refusal(refused.status, &refused.body),
-            (None, Some(error)) => error,
+            (None, Some(error)) => *error,
             (None, None) => generation.workers_failed(&self.reason),
         }
     }
