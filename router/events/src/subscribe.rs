@@ -17,7 +17,12 @@ use crate::listen::{Delivery, Listeners, Membership, Publisher};
 
 const CONNECT_WITHIN: Duration = Duration::from_millis(500);
 const LIMITS: Limits = Limits { handshake_within: CONNECT_WITHIN, ..Limits::SUBSCRIBER };
-const REPLAY_WITHIN: Duration = Duration::from_secs(5);
+/// How long a publisher may say nothing during a replay. A long one may take as long as it likes.
+const REPLAY_SILENCE_MAX: Duration = Duration::from_secs(5);
+/// Pauses before a replay that broke off is asked for again. A busy publisher has not lost anything: what is given up here
+/// stays unknown until the blocks are stored anew.
+const REPLAY_PAUSES: [Duration; 3] =
+    [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// End marker of a replay: -1 as eight bytes.
 pub(crate) const REPLAY_END: u64 = u64::MAX;
@@ -187,25 +192,40 @@ pub(crate) fn numbered(parts: &[Bytes]) -> Option<(u64, Bytes)> {
     Some((u64::from_be_bytes(number[..].try_into().ok()?), payload.clone()))
 }
 
-/// Asks for everything from `from` on and applies it.
-async fn catch_up(feed: &Feed, followed: &Followed, from: u64) {
+/// Asks for everything from `from` on and applies it. A replay that breaks off goes on from where it was.
+async fn catch_up(feed: &Feed, followed: &Followed, mut from: u64) {
     let Some(replay) = &feed.replay else { return };
-    match tokio::time::timeout(REPLAY_WITHIN, replayed(replay, followed, from)).await {
-        Ok(Ok(batches)) => tracing::debug!(from, batches, "KV events: replayed"),
-        Ok(Err(error)) => tracing::warn!(error, from, "KV events: replay failed"),
-        Err(_) => tracing::warn!(from, "KV events: replay timed out"),
+    let mut pauses = REPLAY_PAUSES.iter();
+    loop {
+        let error = match replayed(replay, followed, from).await {
+            Ok(batches) => return tracing::debug!(from, batches, "KV events: replayed"),
+            Err(error) => error,
+        };
+        let Some(pause) = pauses.next() else {
+            return tracing::warn!(error, from, replay, "KV events: replay failed");
+        };
+        tracing::info!(error, from, replay, "KV events: a replay broke off; asking again");
+        tokio::time::sleep(*pause).await;
+        from = followed.lock().replay_from();
+    }
+}
+
+/// What comes of a publisher, unless it says nothing for too long.
+async fn unless_silent<T, E: ToString>(said: impl Future<Output = Result<T, E>>) -> Result<T, String> {
+    match tokio::time::timeout(REPLAY_SILENCE_MAX, said).await {
+        Ok(said) => said.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("nothing came for {} s", REPLAY_SILENCE_MAX.as_secs())),
     }
 }
 
 async fn replayed(endpoint: &str, followed: &Followed, mut from: u64) -> Result<u64, String> {
     loop {
-        let socket = DealerSocket::connect(endpoint, LIMITS).await;
-        let mut socket = socket.map_err(|error| error.to_string())?;
+        let mut socket = unless_silent(DealerSocket::connect(endpoint, LIMITS)).await?;
         let request = [Bytes::new(), Bytes::copy_from_slice(&from.to_be_bytes())];
-        socket.send(&request).await.map_err(|error| error.to_string())?;
+        unless_silent(socket.send(&request)).await?;
         let mut batches = 0;
         let again = loop {
-            let reply = socket.recv().await.map_err(|error| error.to_string())?;
+            let reply = unless_silent(socket.recv()).await?;
             let Some((sequence, payload)) = numbered(&reply) else {
                 return Err("a reply without number".to_owned());
             };

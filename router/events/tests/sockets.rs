@@ -88,6 +88,10 @@ impl Drop for Rig {
 
 /// Answers every replay request with what was published so far, as vLLM did up to 0.24 or as it does since 0.27.1.
 async fn replay_server(with_topic: bool, published: Arc<AtomicU64>) -> RouterSocket {
+    replay_server_at("tcp://127.0.0.1:0", with_topic, published).await
+}
+
+async fn replay_server_at(endpoint: &str, with_topic: bool, published: Arc<AtomicU64>) -> RouterSocket {
     let answer = move |request: Vec<Bytes>| -> Replies {
         let from = u64::from_be_bytes(request[1][..].try_into().expect("a number"));
         let topic = move |topic: &'static [u8]| with_topic.then_some(Bytes::from_static(topic));
@@ -99,7 +103,7 @@ async fn replay_server(with_topic: bool, published: Arc<AtomicU64>) -> RouterSoc
         };
         Box::new(batches.chain([end]).map(reply))
     };
-    RouterSocket::bind("tcp://127.0.0.1:0", Limits::REPLAY_SERVER, answer).await.expect("bound")
+    RouterSocket::bind(endpoint, Limits::REPLAY_SERVER, answer).await.expect("bound")
 }
 
 fn publish_as(socket: &PubSocket, topic: &'static str, at: u64) {
@@ -170,6 +174,26 @@ async fn replay_in_both_shapes_fills_what_was_missed() {
         rig.distrust.notify_one();
         rig.wait_for(5).await;
     }
+}
+
+#[tokio::test]
+async fn a_replay_that_fails_is_asked_for_again_and_nothing_is_forgotten() {
+    let socket = PubSocket::bind("tcp://127.0.0.1:0", Limits::PUBLISHER).await.expect("bound");
+    let replay = format!("tcp://127.0.0.1:{}", free_ports());
+    let rig = Rig::follow(Feed {
+        events: socket.endpoint().to_string(),
+        replay: Some(replay.clone()),
+        bind: false,
+        publisher: Publisher::default(),
+    });
+    while socket.subscribers() == 0 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    // The engine is too busy to take the first call.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let _server = replay_server_at(&replay, true, Arc::new(AtomicU64::new(5))).await;
+    rig.wait_for(5).await;
+    assert_eq!(rig.resets(), 0);
 }
 
 #[tokio::test]

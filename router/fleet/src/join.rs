@@ -29,7 +29,7 @@ use crate::worker::{RunParts, Worker, WorkerRun};
 const BLOCKS_ASSUMED: usize = 16_384;
 /// Longest wait for a subscription to begin.
 const WARM_UP_MAX: Duration = Duration::from_secs(2);
-/// The same for a subscription with a replay; a replay is given up a little earlier.
+/// The same for a subscription with a replay; a longer one goes on beside the worker's first requests.
 const REPLAY_MAX: Duration = Duration::from_secs(7);
 
 impl Fleet {
