@@ -52,6 +52,11 @@ pub(crate) struct Mover {
 
 impl Mover {
     pub(crate) fn run(mut self) {
+        self.serve();
+        self.tiers.bury_all();
+    }
+
+    fn serve(&mut self) {
         let mut busy_rounds = 0_u32;
         loop {
             let mut is_idle = true;

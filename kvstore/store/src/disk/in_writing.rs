@@ -7,6 +7,8 @@ use kvstore_block::BlockIdentity;
 /// A write that is under way.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct WriteState {
+    /// Where it goes.
+    slot: u32,
     /// The block was forgotten meanwhile.
     pub(crate) is_forgotten: bool,
     /// It leaves host memory once it is written.
@@ -22,8 +24,13 @@ pub(crate) struct WriteState {
 pub(crate) struct InWriting(HashMap<BlockIdentity, WriteState>);
 
 impl InWriting {
-    pub(crate) fn begin(&mut self, identity: BlockIdentity, is_leaving: bool) {
-        self.0.insert(identity, WriteState { is_leaving, ..WriteState::default() });
+    pub(crate) fn begin(&mut self, identity: BlockIdentity, slot: u32, is_leaving: bool) {
+        self.0.insert(identity, WriteState { slot, is_leaving, ..WriteState::default() });
+    }
+
+    /// Slots that blocks are being written to which were forgotten meanwhile.
+    pub(crate) fn forgotten_slots(&self) -> impl Iterator<Item = u32> {
+        self.0.values().filter(|state| state.is_forgotten).map(|state| state.slot)
     }
 
     pub(crate) fn end(&mut self, identity: &BlockIdentity) -> WriteState {

@@ -13,6 +13,7 @@ pub(crate) mod testing;
 mod write;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::bandwidth::Bandwidth;
 use crate::disk::LocalDisk;
@@ -23,6 +24,10 @@ use budget::HashBudget;
 pub(crate) use host::{Arrival, Origin};
 pub(crate) use read::{Place, Started};
 pub(crate) use write::{META_FIXED, parse_meta};
+
+/// How long the end waits for room in the disk's queue, and how often it looks.
+const BURY_WITHIN: Duration = Duration::from_secs(5);
+const BURY_RECHECK: Duration = Duration::from_millis(1);
 
 pub(crate) struct Tiers {
     pub(crate) shared: Arc<Shared>,
@@ -109,6 +114,22 @@ impl Tiers {
     pub(crate) fn bury(&mut self) {
         if let Some(disk) = &mut self.disk {
             disk.slots.bury(&disk.link);
+        }
+    }
+
+    /// The end: the disk hears of everything that was forgotten, also of what is still being written there, since nobody will
+    /// be there to take the answer.
+    pub(crate) fn bury_all(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        for slot in disk.in_writing.forgotten_slots() {
+            disk.slots.forget(slot);
+        }
+        let deadline = Instant::now() + BURY_WITHIN;
+        while self.has_tombstones() && Instant::now() < deadline {
+            self.bury();
+            if self.has_tombstones() {
+                std::thread::sleep(BURY_RECHECK);
+            }
         }
     }
 

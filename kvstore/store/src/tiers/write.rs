@@ -152,13 +152,14 @@ impl Tiers {
             return Err(hold.into());
         };
         let payload = self.shared.memory.slot(slot).clone();
+        let disk_slot = reserved.slot();
         let filling = reserved.fill();
         let meta = meta_of(description, hold.checksum());
         let (parent, position) = (description.parent, description.position);
         let write = Write { identity, parent, tenant, position, meta, payload, bytes, hold, filling };
         match disk.link.try_send(DiskCommand::Write(Box::new(write))) {
             Ok(()) => {
-                disk.in_writing.begin(identity, is_leaving);
+                disk.in_writing.begin(identity, disk_slot, is_leaving);
                 Ok(())
             }
             Err(DiskCommand::Write(write)) => {

@@ -131,6 +131,25 @@ fn what_is_forgotten_on_its_way_stays_forgotten() {
     assert_eq!(rig.survivors, [], "nothing comes back after a restart");
 }
 
+#[test]
+fn what_is_forgotten_just_before_the_end_stays_forgotten() {
+    for is_written in [true, false] {
+        let files = files(40);
+        let mut rig = Rig::new(with_disk(8, &files, WriteMode::Through));
+        let blocks = chain(300, 4);
+        (0..4).for_each(|position| rig.offload(&blocks, position));
+        if is_written {
+            rig.settle(0);
+            assert_eq!(rig.store.blocks()[1], 4);
+        }
+        rig.store.forget(blocks);
+        // Nobody is left to take what the disk answers.
+        drop(rig);
+        let rig = Rig::new(with_disk(8, &files, WriteMode::Through));
+        assert_eq!(rig.survivors, [], "written before: {is_written}");
+    }
+}
+
 /// 8-bit blocks take half the room of bf16 ones and come back close to what they were; what cannot be represented is
 /// not kept.
 #[test]
