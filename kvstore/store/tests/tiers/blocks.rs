@@ -139,7 +139,7 @@ fn what_is_forgotten_just_before_the_end_stays_forgotten() {
         let blocks = chain(300, 4);
         (0..4).for_each(|position| rig.offload(&blocks, position));
         if is_written {
-            rig.settle(0);
+            rig.settle(4);
             assert_eq!(rig.store.blocks()[1], 4);
         }
         rig.store.forget(blocks);
