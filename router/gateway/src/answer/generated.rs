@@ -22,7 +22,7 @@ use crate::compute::Work;
 use crate::models::{Model, Target};
 use crate::request::RequestContext;
 use crate::service::{fresh_number, json_response, unix_time};
-use crate::upstream::{EventStream, Failed, Generation};
+use crate::upstream::{BrokenAnswer, EventStream, Generation};
 
 /// A request whose prompts are known in tokens, in the form that chats and completions share.
 pub(crate) struct TokenRequest {
@@ -213,7 +213,7 @@ impl TokenRequest {
             generation.can_split = true;
             let generation = Arc::new(generation);
             let output = TokenOutput::new(&self.model, index, prompt, sampling, self.salt.clone());
-            streams.push(EventStream::new(&generation, output.ask(), output));
+            streams.push(EventStream::new(&generation, output.request(), output));
             first.get_or_insert(generation);
         }
         // A request has a prompt at least, and a choice.
@@ -277,7 +277,7 @@ impl Collector {
     }
 
     /// The error of a choice, as the client knows its request.
-    fn error(&self, failed: Failed) -> ApiError {
+    fn error(&self, failed: BrokenAnswer) -> ApiError {
         let mut error = failed.failure.into_error(&self.generation);
         // The engine knows its own field only.
         if let Some(output) = &self.request.sampling.structured

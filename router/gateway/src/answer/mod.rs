@@ -22,7 +22,7 @@ use router_openai::ApiError;
 use self::generated::GeneratedEvents;
 use self::relayed::RelayedEvents;
 use crate::request::RequestContext;
-use crate::upstream::{Failed, Generation};
+use crate::upstream::{BrokenAnswer, Generation};
 
 /// An answer, before its headers.
 pub(crate) enum Answer {
@@ -98,7 +98,7 @@ impl<E: AnswerEvents> HttpBody for AnswerBody<E> {
 }
 
 /// The last event of a stream that failed. What names a worker is for those who may know the fleet.
-fn broken(context: &mut RequestContext, generation: &Generation, failed: Failed) -> Bytes {
+fn broken(context: &mut RequestContext, generation: &Generation, failed: BrokenAnswer) -> Bytes {
     context.broke();
     let reason = failed.failure.reason;
     let why = failed.why.unwrap_or_else(|| "no other worker could go on with it".to_owned());

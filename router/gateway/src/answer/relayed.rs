@@ -16,13 +16,13 @@ use router_openai::{Kind, RawBody, Usage};
 use super::resume::{Sent, obstacle};
 use super::{AnswerEvents, broken};
 use crate::request::RequestContext;
-use crate::upstream::{Ask, Continuation, EventStream, Output, Scanner, Taken};
+use crate::upstream::{Continuation, EngineRequest, EventStream, Output, Scanner, Taken};
 
 /// A stream of more bytes than this is not continued elsewhere: what the client has could not be remembered.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Events for the client.
-pub(crate) struct Passed {
+pub(crate) struct RelayedPiece {
     pub(crate) events: Bytes,
     /// How many there are; about as many tokens.
     pub(crate) pieces: usize,
@@ -32,7 +32,7 @@ pub(crate) struct Passed {
 /// A stream whose events the client gets as they are.
 pub(crate) struct Relayed {
     kind: Option<Kind>,
-    ask: Arc<Ask>,
+    request: Arc<EngineRequest>,
     /// Tokens of the prompt, when they are the engine's own.
     prompt_tokens: Option<usize>,
     hides_usage: bool,
@@ -46,15 +46,15 @@ impl Relayed {
     /// The usage at the end may be the gateway's wish, not the client's.
     pub(crate) fn new(
         kind: Option<Kind>,
-        ask: &Arc<Ask>,
+        request: &Arc<EngineRequest>,
         prompt_tokens: Option<usize>,
         hides_usage: bool,
     ) -> Self {
-        let kept = match obstacle(kind, &ask.body) {
+        let kept = match obstacle(kind, &request.body) {
             None => Ok(Vec::new()),
             Some(obstacle) => Err(obstacle),
         };
-        Self { kind, ask: Arc::clone(ask), prompt_tokens, hides_usage, kept, sent: None }
+        Self { kind, request: Arc::clone(request), prompt_tokens, hides_usage, kept, sent: None }
     }
 
     fn keep(&mut self, events: &[u8]) {
@@ -65,14 +65,14 @@ impl Relayed {
         }
     }
 
-    fn ask_for(&self, body: RawBody) -> Arc<Ask> {
+    fn request_of(&self, body: RawBody) -> Arc<EngineRequest> {
         // The client's prompt alone is known in tokens: what an engine says of its cache is not comparable any more.
-        Arc::new(Ask { body, tokens: Arc::clone(&self.ask.tokens), is_audited: false })
+        Arc::new(EngineRequest { body, tokens: Arc::clone(&self.request.tokens), is_audited: false })
     }
 }
 
 impl Output for Relayed {
-    type Item = Passed;
+    type Item = RelayedPiece;
 
     fn scanner(&self) -> Scanner {
         Scanner::passing_on(self.hides_usage)
@@ -84,7 +84,7 @@ impl Output for Relayed {
         }
     }
 
-    fn take(&mut self, events: Bytes, usage: Option<Usage>) -> Taken<Passed> {
+    fn take(&mut self, events: Bytes, usage: Option<Usage>) -> Taken<RelayedPiece> {
         let pieces = memmem::find_iter(&events, b"\n\n").count();
         let mut told = usage;
         let events = match &self.sent {
@@ -96,16 +96,16 @@ impl Output for Relayed {
             }
         };
         self.keep(&events);
-        let item = Passed { events, pieces, usage: told };
+        let item = RelayedPiece { events, pieces, usage: told };
         let is_empty = item.events.is_empty() && item.usage.is_none();
         Taken { item: (!is_empty).then_some(item), usage, is_complete: false, failure: None }
     }
 
-    fn finish(&mut self) -> Result<Option<Passed>, String> {
+    fn finish(&mut self) -> Result<Option<RelayedPiece>, String> {
         Ok(None)
     }
 
-    fn continuation(&mut self) -> Continuation<Passed> {
+    fn continuation(&mut self) -> Continuation<RelayedPiece> {
         let sent = match &self.kept {
             Ok(kept) => Sent::read(self.kind, kept),
             Err(why) => Err(*why),
@@ -116,16 +116,16 @@ impl Output for Relayed {
         };
         let end = || {
             let events = Bytes::from_static(b"data: [DONE]\n\n");
-            Continuation::Complete(Some(Passed { events, pieces: 0, usage: None }))
+            Continuation::Complete(Some(RelayedPiece { events, pieces: 0, usage: None }))
         };
         if sent.is_finished {
             return end();
         }
-        let Some(rest) = sent.rest(self.kind, &self.ask.body) else {
+        let Some(rest) = sent.rest(self.kind, &self.request.body) else {
             return Continuation::Impossible("its last token was its last");
         };
         self.sent = Some(sent);
-        Continuation::Ask(self.ask_for(rest))
+        Continuation::Request(self.request_of(rest))
     }
 }
 
@@ -133,12 +133,12 @@ impl Output for Relayed {
 pub(crate) struct RelayedEvents {
     stream: EventStream<Relayed>,
     /// It came before the answer began.
-    first: Option<Passed>,
+    first: Option<RelayedPiece>,
     is_over: bool,
 }
 
 impl RelayedEvents {
-    pub(crate) fn new(stream: EventStream<Relayed>, first: Passed) -> Self {
+    pub(crate) fn new(stream: EventStream<Relayed>, first: RelayedPiece) -> Self {
         Self { stream, first: Some(first), is_over: false }
     }
 }

@@ -13,7 +13,7 @@ use router_tokens::{Detokenizer, StopStrings, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::models::Model;
-use crate::upstream::{Ask, Continuation, Output, Scanner, Taken};
+use crate::upstream::{Continuation, EngineRequest, Output, Scanner, Taken};
 
 /// Part of an output.
 #[derive(Debug, Default)]
@@ -65,7 +65,7 @@ impl TokenOutput {
     }
 
     /// What an engine is asked for: what follows prompt and tokens so far.
-    pub(crate) fn ask(&self) -> Arc<Ask> {
+    pub(crate) fn request(&self) -> Arc<EngineRequest> {
         let tokens = match self.generated.is_empty() {
             true => Arc::clone(&self.prompt),
             false => Arc::new(self.prompt.iter().chain(&self.generated).copied().collect()),
@@ -73,7 +73,7 @@ impl TokenOutput {
         let mut body = RawBody::of_fields(&self.fields());
         // As text: a tree of thousands of JSON numbers would cost more than all the rest.
         body.set("prompt", serde_json::to_string(&*tokens).unwrap_or_default());
-        Arc::new(Ask { body, tokens, is_audited: true })
+        Arc::new(EngineRequest { body, tokens, is_audited: true })
     }
 
     fn fields(&self) -> Map<String, Value> {
@@ -220,7 +220,7 @@ impl Output for TokenOutput {
             return Continuation::Complete(Some(vec![self.last_piece(finish)]));
         }
         self.engine_finish = None;
-        Continuation::Ask(self.ask())
+        Continuation::Request(self.request())
     }
 }
 

@@ -26,7 +26,7 @@ use crate::compute::IsCancelled;
 use crate::memory::held_bytes;
 use crate::models::Target;
 use crate::service::Gateway;
-use crate::upstream::{Ask, Attempts, EventStream, Generation, whole};
+use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, whole};
 
 /// A request of which the head is here.
 pub(super) struct Received(pub(super) Request);
@@ -64,7 +64,7 @@ enum Prepared {
 /// A request that an engine answers itself.
 struct RelayedRequest {
     target: Target,
-    ask: Arc<Ask>,
+    request: Arc<EngineRequest>,
     salt: Option<String>,
     stream: bool,
     /// It has one prompt and one choice, so a prefill worker may compute it.
@@ -221,10 +221,10 @@ impl RelayedRequest {
             && is_one("best_of")
             && !several;
         let salt = body.text("cache_salt")?.map(Cow::into_owned);
-        let ask = Ask { body, tokens: Arc::new(seen.tokens), is_audited: seen.is_exact };
+        let request = EngineRequest { body, tokens: Arc::new(seen.tokens), is_audited: seen.is_exact };
         Ok(Self {
             target,
-            ask: Arc::new(ask),
+            request: Arc::new(request),
             salt,
             stream,
             can_split,
@@ -241,11 +241,11 @@ impl RelayedRequest {
         generation.can_split = self.can_split;
         let generation = Arc::new(generation);
         if !self.stream {
-            return answer_whole(&generation, &self.ask, context).await;
+            return answer_whole(&generation, &self.request, context).await;
         }
-        let prompt_tokens = self.ask.is_audited.then_some(self.ask.tokens.len());
-        let output = Relayed::new(context.surface.kind(), &self.ask, prompt_tokens, self.hides_usage);
-        let mut stream = EventStream::new(&generation, self.ask, output);
+        let prompt_tokens = self.request.is_audited.then_some(self.request.tokens.len());
+        let output = Relayed::new(context.surface.kind(), &self.request, prompt_tokens, self.hides_usage);
+        let mut stream = EventStream::new(&generation, self.request, output);
         match stream.next().await {
             Some(Ok(first)) => {
                 let explained = stream.route().and_then(|route| generation.explained(route));
@@ -260,11 +260,11 @@ impl RelayedRequest {
 /// Asks for an answer that is not streamed.
 async fn answer_whole(
     generation: &Arc<Generation>,
-    ask: &Arc<Ask>,
+    request: &Arc<EngineRequest>,
     context: &mut RequestContext,
 ) -> Result<Answer, ApiError> {
-    let attempt = |route, booking| whole(Arc::clone(generation), Arc::clone(ask), route, booking);
-    let answered = match Attempts::default().run(generation, ask, attempt).await {
+    let attempt = |route, booking| whole(Arc::clone(generation), Arc::clone(request), route, booking);
+    let answered = match Attempts::default().run(generation, request, attempt).await {
         Ok(answered) => answered,
         Err(failure) => return refused(failure.into_response(generation)?, context),
     };

@@ -11,8 +11,8 @@ use router_openai::{RawBody, Usage};
 use router_trace::names;
 
 use super::failure::Failure;
-use super::legs::{Asked, ask};
-use super::{Ask, Generation};
+use super::legs::{LegReply, ask};
+use super::{EngineRequest, Generation};
 
 /// First pause of a request that keeps failing.
 const BACKOFF: Duration = Duration::from_millis(5);
@@ -36,15 +36,15 @@ impl Attempts {
     pub(crate) async fn run<T, F>(
         &mut self,
         generation: &Arc<Generation>,
-        ask: &Ask,
+        request: &EngineRequest,
         attempt: impl Fn(Route, Booking) -> F,
     ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, (Route, Failure)>> + Send,
     {
         loop {
-            let routed = self.route(generation, ask).await?;
-            match self.hedged(generation, ask, &attempt, routed).await {
+            let routed = self.route(generation, request).await?;
+            match self.hedged(generation, request, &attempt, routed).await {
                 Ok(begun) => {
                     // The next failure is a new one.
                     self.deadline = None;
@@ -56,9 +56,13 @@ impl Attempts {
     }
 
     /// The next pair of workers. One may be restarting, so it is waited for.
-    async fn route(&self, generation: &Generation, ask: &Ask) -> Result<(Route, Booking), Failure> {
+    async fn route(
+        &self,
+        generation: &Generation,
+        request: &EngineRequest,
+    ) -> Result<(Route, Booking), Failure> {
         let gateway = &generation.gateway;
-        let wanted = self.wanted(generation, ask, &self.avoid);
+        let wanted = self.wanted(generation, request, &self.avoid);
         let deadline = self.deadline.unwrap_or_else(|| Instant::now() + gateway.tuning().worker_wait);
         let pool = &generation.target.model.pool;
         let routed = gateway.wait_for_route(pool, &wanted, generation.traced.as_deref(), deadline).await;
@@ -67,20 +71,30 @@ impl Attempts {
         Ok(routed)
     }
 
-    fn wanted<'a>(&self, generation: &'a Generation, ask: &'a Ask, avoid: &'a [String]) -> RouteRequest<'a> {
+    fn wanted<'a>(
+        &self,
+        generation: &'a Generation,
+        request: &'a EngineRequest,
+        avoid: &'a [String],
+    ) -> RouteRequest<'a> {
         RouteRequest {
-            tokens: &ask.tokens,
+            tokens: &request.tokens,
             salt: generation.salt.as_deref(),
             session: generation.session,
             adapter: generation.target.adapter.as_deref(),
             without_prefill: self.without_prefill || !generation.can_split,
-            audited: ask.is_audited,
+            audited: request.is_audited,
             avoid,
         }
     }
 
     /// Another worker than the chosen one, if there is one and the budget allows a second attempt.
-    fn beside(&self, generation: &Generation, ask: &Ask, chosen: &str) -> Option<(Route, Booking)> {
+    fn beside(
+        &self,
+        generation: &Generation,
+        request: &EngineRequest,
+        chosen: &str,
+    ) -> Option<(Route, Booking)> {
         let gateway = &generation.gateway;
         let avoid: Vec<String> = self.avoid.iter().cloned().chain([chosen.to_owned()]).collect();
         let is_other = |rank: &RankRef| {
@@ -93,7 +107,7 @@ impl Attempts {
         if !pool.roster().iter().any(is_other) || !gateway.retries.spend() {
             return None;
         }
-        let wanted = RouteRequest { without_prefill: true, ..self.wanted(generation, ask, &avoid) };
+        let wanted = RouteRequest { without_prefill: true, ..self.wanted(generation, request, &avoid) };
         let routed = gateway.route(pool, &wanted, generation.traced.as_deref())?;
         // Those to be avoided come in again when there is nobody else. A second attempt is no hand-off.
         let is_fit = routed.0.prefill.is_none() && !avoid.contains(&routed.0.decode.run.name);
@@ -105,7 +119,7 @@ impl Attempts {
     async fn hedged<T, F>(
         &self,
         generation: &Generation,
-        ask: &Ask,
+        request: &EngineRequest,
         attempt: &impl Fn(Route, Booking) -> F,
         (route, booking): (Route, Booking),
     ) -> Result<T, (Route, Failure)>
@@ -121,7 +135,7 @@ impl Attempts {
         if let Ok(done) = tokio::time::timeout(after, &mut first).await {
             return done;
         }
-        let Some((route, booking)) = self.beside(generation, ask, &chosen) else { return first.await };
+        let Some((route, booking)) = self.beside(generation, request, &chosen) else { return first.await };
         generation.gateway.metrics.hedged.inc();
         let mut second = Box::pin(attempt(route, booking));
         let ((route, failure), other) = tokio::select! {
@@ -184,11 +198,11 @@ pub(crate) struct Whole {
 /// An attempt at an answer that is not streamed. It is taken whole, so that one that breaks off can be asked for again.
 pub(crate) async fn whole(
     generation: Arc<Generation>,
-    question: Arc<Ask>,
+    request: Arc<EngineRequest>,
     route: Route,
     booking: Booking,
 ) -> Result<Whole, (Route, Failure)> {
-    let answered = match ask(&generation, &question.body, &route).await {
+    let answered = match ask(&generation, &request.body, &route).await {
         Ok(asked) => take_whole(&generation, asked, booking, &route).await,
         Err(failure) => Err(failure),
     };
@@ -200,12 +214,12 @@ pub(crate) async fn whole(
 
 async fn take_whole(
     generation: &Generation,
-    asked: Asked,
+    asked: LegReply,
     mut booking: Booking,
     route: &Route,
 ) -> Result<(Bytes, HeaderValue, Option<Usage>), Failure> {
     asked.audit(&mut booking);
-    let Asked { reply, promised, prefill: _prefill, mut span, .. } = asked;
+    let LegReply { reply, promised, prefill: _prefill, mut span, .. } = asked;
     let (head, body) = reply.into_parts();
     let sent = Instant::now();
     let down = route.decode.worker.given_up(sent);

@@ -17,9 +17,9 @@ use router_openai::sse;
 use tokio::time::Sleep;
 
 use super::failure::Failure;
-use super::legs::{Asked, PrefillTask, Promised};
+use super::legs::{LegReply, PrefillTask, Promised};
 use super::scanner::{Batch, Scanner};
-use super::{Ask, Generation};
+use super::{EngineRequest, Generation};
 use crate::traced::LegSpan;
 
 /// How long the end of an engine's body is waited for, to use its connection again.
@@ -63,12 +63,12 @@ fn next_give_up(worker: &Arc<Worker>) -> BoxFuture<'static, ()> {
 /// error, or nobody's business.
 pub(super) async fn begin(
     generation: Arc<Generation>,
-    ask: Arc<Ask>,
+    request: Arc<EngineRequest>,
     scanner: Scanner,
     route: Route,
     booking: Booking,
 ) -> Result<(Leg, Batch), (Route, Failure)> {
-    let asked = match super::legs::ask(&generation, &ask.body, &route).await {
+    let asked = match super::legs::ask(&generation, &request.body, &route).await {
         Ok(asked) => asked,
         Err(failure) => return Err((route, failure)),
     };
@@ -85,7 +85,7 @@ pub(super) async fn begin(
 impl Leg {
     fn new(
         generation: &Generation,
-        asked: Asked,
+        asked: LegReply,
         scanner: Scanner,
         mut booking: Booking,
         route: Route,

@@ -72,7 +72,7 @@ impl<T> Drop for Owned<T> {
 pub(super) type PrefillTask = Owned<Result<Option<usize>, Failure>>;
 
 /// A decode leg that has begun to answer with 200.
-pub(super) struct Asked {
+pub(super) struct LegReply {
     pub(super) reply: HttpResponse<ReplyBody>,
     pub(super) promised: Option<Promised>,
     /// Tokens that the prefill worker had cached, if it has told them.
@@ -84,7 +84,7 @@ pub(super) struct Asked {
     pub(super) span: Option<LegSpan>,
 }
 
-impl Asked {
+impl LegReply {
     /// What the prefill worker found in its cache is compared with what was predicted.
     pub(super) fn audit(&self, booking: &mut Booking) {
         if let Some(cached) = self.prefill_cached {
@@ -150,7 +150,7 @@ async fn send(
 }
 
 /// Asks the workers of a route.
-pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) -> Result<Asked, Failure> {
+pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) -> Result<LegReply, Failure> {
     generation.attempts.fetch_add(1, Ordering::Relaxed);
     let sent = Instant::now();
     let down = route.decode.worker.given_up(sent);
@@ -186,11 +186,18 @@ async fn legs(
     body: &RawBody,
     route: &Route,
     is_prefilling: &AtomicBool,
-) -> Result<Asked, Failure> {
+) -> Result<LegReply, Failure> {
     let Some(prefill) = &route.prefill else {
         let (call, mut span) = call(generation, body, &route.decode, names::span::DECODE);
         let reply = send(&route.decode, &call, &mut span).await?;
-        return Ok(Asked { reply, promised: None, prefill_cached: None, prefill: None, moving: None, span });
+        return Ok(LegReply {
+            reply,
+            promised: None,
+            prefill_cached: None,
+            prefill: None,
+            moving: None,
+            span,
+        });
     };
     let gateway = &generation.gateway;
     gateway.metrics.disaggregated.inc();
@@ -230,7 +237,7 @@ async fn legs(
         let reply = send(&route.decode, &decode_call, &mut span).await?;
         let promised = Some(Promised { prompt_tokens: answer.prompt_tokens });
         let prefill_cached = answer.cached_tokens;
-        return Ok(Asked { reply, promised, prefill_cached, prefill: None, moving, span });
+        return Ok(LegReply { reply, promised, prefill_cached, prefill: None, moving, span });
     }
     let decode = decode_leg(protocol, body, &pairing, None).map_err(unmade)?;
     let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
@@ -252,7 +259,7 @@ async fn legs(
                 drop(start);
                 let prefill = ended.is_none().then_some(task);
                 let prefill_cached = ended.flatten();
-                return Ok(Asked { reply: reply?, promised: None, prefill_cached, prefill, moving, span });
+                return Ok(LegReply { reply: reply?, promised: None, prefill_cached, prefill, moving, span });
             }
             // The decode leg is given up with it, here, by dropping it.
             over = &mut task.0, if ended.is_none() => match over {

@@ -27,7 +27,7 @@ use router_openai::{ApiError, RawBody};
 
 pub(crate) use self::attempts::{Attempts, whole};
 pub(crate) use self::scanner::Scanner;
-pub(crate) use self::stream::{Continuation, EventStream, Failed, Output, Taken};
+pub(crate) use self::stream::{BrokenAnswer, Continuation, EventStream, Output, Taken};
 use crate::models::Target;
 use crate::service::Gateway;
 use crate::traced::Tracing;
@@ -61,7 +61,7 @@ pub(crate) struct Generation {
 
 /// What engines are asked for: all of an answer, or what is still to come of it.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct EngineRequest {
     pub(crate) body: RawBody,
     /// What the prompt looks like to the index; possibly empty.
     pub(crate) tokens: Arc<Vec<u32>>,

@@ -15,7 +15,7 @@ use router_openai::Usage;
 use super::failure::Failure;
 use super::leg::{Leg, begin};
 use super::scanner::{Batch, Scanner};
-use super::{Ask, Attempts, Generation};
+use super::{Attempts, EngineRequest, Generation};
 
 /// What becomes of an engine's events, and how the answer goes on with another worker.
 pub(crate) trait Output: Unpin + Send + 'static {
@@ -37,7 +37,7 @@ pub(crate) trait Output: Unpin + Send + 'static {
     /// The engine has ended its answer as it should; an error says why that is not so.
     fn finish(&mut self) -> Result<Option<Self::Item>, String>;
 
-    /// What to ask the next worker for, after a failure.
+    /// What to request the next worker for, after a failure.
     fn continuation(&mut self) -> Continuation<Self::Item>;
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Taken<T> {
 /// How an answer goes on after a failure.
 pub(crate) enum Continuation<T> {
     /// With another worker.
-    Ask(Arc<Ask>),
+    Request(Arc<EngineRequest>),
     /// Only its end was missing.
     Complete(Option<T>),
     /// It cannot, for this reason.
@@ -64,7 +64,7 @@ pub(crate) enum Continuation<T> {
 
 /// The end of an answer that failed.
 #[derive(Debug)]
-pub(crate) struct Failed {
+pub(crate) struct BrokenAnswer {
     pub(crate) failure: Failure,
     /// Why no other worker could go on with it.
     pub(crate) why: Option<String>,
@@ -88,7 +88,7 @@ pub(crate) struct EventStream<O: Output> {
     state: State,
     attempts: Attempts,
     /// What is ready to go.
-    ready: VecDeque<Result<O::Item, Failed>>,
+    ready: VecDeque<Result<O::Item, BrokenAnswer>>,
     /// Something has come of it.
     has_begun: bool,
     last_piece: Option<Instant>,
@@ -99,7 +99,7 @@ pub(crate) struct EventStream<O: Output> {
 /// Asks for an answer, or for the rest of one whose worker has failed.
 async fn start(
     generation: Arc<Generation>,
-    ask: Arc<Ask>,
+    request: Arc<EngineRequest>,
     scanner: impl Fn() -> Scanner + Send + Sync,
     mut attempts: Attempts,
     after: Option<(Route, Failure)>,
@@ -108,14 +108,14 @@ async fn start(
         attempts.failed(&generation, &route, failure).await?;
     }
     let attempt =
-        |route, booking| begin(Arc::clone(&generation), Arc::clone(&ask), scanner(), route, booking);
-    let (leg, first) = attempts.run(&generation, &ask, attempt).await?;
+        |route, booking| begin(Arc::clone(&generation), Arc::clone(&request), scanner(), route, booking);
+    let (leg, first) = attempts.run(&generation, &request, attempt).await?;
     Ok((leg, first, attempts))
 }
 
 impl<O: Output> EventStream<O> {
     /// The answer to this; it is asked for when the stream is first polled.
-    pub(crate) fn new(generation: &Arc<Generation>, ask: Arc<Ask>, output: O) -> Self {
+    pub(crate) fn new(generation: &Arc<Generation>, request: Arc<EngineRequest>, output: O) -> Self {
         let mut this = Self {
             generation: Arc::clone(generation),
             output,
@@ -126,7 +126,7 @@ impl<O: Output> EventStream<O> {
             last_piece: None,
             route: None,
         };
-        this.start(ask, None);
+        this.start(request, None);
         this
     }
 
@@ -139,10 +139,10 @@ impl<O: Output> EventStream<O> {
         self.route.as_ref()
     }
 
-    fn start(&mut self, ask: Arc<Ask>, after: Option<(Route, Failure)>) {
+    fn start(&mut self, request: Arc<EngineRequest>, after: Option<(Route, Failure)>) {
         let attempts = std::mem::take(&mut self.attempts);
         let scanner = self.output.scanner();
-        let started = start(Arc::clone(&self.generation), ask, move || scanner.fresh(), attempts, after);
+        let started = start(Arc::clone(&self.generation), request, move || scanner.fresh(), attempts, after);
         self.state = State::Starting(started.boxed());
     }
 
@@ -204,7 +204,7 @@ impl<O: Output> EventStream<O> {
     }
 
     fn fail(&mut self, failure: Failure, why: Option<String>) {
-        self.ready.push_back(Err(Failed { failure, why }));
+        self.ready.push_back(Err(BrokenAnswer { failure, why }));
     }
 
     /// The present worker failed: another one goes on, if it can.
@@ -214,7 +214,7 @@ impl<O: Output> EventStream<O> {
         let route = leg.route.clone();
         drop(leg);
         match self.output.continuation() {
-            Continuation::Ask(ask) => self.start(ask, Some((route, failure))),
+            Continuation::Request(request) => self.start(request, Some((route, failure))),
             Continuation::Complete(last) => self.ready.extend(last.map(Ok)),
             Continuation::Impossible(why) => {
                 failure.blame(&route);
@@ -225,7 +225,7 @@ impl<O: Output> EventStream<O> {
 }
 
 impl<O: Output> Stream for EventStream<O> {
-    type Item = Result<O::Item, Failed>;
+    type Item = Result<O::Item, BrokenAnswer>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
