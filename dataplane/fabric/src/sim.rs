@@ -8,7 +8,7 @@
 //! Not a hot path; single-threaded by construction.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ enum Packet {
 #[derive(Debug)]
 struct Link {
     remote: (usize, PeerId),
-    in_flight: HashSet<u64>,
+    in_flight: BTreeSet<u64>,
     posted: usize,
     last_delivery: [u64; Priority::ALL.len()],
 }
@@ -63,7 +63,8 @@ struct SimNode {
     is_direct: bool,
     alive: bool,
     events: VecDeque<Event>,
-    links: HashMap<PeerId, Link>,
+    /// In order, as everything is that the simulation goes through: equal seeds must give equal runs.
+    links: BTreeMap<PeerId, Link>,
 }
 
 #[derive(Debug)]
@@ -133,7 +134,7 @@ impl SimNetwork {
 
     fn add(&self, slab: Arc<Slab>, name: &'static str, is_direct: bool) -> SimFabric {
         let mut state = self.0.borrow_mut();
-        let (events, links) = (VecDeque::new(), HashMap::new());
+        let (events, links) = (VecDeque::new(), BTreeMap::new());
         state.nodes.push(SimNode { slab, is_direct, alive: true, events, links });
         SimFabric { state: Rc::clone(&self.0), node: state.nodes.len() - 1, name }
     }
@@ -252,8 +253,12 @@ impl State {
         }
         let accepted = PeerId(self.next_peer);
         self.next_peer += 1;
-        let link =
-            Link { remote: (from, peer), in_flight: HashSet::new(), posted: 0, last_delivery: [self.now; 2] };
+        let link = Link {
+            remote: (from, peer),
+            in_flight: BTreeSet::new(),
+            posted: 0,
+            last_delivery: [self.now; 2],
+        };
         self.nodes[to].links.insert(accepted, link);
         if let Some(link) = self.nodes[from].links.get_mut(&peer) {
             link.remote = (to, accepted);
@@ -339,10 +344,10 @@ impl State {
     }
 
     fn tell_end(&mut self, (node, peer): (usize, PeerId), link: Link, reason: &str) {
-        let mut ids: Vec<u64> = link.in_flight.into_iter().collect();
-        ids.sort_unstable();
         let events = &mut self.nodes[node].events;
-        events.extend(ids.into_iter().map(|id| Event::Completed { id, completion: Completion::PeerDown }));
+        events.extend(
+            link.in_flight.into_iter().map(|id| Event::Completed { id, completion: Completion::PeerDown }),
+        );
         events.push_back(Event::PeerDown { peer, reason: reason.to_owned() });
     }
 }
@@ -421,7 +426,7 @@ impl Fabric for SimFabric {
         let peer = PeerId(state.next_peer);
         state.next_peer += 1;
         let link =
-            Link { remote: (to, PeerId(0)), in_flight: HashSet::new(), posted: 0, last_delivery: [0; 2] };
+            Link { remote: (to, PeerId(0)), in_flight: BTreeSet::new(), posted: 0, last_delivery: [0; 2] };
         state.nodes[self.node].links.insert(peer, link);
         state.send(self.node, peer, Packet::Connect);
         Ok(peer)
