@@ -17,6 +17,7 @@ scratch=$(mktemp -d)
 started=()
 trap 'kill "${started[@]}" 2>/dev/null; wait 2>/dev/null; rm -rf "$scratch"' EXIT
 mkdir -p "$scratch/temp"
+chmod 755 "$scratch" # nginx started by root works as another user
 
 # One worker process each: with the client there are three parties for two cores.
 nginx_conf() { # FILE PID-NAME SERVER
