@@ -20,6 +20,10 @@ use crate::http::{self, Stop};
 /// Steps between two looks at the sockets of a thread that never sleeps.
 const BUSY_STEPS: u32 = 8;
 
+/// How often a thread's timer fires for nothing. Tokio wakes its reactor, with a system call and a turn of the loop for
+/// nothing, whenever a timer is set that is due before all others, as each request's is on a thread that has no other.
+const TIMER_EVERY: Duration = Duration::from_millis(500);
+
 /// Threads of its own for what blocks: names to be looked up, snapshots. Requests are worked on by a pool that all shards
 /// share.
 const BLOCKING_MAX: usize = 4;
@@ -77,6 +81,11 @@ pub(crate) fn start(
                 }
             });
         }
+        runtime.spawn(async {
+            loop {
+                tokio::time::sleep(TIMER_EVERY).await;
+            }
+        });
         let served = runtime.block_on(serve);
         // What was cut off is written down before the end is told.
         runtime.shutdown_background();

@@ -5,6 +5,8 @@
 //! a worker connect to a host of its choice, or read what another tenant left. So only headers that are known to be harmless
 //! pass ([`PASSED_HEADERS`]).
 
+use http::{HeaderName, header};
+
 /// What to do with a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Decision {
@@ -19,7 +21,12 @@ pub enum Decision {
 }
 
 /// Headers of clients that engines get to see: W3C trace context, a hint at the conversation, and the language.
-pub const PASSED_HEADERS: [&str; 4] = ["traceparent", "tracestate", "x-session-id", "accept-language"];
+pub static PASSED_HEADERS: [HeaderName; 4] = [
+    HeaderName::from_static("traceparent"),
+    HeaderName::from_static("tracestate"),
+    HeaderName::from_static("x-session-id"),
+    header::ACCEPT_LANGUAGE,
+];
 
 /// Parts of a request id out of which engines read addresses to connect to: vLLM's P2P-NCCL and MoRI-IO connectors
 /// take `___prefill_addr_HOST:PORT___decode_addr_HOST:PORT_…` apart.

@@ -10,8 +10,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserializer as _, MapAccess, SeqAccess, Visitor};
-use serde_json::value::RawValue;
+use router_openai::{Entries, Entry};
 
 use crate::body::BODY_FIELDS;
 use crate::headers::Decision;
@@ -57,7 +56,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Looks at a body by the JSON text of its fields; `None` for what is absent or null.
+    /// Looks at a body that has been parsed by the JSON text of its fields; `None` for what is absent or null.
     ///
     /// # Errors
     ///
@@ -248,60 +247,14 @@ impl fmt::Display for Path<'_> {
 }
 
 /// Goes through the members of an object or the elements of an array, each as its JSON text, until there is an objection.
-fn each<'a, F>(raw: &'a str, visit: F) -> Result<(), Objection>
-where
-    F: FnMut(Place<'_>, &'a str) -> Result<(), Objection>,
-{
-    let mut each = Each { visit, objection: None };
-    let mut json = serde_json::Deserializer::from_str(raw);
-    // The body has been parsed: nothing but an objection ends this early.
-    let _ended = json.deserialize_any(&mut each);
-    each.objection.map_or(Ok(()), Err)
-}
-
-struct Each<F> {
-    visit: F,
-    objection: Option<Objection>,
-}
-
-impl<F> Each<F> {
-    /// Ends the parser at an objection.
-    fn goes_on<E: serde::de::Error>(&mut self, told: Result<(), Objection>) -> Result<(), E> {
-        told.map_err(|objection| {
-            self.objection = Some(objection);
-            E::custom("refused")
-        })
-    }
-}
-
-impl<'de, F> Visitor<'de> for &mut Each<F>
-where
-    F: FnMut(Place<'_>, &'de str) -> Result<(), Objection>,
-{
-    type Value = ();
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("an object or an array")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(name) = map.next_key::<String>()? {
-            let value: &'de RawValue = map.next_value()?;
-            let told = (self.visit)(Place::Member(&name), value.get());
-            self.goes_on::<A::Error>(told)?;
-        }
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let mut index = 0;
-        while let Some(value) = list.next_element::<&'de RawValue>()? {
-            let told = (self.visit)(Place::Element(index), value.get());
-            self.goes_on::<A::Error>(told)?;
-            index += 1;
-        }
-        Ok(())
-    }
+fn each<'a>(
+    raw: &'a str,
+    mut visit: impl FnMut(Place<'_>, &'a str) -> Result<(), Objection>,
+) -> Result<(), Objection> {
+    Entries::of(raw).enumerate().try_for_each(|(index, Entry { name, value })| match &name {
+        Some(name) => visit(Place::Member(name), value),
+        None => visit(Place::Element(index), value),
+    })
 }
 
 #[cfg(test)]

@@ -79,6 +79,10 @@ impl Roster {
 
     /// A rank that takes requests.
     pub(crate) fn any_ready(&self) -> Option<&RankRef> {
+        // All are, most of the time.
+        if let Some(first) = self.ranks.first().filter(|rank| rank.is_ready()) {
+            return Some(first);
+        }
         let mut found = None;
         for phase in [Phase::Decode, Phase::Prefill] {
             self.least_loaded(phase, 0, |place| {

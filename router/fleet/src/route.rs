@@ -58,16 +58,32 @@ pub struct Route {
 impl Route {
     /// For the response header.
     pub fn explain(&self) -> String {
-        let prefill = self.prefill.as_ref().map_or("-", |rank| rank.run.name.as_str());
-        let warm_up = if self.is_warm_up { "; warm_up" } else { "" };
-        format!(
-            "worker={}; prefill={prefill}; overlap_blocks={}/{}; predicted_ms={:.1}; decided_us={:.2}{warm_up}",
-            self.decode.run.name,
-            self.overlap_blocks,
-            self.blocks,
-            self.predicted.as_secs_f64() * 1e3,
-            self.decided_in.as_secs_f64() * 1e6,
-        )
+        let mut number = itoa::Buffer::new();
+        let mut text = String::with_capacity(160);
+        text.push_str("worker=");
+        text.push_str(&self.decode.run.name);
+        text.push_str("; prefill=");
+        text.push_str(self.prefill.as_ref().map_or("-", |rank| rank.run.name.as_str()));
+        text.push_str("; overlap_blocks=");
+        text.push_str(number.format(self.overlap_blocks));
+        text.push('/');
+        text.push_str(number.format(self.blocks));
+        // Whole numbers on both sides of the point: formatting floats costs more than the decision.
+        let tenths_of_ms = self.predicted.as_micros() as u64 / 100;
+        text.push_str("; predicted_ms=");
+        text.push_str(number.format(tenths_of_ms / 10));
+        text.push('.');
+        text.push_str(number.format(tenths_of_ms % 10));
+        let nanos = self.decided_in.as_nanos() as u64;
+        text.push_str("; decided_us=");
+        text.push_str(number.format(nanos / 1000));
+        text.push('.');
+        text.push_str(number.format(nanos / 100 % 10));
+        text.push_str(number.format(nanos / 10 % 10));
+        if self.is_warm_up {
+            text.push_str("; warm_up");
+        }
+        text
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 /// Prompts that may wait to be noted; more are not noted, so a hit or two will be missed.
 const WAITING_MAX: usize = 1024;
 /// Prompts that come within this time are noted together.
-const TOGETHER: Duration = Duration::from_millis(1);
+const TOGETHER: Duration = Duration::from_millis(5);
 /// How often what is too old is looked for when nothing comes.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 

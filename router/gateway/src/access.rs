@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, StatusCode};
 use router_access::{
-    Algorithm, AuditLog, BODY_FIELDS, BodyPolicy, ClaimNames, Credential, Decision, Grant, Jwks, JwtConfig,
-    JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, MediaPolicy, Models, Refresh, Refused,
-    Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
+    Algorithm, AuditLog, BodyPolicy, ClaimNames, Credential, Decision, Grant, Jwks, JwtConfig, JwtVerifier,
+    KeySet, KeyStore, LimitConfig, LimitTable, Limiter, MediaPolicy, Models, Refresh, Refused, Salter, Scope,
+    Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
 };
 use router_engines::client::EngineClient;
 use router_openai::ApiError;
@@ -436,15 +436,14 @@ impl Access {
 
     /// Takes out of a body what would steer engines, and puts in what is the gateway's to say.
     pub(crate) fn clean(&self, body: &mut RawBody, grant: &Grant) {
-        for (name, ..) in BODY_FIELDS {
-            match self.policy.field(name) {
-                Decision::Strip => drop(body.remove(name)),
-                Decision::Replace if self.is_closed() || matches!(name, "request_id" | "rid") => {
-                    Self::replace(body, name);
-                }
-                _ => {}
-            }
-        }
+        body.retain(|name| match self.policy.field(name) {
+            Decision::Strip => false,
+            // The salt is made of it.
+            Decision::Replace if name == "cache_salt" => true,
+            // Priorities count at the gate; engines without such a scheduler refuse the field.
+            Decision::Replace => !self.is_closed() && !matches!(name, "request_id" | "rid"),
+            _ => true,
+        });
         // Names of the gateway's own mean something to the reference engine, wherever the field itself is allowed.
         if let Some(serde_json::Value::Object(mut extra)) = body.value("vllm_xargs") {
             let before = extra.len();
@@ -469,15 +468,6 @@ impl Access {
     pub(crate) fn salt_of(&self, tenant: &str, own: Option<&str>) -> Option<String> {
         let salter = self.salter.as_ref().filter(|_| self.is_closed())?;
         Some(salter.salt(tenant, own).as_str().to_owned())
-    }
-
-    fn replace(body: &mut RawBody, name: &str) {
-        match name {
-            // The salt is made of it.
-            "cache_salt" => {}
-            // Priorities count at the gate; engines without such a scheduler refuse the field.
-            _ => drop(body.remove(name)),
-        }
     }
 
     /// Asks the identity provider for its keys, if it is time to.

@@ -464,7 +464,10 @@ pub(crate) fn fresh_number() -> u64 {
 
 /// A name for a request that nobody can guess or repeat: 128 random bits.
 pub(crate) fn fresh_id() -> String {
-    format!("{:016x}{:016x}", fresh_number(), fresh_number())
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    let number = u128::from(fresh_number()) << 64 | u128::from(fresh_number());
+    let digit = |at: u32| char::from(DIGITS[(number >> (4 * at)) as usize % DIGITS.len()]);
+    (0..u128::BITS / 4).rev().map(digit).collect()
 }
 
 pub(crate) fn unix_time() -> u64 {

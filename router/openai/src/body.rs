@@ -9,7 +9,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use bytes::Bytes;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use bytestring::ByteString;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::ApiError;
@@ -28,26 +29,71 @@ enum Raw {
     Set(String),
 }
 
+impl Raw {
+    fn in_text<'a>(&'a self, text: &'a str) -> &'a str {
+        match self {
+            Self::Original(range) => &text[range.clone()],
+            Self::Set(own) => own,
+        }
+    }
+
+    /// Names differ in their lengths, mostly.
+    fn is(&self, wanted: &str, text: &str) -> bool {
+        match self {
+            Self::Original(range) => {
+                range.len() == wanted.len() && text.as_bytes()[range.clone()] == *wanted.as_bytes()
+            }
+            Self::Set(own) => own == wanted,
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Field {
-    name: Box<str>,
+    /// Without quotes and escapes.
+    name: Raw,
     raw: Raw,
 }
 
 /// A JSON object with its top-level fields by name.
 #[derive(Debug, Clone)]
 pub struct RawBody {
-    bytes: Bytes,
+    text: ByteString,
     fields: Vec<Field>,
     is_changed: bool,
 }
 
 struct Fields<'a> {
-    start: usize,
+    text: &'a str,
     /// Members so far, repeated names included: each is looked for among those before it.
     seen: usize,
     into: &'a mut Vec<Field>,
     has_repeats: bool,
+}
+
+/// A name, where it stands if it has no escapes.
+struct Name<'a>(Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Name<'de> {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Names;
+        impl<'de> Visitor<'de> for Names {
+            type Value = Name<'de>;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a name")
+            }
+
+            fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Name<'de>, E> {
+                Ok(Name(Cow::Borrowed(name)))
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<Name<'de>, E> {
+                Ok(Name(Cow::Owned(name.to_owned())))
+            }
+        }
+        json.deserialize_str(Names)
+    }
 }
 
 impl<'de> Visitor<'de> for &mut Fields<'_> {
@@ -58,18 +104,23 @@ impl<'de> Visitor<'de> for &mut Fields<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(name) = map.next_key::<Box<str>>()? {
+        let start = self.text.as_ptr() as usize;
+        let place = |part: &str| part.as_ptr() as usize - start..part.as_ptr() as usize - start + part.len();
+        while let Some(Name(name)) = map.next_key()? {
             let value: &'de RawValue = map.next_value()?;
             self.seen += 1;
             if self.seen > FIELDS_MAX {
                 return Err(serde::de::Error::custom(format!("more than {FIELDS_MAX} fields")));
             }
-            let at = value.get().as_ptr() as usize - self.start;
-            let raw = Raw::Original(at..at + value.get().len());
-            if let Some(before) = self.into.iter_mut().find(|field| field.name == name) {
+            let raw = Raw::Original(place(value.get()));
+            if let Some(before) = self.into.iter_mut().find(|field| field.name.is(&name, self.text)) {
                 before.raw = raw;
                 self.has_repeats = true;
             } else {
+                let name = match name {
+                    Cow::Borrowed(name) => Raw::Original(place(name)),
+                    Cow::Owned(name) => Raw::Set(name),
+                };
                 self.into.push(Field { name, raw });
             }
         }
@@ -80,10 +131,11 @@ impl<'de> Visitor<'de> for &mut Fields<'_> {
 impl RawBody {
     /// Finds the fields. The whole body is checked to be one JSON object.
     pub fn parse(bytes: Bytes) -> Result<Self, ApiError> {
+        let text = ByteString::try_from(bytes)
+            .map_err(|error| ApiError::malformed(format!("The body is not JSON: {error}.")))?;
         let mut fields = Vec::with_capacity(16);
-        let mut visitor =
-            Fields { start: bytes.as_ptr() as usize, seen: 0, into: &mut fields, has_repeats: false };
-        let mut json = serde_json::Deserializer::from_slice(&bytes);
+        let mut visitor = Fields { text: &text, seen: 0, into: &mut fields, has_repeats: false };
+        let mut json = serde_json::Deserializer::from_str(&text);
         let parsed = json.deserialize_map(&mut visitor).and_then(|()| json.end());
         let is_changed = visitor.has_repeats;
         parsed.map_err(|error| {
@@ -93,50 +145,50 @@ impl RawBody {
                 ApiError::malformed(format!("The body is not JSON: {error}."))
             }
         })?;
-        Ok(Self { bytes, fields, is_changed })
+        Ok(Self { text, fields, is_changed })
     }
 
     /// A body of the gateway's own.
     #[must_use]
     pub fn of_fields(fields: &serde_json::Map<String, serde_json::Value>) -> Self {
         let field = |(name, value): (&String, &serde_json::Value)| Field {
-            name: name.as_str().into(),
+            name: Raw::Set(name.clone()),
             raw: Raw::Set(value.to_string()),
         };
-        Self { bytes: Bytes::new(), fields: fields.iter().map(field).collect(), is_changed: true }
+        Self { text: ByteString::new(), fields: fields.iter().map(field).collect(), is_changed: true }
     }
 
     /// Bytes of the body as it came.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.text.len()
     }
 
     /// Whether nothing came.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.text.is_empty()
     }
 
     /// The JSON text of a field, unless it is absent or null.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
-        let field = self.fields.iter().find(|field| &*field.name == name)?;
+        let field = self.fields.iter().find(|field| field.name.is(name, &self.text))?;
         Some(self.text_of(field)).filter(|text| *text != "null")
     }
 
     /// Names of the fields that are there and not null.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let is_there = |field: &&Field| self.text_of(field) != "null";
-        self.fields.iter().filter(is_there).map(|field| &*field.name)
+        self.fields.iter().filter(is_there).map(|field| self.name_of(field))
     }
 
     fn text_of<'a>(&'a self, field: &'a Field) -> &'a str {
-        match &field.raw {
-            // The parser has checked that it is UTF-8.
-            Raw::Original(range) => std::str::from_utf8(&self.bytes[range.clone()]).unwrap_or("null"),
-            Raw::Set(text) => text,
-        }
+        field.raw.in_text(&self.text)
+    }
+
+    fn name_of<'a>(&'a self, field: &'a Field) -> &'a str {
+        field.name.in_text(&self.text)
     }
 
     fn parsed<'a, T: serde::Deserialize<'a>>(
@@ -199,33 +251,39 @@ impl RawBody {
     pub fn set(&mut self, name: &str, json: impl Into<String>) {
         self.is_changed = true;
         let raw = Raw::Set(json.into());
-        match self.fields.iter_mut().find(|field| &*field.name == name) {
+        match self.fields.iter_mut().find(|field| field.name.is(name, &self.text)) {
             Some(field) => field.raw = raw,
-            None => self.fields.push(Field { name: name.into(), raw }),
+            None => self.fields.push(Field { name: Raw::Set(name.to_owned()), raw }),
         }
     }
 
     /// Takes a field out; whether it was there.
     pub fn remove(&mut self, name: &str) -> bool {
         let before = self.fields.len();
-        self.fields.retain(|field| &*field.name != name);
-        self.is_changed |= self.fields.len() < before;
+        self.retain(|field| field != name);
         self.fields.len() < before
+    }
+
+    /// Takes out the fields that are not to be kept.
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&str) -> bool) {
+        let before = self.fields.len();
+        self.fields.retain(|field| is_kept(field.name.in_text(&self.text)));
+        self.is_changed |= self.fields.len() < before;
     }
 
     /// The body for the engine: the client's own bytes when nothing was changed.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         if !self.is_changed {
-            return self.bytes.clone();
+            return self.text.as_bytes().clone();
         }
-        let mut out = Vec::with_capacity(self.bytes.len() + 256);
+        let mut out = Vec::with_capacity(self.text.len() + 256);
         out.push(b'{');
         for (number, field) in self.fields.iter().enumerate() {
             if number > 0 {
                 out.push(b',');
             }
-            quote(&field.name, &mut out);
+            quote(self.name_of(field), &mut out);
             out.push(b':');
             out.extend_from_slice(self.text_of(field).as_bytes());
         }

@@ -14,6 +14,7 @@ mod answer;
 pub mod anthropic;
 mod body;
 mod chat;
+mod entries;
 mod error;
 mod fields;
 mod json_schema;
@@ -31,6 +32,7 @@ mod usage;
 
 pub use answer::{Answer, Finish, TokenLogprob, TokenLogprobs, model_list};
 pub use body::RawBody;
+pub use entries::{Entries, Entry};
 pub use error::ApiError;
 pub use fields::Fields;
 pub use request::{ChatRequest, CompletionRequest, KNOWN_FIELDS, Prompt};

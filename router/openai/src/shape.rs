@@ -100,7 +100,7 @@ impl Shape {
 }
 
 /// Where a string ends whose first byte is at `at`.
-fn end_of_string(text: &[u8], mut at: usize) -> usize {
+pub(crate) fn end_of_string(text: &[u8], mut at: usize) -> usize {
     while let Some(found) = text.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
         at += found;
         if text[at] == b'"' {

@@ -1,7 +1,7 @@
 //! How fast workers are, learned from what they do: least squares with forgetting, on a handful of features of each
 //! request and the time to its first token.
 //!
-//! The sums of the normal equations fade and are solved anew for each observation, with a little weight on the first
+//! The sums of the normal equations fade and are solved anew every few observations, with a little weight on the first
 //! guess and no coefficient below zero: five equations. The recursive form (Haykin, Adaptive Filter
 //! Theory, ch. 10) needs no solving, but its matrix loses its shape after some ten thousand observations, and with it
 //! every prediction: the simulated hour, repeated ten times, ended with waits of minutes.
@@ -122,6 +122,10 @@ const FORGETTING: f64 = 0.995;
 /// Weight of the first guess, in observations of one second.
 const GUESS_WEIGHT: f64 = 0.1;
 
+/// So many first observations are solved for at once, then every so many: by then one more changes little.
+const SOLVED_EACH_UNTIL: u64 = 100;
+const SOLVED_EVERY: u64 = 4;
+
 /// Learns a fleet's [`Speed`].
 #[derive(Debug, Clone)]
 pub struct Learner {
@@ -198,7 +202,9 @@ impl Learner {
             }
             self.targets[at] = self.targets[at] * FORGETTING + x[at] * y;
         }
-        self.solve();
+        if self.observations < SOLVED_EACH_UNTIL || self.observations.is_multiple_of(SOLVED_EVERY) {
+            self.solve();
+        }
     }
 
     /// Solves for the weights; what comes out below zero is set to zero and the others are solved for again.

@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use http_body::{Body as HttpBody, Frame};
 use router_openai::ApiError;
@@ -23,6 +23,10 @@ use self::generated::GeneratedEvents;
 use self::relayed::RelayedEvents;
 use crate::request::RequestContext;
 use crate::upstream::{BrokenAnswer, Generation};
+
+/// Says which workers a request met.
+static ROUTE: HeaderName = HeaderName::from_static("x-kvasir-route");
+static BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// An answer, before its headers.
 pub(crate) enum Answer {
@@ -59,7 +63,7 @@ fn streamed(
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Proxies in front that buffer would hold tokens back.
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    headers.insert(BUFFERING.clone(), HeaderValue::from_static("no"));
     explain(&mut response, explained);
     *response.body_mut() = Body::new(AnswerBody { events, context });
     response
@@ -68,7 +72,7 @@ fn streamed(
 /// Says which workers a request met.
 pub(crate) fn explain(response: &mut Response, explained: Option<HeaderValue>) {
     if let Some(explained) = explained {
-        response.headers_mut().insert("x-kvasir-route", explained);
+        response.headers_mut().insert(ROUTE.clone(), explained);
     }
 }
 

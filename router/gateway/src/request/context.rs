@@ -28,7 +28,10 @@ use crate::upstream::{Generation, SentTo};
 /// Tokens that an answer without a limit is taken to have, until it is known.
 const ANSWER_TOKENS_ASSUMED: u64 = 256;
 /// With it a client says how long its request may take.
-const TIMEOUT: &str = "x-request-timeout-ms";
+static TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout-ms");
+static SESSION: HeaderName = HeaderName::from_static("x-session-id");
+/// The client's name for a request.
+pub(super) static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What the audit log says of a request.
 #[derive(Debug, Default)]
@@ -82,11 +85,11 @@ fn time_of(headers: &HeaderMap, most: Duration) -> Result<Option<Duration>, ApiE
     /// Longer ones are none; so that adding it to a time cannot overflow.
     const MOST_MS: u64 = 7 * 24 * 3600 * 1000;
     let most = (!most.is_zero()).then_some(most);
-    let Some(given) = headers.get(TIMEOUT) else { return Ok(most) };
+    let Some(given) = headers.get(&TIMEOUT) else { return Ok(most) };
     let millis = given.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok()).filter(|ms| *ms > 0);
     let Some(millis) = millis else {
         let message = format!("The header `{TIMEOUT}` is a number of milliseconds.");
-        return Err(ApiError::invalid(TIMEOUT, message));
+        return Err(ApiError::invalid(TIMEOUT.as_str(), message));
     };
     let wanted = (millis <= MOST_MS).then(|| Duration::from_millis(millis));
     Ok(wanted.into_iter().chain(most).min())
@@ -94,13 +97,13 @@ fn time_of(headers: &HeaderMap, most: Duration) -> Result<Option<Duration>, ApiE
 
 /// The client's own id, if it is plain enough for logs and headers.
 pub(super) fn own_id(headers: &HeaderMap) -> Option<&str> {
-    let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    let given = headers.get(&REQUEST_ID).and_then(|id| id.to_str().ok());
     given.filter(|id| is_plain_request_id(id))
 }
 
 /// The conversation that a request belongs to, as vLLM's clients name it.
 fn session_of(headers: &HeaderMap) -> Option<u64> {
-    let name = headers.get("x-session-id")?.as_bytes();
+    let name = headers.get(&SESSION)?.as_bytes();
     let letters: Vec<u32> = name.iter().map(|&letter| u32::from(letter)).collect();
     Some(kvstore_block::block_hash(&letters))
 }
@@ -111,10 +114,8 @@ impl RequestContext {
         let others = gateway.inside.fetch_add(1, Ordering::Relaxed);
         gateway.metrics.active.inc();
         let headers = request.headers();
-        let passed = PASSED_HEADERS.iter().filter_map(|&name| {
-            let value = headers.get(name)?.clone();
-            Some((HeaderName::from_static(name), value))
-        });
+        let passed =
+            PASSED_HEADERS.iter().filter_map(|name| Some((name.clone(), headers.get(name)?.clone())));
         let engine_id = fresh_id();
         let request_id = own_id(headers).map_or_else(|| engine_id.clone(), str::to_owned);
         if request_id != engine_id {
@@ -286,7 +287,7 @@ impl RequestContext {
             salt: None,
             can_split: false,
             traced: self.traced.clone(),
-            sent_to: Arc::clone(&self.sent_to),
+            sent_to: self.sent_to.clone(),
             attempts: AtomicU32::new(0),
         }
     }
@@ -378,7 +379,7 @@ impl RequestContext {
         if let Some(first) = record.first_token {
             attributes.push(KeyValue::new(names::GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, first.as_secs_f64()));
         }
-        if let Some(run) = &*self.sent_to.load() {
+        if let Some(run) = self.sent_to.get() {
             attributes.push(KeyValue::new(names::KVASIR_DECODE_WORKER, run.name.clone()));
         }
         let is_cut = matches!(record.reason, Some("broken_stream" | "deadline_exceeded" | "client_gone"));
@@ -408,7 +409,8 @@ impl Drop for RequestContext {
         let is_good = (200..300).contains(&self.record.status);
         let is_served = is_good && (self.is_settled || self.pieces > 0);
         // What engines refused or failed is nobody's to pay; what a client left, or had no time for, was computed for it.
-        let owes_prompt = self.sent_to.load().is_some() && (is_good || is_abandoned);
+        let worker = self.sent_to.get();
+        let owes_prompt = worker.is_some() && (is_good || is_abandoned);
         // How fast requests go is learned from those that went through.
         match self.permit.take() {
             Some(permit) if is_served && self.is_settled => permit.release(now),
@@ -436,7 +438,6 @@ impl Drop for RequestContext {
             gateway.account(&self.record.usage);
         }
         let record = &self.record;
-        let worker = self.sent_to.load_full();
         let worker = worker.as_deref().map(|run| run.name.as_str());
         let (cached, surface) = (record.usage.cached.unwrap_or(0), self.surface.name());
         if let Some(traced) = self.traced.take() {

@@ -10,6 +10,7 @@ mod count;
 pub(crate) mod prompt;
 mod stages;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -54,7 +55,11 @@ pub(crate) async fn kserve(State(gateway): State<Arc<Gateway>>, request: Request
 async fn serve(gateway: Arc<Gateway>, request: Request, surface: Surface) -> Response {
     let mut context = RequestContext::new(&gateway, surface, &request);
     let answered = match context.begin(request.headers()) {
-        Ok(()) => in_time(&gateway, context.deadline, answer(&mut context, request)).await,
+        Ok(()) => {
+            let deadline = context.deadline;
+            // In its place from the start: it is too large to be handed around.
+            in_time(&gateway, deadline, pin!(answer(&mut context, request))).await
+        }
         Err(error) => Err(error),
     };
     respond(context, answered).await
@@ -126,5 +131,5 @@ fn name(response: &mut Response, request_id: &str, is_anthropic: bool) {
     if is_anthropic {
         response.headers_mut().insert("request-id", value.clone());
     }
-    response.headers_mut().insert("x-request-id", value);
+    response.headers_mut().insert(context::REQUEST_ID.clone(), value);
 }

@@ -22,12 +22,15 @@ pub(crate) struct Seen {
 
 /// Without the model's tokenizer four bytes of the request stand for a token: prefixes stay prefixes.
 fn stand_in(text: &str) -> Seen {
-    let word = |bytes: &[u8]| {
-        let mut word = [0_u8; 4];
-        word[..bytes.len()].copy_from_slice(bytes);
-        u32::from_le_bytes(word)
-    };
-    Seen { tokens: text.as_bytes().chunks(4).map(word).collect(), is_exact: false, prompts: 1 }
+    let (words, rest) = text.as_bytes().as_chunks::<4>();
+    let mut tokens = Vec::with_capacity(words.len() + 1);
+    tokens.extend(words.iter().map(|&word| u32::from_le_bytes(word)));
+    if !rest.is_empty() {
+        let mut word = [0; 4];
+        word[..rest.len()].copy_from_slice(rest);
+        tokens.push(u32::from_le_bytes(word));
+    }
+    Seen { tokens, is_exact: false, prompts: 1 }
 }
 
 /// Fields of a chat that are variables of the template.

@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, header};
 use bytes::Bytes;
 use router_engines::dialect::Role;
 use router_fleet::{Booking, RankRef, Route, RouteRequest};
-use router_openai::{RawBody, Usage};
+use router_openai::{Entries, Usage};
 use router_trace::names;
 
 use super::failure::Failure;
@@ -67,7 +67,7 @@ impl Attempts {
         let pool = &generation.target.model.pool;
         let routed = gateway.wait_for_route(pool, &wanted, generation.traced.as_deref(), deadline).await;
         let routed = routed.map_err(Failure::without_worker)?;
-        generation.sent_to.store(Some(Arc::clone(&routed.0.decode.run)));
+        generation.sent_to.set(&routed.0.decode.run);
         Ok(routed)
     }
 
@@ -212,6 +212,17 @@ pub(crate) async fn whole(
     }
 }
 
+/// The usage that an answer tells. The answer itself is the client's to parse: here it must only look like an object.
+fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
+    let text = std::str::from_utf8(answer).map_err(|error| error.to_string())?.trim_ascii();
+    if !text.starts_with('{') || !text.ends_with('}') {
+        return Err("no JSON object".to_owned());
+    }
+    let usage = Entries::of(text).filter(|entry| entry.name.as_deref() == Some("usage")).last();
+    // One of another shape counts nothing.
+    Ok(usage.and_then(|usage| serde_json::from_str(usage.value).ok()))
+}
+
 async fn take_whole(
     generation: &Generation,
     asked: LegReply,
@@ -232,9 +243,7 @@ async fn take_whole(
         () = down => return Err(Failure::hung(&route.decode)),
     };
     let bad = |reason: String| Failure::protocol(&route.decode, reason);
-    let answer = RawBody::parse(body.clone());
-    let answer = answer.map_err(|error| bad(format!("its answer: {}", error.message)))?;
-    let usage = answer.get("usage").and_then(|text| serde_json::from_str::<Usage>(text).ok());
+    let usage = usage_of(&body).map_err(|error| bad(format!("its answer: {error}")))?;
     if let Some(usage) = &usage {
         if let Some(promised) = &promised {
             promised.check(usage).map_err(bad)?;

@@ -17,11 +17,11 @@ mod legs;
 mod scanner;
 mod stream;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use arc_swap::ArcSwapOption;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderValue};
+use bytes::Bytes;
 use router_fleet::{Route, WorkerRun};
 use router_openai::{ApiError, RawBody};
 
@@ -32,8 +32,19 @@ use crate::models::Target;
 use crate::service::Gateway;
 use crate::traced::Tracing;
 
-/// The worker that a request was sent to last.
-pub(crate) type SentTo = Arc<ArcSwapOption<WorkerRun>>;
+/// The worker that a request was sent to last. One request's tasks alone look at it, so nobody waits for the lock.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SentTo(Arc<Mutex<Option<Arc<WorkerRun>>>>);
+
+impl SentTo {
+    pub(crate) fn set(&self, run: &Arc<WorkerRun>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(run));
+    }
+
+    pub(crate) fn get(&self) -> Option<Arc<WorkerRun>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 /// What all attempts at an answer have in common.
 pub(crate) struct Generation {
@@ -80,8 +91,8 @@ impl Generation {
     }
 
     /// What is told of a route.
-    pub(crate) fn explained(&self, route: &Route) -> Option<axum::http::HeaderValue> {
+    pub(crate) fn explained(&self, route: &Route) -> Option<HeaderValue> {
         let text = self.explains.then(|| route.explain())?;
-        axum::http::HeaderValue::from_str(&text).ok()
+        HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
     }
 }
