@@ -53,7 +53,7 @@ pub(crate) struct Mover {
 impl Mover {
     pub(crate) fn run(mut self) {
         self.serve();
-        self.tiers.bury_all();
+        self.tiers.send_all_tombstones();
     }
 
     fn serve(&mut self) {

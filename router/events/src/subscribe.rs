@@ -23,6 +23,8 @@ const REPLAY_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// stays unknown until the blocks are stored anew.
 const REPLAY_PAUSES: [Duration; 3] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
+/// How often a publisher may start again during one replay.
+const RESTARTS_MAX: usize = 3;
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// End marker of a replay: -1 as eight bytes.
 pub(crate) const REPLAY_END: u64 = u64::MAX;
@@ -219,7 +221,7 @@ async fn unless_silent<T, E: ToString>(said: impl Future<Output = Result<T, E>>)
 }
 
 async fn replayed(endpoint: &str, followed: &Followed, mut from: u64) -> Result<u64, String> {
-    loop {
+    for _ in 0..RESTARTS_MAX {
         let mut socket = unless_silent(DealerSocket::connect(endpoint, LIMITS)).await?;
         let request = [Bytes::new(), Bytes::copy_from_slice(&from.to_be_bytes())];
         unless_silent(socket.send(&request)).await?;
@@ -241,6 +243,7 @@ async fn replayed(endpoint: &str, followed: &Followed, mut from: u64) -> Result<
         // The publisher has started again: from its beginning, on a socket without the rest of the old answer.
         from = again;
     }
+    Err("it started again and again".to_owned())
 }
 
 #[cfg(test)]

@@ -25,8 +25,8 @@ const OPTION_BYTES_MAX: usize = 16 << 10;
 enum Raw {
     /// Where it stands in the body.
     Original(Range<usize>),
-    /// JSON text put in by the gateway.
-    Set(String),
+    /// JSON text put in by the gateway. Legs and attempts share it.
+    Set(ByteString),
 }
 
 impl Raw {
@@ -119,7 +119,7 @@ impl<'de> Visitor<'de> for &mut Fields<'_> {
             } else {
                 let name = match name {
                     Cow::Borrowed(name) => Raw::Original(place(name)),
-                    Cow::Owned(name) => Raw::Set(name),
+                    Cow::Owned(name) => Raw::Set(name.into()),
                 };
                 self.into.push(Field { name, raw });
             }
@@ -152,8 +152,8 @@ impl RawBody {
     #[must_use]
     pub fn of_fields(fields: &serde_json::Map<String, serde_json::Value>) -> Self {
         let field = |(name, value): (&String, &serde_json::Value)| Field {
-            name: Raw::Set(name.clone()),
-            raw: Raw::Set(value.to_string()),
+            name: Raw::Set(name.as_str().into()),
+            raw: Raw::Set(value.to_string().into()),
         };
         Self { text: ByteString::new(), fields: fields.iter().map(field).collect(), is_changed: true }
     }
@@ -248,12 +248,12 @@ impl RawBody {
     }
 
     /// Puts JSON text in a field's place, or adds the field.
-    pub fn set(&mut self, name: &str, json: impl Into<String>) {
+    pub fn set(&mut self, name: &str, json: impl Into<ByteString>) {
         self.is_changed = true;
         let raw = Raw::Set(json.into());
         match self.fields.iter_mut().find(|field| field.name.is(name, &self.text)) {
             Some(field) => field.raw = raw,
-            None => self.fields.push(Field { name: Raw::Set(name.to_owned()), raw }),
+            None => self.fields.push(Field { name: Raw::Set(name.into()), raw }),
         }
     }
 
@@ -277,7 +277,9 @@ impl RawBody {
         if !self.is_changed {
             return self.text.as_bytes().clone();
         }
-        let mut out = Vec::with_capacity(self.text.len() + 256);
+        let field_bytes =
+            |field: &Field| field.name.in_text(&self.text).len() + self.text_of(field).len() + 4;
+        let mut out = Vec::with_capacity(2 + self.fields.iter().map(field_bytes).sum::<usize>());
         out.push(b'{');
         for (number, field) in self.fields.iter().enumerate() {
             if number > 0 {

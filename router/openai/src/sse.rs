@@ -13,7 +13,7 @@ use serde_json::Value;
 /// The data of an event that ends a stream of OpenAI's API.
 pub const DONE: &[u8] = b"[DONE]";
 
-/// An event is larger than its reader allows.
+/// More has come of an event without its end than its reader keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an event without end")]
 pub struct EventTooLarge;
@@ -26,14 +26,14 @@ pub struct EventBuffer {
     partial: BytesMut,
     /// So many bytes of it have no end of an event.
     searched: usize,
-    event_bytes_max: usize,
+    partial_bytes_max: usize,
 }
 
 impl EventBuffer {
-    /// For events of at most so many bytes.
+    /// Keeps at most so many bytes of an event whose end has not come.
     #[must_use]
-    pub fn new(event_bytes_max: usize) -> Self {
-        Self { partial: BytesMut::new(), searched: 0, event_bytes_max }
+    pub fn new(partial_bytes_max: usize) -> Self {
+        Self { partial: BytesMut::new(), searched: 0, partial_bytes_max }
     }
 
     /// Takes bytes as they come and gives back the events that are whole now, possibly none.
@@ -49,7 +49,7 @@ impl EventBuffer {
         let end = end.max(memmem::rfind(new, b"\r\n\r\n").map(|at| at + 4));
         let Some(end) = end else {
             self.searched = self.partial.len();
-            let fits = self.partial.len() <= self.event_bytes_max;
+            let fits = self.partial.len() <= self.partial_bytes_max;
             return if fits { Ok(Bytes::new()) } else { Err(EventTooLarge) };
         };
         let whole = self.partial.split_to(from + end).freeze();
@@ -64,9 +64,12 @@ pub fn events(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
         if bytes.is_empty() {
             return None;
         }
-        let end = memmem::find(bytes, b"\n\n").map_or(bytes.len(), |at| at + 2);
-        // Only as far as that, or a long text would be searched to its end for each of its events.
-        let end = memmem::find(&bytes[..end], b"\r\n\r\n").map_or(end, |at| at + 4);
+        let ends = |at: &usize| matches!(&bytes[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..]);
+        let end =
+            memchr::memchr_iter(b'\n', bytes).find(ends).map_or(bytes.len(), |at| match bytes[at + 1] {
+                b'\n' => at + 2,
+                _ => at + 3,
+            });
         let (event, rest) = bytes.split_at(end);
         bytes = rest;
         Some(event)

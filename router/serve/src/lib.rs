@@ -41,6 +41,9 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 /// An HTTP/2 connection that says nothing for so long is asked whether it is there, and has as long to answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
+/// An idle HTTP/2 connection has so long to end after it was told to.
+const GOODBYE_WITHIN: Duration = Duration::from_secs(5);
+
 /// Bounds of a server.
 #[derive(Debug, Clone)]
 pub struct ServeConfig {
@@ -234,20 +237,30 @@ impl Builders {
         }
         let activity = Arc::new(Activity::default());
         let http2 = Some((self.config.unread_max, Arc::clone(&activity)));
-        let connection = self.http2.serve_connection(stream, Calls { router, peer, http2 });
-        tokio::select! {
-            _broken = watcher.watch(connection) => {}
-            () = activity.is_over(&self.config) => {}
-            () = silent(&activity, stopping) => {}
+        let mut connection = pin!(self.http2.serve_connection(stream, Calls { router, peer, http2 }));
+        let is_stopping = tokio::select! {
+            _broken = &mut connection => return,
+            () = activity.is_over(&self.config) => false,
+            _ = stopping.wait_for(|stopping| *stopping) => true,
+        };
+        // One that has made no call holds up no shutdown.
+        if is_stopping && activity.calls.load(Ordering::Relaxed) == 0 {
+            return;
         }
-    }
-}
-
-/// Ends when the server stops and the connection has made no call.
-async fn silent(activity: &Activity, mut stopping: Stopping) {
-    drop(stopping.wait_for(|stopping| *stopping).await);
-    if activity.calls.load(Ordering::Relaxed) > 0 {
-        std::future::pending::<()>().await;
+        // The client is told, so that a call that it sends right now is sent anew and not lost.
+        connection.as_mut().graceful_shutdown();
+        let goodbye = async {
+            match is_stopping {
+                true => std::future::pending().await,
+                false => tokio::time::sleep(GOODBYE_WITHIN).await,
+            }
+        };
+        tokio::select! {
+            _broken = &mut connection => {}
+            () = goodbye => {}
+        }
+        // Whoever stops the server waits for this.
+        drop(watcher);
     }
 }
 

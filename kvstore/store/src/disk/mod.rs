@@ -174,6 +174,11 @@ impl DiskLink {
         self.commands.as_ref().is_some_and(|commands| !commands.is_full())
     }
 
+    /// Whether its thread has ended: it takes no command any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(std::thread::JoinHandle::is_finished)
+    }
+
     /// Hands over a command; "full" gives it back.
     pub(crate) fn try_send(&self, command: DiskCommand) -> Result<(), DiskCommand> {
         let Some(commands) = &self.commands else { return Err(command) };

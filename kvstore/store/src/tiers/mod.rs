@@ -26,8 +26,8 @@ pub(crate) use read::{Place, Started};
 pub(crate) use write::{META_FIXED, parse_meta};
 
 /// How long the end waits for room in the disk's queue, and how often it looks.
-const BURY_WITHIN: Duration = Duration::from_secs(5);
-const BURY_RECHECK: Duration = Duration::from_millis(1);
+const TOMBSTONES_WITHIN: Duration = Duration::from_secs(5);
+const TOMBSTONES_RECHECK: Duration = Duration::from_millis(1);
 
 pub(crate) struct Tiers {
     pub(crate) shared: Arc<Shared>,
@@ -119,17 +119,21 @@ impl Tiers {
 
     /// The end: the disk hears of everything that was forgotten, also of what is still being written there, since nobody will
     /// be there to take the answer.
-    pub(crate) fn bury_all(&mut self) {
+    pub(crate) fn send_all_tombstones(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         for slot in disk.in_writing.forgotten_slots() {
             disk.slots.forget(slot);
         }
-        let deadline = Instant::now() + BURY_WITHIN;
-        while self.has_tombstones() && Instant::now() < deadline {
-            self.bury();
-            if self.has_tombstones() {
-                std::thread::sleep(BURY_RECHECK);
+        let deadline = Instant::now() + TOMBSTONES_WITHIN;
+        self.bury();
+        while self.has_tombstones() {
+            if Instant::now() >= deadline || self.disk.as_ref().is_none_or(|disk| disk.link.has_ended()) {
+                return tracing::warn!(
+                    "blocks that were forgotten may come back: the disk took no more tombstones"
+                );
             }
+            std::thread::sleep(TOMBSTONES_RECHECK);
+            self.bury();
         }
     }
 

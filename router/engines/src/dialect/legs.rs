@@ -123,6 +123,11 @@ pub fn prefill_leg(protocol: Protocol, body: &RawBody, pairing: &Pairing<'_>) ->
     for field in ["stream_options", "min_tokens", "echo", "logprobs", "top_logprobs", "prompt_logprobs"] {
         leg.remove(field);
     }
+    // The decode worker computes the first token anew, so nothing has to guide the prefill worker's; but for TensorRT-LLM, which
+    // hands its first token over.
+    if protocol != Protocol::TensorRtLlm {
+        leg.remove("structured_outputs");
+    }
     match protocol {
         Protocol::Nixl => leg.set(
             "kv_transfer_params",

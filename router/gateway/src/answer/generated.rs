@@ -429,8 +429,15 @@ impl AnswerEvents for GeneratedEvents {
                 Poll::Ready(Some(Ok(pieces))) => self.take(&pieces, context),
                 Poll::Ready(Some(Err(failed))) => {
                     self.is_over = true;
-                    let event = broken(context, &self.collector.generation, failed);
-                    self.next.push_str(&String::from_utf8_lossy(&event));
+                    if failed.why.is_none() {
+                        // This choice has not begun: the error is what it would have been without the others.
+                        context.broke();
+                        let error = self.collector.error(failed).to_json();
+                        self.next.push_str(&format!("data: {error}\n\n"));
+                    } else {
+                        let event = broken(context, &self.collector.generation, failed);
+                        self.next.push_str(&String::from_utf8_lossy(&event));
+                    }
                 }
                 Poll::Ready(None) => self.end(context),
             }

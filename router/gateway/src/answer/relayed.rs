@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use memchr::memmem;
 use router_fleet::Route;
 use router_openai::{Kind, RawBody, Usage};
 
@@ -84,15 +83,14 @@ impl Output for Relayed {
         }
     }
 
-    fn take(&mut self, events: Bytes, usage: Option<Usage>) -> Taken<RelayedPiece> {
-        let pieces = memmem::find_iter(&events, b"\n\n").count();
+    fn take(&mut self, bytes: Bytes, pieces: usize, usage: Option<Usage>) -> Taken<RelayedPiece> {
         let mut told = usage;
         let events = match &self.sent {
-            None => events,
+            None => bytes,
             // Another worker has taken over: what it says is made to fit.
             Some(sent) => {
                 told = usage.map(|usage| sent.whole_usage(usage, self.prompt_tokens));
-                sent.join(&events, self.prompt_tokens)
+                sent.join(&bytes, self.prompt_tokens)
             }
         };
         self.keep(&events);

@@ -122,8 +122,8 @@ impl Sent {
             }
             if let Some(usage) = value.get_mut("usage").filter(|usage| usage.is_object()) {
                 let count = |value: &Value| value.as_u64().unwrap_or(0);
-                let prompt = prompt_tokens.map_or(count(&usage["prompt_tokens"]), |tokens| tokens as u64);
-                let completion = count(&usage["completion_tokens"]) + self.pieces as u64;
+                let prompt = self.prompt_tokens(count(&usage["prompt_tokens"]) as usize, prompt_tokens);
+                let completion = count(&usage["completion_tokens"]) as usize + self.pieces;
                 usage["prompt_tokens"] = json!(prompt);
                 usage["completion_tokens"] = json!(completion);
                 usage["total_tokens"] = json!(prompt + completion);
@@ -135,11 +135,18 @@ impl Sent {
 
     /// The usage of both parts, when the engine tells that of the second.
     pub(crate) fn whole_usage(&self, rest: Usage, prompt_tokens: Option<usize>) -> Usage {
+        let prompt = self.prompt_tokens(rest.prompt, prompt_tokens);
         Usage {
-            prompt: prompt_tokens.unwrap_or(rest.prompt),
+            prompt,
             completion: rest.completion + self.pieces,
+            cached: rest.cached.map(|cached| cached.min(prompt)),
             ..rest
         }
+    }
+
+    /// Tokens of the client's prompt: known, or those that the engine counted less what had been sent, which was its prompt, too.
+    fn prompt_tokens(&self, counted: usize, known: Option<usize>) -> usize {
+        known.unwrap_or(counted.saturating_sub(self.pieces))
     }
 }
 
@@ -147,15 +154,16 @@ impl Sent {
 pub(crate) fn obstacle(kind: Option<Kind>, body: &RawBody) -> Option<&'static str> {
     let Some(kind) = kind else { return Some("this kind of answer cannot be taken up in the middle") };
     let has = |name: &str| body.get(name).is_some();
-    if body.value("n").is_some_and(|n| n != 1) || body.get("best_of").is_some_and(|best| best != "1") {
+    if ["n", "best_of"].iter().any(|name| body.get(name).is_some_and(|count| count != "1")) {
         return Some("several choices were on their way");
     }
-    let plain = body.value("response_format").is_none_or(|format| format["type"] == "text");
+    let plain = body.get("response_format").is_none()
+        || body.option("response_format").is_some_and(|format| format["type"] == "text");
     let guides = ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"];
     if !plain || guides.into_iter().chain(["json_schema", "regex", "ebnf"]).any(has) {
         return Some("guided decoding cannot be taken up in the middle");
     }
-    let forces = body.value("tool_choice").is_some_and(|choice| choice != "auto" && choice != "none");
+    let forces = body.get("tool_choice").is_some_and(|choice| choice != "\"auto\"" && choice != "\"none\"");
     if forces {
         return Some("a forced tool call cannot be taken up in the middle");
     }
@@ -167,7 +175,7 @@ pub(crate) fn obstacle(kind: Option<Kind>, body: &RawBody) -> Option<&'static st
         return Some("an answer of this form cannot be taken up in the middle");
     }
     if kind == Kind::Completion
-        && (has("logprobs") || body.value("prompt").is_none_or(|prompt| prompt.is_array()))
+        && (has("logprobs") || body.get("prompt").is_none_or(|prompt| prompt.starts_with('[')))
     {
         return Some("an answer of this form cannot be taken up in the middle");
     }

@@ -178,10 +178,10 @@ impl Output for TokenOutput {
         self.cached_tokens = self.cached_tokens.max(tokens.min(self.prompt.len()));
     }
 
-    fn take(&mut self, batch: Bytes, _usage: Option<Usage>) -> Taken<Vec<Piece>> {
+    fn take(&mut self, bytes: Bytes, _events: usize, _usage: Option<Usage>) -> Taken<Vec<Piece>> {
         let mut taken = Taken { item: None, usage: None, is_complete: false, failure: None };
         let mut pieces = Vec::new();
-        for event in events(&batch) {
+        for event in events(&bytes) {
             let data = data_of(event);
             if data.is_empty() || data[..] == *DONE {
                 continue;

@@ -14,9 +14,8 @@ use router_openai::{ApiError, Surface, anthropic, responses};
 use serde_json::{Value, json};
 
 use crate::service::json_response;
+use crate::upstream::ANSWER_BYTES_MAX;
 
-/// Largest chat answer that is translated whole.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Largest event that is translated.
 const EVENT_BYTES_MAX: usize = 16 << 20;
 

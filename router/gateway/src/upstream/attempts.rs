@@ -17,7 +17,7 @@ use super::{EngineRequest, Generation};
 /// First pause of a request that keeps failing.
 const BACKOFF: Duration = Duration::from_millis(5);
 /// Largest answer that is not streamed.
-const ANSWER_BYTES_MAX: usize = 256 << 20;
+pub(crate) const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// What a request has been through.
 #[derive(Debug, Default)]
@@ -207,7 +207,11 @@ pub(crate) async fn whole(
         Err(failure) => Err(failure),
     };
     match answered {
-        Ok((body, content_type, usage)) => Ok(Whole { body, content_type, usage, route }),
+        Ok((body, content_type, usage)) => {
+            // It may be the second of two that were asked.
+            generation.sent_to.set(&route.decode.run);
+            Ok(Whole { body, content_type, usage, route })
+        }
         Err(failure) => Err((route, failure)),
     }
 }
@@ -230,13 +234,12 @@ async fn take_whole(
     route: &Route,
 ) -> Result<(Bytes, HeaderValue, Option<Usage>), Failure> {
     asked.audit(&mut booking);
-    let LegReply { reply, promised, prefill: _prefill, mut span, .. } = asked;
+    let LegReply { sent, reply, promised, prefill: _prefill, mut span, .. } = asked;
     let (head, body) = reply.into_parts();
-    let sent = Instant::now();
     let down = route.decode.worker.given_up(sent);
     let limit = generation.gateway.tuning().answer_within;
     let body = tokio::select! {
-        body = tokio::time::timeout(limit, body.whole(ANSWER_BYTES_MAX)) => match body {
+        body = tokio::time::timeout_at((sent + limit).into(), body.whole(ANSWER_BYTES_MAX)) => match body {
             Ok(body) => body.map_err(|error| Failure::connection(&error))?,
             Err(_) => return Err(Failure::late(&route.decode, limit, sent)),
         },

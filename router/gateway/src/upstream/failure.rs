@@ -68,6 +68,11 @@ impl Failure {
         Self { is_connection: true, ..Self::protocol(rank, "it does not answer") }
     }
 
+    /// It went silent in the middle of an answer.
+    pub(super) fn stalled(rank: &RankRef, reason: impl std::fmt::Display) -> Self {
+        Self { is_connection: true, ..Self::protocol(rank, reason) }
+    }
+
     /// No first token in time, of a request that was sent to the worker at `sent`. A queue is no fault of an engine, and what
     /// waits in it may still be computed there: only a worker that reports no request at all has lost this one.
     pub(super) fn late(rank: &RankRef, limit: Duration, sent: Instant) -> Self {

@@ -42,9 +42,9 @@ pub(super) struct Leg {
     answer_within: Duration,
     /// How long nothing may come after it.
     stall: Duration,
-    /// When the wait for the first event began.
-    began: Instant,
-    /// When the last frame came.
+    /// When the request was sent.
+    sent: Instant,
+    /// When the last frame came; before that, when the request was sent.
     last: Instant,
     /// It has sent something.
     has_begun: bool,
@@ -74,7 +74,11 @@ pub(super) async fn begin(
     };
     let mut leg = Leg::new(&generation, asked, scanner, booking, route);
     match leg.first_words_or_failure().await {
-        Ok(first) => Ok((leg, first)),
+        Ok(first) => {
+            // It may be the second of two that were asked.
+            generation.sent_to.set(&leg.route.decode.run);
+            Ok((leg, first))
+        }
         Err(failure) => {
             leg.failed();
             Err((leg.route, failure))
@@ -91,11 +95,11 @@ impl Leg {
         route: Route,
     ) -> Self {
         asked.audit(&mut booking);
-        let now = Instant::now();
         let (stall, answer_within) = {
             let tuning = generation.gateway.tuning();
             (tuning.stall, tuning.answer_within)
         };
+        let due = tokio::time::Instant::from_std(asked.sent + answer_within);
         Self {
             reply: asked.reply.into_body(),
             booking,
@@ -104,11 +108,11 @@ impl Leg {
             prefill_cached: asked.prefill_cached,
             scanner,
             down: next_give_up(&route.decode.worker),
-            stalled: Box::pin(tokio::time::sleep(answer_within)),
+            stalled: Box::pin(tokio::time::sleep_until(due)),
             answer_within,
             stall,
-            began: now,
-            last: now,
+            sent: asked.sent,
+            last: asked.sent,
             has_begun: false,
             moving: asked.moving,
             span: asked.span,
@@ -187,10 +191,15 @@ impl Leg {
         match self.has_begun {
             true => {
                 let quiet = format!("nothing came for {} ms", self.stall.as_millis());
-                Failure::protocol(&self.route.decode, quiet)
+                Failure::stalled(&self.route.decode, quiet)
             }
-            false => Failure::late(&self.route.decode, self.answer_within, self.began),
+            false => Failure::late(&self.route.decode, self.answer_within, self.sent),
         }
+    }
+
+    /// When the last frame came.
+    pub(super) fn last_came(&self) -> Instant {
+        self.last
     }
 
     /// The engine says that it failed, in these words.
@@ -212,7 +221,8 @@ impl Leg {
         while is_only_role(&first.out) && !first.is_done {
             let next = self.first_batch().await?;
             let usage = next.usage.or(first.usage);
-            first = Batch { out: [first.out, next.out].concat().into(), usage, ..next };
+            let events = first.events + next.events;
+            first = Batch { out: [first.out, next.out].concat().into(), events, usage, ..next };
         }
         Ok(first)
     }
@@ -261,12 +271,15 @@ impl Leg {
     }
 }
 
-/// Whether events say nothing but who speaks.
+/// Whether events say nothing but who speaks, or nothing at all.
 fn is_only_role(events: &[u8]) -> bool {
     sse::events(events).all(|event| {
-        let Ok(value) = serde_json::from_slice::<serde_json::Value>(&sse::data_of(event)) else {
-            return false;
-        };
+        let data = sse::data_of(event);
+        // A comment only keeps the connection open.
+        if data.is_empty() {
+            return true;
+        }
+        let Ok(value) = serde_json::from_slice::<serde_json::Value>(&data) else { return false };
         let choice = &value["choices"][0];
         choice["delta"]["role"].is_string()
             && choice["delta"]["content"].as_str().is_none_or(str::is_empty)

@@ -73,6 +73,8 @@ pub(super) type PrefillTask = Owned<Result<Option<usize>, Failure>>;
 
 /// A decode leg that has begun to answer with 200.
 pub(super) struct LegReply {
+    /// When the request was sent.
+    pub(super) sent: Instant,
     pub(super) reply: HttpResponse<ReplyBody>,
     pub(super) promised: Option<Promised>,
     /// Tokens that the prefill worker had cached, if it has told them.
@@ -168,7 +170,7 @@ pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) 
     let is_prefilling = AtomicBool::new(false);
     let limit = generation.gateway.tuning().answer_within;
     tokio::select! {
-        asked = tokio::time::timeout(limit, legs(generation, body, route, &is_prefilling)) => {
+        asked = tokio::time::timeout(limit, legs(generation, body, route, sent, &is_prefilling)) => {
             asked.unwrap_or_else(|_| Err(match &route.prefill {
                 Some(prefill) if is_prefilling.load(Ordering::Relaxed) => {
                     Failure::late(prefill, limit, sent).of_prefill()
@@ -185,12 +187,14 @@ async fn legs(
     generation: &Generation,
     body: &RawBody,
     route: &Route,
+    sent: Instant,
     is_prefilling: &AtomicBool,
 ) -> Result<LegReply, Failure> {
     let Some(prefill) = &route.prefill else {
         let (call, mut span) = call(generation, body, &route.decode, names::span::DECODE);
         let reply = send(&route.decode, &call, &mut span).await?;
         return Ok(LegReply {
+            sent,
             reply,
             promised: None,
             prefill_cached: None,
@@ -237,7 +241,7 @@ async fn legs(
         let reply = send(&route.decode, &decode_call, &mut span).await?;
         let promised = Some(Promised { prompt_tokens: answer.prompt_tokens });
         let prefill_cached = answer.cached_tokens;
-        return Ok(LegReply { reply, promised, prefill_cached, prefill: None, moving, span });
+        return Ok(LegReply { sent, reply, promised, prefill_cached, prefill: None, moving, span });
     }
     let decode = decode_leg(protocol, body, &pairing, None).map_err(unmade)?;
     let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
@@ -259,7 +263,7 @@ async fn legs(
                 drop(start);
                 let prefill = ended.is_none().then_some(task);
                 let prefill_cached = ended.flatten();
-                return Ok(LegReply { reply: reply?, promised: None, prefill_cached, prefill, moving, span });
+                return Ok(LegReply { sent, reply: reply?, promised: None, prefill_cached, prefill, moving, span });
             }
             // The decode leg is given up with it, here, by dropping it.
             over = &mut task.0, if ended.is_none() => match over {

@@ -25,7 +25,7 @@ use bytes::Bytes;
 use router_fleet::{Route, WorkerRun};
 use router_openai::{ApiError, RawBody};
 
-pub(crate) use self::attempts::{Attempts, whole};
+pub(crate) use self::attempts::{ANSWER_BYTES_MAX, Attempts, whole};
 pub(crate) use self::scanner::Scanner;
 pub(crate) use self::stream::{BrokenAnswer, Continuation, EventStream, Output, Taken};
 use crate::models::Target;

@@ -19,6 +19,8 @@ const EVENT_BYTES_MAX: usize = 4 << 20;
 pub(crate) struct Batch {
     /// For the client; empty when nothing is whole yet.
     pub(crate) out: Bytes,
+    /// How many of them have data, the engine's own end aside; about as many tokens.
+    pub(crate) events: usize,
     pub(crate) usage: Option<Usage>,
     /// The engine's own end of the stream was among them.
     pub(crate) is_done: bool,
@@ -88,10 +90,12 @@ impl Scanner {
                 batch.is_done = true;
                 false
             } else {
+                batch.events += usize::from(!data.is_empty());
                 match self.judge(&data, &mut batch) {
                     Ok(hides) => hides,
                     Err(reason) => {
                         batch.failure = Some(reason);
+                        batch.events -= 1;
                         batch.out = kept.map_or_else(|| whole.slice(..before), BytesMut::freeze);
                         return batch;
                     }

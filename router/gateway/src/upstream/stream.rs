@@ -31,8 +31,8 @@ pub(crate) trait Output: Unpin + Send + 'static {
     /// The prefill worker had so many tokens of the prompt.
     fn prefill_cached(&mut self, _tokens: usize) {}
 
-    /// Takes whole events; the engine says `usage` with them, where that was looked for.
-    fn take(&mut self, events: Bytes, usage: Option<Usage>) -> Taken<Self::Item>;
+    /// Takes whole events, of which so many have data; the engine says `usage` with them, where that was looked for.
+    fn take(&mut self, bytes: Bytes, events: usize, usage: Option<Usage>) -> Taken<Self::Item>;
 
     /// The engine has ended its answer as it should; an error says why that is not so.
     fn finish(&mut self) -> Result<Option<Self::Item>, String>;
@@ -150,19 +150,21 @@ impl<O: Output> EventStream<O> {
     fn take(&mut self, batch: Batch) {
         let State::Live(leg) = &mut self.state else { return };
         let metrics = &self.generation.gateway.metrics;
-        if !batch.out.is_empty() {
-            let now = Instant::now();
-            if let (Some(since), Some(traced)) = (leg.has_spoken(), &self.generation.traced) {
-                traced.transferred(since, &leg.route);
-            }
-            if let Some(last) = self.last_piece.replace(now) {
-                metrics.inter_token.observe(now.duration_since(last));
-            }
+        if !batch.out.is_empty()
+            && let (Some(since), Some(traced)) = (leg.has_spoken(), &self.generation.traced)
+        {
+            traced.transferred(since, &leg.route);
         }
         if let Some(cached) = leg.prefill_cached.take() {
             self.output.prefill_cached(cached);
         }
-        let taken = self.output.take(batch.out, batch.usage);
+        let taken = self.output.take(batch.out, batch.events, batch.usage);
+        if taken.item.is_some() && batch.events > 0 {
+            let now = leg.last_came();
+            if let Some(last) = self.last_piece.replace(now) {
+                metrics.inter_token.observe(now.duration_since(last));
+            }
+        }
         let mut broken = None;
         if let Some(usage) = &taken.usage {
             broken = leg.promised.as_ref().and_then(|promised| promised.check(usage).err());
@@ -173,6 +175,8 @@ impl<O: Output> EventStream<O> {
         if let Some(reason) = broken {
             // The client has tokens already; what can be done is to say that they are not to be trusted.
             let failure = Failure::protocol(&leg.route.decode, &reason);
+            leg.failed();
+            failure.blame(&leg.route);
             self.state = State::Over;
             return self.fail(failure, Some(format!("the tokens may be of another prompt: {reason}")));
         }
