@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 /// Connections that wait to be accepted, per listener; the kernel may allow fewer.
 const BACKLOG: u32 = 4096;
+
 /// Binds the address; the error names it.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))

@@ -1,4 +1,4 @@
-//! What of a client's request an engine may see.
+//! Which headers of clients are passed on to engines.
 //!
 //! Engines and their sidecars act on headers and body fields that are meant for a router that everybody trusts: which rank
 //! computes, from which host key-value blocks are fetched, under which name. A client that sets them could bypass routing, make

@@ -19,8 +19,8 @@ const CONNECT_WITHIN: Duration = Duration::from_millis(500);
 const LIMITS: Limits = Limits { handshake_within: CONNECT_WITHIN, ..Limits::SUBSCRIBER };
 /// How long a publisher may say nothing during a replay. A long one may take as long as it likes.
 const REPLAY_SILENCE_MAX: Duration = Duration::from_secs(5);
-/// Pauses before a replay that broke off is asked for again. A busy publisher has not lost anything: what is given up here
-/// stays unknown until the blocks are stored anew.
+/// Pauses before a replay that broke off is asked for again. One that is given up leaves the index without these blocks until
+/// the engine stores them again.
 const REPLAY_PAUSES: [Duration; 3] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
 /// How often a publisher may start again during one replay.

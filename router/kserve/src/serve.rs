@@ -70,7 +70,7 @@ pub async fn serve<B: Backend, L: Listener>(
     router_serve::serve(listener, router, bounds, shutdown).await;
 }
 
-/// Stands before the methods: nobody's message is read who may not send one.
+/// Authenticates a call before its message is read.
 struct Guard<B> {
     backend: Arc<B>,
     budget: Arc<Budget>,

@@ -83,7 +83,7 @@ impl ApiError {
         }
     }
 
-    /// 503: nobody can serve this now.
+    /// 503: no worker is available.
     #[must_use]
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl ApiError {
         }
     }
 
-    /// 500: our fault.
+    /// 500: a bug in the gateway.
     #[must_use]
     pub fn internal(message: impl Into<String>) -> Self {
         Self {

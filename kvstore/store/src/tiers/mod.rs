@@ -117,8 +117,8 @@ impl Tiers {
         }
     }
 
-    /// The end: the disk hears of everything that was forgotten, also of what is still being written there, since nobody will
-    /// be there to take the answer.
+    /// Shutdown: sends tombstones for all blocks that were forgotten, also for those that are still being written, whose
+    /// completions nobody will read.
     pub(crate) fn send_all_tombstones(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         for slot in disk.in_writing.forgotten_slots() {

@@ -19,11 +19,11 @@ use tokio::task::JoinHandle;
 
 use crate::Gateway;
 
-/// The code of that error.
+/// Error code of a missed deadline.
 pub(crate) const DEADLINE_EXCEEDED: &str = "deadline_exceeded";
 
 /// What a client is told then.
-pub(crate) fn time_is_over() -> ApiError {
+pub(crate) fn deadline_error() -> ApiError {
     ApiError::new(
         StatusCode::GATEWAY_TIMEOUT,
         "The request was not answered within its time.",
@@ -32,7 +32,11 @@ pub(crate) fn time_is_over() -> ApiError {
 }
 
 /// Ends a streamed answer at its deadline, if there is one.
-pub(crate) fn until(gateway: &Arc<Gateway>, deadline: Option<Instant>, response: Response) -> Response {
+pub(crate) fn with_deadline(
+    gateway: &Arc<Gateway>,
+    deadline: Option<Instant>,
+    response: Response,
+) -> Response {
     let kind = response.headers().get(header::CONTENT_TYPE);
     let is_stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
     let Some(deadline) = deadline.filter(|_| is_stream) else { return response };
@@ -84,7 +88,7 @@ impl HttpBody for Timed {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut shared.is_late, false) {
-            let event = format!("data: {}\n\n", time_is_over().to_json());
+            let event = format!("data: {}\n\n", deadline_error().to_json());
             return Poll::Ready(Some(Ok(Frame::data(event.into()))));
         }
         let Some(inner) = &mut shared.inner else { return Poll::Ready(None) };

@@ -16,8 +16,8 @@ use router_parsers::ToolFormat;
 use serde_json::{Value, json};
 
 use super::output_parser::{OutputParser, forced_parser};
-use super::token_output::{Piece, TokenOutput};
-use super::{Answer, AnswerEvents, broken, explain};
+use super::token_output::{TokenDelta, TokenOutput};
+use super::{Answer, AnswerEvents, explain, stream_error_event};
 use crate::compute::Work;
 use crate::models::{Model, Target};
 use crate::request::RequestContext;
@@ -262,12 +262,12 @@ struct Collector {
 }
 
 impl Collector {
-    fn count(&mut self, piece: &Piece, context: &mut RequestContext) {
+    fn count(&mut self, piece: &TokenDelta, context: &mut RequestContext) {
         if !piece.tokens.is_empty() {
             context.first_token();
         }
         self.usage.completion += piece.tokens.len();
-        context.progress(piece.tokens.len());
+        context.count_events(piece.tokens.len());
         self.usage.cached = self.usage.cached.max(Some(piece.cached_tokens));
     }
 
@@ -312,7 +312,7 @@ impl Collector {
                 output.finish = output.finish.or(piece.finish);
             }
         }
-        context.used(&self.usage);
+        context.record_usage(&self.usage);
         let wants_logprobs = self.request.sampling.logprobs.is_some();
         let mut parsers = std::mem::take(&mut self.parsers);
         let choices = outputs.iter().zip(0..).map(|(output, index)| {
@@ -332,7 +332,7 @@ impl Collector {
         context.answered(StatusCode::OK, None);
         let mut response = json_response(StatusCode::OK, self.form.whole(choices, self.usage).to_string());
         explain(&mut response, explained);
-        Ok(Answer::Whole(response))
+        Ok(Answer::Buffered(response))
     }
 
     /// Waits for the first event, so that a failure before any token is a proper error.
@@ -365,13 +365,13 @@ pub(crate) struct GeneratedEvents {
     /// Characters of each choice so far.
     offsets: Vec<usize>,
     /// They came before the answer began.
-    first: Vec<Piece>,
+    first: Vec<TokenDelta>,
     next: String,
     is_over: bool,
 }
 
 impl GeneratedEvents {
-    fn piece(&mut self, piece: &Piece) {
+    fn piece(&mut self, piece: &TokenDelta) {
         let tokens = self.collector.request.return_token_ids.then_some(piece.tokens.as_slice());
         let form = &self.collector.form;
         if let Some(parser) = &mut self.collector.parsers[piece.index as usize] {
@@ -402,7 +402,7 @@ impl GeneratedEvents {
         }
     }
 
-    fn take(&mut self, pieces: &[Piece], context: &mut RequestContext) {
+    fn take(&mut self, pieces: &[TokenDelta], context: &mut RequestContext) {
         for piece in pieces {
             self.collector.count(piece, context);
             self.piece(piece);
@@ -411,7 +411,7 @@ impl GeneratedEvents {
 
     fn end(&mut self, context: &mut RequestContext) {
         self.is_over = true;
-        context.used(&self.collector.usage);
+        context.record_usage(&self.collector.usage);
         if self.collector.request.include_usage {
             self.next.push_str(&self.collector.form.usage_piece(self.collector.usage));
         }
@@ -429,13 +429,13 @@ impl AnswerEvents for GeneratedEvents {
                 Poll::Ready(Some(Ok(pieces))) => self.take(&pieces, context),
                 Poll::Ready(Some(Err(failed))) => {
                     self.is_over = true;
-                    if failed.why.is_none() {
+                    if failed.not_resumable.is_none() {
                         // This choice has not begun: the error is what it would have been without the others.
-                        context.broke();
+                        context.record_broken_stream();
                         let error = self.collector.error(failed).to_json();
                         self.next.push_str(&format!("data: {error}\n\n"));
                     } else {
-                        let event = broken(context, &self.collector.generation, failed);
+                        let event = stream_error_event(context, &self.collector.generation, failed);
                         self.next.push_str(&String::from_utf8_lossy(&event));
                     }
                 }

@@ -30,7 +30,7 @@ static BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// An answer, before its headers.
 pub(crate) enum Answer {
-    Whole(Response),
+    Buffered(Response),
     /// A stream whose first event is here; with what explains its route.
     Relayed(Box<RelayedEvents>, Option<HeaderValue>),
     Generated(Box<GeneratedEvents>, Option<HeaderValue>),
@@ -40,8 +40,8 @@ impl Answer {
     /// The response. The context goes with it: its request ends with the last byte.
     pub(crate) fn into_response(self, context: Box<RequestContext>) -> Response {
         match self {
-            Self::Whole(mut response) => {
-                context.tell_rates(&mut response);
+            Self::Buffered(mut response) => {
+                context.add_rate_limit_headers(&mut response);
                 response
             }
             Self::Relayed(events, explained) => streamed(*events, explained, context),
@@ -58,7 +58,7 @@ fn streamed(
     context.answered(StatusCode::OK, None);
     context.first_token();
     let mut response = Response::new(Body::empty());
-    context.tell_rates(&mut response);
+    context.add_rate_limit_headers(&mut response);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -102,10 +102,10 @@ impl<E: AnswerEvents> HttpBody for AnswerBody<E> {
 }
 
 /// The last event of a stream that failed. What names a worker is for those who may know the fleet.
-fn broken(context: &mut RequestContext, generation: &Generation, failed: BrokenAnswer) -> Bytes {
-    context.broke();
+fn stream_error_event(context: &mut RequestContext, generation: &Generation, failed: BrokenAnswer) -> Bytes {
+    context.record_broken_stream();
     let reason = failed.failure.reason;
-    let why = failed.why.unwrap_or_else(|| "no other worker could go on with it".to_owned());
+    let why = failed.not_resumable.unwrap_or_else(|| "no other worker could go on with it".to_owned());
     let message = if generation.explains {
         format!("The stream broke: {reason}; {why}")
     } else {

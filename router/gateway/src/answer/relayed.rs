@@ -12,16 +12,16 @@ use futures_util::StreamExt;
 use router_fleet::Route;
 use router_openai::{Kind, RawBody, Usage};
 
-use super::resume::{Sent, obstacle};
-use super::{AnswerEvents, broken};
+use super::resume::{DeliveredOutput, not_resumable_reason};
+use super::{AnswerEvents, stream_error_event};
 use crate::request::RequestContext;
-use crate::upstream::{Continuation, EngineRequest, EventStream, Output, Scanner, Taken};
+use crate::upstream::{Continuation, EngineRequest, EventStream, Output, OutputStep, Scanner};
 
 /// A stream of more bytes than this is not continued elsewhere: what the client has could not be remembered.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Events for the client.
-pub(crate) struct RelayedPiece {
+pub(crate) struct RelayedChunk {
     pub(crate) events: Bytes,
     /// How many there are; about as many tokens.
     pub(crate) pieces: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Relayed {
     /// What the client has, while the stream may have to go on elsewhere.
     kept: Result<Vec<u8>, &'static str>,
     /// Set once it goes on elsewhere.
-    sent: Option<Sent>,
+    sent: Option<DeliveredOutput>,
 }
 
 impl Relayed {
@@ -49,9 +49,9 @@ impl Relayed {
         prompt_tokens: Option<usize>,
         hides_usage: bool,
     ) -> Self {
-        let kept = match obstacle(kind, &request.body) {
+        let kept = match not_resumable_reason(kind, &request.body) {
             None => Ok(Vec::new()),
-            Some(obstacle) => Err(obstacle),
+            Some(not_resumable_reason) => Err(not_resumable_reason),
         };
         Self { kind, request: Arc::clone(request), prompt_tokens, hides_usage, kept, sent: None }
     }
@@ -66,12 +66,12 @@ impl Relayed {
 
     fn request_of(&self, body: RawBody) -> Arc<EngineRequest> {
         // The client's prompt alone is known in tokens: what an engine says of its cache is not comparable any more.
-        Arc::new(EngineRequest { body, tokens: Arc::clone(&self.request.tokens), is_audited: false })
+        Arc::new(EngineRequest { body, tokens: Arc::clone(&self.request.tokens), tokens_are_exact: false })
     }
 }
 
 impl Output for Relayed {
-    type Item = RelayedPiece;
+    type Item = RelayedChunk;
 
     fn scanner(&self) -> Scanner {
         Scanner::passing_on(self.hides_usage)
@@ -83,29 +83,29 @@ impl Output for Relayed {
         }
     }
 
-    fn take(&mut self, bytes: Bytes, pieces: usize, usage: Option<Usage>) -> Taken<RelayedPiece> {
+    fn take(&mut self, bytes: Bytes, pieces: usize, usage: Option<Usage>) -> OutputStep<RelayedChunk> {
         let mut told = usage;
         let events = match &self.sent {
             None => bytes,
             // Another worker has taken over: what it says is made to fit.
             Some(sent) => {
                 told = usage.map(|usage| sent.whole_usage(usage, self.prompt_tokens));
-                sent.join(&bytes, self.prompt_tokens)
+                sent.splice(&bytes, self.prompt_tokens)
             }
         };
         self.keep(&events);
-        let item = RelayedPiece { events, pieces, usage: told };
+        let item = RelayedChunk { events, pieces, usage: told };
         let is_empty = item.events.is_empty() && item.usage.is_none();
-        Taken { item: (!is_empty).then_some(item), usage, is_complete: false, failure: None }
+        OutputStep { item: (!is_empty).then_some(item), usage, is_complete: false, failure: None }
     }
 
-    fn finish(&mut self) -> Result<Option<RelayedPiece>, String> {
+    fn finish(&mut self) -> Result<Option<RelayedChunk>, String> {
         Ok(None)
     }
 
-    fn continuation(&mut self) -> Continuation<RelayedPiece> {
+    fn continuation(&mut self) -> Continuation<RelayedChunk> {
         let sent = match &self.kept {
-            Ok(kept) => Sent::read(self.kind, kept),
+            Ok(kept) => DeliveredOutput::read(self.kind, kept),
             Err(why) => Err(*why),
         };
         let sent = match sent {
@@ -114,12 +114,12 @@ impl Output for Relayed {
         };
         let end = || {
             let events = Bytes::from_static(b"data: [DONE]\n\n");
-            Continuation::Complete(Some(RelayedPiece { events, pieces: 0, usage: None }))
+            Continuation::Complete(Some(RelayedChunk { events, pieces: 0, usage: None }))
         };
         if sent.is_finished {
             return end();
         }
-        let Some(rest) = sent.rest(self.kind, &self.request.body) else {
+        let Some(rest) = sent.continuation_body(self.kind, &self.request.body) else {
             return Continuation::Impossible("its last token was its last");
         };
         self.sent = Some(sent);
@@ -131,12 +131,12 @@ impl Output for Relayed {
 pub(crate) struct RelayedEvents {
     stream: EventStream<Relayed>,
     /// It came before the answer began.
-    first: Option<RelayedPiece>,
+    first: Option<RelayedChunk>,
     is_over: bool,
 }
 
 impl RelayedEvents {
-    pub(crate) fn new(stream: EventStream<Relayed>, first: RelayedPiece) -> Self {
+    pub(crate) fn new(stream: EventStream<Relayed>, first: RelayedChunk) -> Self {
         Self { stream, first: Some(first), is_over: false }
     }
 }
@@ -151,9 +151,9 @@ impl AnswerEvents for RelayedEvents {
             match next {
                 None => self.is_over = true,
                 Some(Ok(passed)) => {
-                    context.progress(passed.pieces);
+                    context.count_events(passed.pieces);
                     if let Some(usage) = &passed.usage {
-                        context.used(usage);
+                        context.record_usage(usage);
                     }
                     if !passed.events.is_empty() {
                         return Poll::Ready(Some(passed.events));
@@ -161,7 +161,7 @@ impl AnswerEvents for RelayedEvents {
                 }
                 Some(Err(failed)) => {
                     self.is_over = true;
-                    return Poll::Ready(Some(broken(context, self.stream.generation(), failed)));
+                    return Poll::Ready(Some(stream_error_event(context, self.stream.generation(), failed)));
                 }
             }
         }

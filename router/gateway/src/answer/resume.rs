@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 /// What was sent before the failure.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Sent {
+pub(crate) struct DeliveredOutput {
     pub(crate) text: String,
     /// Events that brought some of it; about as many tokens, since engines send each as it comes.
     pub(crate) pieces: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Sent {
     pub(crate) is_finished: bool,
 }
 
-impl Sent {
+impl DeliveredOutput {
     /// Reads what was sent; an error says why no engine can go on from there.
     pub(crate) fn read(kind: Option<Kind>, sent: &[u8]) -> Result<Self, &'static str> {
         let mut all = Self::default();
@@ -60,7 +60,7 @@ impl Sent {
     }
 
     /// The request for the rest; `None` when nothing is left to ask for.
-    pub(crate) fn rest(&self, kind: Option<Kind>, asked: &RawBody) -> Option<RawBody> {
+    pub(crate) fn continuation_body(&self, kind: Option<Kind>, asked: &RawBody) -> Option<RawBody> {
         let mut body = asked.clone();
         for name in ["max_tokens", "max_completion_tokens"] {
             if let Some(most) = body.value(name).and_then(|most| most.as_u64()) {
@@ -99,7 +99,7 @@ impl Sent {
 
     /// Makes the rest of a stream look like the continuation that it is: the same id and time, no second beginning, and one
     /// usage for both parts.
-    pub(crate) fn join(&self, batch: &[u8], prompt_tokens: Option<usize>) -> Bytes {
+    pub(crate) fn splice(&self, batch: &[u8], prompt_tokens: Option<usize>) -> Bytes {
         let mut out = BytesMut::with_capacity(batch.len() + 64);
         for event in events(batch) {
             let Ok(mut value) = serde_json::from_slice::<Value>(&data_of(event)) else {
@@ -151,7 +151,7 @@ impl Sent {
 }
 
 /// Why a request can never be taken up in the middle, if it cannot.
-pub(crate) fn obstacle(kind: Option<Kind>, body: &RawBody) -> Option<&'static str> {
+pub(crate) fn not_resumable_reason(kind: Option<Kind>, body: &RawBody) -> Option<&'static str> {
     let Some(kind) = kind else { return Some("this kind of answer cannot be taken up in the middle") };
     let has = |name: &str| body.get(name).is_some();
     if ["n", "best_of"].iter().any(|name| body.get(name).is_some_and(|count| count != "1")) {
@@ -211,10 +211,10 @@ mod tests {
             delta(json!({"content": "one "}), Value::Null),
             delta(json!({"content": "two\""}), Value::Null),
         ];
-        let sent = Sent::read(CHAT, first.concat().as_bytes()).expect("can go on");
+        let sent = DeliveredOutput::read(CHAT, first.concat().as_bytes()).expect("can go on");
         assert_eq!((sent.text.as_str(), sent.pieces, sent.is_finished), ("one two\"", 2, false));
         let asked = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "min_tokens": 1});
-        let rest = sent.rest(CHAT, &body(asked)).expect("something is left");
+        let rest = sent.continuation_body(CHAT, &body(asked)).expect("something is left");
         let rest: Value = serde_json::from_slice(&rest.to_bytes()).expect("JSON");
         assert_eq!(rest["messages"][1], json!({"role": "assistant", "content": "one two\""}));
         assert_eq!((&rest["max_tokens"], &rest["min_tokens"]), (&json!(7), &json!(0)));
@@ -232,7 +232,7 @@ mod tests {
             event(json!({"id": "b", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})),
             "data: [DONE]\n\n".to_owned(),
         ];
-        let joined = sent.join(second.concat().as_bytes(), PROMPT);
+        let joined = sent.splice(second.concat().as_bytes(), PROMPT);
         let text = std::str::from_utf8(&joined).expect("UTF-8");
         let values: Vec<Value> =
             events(&joined).filter_map(|event| serde_json::from_slice(&data_of(event)).ok()).collect();
@@ -251,11 +251,11 @@ mod tests {
     #[test]
     fn a_completion_goes_on_behind_its_text() {
         let sent = event(json!({"id": "c", "choices": [{"index": 0, "text": " b"}]}));
-        let sent = Sent::read(COMPLETION, sent.as_bytes()).expect("can go on");
+        let sent = DeliveredOutput::read(COMPLETION, sent.as_bytes()).expect("can go on");
         let asked = body(json!({"prompt": "a", "max_tokens": 2}));
-        let rest = sent.rest(COMPLETION, &asked).expect("something is left");
+        let rest = sent.continuation_body(COMPLETION, &asked).expect("something is left");
         assert_eq!(rest.value("prompt"), Some(json!("a b")));
-        assert!(Sent { pieces: 2, ..sent }.rest(COMPLETION, &asked).is_none());
+        assert!(DeliveredOutput { pieces: 2, ..sent }.continuation_body(COMPLETION, &asked).is_none());
     }
 
     #[test]
@@ -267,9 +267,13 @@ mod tests {
             delta(json!({"content": "def f():\n    "}), Value::Null),
             delta(json!({"content": "<think>\nFirst I"}), Value::Null),
         ] {
-            assert!(Sent::read(CHAT, sent.as_bytes()).is_err(), "{sent}");
+            assert!(DeliveredOutput::read(CHAT, sent.as_bytes()).is_err(), "{sent}");
         }
-        assert!(Sent::read(CHAT, delta(json!({}), json!("stop")).as_bytes()).expect("reads").is_finished);
+        assert!(
+            DeliveredOutput::read(CHAT, delta(json!({}), json!("stop")).as_bytes())
+                .expect("reads")
+                .is_finished
+        );
         for (kind, asked) in [
             (CHAT, json!({"n": 2})),
             (CHAT, json!({"response_format": {"type": "json_object"}})),
@@ -279,9 +283,9 @@ mod tests {
             (COMPLETION, json!({"prompt": "a", "logprobs": 1})),
             (None, json!({})),
         ] {
-            assert!(obstacle(kind, &body(asked.clone())).is_some(), "{asked}");
+            assert!(not_resumable_reason(kind, &body(asked.clone())).is_some(), "{asked}");
         }
         let plain = json!({"n": 1, "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto"});
-        assert_eq!(obstacle(CHAT, &body(plain)), None);
+        assert_eq!(not_resumable_reason(CHAT, &body(plain)), None);
     }
 }

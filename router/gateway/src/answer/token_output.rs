@@ -13,11 +13,11 @@ use router_tokens::{Detokenizer, StopStrings, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::models::Model;
-use crate::upstream::{Continuation, EngineRequest, Output, Scanner, Taken};
+use crate::upstream::{Continuation, EngineRequest, Output, OutputStep, Scanner};
 
 /// Part of an output.
 #[derive(Debug, Default)]
-pub(crate) struct Piece {
+pub(crate) struct TokenDelta {
     pub(crate) index: u32,
     pub(crate) text: String,
     pub(crate) tokens: Vec<u32>,
@@ -73,7 +73,7 @@ impl TokenOutput {
         let mut body = RawBody::of_fields(&self.fields());
         // As text: a tree of thousands of JSON numbers would cost more than all the rest.
         body.set("prompt", serde_json::to_string(&*tokens).unwrap_or_default());
-        Arc::new(EngineRequest { body, tokens, is_audited: true })
+        Arc::new(EngineRequest { body, tokens, tokens_are_exact: true })
     }
 
     fn fields(&self) -> Map<String, Value> {
@@ -99,7 +99,7 @@ impl TokenOutput {
     }
 
     /// Takes what an event says.
-    fn piece(&mut self, event: TokenEvent) -> Option<Piece> {
+    fn piece(&mut self, event: TokenEvent) -> Option<TokenDelta> {
         if let Some(cached) = event.usage.and_then(|usage| usage.cached) {
             // After a failure the tokens so far count as prompt there, but not for the client.
             self.cached_tokens = self.cached_tokens.max(cached.min(self.prompt.len()));
@@ -119,7 +119,7 @@ impl TokenOutput {
             }
         }
         let wanted = self.sampling.logprobs.map_or(0, |top| top as usize);
-        Some(Piece {
+        Some(TokenDelta {
             index: self.index,
             text,
             logprobs: described(&self.model.text.tokenizer, &event, wanted),
@@ -130,17 +130,17 @@ impl TokenOutput {
     }
 
     /// The last piece: what was held back, and why the output ended.
-    fn last_piece(&mut self, finish: Finish) -> Piece {
+    fn last_piece(&mut self, finish: Finish) -> TokenDelta {
         let (mut text, stopped) = self.stop.push(&self.detokenizer.finish());
         if !stopped {
             text.push_str(&self.stop.finish());
         }
-        Piece {
+        TokenDelta {
             index: self.index,
             text,
             finish: Some(if stopped { Finish::Stop } else { finish }),
             cached_tokens: self.cached_tokens,
-            ..Piece::default()
+            ..TokenDelta::default()
         }
     }
 
@@ -168,7 +168,7 @@ impl TokenOutput {
 }
 
 impl Output for TokenOutput {
-    type Item = Vec<Piece>;
+    type Item = Vec<TokenDelta>;
 
     fn scanner(&self) -> Scanner {
         Scanner::reading()
@@ -178,8 +178,8 @@ impl Output for TokenOutput {
         self.cached_tokens = self.cached_tokens.max(tokens.min(self.prompt.len()));
     }
 
-    fn take(&mut self, bytes: Bytes, _events: usize, _usage: Option<Usage>) -> Taken<Vec<Piece>> {
-        let mut taken = Taken { item: None, usage: None, is_complete: false, failure: None };
+    fn take(&mut self, bytes: Bytes, _events: usize, _usage: Option<Usage>) -> OutputStep<Vec<TokenDelta>> {
+        let mut taken = OutputStep { item: None, usage: None, is_complete: false, failure: None };
         let mut pieces = Vec::new();
         for event in events(&bytes) {
             let data = data_of(event);
@@ -206,7 +206,7 @@ impl Output for TokenOutput {
         taken
     }
 
-    fn finish(&mut self) -> Result<Option<Vec<Piece>>, String> {
+    fn finish(&mut self) -> Result<Option<Vec<TokenDelta>>, String> {
         match self.engine_finish {
             Some(Finish::Abort) => Err("it gave the request up".to_owned()),
             Some(finish) => Ok(Some(vec![self.last_piece(finish)])),
@@ -214,7 +214,7 @@ impl Output for TokenOutput {
         }
     }
 
-    fn continuation(&mut self) -> Continuation<Vec<Piece>> {
+    fn continuation(&mut self) -> Continuation<Vec<TokenDelta>> {
         if let Some(finish) = self.complete() {
             // It failed after its last token: there is nothing to go on with.
             return Continuation::Complete(Some(vec![self.last_piece(finish)]));

@@ -23,11 +23,11 @@ use crate::memory::Footprint;
 use crate::models::Target;
 use crate::service::{Gateway, fresh_id};
 use crate::traced::{self, Traced, Tracing};
-use crate::upstream::{Generation, SentTo};
+use crate::upstream::{Generation, LastWorker};
 
 /// Tokens that an answer without a limit is taken to have, until it is known.
 const ANSWER_TOKENS_ASSUMED: u64 = 256;
-/// With it a client says how long its request may take.
+/// Request header: the client's timeout in milliseconds.
 static TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout-ms");
 static SESSION: HeaderName = HeaderName::from_static("x-session-id");
 /// The client's name for a request.
@@ -52,7 +52,8 @@ pub(crate) struct RequestContext {
     pub(crate) surface: Surface,
     /// The client's name for it: for logs, traces and the answer.
     pub(crate) request_id: String,
-    /// Engines' name for it. Names in use are errors there, and requests can be aborted by them: so no client chooses one.
+    /// The request id that engines see, always made here: they refuse an id that is in use and abort requests by id, so one that
+    /// a client chose could disturb others.
     pub(crate) engine_id: String,
     pub(crate) session: Option<u64>,
     /// When its time is over.
@@ -64,24 +65,24 @@ pub(crate) struct RequestContext {
     /// The memory that it holds for as long as it is inside.
     pub(crate) footprint: Footprint,
     /// Set once it is sent to an engine, which computes from then on.
-    sent_to: SentTo,
+    last_worker: LastWorker,
     permit: Option<Permit>,
     charge: Option<Charge>,
     /// Tokens of the prompt, as the gateway counted them.
     prompt_tokens: u64,
-    /// Pieces of the answer that have gone to the client; about as many tokens.
+    /// Events of the answer that have gone to the client; about as many tokens.
     pieces: u64,
     /// An engine has said what it did.
     is_settled: bool,
     /// Requests that were inside before it.
-    others: usize,
+    inside_before: usize,
     rates: RateState,
     started: Instant,
     record: AuditFields,
 }
 
 /// How long a request may take: what its client wants, but no more than the operator allows.
-fn time_of(headers: &HeaderMap, most: Duration) -> Result<Option<Duration>, ApiError> {
+fn request_timeout(headers: &HeaderMap, most: Duration) -> Result<Option<Duration>, ApiError> {
     /// Longer ones are none; so that adding it to a time cannot overflow.
     const MOST_MS: u64 = 7 * 24 * 3600 * 1000;
     let most = (!most.is_zero()).then_some(most);
@@ -111,7 +112,7 @@ fn session_of(headers: &HeaderMap) -> Option<u64> {
 impl RequestContext {
     /// Counts a request as inside.
     pub(crate) fn new(gateway: &Arc<Gateway>, surface: Surface, request: &Request) -> Box<Self> {
-        let others = gateway.inside.fetch_add(1, Ordering::Relaxed);
+        let inside_before = gateway.inside.fetch_add(1, Ordering::Relaxed);
         gateway.metrics.active.inc();
         let headers = request.headers();
         let passed =
@@ -133,13 +134,13 @@ impl RequestContext {
             headers: passed.collect(),
             grant: Arc::clone(&gateway.access.nobody),
             footprint: Footprint::default(),
-            sent_to: SentTo::default(),
+            last_worker: LastWorker::default(),
             permit: None,
             charge: None,
             prompt_tokens: 0,
             pieces: 0,
             is_settled: false,
-            others,
+            inside_before,
             rates: RateState::of(None, None, 0),
             started: Instant::now(),
             record: AuditFields {
@@ -152,7 +153,7 @@ impl RequestContext {
 
     /// Begins the request's time and its trace.
     pub(super) fn begin(&mut self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let time = time_of(headers, self.gateway.tuning().request_time_max)?;
+        let time = request_timeout(headers, self.gateway.tuning().request_time_max)?;
         self.deadline = time.map(|time| self.started + time);
         if let Some(tracer) = &self.gateway.tracer {
             self.traced = traced::begin(tracer, headers, &mut self.headers, self.started);
@@ -162,8 +163,8 @@ impl RequestContext {
 
     /// Finds out whose it is and counts it among theirs; refused when too many are inside.
     pub(super) fn identify(&mut self, headers: &HeaderMap, peer: Option<&PeerAddr>) -> Result<(), ApiError> {
-        // Who waits for a place has a body in memory already.
-        if self.others >= self.gateway.models.inside_max {
+        // Bounds the requests inside, waiting ones included: each holds its body in memory.
+        if self.inside_before >= self.gateway.models.inside_max {
             return Err(ApiError::unavailable("Too many requests are being served."));
         }
         self.grant = self.gateway.access.identify(&Caller::at_api(headers, peer))?;
@@ -287,13 +288,13 @@ impl RequestContext {
             salt: None,
             can_split: false,
             traced: self.traced.clone(),
-            sent_to: self.sent_to.clone(),
+            last_worker: self.last_worker.clone(),
             attempts: AtomicU32::new(0),
         }
     }
 
     /// What an engine says that it did.
-    pub(crate) fn used(&mut self, usage: &Usage) {
+    pub(crate) fn record_usage(&mut self, usage: &Usage) {
         self.record.usage = *usage;
         self.is_settled = true;
         let now = self.gateway.access.now();
@@ -302,15 +303,15 @@ impl RequestContext {
         }
     }
 
-    /// What it holds from now on, as far as that is known.
-    pub(crate) fn holds(&self, bytes: usize) {
+    /// The memory that it holds from now on.
+    pub(crate) fn resize_memory_charge(&self, bytes: usize) {
         if let Some(held) = &self.footprint.held {
             held.resize(bytes);
         }
     }
 
-    /// So many pieces have gone to the client.
-    pub(crate) fn progress(&mut self, pieces: usize) {
+    /// So many events, or tokens, have gone to the client.
+    pub(crate) fn count_events(&mut self, pieces: usize) {
         self.pieces += pieces as u64;
     }
 
@@ -341,13 +342,13 @@ impl RequestContext {
     }
 
     /// Its answer broke off.
-    pub(crate) fn broke(&mut self) {
+    pub(crate) fn record_broken_stream(&mut self) {
         self.gateway.metrics.broken_streams.inc();
         self.answered(StatusCode::OK, Some("broken_stream"));
     }
 
-    /// Tells the client how much of its limits is left.
-    pub(crate) fn tell_rates(&self, response: &mut Response) {
+    /// Adds the headers that say how much of the client's limits is left.
+    pub(crate) fn add_rate_limit_headers(&self, response: &mut Response) {
         for (name, value) in self.rates.headers() {
             if let Ok(value) = HeaderValue::from_str(&value) {
                 response.headers_mut().insert(HeaderName::from_static(name), value);
@@ -379,7 +380,7 @@ impl RequestContext {
         if let Some(first) = record.first_token {
             attributes.push(KeyValue::new(names::GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, first.as_secs_f64()));
         }
-        if let Some(run) = self.sent_to.get() {
+        if let Some(run) = self.last_worker.get() {
             attributes.push(KeyValue::new(names::KVASIR_DECODE_WORKER, run.name.clone()));
         }
         let is_cut = matches!(record.reason, Some("broken_stream" | "deadline_exceeded" | "client_gone"));
@@ -408,8 +409,9 @@ impl Drop for RequestContext {
         }
         let is_good = (200..300).contains(&self.record.status);
         let is_served = is_good && (self.is_settled || self.pieces > 0);
-        // What engines refused or failed is nobody's to pay; what a client left, or had no time for, was computed for it.
-        let worker = self.sent_to.get();
+        // The prompt is charged when an engine computed it for this client: not for refusals and failures, but when the client left
+        // or its time was over.
+        let worker = self.last_worker.get();
         let owes_prompt = worker.is_some() && (is_good || is_abandoned);
         // How fast requests go is learned from those that went through.
         match self.permit.take() {

@@ -13,7 +13,7 @@ use router_engines::dialect::TokenCount;
 use router_openai::{ApiError, RawBody, Surface, anthropic};
 
 use super::stages::{Received, has_media};
-use super::{RequestContext, in_time, prompt, respond};
+use super::{RequestContext, prompt, respond, within_deadline};
 use crate::answer::Answer;
 use crate::answer::translate::parse;
 use crate::compute::IsCancelled;
@@ -23,7 +23,7 @@ use crate::service::{Gateway, json_response};
 pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let mut context = RequestContext::new(&gateway, Surface::CountTokens, &request);
     let answered = match context.begin(request.headers()) {
-        Ok(()) => in_time(&gateway, context.deadline, answer(&mut context, request)).await,
+        Ok(()) => within_deadline(&gateway, context.deadline, answer(&mut context, request)).await,
         Err(error) => Err(error),
     };
     respond(context, answered.map(|answer| (answer, None))).await
@@ -33,7 +33,7 @@ async fn answer(context: &mut RequestContext, request: Request) -> Result<Answer
     let loaded = Received(request).identify(context)?.load(context).await?;
     let tokens = count(context, loaded.bytes).await?;
     context.answered(StatusCode::OK, None);
-    Ok(Answer::Whole(json_response(StatusCode::OK, anthropic::count_answer(tokens).to_string())))
+    Ok(Answer::Buffered(json_response(StatusCode::OK, anthropic::count_answer(tokens).to_string())))
 }
 
 async fn count(context: &mut RequestContext, bytes: Bytes) -> Result<usize, ApiError> {

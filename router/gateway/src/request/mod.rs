@@ -23,7 +23,7 @@ pub(crate) use self::context::RequestContext;
 pub(crate) use self::count::messages_count;
 use self::stages::Received;
 use crate::answer::Answer;
-use crate::answer::deadline::{time_is_over, until};
+use crate::answer::deadline::{deadline_error, with_deadline};
 use crate::answer::translate::ResponseAdapter;
 use crate::service::{Gateway, fresh_id};
 
@@ -58,7 +58,7 @@ async fn serve(gateway: Arc<Gateway>, request: Request, surface: Surface) -> Res
         Ok(()) => {
             let deadline = context.deadline;
             // In its place from the start: it is too large to be handed around.
-            in_time(&gateway, deadline, pin!(answer(&mut context, request))).await
+            within_deadline(&gateway, deadline, pin!(run_stages(&mut context, request))).await
         }
         Err(error) => Err(error),
     };
@@ -66,20 +66,20 @@ async fn serve(gateway: Arc<Gateway>, request: Request, surface: Surface) -> Res
 }
 
 /// One stage after the other.
-async fn answer(
+async fn run_stages(
     context: &mut RequestContext,
     request: Request,
 ) -> Result<(Answer, Option<ResponseAdapter>), ApiError> {
     let identified = Received(request).identify(context)?;
     let loaded = identified.load(context).await?;
-    let understood = loaded.understand(context).await?;
-    let measured = understood.measure(context).await?;
+    let understood = loaded.resolve(context).await?;
+    let measured = understood.tokenize(context).await?;
     let admitted = measured.admit(context).await?;
     admitted.answer(context).await
 }
 
 /// An answer, or that its time is over; then everything that was done for it is dropped.
-async fn in_time<T>(
+async fn within_deadline<T>(
     gateway: &Gateway,
     deadline: Option<Instant>,
     answered: impl Future<Output = Result<T, ApiError>>,
@@ -89,7 +89,7 @@ async fn in_time<T>(
         Ok(answered) => answered,
         Err(_) => {
             gateway.metrics.late.inc();
-            Err(time_is_over())
+            Err(deadline_error())
         }
     }
 }
@@ -103,7 +103,7 @@ async fn respond(
     let (request_id, deadline) = (context.request_id.clone(), context.deadline);
     let mut response = match answered {
         Ok((answer, adapter)) => {
-            let response = until(&gateway, deadline, answer.into_response(context));
+            let response = with_deadline(&gateway, deadline, answer.into_response(context));
             match adapter {
                 None => response,
                 Some(adapter) => adapter.answer(response).await,

@@ -12,7 +12,7 @@ use crate::service::Gateway;
 
 /// A prompt as the index sees it.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct PromptTokens {
     pub(crate) tokens: Vec<u32>,
     /// They are the engine's own, as far as the gateway can tell.
     pub(crate) is_exact: bool,
@@ -21,7 +21,7 @@ pub(crate) struct Seen {
 }
 
 /// Without the model's tokenizer four bytes of the request stand for a token: prefixes stay prefixes.
-fn stand_in(text: &str) -> Seen {
+fn pseudo_tokens(text: &str) -> PromptTokens {
     let (words, rest) = text.as_bytes().as_chunks::<4>();
     let mut tokens = Vec::with_capacity(words.len() + 1);
     tokens.extend(words.iter().map(|&word| u32::from_le_bytes(word)));
@@ -30,7 +30,7 @@ fn stand_in(text: &str) -> Seen {
         word[..rest.len()].copy_from_slice(rest);
         tokens.push(u32::from_le_bytes(word));
     }
-    Seen { tokens, is_exact: false, prompts: 1 }
+    PromptTokens { tokens, is_exact: false, prompts: 1 }
 }
 
 /// Fields of a chat that are variables of the template.
@@ -59,71 +59,73 @@ impl Reader {
         Self { text: model.text.clone(), has_tokenizer: model.knows_tokens() }
     }
 
-    fn chat(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> Seen {
-        let Some(raw) = body.get("messages") else { return Seen::default() };
+    fn chat(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> PromptTokens {
+        let Some(raw) = body.get("messages") else { return PromptTokens::default() };
         if !self.has_tokenizer || body.get("chat_template").is_some() {
-            return stand_in(raw);
+            return pseudo_tokens(raw);
         }
-        let Ok(messages) = serde_json::from_str::<Value>(raw) else { return Seen::default() };
+        let Ok(messages) = serde_json::from_str::<Value>(raw) else { return PromptTokens::default() };
         let extras = template_extras(body);
         let generate = body.flag("add_generation_prompt").ok().flatten().unwrap_or(true);
         let continues = body.flag("continue_final_message").ok().flatten().unwrap_or(false);
         if is_cancelled() {
-            return Seen::default();
+            return PromptTokens::default();
         }
         match self.text.encode_conversation(messages, generate, continues, &extras) {
-            Ok(encoded) => Seen { tokens: encoded.ids, is_exact: encoded.is_exact, prompts: 1 },
+            Ok(encoded) => PromptTokens { tokens: encoded.ids, is_exact: encoded.is_exact, prompts: 1 },
             Err(error) => {
                 tracing::debug!(%error, "routed without its prompt");
-                Seen::default()
+                PromptTokens::default()
             }
         }
     }
 
-    fn completion(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> Seen {
-        let Some(raw) = body.get("prompt").or_else(|| body.get("input")) else { return Seen::default() };
+    fn completion(&self, body: &RawBody, is_cancelled: IsCancelled<'_>) -> PromptTokens {
+        let Some(raw) = body.get("prompt").or_else(|| body.get("input")) else {
+            return PromptTokens::default();
+        };
         if raw.starts_with('[') {
             return self.list(raw);
         }
         if !self.has_tokenizer {
-            return stand_in(raw);
+            return pseudo_tokens(raw);
         }
         match serde_json::from_str::<String>(raw) {
             Ok(text) if !is_cancelled() => self.text(&text),
-            _ => Seen::default(),
+            _ => PromptTokens::default(),
         }
     }
 
     /// Ids, or several prompts.
-    fn list(&self, raw: &str) -> Seen {
+    fn list(&self, raw: &str) -> PromptTokens {
         if let Ok(tokens) = serde_json::from_str::<Vec<u32>>(raw) {
-            return Seen { tokens, is_exact: self.has_tokenizer, prompts: 1 };
+            return PromptTokens { tokens, is_exact: self.has_tokenizer, prompts: 1 };
         }
         if let Ok(several) = serde_json::from_str::<Vec<Vec<u32>>>(raw) {
             let prompts = several.len() as u64;
             let longest = several.into_iter().max_by_key(Vec::len).unwrap_or_default();
-            return Seen { tokens: longest, is_exact: false, prompts };
+            return PromptTokens { tokens: longest, is_exact: false, prompts };
         }
         if let Ok(texts) = serde_json::from_str::<Vec<String>>(raw) {
             let longest = texts.iter().max_by_key(|text| text.len()).map_or("", String::as_str);
-            return Seen { prompts: texts.len() as u64, ..stand_in(longest) };
+            return PromptTokens { prompts: texts.len() as u64, ..pseudo_tokens(longest) };
         }
-        Seen { prompts: 1, ..Seen::default() }
+        PromptTokens { prompts: 1, ..PromptTokens::default() }
     }
 
-    fn text(&self, text: &str) -> Seen {
+    fn text(&self, text: &str) -> PromptTokens {
         if !self.has_tokenizer {
-            return stand_in(text);
+            return pseudo_tokens(text);
         }
         match self.text.tokenizer.encode(text, true) {
-            Ok(tokens) => Seen { tokens, is_exact: true, prompts: 1 },
-            Err(_) => Seen::default(),
+            Ok(tokens) => PromptTokens { tokens, is_exact: true, prompts: 1 },
+            Err(_) => PromptTokens::default(),
         }
     }
 }
 
 /// The prompt of a chat. What cannot be rendered here is left to the engine to judge: the request is routed without it.
-pub(crate) async fn of_chat(model: &Model, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
+pub(crate) async fn of_chat(model: &Model, body: &RawBody, work: &Work) -> Result<PromptTokens, ApiError> {
     let reader = Reader::of(model);
     if work.is_inline() {
         return Ok(reader.chat(body, &|| false));
@@ -133,7 +135,11 @@ pub(crate) async fn of_chat(model: &Model, body: &RawBody, work: &Work) -> Resul
 }
 
 /// The prompt of a completion: a text, ids, or the longest of several.
-pub(crate) async fn of_completion(model: &Model, body: &RawBody, work: &Work) -> Result<Seen, ApiError> {
+pub(crate) async fn of_completion(
+    model: &Model,
+    body: &RawBody,
+    work: &Work,
+) -> Result<PromptTokens, ApiError> {
     let reader = Reader::of(model);
     if work.is_inline() {
         return Ok(reader.completion(body, &|| false));
@@ -143,7 +149,11 @@ pub(crate) async fn of_completion(model: &Model, body: &RawBody, work: &Work) ->
 }
 
 /// The prompt that a text is.
-pub(crate) async fn of_text(gateway: &Gateway, model: &Model, text: String) -> Result<Seen, ApiError> {
+pub(crate) async fn of_text(
+    gateway: &Gateway,
+    model: &Model,
+    text: String,
+) -> Result<PromptTokens, ApiError> {
     let reader = Reader::of(model);
     let work = gateway.work(text.len(), &Footprint::default()).await?;
     work.run(move |_| reader.text(&text)).await

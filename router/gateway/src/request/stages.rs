@@ -1,6 +1,6 @@
-//! The stages of a request, each a type that only the stage before can make: received, identified, loaded (its body is in
-//! memory that it was charged for), understood (whom it is for), measured (its prompt in tokens), admitted (it has its place).
-//! What is left then, routing and answering, is `upstream` and `answer`.
+//! The stages of a request, each a type that only the stage before can make: `Received`, `Identified` (the caller is known),
+//! `Loaded` (the body is in memory that was charged), `Resolved` (the model is known), `Tokenized`, `Admitted` (the gate let it
+//! in). Routing and answering follow in `upstream` and `answer`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,34 +26,34 @@ use crate::compute::IsCancelled;
 use crate::memory::held_bytes;
 use crate::models::Target;
 use crate::service::Gateway;
-use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, whole};
+use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_buffered};
 
-/// A request of which the head is here.
+/// The head of the request was read.
 pub(super) struct Received(pub(super) Request);
 
-/// Its sender is known and was counted.
+/// The caller was authenticated, and its request charged to its limits.
 pub(super) struct Identified(Request);
 
-/// Its body is here, and small enough to be parsed.
+/// The body was read, and is small enough to be parsed.
 pub(super) struct Loaded {
     pub(super) bytes: Bytes,
 }
 
-/// It is known what is asked, and of which model.
-pub(super) struct Understood {
+/// The body was parsed, screened and translated; the model that it asks for is known.
+pub(super) struct Resolved {
     body: RawBody,
     target: Target,
     adapter: Option<ResponseAdapter>,
 }
 
-/// Its prompt is known in tokens.
-pub(super) struct Measured {
+/// The prompt was turned into tokens.
+pub(super) struct Tokenized {
     prepared: Prepared,
     adapter: Option<ResponseAdapter>,
 }
 
-/// It has its place.
-pub(super) struct Admitted(Measured);
+/// The admission gate let it in.
+pub(super) struct Admitted(Tokenized);
 
 /// A request as engines will be asked.
 enum Prepared {
@@ -69,7 +69,7 @@ struct RelayedRequest {
     stream: bool,
     /// It has one prompt and one choice, so a prefill worker may compute it.
     can_split: bool,
-    /// The usage at the end of the stream is the gateway's wish, not the client's.
+    /// The gateway added `stream_options.include_usage`: the usage event is taken out of the client's stream.
     hides_usage: bool,
     /// Tokens of all its prompts, choices of each, and the most of an answer.
     prompt_tokens: usize,
@@ -100,7 +100,7 @@ impl Identified {
 type Translation = fn(&serde_json::Value) -> Result<(Bytes, ResponseAdapter), ApiError>;
 
 impl Loaded {
-    pub(super) async fn understand(self, context: &mut RequestContext) -> Result<Understood, ApiError> {
+    pub(super) async fn resolve(self, context: &mut RequestContext) -> Result<Resolved, ApiError> {
         let gateway = Arc::clone(&context.gateway);
         let (raw, looks) = (self.bytes.clone(), Arc::clone(&gateway));
         // Before anything is translated, so that complaints name the client's own fields.
@@ -128,7 +128,7 @@ impl Loaded {
         let target = gateway.target(asked.as_deref(), context.session, patience).await?;
         context.allow_target(asked.as_deref(), &target)?;
         target.name_in(&mut body)?;
-        Ok(Understood { body, target, adapter })
+        Ok(Resolved { body, target, adapter })
     }
 
     /// A request of another surface as a chat. The client's own bytes are given up.
@@ -147,16 +147,16 @@ impl Loaded {
     }
 }
 
-impl Understood {
-    pub(super) async fn measure(self, context: &mut RequestContext) -> Result<Measured, ApiError> {
+impl Resolved {
+    pub(super) async fn tokenize(self, context: &mut RequestContext) -> Result<Tokenized, ApiError> {
         let Self { body, target, adapter } = self;
         let kind = context.surface.kind();
-        let prepared = match kind.filter(|_| makes_text(&context.gateway, &target, &body)) {
+        let prepared = match kind.filter(|_| gateway_detokenizes(&context.gateway, &target, &body)) {
             Some(kind) => {
                 let bytes = body.to_bytes();
                 let len = bytes.len();
                 let request = TokenRequest::read(context, &target.model, bytes, kind).await?;
-                context.holds(held_bytes(len, request.prompt_tokens()));
+                context.resize_memory_charge(held_bytes(len, request.prompt_tokens()));
                 Prepared::Generated(Box::new(request))
             }
             None if kind.is_none() && target.model.pool.is_native() => {
@@ -165,7 +165,7 @@ impl Understood {
             }
             None => Prepared::Relayed(Box::new(RelayedRequest::read(context, target, body).await?)),
         };
-        Ok(Measured { prepared, adapter })
+        Ok(Tokenized { prepared, adapter })
     }
 }
 
@@ -175,10 +175,10 @@ impl RelayedRequest {
         gateway.access.clean(&mut body, &context.grant);
         let kind = context.surface.kind();
         let stream = body.flag("stream")?.unwrap_or(false) && kind.is_some();
-        // Nobody else needs the clock.
+        // The time is read for the trace alone.
         let since = context.traced.is_some().then(Instant::now);
         let seen = match kind {
-            None => prompt::Seen::default(),
+            None => prompt::PromptTokens::default(),
             Some(kind) => {
                 // What it takes is given back before the request waits for its place.
                 let work = gateway.work(body.len(), &context.footprint).await?;
@@ -188,7 +188,7 @@ impl RelayedRequest {
                 }
             }
         };
-        context.holds(held_bytes(body.len(), seen.tokens.len()));
+        context.resize_memory_charge(held_bytes(body.len(), seen.tokens.len()));
         if let (Some(traced), Some(since)) = (&context.traced, since) {
             traced.span(names::span::TOKENISE, since, Vec::new());
         }
@@ -221,7 +221,7 @@ impl RelayedRequest {
             && is_one("best_of")
             && !several;
         let salt = body.text("cache_salt")?.map(Cow::into_owned);
-        let request = EngineRequest { body, tokens: Arc::new(seen.tokens), is_audited: seen.is_exact };
+        let request = EngineRequest { body, tokens: Arc::new(seen.tokens), tokens_are_exact: seen.is_exact };
         Ok(Self {
             target,
             request: Arc::new(request),
@@ -241,9 +241,9 @@ impl RelayedRequest {
         generation.can_split = self.can_split;
         let generation = Arc::new(generation);
         if !self.stream {
-            return answer_whole(&generation, &self.request, context).await;
+            return answer_buffered(&generation, &self.request, context).await;
         }
-        let prompt_tokens = self.request.is_audited.then_some(self.request.tokens.len());
+        let prompt_tokens = self.request.tokens_are_exact.then_some(self.request.tokens.len());
         let output = Relayed::new(context.surface.kind(), &self.request, prompt_tokens, self.hides_usage);
         let mut stream = EventStream::new(&generation, self.request, output);
         match stream.next().await {
@@ -258,34 +258,35 @@ impl RelayedRequest {
 }
 
 /// Asks for an answer that is not streamed.
-async fn answer_whole(
+async fn answer_buffered(
     generation: &Arc<Generation>,
     request: &Arc<EngineRequest>,
     context: &mut RequestContext,
 ) -> Result<Answer, ApiError> {
-    let attempt = |route, booking| whole(Arc::clone(generation), Arc::clone(request), route, booking);
+    let attempt =
+        |route, booking| attempt_buffered(Arc::clone(generation), Arc::clone(request), route, booking);
     let answered = match Attempts::default().run(generation, request, attempt).await {
         Ok(answered) => answered,
         Err(failure) => return refused(failure.into_response(generation)?, context),
     };
     context.first_token();
     if let Some(usage) = &answered.usage {
-        context.used(usage);
+        context.record_usage(usage);
     }
     context.answered(StatusCode::OK, None);
     let mut response = Response::new(Body::from(answered.body));
     response.headers_mut().insert(header::CONTENT_TYPE, answered.content_type);
     explain(&mut response, generation.explained(&answered.route));
-    Ok(Answer::Whole(response))
+    Ok(Answer::Buffered(response))
 }
 
 /// The engine's own words to a request that it does not take.
 fn refused(response: Response, context: &mut RequestContext) -> Result<Answer, ApiError> {
     context.answered(response.status(), Some("refused_by_engine"));
-    Ok(Answer::Whole(response))
+    Ok(Answer::Buffered(response))
 }
 
-impl Measured {
+impl Tokenized {
     pub(super) async fn admit(self, context: &mut RequestContext) -> Result<Admitted, ApiError> {
         let (model, prompt_tokens, answer_max, choices) = match &self.prepared {
             Prepared::Relayed(request) => {
@@ -317,9 +318,9 @@ impl Admitted {
 }
 
 /// Whether the gateway makes the text of this answer.
-fn makes_text(gateway: &Gateway, target: &Target, body: &RawBody) -> bool {
+fn gateway_detokenizes(gateway: &Gateway, target: &Target, body: &RawBody) -> bool {
     let pool = &target.model.pool;
-    // Adapters are the engines' own.
+    // Adapters have vocabularies and templates that only engines know.
     if target.adapter.is_some() {
         return false;
     }

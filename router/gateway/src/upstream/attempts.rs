@@ -10,8 +10,8 @@ use router_fleet::{Booking, RankRef, Route, RouteRequest};
 use router_openai::{Entries, Usage};
 use router_trace::names;
 
+use super::dispatch::{LegReply, ask};
 use super::failure::Failure;
-use super::legs::{LegReply, ask};
 use super::{EngineRequest, Generation};
 
 /// First pause of a request that keeps failing.
@@ -46,7 +46,7 @@ impl Attempts {
             let routed = self.route(generation, request).await?;
             match self.hedged(generation, request, &attempt, routed).await {
                 Ok(begun) => {
-                    // The next failure is a new one.
+                    // A later failure has its own time to wait for a worker.
                     self.deadline = None;
                     return Ok(begun);
                 }
@@ -67,7 +67,7 @@ impl Attempts {
         let pool = &generation.target.model.pool;
         let routed = gateway.wait_for_route(pool, &wanted, generation.traced.as_deref(), deadline).await;
         let routed = routed.map_err(Failure::without_worker)?;
-        generation.sent_to.set(&routed.0.decode.run);
+        generation.last_worker.set(&routed.0.decode.run);
         Ok(routed)
     }
 
@@ -83,7 +83,7 @@ impl Attempts {
             session: generation.session,
             adapter: generation.target.adapter.as_deref(),
             without_prefill: self.without_prefill || !generation.can_split,
-            audited: request.is_audited,
+            audited: request.tokens_are_exact,
             avoid,
         }
     }
@@ -109,7 +109,7 @@ impl Attempts {
         }
         let wanted = RouteRequest { without_prefill: true, ..self.wanted(generation, request, &avoid) };
         let routed = gateway.route(pool, &wanted, generation.traced.as_deref())?;
-        // Those to be avoided come in again when there is nobody else. A second attempt is no hand-off.
+        // The router chooses a worker that is to be avoided when no other is left; a hedge must not use it, nor a hand-off.
         let is_fit = routed.0.prefill.is_none() && !avoid.contains(&routed.0.decode.run.name);
         is_fit.then_some(routed)
     }
@@ -179,7 +179,7 @@ impl Attempts {
         }
         self.avoid.push(at_fault.run.name.clone());
         self.without_prefill |= failure.blames_prefill;
-        // The next worker is not at fault; only a request that keeps failing waits, a little longer each time.
+        // The first retry starts at once, later ones after pauses that double.
         if self.failed > 1 {
             tokio::time::sleep(BACKOFF * (1 << self.failed.min(6))).await;
         }
@@ -188,7 +188,7 @@ impl Attempts {
 }
 
 /// An answer that is not streamed.
-pub(crate) struct Whole {
+pub(crate) struct BufferedReply {
     pub(crate) body: Bytes,
     pub(crate) content_type: HeaderValue,
     pub(crate) usage: Option<Usage>,
@@ -196,21 +196,21 @@ pub(crate) struct Whole {
 }
 
 /// An attempt at an answer that is not streamed. It is taken whole, so that one that breaks off can be asked for again.
-pub(crate) async fn whole(
+pub(crate) async fn attempt_buffered(
     generation: Arc<Generation>,
     request: Arc<EngineRequest>,
     route: Route,
     booking: Booking,
-) -> Result<Whole, (Route, Failure)> {
+) -> Result<BufferedReply, (Route, Failure)> {
     let answered = match ask(&generation, &request.body, &route).await {
-        Ok(asked) => take_whole(&generation, asked, booking, &route).await,
+        Ok(asked) => read_buffered_reply(&generation, asked, booking, &route).await,
         Err(failure) => Err(failure),
     };
     match answered {
         Ok((body, content_type, usage)) => {
             // It may be the second of two that were asked.
-            generation.sent_to.set(&route.decode.run);
-            Ok(Whole { body, content_type, usage, route })
+            generation.last_worker.set(&route.decode.run);
+            Ok(BufferedReply { body, content_type, usage, route })
         }
         Err(failure) => Err((route, failure)),
     }
@@ -227,7 +227,7 @@ fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
     Ok(usage.and_then(|usage| serde_json::from_str(usage.value).ok()))
 }
 
-async fn take_whole(
+async fn read_buffered_reply(
     generation: &Generation,
     asked: LegReply,
     mut booking: Booking,

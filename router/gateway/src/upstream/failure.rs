@@ -32,7 +32,7 @@ pub(crate) struct Failure {
     /// In words that name the worker.
     pub(crate) reason: String,
     pub(crate) blames_prefill: bool,
-    /// It speaks against the worker.
+    /// It counts as a failure of the worker, for the circuit breaker.
     pub(crate) is_workers: bool,
     /// It could not be reached, or broke off.
     pub(crate) is_connection: bool,
@@ -123,7 +123,7 @@ impl Failure {
         }
     }
 
-    /// It speaks against the worker that made it.
+    /// Counts it against the worker that made it.
     pub(super) fn blame(&self, route: &Route) {
         if !self.is_workers {
             return;

@@ -16,9 +16,9 @@ use router_fleet::{Booking, Route, Worker};
 use router_openai::sse;
 use tokio::time::Sleep;
 
+use super::dispatch::{LegReply, PrefillTask, PrefillUsage};
 use super::failure::Failure;
-use super::legs::{LegReply, PrefillTask, Promised};
-use super::scanner::{Batch, Scanner};
+use super::scanner::{EventBatch, Scanner};
 use super::{EngineRequest, Generation};
 use crate::traced::LegSpan;
 
@@ -30,7 +30,7 @@ pub(super) struct Leg {
     reply: ReplyBody,
     pub(super) route: Route,
     pub(super) booking: Booking,
-    pub(super) promised: Option<Promised>,
+    pub(super) promised: Option<PrefillUsage>,
     prefill: Option<PrefillTask>,
     /// Tokens that the prefill worker had cached, until somebody is told.
     pub(super) prefill_cached: Option<usize>,
@@ -49,7 +49,7 @@ pub(super) struct Leg {
     /// It has sent something.
     has_begun: bool,
     /// Since when blocks are on their way to it, until its first token.
-    moving: Option<Instant>,
+    transfer_started: Option<Instant>,
     span: Option<LegSpan>,
 }
 
@@ -59,16 +59,16 @@ fn next_give_up(worker: &Arc<Worker>) -> BoxFuture<'static, ()> {
     async move { worker.down.notified().await }.boxed()
 }
 
-/// Asks the workers of a route and waits for the first events that say something, so that a failure before them is a proper
-/// error, or nobody's business.
+/// Asks the workers of a route and waits for the first output, so that an earlier failure can be tried again elsewhere or be
+/// answered with an error status.
 pub(super) async fn begin(
     generation: Arc<Generation>,
     request: Arc<EngineRequest>,
     scanner: Scanner,
     route: Route,
     booking: Booking,
-) -> Result<(Leg, Batch), (Route, Failure)> {
-    let asked = match super::legs::ask(&generation, &request.body, &route).await {
+) -> Result<(Leg, EventBatch), (Route, Failure)> {
+    let asked = match super::dispatch::ask(&generation, &request.body, &route).await {
         Ok(asked) => asked,
         Err(failure) => return Err((route, failure)),
     };
@@ -76,7 +76,7 @@ pub(super) async fn begin(
     match leg.first_words_or_failure().await {
         Ok(first) => {
             // It may be the second of two that were asked.
-            generation.sent_to.set(&leg.route.decode.run);
+            generation.last_worker.set(&leg.route.decode.run);
             Ok((leg, first))
         }
         Err(failure) => {
@@ -114,14 +114,17 @@ impl Leg {
             sent: asked.sent,
             last: asked.sent,
             has_begun: false,
-            moving: asked.moving,
+            transfer_started: asked.transfer_started,
             span: asked.span,
             route,
         }
     }
 
     /// The next whole events; `None` at the end of the body.
-    pub(super) fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Batch, Failure>>> {
+    pub(super) fn poll_batch(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<EventBatch, Failure>>> {
         loop {
             match Pin::new(&mut self.reply).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => {
@@ -131,7 +134,7 @@ impl Leg {
                         Err(error) => {
                             return Poll::Ready(Some(Err(Failure::protocol(&self.route.decode, error))));
                         }
-                        Ok(batch) if batch == Batch::default() => {}
+                        Ok(batch) if batch == EventBatch::default() => {}
                         Ok(batch) => return Poll::Ready(Some(Ok(batch))),
                     }
                 }
@@ -203,33 +206,33 @@ impl Leg {
     }
 
     /// The engine says that it failed, in these words.
-    pub(super) fn told(&self, words: &str) -> Failure {
+    pub(super) fn engine_error(&self, words: &str) -> Failure {
         Failure::protocol(&self.route.decode, format!("it failed: {words}"))
     }
 
-    async fn first_batch(&mut self) -> Result<Batch, Failure> {
+    async fn first_batch(&mut self) -> Result<EventBatch, Failure> {
         match std::future::poll_fn(|context| self.poll_batch(context)).await {
             None => Err(Failure::protocol(&self.route.decode, "a stream without events")),
-            Some(Ok(Batch { failure: Some(words), .. })) => Err(self.told(&words)),
+            Some(Ok(EventBatch { failure: Some(words), .. })) => Err(self.engine_error(&words)),
             Some(batch) => batch,
         }
     }
 
-    async fn first_words(&mut self) -> Result<Batch, Failure> {
+    async fn first_words(&mut self) -> Result<EventBatch, Failure> {
         let mut first = self.first_batch().await?;
         // Some engines open an answer before they know whether they can give one.
         while is_only_role(&first.out) && !first.is_done {
             let next = self.first_batch().await?;
             let usage = next.usage.or(first.usage);
             let events = first.events + next.events;
-            first = Batch { out: [first.out, next.out].concat().into(), events, usage, ..next };
+            first = EventBatch { out: [first.out, next.out].concat().into(), events, usage, ..next };
         }
         Ok(first)
     }
 
-    async fn first_words_or_failure(&mut self) -> Result<Batch, Failure> {
+    async fn first_words_or_failure(&mut self) -> Result<EventBatch, Failure> {
         // An engine that fetches blocks from a worker that died meanwhile may say nothing for as long as it likes.
-        let Some(prefill) = self.route.prefill.clone().filter(|_| self.moving.is_some()) else {
+        let Some(prefill) = self.route.prefill.clone().filter(|_| self.transfer_started.is_some()) else {
             return self.first_words().await;
         };
         let gone = prefill.worker.disconnected.notified();
@@ -239,15 +242,16 @@ impl Leg {
         }
     }
 
-    /// It has something for the client. Returns since when blocks were on their way, at the first time, if they were.
-    pub(super) fn has_spoken(&mut self) -> Option<Instant> {
+    /// Marks the first output: from here on stalls are watched for, and the worker counts as well. Returns when the transfer of
+    /// blocks began, the first time, if there was one.
+    pub(super) fn mark_first_output(&mut self) -> Option<Instant> {
         if std::mem::replace(&mut self.has_begun, true) {
             return None;
         }
         self.stalled.as_mut().reset(tokio::time::Instant::now() + self.stall);
         self.booking.first_token();
         self.route.decode.worker.breaker.succeeded();
-        self.moving.take()
+        self.transfer_started.take()
     }
 
     /// The engine has said its last word.
@@ -263,7 +267,7 @@ impl Leg {
         }
     }
 
-    /// Only the end of the body can come. The client does not wait for it; the connection is worth a moment.
+    /// Reads the rest of the body, which is its end alone, beside the client, so that the connection can be used again.
     pub(super) fn end(mut self, context: &mut Context<'_>) {
         if Pin::new(&mut self.reply).poll_frame(context).is_pending() {
             tokio::spawn(tokio::time::timeout(END_WITHIN, self.reply.whole(0)));

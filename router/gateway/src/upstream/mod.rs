@@ -6,14 +6,14 @@
 //! [`Output`] can say how. All engines go this way; what their events are and how an answer is continued is the `Output`'s:
 //! the engine's own events (`answer::relayed`), or token ids of which the text is made here (`answer::token_output`).
 //!
-//! Reading order: `attempts` (routes, retries, hedges), `legs` (asking workers), `leg` and `scanner` (what comes), `stream`
+//! Reading order: `attempts` (routes, retries, hedges), `dispatch` (asking workers), `leg` and `scanner` (what comes), `stream`
 //! (following it over failures), `failure`. Everything runs in the task of the client's connection, so a client that goes away
 //! drops it all, connections to engines included.
 
 mod attempts;
+mod dispatch;
 mod failure;
 mod leg;
-mod legs;
 mod scanner;
 mod stream;
 
@@ -25,18 +25,18 @@ use bytes::Bytes;
 use router_fleet::{Route, WorkerRun};
 use router_openai::{ApiError, RawBody};
 
-pub(crate) use self::attempts::{ANSWER_BYTES_MAX, Attempts, whole};
+pub(crate) use self::attempts::{ANSWER_BYTES_MAX, Attempts, attempt_buffered};
 pub(crate) use self::scanner::Scanner;
-pub(crate) use self::stream::{BrokenAnswer, Continuation, EventStream, Output, Taken};
+pub(crate) use self::stream::{BrokenAnswer, Continuation, EventStream, Output, OutputStep};
 use crate::models::Target;
 use crate::service::Gateway;
 use crate::traced::Tracing;
 
 /// The worker that a request was sent to last. One request's tasks alone look at it, so nobody waits for the lock.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SentTo(Arc<Mutex<Option<Arc<WorkerRun>>>>);
+pub(crate) struct LastWorker(Arc<Mutex<Option<Arc<WorkerRun>>>>);
 
-impl SentTo {
+impl LastWorker {
     pub(crate) fn set(&self, run: &Arc<WorkerRun>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(run));
     }
@@ -65,7 +65,7 @@ pub(crate) struct Generation {
     /// It has one prompt and one choice, so a prefill worker may compute it.
     pub(crate) can_split: bool,
     pub(crate) traced: Tracing,
-    pub(crate) sent_to: SentTo,
+    pub(crate) last_worker: LastWorker,
     /// Attempts so far, hedges included.
     pub(crate) attempts: AtomicU32,
 }
@@ -76,8 +76,8 @@ pub(crate) struct EngineRequest {
     pub(crate) body: RawBody,
     /// What the prompt looks like to the index; possibly empty.
     pub(crate) tokens: Arc<Vec<u32>>,
-    /// They are the engine's own: what it says of its cache can be compared.
-    pub(crate) is_audited: bool,
+    /// They equal the engine's, so the cached tokens that it reports can be compared with the index.
+    pub(crate) tokens_are_exact: bool,
 }
 
 impl Generation {

@@ -2,8 +2,7 @@
 //!
 //! Only whole events leave, so that a stream can be continued after any of them, and only JSON. An event is looked into
 //! when the letters of a usage are in it: inside JSON's strings their quotes would be escaped, so a search of the bytes
-//! cannot be misled by what a model writes. Hot path: each frame is gone over three times, for its ends, for a usage and
-//! for its form, and not copied as long as frames end where events end.
+//! cannot be misled by what a model writes. Hot path: a frame is not copied as long as frames end where events end.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
@@ -16,7 +15,7 @@ const EVENT_BYTES_MAX: usize = 4 << 20;
 
 /// What a frame was made of.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Batch {
+pub(crate) struct EventBatch {
     /// For the client; empty when nothing is whole yet.
     pub(crate) out: Bytes,
     /// How many of them have data, the engine's own end aside; about as many tokens.
@@ -33,7 +32,7 @@ pub(crate) struct Batch {
 enum Purpose {
     /// The client gets them. The usage at the end may be the gateway's wish alone.
     PassOn { hides_usage: bool },
-    /// Whoever takes them reads each.
+    /// The `Output` parses each; only `[DONE]` is looked for here.
     Read,
 }
 
@@ -61,14 +60,14 @@ impl Scanner {
     }
 
     /// One of the same kind, for another leg.
-    pub(super) fn fresh(&self) -> Self {
+    pub(super) fn for_next_leg(&self) -> Self {
         Self::new(self.purpose)
     }
 
     /// Takes a frame.
-    pub(super) fn push(&mut self, frame: Bytes) -> Result<Batch, EventTooLarge> {
+    pub(super) fn push(&mut self, frame: Bytes) -> Result<EventBatch, EventTooLarge> {
         let whole = self.buffer.push(frame)?;
-        Ok(self.look_into(whole))
+        Ok(self.scan(whole))
     }
 
     /// Whether there is a usage that is not null.
@@ -77,8 +76,8 @@ impl Scanner {
         self.usage.find_iter(bytes).any(|at| behind(at).starts_with(b"{"))
     }
 
-    fn look_into(&self, whole: Bytes) -> Batch {
-        let mut batch = Batch::default();
+    fn scan(&self, whole: Bytes) -> EventBatch {
+        let mut batch = EventBatch::default();
         // Where an event is left out, if one is.
         let mut kept: Option<BytesMut> = None;
         let mut at = 0;
@@ -91,7 +90,7 @@ impl Scanner {
                 false
             } else {
                 batch.events += usize::from(!data.is_empty());
-                match self.judge(&data, &mut batch) {
+                match self.classify_event(&data, &mut batch) {
                     Ok(hides) => hides,
                     Err(reason) => {
                         batch.failure = Some(reason);
@@ -112,7 +111,7 @@ impl Scanner {
     }
 
     /// Whether an event is hidden; an error says why nothing behind it counts.
-    fn judge(&self, data: &[u8], batch: &mut Batch) -> Result<bool, String> {
+    fn classify_event(&self, data: &[u8], batch: &mut EventBatch) -> Result<bool, String> {
         let Purpose::PassOn { hides_usage } = self.purpose else { return Ok(false) };
         if data.is_empty() {
             return Ok(false);

@@ -14,7 +14,7 @@ use router_openai::Usage;
 
 use super::failure::Failure;
 use super::leg::{Leg, begin};
-use super::scanner::{Batch, Scanner};
+use super::scanner::{EventBatch, Scanner};
 use super::{Attempts, EngineRequest, Generation};
 
 /// What becomes of an engine's events, and how the answer goes on with another worker.
@@ -32,7 +32,7 @@ pub(crate) trait Output: Unpin + Send + 'static {
     fn prefill_cached(&mut self, _tokens: usize) {}
 
     /// Takes whole events, of which so many have data; the engine says `usage` with them, where that was looked for.
-    fn take(&mut self, bytes: Bytes, events: usize, usage: Option<Usage>) -> Taken<Self::Item>;
+    fn take(&mut self, bytes: Bytes, events: usize, usage: Option<Usage>) -> OutputStep<Self::Item>;
 
     /// The engine has ended its answer as it should; an error says why that is not so.
     fn finish(&mut self) -> Result<Option<Self::Item>, String>;
@@ -42,7 +42,7 @@ pub(crate) trait Output: Unpin + Send + 'static {
 }
 
 /// What came of events.
-pub(crate) struct Taken<T> {
+pub(crate) struct OutputStep<T> {
     pub(crate) item: Option<T>,
     /// What the engine says that it did.
     pub(crate) usage: Option<Usage>,
@@ -56,7 +56,7 @@ pub(crate) struct Taken<T> {
 pub(crate) enum Continuation<T> {
     /// With another worker.
     Request(Arc<EngineRequest>),
-    /// Only its end was missing.
+    /// Everything was delivered but the end of the stream.
     Complete(Option<T>),
     /// It cannot, for this reason.
     Impossible(&'static str),
@@ -67,16 +67,16 @@ pub(crate) enum Continuation<T> {
 pub(crate) struct BrokenAnswer {
     pub(crate) failure: Failure,
     /// Why no other worker could go on with it.
-    pub(crate) why: Option<String>,
+    pub(crate) not_resumable: Option<String>,
 }
 
-type Begun = (Leg, Batch, Attempts);
+type Begun = (Leg, EventBatch, Attempts);
 
 enum State {
     /// Workers are being asked, for the first time or for the rest.
     Starting(BoxFuture<'static, Result<Begun, Failure>>),
     Live(Box<Leg>),
-    /// The engine has said its last word; the end of its body is all that can come.
+    /// `[DONE]` has come: only the end of the body can follow.
     Ending(Box<Leg>),
     Over,
 }
@@ -142,16 +142,17 @@ impl<O: Output> EventStream<O> {
     fn start(&mut self, request: Arc<EngineRequest>, after: Option<(Route, Failure)>) {
         let attempts = std::mem::take(&mut self.attempts);
         let scanner = self.output.scanner();
-        let started = start(Arc::clone(&self.generation), request, move || scanner.fresh(), attempts, after);
+        let started =
+            start(Arc::clone(&self.generation), request, move || scanner.for_next_leg(), attempts, after);
         self.state = State::Starting(started.boxed());
     }
 
     /// Takes events of the present worker.
-    fn take(&mut self, batch: Batch) {
+    fn take(&mut self, batch: EventBatch) {
         let State::Live(leg) = &mut self.state else { return };
         let metrics = &self.generation.gateway.metrics;
         if !batch.out.is_empty()
-            && let (Some(since), Some(traced)) = (leg.has_spoken(), &self.generation.traced)
+            && let (Some(since), Some(traced)) = (leg.mark_first_output(), &self.generation.traced)
         {
             traced.transferred(since, &leg.route);
         }
@@ -183,8 +184,8 @@ impl<O: Output> EventStream<O> {
         self.has_begun |= taken.item.is_some();
         self.ready.extend(taken.item.map(Ok));
         if let Some(words) = batch.failure.or(taken.failure) {
-            let failure = leg.told(&words);
-            return self.go_on(failure);
+            let failure = leg.engine_error(&words);
+            return self.fail_over(failure);
         }
         if taken.is_complete {
             // What the engine would still say is not wanted: its connection is closed.
@@ -193,8 +194,8 @@ impl<O: Output> EventStream<O> {
         } else if batch.is_done {
             match self.output.finish() {
                 Err(reason) => {
-                    let failure = leg.told(&reason);
-                    self.go_on(failure);
+                    let failure = leg.engine_error(&reason);
+                    self.fail_over(failure);
                 }
                 Ok(last) => {
                     self.ready.extend(last.map(Ok));
@@ -207,12 +208,12 @@ impl<O: Output> EventStream<O> {
         }
     }
 
-    fn fail(&mut self, failure: Failure, why: Option<String>) {
-        self.ready.push_back(Err(BrokenAnswer { failure, why }));
+    fn fail(&mut self, failure: Failure, not_resumable: Option<String>) {
+        self.ready.push_back(Err(BrokenAnswer { failure, not_resumable }));
     }
 
     /// The present worker failed: another one goes on, if it can.
-    fn go_on(&mut self, failure: Failure) {
+    fn fail_over(&mut self, failure: Failure) {
         let State::Live(mut leg) = std::mem::replace(&mut self.state, State::Over) else { return };
         leg.failed();
         let route = leg.route.clone();
@@ -247,10 +248,10 @@ impl<O: Output> Stream for EventStream<O> {
                 State::Live(leg) => match leg.poll_batch(context) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Some(Ok(batch))) => this.take(batch),
-                    Poll::Ready(Some(Err(failure))) => this.go_on(failure),
+                    Poll::Ready(Some(Err(failure))) => this.fail_over(failure),
                     Poll::Ready(None) => {
                         let failure = Failure::protocol(&leg.route.decode, "the stream ended too early");
-                        this.go_on(failure);
+                        this.fail_over(failure);
                     }
                 },
                 State::Starting(starting) => match starting.as_mut().poll(context) {

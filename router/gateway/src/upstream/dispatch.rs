@@ -30,11 +30,11 @@ const LEG_BYTES_MAX: usize = 64 << 20;
 
 /// What the prefill leg said, for the check of the decode leg's answer: tokens must not come from another prompt's KV.
 #[derive(Debug)]
-pub(super) struct Promised {
+pub(super) struct PrefillUsage {
     prompt_tokens: Option<usize>,
 }
 
-impl Promised {
+impl PrefillUsage {
     /// Compares what the decode worker counted with what the prefill worker computed.
     pub(super) fn check(&self, usage: &Usage) -> Result<(), String> {
         if let Some(promised) = self.prompt_tokens
@@ -51,38 +51,38 @@ impl Promised {
     }
 }
 
-/// A task that ends with whoever holds this.
+/// A task that is aborted on drop.
 #[derive(Debug)]
-pub(super) struct Owned<T>(JoinHandle<T>);
+pub(super) struct AbortOnDrop<T>(JoinHandle<T>);
 
-impl<T> Owned<T> {
+impl<T> AbortOnDrop<T> {
     /// What it ended with, once it has; `None` when it was torn down.
     pub(super) fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
         Pin::new(&mut self.0).poll(context).map(Result::ok)
     }
 }
 
-impl<T> Drop for Owned<T> {
+impl<T> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 /// A prefill leg beside the decode leg; it ends with the tokens that its worker had cached, if that tells them.
-pub(super) type PrefillTask = Owned<Result<Option<usize>, Failure>>;
+pub(super) type PrefillTask = AbortOnDrop<Result<Option<usize>, Failure>>;
 
 /// A decode leg that has begun to answer with 200.
 pub(super) struct LegReply {
     /// When the request was sent.
     pub(super) sent: Instant,
     pub(super) reply: HttpResponse<ReplyBody>,
-    pub(super) promised: Option<Promised>,
+    pub(super) promised: Option<PrefillUsage>,
     /// Tokens that the prefill worker had cached, if it has told them.
     pub(super) prefill_cached: Option<usize>,
     /// A prefill leg that goes on beside it.
     pub(super) prefill: Option<PrefillTask>,
     /// Since when blocks are on their way to the decode worker, if they are.
-    pub(super) moving: Option<Instant>,
+    pub(super) transfer_started: Option<Instant>,
     pub(super) span: Option<LegSpan>,
 }
 
@@ -199,7 +199,7 @@ async fn legs(
             promised: None,
             prefill_cached: None,
             prefill: None,
-            moving: None,
+            transfer_started: None,
             span,
         });
     };
@@ -229,7 +229,7 @@ async fn legs(
         is_prefilling.store(true, Ordering::Relaxed);
         let answer = first_leg(prefill, &prefill_call, prefill_span).await.map_err(Failure::of_prefill)?;
         is_prefilling.store(false, Ordering::Relaxed);
-        let moving = Some(Instant::now());
+        let transfer_started = Some(Instant::now());
         let answer = PrefillAnswer::parse(answer).map_err(unmade)?;
         // One that ended with its first token left no blocks behind: the decode worker computes that token itself.
         let decode = match decode_leg(protocol, body, &pairing, Some(&answer)) {
@@ -239,22 +239,22 @@ async fn legs(
         let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
         decode_call.once = true;
         let reply = send(&route.decode, &decode_call, &mut span).await?;
-        let promised = Some(Promised { prompt_tokens: answer.prompt_tokens });
+        let promised = Some(PrefillUsage { prompt_tokens: answer.prompt_tokens });
         let prefill_cached = answer.cached_tokens;
-        return Ok(LegReply { sent, reply, promised, prefill_cached, prefill: None, moving, span });
+        return Ok(LegReply { sent, reply, promised, prefill_cached, prefill: None, transfer_started, span });
     }
     let decode = decode_leg(protocol, body, &pairing, None).map_err(unmade)?;
     let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
     decode_call.once = true;
-    // One that meets the other by a number must not come twice.
+    // The transfer id names one prefill: sent again, it would be registered twice.
     prefill_call.once = true;
     let leg = prefill.clone();
-    let mut task = Owned(tokio::spawn(async move {
+    let mut task = AbortOnDrop(tokio::spawn(async move {
         let answer = first_leg(&leg, &prefill_call, prefill_span).await.map_err(Failure::of_prefill)?;
         // What it generated is not needed, and may be a stream.
         Ok(PrefillAnswer::parse(answer).ok().and_then(|answer| answer.cached_tokens))
     }));
-    let moving = Some(Instant::now());
+    let transfer_started = Some(Instant::now());
     let mut ended = None;
     let mut start = Box::pin(send(&route.decode, &decode_call, &mut span));
     loop {
@@ -263,7 +263,7 @@ async fn legs(
                 drop(start);
                 let prefill = ended.is_none().then_some(task);
                 let prefill_cached = ended.flatten();
-                return Ok(LegReply { sent, reply: reply?, promised: None, prefill_cached, prefill, moving, span });
+                return Ok(LegReply { sent, reply: reply?, promised: None, prefill_cached, prefill, transfer_started, span });
             }
             // The decode leg is given up with it, here, by dropping it.
             over = &mut task.0, if ended.is_none() => match over {
