@@ -466,8 +466,12 @@ pub(crate) fn fresh_number() -> u64 {
 pub(crate) fn fresh_id() -> String {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";
     let number = u128::from(fresh_number()) << 64 | u128::from(fresh_number());
-    let digit = |at: u32| char::from(DIGITS[(number >> (4 * at)) as usize % DIGITS.len()]);
-    (0..u128::BITS / 4).rev().map(digit).collect()
+    let mut id = String::with_capacity(32);
+    for byte in number.to_be_bytes() {
+        id.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        id.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    id
 }
 
 pub(crate) fn unix_time() -> u64 {

@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use axum::http::{HeaderValue, header};
 use bytes::Bytes;
+use memchr::memmem;
 use router_engines::dialect::Role;
 use router_fleet::{Booking, RankRef, Route, RouteRequest};
-use router_openai::{Entries, Usage};
+use router_openai::{Entries, Entry, Usage};
 use router_trace::names;
+use serde::Deserialize;
 
 use super::dispatch::{LegReply, ask};
 use super::failure::Failure;
@@ -222,9 +224,22 @@ fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
     if !text.starts_with('{') || !text.ends_with('}') {
         return Err("no JSON object".to_owned());
     }
-    let usage = Entries::of(text).filter(|entry| entry.name.as_deref() == Some("usage")).last();
-    // One of another shape counts nothing.
-    Ok(usage.and_then(|usage| serde_json::from_str(usage.value).ok()))
+    // In JSON's strings its quotes would be escaped, so a search of the bytes cannot be misled by what a model writes.
+    let mut found = memmem::find_iter(answer, b"\"usage\"");
+    let usage = match (found.next(), found.next()) {
+        (Some(at), None) => text
+            .get(at + b"\"usage\"".len()..)
+            .map(|rest| rest.trim_start_matches([':', ' ', '\n', '\r', '\t'])),
+        (None, _) => None,
+        // Parts of it have one each: the answer's own counts.
+        _ => {
+            let is_usage = |entry: &Entry<'_>| entry.name.as_deref() == Some("usage");
+            Entries::of(text).filter(is_usage).last().map(|entry| entry.value)
+        }
+    };
+    // One of another shape counts nothing. What follows it is not read.
+    let usage = usage.map(|text| Usage::deserialize(&mut serde_json::Deserializer::from_str(text)));
+    Ok(usage.and_then(Result::ok))
 }
 
 async fn read_buffered_reply(
@@ -262,4 +277,31 @@ async fn read_buffered_reply(
     }
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
     Ok((body, content_type.unwrap_or(HeaderValue::from_static("application/json")), usage))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usage_of_an_answer_is_found_without_parsing_it() {
+        let counts = "{\"prompt_tokens\": 9, \"completion_tokens\": 2}";
+        let nested = "\"choices\": [{\"usage\": {\"prompt_tokens\": 1}}]";
+        for answer in [
+            format!("{{\"id\":\"x\",\"usage\":{counts}}}"),
+            format!(" {{\"usage\" : {counts}, \"choices\":[{{\"text\":\"\\\"usage\\\": {{}}\"}}]}}\n"),
+            format!("{{{nested}, \"usage\": {counts}}}"),
+            format!("{{\"usage\": {counts}, {nested}}}"),
+        ] {
+            let usage = usage_of(answer.as_bytes()).expect("an object").expect("a usage");
+            assert_eq!((usage.prompt, usage.completion), (9, 2), "{answer}");
+        }
+        for without in ["{}", "{\"usage\": null}", "{\"usage\": 5}", "{\"text\": \"usage\"}"] {
+            assert_eq!(usage_of(without.as_bytes()), Ok(None), "{without}");
+        }
+        for broken in ["", "<html></html>", "{\"choices\": [", "[{}]", "null"] {
+            assert!(usage_of(broken.as_bytes()).is_err(), "{broken}");
+        }
+        assert!(usage_of(b"{\"a\":\"\xff\"}").is_err());
+    }
 }
