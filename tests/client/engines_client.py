@@ -7,6 +7,7 @@ Prints one line for each thing that works; the first that does not ends it with 
 
 import json
 import sys
+import urllib.request
 
 import anthropic
 import openai
@@ -82,6 +83,30 @@ passed("completions of text and of ids")
 vector = chat_client.embeddings.create(model=model, input=["a", "b"])
 assert len(vector.data) == 2 and vector.data[0].embedding
 passed("embeddings")
+
+
+
+def posted(path, body):
+    """What no official client asks for."""
+    head = {"content-type": "application/json"}
+    request = urllib.request.Request(base + path, json.dumps(body).encode(), head)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+documents = ["a cat sat on the mat", "what is the weather in the town", "rain"]
+for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+    ranked = posted(path, {"model": model, "query": "weather in the town", "documents": documents, "top_n": 2})
+    assert [result["index"] for result in ranked["results"]][0] == 1 and len(ranked["results"]) == 2, ranked
+passed("documents ranked")
+
+scored = posted("/v1/score", {"model": model, "text_1": "rain", "text_2": documents})
+assert [entry["score"] for entry in scored["data"]][2] == 1, scored
+passed("texts scored")
+
+tokens = posted("/tokenize", {"model": model, "prompt": "Hello there"})["tokens"]
+assert "Hello there" in posted("/detokenize", {"model": model, "tokens": tokens})["prompt"]
+passed("a text as tokens and back")
 
 response = chat_client.responses.create(model=model, input="Hello there, who are you?", max_output_tokens=12, store=False)
 assert response.output_text == text and response.status == "incomplete"

@@ -15,8 +15,7 @@ use router_access::{
     Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
 };
 use router_engines::client::EngineClient;
-use router_openai::ApiError;
-use router_openai::RawBody;
+use router_openai::{ApiError, RawBody, Surface};
 use router_tls::{ClientTls, ServerTls};
 use tokio::sync::Notify;
 
@@ -420,8 +419,10 @@ impl Access {
     }
 
     /// Refuses what would endanger engines, by its path in the client's own body.
-    pub(crate) fn screen(&self, body: &RawBody) -> Result<(), ApiError> {
-        let checked = self.screen.check(|name| body.get(name));
+    pub(crate) fn screen(&self, body: &RawBody, surface: Surface) -> Result<(), ApiError> {
+        // Elsewhere `documents` is read by the chat template; here they are the texts to be ranked.
+        let is_payload = |name: &str| surface == Surface::Rerank && name == "documents";
+        let checked = self.screen.check(|name| body.get(name).filter(|_| !is_payload(name)));
         checked.map_err(|objection| ApiError::invalid(&objection.param, objection.message))
     }
 

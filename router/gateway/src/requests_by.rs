@@ -9,16 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::http::StatusCode;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
+use router_openai::Surface;
 
-/// The surfaces; requests of any other are counted as the last.
-const SURFACES: [&str; 8] =
-    ["chat", "completions", "embeddings", "messages", "responses", "count_tokens", "kserve", "other"];
 /// Statuses from 100 on.
 const STATUSES: usize = 500;
 
 /// Counters by surface and status. Clones share them.
 #[derive(Clone)]
-pub(crate) struct RequestsBy(Arc<[[AtomicU64; STATUSES]; SURFACES.len()]>);
+pub(crate) struct RequestsBy(Arc<[[AtomicU64; STATUSES]; Surface::ALL.len()]>);
 
 impl Default for RequestsBy {
     fn default() -> Self {
@@ -27,16 +25,19 @@ impl Default for RequestsBy {
 }
 
 impl RequestsBy {
-    pub(crate) fn count(&self, surface: &str, status: StatusCode) {
-        let surface = SURFACES.iter().position(|name| *name == surface).unwrap_or(SURFACES.len() - 1);
+    pub(crate) fn count(&self, surface: Surface, status: StatusCode) {
+        // In the order of `Surface::ALL`; a test looks at that.
+        let surface = surface as usize;
         let status = usize::from(status.as_u16()).saturating_sub(100).min(STATUSES - 1);
         self.0[surface][status].fetch_add(1, Ordering::Relaxed);
     }
 
     fn counts(&self) -> impl Iterator<Item = (&'static str, usize, u64)> {
-        SURFACES.iter().zip(self.0.iter()).flat_map(|(surface, statuses)| {
+        Surface::ALL.iter().zip(self.0.iter()).flat_map(|(surface, statuses)| {
             let counts = statuses.iter().map(|count| count.load(Ordering::Relaxed)).enumerate();
-            counts.filter(|(_, count)| *count > 0).map(|(status, count)| (*surface, status + 100, count))
+            counts
+                .filter(|(_, count)| *count > 0)
+                .map(|(status, count)| (surface.name(), status + 100, count))
         })
     }
 

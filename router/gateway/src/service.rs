@@ -24,7 +24,10 @@ use crate::compute::ComputePool;
 use crate::memory::RequestMemory;
 use crate::metrics::Metrics;
 use crate::models::Models;
-use crate::request::{chat, completions, embeddings, messages, messages_count, named, responses};
+use crate::request::{
+    chat, completions, detokenize, embeddings, messages, messages_count, named, rerank, responses, score,
+    tokenize,
+};
 use crate::traced::Traced;
 use crate::{GatewayConfig, Tuning};
 use crate::{page, status};
@@ -261,6 +264,13 @@ fn client_routes() -> Router<Arc<Gateway>> {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/embeddings", post(embeddings))
+        .route("/v1/rerank", post(rerank))
+        .route("/v2/rerank", post(rerank))
+        .route("/rerank", post(rerank))
+        .route("/v1/score", post(score))
+        .route("/score", post(score))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(messages_count))
         .route("/v1/responses", post(responses))

@@ -18,6 +18,14 @@ pub enum Surface {
     Completions,
     /// OpenAI's embeddings.
     Embeddings,
+    /// Documents ranked by a query, as Jina and Cohere ask for it.
+    Rerank,
+    /// How near texts are to each other.
+    Score,
+    /// The tokens of a text or a chat, as vLLM gives them.
+    Tokenize,
+    /// The text of tokens.
+    Detokenize,
     /// Anthropic's messages.
     Messages,
     /// Anthropic's count of a message's tokens.
@@ -29,6 +37,21 @@ pub enum Surface {
 }
 
 impl Surface {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Embeddings,
+        Self::Rerank,
+        Self::Score,
+        Self::Tokenize,
+        Self::Detokenize,
+        Self::Messages,
+        Self::CountTokens,
+        Self::Responses,
+        Self::KServe,
+    ];
+
     /// Its name in logs and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -36,6 +59,10 @@ impl Surface {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Embeddings => "embeddings",
+            Self::Rerank => "rerank",
+            Self::Score => "score",
+            Self::Tokenize => "tokenize",
+            Self::Detokenize => "detokenize",
             Self::Messages => "messages",
             Self::CountTokens => "count_tokens",
             Self::Responses => "responses",
@@ -49,16 +76,21 @@ impl Surface {
         match self {
             Self::Chat | Self::Messages | Self::CountTokens | Self::Responses => Some(Kind::Chat),
             Self::Completions | Self::KServe => Some(Kind::Completion),
-            Self::Embeddings => None,
+            Self::Embeddings | Self::Rerank | Self::Score | Self::Tokenize | Self::Detokenize => None,
         }
     }
 
     /// The path at which engines are asked for it.
     #[must_use]
     pub fn engine_path(self) -> &'static str {
-        match self.kind() {
-            Some(kind) => kind.path(),
-            None => "/v1/embeddings",
+        match self {
+            Self::Rerank => "/v1/rerank",
+            Self::Score => "/v1/score",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Completions | Self::KServe => Kind::Completion.path(),
+            Self::Chat | Self::Messages | Self::CountTokens | Self::Responses => Kind::Chat.path(),
         }
     }
 
@@ -77,5 +109,20 @@ impl Kind {
             Self::Completion => "/v1/completions",
             Self::Chat => "/v1/chat/completions",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_surfaces_are_listed_in_their_order() {
+        for (place, surface) in Surface::ALL.into_iter().enumerate() {
+            assert_eq!(surface as usize, place, "{surface:?}");
+            assert!(surface.engine_path().starts_with('/') && !surface.name().is_empty());
+        }
+        // Whatever is declared last is listed, so all are.
+        assert_eq!(Surface::ALL.last(), Some(&Surface::KServe));
     }
 }

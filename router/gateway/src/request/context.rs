@@ -361,7 +361,8 @@ impl RequestContext {
         let operation = match self.surface.kind() {
             Some(Kind::Completion) => names::operation::TEXT_COMPLETION,
             Some(Kind::Chat) => names::operation::CHAT,
-            None => names::operation::EMBEDDINGS,
+            None if self.surface == Surface::Embeddings => names::operation::EMBEDDINGS,
+            None => self.surface.name(),
         };
         let model = record.model.as_deref().unwrap_or_default();
         let tokens = |count: usize| count as i64;

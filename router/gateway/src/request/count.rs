@@ -42,7 +42,7 @@ async fn count(context: &mut RequestContext, bytes: Bytes) -> Result<usize, ApiE
     let access = Arc::clone(&gateway);
     let counted = move |_: IsCancelled<'_>| {
         let message = RawBody::parse(bytes.clone())?;
-        access.access.screen(&message)?;
+        access.access.screen(&message, Surface::CountTokens)?;
         let chat = anthropic::to_chat_for_count(&parse(&bytes)?)?.to_string();
         Ok::<_, ApiError>((RawBody::parse(chat.into())?, message))
     };

@@ -39,6 +39,22 @@ pub(crate) async fn embeddings(State(gateway): State<Arc<Gateway>>, request: Req
     serve(gateway, request, Surface::Embeddings).await
 }
 
+pub(crate) async fn rerank(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::Rerank).await
+}
+
+pub(crate) async fn score(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::Score).await
+}
+
+pub(crate) async fn tokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::Tokenize).await
+}
+
+pub(crate) async fn detokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    serve(gateway, request, Surface::Detokenize).await
+}
+
 pub(crate) async fn messages(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     serve(gateway, request, Surface::Messages).await
 }
@@ -115,7 +131,7 @@ async fn respond(
             error.respond_at(surface)
         }
     };
-    gateway.metrics.requests.count(surface.name(), response.status());
+    gateway.metrics.requests.count(surface, response.status());
     name(&mut response, &request_id, surface.is_anthropic());
     response
 }

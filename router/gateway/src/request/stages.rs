@@ -102,11 +102,11 @@ type Translation = fn(&serde_json::Value) -> Result<(Bytes, ResponseAdapter), Ap
 impl Loaded {
     pub(super) async fn resolve(self, context: &mut RequestContext) -> Result<Resolved, ApiError> {
         let gateway = Arc::clone(&context.gateway);
-        let (raw, looks) = (self.bytes.clone(), Arc::clone(&gateway));
+        let (raw, looks, surface) = (self.bytes.clone(), Arc::clone(&gateway), context.surface);
         // Before anything is translated, so that complaints name the client's own fields.
         let screened = move |_: IsCancelled<'_>| {
             let body = RawBody::parse(raw)?;
-            looks.access.screen(&body)?;
+            looks.access.screen(&body, surface)?;
             Ok::<_, ApiError>(body)
         };
         let body = gateway.pass(self.bytes.len(), &context.footprint).run(screened).await??;

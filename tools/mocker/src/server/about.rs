@@ -156,6 +156,67 @@ pub(super) fn embeddings(worker: &Worker, body: &Value) -> Result<Value, Refusal
     }))
 }
 
+/// The tokens of texts, and a relevance for each: the share of the query's tokens that are in it.
+fn relevances(worker: &Worker, query: &Value, texts: &[Value]) -> Result<(usize, Vec<f64>), Refusal> {
+    let ids = |text: &Value| {
+        let text = text.as_str().or_else(|| text["text"].as_str());
+        let text = text.ok_or_else(|| Refusal::bad("documents", "texts are wanted".to_owned()))?;
+        let ids = worker.model.text.tokenizer.encode(text, false);
+        ids.map_err(|error| Refusal::bad("documents", error.to_string()))
+    };
+    let query = ids(query)?;
+    let (mut total, mut relevances) = (0, Vec::with_capacity(texts.len()));
+    for text in texts {
+        let text = ids(text)?;
+        total += query.len() + text.len();
+        let found = query.iter().filter(|id| text.contains(id)).count();
+        relevances.push(found as f64 / query.len().max(1) as f64);
+    }
+    Ok((total, relevances))
+}
+
+/// `/v1/rerank`.
+pub(super) fn reranked(worker: &Worker, body: &Value) -> Result<Value, Refusal> {
+    let documents = body["documents"].as_array().filter(|documents| !documents.is_empty());
+    let documents = documents.ok_or_else(|| Refusal::missing("documents"))?;
+    let (total, relevances) = relevances(worker, &body["query"], documents)?;
+    let mut order: Vec<usize> = (0..documents.len()).collect();
+    order.sort_by(|&a, &b| relevances[b].total_cmp(&relevances[a]));
+    order.truncate(body["top_n"].as_u64().filter(|most| *most > 0).map_or(usize::MAX, |most| most as usize));
+    let results: Vec<Value> = order
+        .into_iter()
+        .map(|at| {
+            let text = documents[at].as_str().or_else(|| documents[at]["text"].as_str());
+            json!({ "index": at, "document": { "text": text }, "relevance_score": relevances[at] })
+        })
+        .collect();
+    Ok(json!({
+        "id": format!("rerank-{:016x}", worker.started), "model": worker.config.model,
+        "usage": { "prompt_tokens": total, "total_tokens": total }, "results": results,
+    }))
+}
+
+/// `/v1/score`.
+pub(super) fn scored(worker: &Worker, body: &Value) -> Result<Value, Refusal> {
+    let list = |value: &Value| match value {
+        Value::Array(texts) => texts.clone(),
+        text => vec![text.clone()],
+    };
+    let (query, texts) = (list(&body["text_1"]), list(&body["text_2"]));
+    let query = query.first().filter(|query| query.is_string()).ok_or_else(|| Refusal::missing("text_1"))?;
+    let (total, relevances) = relevances(worker, query, &texts)?;
+    let data: Vec<Value> = relevances
+        .iter()
+        .enumerate()
+        .map(|(at, score)| json!({ "index": at, "object": "score", "score": score }))
+        .collect();
+    Ok(json!({
+        "id": format!("score-{:016x}", worker.started), "object": "list", "created": worker.started,
+        "model": worker.config.model, "data": data,
+        "usage": { "prompt_tokens": total, "total_tokens": total },
+    }))
+}
+
 /// Little-endian floats in base64 (RFC 4648, section 4), which OpenAI's own client asks for.
 fn base64(vector: &[f32]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

@@ -105,6 +105,8 @@ async fn post(served: &Arc<Served>, path: &str, body: &[u8]) -> Answered {
             found(&anthropic::counted(chat_prompt(worker, &anthropic::to_chat(&object)?)?.len()))
         }
         "/v1/embeddings" => found(&about::embeddings(worker, &parsed(body)?)?),
+        "/v1/rerank" | "/rerank" => found(&about::reranked(worker, &parsed(body)?)?),
+        "/v1/score" | "/score" => found(&about::scored(worker, &parsed(body)?)?),
         "/tokenize" => found(&about::tokenized(worker, parsed(body)?)?),
         "/detokenize" => found(&about::detokenized(worker, &parsed(body)?)?),
         "/ping" => Ok(reply::empty()),
