@@ -364,6 +364,8 @@ mod tests {
             r#"[{"content":[{"image_url":{"url":"https://example.com","url":"http://10.0.0.1"}}],"content":"x"}]"#,
             r#"[ {"content" : [ {"image_url" : {"url" : "\u0068ttp://localhost/"} } ] } ]"#,
             r#"[{"content":[{"image_url":"http://exa\ud800mple.com"}]}]"#,
+            r#"[{"\ud800":1,"content":[{"image_url":{"url":"http://10.0.0.1"}}]}]"#,
+            r#"[{"content":[{"\udc00":1,"image_url":{"\ud800":1,"url":"http://10.0.0.1"}}]}]"#,
         ] {
             let checked = screen.check(|name| (name == "messages").then_some(messages));
             assert!(checked.is_err(), "{messages}");

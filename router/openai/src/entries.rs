@@ -57,9 +57,12 @@ impl<'a> Iterator for Entries<'a> {
             true => {
                 let quoted = self.value()?;
                 self.skip(|byte| byte == b':' || byte.is_ascii_whitespace());
+                let bare = Cow::Borrowed(quoted.trim_matches('"'));
+                // Half a surrogate pair is no text here, and is one to Python's parser: such a name stays as it is written, and
+                // what follows it is gone through all the same.
                 Some(match quoted.contains('\\') {
-                    true => Cow::Owned(serde_json::from_str(quoted).ok()?),
-                    false => Cow::Borrowed(quoted.trim_matches('"')),
+                    true => serde_json::from_str(quoted).map_or(bare, Cow::Owned),
+                    false => bare,
                 })
             }
         };
@@ -128,6 +131,9 @@ mod tests {
                 assert_eq!(entries, expected, "{text}");
             }
         }
+        let odd = r#"{"\ud800":1,"b":2}"#;
+        let names: Vec<_> = Entries::of(odd).filter_map(|entry| entry.name).collect();
+        assert_eq!(names, [r"\ud800", "b"], "a name that is no text ends nothing");
         assert_eq!(Entries::of("12").count() + Entries::of("\"[1]\"").count() + Entries::of("").count(), 0);
     }
 
