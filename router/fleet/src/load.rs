@@ -81,8 +81,9 @@ impl Speeds {
     }
 }
 
-/// Outstanding work and learned speed of one rank.
+/// Outstanding work and learned speed of one rank. What decisions read of it is one cache line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Load {
     /// Sent by this gateway.
     pub own: Counts,
@@ -111,6 +112,9 @@ impl Default for Load {
 }
 
 impl Load {
+    /// Bytes of what decisions read.
+    pub(crate) const HOT_BYTES: usize = std::mem::offset_of!(Self, audit);
+
     /// Requests, queued tokens and decoding blocks, from everywhere.
     pub fn counts(&self) -> [u32; 3] {
         let (own, peers) = (self.own.get(), self.peers.get());

@@ -31,25 +31,29 @@ use crate::state::{Condition, Health, WorkerState};
 
 /// One rank of one run of a worker's process.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct WorkerRun {
-    /// The worker's name, with the rank behind it when there are several.
-    pub name: String,
-    /// Hash of the name.
-    pub identity: u64,
-    /// What the engine says of itself.
-    pub description: Arc<Description>,
-    /// Its data-parallel rank, when there are several.
-    pub rank: Option<u16>,
+    // A decision reads the first two cache lines of every candidate, and nothing behind them.
+    /// Its worker is ready, and its own events are caught up with.
+    takes_requests: AtomicBool,
     /// What it does in this fleet.
     pub role: Role,
     /// Its place in the index.
     pub member: Member,
-    /// What it has to do, and how fast it is.
-    pub load: Load,
-    /// What the engine itself said last.
-    pub reported: Reported,
     /// What it can take, by what the engine said.
     pub capacity: Capacity,
+    /// Hash of the name.
+    pub identity: u64,
+    /// What the engine says of itself.
+    pub description: Arc<Description>,
+    /// What it has to do, and how fast it is.
+    pub load: Load,
+    /// The worker's name, with the rank behind it when there are several.
+    pub name: String,
+    /// Its data-parallel rank, when there are several.
+    pub rank: Option<u16>,
+    /// What the engine itself said last.
+    pub reported: Reported,
     /// The state of its KV events.
     pub follower: Arc<Mutex<Follower>>,
     /// It publishes events.
@@ -64,11 +68,11 @@ pub struct WorkerRun {
     pub(crate) routed: Option<Arc<Routed>>,
     /// Where it is in the order of its pool's loads.
     seat: ArcSwapOption<Seat>,
-    /// Its worker is ready, and its own events are caught up with.
-    takes_requests: AtomicBool,
     /// Writes to the index; ended before the place in the index is given out again.
     pub(crate) writing: Mutex<Option<JoinHandle<()>>>,
 }
+
+const _: () = assert!(std::mem::offset_of!(WorkerRun, load) == 64 && Load::HOT_BYTES <= 64);
 
 impl WorkerRun {
     /// A prompt with these block hashes goes there.
