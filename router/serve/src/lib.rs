@@ -252,9 +252,12 @@ impl Builders {
         // The client is told, so that a call that it sends right now is sent anew and not lost.
         connection.as_mut().graceful_shutdown();
         let goodbye = async {
-            match is_stopping {
-                true => std::future::pending().await,
-                false => tokio::time::sleep(GOODBYE_WITHIN).await,
+            loop {
+                tokio::time::sleep(GOODBYE_WITHIN).await;
+                // A call that crossed the goodbye ends as it would.
+                if !is_stopping && activity.in_flight.load(Ordering::Relaxed) == 0 {
+                    return;
+                }
             }
         };
         tokio::select! {
