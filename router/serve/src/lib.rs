@@ -200,8 +200,6 @@ impl Builders {
     fn new(config: ServeConfig) -> Self {
         let mut http1 = http1::Builder::new();
         http1
-            // Answers come in small pieces: one copied into the buffer behind its head costs less than a list of buffers.
-            .writev(false)
             .timer(TokioTimer::new())
             .header_read_timeout(config.next_call_within)
             .max_header_size(HEAD_BYTES_MAX);
