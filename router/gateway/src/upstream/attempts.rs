@@ -19,7 +19,7 @@ use super::{EngineRequest, Generation};
 /// First pause of a request that keeps failing.
 const BACKOFF: Duration = Duration::from_millis(5);
 /// Largest answer that is not streamed.
-pub(crate) const ANSWER_BYTES_MAX: usize = 64 << 20;
+pub(crate) const ANSWER_BYTES_MAX: usize = 256 << 20;
 
 /// What a request has been through.
 #[derive(Debug, Default)]
