@@ -88,9 +88,9 @@ async fn run_stages(
 ) -> Result<(Answer, Option<ResponseAdapter>), ApiError> {
     let identified = Received(request).identify(context)?;
     let loaded = identified.load(context).await?;
-    let understood = loaded.resolve(context).await?;
-    let measured = understood.tokenize(context).await?;
-    let admitted = measured.admit(context).await?;
+    let resolved = loaded.resolve(context).await?;
+    let tokenized = resolved.tokenize(context).await?;
+    let admitted = tokenized.admit(context).await?;
     admitted.answer(context).await
 }
 
