@@ -10,7 +10,7 @@
 use crate::headers::Decision;
 
 /// Fields of a body that steer or endanger an engine: name, what is done with it unless it is allowed, and why.
-pub const BODY_FIELDS: [(&str, Decision, &str); 26] = [
+pub const BODY_FIELDS: [(&str, Decision, &str); 29] = [
     ("kv_transfer_params", Decision::Strip, "names a host, a port and blocks that the worker then reads"),
     ("ec_transfer_params", Decision::Strip, "the same for encodings of images"),
     ("bootstrap_host", Decision::Strip, "SGLang: the host that the decode worker fetches blocks from"),
@@ -38,6 +38,13 @@ pub const BODY_FIELDS: [(&str, Decision, &str); 26] = [
     ("custom_logit_processor", Decision::Strip, "SGLang: serialised code that the engine runs"),
     ("logits_processors", Decision::Strip, "vLLM: names code that the engine loads and runs"),
     ("lora_path", Decision::Strip, "SGLang: the adapter by name or path, past the list of allowed models"),
+    ("lora_request", Decision::Strip, "TensorRT-LLM: the adapter by path, past the allowed models"),
+    ("conversation_params", Decision::Strip, "TensorRT-LLM: whose conversation it is, for its own router"),
+    (
+        "stop_regex",
+        Decision::Refuse,
+        "SGLang: its scheduler runs it, and one that backtracks stalls all requests",
+    ),
     ("chat_template", Decision::Refuse, "a program in Jinja that the engine would run"),
     ("documents", Decision::Refuse, "a variable of the chat template"),
     ("mm_processor_kwargs", Decision::Refuse, "sets how much an image costs the engine"),

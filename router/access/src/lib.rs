@@ -60,4 +60,4 @@ pub use limits::{
 pub use media::MediaPolicy;
 pub use random::{new_secret, random_number};
 pub use salt::{Salt, Salter};
-pub use screen::{Objection, Screen, TEMPLATE_FIELDS};
+pub use screen::{CONVERSATIONS, Objection, RANKED, Screen, TEMPLATE_FIELDS};

@@ -20,6 +20,12 @@ use crate::media::MediaPolicy;
 pub const TEMPLATE_FIELDS: [&str; 3] = ["chat_template", TEMPLATE_VARIABLES, "documents"];
 const TEMPLATE_VARIABLES: &str = "chat_template_kwargs";
 
+/// Fields of a body that hold messages or items.
+pub const CONVERSATIONS: [&str; 2] = ["messages", "input"];
+/// Fields of a body whose texts, or images, are ranked or compared.
+pub const RANKED: [&str; 9] =
+    ["query", "documents", "queries", "items", "text_1", "text_2", "data_1", "data_2", "input"];
+
 /// Messages, parts and their fields that are looked at in a request; more are refused.
 const LOOKED_AT_MAX: usize = 1 << 16;
 /// How deep contents lie in contents: a message's, a part's, and one to spare.
@@ -56,14 +62,19 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Looks at a body that has been parsed by the JSON text of its fields; `None` for what is absent or null.
+    /// Looks at a body that has been parsed, of which these fields may hold media, by the JSON text of its fields; `None` for what is absent or null.
     ///
     /// # Errors
     ///
     /// The first that is not let through.
-    pub fn check<'a>(&self, field: impl Fn(&str) -> Option<&'a str>) -> Result<(), Objection> {
+    pub fn check<'a>(
+        &self,
+        contents: &[&str],
+        field: impl Fn(&str) -> Option<&'a str>,
+    ) -> Result<(), Objection> {
         for &(name, decision, why) in &BODY_FIELDS {
-            if decision == Decision::Refuse && !self.allows(name) && field(name).is_some() {
+            let is_refused = decision == Decision::Refuse && !contents.contains(&name) && !self.allows(name);
+            if is_refused && field(name).is_some() {
                 return Err(Path::root(name).objection(format_args!("is not taken from clients: {why}")));
             }
         }
@@ -73,12 +84,11 @@ impl Screen {
             self.variables(raw)?;
         }
         let mut walk = Walk { screen: self, looked_at: 0, media: 0 };
-        if let Some(raw) = field("messages") {
-            walk.list(&Path::root("messages"), raw, DEPTH_MAX)?;
-        }
-        // Texts and token ids have no parts.
-        if let Some(raw) = field("input").filter(|raw| has_objects(raw)) {
-            walk.list(&Path::root("input"), raw, DEPTH_MAX)?;
+        for &name in contents {
+            // Texts and token ids have no parts.
+            if let Some(raw) = field(name).filter(|raw| has_objects(raw)) {
+                walk.list(&Path::root(name), raw, DEPTH_MAX)?;
+            }
         }
         Ok(())
     }
@@ -129,8 +139,11 @@ impl Walk<'_> {
         })
     }
 
-    /// A message or a part: both may hold contents.
+    /// A message or a part: both may hold contents. So may a list of parts that stands for one.
     fn part(&mut self, path: &Path<'_>, raw: &str, depth: usize) -> Result<(), Objection> {
+        if raw.starts_with('[') && depth > 0 {
+            return self.list(path, raw, depth - 1);
+        }
         if !raw.starts_with('{') {
             return Ok(());
         }
@@ -271,7 +284,9 @@ mod tests {
             .filter(|(_, value)| !value.is_null())
             .map(|(name, value)| (name.clone(), value.to_string()))
             .collect();
-        screen.check(|wanted| fields.iter().find(|(name, _)| name == wanted).map(|(_, raw)| raw.as_str()))
+        screen.check(&CONVERSATIONS, |wanted| {
+            fields.iter().find(|(name, _)| name == wanted).map(|(_, raw)| raw.as_str())
+        })
     }
 
     fn param(screen: &Screen, body: &Value) -> String {
@@ -367,8 +382,35 @@ mod tests {
             r#"[{"\ud800":1,"content":[{"image_url":{"url":"http://10.0.0.1"}}]}]"#,
             r#"[{"content":[{"\udc00":1,"image_url":{"\ud800":1,"url":"http://10.0.0.1"}}]}]"#,
         ] {
-            let checked = screen.check(|name| (name == "messages").then_some(messages));
+            let checked = screen.check(&CONVERSATIONS, |name| (name == "messages").then_some(messages));
             assert!(checked.is_err(), "{messages}");
+        }
+    }
+
+    #[test]
+    fn what_is_ranked_is_looked_at_too() {
+        let screen = Screen::default();
+        let private = "http://169.254.169.254/latest";
+        let image = json!({"type": "image_url", "image_url": {"url": private}});
+        for body in [
+            json!({"query": "q", "documents": {"content": [image.clone()]}}),
+            json!({"query": {"content": [image.clone()]}, "documents": ["a"]}),
+            json!({"query": "q", "documents": ["a", [image.clone()]]}),
+            json!({"query": "q", "documents": [{"content": [{"type": "image_embeds", "image_embeds": "AA"}]}]}),
+            json!({"query": [[image.clone()]], "items": ["a"]}),
+            json!({"text_1": "a", "text_2": [{"image": private}]}),
+            json!({"data_1": image, "data_2": "b"}),
+        ] {
+            let raw: Vec<(String, String)> = body
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(name, value)| (name.clone(), value.to_string()))
+                .collect();
+            let checked = screen.check(&RANKED, |wanted| {
+                raw.iter().find(|(name, _)| name == wanted).map(|(_, raw)| raw.as_str())
+            });
+            assert!(checked.is_err(), "{body}");
         }
     }
 
@@ -397,12 +439,15 @@ mod tests {
         assert_eq!(param(&screen, &body), "messages[0].content[0].image_url.url");
         let body = json!({"messages": [{"content": [{"input_audio": {"data": "x".repeat(200)}}]}]});
         assert_eq!(param(&screen, &body), "messages[0].content[0].input_audio.data");
-        let many = format!("[{}[]]", "[],".repeat(LOOKED_AT_MAX));
-        let refused = screen.check(|name| (name == "messages").then_some(many.as_str()));
+        let many = format!("[{}{{}}]", "{},".repeat(LOOKED_AT_MAX));
+        let refused = screen.check(&CONVERSATIONS, |name| (name == "messages").then_some(many.as_str()));
         assert_eq!(refused.expect_err("refused").param, "messages");
         // However deep, it is gone through without recursion.
         let deep = format!("[{}{}]", "[".repeat(100_000), "]".repeat(100_000));
-        assert_eq!(screen.check(|name| (name == "messages").then_some(deep.as_str())), Ok(()));
+        assert_eq!(
+            screen.check(&CONVERSATIONS, |name| (name == "messages").then_some(deep.as_str())),
+            Ok(())
+        );
         let name = "x".repeat(10_000);
         assert!(param(&screen, &json!({"chat_template_kwargs": {name: 1}})).len() < 100);
     }

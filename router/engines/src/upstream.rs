@@ -20,7 +20,7 @@ use bytes::Bytes;
 use crossbeam_queue::ArrayQueue;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -49,6 +49,8 @@ pub struct UpstreamError {
     pub worker: String,
     /// What happened.
     pub reason: String,
+    /// The answer has more bytes than its reader takes.
+    pub is_too_large: bool,
 }
 
 /// What is sent.
@@ -176,7 +178,7 @@ impl Upstream {
     }
 
     fn error(&self, reason: impl ToString) -> UpstreamError {
-        UpstreamError { worker: self.base.clone(), reason: reason.to_string() }
+        UpstreamError { worker: self.base.clone(), reason: reason.to_string(), is_too_large: false }
     }
 
     /// An idle connection that is still open as far as can be seen.
@@ -333,7 +335,10 @@ impl ReplyBody {
     pub async fn whole(self, bytes_max: usize) -> Result<Bytes, UpstreamError> {
         let home = Arc::clone(&self.home);
         let body = Limited::new(self, bytes_max).collect().await;
-        body.map(http_body_util::Collected::to_bytes).map_err(|error| home.error(error))
+        body.map(http_body_util::Collected::to_bytes).map_err(|error| {
+            let is_too_large = error.is::<LengthLimitError>();
+            UpstreamError { is_too_large, ..home.error(error) }
+        })
     }
 }
 

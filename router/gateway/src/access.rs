@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, StatusCode};
 use router_access::{
-    Algorithm, AuditLog, BodyPolicy, ClaimNames, Credential, Decision, Grant, Jwks, JwtConfig, JwtVerifier,
-    KeySet, KeyStore, LimitConfig, LimitTable, Limiter, MediaPolicy, Models, Refresh, Refused, Salter, Scope,
-    Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
+    Algorithm, AuditLog, BodyPolicy, CONVERSATIONS, ClaimNames, Credential, Decision, Grant, Jwks, JwtConfig,
+    JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, MediaPolicy, Models, RANKED, Refresh,
+    Refused, Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
 };
 use router_engines::client::EngineClient;
 use router_openai::{ApiError, RawBody, Surface};
@@ -420,9 +420,11 @@ impl Access {
 
     /// Refuses what would endanger engines, by its path in the client's own body.
     pub(crate) fn screen(&self, body: &RawBody, surface: Surface) -> Result<(), ApiError> {
-        // Elsewhere `documents` is read by the chat template; here they are the texts to be ranked.
-        let is_payload = |name: &str| surface == Surface::Rerank && name == "documents";
-        let checked = self.screen.check(|name| body.get(name).filter(|_| !is_payload(name)));
+        let contents: &[&str] = match surface {
+            Surface::Rerank | Surface::Score => &RANKED,
+            _ => &CONVERSATIONS,
+        };
+        let checked = self.screen.check(contents, |name| body.get(name));
         checked.map_err(|objection| ApiError::invalid(&objection.param, objection.message))
     }
 

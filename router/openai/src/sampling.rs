@@ -10,6 +10,8 @@ use crate::{ApiError, Fields, STRUCTURED_OUTPUTS, StructuredOutput};
 
 /// Most stop strings.
 const STOP_STRINGS_MAX: usize = 16;
+/// Longest of them: the text so far is compared with it after each token.
+const STOP_BYTES_MAX: usize = 1 << 10;
 
 /// How tokens are chosen and when to stop.
 #[derive(Debug, Clone, PartialEq)]
@@ -206,6 +208,9 @@ fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
     };
     if stops.len() > STOP_STRINGS_MAX {
         return Err(bad(&format!("has {} strings, more than {STOP_STRINGS_MAX}.", stops.len())));
+    }
+    if stops.iter().any(|stop| stop.len() > STOP_BYTES_MAX) {
+        return Err(bad(&format!("has a string of more than {STOP_BYTES_MAX} bytes.")));
     }
     if stops.iter().any(String::is_empty) {
         return Err(bad("must not hold an empty string."));

@@ -69,7 +69,7 @@ impl Usage {
         json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
+            "total_tokens": self.prompt.saturating_add(self.completion),
             "prompt_tokens_details": { "cached_tokens": self.cached.unwrap_or(0) },
         })
     }

@@ -127,9 +127,9 @@ impl Drop for InFlight {
     }
 }
 
-/// The body of a call of HTTP/2.
+/// The body of a call of HTTP/2. It is gone when it is over or given up, whatever becomes of its stream.
 struct Counted {
-    body: Unread,
+    body: Body,
     _in_flight: InFlight,
 }
 
@@ -182,8 +182,8 @@ impl<A: Clone + Send + Sync + 'static> Service<Request<Incoming>> for Calls<A> {
                 return Ok(answer);
             }
             // A stream's window may be closed while the socket takes bytes.
-            let counted = |body| Counted { body: Unread::new(body, limit), _in_flight: in_flight };
-            Ok(answer.map(|body| Body::new(counted(body))))
+            let counted = |body| Body::new(Counted { body, _in_flight: in_flight });
+            Ok(answer.map(|body| Body::new(Unread::new(counted(body), limit))))
         })
     }
 }

@@ -15,7 +15,7 @@ use router_openai::{Kind, RawBody, Usage};
 use super::resume::{DeliveredOutput, not_resumable_reason};
 use super::{AnswerEvents, stream_error_event};
 use crate::request::RequestContext;
-use crate::upstream::{Continuation, EngineRequest, EventStream, Output, OutputStep, Scanner};
+use crate::upstream::{Continuation, EngineRequest, EventBatch, EventStream, Output, OutputStep, Scanner};
 
 /// A stream of more bytes than this is not continued elsewhere: what the client has could not be remembered.
 const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -26,6 +26,8 @@ pub(crate) struct RelayedChunk {
     /// How many there are; about as many tokens.
     pub(crate) pieces: usize,
     pub(crate) usage: Option<Usage>,
+    /// It is that of the whole answer.
+    pub(crate) is_usage_last: bool,
 }
 
 /// A stream whose events the client gets as they are.
@@ -83,7 +85,8 @@ impl Output for Relayed {
         }
     }
 
-    fn take(&mut self, bytes: Bytes, pieces: usize, usage: Option<Usage>) -> OutputStep<RelayedChunk> {
+    fn take(&mut self, batch: EventBatch) -> OutputStep<RelayedChunk> {
+        let EventBatch { out: bytes, events: pieces, usage, is_usage_last, .. } = batch;
         let mut told = usage;
         let events = match &self.sent {
             None => bytes,
@@ -94,7 +97,7 @@ impl Output for Relayed {
             }
         };
         self.keep(&events);
-        let item = RelayedChunk { events, pieces, usage: told };
+        let item = RelayedChunk { events, pieces, usage: told, is_usage_last };
         let is_empty = item.events.is_empty() && item.usage.is_none();
         OutputStep { item: (!is_empty).then_some(item), usage, is_complete: false, failure: None }
     }
@@ -114,7 +117,12 @@ impl Output for Relayed {
         };
         let end = || {
             let events = Bytes::from_static(b"data: [DONE]\n\n");
-            Continuation::Complete(Some(RelayedChunk { events, pieces: 0, usage: None }))
+            Continuation::Complete(Some(RelayedChunk {
+                events,
+                pieces: 0,
+                usage: None,
+                is_usage_last: false,
+            }))
         };
         if sent.is_finished {
             return end();
@@ -132,12 +140,15 @@ pub(crate) struct RelayedEvents {
     stream: EventStream<Relayed>,
     /// It came before the answer began.
     first: Option<RelayedChunk>,
+    /// What the engine has said of its usage so far, perhaps of one choice alone. It counts when the stream ends as it should: a
+    /// client that leaves before pays for what it got.
+    usage: Option<Usage>,
     is_over: bool,
 }
 
 impl RelayedEvents {
     pub(crate) fn new(stream: EventStream<Relayed>, first: RelayedChunk) -> Self {
-        Self { stream, first: Some(first), is_over: false }
+        Self { stream, first: Some(first), usage: None, is_over: false }
     }
 }
 
@@ -149,11 +160,20 @@ impl AnswerEvents for RelayedEvents {
                 None => std::task::ready!(self.stream.poll_next_unpin(task)),
             };
             match next {
-                None => self.is_over = true,
+                None => {
+                    self.is_over = true;
+                    if let Some(usage) = self.usage.take() {
+                        context.record_usage(&usage);
+                    }
+                }
                 Some(Ok(passed)) => {
                     context.count_events(passed.pieces);
-                    if let Some(usage) = &passed.usage {
-                        context.record_usage(usage);
+                    match passed.usage {
+                        Some(usage) if passed.is_usage_last => {
+                            self.usage = None;
+                            context.record_usage(&usage);
+                        }
+                        told => self.usage = told.or(self.usage),
                     }
                     if !passed.events.is_empty() {
                         return Poll::Ready(Some(passed.events));

@@ -5,15 +5,14 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use router_engines::tokens::TokenEvent;
 use router_openai::sse::{DONE, data_of, events};
-use router_openai::{Finish, RawBody, Sampling, TokenLogprob, TokenLogprobs, Usage};
+use router_openai::{Finish, RawBody, Sampling, TokenLogprob, TokenLogprobs};
 use router_tokens::{Detokenizer, StopStrings, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::models::Model;
-use crate::upstream::{Continuation, EngineRequest, Output, OutputStep, Scanner};
+use crate::upstream::{Continuation, EngineRequest, EventBatch, Output, OutputStep, Scanner};
 
 /// Part of an output.
 #[derive(Debug, Default)]
@@ -178,10 +177,10 @@ impl Output for TokenOutput {
         self.cached_tokens = self.cached_tokens.max(tokens.min(self.prompt.len()));
     }
 
-    fn take(&mut self, bytes: Bytes, _events: usize, _usage: Option<Usage>) -> OutputStep<Vec<TokenDelta>> {
+    fn take(&mut self, batch: EventBatch) -> OutputStep<Vec<TokenDelta>> {
         let mut taken = OutputStep { item: None, usage: None, is_complete: false, failure: None };
         let mut pieces = Vec::new();
-        for event in events(&bytes) {
+        for event in events(&batch.out) {
             let data = data_of(event);
             if data.is_empty() || data[..] == *DONE {
                 continue;
@@ -194,7 +193,12 @@ impl Output for TokenOutput {
                 }
             };
             taken.usage = event.usage.or(taken.usage);
-            if let Some(piece) = self.piece(event) {
+            let piece = self.piece(event);
+            if self.sampling.max_tokens.is_some_and(|most| self.generated.len() > most) {
+                taken.failure = Some("more tokens than were asked for".to_owned());
+                break;
+            }
+            if let Some(piece) = piece {
                 taken.is_complete = piece.finish.is_some();
                 pieces.push(piece);
                 if taken.is_complete {

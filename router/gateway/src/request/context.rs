@@ -299,7 +299,7 @@ impl RequestContext {
         self.is_settled = true;
         let now = self.gateway.access.now();
         if let Some(charge) = &mut self.charge {
-            charge.settle((usage.prompt + usage.completion) as u64, now);
+            charge.settle(usage.prompt.saturating_add(usage.completion) as u64, now);
         }
     }
 

@@ -11,7 +11,7 @@ use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::Response;
 use futures_util::StreamExt;
-use router_openai::{ApiError, KNOWN_FIELDS, Kind, RawBody, Surface};
+use router_openai::{ApiError, Entries, KNOWN_FIELDS, Kind, RawBody, Surface};
 use router_trace::names;
 
 use super::body::{BodyKind, read};
@@ -351,9 +351,13 @@ fn is_only_text(body: &RawBody) -> bool {
 
 /// Whether a message of a chat has a part that is no text.
 pub(super) fn has_media(body: &RawBody) -> bool {
-    ["\"image_url\"", "\"input_audio\"", "\"video_url\""]
-        .iter()
-        .any(|part| body.get("messages").is_some_and(|messages| messages.contains(part)))
+    let is_media =
+        |name: &str| ["image_url", "input_audio", "video_url", "audio_url", "image", "video"].contains(&name);
+    let messages = Entries::of(body.get("messages").unwrap_or_default());
+    let contents = messages.flat_map(|message| Entries::of(message.value));
+    let mut parts =
+        contents.filter(|field| field.value.starts_with('[')).flat_map(|list| Entries::of(list.value));
+    parts.any(|part| Entries::of(part.value).any(|field| field.name.is_some_and(|name| is_media(&name))))
 }
 
 /// Whether a prompt is an array of prompts.

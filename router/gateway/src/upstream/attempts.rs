@@ -218,11 +218,13 @@ pub(crate) async fn attempt_buffered(
     }
 }
 
-/// The usage that an answer tells. The answer itself is the client's to parse: here it must only look like an object.
+/// The usage that an answer tells. The answer itself is the client's to parse: here it must only look like JSON.
 fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
     let text = std::str::from_utf8(answer).map_err(|error| error.to_string())?.trim_ascii();
-    if !text.starts_with('{') || !text.ends_with('}') {
-        return Err("no JSON object".to_owned());
+    // SGLang ranks in a list.
+    let looks_like = |open: char, close: char| text.starts_with(open) && text.ends_with(close);
+    if !looks_like('{', '}') && !looks_like('[', ']') {
+        return Err("neither an object nor a list of JSON".to_owned());
     }
     // In JSON's strings its quotes would be escaped, so a search of the bytes cannot be misled by what a model writes.
     let mut found = memmem::find_iter(answer, b"\"usage\"");
@@ -255,6 +257,7 @@ async fn read_buffered_reply(
     let limit = generation.gateway.tuning().answer_within;
     let body = tokio::select! {
         body = tokio::time::timeout_at((sent + limit).into(), body.whole(ANSWER_BYTES_MAX)) => match body {
+            Ok(Err(error)) if error.is_too_large => return Err(Failure::too_large(&route.decode, ANSWER_BYTES_MAX)),
             Ok(body) => body.map_err(|error| Failure::connection(&error))?,
             Err(_) => return Err(Failure::late(&route.decode, limit, sent)),
         },
@@ -299,9 +302,10 @@ mod tests {
         for without in ["{}", "{\"usage\": null}", "{\"usage\": 5}", "{\"text\": \"usage\"}"] {
             assert_eq!(usage_of(without.as_bytes()), Ok(None), "{without}");
         }
-        for broken in ["", "<html></html>", "{\"choices\": [", "[{}]", "null"] {
+        for broken in ["", "<html></html>", "{\"choices\": [", "null"] {
             assert!(usage_of(broken.as_bytes()).is_err(), "{broken}");
         }
+        assert_eq!(usage_of(b"[{\"score\": 1.5, \"index\": 0}]"), Ok(None));
         assert!(usage_of(b"{\"a\":\"\xff\"}").is_err());
     }
 }

@@ -306,7 +306,11 @@ async fn bootstrap(gateway: &Gateway, prefill: &RankRef) -> Result<(String, Stri
     let client = router_engines::client::EngineClient::new(&address, gateway.config.access.tls.as_ref());
     let said = client.get("/query").await;
     let said = said.map_err(|error| {
-        Failure::connection(&UpstreamError { worker: address.clone(), reason: error.to_string() })
+        Failure::connection(&UpstreamError {
+            worker: address.clone(),
+            reason: error.to_string(),
+            is_too_large: false,
+        })
     })?;
     let said: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
     let rank = prefill.run.rank.unwrap_or(0).to_string();

@@ -98,6 +98,12 @@ impl Failure {
         }
     }
 
+    /// An answer of more bytes than are taken. It would be as large elsewhere.
+    pub(super) fn too_large(rank: &RankRef, bytes_max: usize) -> Self {
+        let reason = format!("an answer of more than {bytes_max} bytes");
+        Self { is_workers: false, is_retryable: false, ..Self::protocol(rank, reason) }
+    }
+
     /// No worker could be asked.
     pub(super) fn without_worker(error: ApiError) -> Self {
         let reason = error.message.clone();

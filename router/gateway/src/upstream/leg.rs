@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http_body::Body as HttpBody;
@@ -24,6 +25,9 @@ use crate::traced::LegSpan;
 
 /// How long the end of an engine's body is waited for, to use its connection again.
 const END_WITHIN: Duration = Duration::from_secs(1);
+
+/// Most that an engine may say before it says something.
+const OPENING_BYTES_MAX: usize = 64 << 10;
 
 /// A worker's answer on its way.
 pub(super) struct Leg {
@@ -156,11 +160,15 @@ impl Leg {
             return Poll::Ready(Some(Err(Failure::hung(&self.route.decode))));
         }
         while self.stalled.as_mut().poll(context).is_ready() {
-            let patience = if self.has_begun { self.stall } else { self.answer_within };
-            if self.last.elapsed() >= patience {
+            // What only keeps the connection open is no answer.
+            let (since, patience) = match self.has_begun {
+                true => (self.last, self.stall),
+                false => (self.sent, self.answer_within),
+            };
+            if since.elapsed() >= patience {
                 return Poll::Ready(Some(Err(self.silent())));
             }
-            let due = tokio::time::Instant::from_std(self.last + patience);
+            let due = tokio::time::Instant::from_std(since + patience);
             self.stalled.as_mut().reset(due);
         }
         Poll::Pending
@@ -220,14 +228,28 @@ impl Leg {
 
     async fn first_words(&mut self) -> Result<EventBatch, Failure> {
         let mut first = self.first_batch().await?;
-        // Some engines open an answer before they know whether they can give one.
-        while is_only_role(&first.out) && !first.is_done {
-            let next = self.first_batch().await?;
-            let usage = next.usage.or(first.usage);
-            let events = first.events + next.events;
-            first = EventBatch { out: [first.out, next.out].concat().into(), events, usage, ..next };
+        if first.is_done || !is_only_role(&first.out) {
+            return Ok(first);
         }
-        Ok(first)
+        // Some engines open an answer before they know whether they can give one.
+        let mut opening = BytesMut::from(first.out);
+        let mut events = first.events;
+        loop {
+            let next = self.first_batch().await?;
+            let is_output = next.is_done || !is_only_role(&next.out);
+            // A comment has done what it was for.
+            if next.events > 0 || is_output {
+                opening.extend_from_slice(&next.out);
+                events += next.events;
+            }
+            first = EventBatch { out: Bytes::new(), usage: next.usage.or(first.usage), ..next };
+            if is_output {
+                return Ok(EventBatch { out: opening.freeze(), events, ..first });
+            }
+            if opening.len() > OPENING_BYTES_MAX {
+                return Err(Failure::protocol(&self.route.decode, "it says who speaks, and nothing else"));
+            }
+        }
     }
 
     async fn first_words_or_failure(&mut self) -> Result<EventBatch, Failure> {

@@ -26,7 +26,7 @@ use router_fleet::{Route, WorkerRun};
 use router_openai::{ApiError, RawBody};
 
 pub(crate) use self::attempts::{ANSWER_BYTES_MAX, Attempts, attempt_buffered};
-pub(crate) use self::scanner::Scanner;
+pub(crate) use self::scanner::{EventBatch, Scanner};
 pub(crate) use self::stream::{BrokenAnswer, Continuation, EventStream, Output, OutputStep};
 use crate::models::Target;
 use crate::service::Gateway;

@@ -21,6 +21,8 @@ pub(crate) struct EventBatch {
     /// How many of them have data, the engine's own end aside; about as many tokens.
     pub(crate) events: usize,
     pub(crate) usage: Option<Usage>,
+    /// It came in an event of its own, as that of a whole answer does; before the end engines tell that of one choice.
+    pub(crate) is_usage_last: bool,
     /// The engine's own end of the stream was among them.
     pub(crate) is_done: bool,
     /// The engine says that it failed, in its words; nothing behind it counts.
@@ -128,6 +130,7 @@ impl Scanner {
         }
         let Event { usage, choices } = serde_json::from_slice(data).map_err(bad)?;
         batch.usage = usage.or(batch.usage);
+        batch.is_usage_last |= usage.is_some() && choices.is_empty();
         // A last event that has nothing but the usage.
         Ok(hides_usage && usage.is_some() && choices.is_empty())
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, Stream};
 use router_fleet::Route;
@@ -31,8 +30,8 @@ pub(crate) trait Output: Unpin + Send + 'static {
     /// The prefill worker had so many tokens of the prompt.
     fn prefill_cached(&mut self, _tokens: usize) {}
 
-    /// Takes whole events, of which so many have data; the engine says `usage` with them, where that was looked for.
-    fn take(&mut self, bytes: Bytes, events: usize, usage: Option<Usage>) -> OutputStep<Self::Item>;
+    /// Takes whole events.
+    fn take(&mut self, batch: EventBatch) -> OutputStep<Self::Item>;
 
     /// The engine has ended its answer as it should; an error says why that is not so.
     fn finish(&mut self) -> Result<Option<Self::Item>, String>;
@@ -148,7 +147,7 @@ impl<O: Output> EventStream<O> {
     }
 
     /// Takes events of the present worker.
-    fn take(&mut self, batch: EventBatch) {
+    fn take(&mut self, mut batch: EventBatch) {
         let State::Live(leg) = &mut self.state else { return };
         let metrics = &self.generation.gateway.metrics;
         if !batch.out.is_empty()
@@ -159,8 +158,9 @@ impl<O: Output> EventStream<O> {
         if let Some(cached) = leg.prefill_cached.take() {
             self.output.prefill_cached(cached);
         }
-        let taken = self.output.take(batch.out, batch.events, batch.usage);
-        if taken.item.is_some() && batch.events > 0 {
+        let (events, told, is_done) = (batch.events, batch.failure.take(), batch.is_done);
+        let taken = self.output.take(batch);
+        if taken.item.is_some() && events > 0 {
             let now = leg.last_came();
             if let Some(last) = self.last_piece.replace(now) {
                 metrics.inter_token.observe(now.duration_since(last));
@@ -183,7 +183,7 @@ impl<O: Output> EventStream<O> {
         }
         self.has_begun |= taken.item.is_some();
         self.ready.extend(taken.item.map(Ok));
-        if let Some(words) = batch.failure.or(taken.failure) {
+        if let Some(words) = told.or(taken.failure) {
             let failure = leg.engine_error(&words);
             return self.fail_over(failure);
         }
@@ -191,7 +191,7 @@ impl<O: Output> EventStream<O> {
             // What the engine would still say is not wanted: its connection is closed.
             leg.succeeded();
             self.state = State::Over;
-        } else if batch.is_done {
+        } else if is_done {
             match self.output.finish() {
                 Err(reason) => {
                     let failure = leg.engine_error(&reason);
