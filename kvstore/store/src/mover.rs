@@ -125,7 +125,7 @@ impl Mover {
             deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(now)).min(SLEEP_MAX);
         let holds_back = self.offloads.wait_for_room();
         if holds_back || self.loads.wait_for_room() || self.tiers.has_tombstones() {
-            // Those outside who let go of host memory tell nobody.
+            // Others that let go of host memory tell nobody.
             timeout = timeout.min(ROOM_RECHECK);
             self.tiers.room.came_free();
         }

@@ -10,9 +10,9 @@ use http::{HeaderName, header};
 /// What to do with a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Decision {
-    /// It goes to the engine as it is.
+    /// The field goes to the engine as it is.
     Pass,
-    /// It is left out.
+    /// The field is left out.
     Strip,
     /// The gateway's own value takes its place, whether the client sent one or not.
     Replace,

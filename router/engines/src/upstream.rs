@@ -64,7 +64,7 @@ pub struct Call {
     pub headers: HeaderMap,
     /// The body.
     pub body: Bytes,
-    /// It must not be sent twice, not even when its connection was closed under it.
+    /// Must not be sent twice, not even when its connection was closed under it.
     pub once: bool,
 }
 
@@ -189,7 +189,7 @@ impl Upstream {
             if since.elapsed() > IDLE_FOR {
                 continue;
             }
-            // It has nothing to do but to notice that the other end has closed it.
+            // An idle connection has nothing to do but to notice that the other end has closed it.
             let mut context = Context::from_waker(Waker::noop());
             if Pin::new(&mut link.driver).poll(&mut context).is_pending() && link.sender.is_ready() {
                 return Some(link);

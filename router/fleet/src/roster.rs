@@ -50,7 +50,7 @@ impl Deref for Roster {
 }
 
 impl Roster {
-    /// These ranks, each of which learns its seat.
+    /// A roster of these ranks; each learns its seat.
     pub(crate) fn new(ranks: Vec<RankRef>) -> Self {
         let orders = Orders { decode: LoadOrder::new(ranks.len()), prefill: LoadOrder::new(ranks.len()) };
         let orders = Arc::new(orders);

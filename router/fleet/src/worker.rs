@@ -34,11 +34,11 @@ use crate::state::{Condition, Health, WorkerState};
 #[repr(C, align(64))]
 pub struct WorkerRun {
     // A decision reads the first two cache lines of every candidate, and nothing behind them.
-    /// Its worker is ready, and its own events are caught up with.
+    /// The worker is ready, and the rank's own events are caught up with.
     takes_requests: AtomicBool,
     /// What it does in this fleet.
     pub role: Role,
-    /// Its place in the index.
+    /// The rank's number in the index.
     pub member: Member,
     /// What it can take, by what the engine said.
     pub capacity: Capacity,
@@ -50,15 +50,15 @@ pub struct WorkerRun {
     pub load: Load,
     /// The worker's name, with the rank behind it when there are several.
     pub name: String,
-    /// Its data-parallel rank, when there are several.
+    /// The data-parallel rank, when there are several.
     pub rank: Option<u16>,
     /// What the engine itself said last.
     pub reported: Reported,
     /// The state of its KV events.
     pub follower: Arc<Mutex<Follower>>,
-    /// It publishes events.
+    /// The worker publishes KV events.
     pub has_feed: bool,
-    /// Its KV events are followed, so the index speaks for it.
+    /// The rank's KV events are followed, so the index knows its blocks.
     pub is_warm: Arc<AtomicBool>,
     /// Notified when the index promises what the worker does not have.
     pub(crate) distrust: Arc<Notify>,
@@ -82,20 +82,20 @@ impl WorkerRun {
         }
     }
 
-    /// It is in another list of ranks.
+    /// Notes the seat in a new list of ranks.
     pub(crate) fn take_seat(&self, seat: Seat) {
         self.seat.store(Some(Arc::new(seat)));
         self.reorder();
     }
 
-    /// Its worker takes requests from now on, or takes none.
+    /// Sets whether the worker takes requests.
     pub(crate) fn set_ready(&self, is_ready: bool) {
         let is_ready = is_ready && self.is_warm.load(Ordering::Acquire);
         self.takes_requests.store(is_ready, Ordering::Release);
         self.reorder();
     }
 
-    /// Its load has changed: it moves in the order.
+    /// Moves the rank in the order by load, after its load has changed.
     pub(crate) fn reorder(&self) {
         let seat = self.seat.load();
         if let Some(seat) = &*seat {
@@ -231,7 +231,7 @@ impl Reported {
 pub struct RankRef {
     /// The worker.
     pub worker: Arc<Worker>,
-    /// One of its ranks.
+    /// One of the run's ranks.
     pub run: Arc<WorkerRun>,
 }
 
@@ -266,7 +266,7 @@ pub fn able_to_decode(roster: &[RankRef], adapter: Option<&str>) -> impl Fn(&Ran
 pub struct Worker {
     /// What its source says of it, without the wish to drain it.
     pub spec: WorkerSpec,
-    /// Its pool.
+    /// The pool that the worker belongs to.
     pub pool: Arc<Pool>,
     /// Asks for health, load and descriptions.
     pub client: EngineClient,
@@ -323,7 +323,7 @@ impl Worker {
         })
     }
 
-    /// Its state.
+    /// The state that the worker is in now.
     #[must_use]
     pub fn state(&self) -> WorkerState {
         WorkerState::from_u8(self.state.load(Ordering::Acquire))
@@ -373,7 +373,7 @@ impl Worker {
         self.lock_condition().health == Health::Answers
     }
 
-    /// Its runs have changed, or the index has caught up with one of them.
+    /// Called when the runs have changed, or the index has caught up with one of them.
     pub(crate) fn runs_changed(&self) {
         let runs = self.runs.load();
         let is_warm = runs.iter().any(|run| run.is_warm.load(Ordering::Acquire));
@@ -384,7 +384,7 @@ impl Worker {
         });
     }
 
-    /// It is no worker of the fleet any more.
+    /// The worker has left the fleet.
     pub(crate) fn remove(&self) {
         self.removed.send_replace(true);
         self.update(|condition| condition.is_removed = true);

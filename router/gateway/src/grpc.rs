@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::serve::Listener;
 use router_kserve::{Answer, Backend, Call, Config};
+use router_openai::Surface;
 
 use crate::caller::Caller;
-use crate::request::kserve;
+use crate::request::serve;
 use crate::service::{Gateway, model_list};
 
-struct Surface(Arc<Gateway>);
+struct KServeBackend(Arc<Gateway>);
 
-impl Backend for Surface {
+impl Backend for KServeBackend {
     fn is_live(&self) -> bool {
         true
     }
@@ -33,7 +33,7 @@ impl Backend for Surface {
     }
 
     async fn completions(&self, call: Call) -> Answer {
-        kserve(State(Arc::clone(&self.0)), call.into_request()).await
+        serve(Arc::clone(&self.0), call.into_request(), Surface::KServe).await
     }
 }
 
@@ -54,5 +54,5 @@ pub async fn serve_grpc<L: Listener>(
         unread_max: gateway.config.write_timeout,
         ..defaults
     };
-    router_kserve::serve(listener, Arc::new(Surface(gateway)), config, shutdown).await;
+    router_kserve::serve(listener, Arc::new(KServeBackend(gateway)), config, shutdown).await;
 }

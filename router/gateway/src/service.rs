@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use router_fleet::{Booking, Fleet, Pool, RetryBudget, Route, RouteRequest};
-use router_openai::{ApiError, Usage};
+use router_openai::{ApiError, Surface, Usage};
 use router_trace::Tracer;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -24,10 +24,7 @@ use crate::compute::ComputePool;
 use crate::memory::RequestMemory;
 use crate::metrics::Metrics;
 use crate::models::Models;
-use crate::request::{
-    chat, completions, detokenize, embeddings, messages, messages_count, named, rerank, responses, score,
-    tokenize,
-};
+use crate::request::{at, messages_count, named};
 use crate::traced::Traced;
 use crate::{GatewayConfig, Tuning};
 use crate::{page, status};
@@ -54,7 +51,7 @@ pub struct Gateway {
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(crate) started: u64,
     pub(crate) history: crate::history::History,
-    /// It is about to stop, and wants no new requests.
+    /// The gateway is about to stop, and wants no new requests.
     is_draining: AtomicBool,
     more_metrics: OnceLock<MoreMetrics>,
     shown_configuration: ArcSwapOption<Value>,
@@ -226,12 +223,12 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
     finished(routes.merge(admin_routes(&gateway)).merge(page_routes()), gateway)
 }
 
-/// Those of clients and peers, where administrators have a listener of their own.
+/// The routes of clients and peers, where administrators have a listener of their own.
 pub fn api_router(gateway: Arc<Gateway>) -> Router {
     finished(client_routes().merge(peer_routes(&gateway)), gateway)
 }
 
-/// Those of that listener. On a gateway with keys it asks for them, too.
+/// The routes of the administrators' listener. On a gateway with keys it asks for them, too.
 pub fn admin_router(gateway: Arc<Gateway>) -> Router {
     let routes = Router::new()
         .route("/health", get(health))
@@ -261,19 +258,19 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
 
 fn client_routes() -> Router<Arc<Gateway>> {
     Router::new()
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completions))
-        .route("/v1/embeddings", post(embeddings))
-        .route("/v1/rerank", post(rerank))
-        .route("/v2/rerank", post(rerank))
-        .route("/rerank", post(rerank))
-        .route("/v1/score", post(score))
-        .route("/score", post(score))
-        .route("/tokenize", post(tokenize))
-        .route("/detokenize", post(detokenize))
-        .route("/v1/messages", post(messages))
+        .route("/v1/chat/completions", at(Surface::Chat))
+        .route("/v1/completions", at(Surface::Completions))
+        .route("/v1/embeddings", at(Surface::Embeddings))
+        .route("/v1/rerank", at(Surface::Rerank))
+        .route("/v2/rerank", at(Surface::Rerank))
+        .route("/rerank", at(Surface::Rerank))
+        .route("/v1/score", at(Surface::Score))
+        .route("/score", at(Surface::Score))
+        .route("/tokenize", at(Surface::Tokenize))
+        .route("/detokenize", at(Surface::Detokenize))
+        .route("/v1/messages", at(Surface::Messages))
         .route("/v1/messages/count_tokens", post(messages_count))
-        .route("/v1/responses", post(responses))
+        .route("/v1/responses", at(Surface::Responses))
         .route("/openapi.json", get(openapi))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))

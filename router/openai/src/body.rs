@@ -10,10 +10,9 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use bytestring::ByteString;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use serde_json::value::RawValue;
+use serde::de::IgnoredAny;
 
-use crate::ApiError;
+use crate::{ApiError, Entries, Entry};
 
 /// Most top-level fields of a request.
 const FIELDS_MAX: usize = 256;
@@ -63,89 +62,45 @@ pub struct RawBody {
     is_changed: bool,
 }
 
-struct Fields<'a> {
-    text: &'a str,
-    /// Members so far, repeated names included: each is looked for among those before it.
-    seen: usize,
-    into: &'a mut Vec<Field>,
-    has_repeats: bool,
-}
-
-/// A name, where it stands if it has no escapes.
-struct Name<'a>(Cow<'a, str>);
-
-impl<'de> Deserialize<'de> for Name<'de> {
-    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        struct Names;
-        impl<'de> Visitor<'de> for Names {
-            type Value = Name<'de>;
-
-            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str("a name")
-            }
-
-            fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Name<'de>, E> {
-                Ok(Name(Cow::Borrowed(name)))
-            }
-
-            fn visit_str<E>(self, name: &str) -> Result<Name<'de>, E> {
-                Ok(Name(Cow::Owned(name.to_owned())))
-            }
-        }
-        json.deserialize_str(Names)
-    }
-}
-
-impl<'de> Visitor<'de> for &mut Fields<'_> {
-    type Value = ();
-
-    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("a JSON object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let start = self.text.as_ptr() as usize;
-        let place = |part: &str| part.as_ptr() as usize - start..part.as_ptr() as usize - start + part.len();
-        while let Some(Name(name)) = map.next_key()? {
-            let value: &'de RawValue = map.next_value()?;
-            self.seen += 1;
-            if self.seen > FIELDS_MAX {
-                return Err(serde::de::Error::custom(format!("more than {FIELDS_MAX} fields")));
-            }
-            let raw = Raw::Original(place(value.get()));
-            if let Some(before) = self.into.iter_mut().find(|field| field.name.is(&name, self.text)) {
-                before.raw = raw;
-                self.has_repeats = true;
-            } else {
-                let name = match name {
-                    Cow::Borrowed(name) => Raw::Original(place(name)),
-                    Cow::Owned(name) => Raw::Set(name.into()),
-                };
-                self.into.push(Field { name, raw });
-            }
-        }
-        Ok(())
-    }
-}
-
 impl RawBody {
     /// Finds the fields. The whole body is checked to be one JSON object.
     pub fn parse(bytes: Bytes) -> Result<Self, ApiError> {
-        let text = ByteString::try_from(bytes)
-            .map_err(|error| ApiError::malformed(format!("The body is not JSON: {error}.")))?;
-        let mut fields = Vec::with_capacity(16);
-        let mut visitor = Fields { text: &text, seen: 0, into: &mut fields, has_repeats: false };
-        let mut json = serde_json::Deserializer::from_str(&text);
-        let parsed = json.deserialize_map(&mut visitor).and_then(|()| json.end());
-        let is_changed = visitor.has_repeats;
-        parsed.map_err(|error| {
-            if error.is_data() {
-                ApiError::malformed(format!("The body must be a JSON object: {error}."))
-            } else {
-                ApiError::malformed(format!("The body is not JSON: {error}."))
+        let malformed = |error: String| ApiError::malformed(format!("The body is not JSON: {error}."));
+        let text = ByteString::try_from(bytes).map_err(|error| malformed(error.to_string()))?;
+        let checked = serde_json::from_str::<IgnoredAny>(&text);
+        checked.map_err(|error| malformed(error.to_string()))?;
+        let refused = |why: &str| ApiError::malformed(format!("The body must be a JSON object: {why}."));
+        if !text.trim_ascii_start().starts_with('{') {
+            return Err(refused(&format!("it is {}", kind(text.trim_ascii_start()))));
+        }
+        let place = |part: &str| {
+            let start = part.as_ptr() as usize - text.as_ptr() as usize;
+            start..start + part.len()
+        };
+        let (mut fields, mut seen, mut has_repeats) = (Vec::<Field>::with_capacity(16), 0, false);
+        for Entry { name, value } in Entries::of(&text) {
+            let name = name.unwrap_or_default();
+            // Repeated names included: each is looked for among those before it.
+            seen += 1;
+            if seen > FIELDS_MAX {
+                return Err(refused(&format!("it has more than {FIELDS_MAX} fields")));
             }
-        })?;
-        Ok(Self { text, fields, is_changed })
+            let raw = Raw::Original(place(value));
+            if let Some(before) = fields.iter_mut().find(|field| field.name.is(&name, &text)) {
+                before.raw = raw;
+                has_repeats = true;
+                continue;
+            }
+            let name = match name {
+                Cow::Borrowed(name) if name.contains('\\') => {
+                    return Err(refused(&format!("the name \"{name}\" is no text")));
+                }
+                Cow::Borrowed(name) => Raw::Original(place(name)),
+                Cow::Owned(name) => Raw::Set(name.into()),
+            };
+            fields.push(Field { name, raw });
+        }
+        Ok(Self { text, fields, is_changed: has_repeats })
     }
 
     /// A body of the gateway's own.
@@ -353,6 +308,16 @@ mod tests {
     }
 
     #[test]
+    fn a_tree_is_that_of_its_text() {
+        // With serde_json's feature `raw_value` this object would be read as the text of its member, unscreened. The feature is off,
+        // and no dependency may switch it on.
+        let text = r#"{"$serde_json::private::RawValue": "{\"hidden\": 1}"}"#;
+        let tree: Value = serde_json::from_str(text).expect("JSON");
+        assert_eq!(tree["hidden"], Value::Null);
+        assert!(tree["$serde_json::private::RawValue"].is_string());
+    }
+
+    #[test]
     fn complaints_name_the_field() {
         let body = body(r#"{"n": "3", "stream": 1, "model": 5, "low": 0, "esc": "a\nb", "no": null}"#);
         assert_eq!(body.integer("n", 1).expect_err("no integer").param.as_deref(), Some("n"));
@@ -366,6 +331,8 @@ mod tests {
             assert_eq!(error.status, 400, "{bad}");
         }
         assert!(RawBody::parse(Bytes::from_static(b"{\"a\":\"\xff\"}")).is_err());
+        // A name that is no text here is one to Python's parser: what it hides could not be screened.
+        assert!(RawBody::parse(Bytes::from_static(br#"{"\ud800":1}"#)).is_err());
         let many: Vec<String> = (0..300).map(|number| format!("\"f{number}\":1")).collect();
         assert!(RawBody::parse(format!("{{{}}}", many.join(",")).into()).is_err());
     }

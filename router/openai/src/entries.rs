@@ -12,7 +12,7 @@ use crate::shape::end_of_string;
 pub struct Entry<'a> {
     /// A member's name, without quotes and escapes.
     pub name: Option<Cow<'a, str>>,
-    /// Its value as JSON text.
+    /// The value as JSON text.
     pub value: &'a str,
 }
 

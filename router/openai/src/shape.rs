@@ -46,11 +46,7 @@ impl Shape {
             at = match byte {
                 b'"' => {
                     shape.nodes += 1;
-                    let end = end_of_string(text, at + 1);
-                    if is_raw_value_name(&text[at..end]) {
-                        return Err("The body has a name that is not taken.".to_owned());
-                    }
-                    end
+                    end_of_string(text, at + 1)
                 }
                 b'{' | b'[' => {
                     shape.nodes += 1;
@@ -101,24 +97,6 @@ impl Shape {
     pub fn work_bytes(&self, text_bytes: usize) -> usize {
         TEXT_COPIES * text_bytes + NODE_BYTES * self.nodes + NUMBER_BYTES * self.numbers
     }
-}
-
-/// With this name serde_json writes texts that stand for themselves. Its trees read the text of such a member as JSON, in place
-/// of the object: what was counted and screened would not be what is worked on.
-const RAW_VALUE_NAME: &str = "$serde_json::private::RawValue";
-
-/// Whether a string, quotes included, is that name, however it is escaped.
-fn is_raw_value_name(quoted: &[u8]) -> bool {
-    // Six bytes for a letter is the longest escape.
-    let lengths = RAW_VALUE_NAME.len() + 2..=6 * RAW_VALUE_NAME.len() + 2;
-    if !lengths.contains(&quoted.len()) {
-        return false;
-    }
-    if quoted[1..quoted.len() - 1] == *RAW_VALUE_NAME.as_bytes() {
-        return true;
-    }
-    let is_escaped = memchr::memchr(b'\\', quoted).is_some();
-    is_escaped && serde_json::from_slice::<String>(quoted).is_ok_and(|name| name == RAW_VALUE_NAME)
 }
 
 /// Where a string ends whose first byte is at `at`.
@@ -195,24 +173,6 @@ mod tests {
             let excess = Shape::of(text.as_bytes(), &limits).expect_err("too large");
             assert!(excess.contains(named), "{excess}");
         }
-    }
-
-    #[test]
-    fn a_text_that_would_be_read_as_another_is_refused() {
-        let inner = json!({"chat_template": "x"}).to_string();
-        let plain = json!({ RAW_VALUE_NAME: inner }).to_string();
-        let letters: String = RAW_VALUE_NAME.bytes().map(|byte| format!("\\u{byte:04x}")).collect();
-        let escaped = plain.replace(RAW_VALUE_NAME, &letters);
-        let half = plain.replace("$serde", "\\u0024ser\\u0064e");
-        for text in [plain, escaped, half] {
-            // What makes it dangerous: the tree is not that of the text.
-            let tree: Value = serde_json::from_str(&text).expect("JSON");
-            assert_eq!(tree["chat_template"], "x", "{text}");
-            assert!(Shape::of(text.as_bytes(), &WIDE).is_err(), "{text}");
-            let nested = format!("{{\"messages\":[{{\"content\":{text}}}]}}");
-            assert!(Shape::of(nested.as_bytes(), &WIDE).is_err(), "{nested}");
-        }
-        assert!(Shape::of(b"{\"$serde_json::private::RawValues\":\"{}\"}", &WIDE).is_ok());
     }
 
     #[test]

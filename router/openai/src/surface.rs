@@ -52,7 +52,7 @@ impl Surface {
         Self::KServe,
     ];
 
-    /// Its name in logs and metrics.
+    /// The surface's name in logs and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -78,6 +78,12 @@ impl Surface {
             Self::Completions | Self::KServe => Some(Kind::Completion),
             Self::Embeddings | Self::Rerank | Self::Score | Self::Tokenize | Self::Detokenize => None,
         }
+    }
+
+    /// Whether an engine's accelerator computes something for it.
+    #[must_use]
+    pub fn is_computed(self) -> bool {
+        !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
     }
 
     /// The path at which engines are asked for it.

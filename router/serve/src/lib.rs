@@ -243,7 +243,7 @@ impl Builders {
             () = activity.is_over(&self.config) => false,
             _ = stopping.wait_for(|stopping| *stopping) => true,
         };
-        // One that has made no call holds up no shutdown.
+        // A connection that has made no call holds up no shutdown.
         if is_stopping && activity.calls.load(Ordering::Relaxed) == 0 {
             return;
         }

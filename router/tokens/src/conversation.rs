@@ -9,9 +9,9 @@ use serde_json::{Map, Value};
 /// What a template expects, as far as its source shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Habits {
-    /// It goes through the parts of a message's content.
+    /// The template goes through the parts of a message's content.
     pub(crate) takes_parts: bool,
-    /// It knows the role `developer`.
+    /// The template knows the role `developer`.
     pub(crate) knows_developer: bool,
 }
 
@@ -92,7 +92,6 @@ fn tool_calls(message: &mut Map<String, Value>) {
             // Whatever a client sends, nothing here may fail: what is no function is the engine's to refuse.
             for function in calls.iter_mut().filter_map(|call| call.get_mut("function")?.as_object_mut()) {
                 let arguments = match function.get("arguments") {
-                    Some(Value::String(text)) if may_stand_for_another(text) => Value::Null,
                     Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
                     other => other.cloned().unwrap_or_default(),
                 };
@@ -102,15 +101,6 @@ fn tool_calls(message: &mut Map<String, Value>) {
         }
         _ => {}
     }
-}
-
-/// Whether JSON text may have a member of the name with which serde_json writes texts that stand for themselves. Its trees read
-/// the text of such a member as JSON in turn, however deep that goes. Nobody else has that name, and nobody escapes letters.
-fn may_stand_for_another(text: &str) -> bool {
-    let letter = |at: usize| text.get(at + 4..at + 6).and_then(|code| u8::from_str_radix(code, 16).ok());
-    let is_of_name = |code: u8| code.is_ascii_alphabetic() || b"$_:".contains(&code);
-    text.contains("$serde_json::private::")
-        || text.match_indices("\\u00").any(|(at, _)| letter(at).is_some_and(is_of_name))
 }
 
 fn one_system(messages: &mut Vec<Value>) {
@@ -154,19 +144,6 @@ mod tests {
             ("{% for c in m[\"content\"] if c.x %}", true, false),
         ] {
             assert_eq!(Habits::of(source), Habits { takes_parts, knows_developer }, "{source}");
-        }
-    }
-
-    #[test]
-    fn arguments_that_would_be_read_as_others_are_left_out() {
-        let plain = r#"{"$serde_json::private::RawValue":"{\"x\":1}"}"#;
-        for text in [plain.to_owned(), plain.replace('$', "\\u0024"), plain.replace("Raw", "\\u0052aw")] {
-            let tree: Value = serde_json::from_str(&text).expect("JSON");
-            assert_eq!(tree["x"], 1, "what makes it dangerous: {text}");
-            assert!(may_stand_for_another(&text), "{text}");
-        }
-        for text in ["{}", r#"{"a": "\u003cb\u003e \u00e9 \u0026", "cost": "$5"}"#, "\\u00", "\\u00é"] {
-            assert!(!may_stand_for_another(text), "{text}");
         }
     }
 

@@ -67,7 +67,7 @@ pub enum LegError {
     /// The prefill worker's answer lacks what the decode worker needs.
     #[error("the prefill worker's answer has no {0}")]
     Missing(&'static str),
-    /// It is not JSON.
+    /// The answer is not JSON.
     #[error("the prefill worker's answer is not understood: {0}")]
     Malformed(String),
     /// The prefill worker names no bootstrap server.

@@ -15,13 +15,14 @@ use router_openai::{
 use router_parsers::ToolFormat;
 use serde_json::{Value, json};
 
+use super::buffered::json_answer;
 use super::output_parser::{OutputParser, forced_parser};
 use super::token_output::{TokenDelta, TokenOutput};
 use super::{Answer, AnswerEvents, explain, stream_error_event};
 use crate::compute::Work;
 use crate::models::{Model, Target};
 use crate::request::RequestContext;
-use crate::service::{fresh_number, json_response, unix_time};
+use crate::service::{fresh_number, unix_time};
 use crate::upstream::{BrokenAnswer, EventStream, Generation};
 
 /// A request whose prompts are known in tokens, in the form that chats and completions share.
@@ -330,7 +331,7 @@ impl Collector {
         });
         let choices = choices.collect::<Result<Vec<_>, ApiError>>()?;
         context.answered(StatusCode::OK, None);
-        let mut response = json_response(StatusCode::OK, self.form.whole(choices, self.usage).to_string());
+        let mut response = json_answer(StatusCode::OK, self.form.whole(choices, self.usage).to_string());
         explain(&mut response, explained);
         Ok(Answer::Buffered(response))
     }
@@ -364,7 +365,7 @@ pub(crate) struct GeneratedEvents {
     collector: Collector,
     /// Characters of each choice so far.
     offsets: Vec<usize>,
-    /// They came before the answer began.
+    /// Events that came before the answer began.
     first: Vec<TokenDelta>,
     next: String,
     is_over: bool,

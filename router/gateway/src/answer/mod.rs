@@ -1,6 +1,8 @@
 //! Answers: what the client gets, made of an engine's own events (`relayed`, with `resume`) or of token ids (`token_output`,
-//! `generated`, `output_parser`), in the form of its surface (`translate`), until its time is over (`deadline`).
+//! `generated`, `output_parser`), in the form of its surface (`translate`), until its time is over (`deadline`), or whole
+//! (`buffered`).
 
+pub(crate) mod buffered;
 pub(crate) mod deadline;
 pub(crate) mod generated;
 pub(crate) mod output_parser;
@@ -11,6 +13,7 @@ pub(crate) mod translate;
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
@@ -19,8 +22,11 @@ use axum::response::Response;
 use http_body::{Body as HttpBody, Frame};
 use router_openai::ApiError;
 
+use self::buffered::Buffered;
+use self::deadline::with_deadline;
 use self::generated::GeneratedEvents;
 use self::relayed::RelayedEvents;
+use self::translate::ResponseAdapter;
 use crate::request::RequestContext;
 use crate::upstream::{BrokenAnswer, Generation};
 
@@ -30,23 +36,43 @@ static BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// An answer, before its headers.
 pub(crate) enum Answer {
-    Buffered(Response),
+    Buffered(Buffered),
     /// A stream whose first event is here; with what explains its route.
     Relayed(Box<RelayedEvents>, Option<HeaderValue>),
     Generated(Box<GeneratedEvents>, Option<HeaderValue>),
 }
 
 impl Answer {
-    /// The response. The context goes with it: its request ends with the last byte.
-    pub(crate) fn into_response(self, context: Box<RequestContext>) -> Response {
-        match self {
-            Self::Buffered(mut response) => {
-                context.add_rate_limit_headers(&mut response);
-                response
+    /// The response, as an adapter makes it of a chat's answer if there is one. The context goes with it: its request ends with
+    /// the last byte.
+    pub(crate) async fn into_response(
+        self,
+        mut context: Box<RequestContext>,
+        adapter: Option<ResponseAdapter>,
+    ) -> Result<Response, ApiError> {
+        let (gateway, deadline) = (Arc::clone(&context.gateway), context.deadline);
+        let (response, adapter) = match (self, adapter) {
+            (Self::Buffered(answer), None) => return Ok(buffered::respond(answer, context)),
+            (Self::Buffered(answer), Some(adapter)) => {
+                let work = gateway.pass(answer.body().len(), &context.footprint);
+                let answer =
+                    work.run(move |_| adapter.buffered(answer)).await.and_then(std::convert::identity);
+                return match answer {
+                    Ok(answer) => Ok(buffered::respond(answer, context)),
+                    Err(error) => {
+                        context.refused(&error);
+                        Err(error)
+                    }
+                };
             }
-            Self::Relayed(events, explained) => streamed(*events, explained, context),
-            Self::Generated(events, explained) => streamed(*events, explained, context),
-        }
+            (Self::Relayed(events, explained), adapter) => (streamed(*events, explained, context), adapter),
+            (Self::Generated(events, explained), adapter) => (streamed(*events, explained, context), adapter),
+        };
+        let response = with_deadline(&gateway, deadline, response);
+        Ok(match adapter {
+            None => response,
+            Some(adapter) => adapter.stream(response),
+        })
     }
 }
 
@@ -70,7 +96,7 @@ fn streamed(
 }
 
 /// Says which workers a request met.
-pub(crate) fn explain(response: &mut Response, explained: Option<HeaderValue>) {
+pub(crate) fn explain<B>(response: &mut axum::http::Response<B>, explained: Option<HeaderValue>) {
     if let Some(explained) = explained {
         response.headers_mut().insert(ROUTE.clone(), explained);
     }

@@ -26,7 +26,7 @@ pub(crate) struct RelayedChunk {
     /// How many there are; about as many tokens.
     pub(crate) pieces: usize,
     pub(crate) usage: Option<Usage>,
-    /// It is that of the whole answer.
+    /// `usage` counts the whole answer, not one choice of it.
     pub(crate) is_usage_last: bool,
 }
 
@@ -138,7 +138,7 @@ impl Output for Relayed {
 /// The body of a relayed stream.
 pub(crate) struct RelayedEvents {
     stream: EventStream<Relayed>,
-    /// It came before the answer began.
+    /// The first events; they came before the answer began.
     first: Option<RelayedChunk>,
     /// What the engine has said of its usage so far, perhaps of one choice alone. It counts when the stream ends as it should: a
     /// client that leaves before pays for what it got.

@@ -220,7 +220,7 @@ impl Output for TokenOutput {
 
     fn continuation(&mut self) -> Continuation<Vec<TokenDelta>> {
         if let Some(finish) = self.complete() {
-            // It failed after its last token: there is nothing to go on with.
+            // The worker failed after its last token: nothing is left to compute.
             return Continuation::Complete(Some(vec![self.last_piece(finish)]));
         }
         self.engine_finish = None;

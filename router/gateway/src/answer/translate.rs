@@ -10,16 +10,15 @@ use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
 use router_openai::sse::{DONE, EventBuffer, data_of, events};
-use router_openai::{ApiError, Surface, anthropic, responses};
+use router_openai::{ApiError, anthropic, responses};
 use serde_json::{Value, json};
 
-use crate::service::json_response;
-use crate::upstream::ANSWER_BYTES_MAX;
+use super::buffered::{Buffered, json_answer};
 
 /// Largest event that is translated.
 const EVENT_BYTES_MAX: usize = 16 << 20;
 
-/// One of the two, with what its answer needs to know of the request.
+/// Turns a chat's answer into that of another surface; holds what this needs to know of the request.
 #[derive(Debug, Clone)]
 pub(crate) enum ResponseAdapter {
     Anthropic(anthropic::Facts),
@@ -48,36 +47,26 @@ impl ResponseAdapter {
         Ok((chat.to_string().into(), Self::Responses(responses::Facts::of(request))))
     }
 
-    fn stream(self) -> Stream {
-        match self {
+    /// A chat's stream as a stream of this surface.
+    pub(crate) fn stream(self, chat: Response) -> Response {
+        let stream = match self {
             Self::Anthropic(facts) => Stream::Anthropic(Box::new(anthropic::Stream::new(facts))),
             Self::Responses(facts) => Stream::Responses(Box::new(responses::Stream::new(facts))),
-        }
+        };
+        chat.map(|inner| {
+            let buffer = EventBuffer::new(EVENT_BYTES_MAX);
+            Body::new(Translated { inner, stream, buffer, is_over: false })
+        })
     }
 
     /// A chat's answer as an answer of this surface.
-    pub(crate) async fn answer(self, chat: Response) -> Response {
-        let is_stream = chat.headers().get(header::CONTENT_TYPE);
-        let is_stream = is_stream.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-        let (head, body) = chat.into_parts();
-        if is_stream && head.status == StatusCode::OK {
-            let translated = Translated {
-                inner: body,
-                stream: self.stream(),
-                buffer: EventBuffer::new(EVENT_BYTES_MAX),
-                is_over: false,
-            };
-            return Response::from_parts(head, Body::new(translated));
-        }
-        let Ok(bytes) = axum::body::to_bytes(body, ANSWER_BYTES_MAX).await else {
-            let error = ApiError::internal("The answer broke off.");
-            let surface = match self {
-                Self::Anthropic(_) => Surface::Messages,
-                Self::Responses(_) => Surface::Responses,
-            };
-            return error.respond_at(surface);
-        };
+    pub(crate) fn buffered(self, chat: Buffered) -> Result<Buffered, ApiError> {
+        let (head, bytes) = chat.into_parts();
         let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        if head.status.is_success() && !answer["choices"].is_array() {
+            let message = "The engine's answer is no chat completion.";
+            return Err(ApiError::new(StatusCode::BAD_GATEWAY, message, "bad_answer"));
+        }
         let body = match (&self, head.status.is_success()) {
             (Self::Anthropic(facts), true) => anthropic::from_chat(&answer, facts),
             (Self::Responses(facts), true) => responses::from_chat(&answer, facts),
@@ -87,13 +76,13 @@ impl ResponseAdapter {
             }
             (Self::Responses(_), false) => answer,
         };
-        let mut response = json_response(head.status, body.to_string());
+        let mut answer = json_answer(head.status, body.to_string());
         for (name, value) in &head.headers {
             if name != header::CONTENT_LENGTH && name != header::CONTENT_TYPE {
-                response.headers_mut().insert(name.clone(), value.clone());
+                answer.headers_mut().insert(name.clone(), value.clone());
             }
         }
-        response
+        Ok(answer)
     }
 }
 
@@ -121,9 +110,17 @@ impl Translated {
                 }
                 return;
             }
-            let Ok(chunk) = serde_json::from_slice::<Value>(&data) else { continue };
-            if chunk.get("error").is_some() {
-                return self.fail(&chunk["error"], out);
+            // A ping has no data.
+            if data.is_empty() {
+                continue;
+            }
+            let Ok(chunk) = serde_json::from_slice::<Value>(&data) else {
+                let error =
+                    json!({ "message": "An event of the engine is not JSON.", "type": "server_error" });
+                return self.fail(&error, out);
+            };
+            if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
+                return self.fail(error, out);
             }
             match &mut self.stream {
                 Stream::Anthropic(stream) => stream.event(&chunk, out),

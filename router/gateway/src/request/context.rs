@@ -293,6 +293,24 @@ impl RequestContext {
         }
     }
 
+    /// Lets another request into the engines: they have done what they do for this one.
+    pub(crate) fn leave_gate(&mut self) {
+        let Some(permit) = self.permit.take() else { return };
+        // How fast requests go is learned from those that went through.
+        match self.is_settled && self.is_served() {
+            true => permit.release(self.gateway.access.now()),
+            false => drop(permit),
+        }
+    }
+
+    fn is_good(&self) -> bool {
+        (200..300).contains(&self.record.status)
+    }
+
+    fn is_served(&self) -> bool {
+        self.is_good() && (self.is_settled || self.pieces > 0)
+    }
+
     /// What an engine says that it did.
     pub(crate) fn record_usage(&mut self, usage: &Usage) {
         self.record.usage = *usage;
@@ -301,6 +319,11 @@ impl RequestContext {
         if let Some(charge) = &mut self.charge {
             charge.settle(usage.prompt.saturating_add(usage.completion) as u64, now);
         }
+    }
+
+    /// The engine does not say what it did: it counts as what was expected of the prompt.
+    pub(crate) fn record_estimate(&mut self) {
+        self.record_usage(&Usage { prompt: self.prompt_tokens as usize, ..Usage::default() });
     }
 
     /// The memory that it holds from now on.
@@ -333,15 +356,15 @@ impl RequestContext {
         self.record.reason = reason;
     }
 
-    /// Its answer is an error.
-    pub(super) fn refused(&mut self, error: &ApiError) {
+    /// Notes that the answer is an error.
+    pub(crate) fn refused(&mut self, error: &ApiError) {
         // What was given up because its time is over was computed for its client.
         if error.code != Some(DEADLINE_EXCEEDED) {
             self.answered(error.status, error.code);
         }
     }
 
-    /// Its answer broke off.
+    /// Notes that the answer broke off.
     pub(crate) fn record_broken_stream(&mut self) {
         self.gateway.metrics.broken_streams.inc();
         self.answered(StatusCode::OK, Some("broken_stream"));
@@ -399,7 +422,6 @@ impl Drop for RequestContext {
         let gateway = &self.gateway;
         gateway.inside.fetch_sub(1, Ordering::Relaxed);
         gateway.metrics.active.dec();
-        let now = gateway.access.now();
         let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let is_abandoned = self.record.status == 0;
         if is_abandoned {
@@ -408,17 +430,14 @@ impl Drop for RequestContext {
             self.record.status = status;
             self.record.reason = Some(reason);
         }
-        let is_good = (200..300).contains(&self.record.status);
-        let is_served = is_good && (self.is_settled || self.pieces > 0);
+        let (is_good, is_served) = (self.is_good(), self.is_served());
         // The prompt is charged when an engine computed it for this client: not for refusals and failures, but when the client left
         // or its time was over.
         let worker = self.last_worker.get();
         let owes_prompt = worker.is_some() && (is_good || is_abandoned);
-        // How fast requests go is learned from those that went through.
-        match self.permit.take() {
-            Some(permit) if is_served && self.is_settled => permit.release(now),
-            permit => drop(permit),
-        }
+        self.leave_gate();
+        let gateway = &self.gateway;
+        let now = gateway.access.now();
         match self.charge.take() {
             // The client has gone before the end: what it got is what it is charged, and its prompt.
             Some(mut charge) if (is_served || owes_prompt) && !self.is_settled => {

@@ -15,10 +15,11 @@ use router_openai::{ApiError, RawBody, Surface, anthropic};
 use super::stages::{Received, has_media};
 use super::{RequestContext, prompt, respond, within_deadline};
 use crate::answer::Answer;
+use crate::answer::buffered::json_answer;
 use crate::answer::translate::parse;
 use crate::compute::IsCancelled;
 use crate::models::Target;
-use crate::service::{Gateway, json_response};
+use crate::service::Gateway;
 
 pub(crate) async fn messages_count(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let mut context = RequestContext::new(&gateway, Surface::CountTokens, &request);
@@ -33,7 +34,7 @@ async fn answer(context: &mut RequestContext, request: Request) -> Result<Answer
     let loaded = Received(request).identify(context)?.load(context).await?;
     let tokens = count(context, loaded.bytes).await?;
     context.answered(StatusCode::OK, None);
-    Ok(Answer::Buffered(json_response(StatusCode::OK, anthropic::count_answer(tokens).to_string())))
+    Ok(Answer::Buffered(json_answer(StatusCode::OK, anthropic::count_answer(tokens).to_string())))
 }
 
 async fn count(context: &mut RequestContext, bytes: Bytes) -> Result<usize, ApiError> {

@@ -17,58 +17,24 @@ use std::time::Instant;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
+use axum::routing::{MethodRouter, post};
 use router_openai::{ApiError, Surface};
 
 pub(crate) use self::context::RequestContext;
 pub(crate) use self::count::messages_count;
 use self::stages::Received;
 use crate::answer::Answer;
-use crate::answer::deadline::{deadline_error, with_deadline};
+use crate::answer::deadline::deadline_error;
 use crate::answer::translate::ResponseAdapter;
 use crate::service::{Gateway, fresh_id};
 
-pub(crate) async fn chat(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::Chat).await
+/// The route of a surface whose requests go to engines.
+pub(crate) fn at(surface: Surface) -> MethodRouter<Arc<Gateway>> {
+    post(move |State(gateway): State<Arc<Gateway>>, request: Request| serve(gateway, request, surface))
 }
 
-pub(crate) async fn completions(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::Completions).await
-}
-
-pub(crate) async fn embeddings(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::Embeddings).await
-}
-
-pub(crate) async fn rerank(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::Rerank).await
-}
-
-pub(crate) async fn score(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::Score).await
-}
-
-pub(crate) async fn tokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::Tokenize).await
-}
-
-pub(crate) async fn detokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::Detokenize).await
-}
-
-pub(crate) async fn messages(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::Messages).await
-}
-
-pub(crate) async fn responses(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::Responses).await
-}
-
-pub(crate) async fn kserve(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
-    serve(gateway, request, Surface::KServe).await
-}
-
-/// Serves a request of a surface that generates, or embeds.
-async fn serve(gateway: Arc<Gateway>, request: Request, surface: Surface) -> Response {
+/// Serves a request of a surface whose requests go to engines.
+pub(crate) async fn serve(gateway: Arc<Gateway>, request: Request, surface: Surface) -> Response {
     let mut context = RequestContext::new(&gateway, surface, &request);
     let answered = match context.begin(request.headers()) {
         Ok(()) => {
@@ -81,7 +47,7 @@ async fn serve(gateway: Arc<Gateway>, request: Request, surface: Surface) -> Res
     respond(context, answered).await
 }
 
-/// One stage after the other.
+/// Takes the request through all stages.
 async fn run_stages(
     context: &mut RequestContext,
     request: Request,
@@ -116,15 +82,12 @@ async fn respond(
     answered: Result<(Answer, Option<ResponseAdapter>), ApiError>,
 ) -> Response {
     let (gateway, surface) = (Arc::clone(&context.gateway), context.surface);
-    let (request_id, deadline) = (context.request_id.clone(), context.deadline);
+    let request_id = context.request_id.clone();
     let mut response = match answered {
-        Ok((answer, adapter)) => {
-            let response = with_deadline(&gateway, deadline, answer.into_response(context));
-            match adapter {
-                None => response,
-                Some(adapter) => adapter.answer(response).await,
-            }
-        }
+        Ok((answer, adapter)) => match answer.into_response(context, adapter).await {
+            Ok(response) => response,
+            Err(error) => error.respond_at(surface),
+        },
         Err(error) => {
             context.refused(&error);
             drop(context);

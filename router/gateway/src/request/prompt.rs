@@ -14,7 +14,7 @@ use crate::service::Gateway;
 #[derive(Debug, Default)]
 pub(crate) struct PromptTokens {
     pub(crate) tokens: Vec<u32>,
-    /// They are the engine's own, as far as the gateway can tell.
+    /// The tokens are the engine's own, as far as the gateway can tell.
     pub(crate) is_exact: bool,
     /// How many prompts the request has, about as long as this one.
     pub(crate) prompts: u64,

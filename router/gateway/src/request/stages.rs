@@ -6,10 +6,9 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
-use axum::response::Response;
 use futures_util::StreamExt;
 use router_openai::{ApiError, Entries, KNOWN_FIELDS, Kind, RawBody, Surface};
 use router_trace::names;
@@ -17,6 +16,7 @@ use router_trace::names;
 use super::body::{BodyKind, read};
 use super::{RequestContext, prompt};
 use crate::TextBy;
+use crate::answer::buffered::Buffered;
 use crate::answer::generated::TokenRequest;
 use crate::answer::relayed::{Relayed, RelayedEvents};
 use crate::answer::translate::{ResponseAdapter, parse};
@@ -27,6 +27,9 @@ use crate::memory::held_bytes;
 use crate::models::Target;
 use crate::service::Gateway;
 use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_buffered};
+
+/// Bytes of a body that are taken for a token where the prompt is not known in tokens.
+const BYTES_PER_TOKEN: usize = 4;
 
 /// The head of the request was read.
 pub(super) struct Received(pub(super) Request);
@@ -67,7 +70,7 @@ struct RelayedRequest {
     request: Arc<EngineRequest>,
     salt: Option<String>,
     stream: bool,
-    /// It has one prompt and one choice, so a prefill worker may compute it.
+    /// A prefill worker may compute the prompt: there is one prompt and one choice.
     can_split: bool,
     /// The gateway added `stream_options.include_usage`: the usage event is taken out of the client's stream.
     hides_usage: bool,
@@ -212,7 +215,11 @@ impl RelayedRequest {
         let answer_max = limits.iter().find_map(|name| number(name)).map(|most| most as usize);
         let choices = number("n").unwrap_or(1).max(number("best_of").unwrap_or(1)).max(1);
         let choices = choices.saturating_mul(seen.prompts.max(1));
-        let prompt_tokens = seen.tokens.len().saturating_mul(seen.prompts.max(1) as usize);
+        // What cannot be read counts by its length: nothing is free of limits.
+        let prompt_tokens = match seen.tokens.len() {
+            0 if context.surface.is_computed() => body.len() / BYTES_PER_TOKEN,
+            tokens => tokens.saturating_mul(seen.prompts.max(1) as usize),
+        };
         let is_one = |name: &str| body.get(name).is_none_or(|count| count == "1");
         let several = kind == Some(Kind::Completion) && body.get("prompt").is_some_and(has_several);
         let can_split = kind.is_some()
@@ -251,7 +258,7 @@ impl RelayedRequest {
                 let explained = stream.route().and_then(|route| generation.explained(route));
                 Ok(Answer::Relayed(Box::new(RelayedEvents::new(stream, first)), explained))
             }
-            Some(Err(failed)) => refused(failed.failure.into_response(&generation)?, context),
+            Some(Err(failed)) => refused(failed.failure.into_answer(&generation)?, context),
             None => Err(ApiError::internal("The engine answered without an event.")),
         }
     }
@@ -267,21 +274,23 @@ async fn answer_buffered(
         |route, booking| attempt_buffered(Arc::clone(generation), Arc::clone(request), route, booking);
     let answered = match Attempts::default().run(generation, request, attempt).await {
         Ok(answered) => answered,
-        Err(failure) => return refused(failure.into_response(generation)?, context),
+        Err(failure) => return refused(failure.into_answer(generation)?, context),
     };
     context.first_token();
-    if let Some(usage) = &answered.usage {
-        context.record_usage(usage);
+    match &answered.usage {
+        Some(usage) => context.record_usage(usage),
+        None if context.surface.is_computed() => context.record_estimate(),
+        None => {}
     }
     context.answered(StatusCode::OK, None);
-    let mut response = Response::new(Body::from(answered.body));
+    let mut response = Buffered::new(answered.body);
     response.headers_mut().insert(header::CONTENT_TYPE, answered.content_type);
     explain(&mut response, generation.explained(&answered.route));
     Ok(Answer::Buffered(response))
 }
 
 /// The engine's own words to a request that it does not take.
-fn refused(response: Response, context: &mut RequestContext) -> Result<Answer, ApiError> {
+fn refused(response: Buffered, context: &mut RequestContext) -> Result<Answer, ApiError> {
     context.answered(response.status(), Some("refused_by_engine"));
     Ok(Answer::Buffered(response))
 }

@@ -19,7 +19,7 @@ use super::{EngineRequest, Generation};
 /// First pause of a request that keeps failing.
 const BACKOFF: Duration = Duration::from_millis(5);
 /// Largest answer that is not streamed.
-pub(crate) const ANSWER_BYTES_MAX: usize = 256 << 20;
+const ANSWER_BYTES_MAX: usize = 256 << 20;
 
 /// What a request has been through.
 #[derive(Debug, Default)]
@@ -210,7 +210,7 @@ pub(crate) async fn attempt_buffered(
     };
     match answered {
         Ok((body, content_type, usage)) => {
-            // It may be the second of two that were asked.
+            // With hedging this may be the second worker that was asked.
             generation.last_worker.set(&route.decode.run);
             Ok(BufferedReply { body, content_type, usage, route })
         }
@@ -239,7 +239,7 @@ fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
             Entries::of(text).filter(is_usage).last().map(|entry| entry.value)
         }
     };
-    // One of another shape counts nothing. What follows it is not read.
+    // A usage of another shape counts nothing. What follows the usage is not read.
     let usage = usage.map(|text| Usage::deserialize(&mut serde_json::Deserializer::from_str(text)));
     Ok(usage.and_then(Result::ok))
 }

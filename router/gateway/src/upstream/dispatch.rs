@@ -231,7 +231,7 @@ async fn legs(
         is_prefilling.store(false, Ordering::Relaxed);
         let transfer_started = Some(Instant::now());
         let answer = PrefillAnswer::parse(answer).map_err(unmade)?;
-        // One that ended with its first token left no blocks behind: the decode worker computes that token itself.
+        // A prefill that ended with its first token left no blocks behind: the decode worker computes that token itself.
         let decode = match decode_leg(protocol, body, &pairing, Some(&answer)) {
             Err(_) if answer.is_complete() => body.clone(),
             leg => leg.map_err(unmade)?,

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use router_engines::client::refusal;
 use router_engines::upstream::UpstreamError;
@@ -12,6 +10,7 @@ use router_fleet::{RankRef, Route};
 use router_openai::ApiError;
 
 use super::Generation;
+use crate::answer::buffered::Buffered;
 
 /// Whether an engine says that it has too much to do, rather than that something is wrong.
 fn is_busy(status: StatusCode) -> bool {
@@ -32,9 +31,9 @@ pub(crate) struct Failure {
     /// In words that name the worker.
     pub(crate) reason: String,
     pub(crate) blames_prefill: bool,
-    /// It counts as a failure of the worker, for the circuit breaker.
+    /// Counts against the worker, for the circuit breaker.
     pub(crate) is_workers: bool,
-    /// It could not be reached, or broke off.
+    /// The worker could not be reached, or its connection broke off.
     pub(crate) is_connection: bool,
     /// Another worker may do better.
     pub(crate) is_retryable: bool,
@@ -68,7 +67,7 @@ impl Failure {
         Self { is_connection: true, ..Self::protocol(rank, "it does not answer") }
     }
 
-    /// It went silent in the middle of an answer.
+    /// The worker went silent in the middle of an answer.
     pub(super) fn stalled(rank: &RankRef, reason: impl std::fmt::Display) -> Self {
         Self { is_connection: true, ..Self::protocol(rank, reason) }
     }
@@ -144,12 +143,12 @@ impl Failure {
     }
 
     /// As the answer, in the engine's own words if it had some.
-    pub(crate) fn into_response(self, generation: &Generation) -> Result<Response, ApiError> {
+    pub(crate) fn into_answer(self, generation: &Generation) -> Result<Buffered, ApiError> {
         let Some(refusal) = self.refusal.filter(|refusal| !refusal.body.is_empty()) else {
             return Err(self.error.map_or_else(|| generation.workers_failed(&self.reason), |error| *error));
         };
         let status = refusal.status;
-        let mut response = Body::from(refusal.body).into_response();
+        let mut response = Buffered::new(refusal.body);
         *response.status_mut() = status;
         let kind = refusal.content_type.unwrap_or(HeaderValue::from_static("application/json"));
         response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -50,7 +50,7 @@ pub(super) struct Leg {
     sent: Instant,
     /// When the last frame came; before that, when the request was sent.
     last: Instant,
-    /// It has sent something.
+    /// The worker has sent something.
     has_begun: bool,
     /// Since when blocks are on their way to it, until its first token.
     transfer_started: Option<Instant>,
@@ -79,7 +79,7 @@ pub(super) async fn begin(
     let mut leg = Leg::new(&generation, asked, scanner, booking, route);
     match leg.first_words_or_failure().await {
         Ok(first) => {
-            // It may be the second of two that were asked.
+            // With hedging this may be the second worker that was asked.
             generation.last_worker.set(&leg.route.decode.run);
             Ok((leg, first))
         }

@@ -25,7 +25,7 @@ use bytes::Bytes;
 use router_fleet::{Route, WorkerRun};
 use router_openai::{ApiError, RawBody};
 
-pub(crate) use self::attempts::{ANSWER_BYTES_MAX, Attempts, attempt_buffered};
+pub(crate) use self::attempts::{Attempts, attempt_buffered};
 pub(crate) use self::scanner::{EventBatch, Scanner};
 pub(crate) use self::stream::{BrokenAnswer, Continuation, EventStream, Output, OutputStep};
 use crate::models::Target;
@@ -62,7 +62,7 @@ pub(crate) struct Generation {
     pub(crate) headers: HeaderMap,
     pub(crate) session: Option<u64>,
     pub(crate) salt: Option<String>,
-    /// It has one prompt and one choice, so a prefill worker may compute it.
+    /// A prefill worker may compute the prompt: there is one prompt and one choice.
     pub(crate) can_split: bool,
     pub(crate) traced: Tracing,
     pub(crate) last_worker: LastWorker,
@@ -76,7 +76,7 @@ pub(crate) struct EngineRequest {
     pub(crate) body: RawBody,
     /// What the prompt looks like to the index; possibly empty.
     pub(crate) tokens: Arc<Vec<u32>>,
-    /// They equal the engine's, so the cached tokens that it reports can be compared with the index.
+    /// `tokens` equal the engine's, so the cached tokens that it reports can be compared with the index.
     pub(crate) tokens_are_exact: bool,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct EventBatch {
     /// How many of them have data, the engine's own end aside; about as many tokens.
     pub(crate) events: usize,
     pub(crate) usage: Option<Usage>,
-    /// It came in an event of its own, as that of a whole answer does; before the end engines tell that of one choice.
+    /// `usage` came in an event of its own, as that of a whole answer does; before the end engines tell that of one choice.
     pub(crate) is_usage_last: bool,
     /// The engine's own end of the stream was among them.
     pub(crate) is_done: bool,
@@ -61,7 +61,7 @@ impl Scanner {
         Self::new(Purpose::Read)
     }
 
-    /// One of the same kind, for another leg.
+    /// A scanner of the same kind, for another leg.
     pub(super) fn for_next_leg(&self) -> Self {
         Self::new(self.purpose)
     }

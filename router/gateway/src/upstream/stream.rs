@@ -57,7 +57,7 @@ pub(crate) enum Continuation<T> {
     Request(Arc<EngineRequest>),
     /// Everything was delivered but the end of the stream.
     Complete(Option<T>),
-    /// It cannot, for this reason.
+    /// The answer cannot be continued, for this reason.
     Impossible(&'static str),
 }
 
