@@ -9,6 +9,8 @@ use crate::{Usage, chat};
 pub struct Facts {
     /// Fields of the response that the request decides.
     echoed: Map<String, Value>,
+    /// The response's id, if it is not made from the chat's.
+    id: Option<String>,
 }
 
 /// Fields that are repeated as they came, with what stands for them when absent.
@@ -53,14 +55,32 @@ impl Facts {
             ("previous_response_id", Value::Null),
         ];
         echoed.extend(unlike.map(|(name, value)| (name.to_owned(), value)));
-        Self { echoed }
+        Self { echoed, id: None }
+    }
+
+    /// The same of a response that is stored under this id.
+    #[must_use]
+    pub fn stored(mut self, id: &str, previous: Option<&str>, conversation: Option<&str>) -> Self {
+        self.echoed.insert("store".to_owned(), true.into());
+        self.echoed.insert("previous_response_id".to_owned(), previous.into());
+        self.echoed.insert("conversation".to_owned(), conversation.map_or(Value::Null, |id| json!({ "id": id })));
+        self.id = Some(id.to_owned());
+        self
+    }
+
+    /// The same of a response that goes on from a stored one.
+    #[must_use]
+    pub fn going_on_from(mut self, previous: &str) -> Self {
+        self.echoed.insert("previous_response_id".to_owned(), previous.into());
+        self
     }
 
     /// A response in this state. `chat` is the chat completion, or any piece of it, and gives id and time.
     pub(super) fn response(&self, chat: &Value, state: State<'_>, output: Vec<Value>) -> Value {
         let mut response = Map::new();
         let mut put = |name: &str, value: Value| drop(response.insert(name.to_owned(), value));
-        put("id", format!("resp_{}", chat::bare_id(chat)).into());
+        let id = self.id.clone().unwrap_or_else(|| format!("resp_{}", chat::bare_id(chat)));
+        put("id", id.into());
         put("object", "response".into());
         put("created_at", chat["created"].as_u64().unwrap_or(0).into());
         put("status", state.name().into());

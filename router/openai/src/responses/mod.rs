@@ -1,6 +1,7 @@
-//! The stateless part of OpenAI's Responses API (`POST /v1/responses`) over a chat completion.
+//! OpenAI's Responses API (`POST /v1/responses`) over a chat completion.
 //!
-//! Nothing is stored, so a request must bring its whole conversation, and only functions of the client are tools.
+//! Translations are pure. Whoever serves them stores responses and conversations, if at all ([`StoredFields`]); without that a
+//! request must bring its whole conversation. Only functions of the client are tools.
 //!
 //! Source: <https://platform.openai.com/docs/api-reference/responses>,
 //! <https://platform.openai.com/docs/api-reference/responses-streaming>.
@@ -11,10 +12,12 @@ mod input;
 mod items;
 mod open;
 mod request;
+mod stored;
 mod stream;
 mod tools;
 
 pub use answer::from_chat;
 pub use facts::Facts;
 pub use request::to_chat;
+pub use stored::{StoredFields, input_items, item};
 pub use stream::Stream;

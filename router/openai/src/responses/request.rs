@@ -84,7 +84,7 @@ pub fn to_chat(request: &Value) -> Result<Value, ApiError> {
 fn refuse(fields: &NestedFields<'_>) -> Result<(), ApiError> {
     refuse_several(fields)?;
     if fields.flag("store")?.unwrap_or(false) {
-        let message = "Responses are not stored: leave `store` out or set it to false.";
+        let message = "Responses are not stored here: leave `store` out or set it to false.";
         return Err(ApiError::invalid("store", message));
     }
     if fields.flag("background")?.unwrap_or(false) {
@@ -100,7 +100,7 @@ fn refuse(fields: &NestedFields<'_>) -> Result<(), ApiError> {
     ];
     match stateful.iter().find(|(name, _)| fields.get(name).is_some()) {
         Some((name, what)) => {
-            let message = format!("{what} is not supported: send the whole conversation as `input`.");
+            let message = format!("{what} is not supported here: send the whole conversation as `input`.");
             Err(ApiError::invalid(name, message))
         }
         None => Ok(()),

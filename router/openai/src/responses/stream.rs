@@ -82,8 +82,16 @@ impl Stream {
 
     /// Appends the events of the end; to be called when the chat stream says `[DONE]`, which this stream does not repeat.
     pub fn end(&mut self, out: &mut String) {
+        if let Some(response) = self.finish(out) {
+            self.complete(response, out);
+        }
+    }
+
+    /// The same in two steps, for what is to be stored before its client hears that it is complete: appends the events of the
+    /// last item, and gives the whole response for [`Self::complete`].
+    pub fn finish(&mut self, out: &mut String) -> Option<Value> {
         if self.is_over {
-            return;
+            return None;
         }
         self.begin(&json!({}), out);
         if self.open.is_none() && self.output.is_empty() {
@@ -92,8 +100,13 @@ impl Stream {
         let ended = std::mem::take(&mut self.ended);
         let state = State::of(&ended, self.usage);
         self.close(state.name(), out);
-        let response = self.facts.response(&self.head, state, std::mem::take(&mut self.output));
-        self.tell(&format!("response.{}", state.name()), json!({ "response": response }), out);
+        Some(self.facts.response(&self.head, state, std::mem::take(&mut self.output)))
+    }
+
+    /// Appends the last event, which tells the whole response.
+    pub fn complete(&mut self, response: Value, out: &mut String) {
+        let name = format!("response.{}", response["status"].as_str().unwrap_or("completed"));
+        self.tell(&name, json!({ "response": response }), out);
         self.is_over = true;
     }
 
