@@ -39,6 +39,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
         access,
         tls,
         trace,
+        database,
         router,
         engine,
         worker,
@@ -61,6 +62,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     compare(&mut all, access, &new.access);
     compare(&mut all, tls, &new.tls);
     compare(&mut all, trace, &new.trace);
+    compare(&mut all, database, &new.database);
     compare(&mut all, router, &new.router);
     compare(&mut all, engine, &new.engine);
     compare(&mut all, worker, &new.worker);
@@ -88,6 +90,7 @@ fn to_json(settings: &Settings) -> Value {
         access,
         tls,
         trace,
+        database,
         router,
         engine,
         worker,
@@ -111,6 +114,7 @@ fn to_json(settings: &Settings) -> Value {
     add(table(access));
     add(table(tls));
     add(table(trace));
+    add(table(database));
     add(table(router));
     add(table(engine));
     add(table(worker));

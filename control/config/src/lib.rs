@@ -22,7 +22,7 @@ pub use load::{ConfigError, Problem, load, parse, weight_of};
 pub use pools::{PoolSettings, SplitSettings};
 pub use reference::{example, explain, json_schema, markdown};
 pub use settings::{
-    AccessSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings, FaultSettings,
+    AccessSettings, DatabaseSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings, FaultSettings,
     GatewaySettings, HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings,
     ServeSettings, Settings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::load::{Key, Section};
 use crate::pools::{PoolSettings, SplitSettings};
 use crate::settings::{
-    AccessSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings, FaultSettings,
+    AccessSettings, DatabaseSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings, FaultSettings,
     GatewaySettings, HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings,
     ServeSettings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
@@ -61,7 +61,7 @@ fn describe_list<S: Section>() -> Described {
     Described { is_list: true, ..describe::<S>() }
 }
 
-fn sections() -> [Described; 20] {
+fn sections() -> [Described; 21] {
     [
         describe::<ServeSettings>(),
         describe::<DrainSettings>(),
@@ -69,6 +69,7 @@ fn sections() -> [Described; 20] {
         describe::<AccessSettings>(),
         describe::<TlsSettings>(),
         describe::<TraceSettings>(),
+        describe::<DatabaseSettings>(),
         describe::<RouterSettings>(),
         describe::<EngineSettings>(),
         describe::<WorkerSettings>(),

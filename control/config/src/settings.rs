@@ -244,6 +244,22 @@ section! {
 }
 
 section! {
+    /// What clients leave with a gateway: responses that later ones go on from, and conversations. Each gateway has a database
+    /// of its own: clients must come back to the gateway that stored what they go on from.
+    DatabaseSettings, "database" {
+        /// File of the database; empty stores nothing. With it responses are stored unless a request says `store: false`, as
+        /// OpenAI's are.
+        file: String = String::new();
+        /// How long something is kept after it was stored or changed.
+        keep: Duration = Duration::from_secs(30 * 86_400), in Duration::from_secs(60) => Duration::from_secs(3650 * 86_400);
+        /// Bytes of all that is stored.
+        bytes_max: Bytes = Bytes(16 << 30), in Bytes(1 << 20) => Bytes(1 << 44);
+        /// Bytes that one tenant may store.
+        tenant_bytes_max: Bytes = Bytes(1 << 30), in Bytes(1 << 20) => Bytes(1 << 44);
+    }
+}
+
+section! {
     /// Which worker gets a request.
     RouterSettings, "router" {
         /// How to choose: by the predicted time to the first token, by cost in blocks (cached, queued, decoding), the
@@ -610,6 +626,8 @@ pub struct Settings {
     pub tls: TlsSettings,
     /// `[trace]`
     pub trace: TraceSettings,
+    /// `[database]`
+    pub database: DatabaseSettings,
     /// `[router]`
     pub router: RouterSettings,
     /// `[engine]`

@@ -301,7 +301,18 @@ pub(crate) fn gateway(
             threads => threads as usize,
         },
         write_timeout: gateway.write_timeout,
+        database: database(settings),
         follows_engines: gateway.follow_engines,
+    })
+}
+
+fn database(settings: &Settings) -> Option<router_database::Config> {
+    let database = &settings.database;
+    Some(router_database::Config {
+        path: some(&database.file)?.into(),
+        keep: database.keep,
+        bytes_max: database.bytes_max.0,
+        tenant_bytes_max: database.tenant_bytes_max.0,
     })
 }
 

@@ -38,6 +38,7 @@ pub(crate) fn problems(settings: &Settings) -> Vec<String> {
     let written = [
         ("access.audit_file", &access.audit_file),
         ("gateway.snapshot_file", &settings.gateway.snapshot_file),
+        ("database.file", &settings.database.file),
     ];
     for (key, path) in written.into_iter().filter(|(_, path)| !path.is_empty()) {
         let folder = Path::new(path).parent().filter(|folder| !folder.as_os_str().is_empty());

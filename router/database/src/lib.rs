@@ -88,6 +88,9 @@ pub enum Error {
     /// All documents together take all that they may.
     #[error("the database is full")]
     Full,
+    /// The work itself gives up, and changes nothing.
+    #[error("{0}")]
+    Refused(String),
     /// The file cannot be read or written.
     #[error("the database: {0}")]
     Storage(String),

@@ -47,6 +47,8 @@ pub struct GatewayConfig {
     /// A client that takes nothing of its answer for so long is given up, where its connection has flow control of its
     /// own (gRPC).
     pub write_timeout: Duration,
+    /// Where responses and conversations are stored, if anywhere.
+    pub database: Option<router_database::Config>,
     /// As many requests are let in as the engines can take, if that is less.
     pub follows_engines: bool,
 }

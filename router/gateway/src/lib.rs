@@ -7,7 +7,7 @@
 //!
 //! Reading order: `service` (state and routes), `caller` and `access` (who asks), `request` (one request, stage by stage),
 //! `memory` and `compute` (bounds and threads for large bodies), `models` (the model that a request names), `gate` (waiting for
-//! a place), `upstream` (attempts and what comes of them), `answer` (what the client gets); then `status`, `roster` (workers,
+//! a place), `upstream` (attempts and what comes of them), `answer` (what the client gets), `stored` (what clients leave here); then `status`, `roster` (workers,
 //! for administrators), `history`, `page`, `grpc`, `metrics`, `requests_by`, `timing`, `traced` (OpenTelemetry). Workers, their
 //! health and loads, and the choice among them are `router-fleet`.
 //!
@@ -33,6 +33,7 @@ mod requests_by;
 mod roster;
 mod service;
 mod status;
+mod stored;
 mod timing;
 mod traced;
 mod upstream;

@@ -25,6 +25,7 @@ use crate::memory::RequestMemory;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::request::{at, messages_count, named};
+use crate::stored::{self, Stored};
 use crate::traced::Traced;
 use crate::{GatewayConfig, Tuning};
 use crate::{page, status};
@@ -53,6 +54,8 @@ pub struct Gateway {
     pub(crate) history: crate::history::History,
     /// The gateway is about to stop, and wants no new requests.
     is_draining: AtomicBool,
+    /// What clients leave here, if that is wanted.
+    pub(crate) stored: Option<Arc<Stored>>,
     more_metrics: OnceLock<MoreMetrics>,
     shown_configuration: ArcSwapOption<Value>,
 }
@@ -68,7 +71,9 @@ impl Gateway {
         let tracer = config.trace.clone().map(Tracer::new).transpose().map_err(|error| error.to_string())?;
         let compute = ComputePool::start(config.compute_threads);
         let compute = compute.map_err(|error| format!("threads for large requests: {error}"))?;
+        let stored = config.database.clone().map(Stored::open).transpose()?.map(Arc::new);
         let gateway = Arc::new(Self {
+            stored,
             tuning: ArcSwap::from_pointee(tuning),
             memory: RequestMemory::new(config.request_memory_max),
             config,
@@ -277,6 +282,7 @@ fn client_routes() -> Router<Arc<Gateway>> {
         .route("/health", get(health))
         .route("/livez", get(livez))
         .route("/readyz", get(health))
+        .merge(stored::routes())
 }
 
 /// The page. It holds nothing itself, so everybody may have it.

@@ -58,7 +58,7 @@ impl Answer {
                 let answer =
                     work.run(move |_| adapter.buffered(answer)).await.and_then(std::convert::identity);
                 return match answer {
-                    Ok(answer) => Ok(buffered::respond(answer, context)),
+                    Ok(answer) => Ok(buffered::respond(answer.stored().await, context)),
                     Err(error) => {
                         context.refused(&error);
                         Err(error)

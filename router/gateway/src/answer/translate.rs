@@ -6,28 +6,61 @@ use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::http::{StatusCode, header};
+use axum::http::response::Parts;
 use axum::response::Response;
 use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http_body::{Body as HttpBody, Frame};
 use router_openai::sse::{DONE, EventBuffer, data_of, events};
-use router_openai::{ApiError, anthropic, responses};
+use router_openai::responses::StoredFields;
+use router_openai::{ApiError, RawBody, anthropic, responses};
 use serde_json::{Value, json};
 
 use super::buffered::{Buffered, json_answer};
+use crate::stored::responses::ResponseRecord;
 
 /// Largest event that is translated.
 const EVENT_BYTES_MAX: usize = 16 << 20;
 
 /// Turns a chat's answer into that of another surface; holds what this needs to know of the request.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) enum ResponseAdapter {
     Anthropic(anthropic::Facts),
-    Responses(responses::Facts),
+    /// With where the response is to be stored.
+    Responses(responses::Facts, Option<Box<ResponseRecord>>),
 }
 
 enum Stream {
     Anthropic(Box<anthropic::Stream>),
-    Responses(Box<responses::Stream>),
+    Responses(Box<responses::Stream>, Option<Box<ResponseRecord>>),
+}
+
+/// A whole answer, which may have to be stored before its client gets it.
+pub(crate) enum Adapted {
+    Done(Buffered),
+    ToStore { head: Parts, response: Value, record: Box<ResponseRecord> },
+}
+
+impl Adapted {
+    /// The answer, once it is stored.
+    pub(crate) async fn stored(self) -> Buffered {
+        match self {
+            Self::Done(answer) => answer,
+            Self::ToStore { head, response, record } => with_json(&head, &record.save(response).await),
+        }
+    }
+}
+
+/// JSON in place of the chat's, under the same head.
+fn with_json(head: &Parts, json: &Value) -> Buffered {
+    let mut answer = json_answer(head.status, json.to_string());
+    for (name, value) in &head.headers {
+        if name != header::CONTENT_LENGTH && name != header::CONTENT_TYPE {
+            answer.headers_mut().insert(name.clone(), value.clone());
+        }
+    }
+    answer
 }
 
 pub(crate) fn parse(body: &[u8]) -> Result<Value, ApiError> {
@@ -44,45 +77,78 @@ impl ResponseAdapter {
 
     pub(crate) fn of_responses(request: &Value) -> Result<(Bytes, Self), ApiError> {
         let chat = responses::to_chat(request)?;
-        Ok((chat.to_string().into(), Self::Responses(responses::Facts::of(request))))
+        Ok((chat.to_string().into(), Self::Responses(responses::Facts::of(request), None)))
+    }
+
+    /// The same of a request that goes on from these items, and of which the response is stored if there is a record for it. What
+    /// is put together is screened as if it had come in one piece: the rules may have changed since the items came.
+    pub(crate) fn of_stored_responses(
+        mut request: Value,
+        items: Vec<Value>,
+        fields: &StoredFields,
+        mut record: Option<Box<ResponseRecord>>,
+        screen: impl FnOnce(&RawBody) -> Result<(), ApiError>,
+    ) -> Result<(Bytes, Self), ApiError> {
+        let has_history = !items.is_empty();
+        if has_history && !request["input"].is_null() {
+            // Complaints name the places of the client's own items.
+            let mut alone = request.clone();
+            StoredFields::apply(&mut alone, Vec::new());
+            responses::to_chat(&alone)?;
+        }
+        if let Some(record) = &mut record {
+            record.input = responses::input_items(&request, record.id.trim_start_matches("resp_"));
+        }
+        StoredFields::apply(&mut request, items);
+        if has_history {
+            screen(&RawBody::parse(request.to_string().into())?)?;
+        }
+        let chat = responses::to_chat(&request)?;
+        let previous = fields.previous_response_id.as_deref();
+        let facts = responses::Facts::of(&request);
+        let facts = match &record {
+            Some(record) => facts.stored(&record.id, previous, fields.conversation.as_deref()),
+            None => facts.going_on_from(previous),
+        };
+        Ok((chat.to_string().into(), Self::Responses(facts, record)))
     }
 
     /// A chat's stream as a stream of this surface.
     pub(crate) fn stream(self, chat: Response) -> Response {
         let stream = match self {
             Self::Anthropic(facts) => Stream::Anthropic(Box::new(anthropic::Stream::new(facts))),
-            Self::Responses(facts) => Stream::Responses(Box::new(responses::Stream::new(facts))),
+            Self::Responses(facts, record) => {
+                Stream::Responses(Box::new(responses::Stream::new(facts)), record)
+            }
         };
         chat.map(|inner| {
             let buffer = EventBuffer::new(EVENT_BYTES_MAX);
-            Body::new(Translated { inner, stream, buffer, is_over: false })
+            Body::new(Translated { inner, stream, buffer, storing: None, is_over: false })
         })
     }
 
     /// A chat's answer as an answer of this surface.
-    pub(crate) fn buffered(self, chat: Buffered) -> Result<Buffered, ApiError> {
+    pub(crate) fn buffered(self, chat: Buffered) -> Result<Adapted, ApiError> {
         let (head, bytes) = chat.into_parts();
         let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         if head.status.is_success() && !answer["choices"].is_array() {
             let message = "The engine's answer is no chat completion.";
             return Err(ApiError::new(StatusCode::BAD_GATEWAY, message, "bad_answer"));
         }
-        let body = match (&self, head.status.is_success()) {
-            (Self::Anthropic(facts), true) => anthropic::from_chat(&answer, facts),
-            (Self::Responses(facts), true) => responses::from_chat(&answer, facts),
+        let body = match (self, head.status.is_success()) {
+            (Self::Anthropic(facts), true) => anthropic::from_chat(&answer, &facts),
+            (Self::Responses(facts, None), true) => responses::from_chat(&answer, &facts),
+            (Self::Responses(facts, Some(record)), true) => {
+                let response = responses::from_chat(&answer, &facts);
+                return Ok(Adapted::ToStore { head, response, record });
+            }
             (Self::Anthropic(_), false) => {
                 let message = answer["error"]["message"].as_str().or_else(|| answer["message"].as_str());
                 anthropic::error_body(head.status, message.unwrap_or("The request failed."))
             }
-            (Self::Responses(_), false) => answer,
+            (Self::Responses(..), false) => answer,
         };
-        let mut answer = json_answer(head.status, body.to_string());
-        for (name, value) in &head.headers {
-            if name != header::CONTENT_LENGTH && name != header::CONTENT_TYPE {
-                answer.headers_mut().insert(name.clone(), value.clone());
-            }
-        }
-        Ok(answer)
+        Ok(Adapted::Done(with_json(&head, &body)))
     }
 }
 
@@ -91,6 +157,8 @@ struct Translated {
     inner: Body,
     stream: Stream,
     buffer: EventBuffer,
+    /// The whole response on its way to the disk; its client hears that it is complete when it is there.
+    storing: Option<BoxFuture<'static, Value>>,
     is_over: bool,
 }
 
@@ -103,11 +171,17 @@ impl Translated {
         for event in events(&whole) {
             let data = data_of(event);
             if data[..] == *DONE {
-                self.is_over = true;
                 match &mut self.stream {
                     Stream::Anthropic(stream) => stream.end(out),
-                    Stream::Responses(stream) => stream.end(out),
+                    Stream::Responses(stream, record) => match record.take() {
+                        None => stream.end(out),
+                        Some(record) => {
+                            let response = stream.finish(out);
+                            self.storing = response.map(|response| record.save(response).boxed());
+                        }
+                    },
                 }
+                self.is_over = self.storing.is_none();
                 return;
             }
             // A ping has no data.
@@ -124,7 +198,7 @@ impl Translated {
             }
             match &mut self.stream {
                 Stream::Anthropic(stream) => stream.event(&chunk, out),
-                Stream::Responses(stream) => stream.event(&chunk, out),
+                Stream::Responses(stream, _) => stream.event(&chunk, out),
             }
         }
     }
@@ -133,7 +207,7 @@ impl Translated {
         self.is_over = true;
         match &mut self.stream {
             Stream::Anthropic(stream) => stream.error(error, out),
-            Stream::Responses(stream) => stream.error(error, out),
+            Stream::Responses(stream, _) => stream.error(error, out),
         }
     }
 }
@@ -148,6 +222,14 @@ impl HttpBody for Translated {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let mut out = String::new();
         while out.is_empty() && !self.is_over {
+            if let Some(storing) = &mut self.storing {
+                let response = std::task::ready!(storing.as_mut().poll(context));
+                if let Stream::Responses(stream, _) = &mut self.stream {
+                    stream.complete(response, &mut out);
+                }
+                self.is_over = true;
+                break;
+            }
             match Pin::new(&mut self.inner).poll_frame(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Ok(frame))) => {

@@ -20,6 +20,7 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, post};
 use router_openai::{ApiError, Surface};
 
+pub(crate) use self::body::{BodyKind, read as read_body};
 pub(crate) use self::context::RequestContext;
 pub(crate) use self::count::messages_count;
 use self::stages::Received;

@@ -10,6 +10,7 @@ use axum::body::Bytes;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use futures_util::StreamExt;
+use router_openai::responses::StoredFields;
 use router_openai::{ApiError, Entries, KNOWN_FIELDS, Kind, RawBody, Surface};
 use router_trace::names;
 
@@ -26,10 +27,15 @@ use crate::compute::IsCancelled;
 use crate::memory::held_bytes;
 use crate::models::Target;
 use crate::service::Gateway;
+use crate::stored::history::History;
+use crate::stored::responses::ResponseRecord;
 use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_buffered};
 
 /// Bytes of a body that are taken for a token where the prompt is not known in tokens.
 const BYTES_PER_TOKEN: usize = 4;
+
+/// Bytes that work on stored items takes for each byte of theirs: their text is no client's, but made here.
+const BYTES_PER_HISTORY_BYTE: usize = 8;
 
 /// The head of the request was read.
 pub(super) struct Received(pub(super) Request);
@@ -99,9 +105,6 @@ impl Identified {
     }
 }
 
-/// How a surface becomes a chat.
-type Translation = fn(&serde_json::Value) -> Result<(Bytes, ResponseAdapter), ApiError>;
-
 impl Loaded {
     pub(super) async fn resolve(self, context: &mut RequestContext) -> Result<Resolved, ApiError> {
         let gateway = Arc::clone(&context.gateway);
@@ -113,17 +116,14 @@ impl Loaded {
             Ok::<_, ApiError>(body)
         };
         let body = gateway.pass(self.bytes.len(), &context.footprint).run(screened).await??;
-        let translation: Option<Translation> = match context.surface {
-            Surface::Messages => Some(ResponseAdapter::of_messages),
-            Surface::Responses => Some(ResponseAdapter::of_responses),
-            _ => None,
-        };
-        let (mut body, adapter) = match translation {
-            None => (body, None),
-            Some(translate) => {
+        let (mut body, adapter) = match context.surface {
+            Surface::Messages => {
                 drop(body);
-                self.translate(context, translate).await?
+                let translate = |request| ResponseAdapter::of_messages(&request);
+                self.translate(context, 0, translate).await?
             }
+            Surface::Responses => self.translate_response(context, body).await?,
+            _ => (body, None),
         };
         let asked = body.text("model")?.map(Cow::into_owned);
         context.allow(asked.as_deref())?;
@@ -134,15 +134,50 @@ impl Loaded {
         Ok(Resolved { body, target, adapter })
     }
 
-    /// A request of another surface as a chat. The client's own bytes are given up.
+    /// A response as a chat, with what it goes on from.
+    async fn translate_response(
+        self,
+        context: &mut RequestContext,
+        body: RawBody,
+    ) -> Result<(RawBody, Option<ResponseAdapter>), ApiError> {
+        let gateway = Arc::clone(&context.gateway);
+        let Some(stored) = gateway.stored.clone() else {
+            drop(body);
+            return self.translate(context, 0, |request| ResponseAdapter::of_responses(&request)).await;
+        };
+        let fields = StoredFields::read(&body)?;
+        drop(body);
+        let tenant = Arc::clone(&context.grant.tenant);
+        let bytes_max = gateway.config.body_bytes_max;
+        let room = bytes_max.saturating_sub(self.bytes.len());
+        let History { items, bytes } = History::read(&stored, &tenant, &fields, room).await?;
+        let all_bytes = self.bytes.len() + bytes;
+        context.resize_memory_charge(held_bytes(all_bytes, all_bytes / BYTES_PER_TOKEN));
+        let id = format!("resp_{}", context.engine_id);
+        let is_stored = ResponseRecord::is_wanted(&gateway, &fields);
+        let record = is_stored.then(|| {
+            let (fields, input) = (fields.clone(), Vec::new());
+            Box::new(ResponseRecord { stored, tenant, id, fields, input, bytes_max })
+        });
+        let translate = move |request| {
+            ResponseAdapter::of_stored_responses(request, items, &fields, record, |whole| {
+                gateway.access.screen(whole, Surface::Responses)
+            })
+        };
+        self.translate(context, bytes, translate).await
+    }
+
+    /// A request of another surface as a chat. The client's own bytes are given up. So many bytes come to it from elsewhere.
     async fn translate(
         self,
-        context: &RequestContext,
-        translate: Translation,
+        context: &mut RequestContext,
+        more_bytes: usize,
+        translate: impl FnOnce(serde_json::Value) -> Result<(Bytes, ResponseAdapter), ApiError> + Send + 'static,
     ) -> Result<(RawBody, Option<ResponseAdapter>), ApiError> {
-        let work = context.gateway.work(self.bytes.len(), &context.footprint).await?;
+        context.footprint.work_bytes += BYTES_PER_HISTORY_BYTE * more_bytes;
+        let work = context.gateway.work(self.bytes.len() + more_bytes, &context.footprint).await?;
         let translated = move |_: IsCancelled<'_>| {
-            let (chat, adapter) = translate(&parse(&self.bytes)?)?;
+            let (chat, adapter) = translate(parse(&self.bytes)?)?;
             Ok::<_, ApiError>((RawBody::parse(chat)?, adapter))
         };
         let (chat, adapter) = work.run(translated).await??;

@@ -70,7 +70,7 @@ impl Facts {
 
     /// The same of a response that goes on from a stored one.
     #[must_use]
-    pub fn going_on_from(mut self, previous: &str) -> Self {
+    pub fn going_on_from(mut self, previous: Option<&str>) -> Self {
         self.echoed.insert("previous_response_id".to_owned(), previous.into());
         self
     }

@@ -1,0 +1,252 @@
+//! What clients leave with the gateway: responses and conversations, in its database, each tenant's apart.
+//!
+//! `responses` stores what `POST /v1/responses` answers and tells it again, `conversations` keeps their items together. A request
+//! that goes on from either gets their items in front of its own input (`history`) before it is translated and screened.
+
+pub(crate) mod conversations;
+pub(crate) mod history;
+pub(crate) mod responses;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{ConnectInfo, FromRequestParts, Request};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use router_access::admit;
+use router_database::{Database, Error};
+use router_openai::ApiError;
+use router_tls::PeerAddr;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::access::limited;
+use crate::caller::Caller;
+use crate::request::{BodyKind, named, read_body};
+use crate::service::Gateway;
+
+/// Requests about stored documents that are inside at a time; each may hold a document.
+const INSIDE_MAX: usize = 64;
+/// Entries of a list, at most and by default.
+const PAGE_MAX: usize = 100;
+const PAGE: usize = 20;
+/// Pairs of an object's metadata, and letters of their names and values.
+const METADATA_MAX: usize = 16;
+const METADATA_NAME_MAX: usize = 64;
+const METADATA_VALUE_MAX: usize = 512;
+
+/// The database, and who is inside because of it.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) database: Database,
+    inside: Arc<Semaphore>,
+}
+
+impl Stored {
+    pub(crate) fn open(config: router_database::Config) -> Result<Self, String> {
+        let database = Database::open(config).map_err(|error| error.to_string())?;
+        Ok(Self { database, inside: Arc::new(Semaphore::new(INSIDE_MAX)) })
+    }
+}
+
+pub(crate) fn routes() -> Router<Arc<Gateway>> {
+    Router::new()
+        .route("/v1/responses/{id}", get(responses::one).delete(responses::delete))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/v1/conversations", post(conversations::create))
+        .route(
+            "/v1/conversations/{id}",
+            get(conversations::one).post(conversations::update).delete(conversations::delete),
+        )
+        .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add_items))
+        .route(
+            "/v1/conversations/{id}/items/{item}",
+            get(conversations::item).delete(conversations::delete_item),
+        )
+        .route_layer(middleware::from_fn(name_answer))
+}
+
+async fn name_answer(request: Request, next: Next) -> Response {
+    let headers = request.headers().clone();
+    named(&headers, next.run(request).await)
+}
+
+/// Whose documents a request is about.
+pub(crate) struct Owner {
+    pub(crate) gateway: Arc<Gateway>,
+    pub(crate) stored: Arc<Stored>,
+    pub(crate) tenant: Arc<str>,
+    _inside: OwnedSemaphorePermit,
+}
+
+impl FromRequestParts<Arc<Gateway>> for Owner {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
+        let peer = parts.extensions.get::<ConnectInfo<PeerAddr>>().map(|peer| &peer.0);
+        let access = &gateway.access;
+        let grant = access.identify(&Caller::at_api(&parts.headers, peer))?;
+        let [own, tenant] = access.limiters(&grant)?;
+        // It counts as a request; its place is free again at once.
+        let charged = admit(own.as_ref(), tenant.as_ref(), 0, access.now());
+        drop(charged.map_err(|refusal| limited(&refusal))?);
+        let Some(stored) = gateway.stored.clone() else {
+            let message = "This gateway stores nothing: `database.file` is not set.";
+            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_stored"));
+        };
+        let inside = Arc::clone(&stored.inside).try_acquire_owned();
+        let inside = inside.map_err(|_| ApiError::unavailable("Too many requests are being served."))?;
+        Ok(Self {
+            gateway: Arc::clone(gateway),
+            stored,
+            tenant: Arc::clone(&grant.tenant),
+            _inside: inside,
+        })
+    }
+}
+
+/// A client's JSON object.
+async fn object(owner: &Owner, request: Request) -> Result<Map<String, Value>, ApiError> {
+    let (bytes, _footprint) = read_body(&owner.gateway, request, BodyKind::Messages).await?;
+    if bytes.is_empty() {
+        return Ok(Map::new());
+    }
+    serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::malformed(format!("The body must be a JSON object: {error}.")))
+}
+
+/// The metadata of a client's object, if it gives some.
+fn metadata(object: &Map<String, Value>) -> Result<Option<Value>, ApiError> {
+    let refused = |message: &str| Err(ApiError::invalid("metadata", message));
+    match object.get("metadata") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(pairs)) if pairs.len() > METADATA_MAX => {
+            refused(&format!("`metadata` has more than {METADATA_MAX} pairs."))
+        }
+        Some(Value::Object(pairs)) => {
+            let is_short = |(name, value): (&String, &Value)| {
+                let value = value.as_str().map(|value| value.chars().count());
+                name.chars().count() <= METADATA_NAME_MAX && value.is_some_and(|len| len <= METADATA_VALUE_MAX)
+            };
+            match pairs.iter().all(is_short) {
+                true => Ok(Some(Value::Object(pairs.clone()))),
+                false => refused(&format!(
+                    "`metadata` has names of up to {METADATA_NAME_MAX} letters and strings of up to {METADATA_VALUE_MAX}."
+                )),
+            }
+        }
+        Some(_) => refused("`metadata` must be an object."),
+    }
+}
+
+/// Which part of a list is wanted.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct PageQuery {
+    limit: Option<usize>,
+    order: Option<String>,
+    after: Option<String>,
+}
+
+impl PageQuery {
+    /// A part of a list that is given oldest first.
+    pub(crate) fn page(&self, mut all: Vec<Value>) -> Result<Value, ApiError> {
+        let limit = self.limit.unwrap_or(PAGE);
+        if !(1..=PAGE_MAX).contains(&limit) {
+            return Err(ApiError::invalid("limit", format!("`limit` must be 1 to {PAGE_MAX}, not {limit}.")));
+        }
+        match self.order.as_deref() {
+            None | Some("desc") => all.reverse(),
+            Some("asc") => {}
+            Some(other) => {
+                let message = format!("`order` must be `asc` or `desc`, not {other:?}.");
+                return Err(ApiError::invalid("order", message));
+            }
+        }
+        let start = match &self.after {
+            None => 0,
+            Some(after) => match all.iter().position(|entry| entry["id"] == after.as_str()) {
+                Some(at) => at + 1,
+                None => return Err(ApiError::invalid("after", format!("There is no {after:?} in this list."))),
+            },
+        };
+        let has_more = all.len() - start > limit;
+        let page: Vec<Value> = all.into_iter().skip(start).take(limit).collect();
+        let id = |entry: Option<&Value>| entry.map_or(Value::Null, |entry| entry["id"].clone());
+        Ok(json!({
+            "object": "list", "first_id": id(page.first()), "last_id": id(page.last()), "has_more": has_more,
+            "data": page,
+        }))
+    }
+}
+
+/// What a client is told when the database does not do what it asked.
+pub(crate) fn refusal(error: &Error) -> ApiError {
+    match error {
+        Error::Busy => ApiError::unavailable("Too many requests are being stored; try again later."),
+        Error::TenantFull(_) | Error::Full => {
+            tracing::warn!(%error, "something is not stored");
+            let message = "There is no room to store this: delete what is not needed.";
+            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message, "storage_full")
+        }
+        Error::Refused(why) => ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why, "conversation_too_large"),
+        Error::Storage(_) => {
+            tracing::error!(%error, "stored documents cannot be had");
+            ApiError::internal("What is stored cannot be had.")
+        }
+    }
+}
+
+fn not_found(what: &str, id: &str) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, format!("{what} with id {id:?} not found."), "not_found")
+}
+
+fn answered(answer: Result<Value, ApiError>) -> Response {
+    match answer {
+        Ok(answer) => crate::service::json_response(StatusCode::OK, answer.to_string()),
+        Err(error) => error.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(text: &str) -> PageQuery {
+        serde_json::from_str(text).expect("a query")
+    }
+
+    #[test]
+    fn a_list_is_told_in_pages() {
+        let all: Vec<Value> = (0..25).map(|number| json!({ "id": format!("i{number}") })).collect();
+        let ids = |page: &Value| -> Vec<String> {
+            let data = page["data"].as_array().expect("a list");
+            data.iter().filter_map(|entry| entry["id"].as_str().map(str::to_owned)).collect()
+        };
+        let newest = query("{}").page(all.clone()).expect("a page");
+        assert_eq!((ids(&newest).len(), &newest["first_id"], &newest["has_more"]), (20, &json!("i24"), &json!(true)));
+        let rest = query(r#"{"after":"i5"}"#).page(all.clone()).expect("a page");
+        assert_eq!((ids(&rest), &rest["has_more"]), (["i4", "i3", "i2", "i1", "i0"].map(str::to_owned).to_vec(), &json!(false)));
+        let oldest = query(r#"{"order":"asc","limit":2}"#).page(all.clone()).expect("a page");
+        assert_eq!((ids(&oldest), &oldest["last_id"]), (vec!["i0".to_owned(), "i1".to_owned()], &json!("i1")));
+        let none = query(r#"{"after":"i0"}"#).page(all.clone()).expect("a page");
+        assert_eq!((ids(&none).len(), &none["first_id"], &none["has_more"]), (0, &Value::Null, &json!(false)));
+        for (bad, param) in [(r#"{"limit":0}"#, "limit"), (r#"{"limit":101}"#, "limit"), (r#"{"order":"up"}"#, "order"), (r#"{"after":"x"}"#, "after")] {
+            assert_eq!(query(bad).page(all.clone()).expect_err("bad").param.as_deref(), Some(param));
+        }
+    }
+
+    #[test]
+    fn metadata_is_small() {
+        let of = |value: Value| metadata(json!({ "metadata": value }).as_object().expect("an object"));
+        assert_eq!(of(json!(null)), Ok(None));
+        assert_eq!(of(json!({ "a": "b" })), Ok(Some(json!({ "a": "b" }))));
+        let many: Map<String, Value> = (0..17).map(|number| (number.to_string(), "x".into())).collect();
+        for bad in [json!("x"), json!({ "a": 1 }), json!({ "a": "x".repeat(513) }), json!({ "n".repeat(65): "x" }), Value::Object(many)] {
+            assert!(of(bad.clone()).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Responses that are stored: `GET` and `DELETE /v1/responses/{id}`, and their input.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Query};
+use axum::response::Response;
+use router_database::{Collection, Error, Key, Transaction};
+use router_openai::ApiError;
+use router_openai::responses::StoredFields;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::conversations::{Conversation, too_long};
+use super::{Owner, PageQuery, Stored, answered, not_found, refusal};
+use crate::service::Gateway;
+
+/// A response with what later requests need of its own.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct StoredResponse {
+    response: Value,
+    /// Items of its request, without those that came before.
+    input: Vec<Value>,
+    /// The response that it goes on from.
+    pub(crate) previous: Option<String>,
+    pub(crate) conversation: Option<String>,
+}
+
+impl StoredResponse {
+    /// What the response adds to a conversation.
+    pub(crate) fn into_items(mut self) -> impl Iterator<Item = Value> {
+        let output = match self.response["output"].take() {
+            Value::Array(output) => output,
+            _ => Vec::new(),
+        };
+        self.input.into_iter().chain(output)
+    }
+}
+
+/// Reads a document that was written here.
+pub(crate) fn parse<T: DeserializeOwned>(document: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(document).map_err(|error| Error::Storage(format!("a document is broken: {error}")))
+}
+
+pub(crate) fn written(document: &impl Serialize) -> Vec<u8> {
+    // Structs of texts and trees have no key that JSON could not write.
+    serde_json::to_vec(document).unwrap_or_default()
+}
+
+/// A response on its way that is to be stored when it is whole.
+#[derive(Debug)]
+pub(crate) struct ResponseRecord {
+    pub(crate) stored: Arc<Stored>,
+    pub(crate) tenant: Arc<str>,
+    pub(crate) id: String,
+    pub(crate) fields: StoredFields,
+    pub(crate) input: Vec<Value>,
+    /// Bytes that a conversation may grow to: as many as a request may bring.
+    pub(crate) bytes_max: usize,
+}
+
+impl ResponseRecord {
+    /// Whether this response is to be stored, by what the request says and the gateway can.
+    pub(crate) fn is_wanted(gateway: &Gateway, fields: &StoredFields) -> bool {
+        gateway.stored.is_some() && fields.store.unwrap_or(true)
+    }
+
+    /// Stores the response, and its items in its conversation. What cannot be stored is said in the response: `store` is false
+    /// then.
+    pub(crate) async fn save(self, mut response: Value) -> Value {
+        let Self { stored, tenant, id, fields, input, bytes_max } = self;
+        let document = StoredResponse {
+            response: response.clone(),
+            input,
+            previous: fields.previous_response_id,
+            conversation: fields.conversation,
+        };
+        let expires = stored.database.expires();
+        let write = move |transaction: &mut Transaction<'_>| {
+            transaction.put(Key::new(&tenant, Collection::Response, id), expires, written(&document))?;
+            if let Some(conversation) = document.conversation.clone() {
+                let key = Key::new(&tenant, Collection::Conversation, conversation);
+                // One that was deleted meanwhile stays so.
+                if let Some(before) = transaction.get(&key)? {
+                    let mut conversation: Conversation = parse(&before)?;
+                    conversation.items.extend(document.into_items());
+                    let after = written(&conversation);
+                    if after.len() > bytes_max {
+                        return Err(too_long(bytes_max));
+                    }
+                    transaction.put(key, expires, after)?;
+                }
+            }
+            Ok(())
+        };
+        if let Err(error) = stored.database.write(write).await {
+            tracing::warn!(%error, "a response is not stored");
+            response["store"] = false.into();
+        }
+        response
+    }
+}
+
+async fn found(owner: &Owner, id: &str) -> Result<StoredResponse, ApiError> {
+    let key = Key::new(&owner.tenant, Collection::Response, id);
+    let document = owner.stored.database.get(key).await.map_err(|error| refusal(&error))?;
+    parse(&document.ok_or_else(|| not_found("Response", id))?).map_err(|error| refusal(&error))
+}
+
+/// `GET /v1/responses/{id}`.
+pub(crate) async fn one(owner: Owner, Path(id): Path<String>) -> Response {
+    answered(found(&owner, &id).await.map(|stored| stored.response))
+}
+
+/// `DELETE /v1/responses/{id}`.
+pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Response {
+    let key = Key::new(&owner.tenant, Collection::Response, id.as_str());
+    let deleted = owner.stored.database.write(move |transaction| transaction.delete(key)).await;
+    answered(match deleted {
+        Ok(true) => Ok(json!({ "id": id, "object": "response", "deleted": true })),
+        Ok(false) => Err(not_found("Response", &id)),
+        Err(error) => Err(refusal(&error)),
+    })
+}
+
+/// `GET /v1/responses/{id}/input_items`.
+pub(crate) async fn input_items(
+    owner: Owner,
+    Path(id): Path<String>,
+    Query(query): Query<PageQuery>,
+) -> Response {
+    answered(found(&owner, &id).await.and_then(|stored| query.page(stored.input)))
+}
