@@ -12,7 +12,7 @@ source tests/gateways.bash
 mock=$(port) gateway=$(port)
 "$kvasir" mock --listen "127.0.0.1:$mock" --model-folder tests/fixtures/golden/llama >"$scratch/mock.log" &
 started+=($!)
-printf '[gateway]\nmodel_folder = "tests/fixtures/golden/llama"\n' >"$scratch/kvasir.toml"
+printf '[gateway]\nmodel_folder = "tests/fixtures/golden/llama"\n[database]\nfile = "%s"\n' "$scratch/documents.redb" >"$scratch/kvasir.toml"
 "$kvasir" gateway --listen "127.0.0.1:$gateway" --worker "http://127.0.0.1:$mock" --config "$scratch/kvasir.toml" &
 started+=($!)
 healthy "${started[-1]}" "$gateway"

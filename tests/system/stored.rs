@@ -64,15 +64,15 @@ fn the_official_client_finds_what_it_stored() {
 #[test]
 fn a_response_outlives_the_gateway_and_is_its_tenants_alone() {
     let (folder, config) = database("stored");
-    let [alice, bob] =
-        ["alice", "bob"].map(|name| router_access::new_key(name, name).expect("a key"));
+    let [alice, bob] = ["alice", "bob"].map(|name| router_access::new_key(name, name).expect("a key"));
     let keys = folder.config("keys.toml", &format!("{}\n{}\n", alice.lines, bob.lines));
     let config = format!("{config}[access]\nkeys_file = {keys:?}\n");
     let mock = || MockConfig { eos_one_in: 0, ..MockConfig::tiny().expect("a configuration") };
     let mut site = Site::start("stored", vec![mock()], &["--worker"], &config);
     let (alice, bob) = (Some(alice.secret.as_str()), Some(bob.secret.as_str()));
 
-    let (status, first) = asked(&site.gateway, alice, "/v1/responses", Some(&turn(&json!("Hello"), &json!({}))));
+    let (status, first) =
+        asked(&site.gateway, alice, "/v1/responses", Some(&turn(&json!("Hello"), &json!({}))));
     assert_eq!((status, &first["store"]), (200, &json!(true)), "{first}");
     let id = first["id"].as_str().expect("an id").to_owned();
     let path = format!("/v1/responses/{id}");
@@ -115,7 +115,10 @@ fn a_response_outlives_the_gateway_and_is_its_tenants_alone() {
         let request = turn(&link, &json!({ "conversation": talk["id"] }));
         let (status, refused) = asked(&site.gateway, alice, "/v1/responses", Some(&request));
         assert_eq!(status, 400, "{refused}");
-        assert!(refused["error"]["param"].as_str().is_some_and(|param| param.starts_with("input[0]")), "{refused}");
+        assert!(
+            refused["error"]["param"].as_str().is_some_and(|param| param.starts_with("input[0]")),
+            "{refused}"
+        );
         let items = format!("/v1/conversations/{}/items", talk["id"].as_str().expect("an id"));
         let (status, _) = asked(&site.gateway, alice, &items, Some(&json!({ "items": link })));
         assert_eq!(status, 200, "an item is no request");
@@ -151,6 +154,10 @@ fn a_tenant_stores_no_more_than_it_may() {
         stored.push(is_stored);
     }
     assert_eq!(stored.last(), Some(&false), "{stored:?}");
+    let refused = stored.iter().filter(|is_stored| !**is_stored).count();
+    assert_eq!(site.gateway.metric("kvasir_gateway_not_stored_total"), refused as f64);
+    let bytes = site.gateway.metric("kvasir_gateway_stored_bytes");
+    assert!((1_000_000.0..=1_048_576.0).contains(&bytes), "{bytes}");
 }
 
 #[test]

@@ -303,6 +303,7 @@ pub(crate) fn config(text: ModelText) -> GatewayConfig {
         request_memory_max: 8 << 30,
         compute_threads: 4,
         write_timeout: Duration::from_secs(60),
+        guardrail: None,
         database: None,
         follows_engines: false,
     }

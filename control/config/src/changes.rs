@@ -39,6 +39,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
         access,
         tls,
         trace,
+        guardrail,
         database,
         router,
         engine,
@@ -62,6 +63,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     compare(&mut all, access, &new.access);
     compare(&mut all, tls, &new.tls);
     compare(&mut all, trace, &new.trace);
+    compare(&mut all, guardrail, &new.guardrail);
     compare(&mut all, database, &new.database);
     compare(&mut all, router, &new.router);
     compare(&mut all, engine, &new.engine);
@@ -90,6 +92,7 @@ fn to_json(settings: &Settings) -> Value {
         access,
         tls,
         trace,
+        guardrail,
         database,
         router,
         engine,
@@ -114,6 +117,7 @@ fn to_json(settings: &Settings) -> Value {
     add(table(access));
     add(table(tls));
     add(table(trace));
+    add(table(guardrail));
     add(table(database));
     add(table(router));
     add(table(engine));

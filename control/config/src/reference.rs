@@ -7,9 +7,10 @@ use serde_json::{Map, Value, json};
 use crate::load::{Key, Section};
 use crate::pools::{PoolSettings, SplitSettings};
 use crate::settings::{
-    AccessSettings, DatabaseSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings, FaultSettings,
-    GatewaySettings, HostTierSettings, ObjectTierSettings, RdmaSettings, RemoteTierSettings, RouterSettings,
-    ServeSettings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
+    AccessSettings, DatabaseSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings,
+    FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings, ObjectTierSettings, RdmaSettings,
+    RemoteTierSettings, RouterSettings, ServeSettings, StoreSettings, TlsSettings, TraceSettings,
+    TransferSettings, WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -61,7 +62,7 @@ fn describe_list<S: Section>() -> Described {
     Described { is_list: true, ..describe::<S>() }
 }
 
-fn sections() -> [Described; 21] {
+fn sections() -> [Described; 22] {
     [
         describe::<ServeSettings>(),
         describe::<DrainSettings>(),
@@ -69,6 +70,7 @@ fn sections() -> [Described; 21] {
         describe::<AccessSettings>(),
         describe::<TlsSettings>(),
         describe::<TraceSettings>(),
+        describe::<GuardrailSettings>(),
         describe::<DatabaseSettings>(),
         describe::<RouterSettings>(),
         describe::<EngineSettings>(),

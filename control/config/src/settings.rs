@@ -244,6 +244,22 @@ section! {
 }
 
 section! {
+    /// A service that checks what clients ask and what they are answered (a guardrail), by LiteLLM's Generic Guardrail API: it is
+    /// sent texts at `/beta/litellm_basic_guardrail_api`, and lets them pass, replaces them or blocks the request. A key for it, if
+    /// it wants one, is in the environment variable `KVASIR_GUARDRAIL_KEY`.
+    GuardrailSettings, "guardrail" {
+        /// URL of the service, without that path; empty checks nothing.
+        url: String = String::new();
+        /// What it is asked about. Streams are held back until they are checked as a whole.
+        check: String = "both".to_owned(), one_of &["both", "requests", "answers"];
+        /// Longest wait for it.
+        timeout: Duration = Duration::from_secs(5), in Duration::from_millis(1) => Duration::from_secs(600);
+        /// What becomes of requests and answers while it does not answer.
+        on_failure: String = "refuse".to_owned(), one_of &["refuse", "pass"];
+    }
+}
+
+section! {
     /// What clients leave with a gateway: responses that later ones go on from, and conversations. Each gateway has a database
     /// of its own: clients must come back to the gateway that stored what they go on from.
     DatabaseSettings, "database" {
@@ -626,6 +642,8 @@ pub struct Settings {
     pub tls: TlsSettings,
     /// `[trace]`
     pub trace: TraceSettings,
+    /// `[guardrail]`
+    pub guardrail: GuardrailSettings,
     /// `[database]`
     pub database: DatabaseSettings,
     /// `[router]`

@@ -11,8 +11,11 @@ use kvstore_block::BlockLayout;
 use kvstore_quantise::{Format, QuantisedLayout, Scheme};
 use router_access::MediaPolicy;
 use router_engines::dialect::legs::Protocol;
+use router_engines::key::ApiKey;
 use router_fleet::WorkerSpec;
-use router_gateway::{AccessConfig, Explain, GatewayConfig, JwksFrom, TextBy, TokenConfig, Tuning};
+use router_gateway::{
+    AccessConfig, Explain, GatewayConfig, GuardrailConfig, JwksFrom, TextBy, TokenConfig, Tuning,
+};
 use router_tokens::ModelText;
 use router_trace::TraceConfig;
 use tools_engine::model::{Model, ModelConfig};
@@ -229,6 +232,7 @@ pub(crate) fn access(settings: &Settings, workers: &[WorkerSpec]) -> Result<Acce
     let mut urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
     urls.extend(settings.gateway.peers.iter().map(String::as_str));
     urls.push(&access.jwks_url);
+    urls.push(&settings.guardrail.url);
     let tokens = tokens(settings)?;
     if tokens.as_ref().is_some_and(|tokens| matches!(tokens.jwks, JwksFrom::Issuer)) {
         urls.push(&access.token_issuer);
@@ -301,9 +305,31 @@ pub(crate) fn gateway(
             threads => threads as usize,
         },
         write_timeout: gateway.write_timeout,
+        guardrail: guardrail(settings)?,
         database: database(settings),
         follows_engines: gateway.follow_engines,
     })
+}
+
+/// Environment variable with the key that the guardrail wants to see.
+const GUARDRAIL_KEY: &str = "KVASIR_GUARDRAIL_KEY";
+
+fn guardrail(settings: &Settings) -> Result<Option<GuardrailConfig>> {
+    let guardrail = &settings.guardrail;
+    let Some(url) = some(&guardrail.url) else { return Ok(None) };
+    if !url.starts_with("http://") && !url.starts_with("https://") {
+        anyhow::bail!("guardrail.url must be a URL, http or https: {url:?}");
+    }
+    let key = std::env::var(GUARDRAIL_KEY).ok().filter(|key| !key.is_empty());
+    let key = key.map(|key| ApiKey::new(&key).with_context(|| format!("{GUARDRAIL_KEY} is no plain text")));
+    Ok(Some(GuardrailConfig {
+        url,
+        key: key.transpose()?,
+        requests: guardrail.check != "answers",
+        answers: guardrail.check != "requests",
+        timeout: guardrail.timeout,
+        passes_on_failure: guardrail.on_failure == "pass",
+    }))
 }
 
 fn database(settings: &Settings) -> Option<router_database::Config> {

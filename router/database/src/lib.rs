@@ -123,9 +123,16 @@ impl Database {
     ///
     /// The file cannot be opened, or another process has it open.
     pub fn open(config: Config) -> Result<Self, Error> {
-        let at = |error: &dyn std::fmt::Display| Error::Storage(format!("{}: {error}", config.path.display()));
+        let at =
+            |error: &dyn std::fmt::Display| Error::Storage(format!("{}: {error}", config.path.display()));
         // What clients wrote is for the gateway's user alone.
-        let made = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&config.path);
+        let made = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&config.path);
         drop(made.map_err(|error| at(&error))?);
         let file = Arc::new(redb::Database::create(&config.path).map_err(|error| at(&error))?);
         let bytes = Arc::new(AtomicU64::new(tables::prepare(&file).map_err(|error| at(&error))?));

@@ -160,8 +160,7 @@ impl Transaction<'_> {
         if before.saturating_sub(removed).saturating_add(added) > config.tenant_bytes_max {
             return Err(Error::TenantFull(config.tenant_bytes_max));
         }
-        let (removed, added) =
-            self.sizes.values().fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1));
+        let (removed, added) = self.sizes.values().fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1));
         if self.tables.bytes.saturating_sub(removed).saturating_add(added) > config.bytes_max {
             return Err(Error::Full);
         }
@@ -169,7 +168,9 @@ impl Transaction<'_> {
     }
 
     fn stage(&mut self, key: Key, change: Option<(u64, Vec<u8>)>) -> Result<(), Error> {
-        let bytes = |change: &Option<(u64, Vec<u8>)>| change.as_ref().map_or(0, |(_, document)| size_of(&key, document));
+        let bytes = |change: &Option<(u64, Vec<u8>)>| {
+            change.as_ref().map_or(0, |(_, document)| size_of(&key, document))
+        };
         let added = bytes(&change);
         let sizes = self.sizes.entry(Arc::clone(&key.tenant)).or_default();
         match self.staged.get(&key) {
@@ -226,8 +227,7 @@ impl Writer {
     ) -> Result<Self, Error> {
         let (queue, waiting) = mpsc::sync_channel(WAITING_MAX);
         let thread = thread::Builder::new().name("database-write".to_owned());
-        let thread =
-            thread.spawn(move || serve(&file, &config, &waiting, &bytes)).map_err(Error::storage)?;
+        let thread = thread.spawn(move || serve(&file, &config, &waiting, &bytes)).map_err(Error::storage)?;
         Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 

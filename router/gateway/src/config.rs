@@ -5,6 +5,7 @@ use router_fleet::RoutingPolicy;
 use router_trace::TraceConfig;
 
 use crate::access::AccessConfig;
+use crate::guardrail::GuardrailConfig;
 use crate::models::{ModelConfig, Split};
 
 /// Who makes the text of answers.
@@ -47,6 +48,8 @@ pub struct GatewayConfig {
     /// A client that takes nothing of its answer for so long is given up, where its connection has flow control of its
     /// own (gRPC).
     pub write_timeout: Duration,
+    /// A service that checks requests and answers, if there is one.
+    pub guardrail: Option<GuardrailConfig>,
     /// Where responses and conversations are stored, if anywhere.
     pub database: Option<router_database::Config>,
     /// As many requests are let in as the engines can take, if that is less.

@@ -6,7 +6,7 @@
 //! engine is served.
 //!
 //! Reading order: `service` (state and routes), `caller` and `access` (who asks), `request` (one request, stage by stage),
-//! `memory` and `compute` (bounds and threads for large bodies), `models` (the model that a request names), `gate` (waiting for
+//! `memory` and `compute` (bounds and threads for large bodies), `models` (the model that a request names), `guardrail` (a service that checks contents), `gate` (waiting for
 //! a place), `upstream` (attempts and what comes of them), `answer` (what the client gets), `stored` (what clients leave here); then `status`, `roster` (workers,
 //! for administrators), `history`, `page`, `grpc`, `metrics`, `requests_by`, `timing`, `traced` (OpenTelemetry). Workers, their
 //! health and loads, and the choice among them are `router-fleet`.
@@ -23,6 +23,7 @@ mod compute;
 mod config;
 mod gate;
 mod grpc;
+mod guardrail;
 mod history;
 mod memory;
 mod metrics;
@@ -42,6 +43,7 @@ pub use access::{AccessConfig, Explain, JwksFrom, TokenConfig};
 pub use answer::output_parser::Formats;
 pub use config::{GatewayConfig, TextBy, Tuning};
 pub use grpc::serve_grpc;
+pub use guardrail::GuardrailConfig;
 pub use models::{ModelConfig, Split};
 pub use router_access::random_number;
 pub use service::{Gateway, MoreMetrics, admin_router, api_router, router, status_router};

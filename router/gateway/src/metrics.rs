@@ -43,6 +43,11 @@ pub(crate) struct Metrics {
     pub(crate) time_to_first_token: Timing,
     pub(crate) inter_token: Timing,
     pub(crate) broken_streams: Counter,
+    pub(crate) guardrail_blocked: Counter,
+    pub(crate) guardrail_changed: Counter,
+    pub(crate) guardrail_failed: Counter,
+    pub(crate) stored_bytes: Gauge,
+    pub(crate) not_stored: Counter,
     pub(crate) shed: Counter,
     pub(crate) routing: Timing,
     pub(crate) index_blocks: Gauge,
@@ -100,6 +105,11 @@ impl Metrics {
             time_to_first_token: Timing::new(ANSWERS),
             inter_token: Timing::new(ANSWERS),
             broken_streams: Counter::default(),
+            guardrail_blocked: Counter::default(),
+            guardrail_changed: Counter::default(),
+            guardrail_failed: Counter::default(),
+            stored_bytes: Gauge::default(),
+            not_stored: Counter::default(),
             shed: Counter::default(),
             routing: Timing::new(DECISIONS),
             index_blocks: Gauge::default(),
@@ -170,6 +180,12 @@ impl Metrics {
             "Streams that ended with an error after they had begun",
             this.broken_streams.clone(),
         );
+        registry.register("stored_bytes", "Bytes of stored documents", this.stored_bytes.clone());
+        registry.register(
+            "not_stored",
+            "Responses that could not be stored, and say so",
+            this.not_stored.clone(),
+        );
         registry.register("routing_seconds", "Time of one routing decision", this.routing.clone());
         registry.register("index_blocks", "(worker, block) pairs in the index", this.index_blocks.clone());
         registry.register("index_bytes", "Bytes of the index", this.index_bytes.clone());
@@ -199,6 +215,9 @@ impl Metrics {
         for (name, help, counter) in [
             ("trace_spans_exported", "Spans that the collector has taken", &this.spans_exported),
             ("trace_spans_dropped", "Spans that found the queue full", &this.spans_dropped),
+            ("guardrail_blocked", "Requests and answers that the guardrail blocked", &this.guardrail_blocked),
+            ("guardrail_changed", "Requests and answers that it changed", &this.guardrail_changed),
+            ("guardrail_failed", "Checks that it did not answer", &this.guardrail_failed),
             ("trace_spans_failed", "Spans that the collector has not taken", &this.spans_failed),
             ("tls_handshakes", "TLS handshakes that became a connection", &this.handshakes),
             ("tls_handshakes_failed", "TLS handshakes that failed or took too long", &this.handshakes_failed),

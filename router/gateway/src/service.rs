@@ -21,6 +21,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use crate::access::{Access, keep, keep_keys};
 use crate::caller::{AtAdminListener, Caller};
 use crate::compute::ComputePool;
+use crate::guardrail::Guardrail;
 use crate::memory::RequestMemory;
 use crate::metrics::Metrics;
 use crate::models::Models;
@@ -54,6 +55,8 @@ pub struct Gateway {
     pub(crate) history: crate::history::History,
     /// The gateway is about to stop, and wants no new requests.
     is_draining: AtomicBool,
+    /// Checks requests and answers, if that is wanted.
+    pub(crate) guardrail: Option<Guardrail>,
     /// What clients leave here, if that is wanted.
     pub(crate) stored: Option<Arc<Stored>>,
     more_metrics: OnceLock<MoreMetrics>,
@@ -72,7 +75,10 @@ impl Gateway {
         let compute = ComputePool::start(config.compute_threads);
         let compute = compute.map_err(|error| format!("threads for large requests: {error}"))?;
         let stored = config.database.clone().map(Stored::open).transpose()?.map(Arc::new);
+        let guardrail = config.guardrail.clone();
+        let guardrail = guardrail.map(|guardrail| Guardrail::new(guardrail, config.access.tls.as_ref()));
         let gateway = Arc::new(Self {
+            guardrail,
             stored,
             tuning: ArcSwap::from_pointee(tuning),
             memory: RequestMemory::new(config.request_memory_max),
@@ -256,7 +262,8 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         asked.uri.path().starts_with("/v1/") && (any || listed.contains(origin))
     });
     let exposed = ["x-request-id", "x-kvasir-route", "retry-after"].map(HeaderName::from_static);
-    let layer = CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]);
+    let layer =
+        CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST, Method::DELETE]);
     // Clients' libraries send headers of their own (`x-stainless-…`): those that a preflight names are allowed.
     Some(layer.allow_headers(AllowHeaders::mirror_request()).expose_headers(exposed).max_age(PREFLIGHT_HOLDS))
 }

@@ -150,6 +150,9 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: Header
     metrics.waiting.set(waiting.into());
     metrics.running_max.set(places.into());
     metrics.request_memory.set(gateway.memory.held_bytes() as i64);
+    if let Some(stored) = &gateway.stored {
+        metrics.stored_bytes.set(i64::try_from(stored.database.bytes()).unwrap_or(i64::MAX));
+    }
     // A worker that has just left may be counted nowhere for a moment.
     let events = gateway.fleet.tracker_counters();
     metrics.event_batches.inner().fetch_max(events.batches, Ordering::Relaxed);

@@ -27,6 +27,7 @@ mod shape;
 pub mod sse;
 mod structured;
 mod surface;
+mod texts;
 mod tool_choice;
 mod usage;
 
@@ -40,5 +41,8 @@ pub use sampling::Sampling;
 pub use shape::{Shape, ShapeLimits};
 pub use structured::{STRUCTURED_OUTPUTS, StructuredOutput};
 pub use surface::{Kind, Surface};
+pub use texts::{
+    TEXT_FIELDS, TextOfAnswer, each_text, has_token_ids, media, replace_texts_of_answer, texts_of_answer,
+};
 pub use tool_choice::ToolChoice;
 pub use usage::Usage;

@@ -27,6 +27,7 @@ use self::deadline::with_deadline;
 use self::generated::GeneratedEvents;
 use self::relayed::RelayedEvents;
 use self::translate::ResponseAdapter;
+use crate::guardrail::Guardrail;
 use crate::request::RequestContext;
 use crate::upstream::{BrokenAnswer, Generation};
 
@@ -51,22 +52,18 @@ impl Answer {
         adapter: Option<ResponseAdapter>,
     ) -> Result<Response, ApiError> {
         let (gateway, deadline) = (Arc::clone(&context.gateway), context.deadline);
-        let (response, adapter) = match (self, adapter) {
-            (Self::Buffered(answer), None) => return Ok(buffered::respond(answer, context)),
-            (Self::Buffered(answer), Some(adapter)) => {
-                let work = gateway.pass(answer.body().len(), &context.footprint);
-                let answer =
-                    work.run(move |_| adapter.buffered(answer)).await.and_then(std::convert::identity);
-                return match answer {
-                    Ok(answer) => Ok(buffered::respond(answer.stored().await, context)),
+        let response = match self {
+            Self::Buffered(answer) => {
+                return match adapted(&context, answer, adapter).await {
+                    Ok(answer) => Ok(buffered::respond(answer, context)),
                     Err(error) => {
                         context.refused(&error);
                         Err(error)
                     }
                 };
             }
-            (Self::Relayed(events, explained), adapter) => (streamed(*events, explained, context), adapter),
-            (Self::Generated(events, explained), adapter) => (streamed(*events, explained, context), adapter),
+            Self::Relayed(events, explained) => streamed(*events, explained, context),
+            Self::Generated(events, explained) => streamed(*events, explained, context),
         };
         let response = with_deadline(&gateway, deadline, response);
         Ok(match adapter {
@@ -74,6 +71,21 @@ impl Answer {
             Some(adapter) => adapter.stream(response),
         })
     }
+}
+
+/// A whole answer, checked, in the form of its surface, and stored if that is wanted.
+async fn adapted(
+    context: &RequestContext,
+    mut answer: Buffered,
+    adapter: Option<ResponseAdapter>,
+) -> Result<Buffered, ApiError> {
+    let gateway = &context.gateway;
+    if let Some(guardrail) = &gateway.guardrail {
+        answer = guardrail.answer(context, answer).await?;
+    }
+    let Some(adapter) = adapter else { return Ok(answer) };
+    let work = gateway.pass(answer.body().len(), &context.footprint);
+    Ok(work.run(move |_| adapter.buffered(answer)).await??.stored().await)
 }
 
 fn streamed(
@@ -91,7 +103,13 @@ fn streamed(
     // Proxies in front that buffer would hold tokens back.
     headers.insert(BUFFERING.clone(), HeaderValue::from_static("no"));
     explain(&mut response, explained);
-    *response.body_mut() = Body::new(AnswerBody { events, context });
+    let gateway = Arc::clone(&context.gateway);
+    let subject = gateway.guardrail.as_ref().and_then(|guardrail| guardrail.subject_of_stream(&context));
+    let body = Body::new(AnswerBody { events, context });
+    *response.body_mut() = match subject {
+        None => body,
+        Some(subject) => Guardrail::stream(gateway, subject, body),
+    };
     response
 }
 

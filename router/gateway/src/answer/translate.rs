@@ -5,15 +5,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
-use axum::http::{StatusCode, header};
 use axum::http::response::Parts;
+use axum::http::{StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http_body::{Body as HttpBody, Frame};
-use router_openai::sse::{DONE, EventBuffer, data_of, events};
 use router_openai::responses::StoredFields;
+use router_openai::sse::{DONE, EventBuffer, data_of, events};
 use router_openai::{ApiError, RawBody, anthropic, responses};
 use serde_json::{Value, json};
 
@@ -24,7 +24,6 @@ use crate::stored::responses::ResponseRecord;
 const EVENT_BYTES_MAX: usize = 16 << 20;
 
 /// Turns a chat's answer into that of another surface; holds what this needs to know of the request.
-#[derive(Debug)]
 pub(crate) enum ResponseAdapter {
     Anthropic(anthropic::Facts),
     /// With where the response is to be stored.

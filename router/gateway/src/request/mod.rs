@@ -56,7 +56,8 @@ async fn run_stages(
     let identified = Received(request).identify(context)?;
     let loaded = identified.load(context).await?;
     let resolved = loaded.resolve(context).await?;
-    let tokenized = resolved.tokenize(context).await?;
+    let checked = resolved.check(context).await?;
+    let tokenized = checked.tokenize(context).await?;
     let admitted = tokenized.admit(context).await?;
     admitted.answer(context).await
 }

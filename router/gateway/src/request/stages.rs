@@ -148,8 +148,7 @@ impl Loaded {
         let fields = StoredFields::read(&body)?;
         drop(body);
         let tenant = Arc::clone(&context.grant.tenant);
-        let bytes_max = gateway.config.body_bytes_max;
-        let room = bytes_max.saturating_sub(self.bytes.len());
+        let room = gateway.config.body_bytes_max.saturating_sub(self.bytes.len());
         let History { items, bytes } = History::read(&stored, &tenant, &fields, room).await?;
         let all_bytes = self.bytes.len() + bytes;
         context.resize_memory_charge(held_bytes(all_bytes, all_bytes / BYTES_PER_TOKEN));
@@ -157,7 +156,7 @@ impl Loaded {
         let is_stored = ResponseRecord::is_wanted(&gateway, &fields);
         let record = is_stored.then(|| {
             let (fields, input) = (fields.clone(), Vec::new());
-            Box::new(ResponseRecord { stored, tenant, id, fields, input, bytes_max })
+            Box::new(ResponseRecord { gateway: Arc::clone(&gateway), stored, tenant, id, fields, input })
         });
         let translate = move |request| {
             ResponseAdapter::of_stored_responses(request, items, &fields, record, |whole| {
@@ -186,6 +185,16 @@ impl Loaded {
 }
 
 impl Resolved {
+    /// Lets a guardrail see the request, and change it.
+    pub(super) async fn check(mut self, context: &RequestContext) -> Result<Self, ApiError> {
+        if let Some(guardrail) = &context.gateway.guardrail
+            && context.surface.is_computed()
+        {
+            self.body = guardrail.request(context, self.body).await?;
+        }
+        Ok(self)
+    }
+
     pub(super) async fn tokenize(self, context: &mut RequestContext) -> Result<Tokenized, ApiError> {
         let Self { body, target, adapter } = self;
         let kind = context.surface.kind();

@@ -43,7 +43,8 @@ impl History {
                 stored.database.read(move |snapshot| chain(snapshot, &tenant, previous, bytes_max)).await
             }
             (None, Some(conversation)) => {
-                let read = move |snapshot: &Snapshot| of_conversation(snapshot, &tenant, conversation, bytes_max);
+                let read =
+                    move |snapshot: &Snapshot| of_conversation(snapshot, &tenant, conversation, bytes_max);
                 stored.database.read(read).await
             }
             (None, None) => return Ok(Self::default()),
@@ -51,7 +52,10 @@ impl History {
         found.map_err(|error| refusal(&error))?.map_err(|problem| match problem {
             Problem::NoResponse(id) => ApiError {
                 code: Some("previous_response_not_found"),
-                ..ApiError::invalid("previous_response_id", format!("Previous response with id {id:?} not found."))
+                ..ApiError::invalid(
+                    "previous_response_id",
+                    format!("Previous response with id {id:?} not found."),
+                )
             },
             Problem::NoConversation(id) => {
                 let message = format!("Conversation with id {id:?} not found.");
@@ -59,7 +63,8 @@ impl History {
                 ApiError { param: Some("conversation".to_owned()), ..error }
             }
             Problem::OfConversation(id) => {
-                let message = format!("The response {id:?} belongs to a conversation: go on with `conversation`.");
+                let message =
+                    format!("The response {id:?} belongs to a conversation: go on with `conversation`.");
                 ApiError::invalid("previous_response_id", message)
             }
             Problem::TooLong => {

@@ -100,12 +100,7 @@ impl FromRequestParts<Arc<Gateway>> for Owner {
         };
         let inside = Arc::clone(&stored.inside).try_acquire_owned();
         let inside = inside.map_err(|_| ApiError::unavailable("Too many requests are being served."))?;
-        Ok(Self {
-            gateway: Arc::clone(gateway),
-            stored,
-            tenant: Arc::clone(&grant.tenant),
-            _inside: inside,
-        })
+        Ok(Self { gateway: Arc::clone(gateway), stored, tenant: Arc::clone(&grant.tenant), _inside: inside })
     }
 }
 
@@ -130,7 +125,8 @@ fn metadata(object: &Map<String, Value>) -> Result<Option<Value>, ApiError> {
         Some(Value::Object(pairs)) => {
             let is_short = |(name, value): (&String, &Value)| {
                 let value = value.as_str().map(|value| value.chars().count());
-                name.chars().count() <= METADATA_NAME_MAX && value.is_some_and(|len| len <= METADATA_VALUE_MAX)
+                name.chars().count() <= METADATA_NAME_MAX
+                    && value.is_some_and(|len| len <= METADATA_VALUE_MAX)
             };
             match pairs.iter().all(is_short) {
                 true => Ok(Some(Value::Object(pairs.clone()))),
@@ -170,7 +166,9 @@ impl PageQuery {
             None => 0,
             Some(after) => match all.iter().position(|entry| entry["id"] == after.as_str()) {
                 Some(at) => at + 1,
-                None => return Err(ApiError::invalid("after", format!("There is no {after:?} in this list."))),
+                None => {
+                    return Err(ApiError::invalid("after", format!("There is no {after:?} in this list.")));
+                }
             },
         };
         let has_more = all.len() - start > limit;
@@ -227,14 +225,31 @@ mod tests {
             data.iter().filter_map(|entry| entry["id"].as_str().map(str::to_owned)).collect()
         };
         let newest = query("{}").page(all.clone()).expect("a page");
-        assert_eq!((ids(&newest).len(), &newest["first_id"], &newest["has_more"]), (20, &json!("i24"), &json!(true)));
+        assert_eq!(
+            (ids(&newest).len(), &newest["first_id"], &newest["has_more"]),
+            (20, &json!("i24"), &json!(true))
+        );
         let rest = query(r#"{"after":"i5"}"#).page(all.clone()).expect("a page");
-        assert_eq!((ids(&rest), &rest["has_more"]), (["i4", "i3", "i2", "i1", "i0"].map(str::to_owned).to_vec(), &json!(false)));
+        assert_eq!(
+            (ids(&rest), &rest["has_more"]),
+            (["i4", "i3", "i2", "i1", "i0"].map(str::to_owned).to_vec(), &json!(false))
+        );
         let oldest = query(r#"{"order":"asc","limit":2}"#).page(all.clone()).expect("a page");
-        assert_eq!((ids(&oldest), &oldest["last_id"]), (vec!["i0".to_owned(), "i1".to_owned()], &json!("i1")));
+        assert_eq!(
+            (ids(&oldest), &oldest["last_id"]),
+            (vec!["i0".to_owned(), "i1".to_owned()], &json!("i1"))
+        );
         let none = query(r#"{"after":"i0"}"#).page(all.clone()).expect("a page");
-        assert_eq!((ids(&none).len(), &none["first_id"], &none["has_more"]), (0, &Value::Null, &json!(false)));
-        for (bad, param) in [(r#"{"limit":0}"#, "limit"), (r#"{"limit":101}"#, "limit"), (r#"{"order":"up"}"#, "order"), (r#"{"after":"x"}"#, "after")] {
+        assert_eq!(
+            (ids(&none).len(), &none["first_id"], &none["has_more"]),
+            (0, &Value::Null, &json!(false))
+        );
+        for (bad, param) in [
+            (r#"{"limit":0}"#, "limit"),
+            (r#"{"limit":101}"#, "limit"),
+            (r#"{"order":"up"}"#, "order"),
+            (r#"{"after":"x"}"#, "after"),
+        ] {
             assert_eq!(query(bad).page(all.clone()).expect_err("bad").param.as_deref(), Some(param));
         }
     }
@@ -245,7 +260,13 @@ mod tests {
         assert_eq!(of(json!(null)), Ok(None));
         assert_eq!(of(json!({ "a": "b" })), Ok(Some(json!({ "a": "b" }))));
         let many: Map<String, Value> = (0..17).map(|number| (number.to_string(), "x".into())).collect();
-        for bad in [json!("x"), json!({ "a": 1 }), json!({ "a": "x".repeat(513) }), json!({ "n".repeat(65): "x" }), Value::Object(many)] {
+        for bad in [
+            json!("x"),
+            json!({ "a": 1 }),
+            json!({ "a": "x".repeat(513) }),
+            json!({ "n".repeat(65): "x" }),
+            Value::Object(many),
+        ] {
             assert!(of(bad.clone()).is_err(), "{bad}");
         }
     }

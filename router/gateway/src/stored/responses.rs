@@ -48,15 +48,13 @@ pub(crate) fn written(document: &impl Serialize) -> Vec<u8> {
 }
 
 /// A response on its way that is to be stored when it is whole.
-#[derive(Debug)]
 pub(crate) struct ResponseRecord {
+    pub(crate) gateway: Arc<Gateway>,
     pub(crate) stored: Arc<Stored>,
     pub(crate) tenant: Arc<str>,
     pub(crate) id: String,
     pub(crate) fields: StoredFields,
     pub(crate) input: Vec<Value>,
-    /// Bytes that a conversation may grow to: as many as a request may bring.
-    pub(crate) bytes_max: usize,
 }
 
 impl ResponseRecord {
@@ -68,7 +66,8 @@ impl ResponseRecord {
     /// Stores the response, and its items in its conversation. What cannot be stored is said in the response: `store` is false
     /// then.
     pub(crate) async fn save(self, mut response: Value) -> Value {
-        let Self { stored, tenant, id, fields, input, bytes_max } = self;
+        let Self { gateway, stored, tenant, id, fields, input } = self;
+        let bytes_max = gateway.config.body_bytes_max;
         let document = StoredResponse {
             response: response.clone(),
             input,
@@ -95,6 +94,7 @@ impl ResponseRecord {
         };
         if let Err(error) = stored.database.write(write).await {
             tracing::warn!(%error, "a response is not stored");
+            gateway.metrics.not_stored.inc();
             response["store"] = false.into();
         }
         response

@@ -63,7 +63,8 @@ impl Facts {
     pub fn stored(mut self, id: &str, previous: Option<&str>, conversation: Option<&str>) -> Self {
         self.echoed.insert("store".to_owned(), true.into());
         self.echoed.insert("previous_response_id".to_owned(), previous.into());
-        self.echoed.insert("conversation".to_owned(), conversation.map_or(Value::Null, |id| json!({ "id": id })));
+        self.echoed
+            .insert("conversation".to_owned(), conversation.map_or(Value::Null, |id| json!({ "id": id })));
         self.id = Some(id.to_owned());
         self
     }

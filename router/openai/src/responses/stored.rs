@@ -31,7 +31,8 @@ impl StoredFields {
                 Some(given) => match given["id"].as_str() {
                     Some(id) => Some(id.to_owned()),
                     None => {
-                        let message = "`conversation` must be a conversation's id, or an object with its `id`.";
+                        let message =
+                            "`conversation` must be a conversation's id, or an object with its `id`.";
                         return Err(ApiError::invalid("conversation", message));
                     }
                 },

@@ -1,0 +1,353 @@
+//! A service that checks what clients ask and what they are answered (a guardrail), by LiteLLM's Generic Guardrail API: it is sent
+//! texts, and lets them pass, replaces them, or blocks the request.
+//!
+//! A request is checked when its model is known, as the chat or the prompt that engines will get, so that all surfaces are
+//! checked alike. An answer is checked as a whole; a stream is held back until its end. Source of the format:
+//! <https://docs.litellm.ai/docs/adding_provider/generic_guardrail_api>.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::StatusCode;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http_body::{Body as HttpBody, Frame};
+use router_engines::client::EngineClient;
+use router_engines::key::ApiKey;
+use router_engines::upstream::Upstream;
+use router_openai::sse::{DONE, data_of, events};
+use router_openai::{
+    ApiError, RawBody, TEXT_FIELDS, each_text, has_token_ids, media, replace_texts_of_answer, texts_of_answer,
+};
+use router_tls::ClientTls;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::answer::buffered::Buffered;
+use crate::compute::IsCancelled;
+use crate::metrics::Metrics;
+use crate::request::RequestContext;
+use crate::service::Gateway;
+
+/// Where such a service listens.
+const PATH: &str = "/beta/litellm_basic_guardrail_api";
+/// Largest stream that is held back.
+const HELD_BYTES_MAX: usize = 16 << 20;
+
+/// Settings of the service.
+#[derive(Debug, Clone)]
+pub struct GuardrailConfig {
+    /// Its URL, without the path.
+    pub url: String,
+    /// What it wants to be shown, if anything.
+    pub key: Option<ApiKey>,
+    /// Whether requests are checked.
+    pub requests: bool,
+    /// Whether answers are checked.
+    pub answers: bool,
+    /// Longest wait for it.
+    pub timeout: Duration,
+    /// Whether what it does not answer passes; else it is refused.
+    pub passes_on_failure: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Guardrail {
+    client: EngineClient,
+    config: GuardrailConfig,
+}
+
+/// What it answers.
+#[derive(Deserialize)]
+struct Verdict {
+    action: Action,
+    blocked_reason: Option<String>,
+    texts: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+enum Action {
+    #[serde(rename = "NONE")]
+    Pass,
+    #[serde(rename = "BLOCKED")]
+    Block,
+    #[serde(rename = "GUARDRAIL_INTERVENED")]
+    Replace,
+}
+
+/// Who a check is about.
+#[derive(Debug, Clone)]
+pub(crate) struct Subject {
+    request_id: String,
+    key: Arc<str>,
+    tenant: Arc<str>,
+}
+
+impl Subject {
+    fn of(context: &RequestContext) -> Self {
+        let grant = &context.grant;
+        Self {
+            request_id: context.request_id.clone(),
+            key: Arc::clone(&grant.name),
+            tenant: Arc::clone(&grant.tenant),
+        }
+    }
+}
+
+/// What of a request a model reads.
+#[derive(Default)]
+struct RequestTexts {
+    fields: Vec<(&'static str, Value)>,
+    texts: Vec<String>,
+    images: Vec<String>,
+}
+
+impl RequestTexts {
+    fn of(body: &RawBody) -> Result<Self, ApiError> {
+        let mut this = Self::default();
+        for name in TEXT_FIELDS {
+            let Some(mut value) = body.value(name) else { continue };
+            if has_token_ids(&value) {
+                let message = format!("`{name}` must be text: token ids cannot be checked.");
+                return Err(ApiError::invalid(name, message));
+            }
+            each_text(&mut value, &mut |text| this.texts.push(text.clone()));
+            this.images.extend(media(&value).into_iter().map(str::to_owned));
+            this.fields.push((name, value));
+        }
+        Ok(this)
+    }
+
+    /// Puts other texts in their place.
+    fn replaced(self, mut body: RawBody, texts: Vec<String>) -> RawBody {
+        let mut texts = texts.into_iter();
+        for (name, mut value) in self.fields {
+            each_text(&mut value, &mut |text| {
+                if let Some(other) = texts.next() {
+                    *text = other;
+                }
+            });
+            body.set(name, value.to_string());
+        }
+        body
+    }
+}
+
+impl Guardrail {
+    pub(crate) fn new(config: GuardrailConfig, tls: Option<&Arc<ClientTls>>) -> Self {
+        let upstream = Upstream::with_key(&config.url, tls, config.key.as_ref());
+        Self { client: EngineClient::over(&upstream), config }
+    }
+
+    /// Checks a request; what engines will be asked.
+    pub(crate) async fn request(&self, context: &RequestContext, body: RawBody) -> Result<RawBody, ApiError> {
+        if !self.config.requests {
+            return Ok(body);
+        }
+        let work = context.gateway.work(body.len(), &context.footprint).await?;
+        let read = move |_: IsCancelled<'_>| {
+            let tools = body.value("tools");
+            RequestTexts::of(&body).map(|texts| (body, texts, tools))
+        };
+        let (body, mut found, tools) = work.run(read).await??;
+        let texts = std::mem::take(&mut found.texts);
+        let count = texts.len();
+        let asked = json!({ "images": found.images, "tools": tools });
+        match self.check(&context.gateway.metrics, &Subject::of(context), "request", texts, asked).await? {
+            None => Ok(body),
+            Some(texts) if texts.len() == count => Ok(found.replaced(body, texts)),
+            Some(_) => self.failed("it gave another number of texts").map_or(Ok(body), Err),
+        }
+    }
+
+    /// Checks a chat completion or a completion.
+    pub(crate) async fn answer(
+        &self,
+        context: &RequestContext,
+        answer: Buffered,
+    ) -> Result<Buffered, ApiError> {
+        if !self.config.answers || !answer.status().is_success() || context.surface.kind().is_none() {
+            return Ok(answer);
+        }
+        let work = context.gateway.pass(answer.body().len(), &context.footprint);
+        let bytes = answer.body().clone();
+        let parsed = work.run(move |_: IsCancelled<'_>| serde_json::from_slice::<Value>(&bytes)).await?;
+        let Ok(parsed) = parsed else {
+            let message = "The engine's answer cannot be checked: it is not JSON.";
+            return Err(ApiError::new(StatusCode::BAD_GATEWAY, message, "bad_answer"));
+        };
+        let mut whole = vec![parsed];
+        let is_changed =
+            self.check_answer(&context.gateway.metrics, &Subject::of(context), &mut whole).await?;
+        Ok(match is_changed {
+            false => answer,
+            true => answer.map(|_| whole.remove(0).to_string().into()),
+        })
+    }
+
+    /// Who a stream is checked for, if streams are.
+    pub(crate) fn subject_of_stream(&self, context: &RequestContext) -> Option<Subject> {
+        self.config.answers.then(|| Subject::of(context))
+    }
+
+    /// Holds a stream back until it is checked.
+    pub(crate) fn stream(gateway: Arc<Gateway>, subject: Subject, inner: Body) -> Body {
+        let state = State::Holding { inner, held: Vec::new() };
+        Body::new(CheckedStream { gateway, subject, state })
+    }
+
+    /// Checks the pieces of an answer; whether they were changed.
+    async fn check_answer(
+        &self,
+        metrics: &Metrics,
+        subject: &Subject,
+        pieces: &mut [Value],
+    ) -> Result<bool, ApiError> {
+        let found = texts_of_answer(pieces);
+        let (places, texts): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let count = texts.len();
+        match self.check(metrics, subject, "response", texts, json!({})).await? {
+            None => Ok(false),
+            Some(texts) if texts.len() == count => {
+                let texts: BTreeMap<_, _> = places.into_iter().zip(texts).collect();
+                replace_texts_of_answer(pieces, texts);
+                Ok(true)
+            }
+            Some(_) => self.failed("it gave another number of texts").map_or(Ok(false), Err),
+        }
+    }
+
+    /// Asks the service. `None` lets the texts pass, `Some` replaces them.
+    async fn check(
+        &self,
+        metrics: &Metrics,
+        subject: &Subject,
+        kind: &str,
+        texts: Vec<String>,
+        more: Value,
+    ) -> Result<Option<Vec<String>>, ApiError> {
+        let mut asked = json!({
+            "texts": texts,
+            "input_type": kind,
+            "litellm_call_id": subject.request_id,
+            "request_data": { "user_api_key_alias": &*subject.key, "user_api_key_team_id": &*subject.tenant },
+            "additional_provider_specific_params": {},
+        });
+        if let (Value::Object(asked), Value::Object(more)) = (&mut asked, more) {
+            asked.extend(more.into_iter().filter(|(_, value)| !value.is_null()));
+        }
+        let call = self.client.post(PATH, asked.to_string().into());
+        let verdict = match tokio::time::timeout(self.config.timeout, call).await {
+            Ok(Ok(answer)) => serde_json::from_slice::<Verdict>(&answer).map_err(|error| error.to_string()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("no answer within {:?}", self.config.timeout)),
+        };
+        match verdict {
+            Err(reason) => {
+                metrics.guardrail_failed.inc();
+                self.failed(&reason).map_or(Ok(None), Err)
+            }
+            Ok(Verdict { action: Action::Pass, .. }) => Ok(None),
+            Ok(Verdict { action: Action::Replace, texts, .. }) => {
+                metrics.guardrail_changed.inc();
+                Ok(texts)
+            }
+            Ok(Verdict { action: Action::Block, blocked_reason, .. }) => {
+                metrics.guardrail_blocked.inc();
+                let message = blocked_reason.unwrap_or_else(|| "The content was blocked.".to_owned());
+                Err(ApiError::new(StatusCode::BAD_REQUEST, message, "content_filter"))
+            }
+        }
+    }
+
+    /// The service has failed: the error, unless what it did not answer passes.
+    fn failed(&self, reason: &str) -> Option<ApiError> {
+        tracing::warn!(reason, url = self.config.url, "the guardrail failed");
+        (!self.config.passes_on_failure).then(|| ApiError::unavailable("The content could not be checked."))
+    }
+}
+
+enum State {
+    Holding { inner: Body, held: Vec<u8> },
+    Checking(BoxFuture<'static, Bytes>),
+    Over,
+}
+
+/// A stream that is held back until it is checked.
+struct CheckedStream {
+    gateway: Arc<Gateway>,
+    subject: Subject,
+    state: State,
+}
+
+fn error_event(error: &ApiError) -> Bytes {
+    format!("data: {}\n\n", error.to_json()).into()
+}
+
+/// The events of a stream, checked.
+async fn checked(gateway: Arc<Gateway>, subject: Subject, held: Vec<u8>) -> Bytes {
+    let Some(guardrail) = &gateway.guardrail else { return held.into() };
+    let parse = |event: &[u8]| {
+        let data = data_of(event);
+        (data[..] != *DONE).then(|| serde_json::from_slice::<Value>(&data).unwrap_or_default())
+    };
+    let mut pieces: Vec<Value> = events(&held).filter_map(parse).collect();
+    match guardrail.check_answer(&gateway.metrics, &subject, &mut pieces).await {
+        Err(error) => error_event(&error),
+        Ok(false) => held.into(),
+        Ok(true) => {
+            let mut out = String::with_capacity(held.len());
+            for piece in pieces.iter().filter(|piece| !piece.is_null()) {
+                out.push_str(&format!("data: {piece}\n\n"));
+            }
+            if events(&held).last().is_some_and(|last| data_of(last)[..] == *DONE) {
+                out.push_str("data: [DONE]\n\n");
+            }
+            out.into()
+        }
+    }
+}
+
+impl HttpBody for CheckedStream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        loop {
+            match &mut this.state {
+                State::Over => return Poll::Ready(None),
+                State::Checking(checking) => {
+                    let events = ready!(checking.as_mut().poll(context));
+                    this.state = State::Over;
+                    return Poll::Ready(Some(Ok(Frame::data(events))));
+                }
+                State::Holding { inner, held } => match ready!(Pin::new(inner).poll_frame(context)) {
+                    Some(Ok(frame)) => {
+                        let Ok(data) = frame.into_data() else { continue };
+                        held.extend_from_slice(&data);
+                        if held.len() > HELD_BYTES_MAX {
+                            let error = ApiError::internal("The answer is too large to be checked.");
+                            this.state = State::Over;
+                            return Poll::Ready(Some(Ok(Frame::data(error_event(&error)))));
+                        }
+                    }
+                    Some(Err(_)) | None => {
+                        let (gateway, subject) = (Arc::clone(&this.gateway), this.subject.clone());
+                        let held = std::mem::take(held);
+                        this.state = State::Checking(checked(gateway, subject, held).boxed());
+                    }
+                },
+            }
+        }
+    }
+}

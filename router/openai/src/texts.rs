@@ -1,0 +1,185 @@
+//! The texts of requests and answers: what a service that checks contents has to see, and may replace.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+/// Fields of a request that hold what a model reads.
+pub const TEXT_FIELDS: [&str; 13] = [
+    "messages",
+    "prompt",
+    "suffix",
+    "input",
+    "query",
+    "documents",
+    "queries",
+    "items",
+    "text_1",
+    "text_2",
+    "data_1",
+    "data_2",
+    "response_format",
+];
+
+/// Members that say what something is or where it is, not what it says.
+const STRUCTURE: [&str; 9] =
+    ["role", "type", "id", "tool_call_id", "call_id", "detail", "format", "status", "cache_control"];
+
+/// Members that name or hold media.
+const MEDIA: [&str; 8] = ["url", "image_url", "video_url", "audio_url", "data", "image", "video", "audio"];
+
+/// Goes through the texts in a value, in the order in which they stand.
+pub fn each_text(value: &mut Value, each: &mut impl FnMut(&mut String)) {
+    match value {
+        Value::String(text) => each(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| each_text(item, each)),
+        Value::Object(members) => {
+            for (name, member) in members.iter_mut() {
+                let is_other = STRUCTURE.contains(&name.as_str()) || MEDIA.contains(&name.as_str());
+                if !is_other || !member.is_string() {
+                    each_text(member, each);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// URLs and data of the media in a value.
+#[must_use]
+pub fn media(value: &Value) -> Vec<&str> {
+    let mut found = Vec::new();
+    collect_media(value, &mut found);
+    found
+}
+
+fn collect_media<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| collect_media(item, found)),
+        Value::Object(members) => {
+            for (name, member) in members {
+                match member.as_str() {
+                    Some(text) if MEDIA.contains(&name.as_str()) => found.push(text),
+                    _ => collect_media(member, found),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Whether a value holds token ids, which are no text.
+#[must_use]
+pub fn has_token_ids(value: &Value) -> bool {
+    match value {
+        Value::Number(_) => true,
+        Value::Array(items) => items.iter().any(has_token_ids),
+        _ => false,
+    }
+}
+
+/// Which text of an answer a piece belongs to: the choice, and within it the content (0), the reasoning (1) or a tool call (2 and
+/// more).
+pub type TextOfAnswer = (u64, u64);
+
+/// Goes through the texts of a chat completion, a completion, or a piece of either.
+pub(crate) fn each_text_of_answer(answer: &mut Value, each: &mut impl FnMut(TextOfAnswer, &mut String)) {
+    let Some(choices) = answer.get_mut("choices").and_then(Value::as_array_mut) else { return };
+    for choice in choices {
+        let index = choice["index"].as_u64().unwrap_or(0);
+        if let Some(Value::String(text)) = choice.get_mut("text") {
+            each((index, 0), text);
+        }
+        for holder in ["message", "delta"] {
+            let Some(message) = choice.get_mut(holder) else { continue };
+            for (name, place) in [("content", 0), ("refusal", 0), ("reasoning", 1), ("reasoning_content", 1)]
+            {
+                if let Some(Value::String(text)) = message.get_mut(name) {
+                    each((index, place), text);
+                }
+            }
+            let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+            for (at, call) in (0..).zip(calls.into_iter().flatten()) {
+                let place = 2 + call["index"].as_u64().unwrap_or(at);
+                if let Some(Value::String(text)) = call.pointer_mut("/function/arguments") {
+                    each((index, place), text);
+                }
+            }
+        }
+    }
+}
+
+/// The texts of an answer, its pieces put together.
+#[must_use]
+pub fn texts_of_answer(answers: &mut [Value]) -> BTreeMap<TextOfAnswer, String> {
+    let mut texts = BTreeMap::<TextOfAnswer, String>::new();
+    for answer in answers {
+        each_text_of_answer(answer, &mut |place, text| texts.entry(place).or_default().push_str(text));
+    }
+    texts
+}
+
+/// Puts other texts in their place: the first piece of each gets all of it, the others nothing.
+pub fn replace_texts_of_answer(answers: &mut [Value], mut texts: BTreeMap<TextOfAnswer, String>) {
+    for answer in answers {
+        each_text_of_answer(answer, &mut |place, text| *text = texts.remove(&place).unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn all_that_a_model_reads_is_found_and_nothing_else() {
+        let mut messages = json!([
+            { "role": "system", "content": "a" },
+            { "role": "user", "name": "n", "content": [{ "type": "text", "text": "b" },
+                { "type": "image_url", "image_url": { "url": "http://x/y.png", "detail": "low" } },
+                { "type": "input_audio", "input_audio": { "data": "AAAA", "format": "wav" } },
+                { "type": "new", "unknown": { "inner": ["c"] } }] },
+            { "role": "assistant", "tool_calls": [{ "id": "1", "type": "function",
+                "function": { "name": "f", "arguments": "{\"d\":1}" } }] },
+            { "role": "tool", "tool_call_id": "1", "content": "e" },
+        ]);
+        assert_eq!(media(&messages), ["http://x/y.png", "AAAA"]);
+        let mut texts = Vec::new();
+        each_text(&mut messages, &mut |text| {
+            texts.push(text.clone());
+            text.make_ascii_uppercase();
+        });
+        assert_eq!(texts, ["a", "n", "b", "c", "f", "{\"d\":1}", "e"]);
+        assert_eq!(messages[1]["content"][0]["text"], "B");
+        assert_eq!(messages[1]["content"][1]["image_url"]["url"], "http://x/y.png");
+        assert!(has_token_ids(&json!([[1, 2], [3]])) && !has_token_ids(&json!(["1"])));
+    }
+
+    #[test]
+    fn the_pieces_of_an_answer_are_put_together_and_replaced() {
+        let piece = |index: u64, delta: Value| json!({ "choices": [{ "index": index, "delta": delta }] });
+        let call = |text: &str| json!({ "tool_calls": [{ "index": 1, "function": { "arguments": text } }] });
+        let mut pieces = vec![
+            piece(0, json!({ "role": "assistant", "content": "" })),
+            piece(0, json!({ "reasoning": "hm" })),
+            piece(0, json!({ "content": "a" })),
+            piece(1, json!({ "content": "x" })),
+            piece(0, json!({ "content": "b" })),
+            piece(0, call("{")),
+            piece(0, call("}")),
+            json!({ "usage": {}, "choices": [] }),
+        ];
+        let mut texts = texts_of_answer(&mut pieces);
+        let expected = [((0, 0), "ab"), ((0, 1), "hm"), ((0, 3), "{}"), ((1, 0), "x")];
+        assert_eq!(texts, expected.map(|(place, text)| (place, text.to_owned())).into());
+        texts.values_mut().for_each(|text| text.make_ascii_uppercase());
+        let all = texts.clone();
+        replace_texts_of_answer(&mut pieces, texts);
+        assert_eq!(texts_of_answer(&mut pieces), all);
+        assert_eq!(pieces[0]["choices"][0]["delta"]["content"], "AB", "all of it in the first piece");
+        let mut whole =
+            vec![json!({ "choices": [{ "text": "a" }, { "index": 1, "message": { "content": "b" } }] })];
+        assert_eq!(texts_of_answer(&mut whole).into_values().collect::<String>(), "ab");
+    }
+}

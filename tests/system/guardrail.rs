@@ -1,0 +1,173 @@
+//! A service that checks contents: what it is asked, and what becomes of requests and answers that it changes, blocks or does not
+//! answer.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use support::site::Site;
+use support::{Process, client, post};
+use tools_mocker::MockConfig;
+
+/// What the service was asked, with the authorization that it was shown.
+type Asked = Arc<Mutex<Vec<(Value, String)>>>;
+
+/// A service that answers as `verdict` says; without a verdict it answers with an error.
+fn service(verdict: impl Fn(&Value) -> Option<Value> + Send + Sync + 'static) -> (String, Asked) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let (asked, verdict) = (Asked::default(), Arc::new(verdict));
+    let seen = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (seen, verdict) = (Arc::clone(&seen), Arc::clone(&verdict));
+            std::thread::spawn(move || while answer(&stream, &seen, &*verdict).is_some() {});
+        }
+    });
+    (url, asked)
+}
+
+/// Answers a request; `None` when the connection has ended.
+fn answer(mut stream: &TcpStream, seen: &Asked, verdict: &dyn Fn(&Value) -> Option<Value>) -> Option<()> {
+    let mut reader = BufReader::new(stream);
+    let (mut head, mut length, mut authorization) = (String::new(), 0, String::new());
+    reader.read_line(&mut head).ok().filter(|bytes| *bytes > 0)?;
+    assert!(head.starts_with("POST /beta/litellm_basic_guardrail_api "), "{head}");
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let Some((name, value)) = line.trim().split_once(": ") else { break };
+        match name.to_ascii_lowercase().as_str() {
+            "content-length" => length = value.parse().expect("a length"),
+            "authorization" => authorization = value.to_owned(),
+            _ => {}
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    let told = verdict(&body);
+    seen.lock().expect("no panic").push((body, authorization));
+    let (status, told) = told.map_or(("500 Oops", json!({})), |told| ("200 OK", told));
+    let told = told.to_string();
+    write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{told}", told.len()).ok()
+}
+
+fn site(name: &str, url: &str, more: &str) -> Site {
+    let config = format!("[guardrail]\nurl = {url:?}\ntimeout = \"2s\"\n{more}");
+    let tiny = MockConfig { eos_one_in: 0, ..MockConfig::tiny().expect("a configuration") };
+    Site::start(name, vec![tiny], &["--worker"], &config)
+}
+
+fn asked(gateway: &Process, path: &str, body: &Value) -> (u16, Value) {
+    let (status, _, text) = client(&gateway.address, None, path, Some(body));
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+fn chat(text: &str) -> Value {
+    json!({ "model": "tiny", "max_tokens": 8, "messages": [{ "role": "user", "content": text }] })
+}
+
+fn metric(site: &Site, name: &str) -> f64 {
+    site.gateway.metric(&format!("kvasir_gateway_guardrail_{name}_total"))
+}
+
+#[test]
+fn requests_and_answers_of_all_surfaces_are_checked() {
+    let (url, seen) = service(|asked| {
+        let is_bad = asked["texts"].as_array()?.iter().any(|text| text.as_str().is_some_and(|text| text.contains("bad")));
+        Some(match is_bad {
+            true => json!({ "action": "BLOCKED", "blocked_reason": "It says bad." }),
+            false => json!({ "action": "NONE" }),
+        })
+    });
+    let site = site("guardrail", &url, "");
+    let surfaces = [
+        ("/v1/chat/completions", chat("WORD")),
+        ("/v1/completions", json!({ "model": "tiny", "max_tokens": 8, "prompt": "WORD" })),
+        ("/v1/messages", json!({ "model": "tiny", "max_tokens": 8, "messages": [{ "role": "user", "content": "WORD" }] })),
+        ("/v1/responses", json!({ "model": "tiny", "max_output_tokens": 8, "input": "WORD" })),
+    ];
+    for (path, body) in &surfaces {
+        for stream in [false, true] {
+            seen.lock().expect("no panic").clear();
+            let with = |word: &str| {
+                let mut body: Value =
+                    serde_json::from_str(&body.to_string().replace("WORD", word)).expect("JSON");
+                body["stream"] = stream.into();
+                body
+            };
+            let (status, text) = post(&site.gateway.address, path, &with("good")).expect("an answer");
+            assert_eq!(status, 200, "{path}: {text}");
+            let checks: Vec<Value> = seen.lock().expect("no panic").iter().map(|(asked, _)| asked.clone()).collect();
+            let kinds: Vec<&str> = checks.iter().filter_map(|asked| asked["input_type"].as_str()).collect();
+            assert_eq!(kinds, ["request", "response"], "{path} {stream}");
+            assert_eq!(checks[0]["texts"], json!(["good"]), "{path}");
+            let answered = checks[1]["texts"][0].as_str().expect("a text");
+            assert!(!answered.is_empty(), "{path}: the answer as a whole");
+            assert_eq!(checks[0]["litellm_call_id"], checks[1]["litellm_call_id"]);
+            let (status, text) = post(&site.gateway.address, path, &with("a bad thing")).expect("an answer");
+            assert!(status == 400 && text.contains("It says bad."), "{path}: {status} {text}");
+        }
+    }
+    assert_eq!(metric(&site, "blocked"), 8.0);
+    // What cannot be read is no way around.
+    let ids = json!({ "model": "tiny", "max_tokens": 8, "prompt": [1, 2, 3] });
+    let (status, refused) = asked(&site.gateway, "/v1/completions", &ids);
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("prompt")));
+    let hidden = json!({ "model": "tiny", "max_tokens": 8, "messages": [
+        { "role": "user", "content": [{ "type": "text", "text": "x" }, { "type": "text", "text": "bad" }] }] });
+    assert_eq!(asked(&site.gateway, "/v1/chat/completions", &hidden).0, 400);
+}
+
+#[test]
+fn texts_are_replaced_both_ways() {
+    let (url, _seen) = service(|asked| {
+        let texts = asked["texts"].as_array()?.iter().map(|text| match asked["input_type"].as_str() {
+            Some("request") => text.as_str().unwrap_or_default().replace("secret", "hidden").into(),
+            _ => json!("[checked]"),
+        });
+        Some(json!({ "action": "GUARDRAIL_INTERVENED", "texts": texts.collect::<Vec<Value>>() }))
+    });
+    let site = site("guardrail-changes", &url, "");
+    let (status, answer) = asked(&site.gateway, "/v1/chat/completions", &chat("my secret"));
+    assert_eq!((status, &answer["choices"][0]["message"]["content"]), (200, &json!("[checked]")));
+    // The engine got the other text: as many tokens as that has.
+    assert_eq!(answer["usage"]["prompt_tokens"], site.direct(0, &chat("my hidden"))["usage"]["prompt_tokens"]);
+    let mut body = chat("my secret");
+    body["stream"] = true.into();
+    let (status, text) = post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer");
+    assert_eq!(status, 200);
+    let events = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let content: String = events
+        .map(|data| serde_json::from_str::<Value>(data).expect("JSON"))
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
+        .collect();
+    assert_eq!(content, "[checked]");
+    assert!(text.trim_end().ends_with("data: [DONE]") && text.contains("\"finish_reason\""), "{text}");
+    let (_, message) = asked(&site.gateway, "/v1/messages", &chat("my secret"));
+    assert_eq!(message["content"][0]["text"], "[checked]");
+    assert_eq!(metric(&site, "changed"), 6.0);
+}
+
+#[test]
+fn what_is_not_checked_is_refused_unless_it_may_pass() {
+    for (on_failure, expected) in [("refuse", 503), ("pass", 200)] {
+        let (url, seen) = service(|_| None);
+        let more = format!("on_failure = {on_failure:?}\ncheck = \"requests\"\n");
+        let site = site(&format!("guardrail-{on_failure}"), &url, &more);
+        let (status, answer) = asked(&site.gateway, "/v1/chat/completions", &chat("x"));
+        assert_eq!(status, expected, "{answer}");
+        assert_eq!((metric(&site, "failed"), seen.lock().expect("no panic").len()), (1.0, 1));
+    }
+    // Nobody listens there, and without a request there is nothing to check.
+    let closed = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    let site = site("guardrail-gone", &format!("http://{closed}"), "check = \"answers\"\n");
+    let (status, answer) = asked(&site.gateway, "/v1/chat/completions", &chat("x"));
+    assert_eq!(status, 503, "{answer}");
+    let tokens = json!({ "model": "tiny", "prompt": "x" });
+    assert_eq!(asked(&site.gateway, "/tokenize", &tokens).0, 200);
+}
