@@ -78,7 +78,10 @@ fn metric(site: &Site, name: &str) -> f64 {
 #[test]
 fn requests_and_answers_of_all_surfaces_are_checked() {
     let (url, seen) = service(|asked| {
-        let is_bad = asked["texts"].as_array()?.iter().any(|text| text.as_str().is_some_and(|text| text.contains("bad")));
+        let is_bad = asked["texts"]
+            .as_array()?
+            .iter()
+            .any(|text| text.as_str().is_some_and(|text| text.contains("bad")));
         Some(match is_bad {
             true => json!({ "action": "BLOCKED", "blocked_reason": "It says bad." }),
             false => json!({ "action": "NONE" }),
@@ -88,7 +91,10 @@ fn requests_and_answers_of_all_surfaces_are_checked() {
     let surfaces = [
         ("/v1/chat/completions", chat("WORD")),
         ("/v1/completions", json!({ "model": "tiny", "max_tokens": 8, "prompt": "WORD" })),
-        ("/v1/messages", json!({ "model": "tiny", "max_tokens": 8, "messages": [{ "role": "user", "content": "WORD" }] })),
+        (
+            "/v1/messages",
+            json!({ "model": "tiny", "max_tokens": 8, "messages": [{ "role": "user", "content": "WORD" }] }),
+        ),
         ("/v1/responses", json!({ "model": "tiny", "max_output_tokens": 8, "input": "WORD" })),
     ];
     for (path, body) in &surfaces {
@@ -102,7 +108,8 @@ fn requests_and_answers_of_all_surfaces_are_checked() {
             };
             let (status, text) = post(&site.gateway.address, path, &with("good")).expect("an answer");
             assert_eq!(status, 200, "{path}: {text}");
-            let checks: Vec<Value> = seen.lock().expect("no panic").iter().map(|(asked, _)| asked.clone()).collect();
+            let checks: Vec<Value> =
+                seen.lock().expect("no panic").iter().map(|(asked, _)| asked.clone()).collect();
             let kinds: Vec<&str> = checks.iter().filter_map(|asked| asked["input_type"].as_str()).collect();
             assert_eq!(kinds, ["request", "response"], "{path} {stream}");
             assert_eq!(checks[0]["texts"], json!(["good"]), "{path}");
@@ -136,7 +143,10 @@ fn texts_are_replaced_both_ways() {
     let (status, answer) = asked(&site.gateway, "/v1/chat/completions", &chat("my secret"));
     assert_eq!((status, &answer["choices"][0]["message"]["content"]), (200, &json!("[checked]")));
     // The engine got the other text: as many tokens as that has.
-    assert_eq!(answer["usage"]["prompt_tokens"], site.direct(0, &chat("my hidden"))["usage"]["prompt_tokens"]);
+    assert_eq!(
+        answer["usage"]["prompt_tokens"],
+        site.direct(0, &chat("my hidden"))["usage"]["prompt_tokens"]
+    );
     let mut body = chat("my secret");
     body["stream"] = true.into();
     let (status, text) = post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer");

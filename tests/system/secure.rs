@@ -322,6 +322,60 @@ fn an_identity_providers_keys_come_by_url() {
 }
 
 #[test]
+fn gateways_of_a_fleet_share_the_limits_of_keys() {
+    let scratch = Scratch::new("shared-limits");
+    let key = router_access::new_key("alice", "acme").expect("a key");
+    let limited = key.lines.replace("models = [\"*\"]", "models = [\"*\"]\nrequests_per_minute = 30");
+    assert_ne!(limited, key.lines);
+    let keys = scratch.config("keys.toml", &limited);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let listen = "127.0.0.1:0".parse().expect("an address");
+    let mock = runtime.block_on(tools_mocker::Mock::start(mock(Dialect::Vllm, Role::Both, false), listen));
+    let mock = mock.expect("a mock engine");
+    let addresses = [free_address(), free_address(), free_address()];
+    let start = |at: usize, peers: &[usize]| {
+        let peers: Vec<String> = peers.iter().map(|peer| format!("http://{}", addresses[*peer])).collect();
+        let text = format!(
+            "[gateway]\nlisten = {:?}\nhealth_interval = \"100ms\"\npeers = {peers:?}\n[access]\nkeys_file = {keys:?}\n",
+            addresses[at]
+        );
+        let path = scratch.config(&format!("{at}.toml"), &text);
+        let gateway = Process::start_with_at(
+            &addresses[at],
+            &["gateway", "--config", &path, "--worker", &mock.url()],
+            &[("KVASIR_PEER_KEY", "fleet-secret")],
+        );
+        gateway.wait_healthy();
+        gateway
+    };
+    let ask = |gateway: &Process| {
+        let body = chat(10, 1, 1);
+        client(&gateway.address, Some(&key.secret), "/v1/chat/completions", Some(&body)).0
+    };
+    let mut gateways = vec![start(0, &[1, 2]), start(1, &[0, 2])];
+    let started = std::time::Instant::now();
+    let (mut served, mut refused) = (0_u64, 0);
+    while refused < 6 {
+        for gateway in &gateways {
+            match ask(gateway) {
+                200 => served += 1,
+                429 => refused += 1,
+                other => panic!("{other}"),
+            }
+        }
+        assert!(served < 60, "each by itself would have served thirty");
+        // Longer than it takes to tell each other.
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    let refilled = 1 + started.elapsed().as_secs() / 2;
+    // In the time that it takes to tell, each may let one in that the other knows nothing of.
+    assert!((30..=30 + refilled + 2).contains(&served), "{served} served, {refilled} refilled");
+    // One that starts now takes over what the others have charged.
+    gateways.push(start(2, &[0, 1]));
+    wait_for("the third gateway to hear of it", || ask(&gateways[2]) == 429);
+}
+
+#[test]
 fn closed_gateways_of_a_fleet_know_each_other() {
     let scratch = Scratch::new("closed-peers");
     let key = router_access::new_key("alice", "acme").expect("a key");

@@ -229,7 +229,7 @@ section! {
 }
 
 section! {
-    /// Traces of requests for an OpenTelemetry collector. Headers for it, if it wants a secret, are in the environment
+    /// Traces of requests, and metrics, for an OpenTelemetry collector. Headers for it, if it wants a secret, are in the environment
     /// variable `KVASIR_TRACE_HEADERS` (`name=value,name=value`).
     TraceSettings, "trace" {
         /// Where the collector listens for OTLP over gRPC, as `http://collector:4317`; empty is no traces.
@@ -240,6 +240,8 @@ section! {
         sample_ratio: f64 = 0.01, in 0.0 => 1.0;
         /// Requests that may wait for the exporter; the traces of more are dropped and counted.
         queue_max: u64 = 2048, in 16 => 1_000_000;
+        /// How often the collector is sent the gateway's metrics as well, those of `/metrics`; 0 is never.
+        metrics_interval: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(3600);
     }
 }
 

@@ -201,7 +201,7 @@ pub(crate) fn tokens(settings: &Settings) -> Result<Option<TokenConfig>> {
 /// Environment variable with headers for the trace collector.
 const TRACE_HEADERS: &str = "KVASIR_TRACE_HEADERS";
 
-fn trace(settings: &Settings, listen: SocketAddr) -> Result<Option<TraceConfig>> {
+pub(crate) fn trace(settings: &Settings, listen: SocketAddr) -> Result<Option<TraceConfig>> {
     let trace = &settings.trace;
     let Some(endpoint) = some(&trace.endpoint) else { return Ok(None) };
     let headers = std::env::var(TRACE_HEADERS).unwrap_or_default();

@@ -12,6 +12,7 @@ use router_engines::key::EngineKeys;
 use router_fleet::{Fleet, WorkerSpec};
 use router_gateway::{Gateway, api_router, router, serve_grpc, status_router};
 use router_tls::{Alpn, PlainListener, TlsListener};
+use router_trace::MetricsExporter;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
@@ -67,6 +68,7 @@ pub(crate) fn run(
         let gateway = Gateway::new(config, compose::tuning(&settings), Arc::clone(&fleet));
         let gateway = gateway.map_err(anyhow::Error::msg)?;
         gateway.show_configuration(in_force(&settings, &settings));
+        let _metrics = metrics(&settings, &gateway, listen)?;
         let leaver = Arc::clone(&gateway);
         tokio::spawn(async move {
             if is_leaving.wait_for(|leaving| *leaving).await.is_ok() {
@@ -133,6 +135,21 @@ pub(crate) fn run(
     // Health tasks of workers may be asleep; the process does not wait for them.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sends the gateway's metrics to a collector, if that is wanted.
+fn metrics(
+    settings: &Settings,
+    gateway: &Arc<Gateway>,
+    listen: SocketAddr,
+) -> Result<Option<MetricsExporter>> {
+    let interval = settings.trace.metrics_interval;
+    let Some(config) = compose::trace(settings, listen)?.filter(|_| !interval.is_zero()) else {
+        return Ok(None);
+    };
+    let gateway = Arc::downgrade(gateway);
+    let render = move || gateway.upgrade().map(|gateway| gateway.metrics_text());
+    Ok(Some(MetricsExporter::start(&config, interval, render)?))
 }
 
 /// The workers of these settings; an error when a start would refuse them, as far as they alone say it.

@@ -54,8 +54,8 @@ pub use jwt::{
 };
 pub use keys::{KEYS_FILE_BYTES_MAX, KEYS_MAX, KeySet, KeyStore, NewKey, new_key};
 pub use limits::{
-    Charge, Estimate, LIMITERS_MAX, LimitKind, LimitTable, Limiter, Rate, RateState, Refused, Scope,
-    TableFull, admit, retry_after_seconds,
+    Charge, Estimate, LIMITERS_MAX, LimitKind, LimitReport, LimitTable, Limiter, Rate, RateState, Refused,
+    Scope, TableFull, admit, retry_after_seconds,
 };
 pub use media::MediaPolicy;
 pub use random::{new_secret, random_number};

@@ -11,7 +11,7 @@
 //! No request takes any of them.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
@@ -27,7 +27,7 @@ use crate::changes::{Added, Changes, Wish};
 use crate::config::FleetConfig;
 use crate::decisions::Decisions;
 use crate::health::watch;
-use crate::peers::{Peers, tell};
+use crate::peers::{Peers, Shares, tell};
 use crate::pool::Pool;
 use crate::report::report;
 use crate::route::{Chooser, Route, RouteRequest};
@@ -80,6 +80,7 @@ pub struct Fleet {
     /// This gateway among its peers.
     pub(crate) gateway: u64,
     pub(crate) loads_changed: Option<Arc<Notify>>,
+    shares: OnceLock<Box<dyn Shares>>,
     /// Notified when a worker becomes ready, changes or leaves.
     pub changed: Notify,
     /// Snapshot states of workers that have not joined yet.
@@ -115,6 +116,7 @@ impl Fleet {
             listeners: Arc::default(),
             gateway,
             loads_changed: (!config.peers.is_empty()).then(Arc::default),
+            shares: OnceLock::new(),
             changed: Notify::new(),
             known: SnapshotCache::default(),
             saving: Mutex::new(()),
@@ -480,6 +482,15 @@ impl Fleet {
     #[must_use]
     pub fn has_peers(&self) -> bool {
         !self.config.peers.is_empty()
+    }
+
+    /// Lets something have a part in what gateways tell each other. The first call counts.
+    pub fn share(&self, shares: Box<dyn Shares>) {
+        let _taken = self.shares.set(shares);
+    }
+
+    pub(crate) fn shares(&self) -> Option<&dyn Shares> {
+        self.shares.get().map(AsRef::as_ref)
     }
 
     /// Takes a message of a peer; an error says what is wrong with it.

@@ -46,6 +46,7 @@ pub use config::{FleetConfig, PoolConfig, RoutingPolicy};
 pub use decisions::Decisions;
 pub use fleet::{Applied, Fleet, Workers};
 pub use load::{Audit, Counts, Load, Speeds};
+pub use peers::{SharedState, Shares};
 pub use pool::Pool;
 pub use roster::Roster;
 pub use route::{Chooser, Route, RouteRequest};

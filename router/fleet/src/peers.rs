@@ -21,6 +21,8 @@ use crate::fleet::Fleet;
 
 /// Between two messages at least.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Between two times that the state which gateways share is looked through.
+const SHARE_EVERY: Duration = Duration::from_millis(100);
 /// A sign of life at least so often.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 /// A peer that was silent for so long is gone, and with it what it sent.
@@ -39,6 +41,24 @@ struct Message {
     workers: HashMap<String, [u32; 3]>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     roster: Option<Changes>,
+    /// What changed of the state that gateways share, by name.
+    #[serde(default, skip_serializing_if = "SharedState::is_empty")]
+    shared: SharedState,
+}
+
+/// State that gateways share, by name. It means nothing to the fleet, which only carries it.
+pub type SharedState = HashMap<String, Value>;
+
+/// Has a part in what gateways tell each other.
+pub trait Shares: std::fmt::Debug + Send + Sync {
+    /// The state now, each entry with its version. A peer is sent those whose version it has not confirmed.
+    fn state(&self) -> HashMap<String, (u64, Value)>;
+
+    /// Takes what a peer sent. It may come twice.
+    fn receive(&self, peer: u64, state: SharedState);
+
+    /// A peer has fallen silent.
+    fn forget(&self, peer: u64);
 }
 
 /// Last message of one peer.
@@ -85,9 +105,18 @@ impl Peers {
     /// Forgets peers that have fallen silent.
     pub(crate) fn expire(&self, fleet: &Fleet, now: Instant) {
         let mut told = self.lock();
-        let before = told.len();
-        told.retain(|_, peer| now.saturating_duration_since(peer.at) < SILENCE_MAX);
-        if told.len() < before {
+        let silent: Vec<u64> = told
+            .iter()
+            .filter(|(_, peer)| now.saturating_duration_since(peer.at) >= SILENCE_MAX)
+            .map(|(gateway, _)| *gateway)
+            .collect();
+        for gateway in &silent {
+            told.remove(gateway);
+            if let Some(shares) = fleet.shares() {
+                shares.forget(*gateway);
+            }
+        }
+        if !silent.is_empty() {
             add_up(fleet, &told);
         }
     }
@@ -97,8 +126,13 @@ impl Peers {
 pub(crate) fn receive(fleet: &Arc<Fleet>, body: &[u8], now: Instant) -> Result<String, String> {
     let mut message: Message = serde_json::from_slice(body).map_err(|error| error.to_string())?;
     let roster = message.roster.take();
+    let (gateway, shared) = (message.gateway, std::mem::take(&mut message.shared));
     if fleet.peers.take(message, now)? {
         fleet.peers.add_up(fleet);
+        // One that a later message has overtaken would take sums back.
+        if let Some(shares) = fleet.shares().filter(|_| !shared.is_empty()) {
+            shares.receive(gateway, shared);
+        }
     }
     // Loads count also from a peer whose roster this gateway cannot have.
     if let Some(Err(error)) = roster.map(|roster| fleet.merge_peer_changes(roster)) {
@@ -129,6 +163,10 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
     let mut complained = false;
     // The changes that the peer has confirmed, and the number of its run.
     let mut known: Option<(u64, Arc<Changes>)> = None;
+    // What it has confirmed of the shared state, and when that was looked through.
+    let mut confirmed = HashMap::<String, u64>::new();
+    let mut peer_run: Option<u64> = None;
+    let mut looked: Option<Instant> = None;
     loop {
         let Some(fleet) = fleet.upgrade() else { return };
         sequence += 1;
@@ -137,11 +175,23 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
         let changes = fleet.changes();
         let is_news =
             known.as_ref().is_none_or(|(_, known)| !Arc::ptr_eq(known, &changes)) && !changes.is_empty();
+        let mut news = HashMap::new();
+        if let Some(shares) = fleet.shares()
+            && looked.is_none_or(|looked| looked.elapsed() >= SHARE_EVERY)
+        {
+            looked = Some(Instant::now());
+            news = shares.state();
+            news.retain(|name, (version, _)| confirmed.get(name) != Some(version));
+        }
+        let versions: Vec<(String, u64)> =
+            news.iter().map(|(name, (version, _))| (name.clone(), *version)).collect();
+        let shared = news.into_iter().map(|(name, (_, value))| (name, value)).collect();
         let message = Message {
             gateway: fleet.gateway,
             sequence,
             workers,
             roster: is_news.then(|| Changes::clone(&changes)),
+            shared,
         };
         drop(fleet);
         let message = serde_json::to_vec(&message).unwrap_or_default();
@@ -152,6 +202,15 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
         };
         let is_sent = answer.is_some();
         let number = answer.and_then(|answer| answer["gateway"].as_u64());
+        if number.is_some() {
+            confirmed.extend(versions);
+        }
+        if number != peer_run {
+            // Another run of that gateway: it knows nothing.
+            peer_run = number;
+            confirmed.clear();
+            looked = None;
+        }
         known = match (number, known) {
             (Some(number), _) if is_news => Some((number, changes)),
             (Some(number), Some((before, known))) if number == before => Some((before, known)),

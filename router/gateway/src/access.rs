@@ -4,6 +4,7 @@
 //! salt and priority count. Where clients must show a certificate, that alone makes a client and not an administrator. The
 //! gate is always there.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,12 +16,13 @@ use router_access::{
     Refused, Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
 };
 use router_engines::client::EngineClient;
+use router_fleet::{SharedState, Shares};
 use router_openai::{ApiError, RawBody, Surface};
 use router_tls::{ClientTls, ServerTls};
 use tokio::sync::Notify;
 
 use crate::caller::Caller;
-use crate::service::unix_time;
+use crate::service::{Gateway, unix_time};
 
 /// An identity provider gets no more than this time for an answer.
 const FETCH_WITHIN: Duration = Duration::from_secs(10);
@@ -115,6 +117,32 @@ pub struct AccessConfig {
     pub tenant_waiting_max: usize,
     /// Longest wait that a request is let into the queue for.
     pub wait_max: Duration,
+}
+
+/// Limits, as gateways of a fleet tell them each other.
+#[derive(Debug)]
+pub(crate) struct SharedLimits(pub(crate) std::sync::Weak<Gateway>);
+
+impl Shares for SharedLimits {
+    fn state(&self) -> HashMap<String, (u64, serde_json::Value)> {
+        let Some(gateway) = self.0.upgrade() else { return HashMap::new() };
+        let reports = gateway.access.limits.reports(gateway.access.now()).into_iter();
+        let state = reports.map(|(name, report)| (name, (report.version(), serde_json::json!(report))));
+        state.collect()
+    }
+
+    fn receive(&self, peer: u64, state: SharedState) {
+        let Some(gateway) = self.0.upgrade() else { return };
+        let read = |(name, value)| Some((name, serde_json::from_value(value).ok()?));
+        let reports = state.into_iter().filter_map(read).collect();
+        gateway.access.limits.take_reports(peer, reports, gateway.access.now());
+    }
+
+    fn forget(&self, peer: u64) {
+        if let Some(gateway) = self.0.upgrade() {
+            gateway.access.limits.forget_peer(peer);
+        }
+    }
 }
 
 /// Everything that is asked before a request reaches a worker.

@@ -18,7 +18,7 @@ use router_trace::Tracer;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::access::{Access, keep, keep_keys};
+use crate::access::{Access, SharedLimits, keep, keep_keys};
 use crate::caller::{AtAdminListener, Caller};
 use crate::compute::ComputePool;
 use crate::guardrail::Guardrail;
@@ -98,6 +98,7 @@ impl Gateway {
             shown_configuration: ArcSwapOption::empty(),
         });
         let weak = || Arc::downgrade(&gateway);
+        gateway.fleet.share(Box::new(SharedLimits(weak())));
         gateway.fleet.adopt([
             tokio::spawn(keep(weak())),
             tokio::spawn(keep_keys(weak())),
@@ -131,6 +132,12 @@ impl Gateway {
     /// Lets `/metrics` show what the process around this gateway measures as well. The first call counts.
     pub fn show_also(&self, metrics: MoreMetrics) {
         let _taken = self.more_metrics.set(metrics);
+    }
+
+    /// All metrics of the process, in OpenMetrics' text form.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        status::metrics_text(self)
     }
 
     /// Lets administrators see this as the configuration in force.

@@ -140,6 +140,17 @@ pub(crate) async fn decisions(
 
 /// `GET /metrics`.
 pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+    let text = metrics_text(&gateway);
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let (content_type, text) = match exposition::wants_openmetrics(accept) {
+        true => (exposition::OPENMETRICS, text),
+        false => (exposition::CLASSIC, exposition::classic(&text)),
+    };
+    ([(header::CONTENT_TYPE, content_type)], text).into_response()
+}
+
+/// All metrics of the process, in OpenMetrics' text form.
+pub(crate) fn metrics_text(gateway: &Gateway) -> String {
     let metrics = &gateway.metrics;
     let usage = gateway.fleet.index.write().usage();
     metrics.index_blocks.set(usage.entries as i64);
@@ -195,10 +206,5 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>, headers: Header
     gateway.append_metrics(&mut text);
     exposition::process(&mut text, env!("CARGO_PKG_VERSION"));
     text.push_str(&marker);
-    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    let (content_type, text) = match exposition::wants_openmetrics(accept) {
-        true => (exposition::OPENMETRICS, text),
-        false => (exposition::CLASSIC, exposition::classic(&text)),
-    };
-    ([(header::CONTENT_TYPE, content_type)], text).into_response()
+    text
 }

@@ -1,4 +1,4 @@
-//! OpenTelemetry traces of a request's whole life, exported over OTLP (gRPC).
+//! OpenTelemetry traces of a request's whole life, and metrics, exported over OTLP (gRPC).
 //!
 //! In the order in which a request meets them:
 //!
@@ -10,6 +10,8 @@
 //! * [`Trace::finish`]: hands all spans over at once. A trace that is dropped unfinished, as when a client goes away,
 //!   is handed over as an error: those are the ones that one wants to see.
 //! * [`names`]: what spans and attributes are called. Never a prompt's or an answer's text.
+//!
+//! [`MetricsExporter`] sends the text of `/metrics` to the same collector.
 //!
 //! One thread with a runtime of its own takes traces from a bounded queue, makes spans of them and sends them. A
 //! collector that is absent, slow or dies costs that thread time and fills the queue; then traces are dropped and
@@ -31,6 +33,7 @@ mod config;
 mod context;
 mod error;
 mod export;
+mod metrics;
 pub mod names;
 mod queue;
 mod record;
@@ -43,6 +46,7 @@ pub use config::{QUEUE_MAX_LIMIT, TraceConfig};
 pub use context::{Context, Traceparent};
 pub use error::TraceError;
 pub use export::{BATCH_SPANS_MAX, TICK};
+pub use metrics::MetricsExporter;
 pub use opentelemetry::trace::{SpanId, SpanKind, Status, TraceId};
 pub use opentelemetry::{Array, KeyValue, StringValue, Value};
 pub use queue::Counters;

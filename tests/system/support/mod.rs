@@ -40,6 +40,11 @@ impl Process {
         Self::spawn(free_address(), arguments, variables)
     }
 
+    /// The same at an address that others have to know before.
+    pub fn start_with_at(address: &str, arguments: &[&str], variables: &[(&'static str, &str)]) -> Self {
+        Self::spawn(address.to_owned(), arguments, variables)
+    }
+
     fn spawn(address: String, arguments: &[&str], variables: &[(&'static str, &str)]) -> Self {
         let mut arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
         arguments.extend(["--listen".to_owned(), address.clone()]);

@@ -24,6 +24,8 @@ pub(super) struct Bucket {
     per_minute: AtomicU64,
     /// When it will be full, in nanoseconds.
     full_at: AtomicU64,
+    /// What was taken here and not given back, in nanoseconds of refilling; it wraps. Peers' charges do not count.
+    spent: AtomicU64,
 }
 
 /// Why a bucket did not give.
@@ -37,7 +39,7 @@ pub(super) enum Empty {
 
 impl Bucket {
     pub(super) fn new(per_minute: Option<u64>) -> Self {
-        Self { per_minute: AtomicU64::new(per_minute.unwrap_or(0)), full_at: AtomicU64::new(0) }
+        Self { per_minute: AtomicU64::new(per_minute.unwrap_or(0)), ..Self::default() }
     }
 
     /// Changes the limit. What was taken stays taken, as a time: a bucket that was half empty stays half empty.
@@ -71,7 +73,10 @@ impl Bucket {
                 });
             }
             match self.full_at.compare_exchange_weak(full_at, next, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Ok(cost),
+                Ok(_) => {
+                    self.spent.fetch_add(cost, Ordering::Relaxed);
+                    return Ok(cost);
+                }
                 Err(seen) => full_at = seen,
             }
         }
@@ -82,6 +87,7 @@ impl Bucket {
         let Some(limit) = self.per_minute() else { return 0 };
         let cost = Self::cost(units, limit);
         self.update(|full_at| full_at.max(now).saturating_add(cost));
+        self.spent.fetch_add(cost, Ordering::Relaxed);
         cost
     }
 
@@ -89,6 +95,34 @@ impl Bucket {
     pub(super) fn give_back(&self, cost: u64) {
         if cost > 0 {
             self.update(|full_at| full_at.saturating_sub(cost));
+            self.spent.fetch_sub(cost, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn spent(&self) -> u64 {
+        self.spent.load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds until it is full.
+    pub(super) fn missing(&self, now: u64) -> u64 {
+        self.full_at.load(Ordering::Relaxed).saturating_sub(now)
+    }
+
+    /// Counts what a peer has taken, or given back, since it was heard last.
+    pub(super) fn take_for_peer(&self, before: u64, after: u64, now: u64) {
+        let change = after.wrapping_sub(before).cast_signed();
+        if self.per_minute().is_some() {
+            self.update(|full_at| match change {
+                0.. => full_at.max(now).saturating_add(change.unsigned_abs()),
+                _ => full_at.saturating_sub(change.unsigned_abs()),
+            });
+        }
+    }
+
+    /// Makes it at least so empty.
+    pub(super) fn raise(&self, missing: u64, now: u64) {
+        if self.per_minute().is_some() {
+            self.update(|full_at| full_at.max(now.saturating_add(missing)));
         }
     }
 

@@ -14,6 +14,7 @@
 
 mod bucket;
 mod rate;
+mod shared;
 mod table;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use bucket::{Bucket, Empty};
 pub use rate::{Rate, RateState, retry_after_seconds};
+pub use shared::LimitReport;
 pub use table::{LIMITERS_MAX, LimitTable, Scope, TableFull};
 
 use crate::grant::LimitConfig;
@@ -34,8 +36,10 @@ const CONCURRENCY_RETRY: Duration = Duration::from_secs(1);
 pub struct Limiter {
     requests: Bucket,
     tokens: Bucket,
-    /// Requests inside.
+    /// Requests inside here.
     running: AtomicU32,
+    /// Requests inside other gateways, as these told last.
+    peers_running: AtomicU32,
     /// 0 for no limit.
     running_max: AtomicU32,
 }
@@ -48,6 +52,7 @@ impl Limiter {
             requests: Bucket::new(config.requests_per_minute),
             tokens: Bucket::new(config.tokens_per_minute),
             running: AtomicU32::new(0),
+            peers_running: AtomicU32::new(0),
             running_max: AtomicU32::new(config.concurrent_max.unwrap_or(0)),
         }
     }
@@ -77,13 +82,16 @@ impl Limiter {
 
     /// Whether a new one would be no different, so that this one may be forgotten.
     fn is_idle(&self, now: u64) -> bool {
-        self.running() == 0 && self.requests.is_full(now) && self.tokens.is_full(now)
+        self.running() == 0
+            && self.peers_running.load(Ordering::Relaxed) == 0
+            && self.requests.is_full(now)
+            && self.tokens.is_full(now)
     }
 
     fn take(&self, tokens: u64, now: u64) -> Result<Taken, (LimitKind, Empty)> {
         let limit = self.running_max.load(Ordering::Relaxed);
         let before = self.running.fetch_add(1, Ordering::Relaxed);
-        if limit > 0 && before >= limit {
+        if limit > 0 && before.saturating_add(self.peers_running.load(Ordering::Relaxed)) >= limit {
             self.running.fetch_sub(1, Ordering::Relaxed);
             return Err((LimitKind::Concurrency, Empty::For(CONCURRENCY_RETRY)));
         }
@@ -97,6 +105,26 @@ impl Limiter {
             (LimitKind::Tokens, empty)
         })?;
         Ok(Taken { requests_cost, tokens_cost })
+    }
+
+    /// Counts what a peer has charged between two of its reports.
+    fn charge_peers(&self, before: &LimitReport, after: &LimitReport, now: u64) {
+        let [requests, tokens] = [0, 1].map(|at| (before.spent[at], after.spent[at]));
+        self.requests.take_for_peer(requests.0, requests.1, now);
+        self.tokens.take_for_peer(tokens.0, tokens.1, now);
+        self.peers_running.fetch_add(after.running.wrapping_sub(before.running), Ordering::Relaxed);
+    }
+
+    /// Counts what a peer had charged before it was heard first.
+    fn raise(&self, missing: [u64; 2], running: u32, now: u64) {
+        self.requests.raise(missing[0], now);
+        self.tokens.raise(missing[1], now);
+        self.peers_running.fetch_add(running, Ordering::Relaxed);
+    }
+
+    /// A peer with so many requests inside is gone.
+    fn leave_peers(&self, running: u32) {
+        self.peers_running.fetch_sub(running, Ordering::Relaxed);
     }
 
     fn give_back(&self, taken: Taken) {

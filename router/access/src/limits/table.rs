@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::Limiter;
+use super::shared::{self, LimitReport, PeerReports};
 use crate::grant::LimitConfig;
 
 /// Limiters of one scope that are kept at most: about 16 MiB.
@@ -44,6 +45,7 @@ pub struct LimitTable {
     subjects: Named,
     tenants: Named,
     limiters_max: usize,
+    peers: PeerReports,
     /// Not before this time is a full table searched again.
     search_at: AtomicU64,
 }
@@ -61,6 +63,7 @@ impl LimitTable {
             subjects: Named::default(),
             tenants: Named::default(),
             limiters_max,
+            peers: PeerReports::default(),
             search_at: AtomicU64::new(0),
         }
     }
@@ -81,15 +84,9 @@ impl LimitTable {
         if config == LimitConfig::default() {
             return Ok(None);
         }
-        let named = match scope {
-            Scope::Key => &self.keys,
-            Scope::Subject => &self.subjects,
-            Scope::Tenant => &self.tenants,
-        };
-        let found = named.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
-        let limiter = match found {
+        let limiter = match self.found(scope, name) {
             Some(limiter) => limiter,
-            None => self.insert(named, name, config, now)?,
+            None => self.insert(scope, name, config, now)?,
         };
         if limiter.config() != config {
             limiter.set(config);
@@ -97,14 +94,59 @@ impl LimitTable {
         Ok(Some(limiter))
     }
 
+    fn named(&self, scope: Scope) -> &Named {
+        match scope {
+            Scope::Key => &self.keys,
+            Scope::Subject => &self.subjects,
+            Scope::Tenant => &self.tenants,
+        }
+    }
+
+    fn found(&self, scope: Scope, name: &str) -> Option<Arc<Limiter>> {
+        self.named(scope).read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// What was charged here to every limiter, by names that [`Self::take_reports`] knows.
+    #[must_use]
+    pub fn reports(&self, now: u64) -> HashMap<String, LimitReport> {
+        let mut reports = HashMap::new();
+        for scope in [Scope::Key, Scope::Subject, Scope::Tenant] {
+            let named = self.named(scope).read().unwrap_or_else(PoisonError::into_inner);
+            let of = |(name, limiter): (&Arc<str>, &Arc<Limiter>)| {
+                (shared::written(scope, name), LimitReport::of(limiter, now))
+            };
+            reports.extend(named.iter().map(of));
+        }
+        reports
+    }
+
+    /// Counts what another gateway has charged. Names that it makes up are left out.
+    pub fn take_reports(&self, peer: u64, reports: HashMap<String, LimitReport>, now: u64) {
+        for (name, report) in reports {
+            let Some(name) = shared::read(&name) else { continue };
+            // Held meanwhile: a limiter that is made now would take over the report as well.
+            let named = self.named(name.0).read().unwrap_or_else(PoisonError::into_inner);
+            let limiter = named.get(&name.1).map(Arc::as_ref);
+            self.peers.take(peer, name, report, limiter, self.limiters_max, now);
+        }
+    }
+
+    /// Forgets a gateway that has fallen silent.
+    pub fn forget_peer(&self, peer: u64) {
+        for scope in [Scope::Key, Scope::Subject, Scope::Tenant] {
+            let named = self.named(scope).read().unwrap_or_else(PoisonError::into_inner);
+            self.peers.forget(peer, scope, |name| named.get(name).map(Arc::as_ref));
+        }
+    }
+
     fn insert(
         &self,
-        named: &Named,
+        scope: Scope,
         name: &Arc<str>,
         config: LimitConfig,
         now: u64,
     ) -> Result<Arc<Limiter>, TableFull> {
-        let mut named = named.write().unwrap_or_else(PoisonError::into_inner);
+        let mut named = self.named(scope).write().unwrap_or_else(PoisonError::into_inner);
         if named.len() >= self.limiters_max && !named.contains_key(name) {
             // Under the write lock: nobody else changes it.
             if now < self.search_at.load(Ordering::Relaxed) {
@@ -117,7 +159,11 @@ impl LimitTable {
                 return Err(TableFull);
             }
         }
-        let limiter = named.entry(Arc::clone(name)).or_insert_with(|| Arc::new(Limiter::new(config)));
+        let limiter = named.entry(Arc::clone(name)).or_insert_with(|| {
+            let limiter = Limiter::new(config);
+            self.peers.introduce(&(scope, Arc::clone(name)), &limiter, now);
+            Arc::new(limiter)
+        });
         Ok(Arc::clone(limiter))
     }
 }
@@ -149,6 +195,87 @@ mod tests {
             assert!(take(&get(scope, Some(1))), "{scope:?}: another limiter of the same name");
         }
         assert!(get(Scope::Key, None).is_none());
+    }
+
+    /// Tells each table what the other has charged.
+    fn exchange(tables: [&LimitTable; 2], now: u64) {
+        let [first, second] = tables;
+        let (of_first, of_second) = (first.reports(now), second.reports(now));
+        second.take_reports(1, of_first, now);
+        first.take_reports(2, of_second, now);
+    }
+
+    #[test]
+    fn gateways_that_tell_each_other_share_a_limit() {
+        let config =
+            LimitConfig { requests_per_minute: Some(60), concurrent_max: Some(3), ..LimitConfig::default() };
+        let tables = [LimitTable::default(), LimitTable::default()];
+        let name: Arc<str> = "a".into();
+        let take = |at: usize, now| {
+            let limiter = tables[at].get(Scope::Tenant, &name, config, now).expect("room");
+            admit(None, limiter.as_ref(), 0, now)
+        };
+        let second = 1_000_000_000;
+        let mut taken = 0;
+        for now in (0..60).map(|at| at * second / 60) {
+            exchange([&tables[0], &tables[1]], now);
+            taken += [0, 1].into_iter().filter(|at| take(*at, now).is_ok()).count();
+        }
+        assert!((60..=62).contains(&taken), "{taken}: a minute's worth, and what refilled in a second");
+        // One that is new takes over how empty the buckets are.
+        let new = LimitTable::default();
+        new.take_reports(1, tables[0].reports(second), second);
+        let limiter = new.get(Scope::Tenant, &name, config, second).expect("room");
+        assert!(admit(None, limiter.as_ref(), 0, second).is_err());
+        // What is given back at one is there at both.
+        let later = 60 * second;
+        exchange([&tables[0], &tables[1]], later);
+        let inside = [take(0, later).expect("a place"), take(0, later).expect("a place")];
+        exchange([&tables[0], &tables[1]], later);
+        let third = take(1, later).expect("the last place");
+        assert_eq!(take(1, later).expect_err("no place").kind, crate::LimitKind::Concurrency);
+        drop(inside);
+        exchange([&tables[0], &tables[1]], later);
+        assert!(take(1, later).is_ok());
+        drop(third);
+        // A peer that is gone takes its requests with it.
+        let stuck = [take(0, later).expect("a place"), take(0, later).expect("a place")];
+        exchange([&tables[0], &tables[1]], later);
+        let other = take(1, later).expect("a place");
+        assert!(take(1, later).is_err());
+        tables[1].forget_peer(1);
+        assert!(take(1, later).is_ok());
+        drop((stuck, other));
+        tables[1].take_reports(
+            1,
+            HashMap::from([("x:a".to_owned(), LimitReport::of(&Limiter::new(config), 0))]),
+            later,
+        );
+    }
+
+    #[test]
+    fn a_report_that_is_lost_is_made_good_by_the_next() {
+        let config = LimitConfig { tokens_per_minute: Some(600), ..LimitConfig::default() };
+        let tables = [LimitTable::default(), LimitTable::default()];
+        let name: Arc<str> = "a".into();
+        let limiter =
+            |at: usize| tables[at].get(Scope::Key, &name, config, 0).expect("room").expect("a limit");
+        let left = |at: usize| limiter(at).tokens.level(0).expect("a limit").0;
+        assert_eq!((left(0), left(1)), (600, 600));
+        exchange([&tables[0], &tables[1]], 0);
+        let mut charges = Vec::new();
+        for (tokens, is_lost) in [(100, false), (50, true), (50, true), (100, false)] {
+            charges.push(admit(Some(&limiter(0)), None, tokens, 0).expect("room"));
+            if !is_lost {
+                exchange([&tables[0], &tables[1]], 0);
+            }
+        }
+        assert_eq!((left(0), left(1)), (300, 300));
+        charges.remove(0).cancel();
+        charges[0].settle(10, 0);
+        exchange([&tables[0], &tables[1]], 0);
+        exchange([&tables[0], &tables[1]], 0);
+        assert_eq!((left(0), left(1)), (440, 440));
     }
 
     #[test]

@@ -1,0 +1,145 @@
+//! Limits that several gateways share: each tells the others what it has charged, and counts what they tell as its own.
+//!
+//! A report carries sums since the gateway's start, not differences: one that is lost is made good by the next. Whoever hears of a
+//! limiter for the first time, or makes it later than its peers, takes over how empty its buckets are there. Between two reports
+//! each gateway knows of the others' charges as they were, so together they may let in what a limit gives in that time, once for
+//! each gateway.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Limiter, Scope};
+use crate::grant::NAME_BYTES_MAX;
+
+/// What a gateway has charged to one limiter, in nanoseconds of refilling: for requests, and for tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitReport {
+    /// Since the gateway's start. It wraps.
+    pub(super) spent: [u64; 2],
+    /// Until the buckets are full, as that gateway sees them.
+    missing: [u64; 2],
+    /// Requests inside.
+    pub(super) running: u32,
+}
+
+impl LimitReport {
+    pub(super) fn of(limiter: &Limiter, now: u64) -> Self {
+        Self {
+            spent: [limiter.requests.spent(), limiter.tokens.spent()],
+            missing: [limiter.requests.missing(now), limiter.tokens.missing(now)],
+            running: limiter.running(),
+        }
+    }
+
+    /// Differs when something was charged meanwhile: what refilled alone is no news.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.spent, self.running).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// A limiter's name among all.
+type Named = (Scope, Arc<str>);
+
+#[derive(Debug)]
+struct Told {
+    report: LimitReport,
+    at: u64,
+}
+
+/// The last reports of all peers. Its lock is taken while one of the table is held, never the other way round.
+#[derive(Debug, Default)]
+pub(super) struct PeerReports {
+    told: Mutex<HashMap<u64, HashMap<Named, Told>>>,
+}
+
+impl PeerReports {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, HashMap<Named, Told>>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a peer's report; `limiter` is that of the name here, if there is one.
+    pub(super) fn take(
+        &self,
+        peer: u64,
+        name: Named,
+        report: LimitReport,
+        limiter: Option<&Limiter>,
+        limiters_max: usize,
+        now: u64,
+    ) {
+        let mut told = self.lock();
+        let told = told.entry(peer).or_default();
+        if told.len() >= limiters_max && !told.contains_key(&name) {
+            told.retain(|_, told| told.report.running > 0 || told.missing(now) != [0, 0]);
+            if told.len() >= limiters_max {
+                return;
+            }
+        }
+        let before = told.insert(name, Told { report, at: now });
+        let Some(limiter) = limiter else { return };
+        match &before {
+            Some(before) => limiter.charge_peers(&before.report, &report, now),
+            None => limiter.raise(report.missing, report.running, now),
+        }
+    }
+
+    /// Gives a limiter that was just made what peers have charged to its name.
+    pub(super) fn introduce(&self, name: &Named, limiter: &Limiter, now: u64) {
+        for told in self.lock().values().filter_map(|told| told.get(name)) {
+            limiter.raise(told.missing(now), told.report.running, now);
+        }
+    }
+
+    /// Forgets what a peer has charged to limiters of a scope; its requests are not inside any more.
+    pub(super) fn forget<'a>(&self, peer: u64, scope: Scope, limiter: impl Fn(&str) -> Option<&'a Limiter>) {
+        let mut all = self.lock();
+        let Some(told) = all.get_mut(&peer) else { return };
+        told.retain(|(of, name), told| {
+            if *of == scope
+                && let Some(limiter) = limiter(name)
+            {
+                limiter.leave_peers(told.report.running);
+            }
+            *of != scope
+        });
+        if told.is_empty() {
+            all.remove(&peer);
+        }
+    }
+}
+
+impl Told {
+    fn missing(&self, now: u64) -> [u64; 2] {
+        self.report.missing.map(|missing| missing.saturating_sub(now.saturating_sub(self.at)))
+    }
+}
+
+impl Scope {
+    fn letter(self) -> char {
+        match self {
+            Self::Key => 'k',
+            Self::Subject => 's',
+            Self::Tenant => 't',
+        }
+    }
+}
+
+/// The name of a limiter in messages.
+pub(super) fn written(scope: Scope, name: &str) -> String {
+    format!("{}:{name}", scope.letter())
+}
+
+/// The limiter that such a name is for.
+pub(super) fn read(text: &str) -> Option<Named> {
+    let (letter, name) = text.split_once(':')?;
+    let scope = [Scope::Key, Scope::Subject, Scope::Tenant];
+    let scope = scope.into_iter().find(|scope| letter.len() == 1 && letter.starts_with(scope.letter()))?;
+    // A subject may be longer than a name: as long as it was taken from a token.
+    (name.len() <= 8 * NAME_BYTES_MAX).then(|| (scope, name.into()))
+}
