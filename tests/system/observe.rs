@@ -64,6 +64,46 @@ fn is_a_tree(spans: &[Span]) {
 }
 
 #[test]
+fn a_collector_gets_what_prometheus_would() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let collector = runtime.block_on(Collector::start("127.0.0.1:0", Manner::Refuses));
+    let config = format!("{}metrics_interval = \"200ms\"\n", trace_config(&collector.endpoint()));
+    let site =
+        Site::start("otlp-metrics", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], &config);
+    assert_eq!(site.chat(&chat(20, 1, 8)).0, 200);
+    // A collector that refuses for a while loses nothing but the moment.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    *collector.manner.lock().expect("no panic") = Manner::Takes;
+    let last =
+        || collector.received.lock().expect("no panic").metrics.last().map(|(_, request)| request.clone());
+    wait_for("metrics", || last().is_some());
+    let request = last().expect("one came");
+    let of = &request.resource_metrics[0];
+    let resource = of.resource.as_ref().expect("a resource");
+    assert_eq!(find(&resource.attributes, "service.name"), Some(&text("kvasir")));
+    let metrics = &of.scope_metrics[0].metrics;
+    let names: std::collections::BTreeSet<&str> = metrics.iter().map(|metric| metric.name.as_str()).collect();
+    let scraped = get(&site.gateway.address, "/metrics").expect("metrics").1;
+    let families = scraped.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let families: std::collections::BTreeSet<&str> = families
+        .map(|name| name.strip_suffix("_total").unwrap_or(name))
+        // Families without a series are not sent.
+        .filter(|name| scraped.lines().any(|line| line.starts_with(*name)))
+        .collect();
+    assert!(names.is_subset(&families) && names.len() > 40, "{names:?}\n{families:?}");
+    let requests = metrics.iter().find(|metric| metric.name == "kvasir_gateway_requests").expect("requests");
+    let Some(opentelemetry_proto::tonic::metrics::v1::metric::Data::Sum(sum)) = &requests.data else {
+        panic!("a counter")
+    };
+    let [point] = sum.data_points.as_slice() else { panic!("one series: {sum:?}") };
+    assert_eq!(find(&point.attributes, "surface"), Some(&text("chat")));
+    assert_eq!(
+        point.value,
+        Some(opentelemetry_proto::tonic::metrics::v1::number_data_point::Value::AsDouble(1.0))
+    );
+}
+
+#[test]
 fn a_hand_off_is_one_trace_with_its_transfer() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let collector = runtime.block_on(Collector::start("127.0.0.1:0", Manner::Takes));

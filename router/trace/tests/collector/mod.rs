@@ -6,6 +6,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_server::{
+    MetricsService, MetricsServiceServer,
+};
+use opentelemetry_proto::tonic::collector::metrics::v1::{
+    ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
@@ -34,6 +40,7 @@ pub(crate) enum Manner {
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     pub(crate) requests: Vec<(MetadataMap, ExportTraceServiceRequest)>,
+    pub(crate) metrics: Vec<(MetadataMap, ExportMetricsServiceRequest)>,
 }
 
 impl Received {
@@ -50,6 +57,7 @@ impl Received {
     }
 }
 
+#[derive(Clone)]
 struct Service {
     manner: Arc<Mutex<Manner>>,
     received: Arc<Mutex<Received>>,
@@ -61,15 +69,34 @@ impl TraceService for Service {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let manner = *self.manner.lock().expect("lock");
-        match manner {
-            Manner::Takes => {}
-            Manner::Refuses => return Err(Status::unauthenticated("no")),
-            Manner::Hangs => std::future::pending().await,
-        }
+        self.behave().await?;
         let (metadata, _, message) = request.into_parts();
         self.received.lock().expect("lock").requests.push((metadata, message));
         Ok(Response::new(ExportTraceServiceResponse { partial_success: None }))
+    }
+}
+
+#[tonic::async_trait]
+impl MetricsService for Service {
+    async fn export(
+        &self,
+        request: Request<ExportMetricsServiceRequest>,
+    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        self.behave().await?;
+        let (metadata, _, message) = request.into_parts();
+        self.received.lock().expect("lock").metrics.push((metadata, message));
+        Ok(Response::new(ExportMetricsServiceResponse { partial_success: None }))
+    }
+}
+
+impl Service {
+    async fn behave(&self) -> Result<(), Status> {
+        let manner = *self.manner.lock().expect("lock");
+        match manner {
+            Manner::Takes => Ok(()),
+            Manner::Refuses => Err(Status::unauthenticated("no")),
+            Manner::Hangs => std::future::pending().await,
+        }
     }
 }
 
@@ -87,7 +114,9 @@ impl Collector {
         let collector = Self { address, received: Arc::default(), manner: Arc::new(Mutex::new(manner)) };
         let service =
             Service { manner: Arc::clone(&collector.manner), received: Arc::clone(&collector.received) };
-        let server = Server::builder().add_service(TraceServiceServer::new(service));
+        let server = Server::builder()
+            .add_service(MetricsServiceServer::new(service.clone()))
+            .add_service(TraceServiceServer::new(service));
         tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
         collector
     }
