@@ -305,6 +305,7 @@ pub(crate) fn config(text: ModelText) -> GatewayConfig {
         write_timeout: Duration::from_secs(60),
         guardrail: None,
         database: None,
+        batch_requests_max: 1,
         follows_engines: false,
     }
 }

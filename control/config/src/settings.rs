@@ -262,8 +262,8 @@ section! {
 }
 
 section! {
-    /// What clients leave with a gateway: responses that later ones go on from, and conversations. Each gateway has a database
-    /// of its own: clients must come back to the gateway that stored what they go on from.
+    /// What clients leave with a gateway: responses that later ones go on from, conversations, files, and batches of requests.
+    /// Each gateway has a database of its own: clients must come back to the gateway that stored what they ask about.
     DatabaseSettings, "database" {
         /// File of the database; empty stores nothing. With it responses are stored unless a request says `store: false`, as
         /// OpenAI's are.
@@ -274,6 +274,8 @@ section! {
         bytes_max: Bytes = Bytes(16 << 30), in Bytes(1 << 20) => Bytes(1 << 44);
         /// Bytes that one tenant may store.
         tenant_bytes_max: Bytes = Bytes(1 << 30), in Bytes(1 << 20) => Bytes(1 << 44);
+        /// Requests of batches that are inside at a time, of all tenants together.
+        batch_requests: u64 = 16, in 1 => 10_000;
     }
 }
 

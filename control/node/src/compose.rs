@@ -307,6 +307,7 @@ pub(crate) fn gateway(
         write_timeout: gateway.write_timeout,
         guardrail: guardrail(settings)?,
         database: database(settings),
+        batch_requests_max: settings.database.batch_requests as usize,
         follows_engines: gateway.follow_engines,
     })
 }

@@ -353,6 +353,21 @@ impl Access {
         self.by_credential(caller.headers).or_else(|error| self.by_certificate(caller).ok_or(error))
     }
 
+    /// What the key of this name may, while it is valid; for work that goes on without its client.
+    pub(crate) fn grant_named(&self, name: &str, tenant: &str) -> Option<Arc<Grant>> {
+        if !self.is_closed() {
+            return Some(Arc::clone(&self.nobody));
+        }
+        let keys = self.keys.as_ref()?.load();
+        let grant = keys.named(name).filter(|grant| !grant.is_expired(unix_time()))?;
+        (*grant.tenant == *tenant).then(|| Arc::clone(grant))
+    }
+
+    /// Limits of a tenant, as the keys file has them.
+    pub(crate) fn tenant_limits(&self, tenant: &str) -> LimitConfig {
+        self.keys.as_ref().and_then(|keys| keys.load().tenant_limits(tenant)).unwrap_or_default()
+    }
+
     fn by_certificate(&self, caller: &Caller<'_>) -> Option<Arc<Grant>> {
         let shown = caller.certificate()?;
         let keys = self.keys.as_ref()?.load();

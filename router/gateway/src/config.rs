@@ -52,6 +52,8 @@ pub struct GatewayConfig {
     pub guardrail: Option<GuardrailConfig>,
     /// Where responses and conversations are stored, if anywhere.
     pub database: Option<router_database::Config>,
+    /// Requests of batches that are inside at a time.
+    pub batch_requests_max: usize,
     /// As many requests are let in as the engines can take, if that is less.
     pub follows_engines: bool,
 }

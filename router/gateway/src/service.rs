@@ -74,7 +74,10 @@ impl Gateway {
         let tracer = config.trace.clone().map(Tracer::new).transpose().map_err(|error| error.to_string())?;
         let compute = ComputePool::start(config.compute_threads);
         let compute = compute.map_err(|error| format!("threads for large requests: {error}"))?;
-        let stored = config.database.clone().map(Stored::open).transpose()?.map(Arc::new);
+        let database = config.database.clone();
+        let stored =
+            database.map(|database| Stored::open(database, config.batch_requests_max)).transpose()?;
+        let (stored, begun) = stored.map(|(stored, begun)| (Arc::new(stored), begun)).unzip();
         let guardrail = config.guardrail.clone();
         let guardrail = guardrail.map(|guardrail| Guardrail::new(guardrail, config.access.tls.as_ref()));
         let gateway = Arc::new(Self {
@@ -105,6 +108,9 @@ impl Gateway {
             tokio::spawn(crate::history::keep(weak())),
             tokio::spawn(crate::gate::keep(weak())),
         ]);
+        if let Some(begun) = begun {
+            gateway.fleet.adopt([tokio::spawn(stored::runner::run(weak(), begun))]);
+        }
         Ok(gateway)
     }
 

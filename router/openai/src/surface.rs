@@ -80,6 +80,18 @@ impl Surface {
         }
     }
 
+    /// The path at which clients ask for it; the first where there are several, and empty where it is none of HTTP.
+    #[must_use]
+    pub fn client_path(self) -> &'static str {
+        match self {
+            Self::Messages => "/v1/messages",
+            Self::CountTokens => "/v1/messages/count_tokens",
+            Self::Responses => "/v1/responses",
+            Self::KServe => "",
+            _ => self.engine_path(),
+        }
+    }
+
     /// Whether an engine's accelerator computes something for it.
     #[must_use]
     pub fn is_computed(self) -> bool {

@@ -98,6 +98,15 @@ impl KeySet {
         by_uri.chain(by_dns_name).chain(by_common_name).find(|grant| !grant.is_expired(now_unix))
     }
 
+    /// The grant of this name, of a key or of a certificate; it may have expired.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<&Arc<Grant>> {
+        let known = &self.certificates;
+        let certificates =
+            known.uris.values().chain(known.dns_names.values()).chain(known.common_names.values());
+        self.grants.values().chain(certificates).find(|grant| *grant.name == *name)
+    }
+
     /// Limits of a tenant, as the file has them; for grants that come from tokens.
     #[must_use]
     pub fn tenant_limits(&self, tenant: &str) -> Option<LimitConfig> {

@@ -162,12 +162,20 @@ impl RequestContext {
     }
 
     /// Finds out whose it is and counts it among theirs; refused when too many are inside.
-    pub(super) fn identify(&mut self, headers: &HeaderMap, peer: Option<&PeerAddr>) -> Result<(), ApiError> {
+    pub(super) fn identify(
+        &mut self,
+        headers: &HeaderMap,
+        peer: Option<&PeerAddr>,
+        acts_for: Option<Arc<Grant>>,
+    ) -> Result<(), ApiError> {
         // Bounds the requests inside, waiting ones included: each holds its body in memory.
         if self.inside_before >= self.gateway.models.inside_max {
             return Err(ApiError::unavailable("Too many requests are being served."));
         }
-        self.grant = self.gateway.access.identify(&Caller::at_api(headers, peer))?;
+        self.grant = match acts_for {
+            Some(grant) => grant,
+            None => self.gateway.access.identify(&Caller::at_api(headers, peer))?,
+        };
         // The request and its place among those of its key count from here on: a body that never comes holds both.
         self.charge_request()
     }

@@ -29,6 +29,7 @@ use crate::models::Target;
 use crate::service::Gateway;
 use crate::stored::history::History;
 use crate::stored::responses::ResponseRecord;
+use crate::stored::runner::ActsFor;
 use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_buffered};
 
 /// Bytes of a body that are taken for a token where the prompt is not known in tokens.
@@ -88,7 +89,8 @@ struct RelayedRequest {
 
 impl Received {
     pub(super) fn identify(self, context: &mut RequestContext) -> Result<Identified, ApiError> {
-        context.identify(self.0.headers(), peer_of(&self.0))?;
+        let acts_for = self.0.extensions().get::<ActsFor>().map(|acts| Arc::clone(&acts.0));
+        context.identify(self.0.headers(), peer_of(&self.0), acts_for)?;
         Ok(Identified(self.0))
     }
 }

@@ -1,29 +1,35 @@
-//! What clients leave with the gateway: responses and conversations, in its database, each tenant's apart.
+//! What clients leave with the gateway: responses, conversations, files and batches, in its database, each tenant's apart.
 //!
 //! `responses` stores what `POST /v1/responses` answers and tells it again, `conversations` keeps their items together. A request
 //! that goes on from either gets their items in front of its own input (`history`) before it is translated and screened.
+//! `files` keeps what clients upload; `batches` are the requests in such a file, and `runner` runs them.
 
+pub(crate) mod batches;
 pub(crate) mod conversations;
+pub(crate) mod files;
 pub(crate) mod history;
 pub(crate) mod responses;
+pub(crate) mod runner;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
-use axum::extract::{ConnectInfo, FromRequestParts, Request};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequestParts, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use router_access::admit;
+use router_access::{Grant, admit};
 use router_database::{Database, Error};
 use router_openai::ApiError;
 use router_tls::PeerAddr;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
+use self::runner::BatchName;
 use crate::access::limited;
 use crate::caller::Caller;
 use crate::request::{BodyKind, named, read_body};
@@ -44,12 +50,62 @@ const METADATA_VALUE_MAX: usize = 512;
 pub(crate) struct Stored {
     pub(crate) database: Database,
     inside: Arc<Semaphore>,
+    /// Requests of batches that may be inside.
+    batch_places: Semaphore,
+    /// Tells the runner of batches that begin.
+    begun: mpsc::UnboundedSender<BatchName>,
+    /// Batches that are being run, with what stops them.
+    batches: Mutex<HashMap<BatchName, watch::Sender<bool>>>,
 }
 
 impl Stored {
-    pub(crate) fn open(config: router_database::Config) -> Result<Self, String> {
+    /// Opens the database. Batches that begin are told to the receiver.
+    pub(crate) fn open(
+        config: router_database::Config,
+        batch_requests_max: usize,
+    ) -> Result<(Self, mpsc::UnboundedReceiver<BatchName>), String> {
         let database = Database::open(config).map_err(|error| error.to_string())?;
-        Ok(Self { database, inside: Arc::new(Semaphore::new(INSIDE_MAX)) })
+        let (begun, receiver) = mpsc::unbounded_channel();
+        let stored = Self {
+            database,
+            inside: Arc::new(Semaphore::new(INSIDE_MAX)),
+            batch_places: Semaphore::new(batch_requests_max),
+            begun,
+            batches: Mutex::default(),
+        };
+        Ok((stored, receiver))
+    }
+
+    fn batches(&self) -> MutexGuard<'_, HashMap<BatchName, watch::Sender<bool>>> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a batch begin.
+    fn begin(&self, tenant: &Arc<str>, id: &str) {
+        // The runner ends with the gateway; the next one finds the batch in the database.
+        let _ended = self.begun.send((Arc::clone(tenant), id.to_owned()));
+    }
+
+    /// A batch is being run from now on; what says that it is to stop. `None` when it is already.
+    fn running(&self, name: &BatchName) -> Option<watch::Receiver<bool>> {
+        let mut batches = self.batches();
+        if batches.contains_key(name) {
+            return None;
+        }
+        let (sender, receiver) = watch::channel(false);
+        batches.insert(name.clone(), sender);
+        Some(receiver)
+    }
+
+    fn ended(&self, name: &BatchName) {
+        self.batches().remove(name);
+    }
+
+    /// Stops a batch that is being run.
+    fn stop(&self, tenant: &Arc<str>, id: &str) {
+        if let Some(sender) = self.batches().get(&(Arc::clone(tenant), id.to_owned())) {
+            sender.send_replace(true);
+        }
     }
 }
 
@@ -67,6 +123,13 @@ pub(crate) fn routes() -> Router<Arc<Gateway>> {
             "/v1/conversations/{id}/items/{item}",
             get(conversations::item).delete(conversations::delete_item),
         )
+        // An upload has a limit and a pace of its own.
+        .route("/v1/files", get(files::list).post(files::create).layer(DefaultBodyLimit::disable()))
+        .route("/v1/files/{id}", get(files::one).delete(files::delete))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/batches", get(batches::list).post(batches::create))
+        .route("/v1/batches/{id}", get(batches::one))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route_layer(middleware::from_fn(name_answer))
 }
 
@@ -80,6 +143,7 @@ pub(crate) struct Owner {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) stored: Arc<Stored>,
     pub(crate) tenant: Arc<str>,
+    pub(crate) grant: Arc<Grant>,
     _inside: OwnedSemaphorePermit,
 }
 
@@ -100,7 +164,13 @@ impl FromRequestParts<Arc<Gateway>> for Owner {
         };
         let inside = Arc::clone(&stored.inside).try_acquire_owned();
         let inside = inside.map_err(|_| ApiError::unavailable("Too many requests are being served."))?;
-        Ok(Self { gateway: Arc::clone(gateway), stored, tenant: Arc::clone(&grant.tenant), _inside: inside })
+        Ok(Self {
+            gateway: Arc::clone(gateway),
+            stored,
+            tenant: Arc::clone(&grant.tenant),
+            grant,
+            _inside: inside,
+        })
     }
 }
 

@@ -1,0 +1,367 @@
+//! Files that clients upload, and those that batches write (`/v1/files`). A file is kept in parts, so that none is ever in memory
+//! as a whole.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{Multipart, Path, Query};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use router_database::{Collection, Error, Key, Transaction};
+use router_openai::ApiError;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::responses::{parse, written};
+use super::{Owner, PageQuery, Stored, answered, not_found, refusal};
+use crate::service::{fresh_id, unix_time};
+
+/// Bytes of a file, at most; as many as OpenAI takes for a batch.
+const FILE_BYTES_MAX: u64 = 200 << 20;
+/// Bytes of a part.
+const PART_BYTES: usize = 1 << 20;
+/// An upload must arrive within this time, and a second more for each so many bytes.
+const UPLOAD_WITHIN: Duration = Duration::from_secs(60);
+const UPLOAD_BYTES_PER_SECOND: u64 = 64 << 10;
+/// Longest name of a file and of its purpose.
+const NAME_BYTES_MAX: usize = 256;
+/// What files may be for, as OpenAI's API has it.
+const PURPOSES: [&str; 6] = ["assistants", "batch", "fine-tune", "vision", "user_data", "evals"];
+
+/// What is known of a file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FileRecord {
+    pub(crate) id: String,
+    pub(crate) bytes: u64,
+    pub(crate) created_at: u64,
+    pub(crate) expires_at: u64,
+    pub(crate) filename: String,
+    pub(crate) purpose: String,
+    pub(crate) parts: u32,
+}
+
+impl FileRecord {
+    fn shown(&self) -> Value {
+        json!({
+            "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
+            "expires_at": self.expires_at, "filename": self.filename, "purpose": self.purpose, "status": "processed",
+        })
+    }
+
+    pub(crate) fn key(tenant: &Arc<str>, id: &str) -> Key {
+        Key::new(tenant, Collection::File, id)
+    }
+
+    /// The place of a part. Ids are as long as each other, so that none is the beginning of another.
+    pub(crate) fn part_key(tenant: &Arc<str>, id: &str, part: u32) -> Key {
+        Key::new(tenant, Collection::FilePart, format!("{id}/{part:08x}"))
+    }
+
+    pub(crate) async fn find(stored: &Stored, tenant: &Arc<str>, id: &str) -> Result<Option<Self>, Error> {
+        let document = stored.database.get(Self::key(tenant, id)).await?;
+        document.map(|document| parse(&document)).transpose()
+    }
+}
+
+/// A file that is being uploaded. Dropped before its end, it takes its parts with it.
+struct Upload {
+    stored: Arc<Stored>,
+    tenant: Arc<str>,
+    id: String,
+    expires: u64,
+    buffer: Vec<u8>,
+    bytes: u64,
+    parts: u32,
+    started: Instant,
+    is_finished: bool,
+}
+
+impl Upload {
+    fn new(owner: &Owner) -> Self {
+        Self {
+            stored: Arc::clone(&owner.stored),
+            tenant: Arc::clone(&owner.tenant),
+            id: format!("file-{}", fresh_id()),
+            expires: owner.stored.database.expires(),
+            buffer: Vec::new(),
+            bytes: 0,
+            parts: 0,
+            started: Instant::now(),
+            is_finished: false,
+        }
+    }
+
+    /// When the next piece must be there.
+    fn due(&self) -> tokio::time::Instant {
+        let pace = Duration::from_secs(self.bytes / UPLOAD_BYTES_PER_SECOND);
+        (self.started + UPLOAD_WITHIN + pace).into()
+    }
+
+    async fn push(&mut self, bytes: &[u8]) -> Result<(), ApiError> {
+        self.bytes += bytes.len() as u64;
+        if self.bytes > FILE_BYTES_MAX {
+            let message = format!("The file has more than {FILE_BYTES_MAX} bytes.");
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message, "body_too_large"));
+        }
+        self.buffer.extend_from_slice(bytes);
+        while self.buffer.len() >= PART_BYTES {
+            let rest = self.buffer.split_off(PART_BYTES);
+            let part = std::mem::replace(&mut self.buffer, rest);
+            self.write(part).await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self, part: Vec<u8>) -> Result<(), ApiError> {
+        let (key, expires) = (FileRecord::part_key(&self.tenant, &self.id, self.parts), self.expires);
+        self.parts += 1;
+        let write = move |transaction: &mut Transaction<'_>| transaction.put(key, expires, part);
+        self.stored.database.write(write).await.map_err(|error| refusal(&error))
+    }
+
+    async fn finish(mut self, filename: String, purpose: String) -> Result<FileRecord, ApiError> {
+        if !self.buffer.is_empty() {
+            let part = std::mem::take(&mut self.buffer);
+            self.write(part).await?;
+        }
+        let record = FileRecord {
+            id: self.id.clone(),
+            bytes: self.bytes,
+            created_at: unix_time(),
+            expires_at: self.expires,
+            filename,
+            purpose,
+            parts: self.parts,
+        };
+        let (key, expires, document) =
+            (FileRecord::key(&self.tenant, &self.id), self.expires, written(&record));
+        let write = move |transaction: &mut Transaction<'_>| transaction.put(key, expires, document);
+        self.stored.database.write(write).await.map_err(|error| refusal(&error))?;
+        self.is_finished = true;
+        Ok(record)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if self.is_finished || self.parts == 0 {
+            return;
+        }
+        let (stored, tenant, prefix) =
+            (Arc::clone(&self.stored), Arc::clone(&self.tenant), format!("{}/", self.id));
+        tokio::spawn(async move {
+            let delete = move |transaction: &mut Transaction<'_>| {
+                transaction.delete_all(&tenant, Collection::FilePart, &prefix)
+            };
+            if let Err(error) = stored.database.write(delete).await {
+                tracing::warn!(%error, "the parts of a broken upload stay until their time is over");
+            }
+        });
+    }
+}
+
+fn bad_form(error: impl std::fmt::Display) -> ApiError {
+    ApiError::malformed(format!("The body is no form with a file: {error}."))
+}
+
+fn slow() -> ApiError {
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, "The file did not arrive in time.", "body_too_slow")
+}
+
+async fn upload(owner: &Owner, mut form: Multipart) -> Result<FileRecord, ApiError> {
+    let mut upload = Upload::new(owner);
+    let (mut filename, mut purpose) = (None, None);
+    loop {
+        let field = tokio::time::timeout_at(upload.due(), form.next_field()).await.map_err(|_| slow())?;
+        let Some(mut field) = field.map_err(bad_form)? else { break };
+        let name = field.name().unwrap_or_default().to_owned();
+        let is_file = name == "file" && filename.is_none();
+        if is_file {
+            filename = Some(field.file_name().unwrap_or("file").to_owned());
+        }
+        let mut text = Vec::new();
+        loop {
+            let chunk = tokio::time::timeout_at(upload.due(), field.chunk()).await.map_err(|_| slow())?;
+            let Some(chunk) = chunk.map_err(bad_form)? else { break };
+            if is_file {
+                upload.push(&chunk).await?;
+            } else if text.len() + chunk.len() <= NAME_BYTES_MAX {
+                text.extend_from_slice(&chunk);
+            } else {
+                return Err(ApiError::invalid(&name, format!("`{name}` is too long.")));
+            }
+        }
+        if name == "purpose" {
+            purpose = String::from_utf8(text).ok();
+        }
+    }
+    let filename = filename.ok_or_else(|| ApiError::invalid("file", "`file` is required."))?;
+    if filename.len() > NAME_BYTES_MAX || filename.chars().any(char::is_control) {
+        return Err(ApiError::invalid("file", "The file's name is too long, or has control characters."));
+    }
+    let purpose = purpose.filter(|purpose| PURPOSES.contains(&purpose.as_str()));
+    let purpose = purpose
+        .ok_or_else(|| ApiError::invalid("purpose", format!("`purpose` must be one of {PURPOSES:?}.")))?;
+    upload.finish(filename, purpose).await
+}
+
+/// `POST /v1/files`, a form with `purpose` and `file`.
+pub(crate) async fn create(
+    owner: Owner,
+    form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
+) -> Response {
+    let form = form.map_err(bad_form);
+    answered(match form {
+        Ok(form) => upload(&owner, form).await.map(|record| record.shown()),
+        Err(error) => Err(error),
+    })
+}
+
+async fn found(owner: &Owner, id: &str) -> Result<FileRecord, ApiError> {
+    let found = FileRecord::find(&owner.stored, &owner.tenant, id).await.map_err(|error| refusal(&error))?;
+    found.ok_or_else(|| not_found("File", id))
+}
+
+/// Which files are wanted.
+#[derive(Debug, Deserialize)]
+pub(crate) struct FilesQuery {
+    purpose: Option<String>,
+}
+
+/// `GET /v1/files`.
+pub(crate) async fn list(
+    owner: Owner,
+    Query(wanted): Query<FilesQuery>,
+    Query(query): Query<PageQuery>,
+) -> Response {
+    let tenant = Arc::clone(&owner.tenant);
+    let read = owner.stored.database.read(move |snapshot| {
+        let mut records = Vec::<FileRecord>::new();
+        let mut broken = None;
+        snapshot.walk(&tenant, Collection::File, "", None, |_, document| {
+            match parse(document) {
+                Ok(record) => records.push(record),
+                Err(error) => broken = Some(error),
+            }
+            broken.is_none()
+        })?;
+        broken.map_or(Ok(records), Err)
+    });
+    let listed = read.await.map_err(|error| refusal(&error)).and_then(|mut records| {
+        records.retain(|record| wanted.purpose.as_ref().is_none_or(|purpose| *purpose == record.purpose));
+        records.sort_by_key(|record| record.created_at);
+        query.page(records.iter().map(FileRecord::shown).collect())
+    });
+    answered(listed)
+}
+
+/// `GET /v1/files/{id}`.
+pub(crate) async fn one(owner: Owner, Path(id): Path<String>) -> Response {
+    answered(found(&owner, &id).await.map(|record| record.shown()))
+}
+
+/// `GET /v1/files/{id}/content`.
+pub(crate) async fn content(owner: Owner, Path(id): Path<String>) -> Response {
+    let record = match found(&owner, &id).await {
+        Ok(record) => record,
+        Err(error) => return error.into_response(),
+    };
+    let bytes = record.bytes;
+    let (stored, tenant) = (Arc::clone(&owner.stored), Arc::clone(&owner.tenant));
+    let parts = stream::unfold(0, move |part| {
+        let (stored, key) = (Arc::clone(&stored), FileRecord::part_key(&tenant, &record.id, part));
+        let is_over = part == record.parts;
+        async move {
+            if is_over {
+                return None;
+            }
+            let read =
+                stored.database.get(key).await.and_then(|bytes| {
+                    bytes.ok_or_else(|| Error::Storage("a part of a file is gone".to_owned()))
+                });
+            Some((read, part + 1))
+        }
+    });
+    let head = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_LENGTH, bytes.to_string()),
+    ];
+    (head, Body::from_stream(parts)).into_response()
+}
+
+/// `DELETE /v1/files/{id}`.
+pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Response {
+    let (tenant, name) = (Arc::clone(&owner.tenant), id.clone());
+    let deleted = owner.stored.database.write(move |transaction| {
+        let was_there = transaction.delete(FileRecord::key(&tenant, &name))?;
+        if was_there {
+            transaction.delete_all(&tenant, Collection::FilePart, &format!("{name}/"))?;
+        }
+        Ok(was_there)
+    });
+    answered(match deleted.await {
+        Ok(true) => Ok(json!({ "id": id, "object": "file", "deleted": true })),
+        Ok(false) => Err(not_found("File", &id)),
+        Err(error) => Err(refusal(&error)),
+    })
+}
+
+/// The lines of a file, one after the other.
+pub(crate) struct Lines {
+    stored: Arc<Stored>,
+    tenant: Arc<str>,
+    record: FileRecord,
+    next_part: u32,
+    buffer: Vec<u8>,
+    at: usize,
+    line_bytes_max: usize,
+}
+
+/// Why a file's next line cannot be had.
+#[derive(Debug)]
+pub(crate) enum LineError {
+    TooLong,
+    Database(Error),
+}
+
+impl Lines {
+    pub(crate) fn new(
+        stored: &Arc<Stored>,
+        tenant: &Arc<str>,
+        record: FileRecord,
+        line_bytes_max: usize,
+    ) -> Self {
+        let (stored, tenant) = (Arc::clone(stored), Arc::clone(tenant));
+        Self { stored, tenant, record, next_part: 0, buffer: Vec::new(), at: 0, line_bytes_max }
+    }
+
+    /// The next line that is not blank, without its end.
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, LineError> {
+        loop {
+            if let Some(end) = memchr::memchr(b'\n', &self.buffer[self.at..]) {
+                let line = self.buffer[self.at..self.at + end].trim_ascii().to_vec();
+                self.at += end + 1;
+                if !line.is_empty() {
+                    return Ok(Some(line));
+                }
+                continue;
+            }
+            self.buffer.drain(..std::mem::take(&mut self.at));
+            if self.buffer.len() > self.line_bytes_max {
+                return Err(LineError::TooLong);
+            }
+            if self.next_part == self.record.parts {
+                let last = std::mem::take(&mut self.buffer).trim_ascii().to_vec();
+                return Ok((!last.is_empty()).then_some(last));
+            }
+            let key = FileRecord::part_key(&self.tenant, &self.record.id, self.next_part);
+            self.next_part += 1;
+            let part = self.stored.database.get(key).await.map_err(LineError::Database)?;
+            let part = part
+                .ok_or_else(|| LineError::Database(Error::Storage("a part of a file is gone".to_owned())))?;
+            self.buffer.extend_from_slice(&part);
+        }
+    }
+}

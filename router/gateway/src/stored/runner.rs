@@ -1,0 +1,453 @@
+//! Runs batches. Answers are written in the order of their lines together with how far the batch is, so that a gateway that is
+//! killed asks again only for what it had not written.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use futures_util::{StreamExt, stream};
+use router_access::Grant;
+use router_database::{Collection, Error, Transaction};
+use router_openai::Surface;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+
+use super::Stored;
+use super::batches::{Batch, BatchStatus, Written, change, surface_of};
+use super::files::{FileRecord, LineError, Lines};
+use super::responses::{parse, written};
+use crate::request::serve;
+use crate::service::{Gateway, fresh_id, unix_time};
+
+/// Requests of a batch, as OpenAI takes them.
+const REQUESTS_MAX: u64 = 50_000;
+/// Mistakes of a file that are told.
+const ERRORS_TOLD: usize = 20;
+/// Largest answer of a request.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// Answers are written when there are so many, or so many bytes of them.
+const TOGETHER_MAX: usize = 64;
+const TOGETHER_BYTES: usize = 1 << 20;
+/// Pauses before a request is tried again that found no place, or a database that was busy.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Letters of a client's name for a request.
+const CUSTOM_ID_MAX: usize = 512;
+
+/// A batch among all.
+pub(crate) type BatchName = (Arc<str>, String);
+
+/// The grant that a request of a batch works with, in place of a credential. Only the gateway itself puts it into a request.
+#[derive(Debug, Clone)]
+pub(crate) struct ActsFor(pub(crate) Arc<Grant>);
+
+/// Runs the batches of the database that are not over, and those that begin, until the gateway is gone.
+pub(crate) async fn run(gateway: Weak<Gateway>, mut begun: mpsc::UnboundedReceiver<BatchName>) {
+    let Some(stored) = gateway.upgrade().and_then(|gateway| gateway.stored.clone()) else { return };
+    let found = stored.database.read(|snapshot| {
+        let mut names = Vec::<BatchName>::new();
+        snapshot.walk_all(Collection::Batch, |tenant, id, document| {
+            if parse::<Batch>(document).is_ok_and(|batch| batch.status.is_active()) {
+                names.push((tenant.into(), id.to_owned()));
+            }
+        })?;
+        Ok(names)
+    });
+    match found.await {
+        Ok(names) => names.into_iter().for_each(|name| start(&gateway, &stored, name)),
+        Err(error) => tracing::error!(%error, "the batches of the last run cannot be gone on with"),
+    }
+    while let Some(name) = begun.recv().await {
+        start(&gateway, &stored, name);
+    }
+}
+
+fn start(gateway: &Weak<Gateway>, stored: &Arc<Stored>, name: BatchName) {
+    let Some(gateway) = gateway.upgrade() else { return };
+    let Some(stopped) = stored.running(&name) else { return };
+    let stored = Arc::clone(stored);
+    tokio::spawn(async move {
+        let run = Run {
+            gateway,
+            stored: Arc::clone(&stored),
+            tenant: Arc::clone(&name.0),
+            id: name.1.clone(),
+            stopped,
+        };
+        if let Err(error) = run.to_its_end().await {
+            tracing::error!(%error, batch = name.1, "a batch rests until the next start");
+        }
+        stored.ended(&name);
+    });
+}
+
+/// A batch that is being run.
+struct Run {
+    gateway: Arc<Gateway>,
+    stored: Arc<Stored>,
+    tenant: Arc<str>,
+    id: String,
+    /// True when its client cancels it.
+    stopped: watch::Receiver<bool>,
+}
+
+/// What a line's request was answered.
+struct Answered {
+    is_good: bool,
+    line: Vec<u8>,
+}
+
+/// Answers that are not written yet.
+#[derive(Default)]
+struct Pending {
+    good: Vec<u8>,
+    bad: Vec<u8>,
+    completed: u64,
+    failed: u64,
+}
+
+impl Pending {
+    fn push(&mut self, answered: &Answered) {
+        let (file, count) = match answered.is_good {
+            true => (&mut self.good, &mut self.completed),
+            false => (&mut self.bad, &mut self.failed),
+        };
+        file.extend_from_slice(&answered.line);
+        file.push(b'\n');
+        *count += 1;
+    }
+
+    fn is_large(&self) -> bool {
+        self.completed + self.failed >= TOGETHER_MAX as u64
+            || self.good.len() + self.bad.len() >= TOGETHER_BYTES
+    }
+}
+
+impl Run {
+    async fn to_its_end(self) -> Result<(), Error> {
+        let Some(batch) = self.batch().await? else { return Ok(()) };
+        let batch = match batch.status {
+            BatchStatus::Validating => match self.validated(&batch).await? {
+                Some(batch) => batch,
+                None => return Ok(()),
+            },
+            _ => batch,
+        };
+        if !batch.status.is_active() {
+            return Ok(());
+        }
+        let end = match batch.status {
+            BatchStatus::Cancelling => BatchStatus::Cancelled,
+            _ => self.asked(&batch).await?,
+        };
+        self.finish(end).await
+    }
+
+    async fn batch(&self) -> Result<Option<Batch>, Error> {
+        let document = self.stored.database.get(Batch::key(&self.tenant, &self.id)).await?;
+        document.map(|document| parse(&document)).transpose()
+    }
+
+    async fn change(&self, how: impl FnOnce(&mut Batch) + Send + 'static) -> Result<Option<Batch>, Error> {
+        let (key, expires) = (Batch::key(&self.tenant, &self.id), self.stored.database.expires());
+        self.stored.database.write(move |transaction| change(transaction, key, expires, how)).await
+    }
+
+    async fn lines(&self, batch: &Batch) -> Result<Option<Lines>, Error> {
+        let record = FileRecord::find(&self.stored, &self.tenant, &batch.input_file_id).await?;
+        let line_bytes_max = self.gateway.config.body_bytes_max;
+        Ok(record.map(|record| Lines::new(&self.stored, &self.tenant, record, line_bytes_max)))
+    }
+
+    /// Reads the whole file once. `None` when it is not what it should be: the batch has failed then.
+    async fn validated(&self, batch: &Batch) -> Result<Option<Batch>, Error> {
+        let mut errors = Vec::new();
+        let mut total = 0;
+        match self.lines(batch).await? {
+            None => errors.push(json!({ "code": "no_file", "message": "The input file is gone.", "line": null, "param": "input_file_id" })),
+            Some(mut lines) => {
+                let mut names = HashSet::new();
+                while errors.len() < ERRORS_TOLD {
+                    let line = match lines.next().await {
+                        Ok(Some(line)) => line,
+                        Ok(None) => break,
+                        Err(LineError::Database(error)) => return Err(error),
+                        Err(LineError::TooLong) => {
+                            errors.push(mistake(total + 1, "line_too_long", "The line is larger than a request may be."));
+                            break;
+                        }
+                    };
+                    total += 1;
+                    let problem = match BatchLine::parse(&line, &batch.endpoint) {
+                        Err(problem) => Some(problem),
+                        Ok(line) if !names.insert(line.custom_id.clone()) => {
+                            Some(("duplicate_custom_id", format!("Another line has the custom_id {:?}.", line.custom_id)))
+                        }
+                        Ok(_) if total > REQUESTS_MAX => {
+                            Some(("too_many_requests", format!("There are more than {REQUESTS_MAX} requests.")))
+                        }
+                        Ok(_) => None,
+                    };
+                    if let Some((code, message)) = problem {
+                        errors.push(mistake(total, code, &message));
+                    }
+                }
+                if total == 0 && errors.is_empty() {
+                    errors.push(mistake(0, "empty_file", "The input file has no requests."));
+                }
+            }
+        }
+        let changed = self.change(move |batch| {
+            if batch.status != BatchStatus::Validating {
+                return;
+            }
+            batch.total = total;
+            match errors.is_empty() {
+                true => batch.enter(BatchStatus::InProgress),
+                false => batch.fail(errors),
+            }
+        });
+        changed.await
+    }
+
+    /// Asks for what is not answered yet; the status that the batch ends with.
+    async fn asked(&self, batch: &Batch) -> Result<BatchStatus, Error> {
+        let Some(mut lines) = self.lines(batch).await? else { return Ok(BatchStatus::Failed) };
+        for _ in 0..batch.done() {
+            if lines.next().await.is_err() {
+                return Ok(BatchStatus::Failed);
+            }
+        }
+        let lines = stream::unfold(lines, |mut lines| async move {
+            match lines.next().await {
+                Ok(Some(line)) => Some((Ok(line), lines)),
+                Ok(None) => None,
+                Err(error) => Some((Err(error), lines)),
+            }
+        });
+        let places = self.gateway.config.batch_requests_max.max(1);
+        let answers = lines.map(|line| async {
+            match line {
+                Ok(line) => self.answer(batch, &line).await.map(Ok),
+                Err(error) => Some(Err(error)),
+            }
+        });
+        let mut answers = std::pin::pin!(answers.buffered(places));
+        let mut stopped = self.stopped.clone();
+        let left = Duration::from_secs(batch.expires_at.saturating_sub(unix_time()));
+        let mut over = std::pin::pin!(tokio::time::sleep(left));
+        let mut pending = Pending::default();
+        let end = loop {
+            let next = tokio::select! {
+                biased;
+                _ = stopped.wait_for(|stopped| *stopped) => break BatchStatus::Cancelled,
+                () = &mut over => break BatchStatus::Expired,
+                next = answers.next() => next,
+            };
+            match next {
+                None => break BatchStatus::Completed,
+                // Its key is gone.
+                Some(None) | Some(Some(Err(LineError::TooLong))) => break BatchStatus::Failed,
+                Some(Some(Err(LineError::Database(error)))) => return Err(error),
+                Some(Some(Ok(answered))) => pending.push(&answered),
+            }
+            if pending.is_large() {
+                self.write(std::mem::take(&mut pending)).await?;
+            }
+        };
+        self.write(pending).await?;
+        Ok(end)
+    }
+
+    /// Writes answers, and how far the batch is with them.
+    async fn write(&self, pending: Pending) -> Result<(), Error> {
+        let (key, expires, tenant) =
+            (Batch::key(&self.tenant, &self.id), self.stored.database.expires(), Arc::clone(&self.tenant));
+        let written = self.stored.database.write(move |transaction| {
+            let Some(batch) = transaction.get(&key)? else { return Ok(()) };
+            let batch: Batch = parse(&batch)?;
+            let output =
+                append(transaction, &tenant, &batch.output_file_id, batch.output, expires, pending.good)?;
+            let error =
+                append(transaction, &tenant, &batch.error_file_id, batch.error, expires, pending.bad)?;
+            change(transaction, key, expires, |batch| {
+                (batch.output, batch.error) = (output, error);
+                batch.completed += pending.completed;
+                batch.failed += pending.failed;
+            })?;
+            Ok(())
+        });
+        written.await
+    }
+
+    /// Makes its files known, and ends it.
+    async fn finish(&self, end: BatchStatus) -> Result<(), Error> {
+        let (key, expires, tenant) =
+            (Batch::key(&self.tenant, &self.id), self.stored.database.expires(), Arc::clone(&self.tenant));
+        let finished = self.stored.database.write(move |transaction| {
+            let changed = change(transaction, key, expires, |batch| {
+                batch.enter(BatchStatus::Finalizing);
+                batch.enter(end);
+            });
+            let Some(batch) = changed? else { return Ok(()) };
+            for (id, file, name) in [
+                (&batch.output_file_id, batch.output, "output"),
+                (&batch.error_file_id, batch.error, "error"),
+            ] {
+                if file.bytes == 0 {
+                    continue;
+                }
+                let record = FileRecord {
+                    id: id.clone(),
+                    bytes: file.bytes,
+                    created_at: unix_time(),
+                    expires_at: expires,
+                    filename: format!("{}_{name}.jsonl", batch.id),
+                    purpose: "batch_output".to_owned(),
+                    parts: file.parts,
+                };
+                transaction.put(FileRecord::key(&tenant, id), expires, written(&record))?;
+            }
+            Ok(())
+        });
+        finished.await
+    }
+
+    /// Asks for one line; `None` when its key is gone.
+    async fn answer(&self, batch: &Batch, line: &[u8]) -> Option<Answered> {
+        let line = match BatchLine::parse(line, &batch.endpoint) {
+            Ok(line) => line,
+            Err((code, message)) => {
+                let error = json!({ "custom_id": null, "response": null, "error": { "code": code, "message": message } });
+                return Some(Answered { is_good: false, line: written(&error) });
+            }
+        };
+        let surface = surface_of(&batch.endpoint)?;
+        let mut pause = PAUSE;
+        loop {
+            let grant = batch.grant(&self.gateway, &self.tenant)?;
+            let _place = self.stored.batch_places.acquire().await.ok()?;
+            let (status, after, request_id, body) = self.ask(surface, &line.body, grant).await;
+            if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+                drop(_place);
+                // Until the batch's time is over: whoever waits here is dropped then.
+                tokio::time::sleep(after.unwrap_or(pause).min(PAUSE_MAX)).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+                continue;
+            }
+            let answer = json!({
+                "id": format!("batch_req_{}", fresh_id()),
+                "custom_id": line.custom_id,
+                "response": { "status_code": status.as_u16(), "request_id": request_id, "body": body },
+                "error": null,
+            });
+            return Some(Answered { is_good: status.is_success(), line: written(&answer) });
+        }
+    }
+
+    async fn ask(
+        &self,
+        surface: Surface,
+        body: &Bytes,
+        grant: Arc<Grant>,
+    ) -> (StatusCode, Option<Duration>, String, Value) {
+        let mut request = Request::new(Body::from(body.clone()));
+        request.extensions_mut().insert(ActsFor(grant));
+        let (head, body) = serve(Arc::clone(&self.gateway), request, surface).await.into_parts();
+        let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+        let after = header(header::RETRY_AFTER.as_str()).and_then(|after| after.parse().ok());
+        let request_id = header("x-request-id").unwrap_or_default().to_owned();
+        let status = head.status;
+        let body = match to_bytes(body, ANSWER_BYTES_MAX).await {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .unwrap_or_else(|_| String::from_utf8_lossy(&bytes).into_owned().into()),
+            Err(_) => json!({ "error": { "message": "The answer is too large for a batch." } }),
+        };
+        (status, after.map(Duration::from_secs), request_id, body)
+    }
+}
+
+fn mistake(line: u64, code: &str, message: &str) -> Value {
+    json!({ "code": code, "message": message, "line": line, "param": null })
+}
+
+/// Adds to a file.
+fn append(
+    transaction: &mut Transaction<'_>,
+    tenant: &Arc<str>,
+    id: &str,
+    mut file: Written,
+    expires: u64,
+    bytes: Vec<u8>,
+) -> Result<Written, Error> {
+    if !bytes.is_empty() {
+        file.bytes += bytes.len() as u64;
+        transaction.put(FileRecord::part_key(tenant, id, file.parts), expires, bytes)?;
+        file.parts += 1;
+    }
+    Ok(file)
+}
+
+/// A request of a batch.
+struct BatchLine {
+    custom_id: String,
+    body: Bytes,
+}
+
+impl BatchLine {
+    /// Reads a line; else a code and what is wrong with it.
+    fn parse(line: &[u8], endpoint: &str) -> Result<Self, (&'static str, String)> {
+        let value: Value = serde_json::from_slice(line)
+            .map_err(|error| ("invalid_json_line", format!("The line is not JSON: {error}.")))?;
+        let custom_id = value["custom_id"].as_str().filter(|id| !id.is_empty() && id.len() <= CUSTOM_ID_MAX);
+        let custom_id = custom_id.ok_or_else(|| {
+            ("missing_custom_id", format!("`custom_id` must be a text of up to {CUSTOM_ID_MAX} bytes."))
+        })?;
+        if value["method"] != "POST" {
+            return Err(("invalid_method", "`method` must be `POST`.".to_owned()));
+        }
+        if value["url"] != endpoint {
+            return Err(("mismatched_endpoint", format!("`url` must be the batch's endpoint, {endpoint}.")));
+        }
+        let body = &value["body"];
+        if !body.is_object() {
+            return Err(("missing_body", "`body` must be an object.".to_owned()));
+        }
+        if body["stream"] == true {
+            return Err((
+                "invalid_request",
+                "Answers of a batch are not streamed: leave `stream` out.".to_owned(),
+            ));
+        }
+        Ok(Self { custom_id: custom_id.to_owned(), body: body.to_string().into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_a_request() {
+        let good = json!({ "custom_id": "1", "method": "POST", "url": "/v1/x", "body": { "model": "m" } });
+        let line = BatchLine::parse(good.to_string().as_bytes(), "/v1/x").ok().expect("a request");
+        assert_eq!((line.custom_id.as_str(), &line.body[..]), ("1", &br#"{"model":"m"}"#[..]));
+        for (field, value, code) in [
+            ("custom_id", json!(null), "missing_custom_id"),
+            ("custom_id", json!("x".repeat(513)), "missing_custom_id"),
+            ("method", json!("GET"), "invalid_method"),
+            ("url", json!("/v1/y"), "mismatched_endpoint"),
+            ("body", json!("x"), "missing_body"),
+            ("body", json!({ "stream": true }), "invalid_request"),
+        ] {
+            let mut bad = good.clone();
+            bad[field] = value;
+            let problem = BatchLine::parse(bad.to_string().as_bytes(), "/v1/x").err().expect("a problem");
+            assert_eq!(problem.0, code, "{bad}");
+        }
+        assert_eq!(BatchLine::parse(b"{", "/v1/x").err().expect("a problem").0, "invalid_json_line");
+    }
+}
