@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Kvasir in front of and below real engines on the CPU: run.sh [routing|disaggregation|offload|all] [--direct] (vLLM)
+# Kvasir in front of and below real engines on the CPU: run.sh [routing|pools|disaggregation|offload|all] [--direct] (vLLM)
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
 # started. With --direct the gateway is left out: what do the engines and the check itself do?
 # LAB is the folder for vLLM (7 GB) and the logs. Succeeds with `SKIPPED: reason` where vLLM cannot be had.
@@ -16,8 +16,8 @@ fi
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
-"routing "* | "disaggregation "* | "offload " | "all "*) ;;
-*) echo "run.sh [routing|disaggregation|offload|all] [--direct]" >&2 && exit 2 ;;
+"routing "* | "pools " | "disaggregation "* | "offload " | "all "*) ;;
+*) echo "run.sh [routing|pools|disaggregation|offload|all] [--direct]" >&2 && exit 2 ;;
 esac
 first=8101 second=8102 gateway=127.0.0.1:8200
 
@@ -65,10 +65,12 @@ up() { # what it is, its health URL, its log
     echo "$1 is up"
 }
 
-engines() { # part of the first, part of the second
+engines() { # part of the first, part of the second, each perhaps with options of vLLM
     finish
-    setsid "$here/serve.sh" "$first" "$core1" "$1" >"$LAB/$first.log" 2>&1 </dev/null &
-    setsid "$here/serve.sh" "$second" "$core2" "$2" >"$LAB/$second.log" 2>&1 </dev/null &
+    # shellcheck disable=SC2086 # options are words of their own
+    setsid "$here/serve.sh" "$first" "$core1" $1 >"$LAB/$first.log" 2>&1 </dev/null &
+    # shellcheck disable=SC2086
+    setsid "$here/serve.sh" "$second" "$core2" $2 >"$LAB/$second.log" 2>&1 </dev/null &
     disown -a
     up "vLLM ($1)" "http://127.0.0.1:$first/health" "$LAB/$first.log"
     up "vLLM ($2)" "http://127.0.0.1:$second/health" "$LAB/$second.log"
@@ -95,7 +97,7 @@ check() { # its name, then the command
     fi
 }
 
-if [ "$what" != routing ]; then
+if [ "$what" != routing ] && [ "$what" != pools ]; then
     check judgement "$python" -B "$here/test_judge.py"
 fi
 if [ "$what" = routing ] || [ "$what" = all ]; then
@@ -106,6 +108,13 @@ if [ "$what" = routing ] || [ "$what" = all ]; then
         gateway '' --worker "http://127.0.0.1:$first" --worker "http://127.0.0.1:$second"
         check routing "$python" "$here/routing.py" "http://$gateway"
     fi
+fi
+if [ "$what" = pools ] || [ "$what" = all ] && [ -z "$direct" ]; then
+    engines alone 'alone --served-model-name other'
+    pool='[[pool]]\nname = "other"\naliases = ["o"]\nfallback = ["gateway"]\n'
+    pool+="workers = [\"http://127.0.0.1:$second\"]\nmodel_folder = \"$LAB/tinymodel\"\n"
+    gateway "$pool"'[[split]]\nmodel = "mix"\npools = ["gateway=90", "other=10"]\n' --worker "http://127.0.0.1:$first"
+    check pools "$python" "$here/pools.py" "http://$gateway" "http://127.0.0.1:$first" "http://127.0.0.1:$second"
 fi
 if [ "$what" = disaggregation ] || [ "$what" = all ]; then
     engines prefill decode

@@ -128,6 +128,66 @@ fn requests_and_answers_of_all_surfaces_are_checked() {
     let hidden = json!({ "model": "tiny", "max_tokens": 8, "messages": [
         { "role": "user", "content": [{ "type": "text", "text": "x" }, { "type": "text", "text": "bad" }] }] });
     assert_eq!(asked(&site.gateway, "/v1/chat/completions", &hidden).0, 400);
+    // Engines read these; here they are no trees, so that nobody could look into them.
+    seen.lock().expect("no panic").clear();
+    for odd in ["1e999", "\"\\ud800\""] {
+        let body = format!(
+            "{{\"model\":\"tiny\",\"max_tokens\":4,\"messages\":[{{\"role\":\"user\",\"content\":\"a bad thing\",\"x\":{odd}}}]}}"
+        );
+        let answer = support::raw(
+            &site.gateway.address,
+            &format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            ),
+        );
+        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("cannot be checked"), "{answer}");
+    }
+    assert!(seen.lock().expect("no panic").is_empty());
+}
+
+#[test]
+fn an_answer_is_blocked_and_paid_for() {
+    let (url, seen) = service(|asked| {
+        Some(match asked["input_type"].as_str() {
+            Some("response") => json!({ "action": "BLOCKED" }),
+            _ => json!({ "action": "NONE" }),
+        })
+    });
+    let site = site("guardrail-blocks", &url, "");
+    let (status, answer) = asked(&site.gateway, "/v1/chat/completions", &chat("x"));
+    assert_eq!((status, &answer["error"]["code"]), (400, &json!("content_filter")), "{answer}");
+    let mut body = chat("x");
+    body["stream"] = true.into();
+    let (status, text) = post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer");
+    assert!(status == 200 && text.contains("content_filter") && !text.contains("\"delta\""), "{text}");
+    support::wait_for("both to be counted", || {
+        site.gateway.metric("kvasir_gateway_generated_tokens_total") == 16.0
+    });
+    let path = site.scratch.0.join("kvasir.toml").display().to_string();
+    let worker = site.mocks[0].url();
+    let arguments = ["gateway", "--config", &path, "--worker", &worker];
+    let keyed = Process::start_with(&arguments, &[("KVASIR_GUARDRAIL_KEY", "guard-secret")]);
+    keyed.wait_healthy();
+    assert_eq!(asked(&keyed, "/v1/chat/completions", &chat("x")).0, 400);
+    let shown: Vec<String> = seen.lock().expect("no panic").iter().map(|(_, shown)| shown.clone()).collect();
+    assert_eq!(shown, ["", "", "", "", "Bearer guard-secret", "Bearer guard-secret"]);
+}
+
+#[test]
+fn a_verdict_that_does_not_fit_is_a_failure() {
+    for verdict in [
+        json!({ "action": "GUARDRAIL_INTERVENED", "texts": ["one", "too", "many"] }),
+        json!({ "action": "GUARDRAIL_INTERVENED" }),
+        json!({ "action": "GUARDRAIL_INTERVENED", "texts": ["x"], "images": ["y"] }),
+        json!({ "action": "SOMETHING_ELSE" }),
+        json!({}),
+    ] {
+        let (url, _seen) = service(move |_| Some(verdict.clone()));
+        let site = site("guardrail-odd", &url, "");
+        let (status, answer) = asked(&site.gateway, "/v1/chat/completions", &chat("x"));
+        assert_eq!((status, metric(&site, "failed"), metric(&site, "changed")), (503, 1.0, 0.0), "{answer}");
+    }
 }
 
 #[test]
@@ -149,6 +209,7 @@ fn texts_are_replaced_both_ways() {
     );
     let mut body = chat("my secret");
     body["stream"] = true.into();
+    body["logprobs"] = true.into();
     let (status, text) = post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer");
     assert_eq!(status, 200);
     let events = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
@@ -157,6 +218,7 @@ fn texts_are_replaced_both_ways() {
         .filter_map(|event| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
         .collect();
     assert_eq!(content, "[checked]");
+    assert!(!text.contains("logprob"), "the tokens that were replaced: {text}");
     assert!(text.trim_end().ends_with("data: [DONE]") && text.contains("\"finish_reason\""), "{text}");
     let (_, message) = asked(&site.gateway, "/v1/messages", &chat("my secret"));
     assert_eq!(message["content"][0]["text"], "[checked]");

@@ -76,6 +76,10 @@ fn a_response_outlives_the_gateway_and_is_its_tenants_alone() {
     assert_eq!((status, &first["store"]), (200, &json!(true)), "{first}");
     let id = first["id"].as_str().expect("an id").to_owned();
     let path = format!("/v1/responses/{id}");
+    for bad in ["limit=x", "limit=0", "order=up", "after=nobody"] {
+        let (status, refused) = asked(&site.gateway, alice, &format!("{path}/input_items?{bad}"), None);
+        assert_eq!(status, 400, "{bad}: {refused}");
+    }
 
     site.gateway.stop();
     site.gateway.restart();
@@ -163,13 +167,10 @@ fn a_tenant_stores_no_more_than_it_may() {
 #[test]
 fn without_a_database_nothing_is_stored() {
     let site = Site::start("stored-not", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
-    let request = json!({ "model": "tiny", "input": "Hello", "max_output_tokens": 4 });
-    let model = site.mocks[0].url();
     let (_, models) = asked(&site.gateway, None, "/v1/models", None);
-    let mut request = request;
-    request["model"] = models["data"][0]["id"].clone();
+    let request = json!({ "model": models["data"][0]["id"], "input": "Hello", "max_output_tokens": 4 });
     let (status, response) = asked(&site.gateway, None, "/v1/responses", Some(&request));
-    assert_eq!((status, &response["store"]), (200, &json!(false)), "{model}: {response}");
+    assert_eq!((status, &response["store"]), (200, &json!(false)), "{response}");
     for field in ["previous_response_id", "conversation"] {
         let mut request = request.clone();
         request[field] = "x_1".into();

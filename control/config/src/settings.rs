@@ -252,11 +252,11 @@ section! {
     GuardrailSettings, "guardrail" {
         /// URL of the service, without that path; empty checks nothing.
         url: String = String::new();
-        /// What it is asked about. Streams are held back until they are checked as a whole.
+        /// Whether requests, answers or both are checked. A checked stream is held back until its end.
         check: String = "both".to_owned(), one_of &["both", "requests", "answers"];
-        /// Longest wait for it.
+        /// Longest wait for the guardrail's verdict.
         timeout: Duration = Duration::from_secs(5), in Duration::from_millis(1) => Duration::from_secs(600);
-        /// What becomes of requests and answers while it does not answer.
+        /// Whether requests and answers are refused (503) or pass while the guardrail fails.
         on_failure: String = "refuse".to_owned(), one_of &["refuse", "pass"];
     }
 }

@@ -26,6 +26,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub use self::reader::Snapshot;
 pub use self::writer::Transaction;
 
+/// Memory for pages of the file. What it holds beside its documents (keys, freed pages) is not counted.
+const CACHE_BYTES: usize = 64 << 20;
+
 /// A kind of documents. The numbers are part of the file's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -34,8 +37,6 @@ pub enum Collection {
     Response = 1,
     /// Conversations that responses belong to.
     Conversation = 2,
-    /// Items of conversations, `CONVERSATION/NUMBER`.
-    Item = 3,
     /// Files that clients uploaded, and results of batches.
     File = 4,
     /// Parts of files, `FILE/NUMBER`.
@@ -47,11 +48,11 @@ pub enum Collection {
 /// Where a document is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// Whose it is.
+    /// The tenant that owns the document.
     pub tenant: Arc<str>,
-    /// What it is.
+    /// The kind of the document.
     pub collection: Collection,
-    /// The document's name within them.
+    /// The document's id within the tenant's collection.
     pub id: String,
 }
 
@@ -134,7 +135,12 @@ impl Database {
             .mode(0o600)
             .open(&config.path);
         drop(made.map_err(|error| at(&error))?);
-        let file = Arc::new(redb::Database::create(&config.path).map_err(|error| at(&error))?);
+        let file = Arc::new(
+            redb::Builder::new()
+                .set_cache_size(CACHE_BYTES)
+                .create(&config.path)
+                .map_err(|error| at(&error))?,
+        );
         let bytes = Arc::new(AtomicU64::new(tables::prepare(&file).map_err(|error| at(&error))?));
         let keep = config.keep;
         let readers = reader::Readers::start(&file)?;

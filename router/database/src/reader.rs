@@ -102,7 +102,7 @@ impl Readers {
     ) -> Result<T, Error> {
         let (answer, answered) = oneshot::channel();
         let read: Read = Box::new(move |snapshot| {
-            // Nobody waits for it when the request is gone.
+            // The request is gone: its read is skipped.
             if !answer.is_closed() {
                 let _gone = answer.send(snapshot.and_then(work));
             }

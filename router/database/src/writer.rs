@@ -92,21 +92,15 @@ impl<'a> Tables<'a> {
         let end = (unix_seconds() + 1, "", 0, "");
         for entry in self.expiries.range(..end).map_err(Error::storage)?.take(SWEPT_MAX) {
             let (key, ()) = entry.map(|(key, _)| (key, ())).map_err(Error::storage)?;
-            let (_, tenant, collection, id) = key.value();
-            over.push((tenant.to_owned(), collection, id.to_owned()));
+            let (expires, tenant, collection, id) = key.value();
+            over.push((expires, tenant.to_owned(), collection, id.to_owned()));
         }
-        for (tenant, collection, id) in &over {
-            let removed = self.documents.remove((tenant.as_str(), *collection, id.as_str()));
-            let Some((expires, bytes)) = removed.map_err(Error::storage)?.map(|found| {
-                let (expires, document) = found.value();
-                (expires, (tenant.len() + id.len() + document.len()) as u64)
-            }) else {
-                continue;
-            };
-            self.expiries
-                .remove((expires, tenant.as_str(), *collection, id.as_str()))
-                .map_err(Error::storage)?;
-            self.resize(tenant, bytes, 0)?;
+        for (expires, tenant, collection, id) in &over {
+            let place = (tenant.as_str(), *collection, id.as_str());
+            let removed = self.documents.remove(place).map_err(Error::storage)?;
+            let bytes = removed.map(|found| (tenant.len() + id.len() + found.value().1.len()) as u64);
+            self.expiries.remove((*expires, place.0, place.1, place.2)).map_err(Error::storage)?;
+            self.resize(tenant, bytes.unwrap_or(0), 0)?;
         }
         Ok(over.len() == SWEPT_MAX)
     }
@@ -239,7 +233,7 @@ impl Writer {
         let write: Write = Box::new(move |tables| {
             let done = staged(tables, work);
             Box::new(move |committed| {
-                // Whoever asked may be gone; what was accepted is written all the same.
+                // The request may be gone; a write that was accepted is committed all the same.
                 let _gone = answer.send(committed.and(done));
             })
         });

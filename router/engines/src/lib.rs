@@ -15,6 +15,7 @@ pub mod client;
 pub mod dialect;
 pub mod exposition;
 pub mod handoff;
+mod http1;
 pub mod intake;
 pub mod key;
 pub mod tokens;

@@ -1,6 +1,6 @@
 //! Connections to one engine, driven by the requests that use them.
 //!
-//! A connection has no task of its own: the request that holds it polls it, so that neither head nor body crosses from
+//! A connection (`http1`) has no task of its own: the request that holds it polls it, so that neither head nor body crosses from
 //! one task to another (hyper-util's pool gives each connection a task, and each hop is a wake-up). Nobody watches an
 //! idle connection; it is looked at when it is taken out, and one that has been idle for longer than the least
 //! keep-alive among engines' servers (uvicorn: 5 s) is not used again. A request whose reused connection turns out to
@@ -10,23 +10,22 @@
 //! Nagle's algorithm is off. Taking a connection out and putting it back is lock-free.
 
 use std::cell::Cell;
-use std::pin::{Pin, pin};
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use crossbeam_queue::ArrayQueue;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use router_tls::{ClientStream, ClientTls};
 use tokio::net::TcpStream;
 
+use crate::http1::{self, Answer, Connection, Framing, Next};
 use crate::key::ApiKey;
 
 /// Idle connections kept for each engine by threads that share them; more are closed.
@@ -87,13 +86,8 @@ impl Call {
     }
 }
 
-struct Link {
-    sender: http1::SendRequest<Full<Bytes>>,
-    driver: http1::Connection<TokioIo<ClientStream>, Full<Bytes>>,
-}
-
 struct Idle {
-    link: Box<Link>,
+    connection: Box<Connection>,
     since: Instant,
 }
 
@@ -182,17 +176,13 @@ impl Upstream {
     }
 
     /// An idle connection that is still open as far as can be seen.
-    fn take(&self) -> Option<Box<Link>> {
+    fn take(&self) -> Option<Box<Connection>> {
         // Closing takes a while: what many requests have left behind is not cleared away by one of them.
         for _ in 0..EXPIRED_EACH_MAX {
-            let Idle { mut link, since } = self.idle().pop()?;
-            if since.elapsed() > IDLE_FOR {
-                continue;
-            }
-            // An idle connection has nothing to do but to notice that the other end has closed it.
+            let Idle { mut connection, since } = self.idle().pop()?;
             let mut context = Context::from_waker(Waker::noop());
-            if Pin::new(&mut link.driver).poll(&mut context).is_pending() && link.sender.is_ready() {
-                return Some(link);
+            if since.elapsed() <= IDLE_FOR && connection.is_quiet(&mut context) {
+                return Some(connection);
             }
         }
         None
@@ -212,7 +202,7 @@ impl Upstream {
         }
     }
 
-    async fn connect(&self) -> Result<Box<Link>, UpstreamError> {
+    async fn connect(&self) -> Result<Box<Connection>, UpstreamError> {
         let connecting = tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(&self.authority));
         let stream = match connecting.await {
             Ok(Ok(stream)) => stream,
@@ -231,77 +221,53 @@ impl Upstream {
                 tls.connect(host, stream).await.map_err(|error| self.error(error))?
             }
         };
-        let handshake = http1::handshake(TokioIo::new(stream)).await;
-        let (sender, driver) = handshake.map_err(|error| self.error(error))?;
-        Ok(Box::new(Link { sender, driver }))
+        Ok(Box::new(Connection::new(stream)))
     }
 
     /// Sends a request; the answer's head is here when this returns, its body comes as it comes.
     pub async fn send(self: &Arc<Self>, call: &Call) -> Result<Response<ReplyBody>, UpstreamError> {
-        if let Some(link) = self.take() {
+        if let Some(connection) = self.take() {
             let started = Instant::now();
-            match self.exchange(link, call).await {
+            match self.exchange(connection, call).await {
                 // Closed under us while it was idle: that shows at once and says nothing of the engine.
                 Err(_) if !call.once && started.elapsed() < CLOSED_WITHIN => {}
                 answer => return answer,
             }
         }
-        let link = self.connect().await?;
-        self.exchange(link, call).await
+        let connection = self.connect().await?;
+        self.exchange(connection, call).await
     }
 
     async fn exchange(
         self: &Arc<Self>,
-        mut link: Box<Link>,
+        mut connection: Box<Connection>,
         call: &Call,
     ) -> Result<Response<ReplyBody>, UpstreamError> {
-        let mut request = Request::new(Full::new(call.body.clone()));
-        *request.method_mut() = call.method.clone();
-        *request.uri_mut() = call.path.clone();
-        request.headers_mut().reserve(call.headers.len() + 3);
-        request.headers_mut().insert(http::header::HOST, self.host.clone());
-        request.headers_mut().extend(call.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
-        if let Some(key) = &self.key {
-            request.headers_mut().insert(http::header::AUTHORIZATION, key.header().clone());
+        let request = http1::Request {
+            method: &call.method,
+            path: call.path.path_and_query().map_or("/", PathAndQuery::as_str),
+            host: &self.host,
+            authorization: self.key.as_ref().map(ApiKey::header),
+            headers: &call.headers,
+            body: &call.body,
+        };
+        let answer = connection.exchange(&request).await.map_err(|error| self.error(error))?;
+        let Answer { head, framing, is_reusable } = answer;
+        let mut body =
+            ReplyBody { connection: Some(connection), framing, is_reusable, home: Arc::clone(self) };
+        if framing == Framing::Ended {
+            body.give_back();
         }
-        let mut answer = pin!(link.sender.send_request(request));
-        let mut is_over = false;
-        let driver = &mut link.driver;
-        let answered = std::future::poll_fn(|context| {
-            if !is_over && let Poll::Ready(ended) = Pin::new(&mut *driver).poll(context) {
-                is_over = true;
-                if let Err(error) = ended {
-                    return Poll::Ready(Err(chain(&error)));
-                }
-            }
-            answer.as_mut().poll(context).map_err(|error| chain(&error))
-        });
-        let response = answered.await.map_err(|reason| self.error(reason))?;
-        let (head, incoming) = response.into_parts();
-        let body = ReplyBody { incoming, link: Some(link), is_over, home: Arc::clone(self) };
         Ok(Response::from_parts(head, body))
     }
 }
 
-/// An HTTP client's errors hide their cause one level down.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        source = inner.source();
-    }
-    text
-}
-
 /// The body of an answer, and the connection that it comes over.
 pub struct ReplyBody {
-    incoming: Incoming,
-    /// Gone once it is back among the idle ones.
-    link: Option<Box<Link>>,
-    /// The connection has ended, with or without the body.
-    is_over: bool,
+    /// Gone once it is back among the idle ones, or broken.
+    connection: Option<Box<Connection>>,
+    framing: Framing,
+    is_reusable: bool,
     home: Arc<Upstream>,
 }
 
@@ -312,33 +278,70 @@ impl std::fmt::Debug for ReplyBody {
 }
 
 impl ReplyBody {
-    fn drive(&mut self, context: &mut Context<'_>) {
-        if let Some(link) = &mut self.link
-            && !self.is_over
+    /// The body has ended: the connection goes to whoever comes next.
+    fn give_back(&mut self) {
+        let connection = self.connection.take();
+        if let Some(connection) = connection.filter(|connection| self.is_reusable && connection.is_drained())
         {
-            // Its errors reach the body too.
-            self.is_over = Pin::new(&mut link.driver).poll(context).is_ready();
+            // When there are enough of them, it is closed.
+            let _closed = self.home.idle().push(Idle { connection, since: Instant::now() });
         }
     }
 
-    /// The body has ended: the connection goes to whoever comes next.
-    fn give_back(&mut self, context: &mut Context<'_>) {
-        self.drive(context);
-        let Some(mut link) = self.link.take() else { return };
-        if !self.is_over && matches!(link.sender.poll_ready(context), Poll::Ready(Ok(()))) {
-            // When there are enough of them, it is closed.
-            let _closed = self.home.idle().push(Idle { link, since: Instant::now() });
+    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, UpstreamError>>> {
+        let Some(connection) = &mut self.connection else { return Poll::Ready(None) };
+        match ready!(connection.poll_next(&mut self.framing, context)) {
+            Ok(Next::Data(data)) => {
+                if self.framing == Framing::Ended {
+                    self.give_back();
+                }
+                Poll::Ready(Some(Ok(data)))
+            }
+            Ok(_) => {
+                self.give_back();
+                Poll::Ready(None)
+            }
+            Err(error) => {
+                self.connection = None;
+                Poll::Ready(Some(Err(self.home.error(error))))
+            }
         }
     }
 
     /// The whole body, if it has at most `bytes_max`.
-    pub async fn whole(self, bytes_max: usize) -> Result<Bytes, UpstreamError> {
-        let home = Arc::clone(&self.home);
-        let body = Limited::new(self, bytes_max).collect().await;
-        body.map(http_body_util::Collected::to_bytes).map_err(|error| {
-            let is_too_large = error.is::<LengthLimitError>();
-            UpstreamError { is_too_large, ..home.error(error) }
-        })
+    pub async fn whole(mut self, bytes_max: usize) -> Result<Bytes, UpstreamError> {
+        let too_large = |home: &Upstream| UpstreamError {
+            is_too_large: true,
+            ..home.error(format!("an answer of more than {bytes_max} bytes"))
+        };
+        if let Framing::Length(length) = self.framing
+            && length > bytes_max as u64
+        {
+            return Err(too_large(&self.home));
+        }
+        let mut first = Bytes::new();
+        let mut all = BytesMut::new();
+        while let Some(data) = poll_fn(|context| self.poll_data(context)).await {
+            let data = data?;
+            if first.len().max(all.len()) + data.len() > bytes_max {
+                return Err(too_large(&self.home));
+            }
+            // Most bodies come in one piece.
+            match (first.is_empty(), all.is_empty()) {
+                (true, true) => first = data,
+                (false, true) => {
+                    let left = match self.framing {
+                        Framing::Length(left) => usize::try_from(left).unwrap_or(0),
+                        _ => 0,
+                    };
+                    all.reserve(first.len() + data.len() + left);
+                    all.extend_from_slice(&first);
+                    all.extend_from_slice(&data);
+                }
+                _ => all.extend_from_slice(&data),
+            }
+        }
+        Ok(if all.is_empty() { first } else { all.freeze() })
     }
 }
 
@@ -350,29 +353,19 @@ impl Body for ReplyBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
-        self.drive(context);
-        match Pin::new(&mut self.incoming).poll_frame(context) {
-            Poll::Ready(Some(Ok(frame))) => {
-                if self.incoming.is_end_stream() {
-                    self.give_back(context);
-                }
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Poll::Ready(None) => {
-                self.give_back(context);
-                Poll::Ready(None)
-            }
-            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(self.home.error(chain(&error))))),
-            Poll::Pending => Poll::Pending,
-        }
+        self.poll_data(context).map(|data| data.map(|data| data.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.framing == Framing::Ended
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        match self.framing {
+            Framing::Length(left) => SizeHint::with_exact(left),
+            Framing::Ended => SizeHint::with_exact(0),
+            _ => SizeHint::default(),
+        }
     }
 }
 

@@ -30,6 +30,7 @@ use serde_json::{Value, json};
 
 use crate::answer::buffered::Buffered;
 use crate::compute::IsCancelled;
+use crate::memory::Footprint;
 use crate::metrics::Metrics;
 use crate::request::RequestContext;
 use crate::service::Gateway;
@@ -42,33 +43,33 @@ const HELD_BYTES_MAX: usize = 16 << 20;
 /// Settings of the service.
 #[derive(Debug, Clone)]
 pub struct GuardrailConfig {
-    /// Its URL, without the path.
+    /// URL of the guardrail, without the path.
     pub url: String,
-    /// What it wants to be shown, if anything.
+    /// Bearer key that the guardrail expects.
     pub key: Option<ApiKey>,
     /// Whether requests are checked.
     pub requests: bool,
     /// Whether answers are checked.
     pub answers: bool,
-    /// Longest wait for it.
+    /// Longest wait for its verdict.
     pub timeout: Duration,
-    /// Whether what it does not answer passes; else it is refused.
+    /// Whether contents pass while the guardrail fails; else they are refused with 503.
     pub passes_on_failure: bool,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Guardrail {
     client: EngineClient,
     config: GuardrailConfig,
 }
 
-/// What it answers.
+/// The guardrail's answer.
 #[derive(Deserialize)]
 struct Verdict {
     action: Action,
     blocked_reason: Option<String>,
     texts: Option<Vec<String>>,
+    images: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -81,9 +82,15 @@ enum Action {
     Replace,
 }
 
-/// Who a check is about.
+fn unreadable() -> ApiError {
+    let message = "The engine's answer cannot be checked: it is not JSON.";
+    ApiError::new(StatusCode::BAD_GATEWAY, message, "bad_answer")
+}
+
+/// The request that a check is about.
 #[derive(Debug, Clone)]
 pub(crate) struct Subject {
+    footprint: Footprint,
     request_id: String,
     key: Arc<str>,
     tenant: Arc<str>,
@@ -93,11 +100,20 @@ impl Subject {
     fn of(context: &RequestContext) -> Self {
         let grant = &context.grant;
         Self {
+            footprint: context.footprint.clone(),
             request_id: context.request_id.clone(),
             key: Arc::clone(&grant.name),
             tenant: Arc::clone(&grant.tenant),
         }
     }
+}
+
+/// A field as a tree. Engines may read what is no tree here (halves of surrogate pairs, numbers without end): it is refused, since it
+/// would reach them unchecked.
+fn checkable(body: &RawBody, name: &str) -> Result<Option<Value>, ApiError> {
+    let Some(text) = body.get(name) else { return Ok(None) };
+    let value = serde_json::from_str(text);
+    value.map(Some).map_err(|error| ApiError::invalid(name, format!("`{name}` cannot be checked: {error}.")))
 }
 
 /// What of a request a model reads.
@@ -112,7 +128,7 @@ impl RequestTexts {
     fn of(body: &RawBody) -> Result<Self, ApiError> {
         let mut this = Self::default();
         for name in TEXT_FIELDS {
-            let Some(mut value) = body.value(name) else { continue };
+            let Some(mut value) = checkable(body, name)? else { continue };
             if has_token_ids(&value) {
                 let message = format!("`{name}` must be text: token ids cannot be checked.");
                 return Err(ApiError::invalid(name, message));
@@ -152,17 +168,15 @@ impl Guardrail {
         }
         let work = context.gateway.work(body.len(), &context.footprint).await?;
         let read = move |_: IsCancelled<'_>| {
-            let tools = body.value("tools");
+            let tools = checkable(&body, "tools")?;
             RequestTexts::of(&body).map(|texts| (body, texts, tools))
         };
         let (body, mut found, tools) = work.run(read).await??;
-        let texts = std::mem::take(&mut found.texts);
-        let count = texts.len();
         let asked = json!({ "images": found.images, "tools": tools });
-        match self.check(&context.gateway.metrics, &Subject::of(context), "request", texts, asked).await? {
+        let (texts, subject) = (std::mem::take(&mut found.texts), Subject::of(context));
+        match self.check(&context.gateway.metrics, &subject, "request", texts, asked).await? {
             None => Ok(body),
-            Some(texts) if texts.len() == count => Ok(found.replaced(body, texts)),
-            Some(_) => self.failed("it gave another number of texts").map_or(Ok(body), Err),
+            Some(texts) => work.run(move |_: IsCancelled<'_>| found.replaced(body, texts)).await,
         }
     }
 
@@ -178,11 +192,7 @@ impl Guardrail {
         let work = context.gateway.pass(answer.body().len(), &context.footprint);
         let bytes = answer.body().clone();
         let parsed = work.run(move |_: IsCancelled<'_>| serde_json::from_slice::<Value>(&bytes)).await?;
-        let Ok(parsed) = parsed else {
-            let message = "The engine's answer cannot be checked: it is not JSON.";
-            return Err(ApiError::new(StatusCode::BAD_GATEWAY, message, "bad_answer"));
-        };
-        let mut whole = vec![parsed];
+        let mut whole = vec![parsed.map_err(|_| unreadable())?];
         let is_changed =
             self.check_answer(&context.gateway.metrics, &Subject::of(context), &mut whole).await?;
         Ok(match is_changed {
@@ -211,19 +221,17 @@ impl Guardrail {
     ) -> Result<bool, ApiError> {
         let found = texts_of_answer(pieces);
         let (places, texts): (Vec<_>, Vec<_>) = found.into_iter().unzip();
-        let count = texts.len();
         match self.check(metrics, subject, "response", texts, json!({})).await? {
             None => Ok(false),
-            Some(texts) if texts.len() == count => {
+            Some(texts) => {
                 let texts: BTreeMap<_, _> = places.into_iter().zip(texts).collect();
                 replace_texts_of_answer(pieces, texts);
                 Ok(true)
             }
-            Some(_) => self.failed("it gave another number of texts").map_or(Ok(false), Err),
         }
     }
 
-    /// Asks the service. `None` lets the texts pass, `Some` replaces them.
+    /// Asks the service. `None` lets the texts pass, `Some` are as many others in their place.
     async fn check(
         &self,
         metrics: &Metrics,
@@ -232,6 +240,7 @@ impl Guardrail {
         texts: Vec<String>,
         more: Value,
     ) -> Result<Option<Vec<String>>, ApiError> {
+        let count = texts.len();
         let mut asked = json!({
             "texts": texts,
             "input_type": kind,
@@ -249,14 +258,16 @@ impl Guardrail {
             Err(_) => Err(format!("no answer within {:?}", self.config.timeout)),
         };
         match verdict {
-            Err(reason) => {
-                metrics.guardrail_failed.inc();
-                self.failed(&reason).map_or(Ok(None), Err)
-            }
+            Err(reason) => self.failed(metrics, &reason),
             Ok(Verdict { action: Action::Pass, .. }) => Ok(None),
-            Ok(Verdict { action: Action::Replace, texts, .. }) => {
+            Ok(Verdict { action: Action::Replace, texts: Some(texts), images: None, .. })
+                if texts.len() == count =>
+            {
                 metrics.guardrail_changed.inc();
-                Ok(texts)
+                Ok(Some(texts))
+            }
+            Ok(Verdict { action: Action::Replace, .. }) => {
+                self.failed(metrics, "it replaces something else than the texts that it got")
             }
             Ok(Verdict { action: Action::Block, blocked_reason, .. }) => {
                 metrics.guardrail_blocked.inc();
@@ -266,16 +277,27 @@ impl Guardrail {
         }
     }
 
-    /// The service has failed: the error, unless what it did not answer passes.
-    fn failed(&self, reason: &str) -> Option<ApiError> {
+    /// The guardrail has failed: an error, unless what it did not check passes.
+    fn failed(&self, metrics: &Metrics, reason: &str) -> Result<Option<Vec<String>>, ApiError> {
+        metrics.guardrail_failed.inc();
         tracing::warn!(reason, url = self.config.url, "the guardrail failed");
-        (!self.config.passes_on_failure).then(|| ApiError::unavailable("The content could not be checked."))
+        match self.config.passes_on_failure {
+            true => Ok(None),
+            false => Err(ApiError::unavailable("The content could not be checked.")),
+        }
     }
 }
 
 enum State {
-    Holding { inner: Body, held: Vec<u8> },
-    Checking(BoxFuture<'static, Bytes>),
+    Holding {
+        inner: Body,
+        held: Vec<u8>,
+    },
+    /// The body is kept: its request, with its memory and its place, ends when the check has.
+    Checking {
+        checking: BoxFuture<'static, Bytes>,
+        _inner: Body,
+    },
     Over,
 }
 
@@ -286,32 +308,32 @@ struct CheckedStream {
     state: State,
 }
 
-fn error_event(error: &ApiError) -> Bytes {
-    format!("data: {}\n\n", error.to_json()).into()
+/// The JSON of events, without `[DONE]`; `None` when some is none.
+fn pieces(events_of_stream: &[u8]) -> Option<Vec<Value>> {
+    let data = events(events_of_stream).map(data_of);
+    let told = data.filter(|data| !data.is_empty() && data[..] != *DONE);
+    told.map(|data| serde_json::from_slice(&data).ok()).collect()
 }
 
 /// The events of a stream, checked.
-async fn checked(gateway: Arc<Gateway>, subject: Subject, held: Vec<u8>) -> Bytes {
-    let Some(guardrail) = &gateway.guardrail else { return held.into() };
-    let parse = |event: &[u8]| {
-        let data = data_of(event);
-        (data[..] != *DONE).then(|| serde_json::from_slice::<Value>(&data).unwrap_or_default())
+async fn checked(gateway: Arc<Gateway>, subject: Subject, held: Bytes) -> Result<Bytes, ApiError> {
+    let Some(guardrail) = &gateway.guardrail else { return Ok(held) };
+    let work = gateway.pass(held.len(), &subject.footprint);
+    let all = held.clone();
+    let Some(mut pieces) = work.run(move |_: IsCancelled<'_>| pieces(&all)).await? else {
+        return Err(unreadable());
     };
-    let mut pieces: Vec<Value> = events(&held).filter_map(parse).collect();
-    match guardrail.check_answer(&gateway.metrics, &subject, &mut pieces).await {
-        Err(error) => error_event(&error),
-        Ok(false) => held.into(),
-        Ok(true) => {
-            let mut out = String::with_capacity(held.len());
-            for piece in pieces.iter().filter(|piece| !piece.is_null()) {
-                out.push_str(&format!("data: {piece}\n\n"));
-            }
-            if events(&held).last().is_some_and(|last| data_of(last)[..] == *DONE) {
-                out.push_str("data: [DONE]\n\n");
-            }
-            out.into()
-        }
+    if !guardrail.check_answer(&gateway.metrics, &subject, &mut pieces).await? {
+        return Ok(held);
     }
+    let mut out = String::with_capacity(held.len());
+    for piece in &pieces {
+        out.push_str(&format!("data: {piece}\n\n"));
+    }
+    if events(&held).last().is_some_and(|last| data_of(last)[..] == *DONE) {
+        out.push_str("data: [DONE]\n\n");
+    }
+    Ok(out.into())
 }
 
 impl HttpBody for CheckedStream {
@@ -323,31 +345,32 @@ impl HttpBody for CheckedStream {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
-        loop {
+        let events = loop {
             match &mut this.state {
                 State::Over => return Poll::Ready(None),
-                State::Checking(checking) => {
-                    let events = ready!(checking.as_mut().poll(context));
-                    this.state = State::Over;
-                    return Poll::Ready(Some(Ok(Frame::data(events))));
-                }
-                State::Holding { inner, held } => match ready!(Pin::new(inner).poll_frame(context)) {
-                    Some(Ok(frame)) => {
+                State::Checking { checking, .. } => break ready!(checking.as_mut().poll(context)),
+                State::Holding { inner, held } => {
+                    if let Some(Ok(frame)) = ready!(Pin::new(inner).poll_frame(context)) {
                         let Ok(data) = frame.into_data() else { continue };
                         held.extend_from_slice(&data);
                         if held.len() > HELD_BYTES_MAX {
-                            let error = ApiError::internal("The answer is too large to be checked.");
-                            this.state = State::Over;
-                            return Poll::Ready(Some(Ok(Frame::data(error_event(&error)))));
+                            break ApiError::internal("The answer is too large to be checked.").to_event();
                         }
+                        this.subject.footprint.resize(held.len());
+                        continue;
                     }
-                    Some(Err(_)) | None => {
-                        let (gateway, subject) = (Arc::clone(&this.gateway), this.subject.clone());
-                        let held = std::mem::take(held);
-                        this.state = State::Checking(checked(gateway, subject, held).boxed());
-                    }
-                },
+                    let State::Holding { inner, held } = std::mem::replace(&mut this.state, State::Over)
+                    else {
+                        return Poll::Ready(None);
+                    };
+                    let checking = checked(Arc::clone(&this.gateway), this.subject.clone(), held.into());
+                    let checking =
+                        checking.map(|checked| checked.unwrap_or_else(|error| error.to_event())).boxed();
+                    this.state = State::Checking { checking, _inner: inner };
+                }
             }
-        }
+        };
+        this.state = State::Over;
+        Poll::Ready(Some(Ok(Frame::data(events))))
     }
 }

@@ -101,6 +101,15 @@ pub(crate) struct Footprint {
     pub(crate) work_bytes: usize,
 }
 
+impl Footprint {
+    /// What the request holds from now on.
+    pub(crate) fn resize(&self, bytes: usize) {
+        if let Some(held) = &self.held {
+            held.resize(bytes);
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct RequestMemory {

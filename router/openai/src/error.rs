@@ -1,5 +1,6 @@
 use axum_core::body::Body;
 use axum_core::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 
@@ -125,6 +126,12 @@ impl ApiError {
 }
 
 impl ApiError {
+    /// As an event of a stream.
+    #[must_use]
+    pub fn to_event(&self) -> Bytes {
+        format!("data: {}\n\n", self.to_json()).into()
+    }
+
     /// With the seconds after which it may be tried again.
     #[must_use]
     pub fn retry_after(mut self, seconds: Option<u64>) -> Self {

@@ -27,10 +27,8 @@ pub(crate) fn json_answer(status: StatusCode, json: String) -> Buffered {
     answer
 }
 
-/// The response. The engine has done its part, so others may have the request's place there; all else is held until the client
-/// has read the answer.
-pub(crate) fn respond(answer: Buffered, mut context: Box<RequestContext>) -> Response {
-    context.leave_gate();
+/// The response. What the request holds is held until the client has read it.
+pub(crate) fn respond(answer: Buffered, context: Box<RequestContext>) -> Response {
     context.resize_memory_charge(answer.body().len());
     let (head, rest) = answer.into_parts();
     let mut response = Response::from_parts(head, Body::empty());

@@ -88,7 +88,7 @@ impl HttpBody for Timed {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut shared.is_late, false) {
-            let event = format!("data: {}\n\n", deadline_error().to_json());
+            let event = deadline_error().to_event();
             return Poll::Ready(Some(Ok(Frame::data(event.into()))));
         }
         let Some(inner) = &mut shared.inner else { return Poll::Ready(None) };

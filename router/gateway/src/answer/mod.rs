@@ -28,7 +28,7 @@ use self::generated::GeneratedEvents;
 use self::relayed::RelayedEvents;
 use self::translate::ResponseAdapter;
 use crate::guardrail::Guardrail;
-use crate::request::RequestContext;
+use crate::request::{RequestContext, within_deadline};
 use crate::upstream::{BrokenAnswer, Generation};
 
 /// Says which workers a request met.
@@ -54,7 +54,10 @@ impl Answer {
         let (gateway, deadline) = (Arc::clone(&context.gateway), context.deadline);
         let response = match self {
             Self::Buffered(answer) => {
-                return match adapted(&context, answer, adapter).await {
+                // The engine has done its part.
+                context.leave_gate();
+                let adapted = adapted(&context, answer, adapter);
+                return match within_deadline(&gateway, deadline, adapted).await {
                     Ok(answer) => Ok(buffered::respond(answer, context)),
                     Err(error) => {
                         context.refused(&error);
@@ -156,5 +159,5 @@ fn stream_error_event(context: &mut RequestContext, generation: &Generation, fai
         tracing::warn!(request = generation.request_id, reason, "a stream broke");
         format!("The stream broke: {why}")
     };
-    format!("data: {}\n\n", ApiError::unavailable(message).to_json()).into()
+    ApiError::unavailable(message).to_event()
 }

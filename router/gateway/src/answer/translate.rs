@@ -96,7 +96,8 @@ impl ResponseAdapter {
             responses::to_chat(&alone)?;
         }
         if let Some(record) = &mut record {
-            record.input = responses::input_items(&request, record.id.trim_start_matches("resp_"));
+            record.input =
+                responses::input_items(&request, record.id.strip_prefix("resp_").unwrap_or(&record.id));
         }
         StoredFields::apply(&mut request, items);
         if has_history {

@@ -49,7 +49,7 @@ pub(crate) enum BodyKind {
 }
 
 impl BodyKind {
-    fn limits(self) -> ShapeLimits {
+    pub(crate) fn limits(self) -> ShapeLimits {
         let numbers = if self == Self::Messages { NODES_MAX } else { IDS_MAX };
         ShapeLimits { nodes: NODES_MAX, numbers, depth: DEPTH_MAX }
     }

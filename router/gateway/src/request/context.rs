@@ -336,9 +336,7 @@ impl RequestContext {
 
     /// The memory that it holds from now on.
     pub(crate) fn resize_memory_charge(&self, bytes: usize) {
-        if let Some(held) = &self.footprint.held {
-            held.resize(bytes);
-        }
+        self.footprint.resize(bytes);
     }
 
     /// So many events, or tokens, have gone to the client.
@@ -461,10 +459,11 @@ impl Drop for RequestContext {
                 }
             }
             // Nothing was served, or everything is accounted for; the request itself stays counted.
-            Some(mut charge) if !is_served => charge.settle(0, now),
+            Some(mut charge) if !is_served && !self.is_settled => charge.settle(0, now),
             _ => {}
         }
-        if is_served {
+        // What an engine did counts also when its answer was blocked.
+        if is_served || self.is_settled {
             gateway.account(&self.record.usage);
         }
         let record = &self.record;

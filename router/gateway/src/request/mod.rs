@@ -63,7 +63,7 @@ async fn run_stages(
 }
 
 /// An answer, or that its time is over; then everything that was done for it is dropped.
-async fn within_deadline<T>(
+pub(crate) async fn within_deadline<T>(
     gateway: &Gateway,
     deadline: Option<Instant>,
     answered: impl Future<Output = Result<T, ApiError>>,

@@ -35,9 +35,6 @@ use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_
 /// Bytes of a body that are taken for a token where the prompt is not known in tokens.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Bytes that work on stored items takes for each byte of theirs: their text is no client's, but made here.
-const BYTES_PER_HISTORY_BYTE: usize = 8;
-
 /// The head of the request was read.
 pub(super) struct Received(pub(super) Request);
 
@@ -151,7 +148,8 @@ impl Loaded {
         drop(body);
         let tenant = Arc::clone(&context.grant.tenant);
         let room = gateway.config.body_bytes_max.saturating_sub(self.bytes.len());
-        let History { items, bytes } = History::read(&stored, &tenant, &fields, room).await?;
+        let History { items, bytes, work_bytes } = History::read(&stored, &tenant, &fields, room).await?;
+        context.footprint.work_bytes += work_bytes;
         let all_bytes = self.bytes.len() + bytes;
         context.resize_memory_charge(held_bytes(all_bytes, all_bytes / BYTES_PER_TOKEN));
         let id = format!("resp_{}", context.engine_id);
@@ -175,7 +173,6 @@ impl Loaded {
         more_bytes: usize,
         translate: impl FnOnce(serde_json::Value) -> Result<(Bytes, ResponseAdapter), ApiError> + Send + 'static,
     ) -> Result<(RawBody, Option<ResponseAdapter>), ApiError> {
-        context.footprint.work_bytes += BYTES_PER_HISTORY_BYTE * more_bytes;
         let work = context.gateway.work(self.bytes.len() + more_bytes, &context.footprint).await?;
         let translated = move |_: IsCancelled<'_>| {
             let (chat, adapter) = translate(parse(&self.bytes)?)?;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, Request};
+use axum::extract::{Path, Request};
 use axum::response::Response;
 use router_access::{Grant, LimitConfig, Models, Scope};
 use router_database::{Collection, Error, Key, Transaction};
@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::files::FileRecord;
-use super::responses::{parse, written};
-use super::{Owner, PageQuery, answered, metadata, not_found, object, refusal};
+use super::responses::{from_document, to_document};
+use super::{Owner, Paging, answered, metadata, not_found, object, refusal};
 use crate::service::{Gateway, fresh_id, unix_time};
 
 /// Seconds that a batch may take: OpenAI's only window.
@@ -187,14 +187,14 @@ pub(crate) fn change(
     change: impl FnOnce(&mut Batch),
 ) -> Result<Option<Batch>, Error> {
     let Some(before) = transaction.get(&key)? else { return Ok(None) };
-    let mut batch: Batch = parse(&before)?;
+    let mut batch: Batch = from_document(&before)?;
     change(&mut batch);
-    transaction.put(key, expires, written(&batch))?;
+    transaction.put(key, expires, to_document(&batch))?;
     Ok(Some(batch))
 }
 
 async fn begin(owner: &Owner, request: Request) -> Result<Value, ApiError> {
-    let object = object(owner, request).await?;
+    let (object, _footprint) = object(owner, request).await?;
     let text = |name: &str| {
         let text = object.get(name).and_then(Value::as_str);
         text.ok_or_else(|| ApiError::invalid(name, format!("`{name}` is required.")))
@@ -234,7 +234,7 @@ async fn begin(owner: &Owner, request: Request) -> Result<Value, ApiError> {
         error: Written::default(),
     };
     let (key, expires, document) =
-        (Batch::key(&owner.tenant, &batch.id), owner.stored.database.expires(), written(&batch));
+        (Batch::key(&owner.tenant, &batch.id), owner.stored.database.expires(), to_document(&batch));
     let write = move |transaction: &mut Transaction<'_>| transaction.put(key, expires, document);
     owner.stored.database.write(write).await.map_err(|error| refusal(&error))?;
     owner.stored.begin(&owner.tenant, &batch.id);
@@ -246,24 +246,24 @@ pub(crate) async fn create(owner: Owner, request: Request) -> Response {
     answered(begin(&owner, request).await)
 }
 
-async fn found(owner: &Owner, id: &str) -> Result<Batch, ApiError> {
+async fn load(owner: &Owner, id: &str) -> Result<Batch, ApiError> {
     let document = owner.stored.database.get(Batch::key(&owner.tenant, id)).await;
     let document = document.map_err(|error| refusal(&error))?;
-    parse(&document.ok_or_else(|| not_found("Batch", id))?).map_err(|error| refusal(&error))
+    from_document(&document.ok_or_else(|| not_found("Batch", id))?).map_err(|error| refusal(&error))
 }
 
 /// `GET /v1/batches/{id}`.
-pub(crate) async fn one(owner: Owner, Path(id): Path<String>) -> Response {
-    answered(found(&owner, &id).await.map(|batch| batch.shown()))
+pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
+    answered(load(&owner, &id).await.map(|batch| batch.shown()))
 }
 
 /// `GET /v1/batches`.
-pub(crate) async fn list(owner: Owner, Query(query): Query<PageQuery>) -> Response {
+pub(crate) async fn list(owner: Owner, Paging(query): Paging) -> Response {
     let tenant = Arc::clone(&owner.tenant);
     let read = owner.stored.database.read(move |snapshot| {
         let (mut batches, mut broken) = (Vec::<Batch>::new(), None);
         snapshot.walk(&tenant, Collection::Batch, "", None, |_, document| {
-            match parse(document) {
+            match from_document(document) {
                 Ok(batch) => batches.push(batch),
                 Err(error) => broken = Some(error),
             }

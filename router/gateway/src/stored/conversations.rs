@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, Request};
+use axum::extract::{Path, Request};
 use axum::response::Response;
 use router_database::{Collection, Error, Key, Transaction};
-use router_openai::ApiError;
 use router_openai::responses::{self, to_chat};
+use router_openai::{ApiError, Shape};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::responses::{parse, written};
-use super::{Owner, PageQuery, answered, metadata, not_found, object, refusal};
+use super::responses::{from_document, to_document};
+use super::{Owner, PageQuery, Paging, answered, metadata, not_found, object, refusal};
+use crate::request::BodyKind;
 use crate::service::{fresh_id, unix_time};
 
 /// Items that may be added at a time, as OpenAI allows.
@@ -28,6 +29,18 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
+    /// As it is written. One that is larger than a request may be, or more of a tree, could not be gone on with.
+    pub(crate) fn to_document(&self, bytes_max: usize) -> Result<Vec<u8>, Error> {
+        let document = to_document(self);
+        if document.len() > bytes_max {
+            return Err(Error::Refused(format!("The conversation would have more than {bytes_max} bytes.")));
+        }
+        match Shape::of(&document, &BodyKind::Messages.limits()) {
+            Ok(_) => Ok(document),
+            Err(excess) => Err(Error::Refused(excess.replace("The body", "The conversation"))),
+        }
+    }
+
     fn shown(&self) -> Value {
         json!({
             "id": self.id, "object": "conversation", "created_at": self.created_at, "metadata": self.metadata,
@@ -75,33 +88,24 @@ async fn change<T: Send + 'static>(
     let bytes_max = owner.gateway.config.body_bytes_max;
     let write = move |transaction: &mut Transaction<'_>| {
         let Some(before) = transaction.get(&key)? else { return Ok(None) };
-        let mut conversation: Conversation = parse(&before)?;
+        let mut conversation: Conversation = from_document(&before)?;
         let done = change(&mut conversation);
-        let after = written(&conversation);
-        if after.len() > bytes_max {
-            return Err(too_long(bytes_max));
-        }
-        transaction.put(key, expires, after)?;
+        transaction.put(key, expires, conversation.to_document(bytes_max)?)?;
         Ok(Some(done))
     };
     let changed = owner.stored.database.write(write).await.map_err(|error| refusal(&error))?;
     changed.ok_or_else(|| missing(id))
 }
 
-/// A conversation of more bytes than a request may bring could not be gone on with.
-pub(crate) fn too_long(bytes_max: usize) -> Error {
-    Error::Refused(format!("The conversation would have more than {bytes_max} bytes."))
-}
-
-async fn found(owner: &Owner, id: &str) -> Result<Conversation, ApiError> {
+async fn load(owner: &Owner, id: &str) -> Result<Conversation, ApiError> {
     let document = owner.stored.database.get(key(owner, id)).await.map_err(|error| refusal(&error))?;
-    parse(&document.ok_or_else(|| missing(id))?).map_err(|error| refusal(&error))
+    from_document(&document.ok_or_else(|| missing(id))?).map_err(|error| refusal(&error))
 }
 
 /// `POST /v1/conversations`.
 pub(crate) async fn create(owner: Owner, request: Request) -> Response {
     let created = async {
-        let object = object(&owner, request).await?;
+        let (object, _footprint) = object(&owner, request).await?;
         let conversation = Conversation {
             id: format!("conv_{}", fresh_id()),
             created_at: unix_time(),
@@ -109,7 +113,7 @@ pub(crate) async fn create(owner: Owner, request: Request) -> Response {
             items: items_of(&object)?,
         };
         let (key, expires) = (key(&owner, &conversation.id), owner.stored.database.expires());
-        let document = written(&conversation);
+        let document = to_document(&conversation);
         let write = move |transaction: &mut Transaction<'_>| transaction.put(key, expires, document);
         owner.stored.database.write(write).await.map_err(|error| refusal(&error))?;
         Ok(conversation.shown())
@@ -118,14 +122,15 @@ pub(crate) async fn create(owner: Owner, request: Request) -> Response {
 }
 
 /// `GET /v1/conversations/{id}`.
-pub(crate) async fn one(owner: Owner, Path(id): Path<String>) -> Response {
-    answered(found(&owner, &id).await.map(|conversation| conversation.shown()))
+pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
+    answered(load(&owner, &id).await.map(|conversation| conversation.shown()))
 }
 
 /// `POST /v1/conversations/{id}` with other metadata.
 pub(crate) async fn update(owner: Owner, Path(id): Path<String>, request: Request) -> Response {
     let updated = async {
-        let metadata = metadata(&object(&owner, request).await?)?;
+        let (object, _footprint) = object(&owner, request).await?;
+        let metadata = metadata(&object)?;
         let metadata = metadata.ok_or_else(|| ApiError::invalid("metadata", "`metadata` is required."))?;
         change(&owner, &id, move |conversation| {
             conversation.metadata = metadata;
@@ -148,17 +153,19 @@ pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Response {
 }
 
 /// `GET /v1/conversations/{id}/items`.
-pub(crate) async fn items(owner: Owner, Path(id): Path<String>, Query(query): Query<PageQuery>) -> Response {
-    answered(found(&owner, &id).await.and_then(|conversation| query.page(conversation.items)))
+pub(crate) async fn items(owner: Owner, Path(id): Path<String>, Paging(query): Paging) -> Response {
+    answered(load(&owner, &id).await.and_then(|conversation| query.page(conversation.items)))
 }
 
 /// `POST /v1/conversations/{id}/items`.
 pub(crate) async fn add_items(owner: Owner, Path(id): Path<String>, request: Request) -> Response {
     let added = async {
-        let items = items_of(&object(&owner, request).await?)?;
+        let (object, _footprint) = object(&owner, request).await?;
+        let items = items_of(&object)?;
         let added = items.clone();
         change(&owner, &id, move |conversation| conversation.items.extend(items)).await?;
-        let query: PageQuery = PageQuery { limit: None, order: Some("asc".to_owned()), after: None };
+        let query: PageQuery =
+            PageQuery { limit: Some(ADDED_MAX), order: Some("asc".to_owned()), ..PageQuery::default() };
         query.page(added)
     };
     answered(added.await)
@@ -166,7 +173,7 @@ pub(crate) async fn add_items(owner: Owner, Path(id): Path<String>, request: Req
 
 /// `GET /v1/conversations/{id}/items/{item}`.
 pub(crate) async fn item(owner: Owner, Path((id, item)): Path<(String, String)>) -> Response {
-    let item = found(&owner, &id).await.and_then(|conversation| {
+    let item = load(&owner, &id).await.and_then(|conversation| {
         let mut items = conversation.items.into_iter();
         items.find(|other| other["id"] == item.as_str()).ok_or_else(|| not_found("Item", &item))
     });

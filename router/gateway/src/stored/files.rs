@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::extract::{Multipart, Path, Query};
+use axum::extract::{Multipart, Path};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
@@ -14,8 +14,8 @@ use router_openai::ApiError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::responses::{parse, written};
-use super::{Owner, PageQuery, Stored, answered, not_found, refusal};
+use super::responses::{from_document, to_document};
+use super::{Owner, Paging, Stored, answered, not_found, refusal};
 use crate::service::{fresh_id, unix_time};
 
 /// Bytes of a file, at most; as many as OpenAI takes for a batch.
@@ -61,7 +61,7 @@ impl FileRecord {
 
     pub(crate) async fn find(stored: &Stored, tenant: &Arc<str>, id: &str) -> Result<Option<Self>, Error> {
         let document = stored.database.get(Self::key(tenant, id)).await?;
-        document.map(|document| parse(&document)).transpose()
+        document.map(|document| from_document(&document)).transpose()
     }
 }
 
@@ -136,7 +136,7 @@ impl Upload {
             parts: self.parts,
         };
         let (key, expires, document) =
-            (FileRecord::key(&self.tenant, &self.id), self.expires, written(&record));
+            (FileRecord::key(&self.tenant, &self.id), self.expires, to_document(&record));
         let write = move |transaction: &mut Transaction<'_>| transaction.put(key, expires, document);
         self.stored.database.write(write).await.map_err(|error| refusal(&error))?;
         self.is_finished = true;
@@ -219,29 +219,19 @@ pub(crate) async fn create(
     })
 }
 
-async fn found(owner: &Owner, id: &str) -> Result<FileRecord, ApiError> {
+async fn load(owner: &Owner, id: &str) -> Result<FileRecord, ApiError> {
     let found = FileRecord::find(&owner.stored, &owner.tenant, id).await.map_err(|error| refusal(&error))?;
     found.ok_or_else(|| not_found("File", id))
 }
 
-/// Which files are wanted.
-#[derive(Debug, Deserialize)]
-pub(crate) struct FilesQuery {
-    purpose: Option<String>,
-}
-
 /// `GET /v1/files`.
-pub(crate) async fn list(
-    owner: Owner,
-    Query(wanted): Query<FilesQuery>,
-    Query(query): Query<PageQuery>,
-) -> Response {
+pub(crate) async fn list(owner: Owner, Paging(query): Paging) -> Response {
     let tenant = Arc::clone(&owner.tenant);
     let read = owner.stored.database.read(move |snapshot| {
         let mut records = Vec::<FileRecord>::new();
         let mut broken = None;
         snapshot.walk(&tenant, Collection::File, "", None, |_, document| {
-            match parse(document) {
+            match from_document(document) {
                 Ok(record) => records.push(record),
                 Err(error) => broken = Some(error),
             }
@@ -250,7 +240,7 @@ pub(crate) async fn list(
         broken.map_or(Ok(records), Err)
     });
     let listed = read.await.map_err(|error| refusal(&error)).and_then(|mut records| {
-        records.retain(|record| wanted.purpose.as_ref().is_none_or(|purpose| *purpose == record.purpose));
+        records.retain(|record| query.purpose.as_ref().is_none_or(|purpose| *purpose == record.purpose));
         records.sort_by_key(|record| record.created_at);
         query.page(records.iter().map(FileRecord::shown).collect())
     });
@@ -258,13 +248,13 @@ pub(crate) async fn list(
 }
 
 /// `GET /v1/files/{id}`.
-pub(crate) async fn one(owner: Owner, Path(id): Path<String>) -> Response {
-    answered(found(&owner, &id).await.map(|record| record.shown()))
+pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
+    answered(load(&owner, &id).await.map(|record| record.shown()))
 }
 
 /// `GET /v1/files/{id}/content`.
 pub(crate) async fn content(owner: Owner, Path(id): Path<String>) -> Response {
-    let record = match found(&owner, &id).await {
+    let record = match load(&owner, &id).await {
         Ok(record) => record,
         Err(error) => return error.into_response(),
     };

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use router_database::{Collection, Key, Snapshot};
-use router_openai::ApiError;
 use router_openai::responses::StoredFields;
+use router_openai::{ApiError, Shape};
 use serde_json::Value;
 
 use super::conversations::Conversation;
 use super::responses::StoredResponse;
 use super::{Stored, refusal};
+use crate::request::BodyKind;
 
 /// Responses that one may go on from, one after the other.
 const CHAIN_MAX: usize = 1000;
@@ -20,6 +21,39 @@ const CHAIN_MAX: usize = 1000;
 pub(crate) struct History {
     pub(crate) items: Vec<Value>,
     pub(crate) bytes: usize,
+    /// Bytes that working on them takes beside them.
+    pub(crate) work_bytes: usize,
+}
+
+/// Documents that are read one after the other, and what they are as trees.
+struct Measured {
+    bytes_max: usize,
+    bytes: usize,
+    nodes: usize,
+    work_bytes: usize,
+}
+
+impl Measured {
+    fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, bytes: 0, nodes: 0, work_bytes: 0 }
+    }
+
+    /// Counts a document before it is parsed.
+    fn add(&mut self, document: &[u8]) -> Result<(), Problem> {
+        let limits = BodyKind::Messages.limits();
+        self.bytes += document.len();
+        if self.bytes > self.bytes_max {
+            return Err(Problem::TooLong);
+        }
+        let shape = Shape::of(document, &limits).map_err(|_| Problem::TooLong)?;
+        self.nodes += shape.nodes + shape.numbers;
+        self.work_bytes += shape.work_bytes(document.len());
+        if self.nodes > limits.nodes { Err(Problem::TooLong) } else { Ok(()) }
+    }
+
+    fn history(self, items: Vec<Value>) -> History {
+        History { items, bytes: self.bytes, work_bytes: self.work_bytes }
+    }
 }
 
 enum Problem {
@@ -83,15 +117,17 @@ fn chain(
     previous: String,
     bytes_max: usize,
 ) -> Result<Found, router_database::Error> {
-    let (mut next, mut bytes, mut found) = (Some(previous), 0, Vec::new());
+    let (mut next, mut measured, mut found) = (Some(previous), Measured::new(bytes_max), Vec::new());
     while let Some(id) = next.take() {
         let document = snapshot.get(&Key::new(tenant, Collection::Response, id.as_str()))?;
         let Some(document) = document else { return Ok(Err(Problem::NoResponse(id))) };
-        bytes += document.len();
-        if bytes > bytes_max || found.len() == CHAIN_MAX {
+        if found.len() == CHAIN_MAX {
             return Ok(Err(Problem::TooLong));
         }
-        let response: StoredResponse = super::responses::parse(&document)?;
+        if let Err(problem) = measured.add(&document) {
+            return Ok(Err(problem));
+        }
+        let response: StoredResponse = super::responses::from_document(&document)?;
         if response.conversation.is_some() {
             return Ok(Err(Problem::OfConversation(id)));
         }
@@ -99,7 +135,7 @@ fn chain(
         found.push(response);
     }
     let items = found.into_iter().rev().flat_map(StoredResponse::into_items).collect();
-    Ok(Ok(History { items, bytes }))
+    Ok(Ok(measured.history(items)))
 }
 
 fn of_conversation(
@@ -110,10 +146,10 @@ fn of_conversation(
 ) -> Result<Found, router_database::Error> {
     let document = snapshot.get(&Key::new(tenant, Collection::Conversation, id.as_str()))?;
     let Some(document) = document else { return Ok(Err(Problem::NoConversation(id))) };
-    let bytes = document.len();
-    if bytes > bytes_max {
-        return Ok(Err(Problem::TooLong));
+    let mut measured = Measured::new(bytes_max);
+    if let Err(problem) = measured.add(&document) {
+        return Ok(Err(problem));
     }
-    let conversation: Conversation = super::responses::parse(&document)?;
-    Ok(Ok(History { items: conversation.items, bytes }))
+    let conversation: Conversation = super::responses::from_document(&document)?;
+    Ok(Ok(measured.history(conversation.items)))
 }

@@ -15,13 +15,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequestParts, Request};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequestParts, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use router_access::{Grant, admit};
+use router_access::{Grant, admit, retry_after_seconds};
 use router_database::{Database, Error};
 use router_openai::ApiError;
 use router_tls::PeerAddr;
@@ -32,6 +32,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use self::runner::BatchName;
 use crate::access::limited;
 use crate::caller::Caller;
+use crate::compute::IsCancelled;
+use crate::memory::Footprint;
 use crate::request::{BodyKind, named, read_body};
 use crate::service::Gateway;
 
@@ -111,12 +113,12 @@ impl Stored {
 
 pub(crate) fn routes() -> Router<Arc<Gateway>> {
     Router::new()
-        .route("/v1/responses/{id}", get(responses::one).delete(responses::delete))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/conversations", post(conversations::create))
         .route(
             "/v1/conversations/{id}",
-            get(conversations::one).post(conversations::update).delete(conversations::delete),
+            get(conversations::retrieve).post(conversations::update).delete(conversations::delete),
         )
         .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add_items))
         .route(
@@ -125,10 +127,10 @@ pub(crate) fn routes() -> Router<Arc<Gateway>> {
         )
         // An upload has a limit and a pace of its own.
         .route("/v1/files", get(files::list).post(files::create).layer(DefaultBodyLimit::disable()))
-        .route("/v1/files/{id}", get(files::one).delete(files::delete))
+        .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
         .route("/v1/files/{id}/content", get(files::content))
         .route("/v1/batches", get(batches::list).post(batches::create))
-        .route("/v1/batches/{id}", get(batches::one))
+        .route("/v1/batches/{id}", get(batches::retrieve))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route_layer(middleware::from_fn(name_answer))
 }
@@ -157,7 +159,10 @@ impl FromRequestParts<Arc<Gateway>> for Owner {
         let [own, tenant] = access.limiters(&grant)?;
         // It counts as a request; its place is free again at once.
         let charged = admit(own.as_ref(), tenant.as_ref(), 0, access.now());
-        drop(charged.map_err(|refusal| limited(&refusal))?);
+        drop(charged.map_err(|refusal| {
+            let after = refusal.retry_after.map(retry_after_seconds);
+            limited(&refusal).retry_after(after)
+        })?);
         let Some(stored) = gateway.stored.clone() else {
             let message = "This gateway stores nothing: `database.file` is not set.";
             return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_stored"));
@@ -174,14 +179,29 @@ impl FromRequestParts<Arc<Gateway>> for Owner {
     }
 }
 
-/// A client's JSON object.
-async fn object(owner: &Owner, request: Request) -> Result<Map<String, Value>, ApiError> {
-    let (bytes, _footprint) = read_body(&owner.gateway, request, BodyKind::Messages).await?;
+/// A client's JSON object, with the memory that it is charged for.
+async fn object(owner: &Owner, request: Request) -> Result<(Map<String, Value>, Footprint), ApiError> {
+    let (bytes, footprint) = read_body(&owner.gateway, request, BodyKind::Messages).await?;
     if bytes.is_empty() {
-        return Ok(Map::new());
+        return Ok((Map::new(), footprint));
     }
-    serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::malformed(format!("The body must be a JSON object: {error}.")))
+    let work = owner.gateway.work(bytes.len(), &footprint).await?;
+    let parsed = work.run(move |_: IsCancelled<'_>| serde_json::from_slice(&bytes)).await?;
+    let object =
+        parsed.map_err(|error| ApiError::malformed(format!("The body must be a JSON object: {error}.")))?;
+    Ok((object, footprint))
+}
+
+/// Which part of a list a request asks for.
+pub(crate) struct Paging(pub(crate) PageQuery);
+
+impl FromRequestParts<Arc<Gateway>> for Paging {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
+        let query = Query::<PageQuery>::from_request_parts(parts, gateway).await;
+        query.map(|Query(query)| Self(query)).map_err(|error| ApiError::malformed(error.body_text()))
+    }
 }
 
 /// The metadata of a client's object, if it gives some.
@@ -215,6 +235,8 @@ pub(crate) struct PageQuery {
     limit: Option<usize>,
     order: Option<String>,
     after: Option<String>,
+    /// Of files alone.
+    pub(crate) purpose: Option<String>,
 }
 
 impl PageQuery {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query};
+use axum::extract::Path;
 use axum::response::Response;
 use router_database::{Collection, Error, Key, Transaction};
 use router_openai::ApiError;
@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::conversations::{Conversation, too_long};
-use super::{Owner, PageQuery, Stored, answered, not_found, refusal};
+use super::conversations::Conversation;
+use super::{Owner, Paging, Stored, answered, not_found, refusal};
 use crate::service::Gateway;
 
 /// A response with what later requests need of its own.
@@ -38,11 +38,11 @@ impl StoredResponse {
 }
 
 /// Reads a document that was written here.
-pub(crate) fn parse<T: DeserializeOwned>(document: &[u8]) -> Result<T, Error> {
+pub(crate) fn from_document<T: DeserializeOwned>(document: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(document).map_err(|error| Error::Storage(format!("a document is broken: {error}")))
 }
 
-pub(crate) fn written(document: &impl Serialize) -> Vec<u8> {
+pub(crate) fn to_document(document: &impl Serialize) -> Vec<u8> {
     // Structs of texts and trees have no key that JSON could not write.
     serde_json::to_vec(document).unwrap_or_default()
 }
@@ -74,20 +74,16 @@ impl ResponseRecord {
             previous: fields.previous_response_id,
             conversation: fields.conversation,
         };
-        let expires = stored.database.expires();
+        let (expires, bytes) = (stored.database.expires(), to_document(&document));
         let write = move |transaction: &mut Transaction<'_>| {
-            transaction.put(Key::new(&tenant, Collection::Response, id), expires, written(&document))?;
+            transaction.put(Key::new(&tenant, Collection::Response, id), expires, bytes)?;
             if let Some(conversation) = document.conversation.clone() {
                 let key = Key::new(&tenant, Collection::Conversation, conversation);
                 // One that was deleted meanwhile stays so.
                 if let Some(before) = transaction.get(&key)? {
-                    let mut conversation: Conversation = parse(&before)?;
+                    let mut conversation: Conversation = from_document(&before)?;
                     conversation.items.extend(document.into_items());
-                    let after = written(&conversation);
-                    if after.len() > bytes_max {
-                        return Err(too_long(bytes_max));
-                    }
-                    transaction.put(key, expires, after)?;
+                    transaction.put(key, expires, conversation.to_document(bytes_max)?)?;
                 }
             }
             Ok(())
@@ -101,15 +97,15 @@ impl ResponseRecord {
     }
 }
 
-async fn found(owner: &Owner, id: &str) -> Result<StoredResponse, ApiError> {
+async fn load(owner: &Owner, id: &str) -> Result<StoredResponse, ApiError> {
     let key = Key::new(&owner.tenant, Collection::Response, id);
     let document = owner.stored.database.get(key).await.map_err(|error| refusal(&error))?;
-    parse(&document.ok_or_else(|| not_found("Response", id))?).map_err(|error| refusal(&error))
+    from_document(&document.ok_or_else(|| not_found("Response", id))?).map_err(|error| refusal(&error))
 }
 
 /// `GET /v1/responses/{id}`.
-pub(crate) async fn one(owner: Owner, Path(id): Path<String>) -> Response {
-    answered(found(&owner, &id).await.map(|stored| stored.response))
+pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
+    answered(load(&owner, &id).await.map(|stored| stored.response))
 }
 
 /// `DELETE /v1/responses/{id}`.
@@ -124,10 +120,6 @@ pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Response {
 }
 
 /// `GET /v1/responses/{id}/input_items`.
-pub(crate) async fn input_items(
-    owner: Owner,
-    Path(id): Path<String>,
-    Query(query): Query<PageQuery>,
-) -> Response {
-    answered(found(&owner, &id).await.and_then(|stored| query.page(stored.input)))
+pub(crate) async fn input_items(owner: Owner, Path(id): Path<String>, Paging(query): Paging) -> Response {
+    answered(load(&owner, &id).await.and_then(|stored| query.page(stored.input)))
 }

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use super::Stored;
 use super::batches::{Batch, BatchStatus, Written, change, surface_of};
 use super::files::{FileRecord, LineError, Lines};
-use super::responses::{parse, written};
+use super::responses::{from_document, to_document};
 use crate::request::serve;
 use crate::service::{Gateway, fresh_id, unix_time};
 
@@ -50,7 +50,7 @@ pub(crate) async fn run(gateway: Weak<Gateway>, mut begun: mpsc::UnboundedReceiv
     let found = stored.database.read(|snapshot| {
         let mut names = Vec::<BatchName>::new();
         snapshot.walk_all(Collection::Batch, |tenant, id, document| {
-            if parse::<Batch>(document).is_ok_and(|batch| batch.status.is_active()) {
+            if from_document::<Batch>(document).is_ok_and(|batch| batch.status.is_active()) {
                 names.push((tenant.into(), id.to_owned()));
             }
         })?;
@@ -148,7 +148,7 @@ impl Run {
 
     async fn batch(&self) -> Result<Option<Batch>, Error> {
         let document = self.stored.database.get(Batch::key(&self.tenant, &self.id)).await?;
-        document.map(|document| parse(&document)).transpose()
+        document.map(|document| from_document(&document)).transpose()
     }
 
     async fn change(&self, how: impl FnOnce(&mut Batch) + Send + 'static) -> Result<Option<Batch>, Error> {
@@ -268,7 +268,7 @@ impl Run {
             (Batch::key(&self.tenant, &self.id), self.stored.database.expires(), Arc::clone(&self.tenant));
         let written = self.stored.database.write(move |transaction| {
             let Some(batch) = transaction.get(&key)? else { return Ok(()) };
-            let batch: Batch = parse(&batch)?;
+            let batch: Batch = from_document(&batch)?;
             let output =
                 append(transaction, &tenant, &batch.output_file_id, batch.output, expires, pending.good)?;
             let error =
@@ -309,7 +309,7 @@ impl Run {
                     purpose: "batch_output".to_owned(),
                     parts: file.parts,
                 };
-                transaction.put(FileRecord::key(&tenant, id), expires, written(&record))?;
+                transaction.put(FileRecord::key(&tenant, id), expires, to_document(&record))?;
             }
             Ok(())
         });
@@ -322,7 +322,7 @@ impl Run {
             Ok(line) => line,
             Err((code, message)) => {
                 let error = json!({ "custom_id": null, "response": null, "error": { "code": code, "message": message } });
-                return Some(Answered { is_good: false, line: written(&error) });
+                return Some(Answered { is_good: false, line: to_document(&error) });
             }
         };
         let surface = surface_of(&batch.endpoint)?;
@@ -344,7 +344,7 @@ impl Run {
                 "response": { "status_code": status.as_u16(), "request_id": request_id, "body": body },
                 "error": null,
             });
-            return Some(Answered { is_good: status.is_success(), line: written(&answer) });
+            return Some(Answered { is_good: status.is_success(), line: to_document(&answer) });
         }
     }
 
