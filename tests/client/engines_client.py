@@ -104,6 +104,10 @@ scored = posted("/v1/score", {"model": model, "text_1": "rain", "text_2": docume
 assert [entry["score"] for entry in scored["data"]][2] == 1, scored
 passed("texts scored")
 
+spoken = chat_client.audio.speech.create(model=model, voice="any", input="Hello there", response_format="wav")
+assert spoken.content == b"RIFF\0\xff\xfe" + bytes(255 - byte for byte in b"Hello there"), spoken.content
+passed("a text is spoken")
+
 tokens = posted("/tokenize", {"model": model, "prompt": "Hello there"})["tokens"]
 assert "Hello there" in posted("/detokenize", {"model": model, "tokens": tokens})["prompt"]
 passed("a text as tokens and back")

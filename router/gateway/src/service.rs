@@ -291,6 +291,7 @@ fn client_routes() -> Router<Arc<Gateway>> {
         .route("/rerank", at(Surface::Rerank))
         .route("/v1/score", at(Surface::Score))
         .route("/score", at(Surface::Score))
+        .route("/v1/audio/speech", at(Surface::Speech))
         .route("/tokenize", at(Surface::Tokenize))
         .route("/detokenize", at(Surface::Detokenize))
         .route("/v1/messages", at(Surface::Messages))

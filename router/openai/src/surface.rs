@@ -26,6 +26,8 @@ pub enum Surface {
     Tokenize,
     /// The text of tokens.
     Detokenize,
+    /// A text that is spoken, as OpenAI asks for it.
+    Speech,
     /// Anthropic's messages.
     Messages,
     /// Anthropic's count of a message's tokens.
@@ -38,7 +40,7 @@ pub enum Surface {
 
 impl Surface {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Chat,
         Self::Completions,
         Self::Embeddings,
@@ -46,6 +48,7 @@ impl Surface {
         Self::Score,
         Self::Tokenize,
         Self::Detokenize,
+        Self::Speech,
         Self::Messages,
         Self::CountTokens,
         Self::Responses,
@@ -63,6 +66,7 @@ impl Surface {
             Self::Score => "score",
             Self::Tokenize => "tokenize",
             Self::Detokenize => "detokenize",
+            Self::Speech => "speech",
             Self::Messages => "messages",
             Self::CountTokens => "count_tokens",
             Self::Responses => "responses",
@@ -76,7 +80,12 @@ impl Surface {
         match self {
             Self::Chat | Self::Messages | Self::CountTokens | Self::Responses => Some(Kind::Chat),
             Self::Completions | Self::KServe => Some(Kind::Completion),
-            Self::Embeddings | Self::Rerank | Self::Score | Self::Tokenize | Self::Detokenize => None,
+            Self::Embeddings
+            | Self::Rerank
+            | Self::Score
+            | Self::Tokenize
+            | Self::Detokenize
+            | Self::Speech => None,
         }
     }
 
@@ -106,6 +115,7 @@ impl Surface {
             Self::Score => "/v1/score",
             Self::Tokenize => "/tokenize",
             Self::Detokenize => "/detokenize",
+            Self::Speech => "/v1/audio/speech",
             Self::Embeddings => "/v1/embeddings",
             Self::Completions | Self::KServe => Kind::Completion.path(),
             Self::Chat | Self::Messages | Self::CountTokens | Self::Responses => Kind::Chat.path(),

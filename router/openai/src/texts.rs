@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Fields of a request that hold what a model reads.
-pub const TEXT_FIELDS: [&str; 14] = [
+pub const TEXT_FIELDS: [&str; 15] = [
     "messages",
     "prompt",
     "suffix",
@@ -20,6 +20,7 @@ pub const TEXT_FIELDS: [&str; 14] = [
     "data_2",
     "response_format",
     "functions",
+    "instructions",
 ];
 
 /// Members that say what something is, not what it says; templates may write some of them, so that long ones count as texts.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use memchr::memmem;
 use router_engines::dialect::Role;
 use router_fleet::{Booking, RankRef, Route, RouteRequest};
-use router_openai::{Entries, Entry, Usage};
+use router_openai::{Entries, Entry, Surface, Usage};
 use router_trace::names;
 use serde::Deserialize;
 
@@ -264,7 +264,11 @@ async fn read_buffered_reply(
         () = down => return Err(Failure::hung(&route.decode)),
     };
     let bad = |reason: String| Failure::protocol(&route.decode, reason);
-    let usage = usage_of(&body).map_err(|error| bad(format!("its answer: {error}")))?;
+    // Speech is sound, which says nothing of its usage.
+    let usage = match generation.path == Surface::Speech.engine_path() {
+        true => None,
+        false => usage_of(&body).map_err(|error| bad(format!("its answer: {error}")))?,
+    };
     if let Some(usage) = &usage {
         if let Some(promised) = &promised {
             promised.check(usage).map_err(bad)?;

@@ -22,6 +22,11 @@ pub(super) fn json(status: StatusCode, body: impl std::fmt::Display) -> Response
     with(status, JSON, Payload::from_text(body.to_string()))
 }
 
+/// 200 with bytes of some kind.
+pub(super) fn bytes(kind: &'static str, bytes: Vec<u8>) -> Response<Payload> {
+    with(StatusCode::OK, HeaderValue::from_static(kind), Payload::Whole(Some(bytes.into())))
+}
+
 /// 200 and nothing else.
 pub(super) fn empty() -> Response<Payload> {
     Response::new(Payload::Whole(None))

@@ -107,6 +107,7 @@ async fn post(served: &Arc<Served>, path: &str, body: &[u8]) -> Answered {
         "/v1/embeddings" => found(&about::embeddings(worker, &parsed(body)?)?),
         "/v1/rerank" | "/rerank" => found(&about::reranked(worker, &parsed(body)?)?),
         "/v1/score" | "/score" => found(&about::scored(worker, &parsed(body)?)?),
+        "/v1/audio/speech" => Ok(reply::bytes("audio/wav", about::spoken(&parsed(body)?)?)),
         "/tokenize" => found(&about::tokenized(worker, parsed(body)?)?),
         "/detokenize" => found(&about::detokenized(worker, &parsed(body)?)?),
         "/ping" => Ok(reply::empty()),
