@@ -175,5 +175,8 @@ fn a_batch_works_with_the_key_of_whoever_began_it() {
     assert_eq!(site.mocks[0].stats().running, 0);
     std::fs::write(&keys, format!("{}\n{}\n", alice.lines, bob.lines)).expect("the keys");
     wait_for("the key to be good", || client(&site.gateway.address, key, "/v1/files", None).0 == 200);
-    assert_eq!(asked(&site.gateway, key, &path, None).1["status"], "failed");
+    let (_, batch) = asked(&site.gateway, key, &path, None);
+    assert_eq!(batch["status"], "failed");
+    let why = batch["errors"]["data"][0]["message"].as_str().expect("a reason");
+    assert!(why.contains("not valid any more"), "{why}");
 }

@@ -89,7 +89,7 @@ impl HttpBody for Timed {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut shared.is_late, false) {
             let event = deadline_error().to_event();
-            return Poll::Ready(Some(Ok(Frame::data(event.into()))));
+            return Poll::Ready(Some(Ok(Frame::data(event))));
         }
         let Some(inner) = &mut shared.inner else { return Poll::Ready(None) };
         match Pin::new(inner).poll_frame(context) {

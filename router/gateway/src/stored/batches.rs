@@ -82,6 +82,8 @@ pub(crate) struct Batch {
     pub(crate) error_file_id: String,
     created_at: u64,
     pub(crate) expires_at: u64,
+    /// Until when it and its files are kept.
+    pub(crate) kept_until: u64,
     /// Times at which it came to a status, by the names that are told.
     times: serde_json::Map<String, Value>,
     pub(crate) total: u64,
@@ -134,7 +136,7 @@ impl Batch {
         self.times.entry(name).or_insert_with(|| unix_time().into());
     }
 
-    /// Fails before it has begun.
+    /// Fails, for these reasons.
     pub(crate) fn fail(&mut self, errors: Vec<Value>) {
         self.errors = errors;
         self.enter(BatchStatus::Failed);
@@ -183,13 +185,12 @@ pub(crate) fn surface_of(endpoint: &str) -> Option<Surface> {
 pub(crate) fn change(
     transaction: &mut Transaction<'_>,
     key: Key,
-    expires: u64,
     change: impl FnOnce(&mut Batch),
 ) -> Result<Option<Batch>, Error> {
     let Some(before) = transaction.get(&key)? else { return Ok(None) };
     let mut batch: Batch = from_document(&before)?;
     change(&mut batch);
-    transaction.put(key, expires, to_document(&batch))?;
+    transaction.put(key, batch.kept_until, to_document(&batch))?;
     Ok(Some(batch))
 }
 
@@ -213,7 +214,7 @@ async fn begin(owner: &Owner, request: Request) -> Result<Value, ApiError> {
         let message = format!("There is no file {input:?} with the purpose `batch`.");
         return Err(ApiError::invalid("input_file_id", message));
     };
-    let created_at = unix_time();
+    let (created_at, kept_until) = (unix_time(), owner.stored.database.expires());
     let batch = Batch {
         id: format!("batch_{}", fresh_id()),
         endpoint: endpoint.to_owned(),
@@ -224,6 +225,7 @@ async fn begin(owner: &Owner, request: Request) -> Result<Value, ApiError> {
         error_file_id: format!("file-{}", fresh_id()),
         created_at,
         expires_at: created_at + WINDOW_SECONDS,
+        kept_until,
         times: serde_json::Map::new(),
         total: 0,
         completed: 0,
@@ -233,9 +235,8 @@ async fn begin(owner: &Owner, request: Request) -> Result<Value, ApiError> {
         output: Written::default(),
         error: Written::default(),
     };
-    let (key, expires, document) =
-        (Batch::key(&owner.tenant, &batch.id), owner.stored.database.expires(), to_document(&batch));
-    let write = move |transaction: &mut Transaction<'_>| transaction.put(key, expires, document);
+    let (key, document) = (Batch::key(&owner.tenant, &batch.id), to_document(&batch));
+    let write = move |transaction: &mut Transaction<'_>| transaction.put(key, kept_until, document);
     owner.stored.database.write(write).await.map_err(|error| refusal(&error))?;
     owner.stored.begin(&owner.tenant, &batch.id);
     Ok(batch.shown())
@@ -280,9 +281,9 @@ pub(crate) async fn list(owner: Owner, Paging(query): Paging) -> Response {
 
 /// `POST /v1/batches/{id}/cancel`. What is answered already stays.
 pub(crate) async fn cancel(owner: Owner, Path(id): Path<String>) -> Response {
-    let (key, expires) = (Batch::key(&owner.tenant, &id), owner.stored.database.expires());
+    let key = Batch::key(&owner.tenant, &id);
     let cancelled = owner.stored.database.write(move |transaction| {
-        change(transaction, key, expires, |batch| {
+        change(transaction, key, |batch| {
             if batch.status.is_active() {
                 batch.enter(BatchStatus::Cancelling);
             }

@@ -24,7 +24,7 @@ const FILE_BYTES_MAX: u64 = 200 << 20;
 const PART_BYTES: usize = 1 << 20;
 /// An upload must arrive within this time, and a second more for each so many bytes.
 const UPLOAD_WITHIN: Duration = Duration::from_secs(60);
-const UPLOAD_BYTES_PER_SECOND: u64 = 64 << 10;
+const UPLOAD_BYTES_PER_SECOND: u64 = 256 << 10;
 /// Longest name of a file and of its purpose.
 const NAME_BYTES_MAX: usize = 256;
 /// What files may be for, as OpenAI's API has it.

@@ -37,8 +37,12 @@ use crate::memory::Footprint;
 use crate::request::{BodyKind, named, read_body};
 use crate::service::Gateway;
 
-/// Requests about stored documents that are inside at a time; each may hold a document.
+/// Requests about stored documents that are inside at a time, each of which may hold a document; and those of one tenant.
 const INSIDE_MAX: usize = 64;
+const TENANT_INSIDE_MAX: usize = 16;
+/// Batches that are being run at a time, and those of one tenant. Others wait.
+const BATCHES_RUN_MAX: usize = 32;
+const TENANT_BATCHES_RUN_MAX: usize = 2;
 /// Entries of a list, at most and by default.
 const PAGE_MAX: usize = 100;
 const PAGE: usize = 20;
@@ -51,9 +55,10 @@ const METADATA_VALUE_MAX: usize = 512;
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) database: Database,
-    inside: Arc<Semaphore>,
+    inside: Places,
+    runs: Places,
     /// Requests of batches that may be inside.
-    batch_places: Semaphore,
+    batch_places: Arc<Semaphore>,
     /// Tells the runner of batches that begin.
     begun: mpsc::UnboundedSender<BatchName>,
     /// Batches that are being run, with what stops them.
@@ -70,8 +75,9 @@ impl Stored {
         let (begun, receiver) = mpsc::unbounded_channel();
         let stored = Self {
             database,
-            inside: Arc::new(Semaphore::new(INSIDE_MAX)),
-            batch_places: Semaphore::new(batch_requests_max),
+            inside: Places::new(INSIDE_MAX, TENANT_INSIDE_MAX),
+            runs: Places::new(BATCHES_RUN_MAX, TENANT_BATCHES_RUN_MAX),
+            batch_places: Arc::new(Semaphore::new(batch_requests_max)),
             begun,
             batches: Mutex::default(),
         };
@@ -111,6 +117,50 @@ impl Stored {
     }
 }
 
+/// Places for so many, of which one tenant has a part at most.
+#[derive(Debug)]
+struct Places {
+    all: Arc<Semaphore>,
+    of_tenant_max: usize,
+    of_tenants: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
+}
+
+/// A place that is taken.
+#[derive(Debug)]
+struct Place {
+    _of_all: OwnedSemaphorePermit,
+    _of_tenant: OwnedSemaphorePermit,
+}
+
+impl Places {
+    fn new(all: usize, of_tenant_max: usize) -> Self {
+        Self { all: Arc::new(Semaphore::new(all)), of_tenant_max, of_tenants: Mutex::default() }
+    }
+
+    /// The places of a tenant. Those of tenants that have taken none are forgotten.
+    fn of_tenant(&self, tenant: &Arc<str>) -> Arc<Semaphore> {
+        let mut of_tenants = self.of_tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        of_tenants.retain(|_, places| Arc::strong_count(places) > 1);
+        let places = of_tenants
+            .entry(Arc::clone(tenant))
+            .or_insert_with(|| Arc::new(Semaphore::new(self.of_tenant_max)));
+        Arc::clone(places)
+    }
+
+    fn try_take(&self, tenant: &Arc<str>) -> Option<Place> {
+        let of_tenant = self.of_tenant(tenant).try_acquire_owned().ok()?;
+        let of_all = Arc::clone(&self.all).try_acquire_owned().ok()?;
+        Some(Place { _of_all: of_all, _of_tenant: of_tenant })
+    }
+
+    /// Waits for a place; in line behind the tenant's own before it takes one of all.
+    async fn take(&self, tenant: &Arc<str>) -> Option<Place> {
+        let of_tenant = self.of_tenant(tenant).acquire_owned().await.ok()?;
+        let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
+        Some(Place { _of_all: of_all, _of_tenant: of_tenant })
+    }
+}
+
 pub(crate) fn routes() -> Router<Arc<Gateway>> {
     Router::new()
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
@@ -146,7 +196,7 @@ pub(crate) struct Owner {
     pub(crate) stored: Arc<Stored>,
     pub(crate) tenant: Arc<str>,
     pub(crate) grant: Arc<Grant>,
-    _inside: OwnedSemaphorePermit,
+    _inside: Place,
 }
 
 impl FromRequestParts<Arc<Gateway>> for Owner {
@@ -167,8 +217,8 @@ impl FromRequestParts<Arc<Gateway>> for Owner {
             let message = "This gateway stores nothing: `database.file` is not set.";
             return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_stored"));
         };
-        let inside = Arc::clone(&stored.inside).try_acquire_owned();
-        let inside = inside.map_err(|_| ApiError::unavailable("Too many requests are being served."))?;
+        let inside = stored.inside.try_take(&grant.tenant);
+        let inside = inside.ok_or_else(|| ApiError::unavailable("Too many requests are being served."))?;
         Ok(Self {
             gateway: Arc::clone(gateway),
             stored,
@@ -344,6 +394,24 @@ mod tests {
         ] {
             assert_eq!(query(bad).page(all.clone()).expect_err("bad").param.as_deref(), Some(param));
         }
+    }
+
+    #[tokio::test]
+    async fn one_tenant_leaves_places_for_others() {
+        let places = Places::new(3, 2);
+        let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
+        let taken = [places.try_take(&one).expect("a place"), places.try_take(&one).expect("a place")];
+        assert!(places.try_take(&one).is_none());
+        let last = places.try_take(&other).expect("the last place");
+        assert!(places.try_take(&other).is_none() && places.try_take(&"third".into()).is_none());
+        drop(last);
+        // Who waits for a place of its own keeps none from others.
+        let mut waits = std::pin::pin!(places.take(&one));
+        assert!(futures_util::poll!(waits.as_mut()).is_pending());
+        assert!(places.try_take(&other).is_some());
+        drop(taken);
+        assert!(waits.await.is_some());
+        assert!(places.of_tenant(&other).available_permits() == 2 && places.all.available_permits() == 3);
     }
 
     #[test]

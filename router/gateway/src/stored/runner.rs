@@ -13,7 +13,7 @@ use router_access::Grant;
 use router_database::{Collection, Error, Transaction};
 use router_openai::Surface;
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use super::Stored;
 use super::batches::{Batch, BatchStatus, Written, change, surface_of};
@@ -26,6 +26,10 @@ use crate::service::{Gateway, fresh_id, unix_time};
 const REQUESTS_MAX: u64 = 50_000;
 /// Mistakes of a file that are told.
 const ERRORS_TOLD: usize = 20;
+/// Largest request: as many wait in memory as have places.
+const LINE_BYTES_MAX: usize = 1 << 20;
+/// Answers that have come are written at least so often.
+const WRITTEN_EVERY: Duration = Duration::from_secs(5);
 /// Largest answer of a request.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Answers are written when there are so many, or so many bytes of them.
@@ -77,7 +81,7 @@ fn start(gateway: &Weak<Gateway>, stored: &Arc<Stored>, name: BatchName) {
             id: name.1.clone(),
             stopped,
         };
-        if let Err(error) = run.to_its_end().await {
+        if let Err(error) = run.run().await {
             tracing::error!(%error, batch = name.1, "a batch rests until the next start");
         }
         stored.ended(&name);
@@ -93,6 +97,14 @@ struct Run {
     /// True when its client cancels it.
     stopped: watch::Receiver<bool>,
 }
+
+/// How a batch ends.
+enum End {
+    At(BatchStatus),
+    Failed(&'static str),
+}
+
+const NO_FILE: End = End::Failed("The input file is gone.");
 
 /// What a line's request was answered.
 struct Answered {
@@ -127,7 +139,8 @@ impl Pending {
 }
 
 impl Run {
-    async fn to_its_end(self) -> Result<(), Error> {
+    async fn run(self) -> Result<(), Error> {
+        let Some(_place) = self.stored.runs.take(&self.tenant).await else { return Ok(()) };
         let Some(batch) = self.batch().await? else { return Ok(()) };
         let batch = match batch.status {
             BatchStatus::Validating => match self.validated(&batch).await? {
@@ -140,7 +153,7 @@ impl Run {
             return Ok(());
         }
         let end = match batch.status {
-            BatchStatus::Cancelling => BatchStatus::Cancelled,
+            BatchStatus::Cancelling => End::At(BatchStatus::Cancelled),
             _ => self.asked(&batch).await?,
         };
         self.finish(end).await
@@ -152,13 +165,13 @@ impl Run {
     }
 
     async fn change(&self, how: impl FnOnce(&mut Batch) + Send + 'static) -> Result<Option<Batch>, Error> {
-        let (key, expires) = (Batch::key(&self.tenant, &self.id), self.stored.database.expires());
-        self.stored.database.write(move |transaction| change(transaction, key, expires, how)).await
+        let key = Batch::key(&self.tenant, &self.id);
+        self.stored.database.write(move |transaction| change(transaction, key, how)).await
     }
 
     async fn lines(&self, batch: &Batch) -> Result<Option<Lines>, Error> {
         let record = FileRecord::find(&self.stored, &self.tenant, &batch.input_file_id).await?;
-        let line_bytes_max = self.gateway.config.body_bytes_max;
+        let line_bytes_max = LINE_BYTES_MAX.min(self.gateway.config.body_bytes_max);
         Ok(record.map(|record| Lines::new(&self.stored, &self.tenant, record, line_bytes_max)))
     }
 
@@ -214,24 +227,27 @@ impl Run {
     }
 
     /// Asks for what is not answered yet; the status that the batch ends with.
-    async fn asked(&self, batch: &Batch) -> Result<BatchStatus, Error> {
-        let Some(mut lines) = self.lines(batch).await? else { return Ok(BatchStatus::Failed) };
+    async fn asked(&self, batch: &Batch) -> Result<End, Error> {
+        let Some(mut lines) = self.lines(batch).await? else { return Ok(NO_FILE) };
         for _ in 0..batch.done() {
             if lines.next().await.is_err() {
-                return Ok(BatchStatus::Failed);
+                return Ok(NO_FILE);
             }
         }
-        let lines = stream::unfold(lines, |mut lines| async move {
+        let batch_places = Arc::clone(&self.stored.batch_places);
+        // A line is read when there is a place for its request.
+        let lines = stream::unfold((lines, batch_places), |(mut lines, batch_places)| async move {
+            let place = Arc::clone(&batch_places).acquire_owned().await.ok()?;
             match lines.next().await {
-                Ok(Some(line)) => Some((Ok(line), lines)),
+                Ok(Some(line)) => Some((Ok((line, place)), (lines, batch_places))),
                 Ok(None) => None,
-                Err(error) => Some((Err(error), lines)),
+                Err(error) => Some((Err(error), (lines, batch_places))),
             }
         });
         let places = self.gateway.config.batch_requests_max.max(1);
         let answers = lines.map(|line| async {
             match line {
-                Ok(line) => self.answer(batch, &line).await.map(Ok),
+                Ok((line, place)) => self.answer(batch, &line, place).await.map(Ok),
                 Err(error) => Some(Err(error)),
             }
         });
@@ -240,17 +256,22 @@ impl Run {
         let left = Duration::from_secs(batch.expires_at.saturating_sub(unix_time()));
         let mut over = std::pin::pin!(tokio::time::sleep(left));
         let mut pending = Pending::default();
+        let mut often = tokio::time::interval(WRITTEN_EVERY);
         let end = loop {
             let next = tokio::select! {
                 biased;
-                _ = stopped.wait_for(|stopped| *stopped) => break BatchStatus::Cancelled,
-                () = &mut over => break BatchStatus::Expired,
+                () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => break End::At(BatchStatus::Cancelled),
+                () = &mut over => break End::At(BatchStatus::Expired),
+                _ = often.tick() => {
+                    self.write(std::mem::take(&mut pending)).await?;
+                    continue;
+                }
                 next = answers.next() => next,
             };
             match next {
-                None => break BatchStatus::Completed,
-                // Its key is gone.
-                Some(None) | Some(Some(Err(LineError::TooLong))) => break BatchStatus::Failed,
+                None => break End::At(BatchStatus::Completed),
+                Some(None) => break End::Failed("The key that began the batch is not valid any more."),
+                Some(Some(Err(LineError::TooLong))) => break NO_FILE,
                 Some(Some(Err(LineError::Database(error)))) => return Err(error),
                 Some(Some(Ok(answered))) => pending.push(&answered),
             }
@@ -264,16 +285,19 @@ impl Run {
 
     /// Writes answers, and how far the batch is with them.
     async fn write(&self, pending: Pending) -> Result<(), Error> {
-        let (key, expires, tenant) =
-            (Batch::key(&self.tenant, &self.id), self.stored.database.expires(), Arc::clone(&self.tenant));
+        if pending.completed + pending.failed == 0 {
+            return Ok(());
+        }
+        let (key, tenant) = (Batch::key(&self.tenant, &self.id), Arc::clone(&self.tenant));
         let written = self.stored.database.write(move |transaction| {
             let Some(batch) = transaction.get(&key)? else { return Ok(()) };
             let batch: Batch = from_document(&batch)?;
+            let expires = batch.kept_until;
             let output =
                 append(transaction, &tenant, &batch.output_file_id, batch.output, expires, pending.good)?;
             let error =
                 append(transaction, &tenant, &batch.error_file_id, batch.error, expires, pending.bad)?;
-            change(transaction, key, expires, |batch| {
+            change(transaction, key, |batch| {
                 (batch.output, batch.error) = (output, error);
                 batch.completed += pending.completed;
                 batch.failed += pending.failed;
@@ -284,15 +308,18 @@ impl Run {
     }
 
     /// Makes its files known, and ends it.
-    async fn finish(&self, end: BatchStatus) -> Result<(), Error> {
-        let (key, expires, tenant) =
-            (Batch::key(&self.tenant, &self.id), self.stored.database.expires(), Arc::clone(&self.tenant));
+    async fn finish(&self, end: End) -> Result<(), Error> {
+        let (key, tenant) = (Batch::key(&self.tenant, &self.id), Arc::clone(&self.tenant));
         let finished = self.stored.database.write(move |transaction| {
-            let changed = change(transaction, key, expires, |batch| {
+            let changed = change(transaction, key, |batch| {
                 batch.enter(BatchStatus::Finalizing);
-                batch.enter(end);
+                match end {
+                    End::At(status) => batch.enter(status),
+                    End::Failed(why) => batch.fail(vec![mistake(0, "failed", why)]),
+                }
             });
             let Some(batch) = changed? else { return Ok(()) };
+            let expires = batch.kept_until;
             for (id, file, name) in [
                 (&batch.output_file_id, batch.output, "output"),
                 (&batch.error_file_id, batch.error, "error"),
@@ -317,7 +344,7 @@ impl Run {
     }
 
     /// Asks for one line; `None` when its key is gone.
-    async fn answer(&self, batch: &Batch, line: &[u8]) -> Option<Answered> {
+    async fn answer(&self, batch: &Batch, line: &[u8], place: OwnedSemaphorePermit) -> Option<Answered> {
         let line = match BatchLine::parse(line, &batch.endpoint) {
             Ok(line) => line,
             Err((code, message)) => {
@@ -326,13 +353,16 @@ impl Run {
             }
         };
         let surface = surface_of(&batch.endpoint)?;
-        let mut pause = PAUSE;
+        let (mut pause, mut held) = (PAUSE, Some(place));
         loop {
+            let place = match held.take() {
+                Some(place) => place,
+                None => Arc::clone(&self.stored.batch_places).acquire_owned().await.ok()?,
+            };
             let grant = batch.grant(&self.gateway, &self.tenant)?;
-            let _place = self.stored.batch_places.acquire().await.ok()?;
             let (status, after, request_id, body) = self.ask(surface, &line.body, grant).await;
             if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-                drop(_place);
+                drop(place);
                 // Until the batch's time is over: whoever waits here is dropped then.
                 tokio::time::sleep(after.unwrap_or(pause).min(PAUSE_MAX)).await;
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -392,6 +422,7 @@ fn append(
 }
 
 /// A request of a batch.
+#[derive(Debug)]
 struct BatchLine {
     custom_id: String,
     body: Bytes,
@@ -433,7 +464,7 @@ mod tests {
     #[test]
     fn a_line_is_a_request() {
         let good = json!({ "custom_id": "1", "method": "POST", "url": "/v1/x", "body": { "model": "m" } });
-        let line = BatchLine::parse(good.to_string().as_bytes(), "/v1/x").ok().expect("a request");
+        let line = BatchLine::parse(good.to_string().as_bytes(), "/v1/x").expect("a request");
         assert_eq!((line.custom_id.as_str(), &line.body[..]), ("1", &br#"{"model":"m"}"#[..]));
         for (field, value, code) in [
             ("custom_id", json!(null), "missing_custom_id"),
@@ -445,9 +476,9 @@ mod tests {
         ] {
             let mut bad = good.clone();
             bad[field] = value;
-            let problem = BatchLine::parse(bad.to_string().as_bytes(), "/v1/x").err().expect("a problem");
+            let problem = BatchLine::parse(bad.to_string().as_bytes(), "/v1/x").expect_err("a problem");
             assert_eq!(problem.0, code, "{bad}");
         }
-        assert_eq!(BatchLine::parse(b"{", "/v1/x").err().expect("a problem").0, "invalid_json_line");
+        assert_eq!(BatchLine::parse(b"{", "/v1/x").expect_err("a problem").0, "invalid_json_line");
     }
 }
