@@ -3,11 +3,10 @@
 
 mod support;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::site::Site;
+use support::site::{Site, official_client};
 use support::{Process, Scratch, client, raw, wait_for};
 use tools_mocker::{Fault, FaultKind, MockConfig};
 
@@ -78,19 +77,8 @@ fn counts(batch: &Value) -> [u64; 3] {
 
 #[test]
 fn the_official_client_is_content_with_batches() {
-    let asked = std::process::Command::new("python3").args(["-c", "import openai"]).output();
-    if !asked.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: `python3 -c 'import openai'` fails here (pip install openai)");
-        return;
-    }
     let (_folder, site) = site("batches-client", "");
-    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/client/batches_client.py");
-    let mut command = std::process::Command::new("python3");
-    let output = command.arg(script).args([&site.gateway.url(), "tiny"]).output().expect("python3 runs");
-    let printed = String::from_utf8_lossy(&output.stdout);
-    println!("{printed}");
-    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(printed.matches("ok: ").count(), 4, "{printed}");
+    official_client("batches_client.py", &site.gateway, 4);
 }
 
 #[test]

@@ -266,6 +266,39 @@ fn a_service_outside_the_cluster_takes_over_without_being_asked_for_its_health()
     assert_eq!(state(&site.gateway, &name_of(&site.mocks[1].url())), "ready");
 }
 
+#[test]
+fn a_key_that_a_service_refuses_is_no_clients_matter() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 65_536];
+            let _read = stream.read(&mut request);
+            let said = r#"{"error":{"message":"Incorrect API key: s3cr**"}}"#;
+            let _sent = write!(
+                stream,
+                "HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{said}",
+                said.len()
+            );
+        }
+    });
+    let config = format!(
+        "[gateway]\nworkers = [\"URL0\"]\nexplain = \"none\"\n\
+         [[pool]]\nname = \"outside\"\nmodel = \"big\"\nengine = \"openai\"\nworkers = [{url:?}]\n"
+    );
+    let site = Site::start_some("fleet-401", vec![engine()], &[], &config, 2);
+    for stream in [false, true] {
+        let mut body = chat(20, 1, 3);
+        body["model"] = "big".into();
+        body["stream"] = stream.into();
+        let (status, text) =
+            support::post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer");
+        assert_eq!(status, 503, "{text}");
+        assert!(!text.contains("API key"), "{text}");
+    }
+}
+
 /// Streams that are open at any time during a rolling restart.
 const STREAMS: usize = 200;
 const ENGINES: usize = 8;

@@ -3,10 +3,8 @@
 
 mod support;
 
-use std::path::PathBuf;
-
 use serde_json::{Value, json};
-use support::site::{Site, mock};
+use support::site::{Site, mock, official_client};
 use support::{Process, Scratch, client, raw, wait_for};
 use tools_mocker::{Dialect, MockConfig, Role};
 
@@ -44,21 +42,10 @@ fn turn(input: &Value, extra: &Value) -> Value {
 
 #[test]
 fn the_official_client_finds_what_it_stored() {
-    let asked = std::process::Command::new("python3").args(["-c", "import openai"]).output();
-    if !asked.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: `python3 -c 'import openai'` fails here (pip install openai)");
-        return;
-    }
     let (_folder, config) = database("stored-client");
     let tiny = || MockConfig { eos_one_in: 0, ..MockConfig::tiny().expect("a configuration") };
     let site = Site::start("stored-client", vec![tiny()], &["--worker"], &config);
-    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/client/responses_client.py");
-    let mut command = std::process::Command::new("python3");
-    let output = command.arg(script).args([&site.gateway.url(), "tiny"]).output().expect("python3 runs");
-    let printed = String::from_utf8_lossy(&output.stdout);
-    println!("{printed}");
-    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(printed.matches("ok: ").count(), 7, "{printed}");
+    official_client("responses_client.py", &site.gateway, 7);
 }
 
 #[test]

@@ -126,7 +126,7 @@ impl Database {
     pub fn open(config: Config) -> Result<Self, Error> {
         let at =
             |error: &dyn std::fmt::Display| Error::Storage(format!("{}: {error}", config.path.display()));
-        // What clients wrote is for the gateway's user alone.
+        // Documents are for the gateway's user alone.
         let made = OpenOptions::new()
             .read(true)
             .write(true)
@@ -164,7 +164,7 @@ impl Database {
     ///
     /// # Errors
     ///
-    /// That of `work`, or the writes cannot be done.
+    /// The error of `work`, or the writes cannot be done.
     pub async fn write<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Transaction<'_>) -> Result<T, Error> + Send + 'static,
@@ -176,7 +176,7 @@ impl Database {
     ///
     /// # Errors
     ///
-    /// That of `work`, or the documents cannot be read.
+    /// The error of `work`, or the documents cannot be read.
     pub async fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Snapshot) -> Result<T, Error> + Send + 'static,
@@ -188,7 +188,7 @@ impl Database {
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// [`Error::Storage`]: the file cannot be read.
     pub async fn get(&self, key: Key) -> Result<Option<Vec<u8>>, Error> {
         self.read(move |snapshot| snapshot.get(&key)).await
     }

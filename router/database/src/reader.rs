@@ -27,7 +27,7 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// [`Error::Storage`]: the file cannot be read.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, Error> {
         let found = self.documents.get(tables::place(key)).map_err(Error::storage)?;
         let found = found.map(|found| {
@@ -42,7 +42,7 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// They cannot be read.
+    /// [`Error::Storage`]: the file cannot be read.
     pub fn walk(
         &self,
         tenant: &str,
@@ -60,7 +60,7 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// They cannot be read.
+    /// [`Error::Storage`]: the file cannot be read.
     pub fn walk_all(
         &self,
         collection: Collection,

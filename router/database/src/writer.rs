@@ -106,7 +106,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// What a document counts: its bytes and those of its name.
+/// Bytes that a document counts: its own and those of its name.
 fn size_of(key: &Key, document: &[u8]) -> u64 {
     (key.tenant.len() + key.id.len() + document.len()) as u64
 }
@@ -126,7 +126,7 @@ impl Transaction<'_> {
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// [`Error::Storage`]: the file cannot be read.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, Error> {
         if let Some(staged) = self.staged.get(key) {
             return Ok(staged.as_ref().map(|(_, document)| document.clone()));
@@ -180,7 +180,7 @@ impl Transaction<'_> {
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// [`Error::Storage`]: the file cannot be read.
     pub fn delete(&mut self, key: Key) -> Result<bool, Error> {
         let was_there = self.get(&key)?.is_some();
         self.stage(key, None)?;
@@ -191,7 +191,7 @@ impl Transaction<'_> {
     ///
     /// # Errors
     ///
-    /// They cannot be read.
+    /// [`Error::Storage`]: the file cannot be read.
     pub fn delete_all(
         &mut self,
         tenant: &Arc<str>,

@@ -7,13 +7,14 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
+use std::sync::LazyLock;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version};
-use memchr::memmem;
+use memchr::memmem::Finder;
 use router_tls::ClientStream;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
@@ -30,7 +31,10 @@ const READ_BYTES: usize = 16 << 10;
 /// Bodies up to this size are copied behind their head, so that both leave as one piece of memory.
 const COPIED_BYTES_MAX: usize = 4 << 10;
 
-/// What is asked.
+/// Made once: making it takes longer than a search.
+static END_OF_HEAD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\r\n\r\n"));
+
+/// A request to an engine.
 pub(crate) struct Request<'a> {
     pub(crate) method: &'a Method,
     pub(crate) path: &'a str,
@@ -72,7 +76,7 @@ pub(crate) struct Answer {
     pub(crate) is_reusable: bool,
 }
 
-/// What a body gives next.
+/// The next part of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Data(Bytes),
@@ -84,7 +88,7 @@ pub(crate) enum Next {
 /// A connection.
 pub(crate) struct Connection {
     stream: ClientStream,
-    /// What was read and not handed on.
+    /// Bytes that were read and not handed on.
     input: BytesMut,
     /// Kept for the next request.
     output: Vec<u8>,
@@ -219,7 +223,7 @@ impl Connection {
     fn head(&mut self, method: &Method, searched: &mut usize) -> io::Result<Option<Answer>> {
         // An end may begin up to three bytes before what is new.
         let from = searched.saturating_sub(3);
-        let Some(end) = memmem::find(&self.input[from..], b"\r\n\r\n") else {
+        let Some(end) = END_OF_HEAD.find(&self.input[from..]) else {
             *searched = self.input.len();
             return Ok(None);
         };

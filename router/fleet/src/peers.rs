@@ -41,7 +41,7 @@ struct Message {
     workers: HashMap<String, [u32; 3]>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     roster: Option<Changes>,
-    /// What changed of the state that gateways share, by name.
+    /// Changed entries of the state that gateways share, by name.
     #[serde(default, skip_serializing_if = "SharedState::is_empty")]
     shared: SharedState,
 }
@@ -129,7 +129,7 @@ pub(crate) fn receive(fleet: &Arc<Fleet>, body: &[u8], now: Instant) -> Result<S
     let (gateway, shared) = (message.gateway, std::mem::take(&mut message.shared));
     if fleet.peers.take(message, now)? {
         fleet.peers.add_up(fleet);
-        // One that a later message has overtaken would take sums back.
+        // A message that a later one has overtaken would take sums back.
         if let Some(shares) = fleet.shares().filter(|_| !shared.is_empty()) {
             shares.receive(gateway, shared);
         }
@@ -163,7 +163,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
     let mut complained = false;
     // The changes that the peer has confirmed, and the number of its run.
     let mut known: Option<(u64, Arc<Changes>)> = None;
-    // What it has confirmed of the shared state, and when that was looked through.
+    // Versions of the shared state that the peer has confirmed, and when the state was looked through.
     let mut confirmed = HashMap::<String, u64>::new();
     let mut peer_run: Option<u64> = None;
     let mut looked: Option<Instant> = None;

@@ -116,7 +116,7 @@ fn checkable(body: &RawBody, name: &str) -> Result<Option<Value>, ApiError> {
     value.map(Some).map_err(|error| ApiError::invalid(name, format!("`{name}` cannot be checked: {error}.")))
 }
 
-/// What of a request a model reads.
+/// The texts of a request that a model reads.
 #[derive(Default)]
 struct RequestTexts {
     fields: Vec<(&'static str, Value)>,
@@ -201,7 +201,7 @@ impl Guardrail {
         })
     }
 
-    /// Who a stream is checked for, if streams are.
+    /// The request that a stream is checked for, if answers are.
     pub(crate) fn subject_of_stream(&self, context: &RequestContext) -> Option<Subject> {
         self.config.answers.then(|| Subject::of(context))
     }

@@ -143,7 +143,7 @@ pub fn texts_of_answer(answers: &mut [Value]) -> BTreeMap<TextOfAnswer, String> 
 pub fn replace_texts_of_answer(answers: &mut [Value], mut texts: BTreeMap<TextOfAnswer, String>) {
     for answer in answers {
         each_text_of_answer(answer, &mut |place, text| *text = texts.remove(&place).unwrap_or_default());
-        // They tell the texts that were replaced, token by token.
+        // These members tell the texts that were replaced, token by token.
         let choices = answer.get_mut("choices").and_then(Value::as_array_mut);
         for choice in choices.into_iter().flatten().filter_map(Value::as_object_mut) {
             TOKENS.iter().for_each(|name| drop(choice.remove(*name)));

@@ -109,6 +109,22 @@ impl Site {
     }
 }
 
+/// Runs a script with the official OpenAI client against a gateway; so many things must work. Skips loudly without that client.
+pub fn official_client(script: &str, gateway: &Process, things: usize) {
+    let asked = std::process::Command::new("python3").args(["-c", "import openai"]).output();
+    if !asked.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED {script}: `python3 -c 'import openai'` fails here (pip install openai)");
+        return;
+    }
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/client").join(script);
+    let mut command = std::process::Command::new("python3");
+    let output = command.arg(script).args([&gateway.url(), "tiny"]).output().expect("python3 runs");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}");
+    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(printed.matches("ok: ").count(), things, "{printed}");
+}
+
 pub fn ask(address: &str, body: &Value) -> (u16, Value) {
     post_json(address, "/v1/chat/completions", body)
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{Limiter, Scope};
 use crate::grant::NAME_BYTES_MAX;
 
-/// What a gateway has charged to one limiter, in nanoseconds of refilling: for requests, and for tokens.
+/// A gateway's charges to one limiter, in nanoseconds of refilling: for requests, and for tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitReport {
     /// Since the gateway's start. It wraps.

@@ -147,7 +147,7 @@ impl Batch {
         self.completed + self.failed
     }
 
-    /// What its requests may; `None` when its key is gone.
+    /// The grant of the batch's requests; `None` when its key is gone.
     pub(crate) fn grant(&self, gateway: &Gateway, tenant: &Arc<str>) -> Option<Arc<Grant>> {
         let principal = &self.principal;
         let access = &gateway.access;
@@ -174,7 +174,7 @@ impl Batch {
     }
 }
 
-/// What a batch may ask for.
+/// The surface of a batch's endpoint, if batches may have it.
 pub(crate) fn surface_of(endpoint: &str) -> Option<Surface> {
     [Surface::Chat, Surface::Completions, Surface::Embeddings, Surface::Responses]
         .into_iter()
@@ -260,19 +260,8 @@ pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
 
 /// `GET /v1/batches`.
 pub(crate) async fn list(owner: Owner, Paging(query): Paging) -> Response {
-    let tenant = Arc::clone(&owner.tenant);
-    let read = owner.stored.database.read(move |snapshot| {
-        let (mut batches, mut broken) = (Vec::<Batch>::new(), None);
-        snapshot.walk(&tenant, Collection::Batch, "", None, |_, document| {
-            match from_document(document) {
-                Ok(batch) => batches.push(batch),
-                Err(error) => broken = Some(error),
-            }
-            broken.is_none()
-        })?;
-        broken.map_or(Ok(batches), Err)
-    });
-    let listed = read.await.map_err(|error| refusal(&error)).and_then(|mut batches| {
+    let batches = owner.stored.all::<Batch>(&owner.tenant, Collection::Batch);
+    let listed = batches.await.map_err(|error| refusal(&error)).and_then(|mut batches| {
         batches.sort_by_key(|batch| batch.created_at);
         query.page(batches.iter().map(Batch::shown).collect())
     });

@@ -68,7 +68,7 @@ fn items_of(object: &Map<String, Value>) -> Result<Vec<Value>, ApiError> {
         Some(Value::Array(items)) => items,
         Some(_) => return Err(ApiError::invalid("items", "`items` must be an array.")),
     };
-    // What a later response could not take up is refused now.
+    // Items that a later response could not take up are refused now.
     to_chat(&json!({ "model": "", "input": items })).map_err(|error| {
         let param = error.param.as_deref().map(|param| param.replacen("input", "items", 1));
         ApiError { message: error.message.replacen("`input", "`items", 1), param, ..error }

@@ -27,10 +27,10 @@ const UPLOAD_WITHIN: Duration = Duration::from_secs(60);
 const UPLOAD_BYTES_PER_SECOND: u64 = 256 << 10;
 /// Longest name of a file and of its purpose.
 const NAME_BYTES_MAX: usize = 256;
-/// What files may be for, as OpenAI's API has it.
+/// Purposes of files, as OpenAI's API has them.
 const PURPOSES: [&str; 6] = ["assistants", "batch", "fine-tune", "vision", "user_data", "evals"];
 
-/// What is known of a file.
+/// A file's description, without its bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
     pub(crate) id: String,
@@ -171,6 +171,7 @@ fn slow() -> ApiError {
 }
 
 async fn upload(owner: &Owner, mut form: Multipart) -> Result<FileRecord, ApiError> {
+    owner.stored.has_room(&owner.tenant, Collection::File).await?;
     let mut upload = Upload::new(owner);
     let (mut filename, mut purpose) = (None, None);
     loop {
@@ -226,20 +227,8 @@ async fn load(owner: &Owner, id: &str) -> Result<FileRecord, ApiError> {
 
 /// `GET /v1/files`.
 pub(crate) async fn list(owner: Owner, Paging(query): Paging) -> Response {
-    let tenant = Arc::clone(&owner.tenant);
-    let read = owner.stored.database.read(move |snapshot| {
-        let mut records = Vec::<FileRecord>::new();
-        let mut broken = None;
-        snapshot.walk(&tenant, Collection::File, "", None, |_, document| {
-            match from_document(document) {
-                Ok(record) => records.push(record),
-                Err(error) => broken = Some(error),
-            }
-            broken.is_none()
-        })?;
-        broken.map_or(Ok(records), Err)
-    });
-    let listed = read.await.map_err(|error| refusal(&error)).and_then(|mut records| {
+    let records = owner.stored.all::<FileRecord>(&owner.tenant, Collection::File);
+    let listed = records.await.map_err(|error| refusal(&error)).and_then(|mut records| {
         records.retain(|record| query.purpose.as_ref().is_none_or(|purpose| *purpose == record.purpose));
         records.sort_by_key(|record| record.created_at);
         query.page(records.iter().map(FileRecord::shown).collect())

@@ -1,4 +1,4 @@
-//! What came before a request: the items of the stored responses that it goes on from, or of its conversation.
+//! Items of earlier turns: those of the stored responses that a request goes on from, or of its conversation.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ enum Problem {
 }
 
 impl History {
-    /// What a request of this tenant goes on from; not more than so many bytes.
+    /// The items that a request of this tenant goes on from; not more than so many bytes.
     pub(crate) async fn read(
         stored: &Stored,
         tenant: &Arc<str>,

@@ -1,4 +1,4 @@
-//! What clients leave with the gateway: responses, conversations, files and batches, in its database, each tenant's apart.
+//! Stored responses, conversations, files and batches: documents in the gateway's database, each tenant's apart.
 //!
 //! `responses` stores what `POST /v1/responses` answers and tells it again, `conversations` keeps their items together. A request
 //! that goes on from either gets their items in front of its own input (`history`) before it is translated and screened.
@@ -22,13 +22,15 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use router_access::{Grant, admit, retry_after_seconds};
-use router_database::{Database, Error};
+use router_database::{Collection, Database, Error};
 use router_openai::ApiError;
 use router_tls::PeerAddr;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
+use self::responses::from_document;
 use self::runner::BatchName;
 use crate::access::limited;
 use crate::caller::Caller;
@@ -43,6 +45,8 @@ const TENANT_INSIDE_MAX: usize = 16;
 /// Batches that are being run at a time, and those of one tenant. Others wait.
 const BATCHES_RUN_MAX: usize = 32;
 const TENANT_BATCHES_RUN_MAX: usize = 2;
+/// Files, and batches, of a tenant.
+const LISTED_MAX: usize = 10_000;
 /// Entries of a list, at most and by default.
 const PAGE_MAX: usize = 100;
 const PAGE: usize = 20;
@@ -82,6 +86,44 @@ impl Stored {
             batches: Mutex::default(),
         };
         Ok((stored, receiver))
+    }
+
+    /// All documents of a tenant's collection.
+    pub(crate) async fn all<T: DeserializeOwned + Send + 'static>(
+        &self,
+        tenant: &Arc<str>,
+        collection: Collection,
+    ) -> Result<Vec<T>, Error> {
+        let tenant = Arc::clone(tenant);
+        let read = self.database.read(move |snapshot| {
+            let mut documents = Vec::new();
+            snapshot.walk(&tenant, collection, "", None, |_, document| {
+                documents.push(document.to_vec());
+                true
+            })?;
+            documents.iter().map(|document| from_document(document)).collect()
+        });
+        read.await
+    }
+
+    /// Refuses another document in a collection whose lists are read as a whole, if the tenant has as many as it may.
+    pub(crate) async fn has_room(&self, tenant: &Arc<str>, collection: Collection) -> Result<(), ApiError> {
+        let tenant = Arc::clone(tenant);
+        let counted = self.database.read(move |snapshot| {
+            let mut count = 0;
+            snapshot.walk(&tenant, collection, "", None, |_, _| {
+                count += 1;
+                count < LISTED_MAX
+            })?;
+            Ok(count)
+        });
+        match counted.await.map_err(|error| refusal(&error))? {
+            LISTED_MAX.. => {
+                let message = format!("There are {LISTED_MAX} already: delete what is not needed.");
+                Err(ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message, "storage_full"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn batches(&self) -> MutexGuard<'_, HashMap<BatchName, watch::Sender<bool>>> {
@@ -207,7 +249,7 @@ impl FromRequestParts<Arc<Gateway>> for Owner {
         let access = &gateway.access;
         let grant = access.identify(&Caller::at_api(&parts.headers, peer))?;
         let [own, tenant] = access.limiters(&grant)?;
-        // It counts as a request; its place is free again at once.
+        // The call counts as a request; its place is free again at once.
         let charged = admit(own.as_ref(), tenant.as_ref(), 0, access.now());
         drop(charged.map_err(|refusal| {
             let after = refusal.retry_after.map(retry_after_seconds);
@@ -323,7 +365,7 @@ impl PageQuery {
     }
 }
 
-/// What a client is told when the database does not do what it asked.
+/// The error for a client when the database has refused or failed.
 pub(crate) fn refusal(error: &Error) -> ApiError {
     match error {
         Error::Busy => ApiError::unavailable("Too many requests are being stored; try again later."),
@@ -405,7 +447,7 @@ mod tests {
         let last = places.try_take(&other).expect("the last place");
         assert!(places.try_take(&other).is_none() && places.try_take(&"third".into()).is_none());
         drop(last);
-        // Who waits for a place of its own keeps none from others.
+        // A tenant that waits for a place of its own keeps none from others.
         let mut waits = std::pin::pin!(places.take(&one));
         assert!(futures_util::poll!(waits.as_mut()).is_pending());
         assert!(places.try_take(&other).is_some());

@@ -27,7 +27,7 @@ pub(crate) struct StoredResponse {
 }
 
 impl StoredResponse {
-    /// What the response adds to a conversation.
+    /// The items that the response adds to a conversation.
     pub(crate) fn into_items(mut self) -> impl Iterator<Item = Value> {
         let output = match self.response["output"].take() {
             Value::Array(output) => output,
@@ -79,7 +79,7 @@ impl ResponseRecord {
             transaction.put(Key::new(&tenant, Collection::Response, id), expires, bytes)?;
             if let Some(conversation) = document.conversation.clone() {
                 let key = Key::new(&tenant, Collection::Conversation, conversation);
-                // One that was deleted meanwhile stays so.
+                // A conversation that was deleted meanwhile stays deleted.
                 if let Some(before) = transaction.get(&key)? {
                     let mut conversation: Conversation = from_document(&before)?;
                     conversation.items.extend(document.into_items());

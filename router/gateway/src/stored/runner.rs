@@ -106,7 +106,7 @@ enum End {
 
 const NO_FILE: End = End::Failed("The input file is gone.");
 
-/// What a line's request was answered.
+/// The answer to a line's request.
 struct Answered {
     is_good: bool,
     line: Vec<u8>,

@@ -1,11 +1,11 @@
 //! Attempts: which workers are asked next, and when no further ones are.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderValue, header};
 use bytes::Bytes;
-use memchr::memmem;
+use memchr::memmem::Finder;
 use router_engines::dialect::Role;
 use router_fleet::{Booking, RankRef, Route, RouteRequest};
 use router_openai::{Entries, Entry, Surface, Usage};
@@ -218,6 +218,8 @@ pub(crate) async fn attempt_buffered(
     }
 }
 
+static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
+
 /// The usage that an answer tells. The answer itself is the client's to parse: here it must only look like JSON.
 fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
     let text = std::str::from_utf8(answer).map_err(|error| error.to_string())?.trim_ascii();
@@ -227,7 +229,7 @@ fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
         return Err("neither an object nor a list of JSON".to_owned());
     }
     // In JSON's strings its quotes would be escaped, so a search of the bytes cannot be misled by what a model writes.
-    let mut found = memmem::find_iter(answer, b"\"usage\"");
+    let mut found = USAGE.find_iter(answer);
     let usage = match (found.next(), found.next()) {
         (Some(at), None) => text
             .get(at + b"\"usage\"".len()..)

@@ -89,11 +89,16 @@ impl Failure {
     /// The engine says no. What is wrong with the request stays wrong elsewhere.
     pub(super) fn refused(rank: &RankRef, refusal: Refusal) -> Self {
         let (busy, status) = (is_busy(refusal.status), refusal.status);
+        let failed = Self::protocol(rank, format!("it answered {status}"));
+        // The key is the gateway's, not the client's: neither a matter of its request nor for its eyes.
+        if status == StatusCode::UNAUTHORIZED || status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+            return failed;
+        }
         Self {
             is_workers: status.is_server_error() && !busy,
             is_retryable: busy || status.is_server_error(),
             refusal: Some(Box::new(refusal)),
-            ..Self::protocol(rank, format!("it answered {status}"))
+            ..failed
         }
     }
 

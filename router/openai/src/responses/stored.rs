@@ -1,10 +1,10 @@
-//! What stored responses and conversations add: what a request asks of them, and its input together with what they hold.
+//! Request fields of stored responses and conversations, and the input with the items of earlier turns in front.
 
 use serde_json::{Value, json};
 
 use crate::{ApiError, RawBody};
 
-/// What a request asks of stored responses.
+/// The fields of a request that ask for stored responses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StoredFields {
     /// Whether the response is to be stored, if the request says so.
@@ -63,7 +63,7 @@ impl StoredFields {
             Some(Value::Array(input)) => items.extend(input),
             Some(Value::String(text)) => items.push(json!({ "role": "user", "content": text })),
             Some(Value::Null) | None => {}
-            // What is no input is the translation's to refuse.
+            // The translation refuses another type.
             Some(other) => {
                 fields.insert("input".to_owned(), other);
                 return;
@@ -88,6 +88,10 @@ pub fn input_items(request: &Value, id: &str) -> Vec<Value> {
 #[must_use]
 pub fn item(given: &Value, id: &str, place: usize) -> Value {
     let mut item = given.clone();
+    // The translation refuses what is no item; here nothing may fail.
+    if !item.is_object() {
+        return item;
+    }
     let kind = item["type"].as_str().unwrap_or("message").to_owned();
     if !item["id"].is_string() {
         let prefix = match kind.as_str() {
@@ -181,5 +185,9 @@ mod tests {
         assert_eq!((&items[0]["id"], &items[0]["status"]), (&json!("own"), &json!("completed")));
         assert_eq!(items[1]["content"][0]["type"], "output_text");
         assert_eq!(items[1]["id"], "msg_7_in1");
+        for odd in [json!([[null]]), json!([5, "x", null]), json!({ "a": 1 }), json!(7)] {
+            let _no_panic = input_items(&json!({ "input": odd }), "7");
+            assert!(to_chat(&json!({ "model": "m", "input": odd })).is_err(), "{odd}");
+        }
     }
 }
