@@ -318,8 +318,9 @@ const GUARDRAIL_KEY: &str = "KVASIR_GUARDRAIL_KEY";
 fn guardrail(settings: &Settings) -> Result<Option<GuardrailConfig>> {
     let guardrail = &settings.guardrail;
     let Some(url) = some(&guardrail.url) else { return Ok(None) };
-    if !url.starts_with("http://") && !url.starts_with("https://") {
-        anyhow::bail!("guardrail.url must be a URL, http or https: {url:?}");
+    let host = url.strip_prefix("http://").or(url.strip_prefix("https://"));
+    if host.is_none_or(|host| host.is_empty() || host.trim_end_matches('/').contains('/')) {
+        anyhow::bail!("guardrail.url must be a URL without a path, http or https: {url:?}");
     }
     let key = std::env::var(GUARDRAIL_KEY).ok().filter(|key| !key.is_empty());
     let key = key.map(|key| ApiKey::new(&key).with_context(|| format!("{GUARDRAIL_KEY} is no plain text")));

@@ -21,6 +21,9 @@ use crate::fleet::Fleet;
 
 /// Between two messages at least.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Bytes of shared state in a message, and those of an entry beside its name.
+const SHARED_BYTES_MAX: usize = 1 << 20;
+const SHARED_ENTRY_BYTES: usize = 160;
 /// Between two times that the state which gateways share is looked through.
 const SHARE_EVERY: Duration = Duration::from_millis(100);
 /// A sign of life at least so often.
@@ -182,6 +185,12 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
             looked = Some(Instant::now());
             news = shares.state();
             news.retain(|name, (version, _)| confirmed.get(name) != Some(version));
+            // A peer takes messages of a few MiB. The rest goes with the next ones.
+            let mut bytes = 0;
+            news.retain(|name, _| {
+                bytes += name.len() + SHARED_ENTRY_BYTES;
+                bytes <= SHARED_BYTES_MAX
+            });
         }
         let versions: Vec<(String, u64)> =
             news.iter().map(|(name, (version, _))| (name.clone(), *version)).collect();

@@ -248,9 +248,8 @@ pub(crate) async fn create(owner: Owner, request: Request) -> Response {
 }
 
 async fn load(owner: &Owner, id: &str) -> Result<Batch, ApiError> {
-    let document = owner.stored.database.get(Batch::key(&owner.tenant, id)).await;
-    let document = document.map_err(|error| refusal(&error))?;
-    from_document(&document.ok_or_else(|| not_found("Batch", id))?).map_err(|error| refusal(&error))
+    let found = owner.stored.load(Batch::key(&owner.tenant, id)).await.map_err(|error| refusal(&error))?;
+    found.ok_or_else(|| not_found("Batch", id))
 }
 
 /// `GET /v1/batches/{id}`.

@@ -98,8 +98,8 @@ async fn change<T: Send + 'static>(
 }
 
 async fn load(owner: &Owner, id: &str) -> Result<Conversation, ApiError> {
-    let document = owner.stored.database.get(key(owner, id)).await.map_err(|error| refusal(&error))?;
-    from_document(&document.ok_or_else(|| missing(id))?).map_err(|error| refusal(&error))
+    let found = owner.stored.load(key(owner, id)).await.map_err(|error| refusal(&error))?;
+    found.ok_or_else(|| missing(id))
 }
 
 /// `POST /v1/conversations`.

@@ -14,7 +14,7 @@ use router_openai::ApiError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::responses::{from_document, to_document};
+use super::responses::to_document;
 use super::{Owner, Paging, Stored, answered, not_found, refusal};
 use crate::service::{fresh_id, unix_time};
 
@@ -60,8 +60,7 @@ impl FileRecord {
     }
 
     pub(crate) async fn find(stored: &Stored, tenant: &Arc<str>, id: &str) -> Result<Option<Self>, Error> {
-        let document = stored.database.get(Self::key(tenant, id)).await?;
-        document.map(|document| from_document(&document)).transpose()
+        stored.load(Self::key(tenant, id)).await
     }
 }
 

@@ -22,7 +22,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use router_access::{Grant, admit, retry_after_seconds};
-use router_database::{Collection, Database, Error};
+use router_database::{Collection, Database, Error, Key};
 use router_openai::ApiError;
 use router_tls::PeerAddr;
 use serde::Deserialize;
@@ -86,6 +86,18 @@ impl Stored {
             batches: Mutex::default(),
         };
         Ok((stored, receiver))
+    }
+
+    /// A document, parsed by the thread that reads it.
+    pub(crate) async fn load<T: DeserializeOwned + Send + 'static>(
+        &self,
+        key: Key,
+    ) -> Result<Option<T>, Error> {
+        let read = self.database.read(move |snapshot| {
+            let document = snapshot.get(&key)?;
+            document.map(|document| from_document(&document)).transpose()
+        });
+        read.await
     }
 
     /// All documents of a tenant's collection.

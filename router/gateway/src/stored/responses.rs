@@ -99,8 +99,8 @@ impl ResponseRecord {
 
 async fn load(owner: &Owner, id: &str) -> Result<StoredResponse, ApiError> {
     let key = Key::new(&owner.tenant, Collection::Response, id);
-    let document = owner.stored.database.get(key).await.map_err(|error| refusal(&error))?;
-    from_document(&document.ok_or_else(|| not_found("Response", id))?).map_err(|error| refusal(&error))
+    let found = owner.stored.load(key).await.map_err(|error| refusal(&error))?;
+    found.ok_or_else(|| not_found("Response", id))
 }
 
 /// `GET /v1/responses/{id}`.

@@ -160,8 +160,7 @@ impl Run {
     }
 
     async fn batch(&self) -> Result<Option<Batch>, Error> {
-        let document = self.stored.database.get(Batch::key(&self.tenant, &self.id)).await?;
-        document.map(|document| from_document(&document)).transpose()
+        self.stored.load(Batch::key(&self.tenant, &self.id)).await
     }
 
     async fn change(&self, how: impl FnOnce(&mut Batch) + Send + 'static) -> Result<Option<Batch>, Error> {
