@@ -108,6 +108,31 @@ spoken = chat_client.audio.speech.create(model=model, voice="any", input="Hello 
 assert spoken.content == b"RIFF\0\xff\xfe" + bytes(255 - byte for byte in b"Hello there"), spoken.content
 passed("a text is spoken")
 
+sound = b"RIFF\0\xff\r\n--edge" + bytes(range(256)) * 300
+named = ("speech.wav", sound, "audio/wav")
+heard = f"of {len(sound)} bytes, sum {sum(sound)}, of speech.wav audio/wav: "
+written = chat_client.audio.transcriptions.create(
+    model=model, file=named, language="en", prompt="ä name", timestamp_granularities=["word", "segment"], temperature=0.5,
+)
+assert written.text.startswith(f"transcriptions {heard}"), written.text
+for field in ("language=en", "prompt=ä name", "temperature=0.5", "timestamp_granularities[]=word+segment"):
+    assert field in written.text, written.text
+assert chat_client.audio.translations.create(model=model, file=named).text.startswith(f"translations {heard}")
+plain = chat_client.audio.transcriptions.create(model=model, file=named, response_format="text")
+assert plain.startswith(f"transcriptions {heard}"), plain
+streamed = chat_client.audio.transcriptions.create(model=model, file=named, language="en", stream=True)
+pieces = [event.model_extra["choices"] for event in streamed]
+assert all(pieces), "the usage was not asked for"
+assert "".join(piece[0]["delta"]["content"] for piece in pieces).startswith(f"transcriptions {heard}"), pieces
+for wrong, status in ((dict(model="nobody", file=named), 404), (dict(model=model, file=named, extra_body={"a b": "1"}), 400)):
+    try:
+        chat_client.audio.transcriptions.create(**wrong)
+    except openai.APIStatusError as error:
+        assert error.status_code == status, error
+    else:
+        raise AssertionError(f"{wrong} was not refused")
+passed("a recording is transcribed and translated")
+
 tokens = posted("/tokenize", {"model": model, "prompt": "Hello there"})["tokens"]
 assert "Hello there" in posted("/detokenize", {"model": model, "tokens": tokens})["prompt"]
 passed("a text as tokens and back")

@@ -71,8 +71,14 @@ impl Call {
     /// A POST of JSON.
     #[must_use]
     pub fn json(path: &'static str, body: Bytes) -> Self {
+        Self::post(path, HeaderValue::from_static("application/json"), body)
+    }
+
+    /// A POST of a body of this type.
+    #[must_use]
+    pub fn post(path: &'static str, content_type: HeaderValue, body: Bytes) -> Self {
         let mut headers = HeaderMap::with_capacity(8);
-        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(http::header::CONTENT_TYPE, content_type);
         Self { method: Method::POST, path: Uri::from_static(path), headers, body, once: false }
     }
 

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http_body::{Body as HttpBody, Frame};
@@ -80,6 +80,11 @@ enum Action {
     Block,
     #[serde(rename = "GUARDRAIL_INTERVENED")]
     Replace,
+}
+
+fn is_json(answer: &Buffered) -> bool {
+    let kind = answer.headers().get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"))
 }
 
 fn unreadable() -> ApiError {
@@ -186,18 +191,29 @@ impl Guardrail {
         context: &RequestContext,
         answer: Buffered,
     ) -> Result<Buffered, ApiError> {
-        if !self.config.answers || !answer.status().is_success() || context.surface.kind().is_none() {
+        let is_text = context.surface.kind().is_some() || context.surface.takes_recording();
+        if !self.config.answers || !answer.status().is_success() || !is_text {
             return Ok(answer);
         }
         let work = context.gateway.pass(answer.body().len(), &context.footprint);
         let bytes = answer.body().clone();
-        let parsed = work.run(move |_: IsCancelled<'_>| serde_json::from_slice::<Value>(&bytes)).await?;
-        let mut whole = vec![parsed.map_err(|_| unreadable())?];
+        // A transcription may be a plain text.
+        let is_plain = context.surface.takes_recording() && !is_json(&answer);
+        let parse = move |_: IsCancelled<'_>| match is_plain {
+            true => std::str::from_utf8(&bytes).ok().map(|text| json!({ "text": text })),
+            false => serde_json::from_slice(&bytes).ok(),
+        };
+        let mut whole = [work.run(parse).await?.ok_or_else(unreadable)?];
         let is_changed =
             self.check_answer(&context.gateway.metrics, &Subject::of(context), &mut whole).await?;
-        Ok(match is_changed {
-            false => answer,
-            true => answer.map(|_| whole.remove(0).to_string().into()),
+        let [whole] = whole;
+        Ok(match (is_changed, whole) {
+            (false, _) => answer,
+            (true, Value::Object(mut whole)) if is_plain => match whole.remove("text") {
+                Some(Value::String(text)) => answer.map(|_| text.into()),
+                _ => return Err(unreadable()),
+            },
+            (true, whole) => answer.map(|_| whole.to_string().into()),
         })
     }
 

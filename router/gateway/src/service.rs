@@ -292,6 +292,8 @@ fn client_routes() -> Router<Arc<Gateway>> {
         .route("/v1/score", at(Surface::Score))
         .route("/score", at(Surface::Score))
         .route("/v1/audio/speech", at(Surface::Speech))
+        .route("/v1/audio/transcriptions", at(Surface::Transcription))
+        .route("/v1/audio/translations", at(Surface::Translation))
         .route("/tokenize", at(Surface::Tokenize))
         .route("/detokenize", at(Surface::Detokenize))
         .route("/v1/messages", at(Surface::Messages))

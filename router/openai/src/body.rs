@@ -4,14 +4,19 @@
 //! with changes is put together from the client's own bytes. So a prompt of 220 KB is scanned once, fields that nobody
 //! here knows reach the engine as they were, and numbers keep their spelling. Of a name that occurs twice the last
 //! counts, as it does in Python's parser, and only that one is passed on.
+//!
+//! The fields of a form stand in it as the JSON that they would be.
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use bytestring::ByteString;
+use http::HeaderValue;
 use serde::de::IgnoredAny;
 
+use crate::form::{Form, FormFile};
 use crate::{ApiError, Entries, Entry};
 
 /// Most top-level fields of a request.
@@ -60,6 +65,8 @@ pub struct RawBody {
     text: ByteString,
     fields: Vec<Field>,
     is_changed: bool,
+    /// Set when it is a form.
+    form: Option<Arc<Form>>,
 }
 
 impl RawBody {
@@ -100,7 +107,7 @@ impl RawBody {
             };
             fields.push(Field { name, raw });
         }
-        Ok(Self { text, fields, is_changed: has_repeats })
+        Ok(Self { text, fields, is_changed: has_repeats, form: None })
     }
 
     /// A body of the gateway's own.
@@ -110,19 +117,37 @@ impl RawBody {
             name: Raw::Set(name.as_str().into()),
             raw: Raw::Set(value.to_string().into()),
         };
-        Self { text: ByteString::new(), fields: fields.iter().map(field).collect(), is_changed: true }
+        let fields = fields.iter().map(field).collect();
+        Self { text: ByteString::new(), fields, is_changed: true, form: None }
     }
 
-    /// Bytes of the body as it came.
+    /// A form with these fields and a file. The boundary must not occur in any of them.
+    #[must_use]
+    pub fn of_form(
+        fields: &serde_json::Map<String, serde_json::Value>,
+        file: FormFile,
+        boundary: String,
+    ) -> Self {
+        Self { form: Some(Arc::new(Form::new(file, boundary))), ..Self::of_fields(fields) }
+    }
+
+    /// Bytes of the body as it came; of a form those of its file.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.text.len()
+        self.text.len() + self.form.as_ref().map_or(0, |form| form.file_bytes())
     }
 
     /// Whether nothing came.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty()
+        self.len() == 0
+    }
+
+    /// The `content-type` of [`Self::to_bytes`].
+    #[must_use]
+    pub fn content_type(&self) -> HeaderValue {
+        let of_form = self.form.as_ref().and_then(|form| form.content_type());
+        of_form.unwrap_or(HeaderValue::from_static("application/json"))
     }
 
     /// The JSON text of a field, unless it is absent or null.
@@ -229,6 +254,9 @@ impl RawBody {
     /// The body for the engine: the client's own bytes when nothing was changed.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
+        if let Some(form) = &self.form {
+            return form.to_bytes(self.fields.iter().map(|field| (self.name_of(field), self.text_of(field))));
+        }
         if !self.is_changed {
             return self.text.as_bytes().clone();
         }

@@ -28,6 +28,10 @@ pub enum Surface {
     Detokenize,
     /// A text that is spoken, as OpenAI asks for it.
     Speech,
+    /// The text of a recording, as OpenAI asks for it.
+    Transcription,
+    /// The same in English.
+    Translation,
     /// Anthropic's messages.
     Messages,
     /// Anthropic's count of a message's tokens.
@@ -40,7 +44,7 @@ pub enum Surface {
 
 impl Surface {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Chat,
         Self::Completions,
         Self::Embeddings,
@@ -49,6 +53,8 @@ impl Surface {
         Self::Tokenize,
         Self::Detokenize,
         Self::Speech,
+        Self::Transcription,
+        Self::Translation,
         Self::Messages,
         Self::CountTokens,
         Self::Responses,
@@ -67,6 +73,8 @@ impl Surface {
             Self::Tokenize => "tokenize",
             Self::Detokenize => "detokenize",
             Self::Speech => "speech",
+            Self::Transcription => "transcription",
+            Self::Translation => "translation",
             Self::Messages => "messages",
             Self::CountTokens => "count_tokens",
             Self::Responses => "responses",
@@ -85,7 +93,9 @@ impl Surface {
             | Self::Score
             | Self::Tokenize
             | Self::Detokenize
-            | Self::Speech => None,
+            | Self::Speech
+            | Self::Transcription
+            | Self::Translation => None,
         }
     }
 
@@ -107,6 +117,18 @@ impl Surface {
         !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
     }
 
+    /// Whether clients send a form with a recording, not JSON.
+    #[must_use]
+    pub fn takes_recording(self) -> bool {
+        matches!(self, Self::Transcription | Self::Translation)
+    }
+
+    /// Whether an answer may be something else than JSON: sound, or a text as it is.
+    #[must_use]
+    pub fn is_audio(self) -> bool {
+        self == Self::Speech || self.takes_recording()
+    }
+
     /// The path at which engines are asked for it.
     #[must_use]
     pub fn engine_path(self) -> &'static str {
@@ -116,6 +138,8 @@ impl Surface {
             Self::Tokenize => "/tokenize",
             Self::Detokenize => "/detokenize",
             Self::Speech => "/v1/audio/speech",
+            Self::Transcription => "/v1/audio/transcriptions",
+            Self::Translation => "/v1/audio/translations",
             Self::Embeddings => "/v1/embeddings",
             Self::Completions | Self::KServe => Kind::Completion.path(),
             Self::Chat | Self::Messages | Self::CountTokens | Self::Responses => Kind::Chat.path(),

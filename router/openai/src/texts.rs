@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Fields of a request that hold what a model reads.
-pub const TEXT_FIELDS: [&str; 15] = [
+pub const TEXT_FIELDS: [&str; 16] = [
     "messages",
     "prompt",
     "suffix",
@@ -21,6 +21,7 @@ pub const TEXT_FIELDS: [&str; 15] = [
     "response_format",
     "functions",
     "instructions",
+    "hotwords",
 ];
 
 /// Members that say what something is, not what it says; templates may write some of them, so that long ones count as texts.
@@ -88,8 +89,8 @@ pub fn has_token_ids(value: &Value) -> bool {
     }
 }
 
-/// Members of a choice that tell its tokens.
-const TOKENS: [&str; 3] = ["logprobs", "token_ids", "prompt_logprobs"];
+/// Members of a choice, or of a transcription, that tell its text once more, piece by piece.
+const PIECES: [&str; 5] = ["logprobs", "token_ids", "prompt_logprobs", "segments", "words"];
 
 /// Which text of an answer a piece belongs to: the choice, and within it the content (0), the reasoning (1) or a tool call (2 and
 /// more).
@@ -97,6 +98,10 @@ pub type TextOfAnswer = (u64, u64);
 
 /// Goes through the texts of a chat completion, a completion, or a piece of either.
 fn each_text_of_answer(answer: &mut Value, each: &mut impl FnMut(TextOfAnswer, &mut String)) {
+    // A transcription's.
+    if let Some(Value::String(text)) = answer.get_mut("text") {
+        each((0, 0), text);
+    }
     let Some(choices) = answer.get_mut("choices").and_then(Value::as_array_mut) else { return };
     for choice in choices {
         let index = choice["index"].as_u64().unwrap_or(0);
@@ -143,10 +148,12 @@ pub fn texts_of_answer(answers: &mut [Value]) -> BTreeMap<TextOfAnswer, String> 
 pub fn replace_texts_of_answer(answers: &mut [Value], mut texts: BTreeMap<TextOfAnswer, String>) {
     for answer in answers {
         each_text_of_answer(answer, &mut |place, text| *text = texts.remove(&place).unwrap_or_default());
-        // These members tell the texts that were replaced, token by token.
+        // Nothing tells the texts that were replaced.
+        let Some(answer) = answer.as_object_mut() else { continue };
+        PIECES.iter().for_each(|name| drop(answer.remove(*name)));
         let choices = answer.get_mut("choices").and_then(Value::as_array_mut);
         for choice in choices.into_iter().flatten().filter_map(Value::as_object_mut) {
-            TOKENS.iter().for_each(|name| drop(choice.remove(*name)));
+            PIECES.iter().for_each(|name| drop(choice.remove(*name)));
         }
     }
 }
@@ -211,5 +218,10 @@ mod tests {
         let mut whole =
             vec![json!({ "choices": [{ "text": "a" }, { "index": 1, "message": { "content": "b" } }] })];
         assert_eq!(texts_of_answer(&mut whole).into_values().collect::<String>(), "ab");
+        let mut spoken =
+            vec![json!({ "text": "a b", "words": [{ "word": "a" }], "segments": [], "duration": 1.5 })];
+        assert_eq!(texts_of_answer(&mut spoken).into_values().collect::<String>(), "a b");
+        replace_texts_of_answer(&mut spoken, [((0, 0), "c".to_owned())].into());
+        assert_eq!(spoken, [json!({ "text": "c", "duration": 1.5 })]);
     }
 }

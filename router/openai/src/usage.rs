@@ -28,6 +28,10 @@ struct Wire {
     prompt_tokens_details: Option<PromptDetails>,
     completion_tokens_details: Option<CompletionDetails>,
     reasoning_tokens: Option<usize>,
+    // Of transcriptions:
+    input_tokens: Option<usize>,
+    output_tokens: Option<usize>,
+    seconds: Option<f64>,
 }
 
 #[derive(Deserialize, Default)]
@@ -45,19 +49,25 @@ struct CompletionDetails {
 
 impl From<Wire> for Usage {
     fn from(wire: Wire) -> Self {
-        let prompt = wire.prompt_tokens_details.unwrap_or_default();
+        let details = wire.prompt_tokens_details.unwrap_or_default();
         let completion = wire.completion_tokens_details.unwrap_or_default();
+        let of_seconds = |seconds: f64| (seconds * Self::TOKENS_PER_SECOND).ceil() as usize;
+        let prompt = wire.prompt_tokens.or(wire.input_tokens).or_else(|| wire.seconds.map(of_seconds));
         Self {
-            prompt: wire.prompt_tokens.unwrap_or(0),
-            completion: wire.completion_tokens.unwrap_or(0),
-            cached: prompt.cached_tokens,
-            cache_written: prompt.created_cache_tokens,
+            prompt: prompt.unwrap_or(0),
+            completion: wire.completion_tokens.or(wire.output_tokens).unwrap_or(0),
+            cached: details.cached_tokens,
+            cache_written: details.created_cache_tokens,
             reasoning: completion.reasoning_tokens.or(wire.reasoning_tokens),
         }
     }
 }
 
 impl Usage {
+    /// Tokens that a second of a recording counts as: OpenAI's models take one for 100 ms of it
+    /// (<https://platform.openai.com/docs/guides/realtime-costs>). Engines tell transcriptions' usage in seconds.
+    pub const TOKENS_PER_SECOND: f64 = 10.0;
+
     /// From the `usage` object of an answer; an object of another shape counts nothing.
     pub(crate) fn read(usage: &Value) -> Self {
         Self::deserialize(usage).unwrap_or_default()

@@ -46,6 +46,8 @@ pub(crate) enum BodyKind {
     Messages,
     /// Prompts, perhaps as token ids.
     Prompts,
+    /// A form with a recording, which is no JSON.
+    Form,
 }
 
 impl BodyKind {
@@ -79,6 +81,10 @@ pub(crate) async fn read(
     // The tokens are not known yet; they may be as many as the bytes.
     held.resize(held_bytes(bytes.len(), bytes.len() / 4));
     let mut footprint = Footprint { held: Some(Arc::new(held)), work_bytes: 0 };
+    if kind == BodyKind::Form {
+        footprint.work_bytes = bytes.len();
+        return Ok((bytes, footprint));
+    }
     let limits = kind.limits();
     let pass = gateway.pass(bytes.len(), &footprint);
     let shape = if pass.is_inline() {

@@ -287,6 +287,7 @@ impl RequestContext {
         Generation {
             gateway: Arc::clone(&self.gateway),
             target,
+            surface: self.surface,
             path,
             request_id: self.request_id.clone(),
             engine_id: self.engine_id.clone(),

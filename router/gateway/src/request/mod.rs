@@ -1,12 +1,13 @@
 //! From an HTTP request to its answer.
 //!
 //! `stages` takes a request from one stage to the next; what all of them share, and what is written down at the end, is the
-//! `context`. `body` reads and bounds what clients send, `prompt` says what a prompt looks like to the index, `count` only
+//! `context`. `body` reads and bounds what clients send, `form` parses forms, `prompt` says what a prompt looks like to the index, `count` only
 //! counts tokens.
 
 mod body;
 mod context;
 mod count;
+mod form;
 pub(crate) mod prompt;
 mod stages;
 

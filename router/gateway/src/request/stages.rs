@@ -11,11 +11,11 @@ use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use futures_util::StreamExt;
 use router_openai::responses::StoredFields;
-use router_openai::{ApiError, Entries, KNOWN_FIELDS, Kind, RawBody, Surface};
+use router_openai::{ApiError, Entries, FORM_USAGE, KNOWN_FIELDS, Kind, RawBody, Surface, Usage};
 use router_trace::names;
 
 use super::body::{BodyKind, read};
-use super::{RequestContext, prompt};
+use super::{RequestContext, form, prompt};
 use crate::TextBy;
 use crate::answer::buffered::Buffered;
 use crate::answer::generated::TokenRequest;
@@ -34,6 +34,8 @@ use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_
 
 /// Bytes of a body that are taken for a token where the prompt is not known in tokens.
 const BYTES_PER_TOKEN: usize = 4;
+/// The same of a recording: MP3 of 64 kbit/s has 8,000 bytes a second, which count as [`Usage::TOKENS_PER_SECOND`].
+const RECORDING_BYTES_PER_TOKEN: usize = 8_000 / Usage::TOKENS_PER_SECOND as usize;
 
 /// The head of the request was read.
 pub(super) struct Received(pub(super) Request);
@@ -44,6 +46,8 @@ pub(super) struct Identified(Request);
 /// The body was read, and is small enough to be parsed.
 pub(super) struct Loaded {
     pub(super) bytes: Bytes,
+    /// The boundary of its parts, when it is a form.
+    boundary: Option<String>,
 }
 
 /// The body was parsed, screened and translated; the model that it asks for is known.
@@ -94,23 +98,32 @@ impl Received {
 
 impl Identified {
     pub(super) async fn load(self, context: &mut RequestContext) -> Result<Loaded, ApiError> {
+        let boundary = match context.surface.takes_recording() {
+            true => Some(form::boundary_of(self.0.headers())?),
+            false => None,
+        };
         let kind = match context.surface.kind() {
+            _ if boundary.is_some() => BodyKind::Form,
             Some(Kind::Chat) => BodyKind::Messages,
             _ => BodyKind::Prompts,
         };
         let (bytes, footprint) = read(&context.gateway, self.0, kind).await?;
         context.footprint = footprint;
-        Ok(Loaded { bytes })
+        Ok(Loaded { bytes, boundary })
     }
 }
 
 impl Loaded {
-    pub(super) async fn resolve(self, context: &mut RequestContext) -> Result<Resolved, ApiError> {
+    pub(super) async fn resolve(mut self, context: &mut RequestContext) -> Result<Resolved, ApiError> {
         let gateway = Arc::clone(&context.gateway);
         let (raw, looks, surface) = (self.bytes.clone(), Arc::clone(&gateway), context.surface);
+        let boundary = self.boundary.take();
         // Before anything is translated, so that complaints name the client's own fields.
         let screened = move |_: IsCancelled<'_>| {
-            let body = RawBody::parse(raw)?;
+            let body = match boundary {
+                Some(boundary) => form::parse(raw, boundary)?,
+                None => RawBody::parse(raw)?,
+            };
             looks.access.screen(&body, surface)?;
             Ok::<_, ApiError>(body)
         };
@@ -122,7 +135,10 @@ impl Loaded {
                 self.translate(context, 0, translate).await?
             }
             Surface::Responses => self.translate_response(context, body).await?,
-            _ => (body, None),
+            _ => {
+                drop(self);
+                (body, None)
+            }
         };
         let asked = body.text("model")?.map(Cow::into_owned);
         context.allow(asked.as_deref())?;
@@ -220,7 +236,8 @@ impl RelayedRequest {
         let gateway = Arc::clone(&context.gateway);
         gateway.access.clean(&mut body, &context.grant);
         let kind = context.surface.kind();
-        let stream = body.flag("stream")?.unwrap_or(false) && kind.is_some();
+        let can_stream = kind.is_some() || context.surface.takes_recording();
+        let stream = body.flag("stream")?.unwrap_or(false) && can_stream;
         // The time is read for the trace alone.
         let since = context.traced.is_some().then(Instant::now);
         let seen = match kind {
@@ -238,13 +255,7 @@ impl RelayedRequest {
         if let (Some(traced), Some(since)) = (&context.traced, since) {
             traced.span(names::span::TOKENISE, since, Vec::new());
         }
-        let hides_usage = stream && !body.inner_flag("stream_options", "include_usage");
-        if hides_usage {
-            let mut options = body.option("stream_options").filter(serde_json::Value::is_object);
-            let options = options.get_or_insert_with(|| serde_json::json!({}));
-            options["include_usage"] = true.into();
-            body.set("stream_options", options.to_string());
-        }
+        let hides_usage = stream && add_usage(&mut body, context.surface)?;
         // Engines read whole numbers that are written as floats.
         let number = |name: &str| {
             let number = body.option(name)?.as_f64()?;
@@ -260,6 +271,7 @@ impl RelayedRequest {
         let choices = choices.saturating_mul(seen.prompts.max(1));
         // What cannot be read counts by its length: nothing is free of limits.
         let prompt_tokens = match seen.tokens.len() {
+            0 if context.surface.takes_recording() => body.len() / RECORDING_BYTES_PER_TOKEN,
             0 if context.surface.is_computed() => body.len() / BYTES_PER_TOKEN,
             tokens => tokens.saturating_mul(seen.prompts.max(1) as usize),
         };
@@ -367,6 +379,23 @@ impl Admitted {
         };
         Ok((answer, self.0.adapter))
     }
+}
+
+/// Has the engine tell its usage at the end of a stream; whether the client has not asked for that.
+fn add_usage(body: &mut RawBody, surface: Surface) -> Result<bool, ApiError> {
+    if surface.takes_recording() {
+        let is_hidden = body.flag(FORM_USAGE)? != Some(true);
+        body.set(FORM_USAGE, "true");
+        return Ok(is_hidden);
+    }
+    if body.inner_flag("stream_options", "include_usage") {
+        return Ok(false);
+    }
+    let mut options = body.option("stream_options").filter(serde_json::Value::is_object);
+    let options = options.get_or_insert_with(|| serde_json::json!({}));
+    options["include_usage"] = true.into();
+    body.set("stream_options", options.to_string());
+    Ok(true)
 }
 
 /// Whether the gateway makes the text of this answer.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use memchr::memmem::Finder;
 use router_engines::dialect::Role;
 use router_fleet::{Booking, RankRef, Route, RouteRequest};
-use router_openai::{Entries, Entry, Surface, Usage};
+use router_openai::{Entries, Entry, Usage};
 use router_trace::names;
 use serde::Deserialize;
 
@@ -246,6 +246,10 @@ fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
     Ok(usage.and_then(Result::ok))
 }
 
+fn is_json(content_type: &HeaderValue) -> bool {
+    content_type.as_bytes().starts_with(b"application/json")
+}
+
 async fn read_buffered_reply(
     generation: &Generation,
     asked: LegReply,
@@ -266,8 +270,9 @@ async fn read_buffered_reply(
         () = down => return Err(Failure::hung(&route.decode)),
     };
     let bad = |reason: String| Failure::protocol(&route.decode, reason);
-    // Speech is sound, which says nothing of its usage.
-    let usage = match generation.path == Surface::Speech.engine_path() {
+    let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
+    // Sound and plain texts say nothing of their usage.
+    let usage = match generation.surface.is_audio() && !content_type.as_ref().is_some_and(is_json) {
         true => None,
         false => usage_of(&body).map_err(|error| bad(format!("its answer: {error}")))?,
     };
@@ -284,7 +289,6 @@ async fn read_buffered_reply(
     if let Some(span) = &mut span {
         span.succeeded();
     }
-    let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
     Ok((body, content_type.unwrap_or(HeaderValue::from_static("application/json")), usage))
 }
 

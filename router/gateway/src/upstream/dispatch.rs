@@ -16,7 +16,7 @@ use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg
 use router_engines::dialect::{Engine, host_of};
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
 use router_fleet::{Booking, RankRef, Route};
-use router_openai::{RawBody, Usage};
+use router_openai::{FORM_USAGE, RawBody, Usage};
 use router_trace::names;
 use tokio::task::JoinHandle;
 
@@ -103,11 +103,12 @@ fn call(
     name: &'static str,
 ) -> (Call, Option<LegSpan>) {
     let mut call = match rank.run.description.engine.dialect().takes_extensions() {
-        true => Call::json(generation.path, body.to_bytes()),
+        true => Call::post(generation.path, body.content_type(), body.to_bytes()),
         false => {
             let mut standard = body.clone();
             standard.remove("cache_salt");
-            Call::json(generation.path, standard.to_bytes())
+            standard.remove(FORM_USAGE);
+            Call::post(generation.path, standard.content_type(), standard.to_bytes())
         }
     };
     call.headers.extend(generation.headers.iter().map(|(name, value)| (name.clone(), value.clone())));

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::http::{HeaderMap, HeaderValue};
 use bytes::Bytes;
 use router_fleet::{Route, WorkerRun};
-use router_openai::{ApiError, RawBody};
+use router_openai::{ApiError, RawBody, Surface};
 
 pub(crate) use self::attempts::{Attempts, attempt_buffered};
 pub(crate) use self::scanner::{EventBatch, Scanner};
@@ -50,6 +50,7 @@ impl LastWorker {
 pub(crate) struct Generation {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) target: Target,
+    pub(crate) surface: Surface,
     /// Where engines are asked.
     pub(crate) path: &'static str,
     /// For logs.

@@ -12,6 +12,7 @@ mod handoff;
 mod json;
 mod metrics;
 mod openai;
+mod recording;
 mod refusal;
 mod reply;
 mod request;

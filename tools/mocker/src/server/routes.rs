@@ -14,7 +14,7 @@ use super::ask::{Ask, Surface, chat_prompt};
 use super::generate::{Failure, generate};
 use super::refusal::Refusal;
 use super::request::Body;
-use super::{Served, about, anthropic, metrics, reply, responses};
+use super::{Served, about, anthropic, metrics, recording, reply, responses};
 use crate::fault::{Fault, FaultKind};
 use crate::{Dialect, Role};
 
@@ -72,6 +72,9 @@ async fn answer(
         (&Method::POST, "/v1/responses") => {
             let object: Value = parsed(body)?;
             start(served, Surface::Responses, headers, responses::to_chat(&object)?).await
+        }
+        (&Method::POST, "/v1/audio/transcriptions" | "/v1/audio/translations") => {
+            Ok(recording::heard(&served.worker, path, headers, body).await?)
         }
         (&Method::POST, _) => post(served, path, body).await,
         (&Method::GET, _) => get(served, path).await,
