@@ -4,10 +4,10 @@ use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use redb::{ReadOnlyTable, ReadableDatabase};
+use redb::{ReadOnlyTable, ReadableDatabase, ReadableTable};
 use tokio::sync::oneshot;
 
-use crate::tables::{self, DOCUMENTS};
+use crate::tables::{self, DOCUMENTS, SIZES};
 use crate::{Collection, Error, Key, unix_seconds};
 
 const READERS: usize = 2;
@@ -19,6 +19,7 @@ type Read = Box<dyn FnOnce(Result<&Snapshot, Error>) + Send>;
 /// The documents at one moment.
 pub struct Snapshot {
     documents: ReadOnlyTable<(&'static str, u8, &'static str), (u64, &'static [u8])>,
+    sizes: ReadOnlyTable<&'static str, u64>,
     now: u64,
 }
 
@@ -66,13 +67,12 @@ impl Snapshot {
         collection: Collection,
         mut each: impl FnMut(&str, &str, &[u8]),
     ) -> Result<(), Error> {
-        use redb::ReadableTable;
-        for entry in self.documents.iter().map_err(Error::storage)? {
-            let (key, value) = entry.map_err(Error::storage)?;
-            let ((tenant, kind, id), (expires, document)) = (key.value(), value.value());
-            if kind == collection as u8 && expires > self.now {
-                each(tenant, id, document);
-            }
+        for entry in self.sizes.iter().map_err(Error::storage)? {
+            let tenant = entry.map_err(Error::storage)?.0;
+            self.walk(tenant.value(), collection, "", None, |id, document| {
+                each(tenant.value(), id, document);
+                true
+            })?;
         }
         Ok(())
     }
@@ -132,7 +132,8 @@ fn serve(file: &redb::Database, waiting: &Mutex<Receiver<Read>>) {
         let Ok(read) = next else { return };
         let snapshot = file.begin_read().map_err(Error::storage).and_then(|transaction| {
             let documents = transaction.open_table(DOCUMENTS).map_err(Error::storage)?;
-            Ok(Snapshot { documents, now: unix_seconds() })
+            let sizes = transaction.open_table(SIZES).map_err(Error::storage)?;
+            Ok(Snapshot { documents, sizes, now: unix_seconds() })
         });
         read(snapshot.as_ref().map_err(Clone::clone));
     }

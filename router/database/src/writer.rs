@@ -55,7 +55,10 @@ impl<'a> Tables<'a> {
     /// Bytes and end of a document that is there.
     fn found(&self, key: &Key) -> Result<Option<(u64, u64)>, Error> {
         let found = self.documents.get(tables::place(key)).map_err(Error::storage)?;
-        Ok(found.map(|found| (size_of(key, found.value().1), found.value().0)))
+        Ok(found.map(|found| {
+            let (expires, document) = found.value();
+            (size_of(&key.tenant, &key.id, document), expires)
+        }))
     }
 
     fn resize(&mut self, tenant: &str, removed: u64, added: u64) -> Result<(), Error> {
@@ -83,7 +86,7 @@ impl<'a> Tables<'a> {
         let (tenant, collection, id) = tables::place(key);
         self.documents.insert((tenant, collection, id), (expires, document)).map_err(Error::storage)?;
         self.expiries.insert((expires, tenant, collection, id), ()).map_err(Error::storage)?;
-        self.resize(tenant, 0, size_of(key, document))
+        self.resize(tenant, 0, size_of(tenant, id, document))
     }
 
     /// Removes documents whose time is over; whether there may be more.
@@ -98,7 +101,7 @@ impl<'a> Tables<'a> {
         for (expires, tenant, collection, id) in &over {
             let place = (tenant.as_str(), *collection, id.as_str());
             let removed = self.documents.remove(place).map_err(Error::storage)?;
-            let bytes = removed.map(|found| (tenant.len() + id.len() + found.value().1.len()) as u64);
+            let bytes = removed.map(|found| size_of(tenant, id, found.value().1));
             self.expiries.remove((*expires, place.0, place.1, place.2)).map_err(Error::storage)?;
             self.resize(tenant, bytes.unwrap_or(0), 0)?;
         }
@@ -106,9 +109,12 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Bytes that a document counts: its own and those of its name.
-fn size_of(key: &Key, document: &[u8]) -> u64 {
-    (key.tenant.len() + key.id.len() + document.len()) as u64
+/// Bytes that a document takes: its own and those of its name, and for one that is larger than a page the pages that redb gives it,
+/// which are a power of two.
+fn size_of(tenant: &str, id: &str, document: &[u8]) -> u64 {
+    const PAGE_BYTES: usize = 4096;
+    let bytes = tenant.len() + id.len() + document.len();
+    if bytes > PAGE_BYTES { bytes.next_power_of_two() as u64 } else { bytes as u64 }
 }
 
 /// Changes that are made together. They are staged, and made when the work that stages them has succeeded.
@@ -161,9 +167,18 @@ impl Transaction<'_> {
         Ok(())
     }
 
+    /// The same where there may be no room: for what says how something ended that was begun when there was.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Storage`]: the file cannot be read.
+    pub fn put_beyond_quota(&mut self, key: Key, expires: u64, document: Vec<u8>) -> Result<(), Error> {
+        self.stage(key, Some((expires, document)))
+    }
+
     fn stage(&mut self, key: Key, change: Option<(u64, Vec<u8>)>) -> Result<(), Error> {
         let bytes = |change: &Option<(u64, Vec<u8>)>| {
-            change.as_ref().map_or(0, |(_, document)| size_of(&key, document))
+            change.as_ref().map_or(0, |(_, document)| size_of(&key.tenant, &key.id, document))
         };
         let added = bytes(&change);
         let sizes = self.sizes.entry(Arc::clone(&key.tenant)).or_default();

@@ -271,7 +271,9 @@ fn parse(bytes: &Bytes, method: &Method) -> io::Result<Answer> {
     let mut parsed = httparse::Response::new(&mut []);
     let config = httparse::ParserConfig::default();
     match config.parse_response_with_uninit_headers(&mut parsed, bytes, &mut headers) {
-        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Complete(end)) if end == bytes.len() => {}
+        // It takes a line feed alone for the end of a line, which was not looked for.
+        Ok(httparse::Status::Complete(_)) => return Err(broken("a head whose lines do not end in CRLF")),
         Ok(httparse::Status::Partial) => return Err(broken("a head that ends too early")),
         Err(error) => return Err(broken(&format!("its head: {error}"))),
     }

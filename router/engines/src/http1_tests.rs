@@ -57,6 +57,7 @@ fn how_a_body_comes_is_said_by_its_head() {
         "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked, gzip\r\n\r\n",
         "HTTP/1.1 2000 OK\r\n\r\n",
+        "HTTP/1.1 200 OK\ncontent-length: 2\n\n{}\r\n\r\n",
         "HTTP/2 200 OK\r\n\r\n",
         "HTTP/1.1 200 OK\r\n folded: x\r\n\r\n",
         "HTTP/1.1 200 OK\r\na b: x\r\n\r\n",

@@ -11,6 +11,7 @@
 
 use std::cell::Cell;
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -236,19 +237,19 @@ impl Upstream {
             let started = Instant::now();
             match self.exchange(connection, call).await {
                 // Closed under us while it was idle: that shows at once and says nothing of the engine.
-                Err(_) if !call.once && started.elapsed() < CLOSED_WITHIN => {}
-                answer => return answer,
+                Err(error) if !call.once && is_closed(&error) && started.elapsed() < CLOSED_WITHIN => {}
+                answer => return answer.map_err(|error| self.error(error)),
             }
         }
         let connection = self.connect().await?;
-        self.exchange(connection, call).await
+        self.exchange(connection, call).await.map_err(|error| self.error(error))
     }
 
     async fn exchange(
         self: &Arc<Self>,
         mut connection: Box<Connection>,
         call: &Call,
-    ) -> Result<Response<ReplyBody>, UpstreamError> {
+    ) -> io::Result<Response<ReplyBody>> {
         let request = http1::Request {
             method: &call.method,
             path: call.path.path_and_query().map_or("/", PathAndQuery::as_str),
@@ -257,7 +258,7 @@ impl Upstream {
             headers: &call.headers,
             body: &call.body,
         };
-        let answer = connection.exchange(&request).await.map_err(|error| self.error(error))?;
+        let answer = connection.exchange(&request).await?;
         let Answer { head, framing, is_reusable } = answer;
         let mut body =
             ReplyBody { connection: Some(connection), framing, is_reusable, home: Arc::clone(self) };
@@ -266,6 +267,12 @@ impl Upstream {
         }
         Ok(Response::from_parts(head, body))
     }
+}
+
+/// Whether a connection was closed: whatever else is wrong is the engine's answer.
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe | ConnectionAborted | NotConnected)
 }
 
 /// The body of an answer, and the connection that it comes over.

@@ -13,7 +13,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use router_openai::ApiError;
+use axum::http::StatusCode;
+use router_openai::{ApiError, Shape, ShapeLimits};
 use tokio::sync::oneshot;
 
 use crate::memory::{Footprint, MemoryCharge};
@@ -252,11 +253,27 @@ impl Gateway {
 
     /// Waits for memory, for no longer than a request may wait for a place.
     pub(crate) async fn in_line<T>(&self, wait: impl Future<Output = T>) -> Result<T, ApiError> {
-        tokio::time::timeout(self.config.access.wait_max, wait).await.map_err(|_| {
-            self.metrics.shed.inc();
-            let message = "The memory for requests is in use; try again later.";
-            ApiError::unavailable(message).retry_after(Some(1))
-        })
+        tokio::time::timeout(self.config.access.wait_max, wait).await.map_err(|_| self.memory_in_use())
+    }
+
+    /// There is no memory for a request.
+    pub(crate) fn memory_in_use(&self) -> ApiError {
+        self.metrics.shed.inc();
+        let message = "The memory for requests is in use; try again later.";
+        ApiError::unavailable(message).retry_after(Some(1))
+    }
+
+    /// Work on an engine's answer as a tree. It is counted first, and its memory is charged.
+    pub(crate) async fn answer_work(&self, answer: &[u8], footprint: &Footprint) -> Result<Work, ApiError> {
+        /// As many as log-probabilities of a long answer have.
+        const LIMITS: ShapeLimits = ShapeLimits { nodes: 2 << 20, numbers: 2 << 20, depth: 128 };
+        let shape = Shape::of(answer, &LIMITS).map_err(|excess| {
+            let message = excess.replace("The body", "The engine's answer");
+            ApiError::new(StatusCode::BAD_GATEWAY, message, "bad_answer")
+        })?;
+        let work_bytes = shape.work_bytes(answer.len());
+        let footprint = Footprint { held: footprint.held.clone(), work_bytes };
+        self.work(answer.len(), &footprint).await
     }
 }
 

@@ -5,7 +5,7 @@
 //! checked alike. An answer is checked as a whole; a stream is held back until its end. Source of the format:
 //! <https://docs.litellm.ai/docs/adding_provider/generic_guardrail_api>.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use router_engines::key::ApiKey;
 use router_engines::upstream::Upstream;
 use router_openai::sse::{DONE, data_of, events};
 use router_openai::{
-    ApiError, RawBody, TEXT_FIELDS, each_text, has_token_ids, media, replace_texts_of_answer, texts_of_answer,
+    ApiError, RawBody, TEXT_FIELDS, each_text_of_field, has_token_ids, media, replace_texts_of_answer,
+    texts_of_answer,
 };
 use router_tls::ClientTls;
 use serde::Deserialize;
@@ -39,6 +40,11 @@ use crate::service::Gateway;
 const PATH: &str = "/beta/litellm_basic_guardrail_api";
 /// Largest stream that is held back.
 const HELD_BYTES_MAX: usize = 16 << 20;
+/// Most text that is checked at a time. A verdict repeats it, written with escapes up to three times as long, and 8 MiB of that are read.
+const TEXT_BYTES_MAX: usize = 2 << 20;
+
+/// What was checked, with what is to stand in its place.
+pub(crate) type Replaced = HashMap<String, String>;
 
 /// Settings of the service.
 #[derive(Debug, Clone)]
@@ -138,7 +144,7 @@ impl RequestTexts {
                 let message = format!("`{name}` must be text: token ids cannot be checked.");
                 return Err(ApiError::invalid(name, message));
             }
-            each_text(&mut value, &mut |text| this.texts.push(text.clone()));
+            each_text_of_field(name, &mut value, &mut |text| this.texts.push(text.clone()));
             this.images.extend(media(&value).into_iter().map(str::to_owned));
             this.fields.push((name, value));
         }
@@ -149,7 +155,7 @@ impl RequestTexts {
     fn replaced(self, mut body: RawBody, texts: Vec<String>) -> RawBody {
         let mut texts = texts.into_iter();
         for (name, mut value) in self.fields {
-            each_text(&mut value, &mut |text| {
+            each_text_of_field(name, &mut value, &mut |text| {
                 if let Some(other) = texts.next() {
                     *text = other;
                 }
@@ -166,10 +172,14 @@ impl Guardrail {
         Self { client: EngineClient::over(&upstream), config }
     }
 
-    /// Checks a request; what engines will be asked.
-    pub(crate) async fn request(&self, context: &RequestContext, body: RawBody) -> Result<RawBody, ApiError> {
+    /// Checks a request; what engines will be asked, and what was replaced for that.
+    pub(crate) async fn request(
+        &self,
+        context: &RequestContext,
+        body: RawBody,
+    ) -> Result<(RawBody, Option<Replaced>), ApiError> {
         if !self.config.requests {
-            return Ok(body);
+            return Ok((body, None));
         }
         let work = context.gateway.work(body.len(), &context.footprint).await?;
         let read = move |_: IsCancelled<'_>| {
@@ -178,10 +188,16 @@ impl Guardrail {
         };
         let (body, mut found, tools) = work.run(read).await??;
         let asked = json!({ "images": found.images, "tools": tools });
-        let (texts, subject) = (std::mem::take(&mut found.texts), Subject::of(context));
-        match self.check(&context.gateway.metrics, &subject, "request", texts, asked).await? {
-            None => Ok(body),
-            Some(texts) => work.run(move |_: IsCancelled<'_>| found.replaced(body, texts)).await,
+        let (before, subject) = (std::mem::take(&mut found.texts), Subject::of(context));
+        match self.check(&context.gateway.metrics, &subject, "request", &before, asked).await? {
+            None => Ok((body, None)),
+            Some(texts) => {
+                let replace = move |_: IsCancelled<'_>| {
+                    let replaced = before.into_iter().zip(texts.iter().cloned()).collect();
+                    (found.replaced(body, texts), Some(replaced))
+                };
+                work.run(replace).await
+            }
         }
     }
 
@@ -195,7 +211,7 @@ impl Guardrail {
         if !self.config.answers || !answer.status().is_success() || !is_text {
             return Ok(answer);
         }
-        let work = context.gateway.pass(answer.body().len(), &context.footprint);
+        let work = context.gateway.answer_work(answer.body(), &context.footprint).await?;
         let bytes = answer.body().clone();
         // A transcription may be a plain text.
         let is_plain = context.surface.takes_recording() && !is_json(&answer);
@@ -237,7 +253,7 @@ impl Guardrail {
     ) -> Result<bool, ApiError> {
         let found = texts_of_answer(pieces);
         let (places, texts): (Vec<_>, Vec<_>) = found.into_iter().unzip();
-        match self.check(metrics, subject, "response", texts, json!({})).await? {
+        match self.check(metrics, subject, "response", &texts, json!({})).await? {
             None => Ok(false),
             Some(texts) => {
                 let texts: BTreeMap<_, _> = places.into_iter().zip(texts).collect();
@@ -253,10 +269,14 @@ impl Guardrail {
         metrics: &Metrics,
         subject: &Subject,
         kind: &str,
-        texts: Vec<String>,
+        texts: &[String],
         more: Value,
     ) -> Result<Option<Vec<String>>, ApiError> {
         let count = texts.len();
+        if texts.iter().map(|text| text.len() + 4).sum::<usize>() > TEXT_BYTES_MAX {
+            let message = "There is too much text to be checked.";
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message, "content_too_large"));
+        }
         let mut asked = json!({
             "texts": texts,
             "input_type": kind,
@@ -334,7 +354,7 @@ fn pieces(events_of_stream: &[u8]) -> Option<Vec<Value>> {
 /// The events of a stream, checked.
 async fn checked(gateway: Arc<Gateway>, subject: Subject, held: Bytes) -> Result<Bytes, ApiError> {
     let Some(guardrail) = &gateway.guardrail else { return Ok(held) };
-    let work = gateway.pass(held.len(), &subject.footprint);
+    let work = gateway.answer_work(&held, &subject.footprint).await?;
     let all = held.clone();
     let Some(mut pieces) = work.run(move |_: IsCancelled<'_>| pieces(&all)).await? else {
         return Err(unreadable());
@@ -372,7 +392,9 @@ impl HttpBody for CheckedStream {
                         if held.len() > HELD_BYTES_MAX {
                             break ApiError::internal("The answer is too large to be checked.").to_event();
                         }
-                        this.subject.footprint.resize(held.len());
+                        if !this.subject.footprint.resize(held.len()) {
+                            break this.gateway.memory_in_use().to_event();
+                        }
                         continue;
                     }
                     let State::Holding { inner, held } = std::mem::replace(&mut this.state, State::Over)

@@ -71,9 +71,9 @@ pub(crate) struct MemoryCharge {
 }
 
 impl MemoryCharge {
-    /// Holds so much from now on. More is taken only as far as it is free: a request that holds memory does not wait for
-    /// more of it.
-    pub(crate) fn resize(&self, bytes: usize) {
+    /// Holds so much from now on. More is taken only if it is free: a request that holds memory does not wait for more of it. Whether
+    /// it holds so much.
+    pub(crate) fn resize(&self, bytes: usize) -> bool {
         let wanted = units(bytes).min(self.part.units);
         let mut held = self.units.lock().unwrap_or_else(PoisonError::into_inner);
         if wanted <= *held {
@@ -82,7 +82,10 @@ impl MemoryCharge {
         } else if let Ok(permit) = self.part.free.try_acquire_many(wanted - *held) {
             permit.forget();
             *held = wanted;
+        } else {
+            return false;
         }
+        true
     }
 }
 
@@ -102,11 +105,9 @@ pub(crate) struct Footprint {
 }
 
 impl Footprint {
-    /// What the request holds from now on.
-    pub(crate) fn resize(&self, bytes: usize) {
-        if let Some(held) = &self.held {
-            held.resize(bytes);
-        }
+    /// What the request holds from now on; whether there is so much.
+    pub(crate) fn resize(&self, bytes: usize) -> bool {
+        self.held.as_ref().is_none_or(|held| held.resize(bytes))
     }
 }
 
@@ -142,6 +143,11 @@ impl RequestMemory {
         }
         let part = if body_bytes <= SMALL_BODY_BYTES { &self.small } else { &self.large };
         part.charge(bytes).await
+    }
+
+    /// The same for so many bytes of an answer, if there is room now.
+    pub(crate) fn try_hold(&self, bytes: usize) -> Option<MemoryCharge> {
+        self.large.try_charge(bytes.min(self.large.units as usize * UNIT_BYTES))
     }
 
     /// Memory for a piece of work. Waits in line; a piece that takes more than all of it runs alone.

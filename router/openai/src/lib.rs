@@ -44,7 +44,8 @@ pub use shape::{Shape, ShapeLimits};
 pub use structured::{STRUCTURED_OUTPUTS, StructuredOutput};
 pub use surface::{Kind, Surface};
 pub use texts::{
-    TEXT_FIELDS, TextOfAnswer, each_text, has_token_ids, media, replace_texts_of_answer, texts_of_answer,
+    TEXT_FIELDS, TextOfAnswer, each_text, each_text_of_field, has_token_ids, media, replace_texts_of_answer,
+    texts_of_answer,
 };
 pub use tool_choice::ToolChoice;
 pub use usage::Usage;

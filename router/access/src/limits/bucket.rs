@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// The window of all limits, in nanoseconds: a minute.
 pub(super) const WINDOW_NS: u64 = 60_000_000_000;
+/// Most that one word of a peer changes, in nanoseconds of refilling: a peer that is wrong locks nobody out for long.
+const FROM_PEER_MAX: i64 = 10 * WINDOW_NS.cast_signed();
 
 /// A bucket; without a limit it always gives.
 #[derive(Debug, Default)]
@@ -110,7 +112,7 @@ impl Bucket {
 
     /// Counts what a peer has taken, or given back, since it was heard last.
     pub(super) fn take_for_peer(&self, before: u64, after: u64, now: u64) {
-        let change = after.wrapping_sub(before).cast_signed();
+        let change = after.wrapping_sub(before).cast_signed().clamp(-FROM_PEER_MAX, FROM_PEER_MAX);
         if self.per_minute().is_some() {
             self.update(|full_at| match change {
                 0.. => full_at.max(now).saturating_add(change.unsigned_abs()),
@@ -122,6 +124,7 @@ impl Bucket {
     /// Makes it at least so empty.
     pub(super) fn raise(&self, missing: u64, now: u64) {
         if self.per_minute().is_some() {
+            let missing = missing.min(FROM_PEER_MAX.unsigned_abs());
             self.update(|full_at| full_at.max(now.saturating_add(missing)));
         }
     }

@@ -37,6 +37,11 @@ pub(crate) fn respond(answer: Buffered, context: Box<RequestContext>) -> Respons
     response
 }
 
+/// A response with which something is held until the client has read it.
+pub(crate) fn holding(answer: Buffered, held: impl Send + Unpin + 'static) -> Response {
+    answer.map(|rest| Body::new(BufferedBody { rest, _context: held }))
+}
+
 struct BufferedBody<C = Box<RequestContext>> {
     rest: Bytes,
     /// Ends with the body.

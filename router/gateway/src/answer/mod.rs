@@ -87,7 +87,7 @@ async fn adapted(
         answer = guardrail.answer(context, answer).await?;
     }
     let Some(adapter) = adapter else { return Ok(answer) };
-    let work = gateway.pass(answer.body().len(), &context.footprint);
+    let work = gateway.answer_work(answer.body(), &context.footprint).await?;
     Ok(work.run(move |_| adapter.buffered(answer)).await??.stored().await)
 }
 

@@ -1,5 +1,6 @@
 //! Anthropic's messages and OpenAI's responses: each becomes a chat, and the chat's answer becomes theirs.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -14,7 +15,7 @@ use futures_util::future::BoxFuture;
 use http_body::{Body as HttpBody, Frame};
 use router_openai::responses::StoredFields;
 use router_openai::sse::{DONE, EventBuffer, data_of, events};
-use router_openai::{ApiError, RawBody, anthropic, responses};
+use router_openai::{ApiError, RawBody, anthropic, each_text, responses};
 use serde_json::{Value, json};
 
 use super::buffered::{Buffered, json_answer};
@@ -111,6 +112,14 @@ impl ResponseAdapter {
             None => facts.going_on_from(previous),
         };
         Ok((chat.to_string().into(), Self::Responses(facts, record)))
+    }
+
+    /// Puts what a guardrail has replaced into the input that is stored. A text that it has not seen is not stored.
+    pub(crate) fn replace_input(&mut self, replaced: &HashMap<String, String>) {
+        let Self::Responses(_, Some(record)) = self else { return };
+        for item in &mut record.input {
+            each_text(item, &mut |text| *text = replaced.get(text).cloned().unwrap_or_default());
+        }
     }
 
     /// A chat's stream as a stream of this surface.

@@ -62,6 +62,7 @@ pub(crate) async fn read(
     gateway: &Gateway,
     request: Request,
     kind: BodyKind,
+    bytes_max: usize,
 ) -> Result<(Bytes, Footprint), ApiError> {
     if let Some(encoding) =
         request.headers().get_all(header::CONTENT_ENCODING).iter().find(|&how| !is_plain(how))
@@ -69,7 +70,7 @@ pub(crate) async fn read(
         let message = format!("A body in the encoding {encoding:?} is not read: send it as it is.");
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_encoding"));
     }
-    let limit = gateway.config.body_bytes_max.min(gateway.memory.body_bytes_max());
+    let limit = bytes_max.min(gateway.memory.body_bytes_max());
     let body = request.into_body();
     let told = body.size_hint().exact().map(|told| usize::try_from(told).unwrap_or(usize::MAX));
     if told.is_some_and(|told| told > limit) {

@@ -335,9 +335,9 @@ impl RequestContext {
         self.record_usage(&Usage { prompt: self.prompt_tokens as usize, ..Usage::default() });
     }
 
-    /// The memory that it holds from now on.
-    pub(crate) fn resize_memory_charge(&self, bytes: usize) {
-        self.footprint.resize(bytes);
+    /// The memory that it holds from now on; whether there is so much.
+    pub(crate) fn resize_memory_charge(&self, bytes: usize) -> bool {
+        self.footprint.resize(bytes)
     }
 
     /// So many events, or tokens, have gone to the client.

@@ -17,7 +17,7 @@ const PARTS_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 256;
 
 /// The boundary of the form that a request brings, from its `content-type`.
-pub(super) fn boundary_of(headers: &HeaderMap) -> Result<String, ApiError> {
+pub(crate) fn boundary_of(headers: &HeaderMap) -> Result<String, ApiError> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     multer::parse_boundary(kind).map_err(|_| {
         let message = "The body must be a form: `content-type: multipart/form-data; boundary=…`.";

@@ -24,6 +24,7 @@ use router_openai::{ApiError, Surface};
 pub(crate) use self::body::{BodyKind, read as read_body};
 pub(crate) use self::context::RequestContext;
 pub(crate) use self::count::messages_count;
+pub(crate) use self::form::boundary_of;
 use self::stages::Received;
 use crate::answer::Answer;
 use crate::answer::deadline::deadline_error;

@@ -107,7 +107,8 @@ impl Identified {
             Some(Kind::Chat) => BodyKind::Messages,
             _ => BodyKind::Prompts,
         };
-        let (bytes, footprint) = read(&context.gateway, self.0, kind).await?;
+        let bytes_max = context.gateway.config.body_bytes_max;
+        let (bytes, footprint) = read(&context.gateway, self.0, kind, bytes_max).await?;
         context.footprint = footprint;
         Ok(Loaded { bytes, boundary })
     }
@@ -164,10 +165,13 @@ impl Loaded {
         drop(body);
         let tenant = Arc::clone(&context.grant.tenant);
         let room = gateway.config.body_bytes_max.saturating_sub(self.bytes.len());
-        let History { items, bytes, work_bytes } = History::read(&stored, &tenant, &fields, room).await?;
-        context.footprint.work_bytes += work_bytes;
+        let history = History::read(&gateway, &stored, &tenant, &fields, room).await?;
+        let bytes = history.bytes;
+        context.footprint.work_bytes += history.work_bytes;
         let all_bytes = self.bytes.len() + bytes;
-        context.resize_memory_charge(held_bytes(all_bytes, all_bytes / BYTES_PER_TOKEN));
+        if !context.resize_memory_charge(held_bytes(all_bytes, all_bytes / BYTES_PER_TOKEN)) && bytes > 0 {
+            return Err(gateway.memory_in_use());
+        }
         let id = format!("resp_{}", context.engine_id);
         let is_stored = ResponseRecord::is_wanted(&gateway, &fields);
         let record = is_stored.then(|| {
@@ -175,6 +179,7 @@ impl Loaded {
             Box::new(ResponseRecord { gateway: Arc::clone(&gateway), stored, tenant, id, fields, input })
         });
         let translate = move |request| {
+            let (items, _place) = history.into_items()?;
             ResponseAdapter::of_stored_responses(request, items, &fields, record, |whole| {
                 gateway.access.screen(whole, Surface::Responses)
             })
@@ -205,7 +210,11 @@ impl Resolved {
         if let Some(guardrail) = &context.gateway.guardrail
             && context.surface.is_computed()
         {
-            self.body = guardrail.request(context, self.body).await?;
+            let (body, replaced) = guardrail.request(context, self.body).await?;
+            self.body = body;
+            if let (Some(adapter), Some(replaced)) = (&mut self.adapter, replaced) {
+                adapter.replace_input(&replaced);
+            }
         }
         Ok(self)
     }

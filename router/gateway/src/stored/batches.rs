@@ -5,17 +5,17 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request};
+use axum::extract::Path;
 use axum::response::Response;
 use router_access::{Grant, LimitConfig, Models, Scope};
 use router_database::{Collection, Error, Key, Transaction};
 use router_openai::{ApiError, Surface};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::files::FileRecord;
 use super::responses::{from_document, to_document};
-use super::{Owner, Paging, answered, metadata, not_found, object, refusal};
+use super::{BATCHES_MAX, Owner, Paging, Sent, answered, metadata, not_found, refusal};
 use crate::service::{Gateway, fresh_id, unix_time};
 
 /// Seconds that a batch may take: OpenAI's only window.
@@ -190,12 +190,13 @@ pub(crate) fn change(
     let Some(before) = transaction.get(&key)? else { return Ok(None) };
     let mut batch: Batch = from_document(&before)?;
     change(&mut batch);
-    transaction.put(key, batch.kept_until, to_document(&batch))?;
+    // Where a tenant has no room left, its batches end all the same.
+    transaction.put_beyond_quota(key, batch.kept_until, to_document(&batch))?;
     Ok(Some(batch))
 }
 
-async fn begin(owner: &Owner, request: Request) -> Result<Value, ApiError> {
-    let (object, _footprint) = object(owner, request).await?;
+async fn begin(owner: &Owner, object: &Map<String, Value>) -> Result<Value, ApiError> {
+    owner.stored.has_room(&owner.tenant, Collection::Batch, BATCHES_MAX).await?;
     let text = |name: &str| {
         let text = object.get(name).and_then(Value::as_str);
         text.ok_or_else(|| ApiError::invalid(name, format!("`{name}` is required.")))
@@ -230,7 +231,7 @@ async fn begin(owner: &Owner, request: Request) -> Result<Value, ApiError> {
         total: 0,
         completed: 0,
         failed: 0,
-        metadata: metadata(&object)?.unwrap_or(Value::Null),
+        metadata: metadata(object)?.unwrap_or(Value::Null),
         principal: Principal::of(&owner.grant),
         output: Written::default(),
         error: Written::default(),
@@ -243,8 +244,9 @@ async fn begin(owner: &Owner, request: Request) -> Result<Value, ApiError> {
 }
 
 /// `POST /v1/batches`.
-pub(crate) async fn create(owner: Owner, request: Request) -> Response {
-    answered(begin(&owner, request).await)
+pub(crate) async fn create(Sent { owner, object, .. }: Sent) -> Response {
+    let begun = begin(&owner, &object).await;
+    answered(owner, begun)
 }
 
 async fn load(owner: &Owner, id: &str) -> Result<Batch, ApiError> {
@@ -254,7 +256,8 @@ async fn load(owner: &Owner, id: &str) -> Result<Batch, ApiError> {
 
 /// `GET /v1/batches/{id}`.
 pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
-    answered(load(&owner, &id).await.map(|batch| batch.shown()))
+    let found = load(&owner, &id).await.map(|batch| batch.shown());
+    answered(owner, found)
 }
 
 /// `GET /v1/batches`.
@@ -262,9 +265,9 @@ pub(crate) async fn list(owner: Owner, Paging(query): Paging) -> Response {
     let batches = owner.stored.all::<Batch>(&owner.tenant, Collection::Batch);
     let listed = batches.await.map_err(|error| refusal(&error)).and_then(|mut batches| {
         batches.sort_by_key(|batch| batch.created_at);
-        query.page(batches.iter().map(Batch::shown).collect())
+        query.page_of(batches, |batch| &batch.id, |batch| batch.shown())
     });
-    answered(listed)
+    answered(owner, listed)
 }
 
 /// `POST /v1/batches/{id}/cancel`. What is answered already stays.
@@ -277,12 +280,13 @@ pub(crate) async fn cancel(owner: Owner, Path(id): Path<String>) -> Response {
             }
         })
     });
-    answered(match cancelled.await {
+    let cancelled = match cancelled.await {
         Ok(Some(batch)) => {
             owner.stored.stop(&owner.tenant, &id);
             Ok(batch.shown())
         }
         Ok(None) => Err(not_found("Batch", &id)),
         Err(error) => Err(refusal(&error)),
-    })
+    };
+    answered(owner, cancelled)
 }

@@ -1,9 +1,10 @@
-//! Conversations: items that several responses share (`/v1/conversations`). A conversation is one document and is kept for as long
+//! Conversations: items that several responses share (`/v1/conversations`). A conversation is one document, of a size that its changes
+//! can write anew, and is kept for as long
 //! as responses are, counted from its last change.
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request};
+use axum::extract::Path;
 use axum::response::Response;
 use router_database::{Collection, Error, Key, Transaction};
 use router_openai::responses::{self, to_chat};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::responses::{from_document, to_document};
-use super::{Owner, PageQuery, Paging, answered, metadata, not_found, object, refusal};
+use super::{CONVERSATION_BYTES_MAX, Owner, PageQuery, Paging, Sent, answered, metadata, not_found, refusal};
 use crate::request::BodyKind;
 use crate::service::{fresh_id, unix_time};
 
@@ -29,11 +30,12 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    /// As it is written. One that is larger than a request may be, or more of a tree, could not be gone on with.
-    pub(crate) fn to_document(&self, bytes_max: usize) -> Result<Vec<u8>, Error> {
+    /// As it is written, if it is not too large.
+    pub(crate) fn to_document(&self) -> Result<Vec<u8>, Error> {
         let document = to_document(self);
-        if document.len() > bytes_max {
-            return Err(Error::Refused(format!("The conversation would have more than {bytes_max} bytes.")));
+        if document.len() > CONVERSATION_BYTES_MAX {
+            let message = format!("The conversation would have more than {CONVERSATION_BYTES_MAX} bytes.");
+            return Err(Error::Refused(message));
         }
         match Shape::of(&document, &BodyKind::Messages.limits()) {
             Ok(_) => Ok(document),
@@ -85,12 +87,11 @@ async fn change<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let key = key(owner, id);
     let expires = owner.stored.database.expires();
-    let bytes_max = owner.gateway.config.body_bytes_max;
     let write = move |transaction: &mut Transaction<'_>| {
         let Some(before) = transaction.get(&key)? else { return Ok(None) };
         let mut conversation: Conversation = from_document(&before)?;
         let done = change(&mut conversation);
-        transaction.put(key, expires, conversation.to_document(bytes_max)?)?;
+        transaction.put(key, expires, conversation.to_document()?)?;
         Ok(Some(done))
     };
     let changed = owner.stored.database.write(write).await.map_err(|error| refusal(&error))?;
@@ -103,9 +104,8 @@ async fn load(owner: &Owner, id: &str) -> Result<Conversation, ApiError> {
 }
 
 /// `POST /v1/conversations`.
-pub(crate) async fn create(owner: Owner, request: Request) -> Response {
+pub(crate) async fn create(Sent { owner, object, .. }: Sent) -> Response {
     let created = async {
-        let (object, _footprint) = object(&owner, request).await?;
         let conversation = Conversation {
             id: format!("conv_{}", fresh_id()),
             created_at: unix_time(),
@@ -113,23 +113,24 @@ pub(crate) async fn create(owner: Owner, request: Request) -> Response {
             items: items_of(&object)?,
         };
         let (key, expires) = (key(&owner, &conversation.id), owner.stored.database.expires());
-        let document = to_document(&conversation);
+        let document = conversation.to_document().map_err(|error| refusal(&error))?;
         let write = move |transaction: &mut Transaction<'_>| transaction.put(key, expires, document);
         owner.stored.database.write(write).await.map_err(|error| refusal(&error))?;
         Ok(conversation.shown())
     };
-    answered(created.await)
+    let created = created.await;
+    answered(owner, created)
 }
 
 /// `GET /v1/conversations/{id}`.
 pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
-    answered(load(&owner, &id).await.map(|conversation| conversation.shown()))
+    let found = load(&owner, &id).await.map(|conversation| conversation.shown());
+    answered(owner, found)
 }
 
 /// `POST /v1/conversations/{id}` with other metadata.
-pub(crate) async fn update(owner: Owner, Path(id): Path<String>, request: Request) -> Response {
+pub(crate) async fn update(Path(id): Path<String>, Sent { owner, object, .. }: Sent) -> Response {
     let updated = async {
-        let (object, _footprint) = object(&owner, request).await?;
         let metadata = metadata(&object)?;
         let metadata = metadata.ok_or_else(|| ApiError::invalid("metadata", "`metadata` is required."))?;
         change(&owner, &id, move |conversation| {
@@ -138,29 +139,31 @@ pub(crate) async fn update(owner: Owner, Path(id): Path<String>, request: Reques
         })
         .await
     };
-    answered(updated.await)
+    let updated = updated.await;
+    answered(owner, updated)
 }
 
 /// `DELETE /v1/conversations/{id}`. Responses of it stay.
 pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Response {
     let key = key(&owner, &id);
     let deleted = owner.stored.database.write(move |transaction| transaction.delete(key)).await;
-    answered(match deleted {
+    let deleted = match deleted {
         Ok(true) => Ok(json!({ "id": id, "object": "conversation.deleted", "deleted": true })),
         Ok(false) => Err(missing(&id)),
         Err(error) => Err(refusal(&error)),
-    })
+    };
+    answered(owner, deleted)
 }
 
 /// `GET /v1/conversations/{id}/items`.
 pub(crate) async fn items(owner: Owner, Path(id): Path<String>, Paging(query): Paging) -> Response {
-    answered(load(&owner, &id).await.and_then(|conversation| query.page(conversation.items)))
+    let page = load(&owner, &id).await.and_then(|conversation| query.page(conversation.items));
+    answered(owner, page)
 }
 
 /// `POST /v1/conversations/{id}/items`.
-pub(crate) async fn add_items(owner: Owner, Path(id): Path<String>, request: Request) -> Response {
+pub(crate) async fn add_items(Path(id): Path<String>, Sent { owner, object, .. }: Sent) -> Response {
     let added = async {
-        let (object, _footprint) = object(&owner, request).await?;
         let items = items_of(&object)?;
         let added = items.clone();
         change(&owner, &id, move |conversation| conversation.items.extend(items)).await?;
@@ -168,7 +171,8 @@ pub(crate) async fn add_items(owner: Owner, Path(id): Path<String>, request: Req
             PageQuery { limit: Some(ADDED_MAX), order: Some("asc".to_owned()), ..PageQuery::default() };
         query.page(added)
     };
-    answered(added.await)
+    let added = added.await;
+    answered(owner, added)
 }
 
 /// `GET /v1/conversations/{id}/items/{item}`.
@@ -177,7 +181,7 @@ pub(crate) async fn item(owner: Owner, Path((id, item)): Path<(String, String)>)
         let mut items = conversation.items.into_iter();
         items.find(|other| other["id"] == item.as_str()).ok_or_else(|| not_found("Item", &item))
     });
-    answered(item)
+    answered(owner, item)
 }
 
 /// `DELETE /v1/conversations/{id}/items/{item}`.
@@ -189,5 +193,6 @@ pub(crate) async fn delete_item(owner: Owner, Path((id, item)): Path<(String, St
         conversation.items.retain(|other| other["id"] != *gone);
         (conversation.items.len() < before).then(|| conversation.shown())
     });
-    answered(deleted.await.and_then(|shown| shown.ok_or_else(|| not_found("Item", &name))))
+    let deleted = deleted.await.and_then(|shown| shown.ok_or_else(|| not_found("Item", &name)));
+    answered(owner, deleted)
 }

@@ -2,26 +2,31 @@
 //! as a whole.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
-use axum::extract::{Multipart, Path};
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use futures_util::{Stream, StreamExt, stream};
 use router_database::{Collection, Error, Key, Transaction};
 use router_openai::ApiError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::responses::to_document;
-use super::{Owner, Paging, Stored, answered, not_found, refusal};
+use super::{FILES_MAX, Owner, Paging, Stored, Uploader, answered, not_found, refusal};
+use crate::request::boundary_of;
 use crate::service::{fresh_id, unix_time};
 
 /// Bytes of a file, at most; as many as OpenAI takes for a batch.
 const FILE_BYTES_MAX: u64 = 200 << 20;
-/// Bytes of a part.
-const PART_BYTES: usize = 1 << 20;
+/// Bytes of a part. With its name it fits into pages of a power of two.
+const PART_BYTES: usize = (1 << 20) - (4 << 10);
+/// Bytes of a form that may come before something of the file: its other fields, and the heads of its parts.
+const BESIDE_BYTES_MAX: u64 = 2 << 20;
 /// An upload must arrive within this time, and a second more for each so many bytes.
 const UPLOAD_WITHIN: Duration = Duration::from_secs(60);
 const UPLOAD_BYTES_PER_SECOND: u64 = 256 << 10;
@@ -169,8 +174,32 @@ fn slow() -> ApiError {
     ApiError::new(StatusCode::REQUEST_TIMEOUT, "The file did not arrive in time.", "body_too_slow")
 }
 
-async fn upload(owner: &Owner, mut form: Multipart) -> Result<FileRecord, ApiError> {
-    owner.stored.has_room(&owner.tenant, Collection::File).await?;
+/// The frames of a body, one at a time: the parser of forms looks at each before it takes the next. It keeps what it does not
+/// understand yet, so that frames end in an error when too much of them has come that was nothing of the file.
+fn frames(body: Body, taken: Arc<AtomicU64>) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Send {
+    let (mut data, mut got, mut rests) = (body.into_data_stream(), 0_u64, false);
+    stream::poll_fn(move |context| {
+        rests = !rests;
+        if !rests {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let Some(frame) = ready!(data.poll_next_unpin(context)) else { return Poll::Ready(None) };
+        let frame = frame.map_err(std::io::Error::other);
+        got += frame.as_ref().map_or(0, |frame| frame.len() as u64);
+        let is_too_much = got.saturating_sub(taken.load(Ordering::Relaxed)) > BESIDE_BYTES_MAX;
+        Poll::Ready(Some(match is_too_much {
+            true => Err(std::io::Error::other("too much of it is beside the file")),
+            false => frame,
+        }))
+    })
+}
+
+async fn upload(owner: &Owner, request: Request) -> Result<FileRecord, ApiError> {
+    owner.stored.has_room(&owner.tenant, Collection::File, FILES_MAX).await?;
+    let boundary = boundary_of(request.headers())?;
+    let taken = Arc::new(AtomicU64::new(0));
+    let mut form = multer::Multipart::new(frames(request.into_body(), Arc::clone(&taken)), boundary);
     let mut upload = Upload::new(owner);
     let (mut filename, mut purpose) = (None, None);
     loop {
@@ -186,6 +215,7 @@ async fn upload(owner: &Owner, mut form: Multipart) -> Result<FileRecord, ApiErr
             let chunk = tokio::time::timeout_at(upload.due(), field.chunk()).await.map_err(|_| slow())?;
             let Some(chunk) = chunk.map_err(bad_form)? else { break };
             if is_file {
+                taken.fetch_add(chunk.len() as u64, Ordering::Relaxed);
                 upload.push(&chunk).await?;
             } else if text.len() + chunk.len() <= NAME_BYTES_MAX {
                 text.extend_from_slice(&chunk);
@@ -208,15 +238,9 @@ async fn upload(owner: &Owner, mut form: Multipart) -> Result<FileRecord, ApiErr
 }
 
 /// `POST /v1/files`, a form with `purpose` and `file`.
-pub(crate) async fn create(
-    owner: Owner,
-    form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
-) -> Response {
-    let form = form.map_err(bad_form);
-    answered(match form {
-        Ok(form) => upload(&owner, form).await.map(|record| record.shown()),
-        Err(error) => Err(error),
-    })
+pub(crate) async fn create(Uploader(owner): Uploader, request: Request) -> Response {
+    let uploaded = upload(&owner, request).await.map(|record| record.shown());
+    answered(owner, uploaded)
 }
 
 async fn load(owner: &Owner, id: &str) -> Result<FileRecord, ApiError> {
@@ -230,14 +254,15 @@ pub(crate) async fn list(owner: Owner, Paging(query): Paging) -> Response {
     let listed = records.await.map_err(|error| refusal(&error)).and_then(|mut records| {
         records.retain(|record| query.purpose.as_ref().is_none_or(|purpose| *purpose == record.purpose));
         records.sort_by_key(|record| record.created_at);
-        query.page(records.iter().map(FileRecord::shown).collect())
+        query.page_of(records, |record| &record.id, |record| record.shown())
     });
-    answered(listed)
+    answered(owner, listed)
 }
 
 /// `GET /v1/files/{id}`.
 pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
-    answered(load(&owner, &id).await.map(|record| record.shown()))
+    let found = load(&owner, &id).await.map(|record| record.shown());
+    answered(owner, found)
 }
 
 /// `GET /v1/files/{id}/content`.
@@ -247,9 +272,10 @@ pub(crate) async fn content(owner: Owner, Path(id): Path<String>) -> Response {
         Err(error) => return error.into_response(),
     };
     let bytes = record.bytes;
-    let (stored, tenant) = (Arc::clone(&owner.stored), Arc::clone(&owner.tenant));
+    // The owner's place is held until the last part is read.
     let parts = stream::unfold(0, move |part| {
-        let (stored, key) = (Arc::clone(&stored), FileRecord::part_key(&tenant, &record.id, part));
+        let (stored, key) =
+            (Arc::clone(&owner.stored), FileRecord::part_key(&owner.tenant, &record.id, part));
         let is_over = part == record.parts;
         async move {
             if is_over {
@@ -279,11 +305,12 @@ pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Response {
         }
         Ok(was_there)
     });
-    answered(match deleted.await {
+    let deleted = match deleted.await {
         Ok(true) => Ok(json!({ "id": id, "object": "file", "deleted": true })),
         Ok(false) => Err(not_found("File", &id)),
         Err(error) => Err(refusal(&error)),
-    })
+    };
+    answered(owner, deleted)
 }
 
 /// The lines of a file, one after the other.
@@ -301,6 +328,8 @@ pub(crate) struct Lines {
 #[derive(Debug)]
 pub(crate) enum LineError {
     TooLong,
+    /// A part of the file is not there any more.
+    Gone,
     Database(Error),
 }
 
@@ -337,9 +366,7 @@ impl Lines {
             let key = FileRecord::part_key(&self.tenant, &self.record.id, self.next_part);
             self.next_part += 1;
             let part = self.stored.database.get(key).await.map_err(LineError::Database)?;
-            let part = part
-                .ok_or_else(|| LineError::Database(Error::Storage("a part of a file is gone".to_owned())))?;
-            self.buffer.extend_from_slice(&part);
+            self.buffer.extend_from_slice(&part.ok_or(LineError::Gone)?);
         }
     }
 }

@@ -6,23 +6,30 @@ use axum::http::StatusCode;
 use router_database::{Collection, Key, Snapshot};
 use router_openai::responses::StoredFields;
 use router_openai::{ApiError, Shape};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::conversations::Conversation;
-use super::responses::StoredResponse;
-use super::{Stored, refusal};
+use super::responses::{StoredResponse, from_document};
+use super::{Place, Stored, refusal};
 use crate::request::BodyKind;
+use crate::service::Gateway;
 
 /// Responses that one may go on from, one after the other.
 const CHAIN_MAX: usize = 1000;
 
-/// Items, and the bytes of their documents.
+/// What a request goes on from, as it is stored. It becomes trees when there is memory for them.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    pub(crate) items: Vec<Value>,
+    /// Responses, the latest first, or a conversation.
+    documents: Vec<Vec<u8>>,
+    is_conversation: bool,
+    /// Bytes of the documents.
     pub(crate) bytes: usize,
     /// Bytes that working on them takes beside them.
     pub(crate) work_bytes: usize,
+    /// Until they are trees, and these are done with.
+    place: Option<Place>,
 }
 
 /// Documents that are read one after the other, and what they are as trees.
@@ -51,9 +58,16 @@ impl Measured {
         if self.nodes > limits.nodes { Err(Problem::TooLong) } else { Ok(()) }
     }
 
-    fn history(self, items: Vec<Value>) -> History {
-        History { items, bytes: self.bytes, work_bytes: self.work_bytes }
+    fn history(self, documents: Vec<Vec<u8>>, is_conversation: bool) -> History {
+        History { documents, is_conversation, bytes: self.bytes, work_bytes: self.work_bytes, place: None }
     }
+}
+
+/// Where a stored response stands; the rest is not read.
+#[derive(Deserialize)]
+struct Links {
+    previous: Option<String>,
+    conversation: Option<String>,
 }
 
 enum Problem {
@@ -64,8 +78,24 @@ enum Problem {
 }
 
 impl History {
-    /// The items that a request of this tenant goes on from; not more than so many bytes.
+    /// What a request of this tenant goes on from; not more than so many bytes. Waits for a place.
     pub(crate) async fn read(
+        gateway: &Gateway,
+        stored: &Stored,
+        tenant: &Arc<str>,
+        fields: &StoredFields,
+        bytes_max: usize,
+    ) -> Result<Self, ApiError> {
+        if fields.previous_response_id.is_none() && fields.conversation.is_none() {
+            return Ok(Self::default());
+        }
+        let place = gateway.in_line(stored.histories.take(tenant)).await?;
+        let mut history = Self::documents(stored, tenant, fields, bytes_max).await?;
+        history.place = place;
+        Ok(history)
+    }
+
+    async fn documents(
         stored: &Stored,
         tenant: &Arc<str>,
         fields: &StoredFields,
@@ -107,6 +137,21 @@ impl History {
             }
         })
     }
+
+    /// The items, and the place that is held until they are translated.
+    pub(crate) fn into_items(self) -> Result<(Vec<Value>, Option<Place>), ApiError> {
+        let broken = |error| refusal(&error);
+        if self.is_conversation {
+            let conversation = self.documents.first().map(|document| from_document::<Conversation>(document));
+            let items = conversation.transpose().map_err(broken)?.map(|conversation| conversation.items);
+            return Ok((items.unwrap_or_default(), self.place));
+        }
+        let mut items = Vec::new();
+        for document in self.documents.iter().rev() {
+            items.extend(from_document::<StoredResponse>(document).map_err(broken)?.into_items());
+        }
+        Ok((items, self.place))
+    }
 }
 
 type Found = Result<History, Problem>;
@@ -127,15 +172,14 @@ fn chain(
         if let Err(problem) = measured.add(&document) {
             return Ok(Err(problem));
         }
-        let response: StoredResponse = super::responses::from_document(&document)?;
-        if response.conversation.is_some() {
+        let links: Links = from_document(&document)?;
+        if links.conversation.is_some() {
             return Ok(Err(Problem::OfConversation(id)));
         }
-        next.clone_from(&response.previous);
-        found.push(response);
+        next = links.previous;
+        found.push(document);
     }
-    let items = found.into_iter().rev().flat_map(StoredResponse::into_items).collect();
-    Ok(Ok(measured.history(items)))
+    Ok(Ok(measured.history(found, false)))
 }
 
 fn of_conversation(
@@ -150,6 +194,5 @@ fn of_conversation(
     if let Err(problem) = measured.add(&document) {
         return Ok(Err(problem));
     }
-    let conversation: Conversation = super::responses::from_document(&document)?;
-    Ok(Ok(measured.history(conversation.items)))
+    Ok(Ok(measured.history(vec![document], true)))
 }

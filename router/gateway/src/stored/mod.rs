@@ -15,13 +15,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequestParts, Query, Request};
+use axum::extract::{ConnectInfo, FromRequest, FromRequestParts, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use router_access::{Grant, admit, retry_after_seconds};
+use router_access::{Charge, Grant, admit, retry_after_seconds};
 use router_database::{Collection, Database, Error, Key};
 use router_openai::ApiError;
 use router_tls::PeerAddr;
@@ -33,6 +33,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use self::responses::from_document;
 use self::runner::BatchName;
 use crate::access::limited;
+use crate::answer::buffered::{holding, json_answer};
 use crate::caller::Caller;
 use crate::compute::IsCancelled;
 use crate::memory::Footprint;
@@ -42,11 +43,20 @@ use crate::service::Gateway;
 /// Requests about stored documents that are inside at a time, each of which may hold a document; and those of one tenant.
 const INSIDE_MAX: usize = 64;
 const TENANT_INSIDE_MAX: usize = 16;
+/// The same for files on their way here.
+const UPLOADS_MAX: usize = 32;
+const TENANT_UPLOADS_MAX: usize = 8;
+/// Requests that read what they go on from, at a time; others wait.
+const HISTORIES_MAX: usize = 8;
+const TENANT_HISTORIES_MAX: usize = 4;
+/// Bytes of a conversation, and of a request about one: each change writes all of it.
+pub(crate) const CONVERSATION_BYTES_MAX: usize = 1 << 20;
 /// Batches that are being run at a time, and those of one tenant. Others wait.
 const BATCHES_RUN_MAX: usize = 32;
 const TENANT_BATCHES_RUN_MAX: usize = 2;
-/// Files, and batches, of a tenant.
-const LISTED_MAX: usize = 10_000;
+/// Files of a tenant, and batches: their lists are read as a whole.
+const FILES_MAX: usize = 10_000;
+const BATCHES_MAX: usize = 1_000;
 /// Entries of a list, at most and by default.
 const PAGE_MAX: usize = 100;
 const PAGE: usize = 20;
@@ -54,15 +64,21 @@ const PAGE: usize = 20;
 const METADATA_MAX: usize = 16;
 const METADATA_NAME_MAX: usize = 64;
 const METADATA_VALUE_MAX: usize = 512;
+/// Bytes of all of it.
+const METADATA_BYTES_MAX: usize = 16 << 10;
 
 /// The database, and who is inside because of it.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) database: Database,
     inside: Places,
+    uploads: Places,
+    histories: Places,
     runs: Places,
     /// Requests of batches that may be inside.
-    batch_places: Arc<Semaphore>,
+    lines: Places,
+    /// Those of one batch.
+    batch_lines_max: usize,
     /// Tells the runner of batches that begin.
     begun: mpsc::UnboundedSender<BatchName>,
     /// Batches that are being run, with what stops them.
@@ -77,11 +93,16 @@ impl Stored {
     ) -> Result<(Self, mpsc::UnboundedReceiver<BatchName>), String> {
         let database = Database::open(config).map_err(|error| error.to_string())?;
         let (begun, receiver) = mpsc::unbounded_channel();
+        // A tenant leaves a quarter to others.
+        let batch_lines_max = (batch_requests_max - batch_requests_max / 4).max(1);
         let stored = Self {
             database,
             inside: Places::new(INSIDE_MAX, TENANT_INSIDE_MAX),
+            uploads: Places::new(UPLOADS_MAX, TENANT_UPLOADS_MAX),
+            histories: Places::new(HISTORIES_MAX, TENANT_HISTORIES_MAX),
             runs: Places::new(BATCHES_RUN_MAX, TENANT_BATCHES_RUN_MAX),
-            batch_places: Arc::new(Semaphore::new(batch_requests_max)),
+            lines: Places::new(batch_requests_max, batch_lines_max),
+            batch_lines_max,
             begun,
             batches: Mutex::default(),
         };
@@ -110,28 +131,33 @@ impl Stored {
         let read = self.database.read(move |snapshot| {
             let mut documents = Vec::new();
             snapshot.walk(&tenant, collection, "", None, |_, document| {
-                documents.push(document.to_vec());
-                true
+                documents.push(from_document(document));
+                documents.last().is_some_and(Result::is_ok)
             })?;
-            documents.iter().map(|document| from_document(document)).collect()
+            documents.into_iter().collect()
         });
         read.await
     }
 
     /// Refuses another document in a collection whose lists are read as a whole, if the tenant has as many as it may.
-    pub(crate) async fn has_room(&self, tenant: &Arc<str>, collection: Collection) -> Result<(), ApiError> {
+    pub(crate) async fn has_room(
+        &self,
+        tenant: &Arc<str>,
+        collection: Collection,
+        most: usize,
+    ) -> Result<(), ApiError> {
         let tenant = Arc::clone(tenant);
         let counted = self.database.read(move |snapshot| {
             let mut count = 0;
             snapshot.walk(&tenant, collection, "", None, |_, _| {
                 count += 1;
-                count < LISTED_MAX
+                count < most
             })?;
             Ok(count)
         });
         match counted.await.map_err(|error| refusal(&error))? {
-            LISTED_MAX.. => {
-                let message = format!("There are {LISTED_MAX} already: delete what is not needed.");
+            count if count >= most => {
+                let message = format!("There are {most} already: delete what is not needed.");
                 Err(ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message, "storage_full"))
             }
             _ => Ok(()),
@@ -181,7 +207,7 @@ struct Places {
 
 /// A place that is taken.
 #[derive(Debug)]
-struct Place {
+pub(crate) struct Place {
     _of_all: OwnedSemaphorePermit,
     _of_tenant: OwnedSemaphorePermit,
 }
@@ -229,8 +255,7 @@ pub(crate) fn routes() -> Router<Arc<Gateway>> {
             "/v1/conversations/{id}/items/{item}",
             get(conversations::item).delete(conversations::delete_item),
         )
-        // An upload has a limit and a pace of its own.
-        .route("/v1/files", get(files::list).post(files::create).layer(DefaultBodyLimit::disable()))
+        .route("/v1/files", get(files::list).post(files::create))
         .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
         .route("/v1/files/{id}/content", get(files::content))
         .route("/v1/batches", get(batches::list).post(batches::create))
@@ -250,50 +275,89 @@ pub(crate) struct Owner {
     pub(crate) stored: Arc<Stored>,
     pub(crate) tenant: Arc<str>,
     pub(crate) grant: Arc<Grant>,
-    _inside: Place,
+    _charge: Charge,
+    _place: Place,
+}
+
+/// A client that may ask about its documents.
+struct Client {
+    gateway: Arc<Gateway>,
+    stored: Arc<Stored>,
+    grant: Arc<Grant>,
+    charge: Charge,
+}
+
+impl Client {
+    fn of(parts: &Parts, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
+        let peer = parts.extensions.get::<ConnectInfo<PeerAddr>>().map(|peer| &peer.0);
+        let access = &gateway.access;
+        let grant = access.identify(&Caller::at_api(&parts.headers, peer))?;
+        let [own, tenant] = access.limiters(&grant)?;
+        let charge = admit(own.as_ref(), tenant.as_ref(), 0, access.now()).map_err(|refusal| {
+            let after = refusal.retry_after.map(retry_after_seconds);
+            limited(&refusal).retry_after(after)
+        })?;
+        let Some(stored) = gateway.stored.clone() else {
+            let message = "This gateway stores nothing: `database.file` is not set.";
+            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_stored"));
+        };
+        Ok(Self { gateway: Arc::clone(gateway), stored, grant, charge })
+    }
+
+    fn enter(self, places: impl FnOnce(&Stored) -> &Places) -> Result<Owner, ApiError> {
+        let Self { gateway, stored, grant, charge } = self;
+        let place = places(&stored).try_take(&grant.tenant);
+        let place = place.ok_or_else(|| ApiError::unavailable("Too many requests are being served."))?;
+        let tenant = Arc::clone(&grant.tenant);
+        Ok(Owner { gateway, stored, tenant, grant, _charge: charge, _place: place })
+    }
 }
 
 impl FromRequestParts<Arc<Gateway>> for Owner {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
-        let peer = parts.extensions.get::<ConnectInfo<PeerAddr>>().map(|peer| &peer.0);
-        let access = &gateway.access;
-        let grant = access.identify(&Caller::at_api(&parts.headers, peer))?;
-        let [own, tenant] = access.limiters(&grant)?;
-        // The call counts as a request; its place is free again at once.
-        let charged = admit(own.as_ref(), tenant.as_ref(), 0, access.now());
-        drop(charged.map_err(|refusal| {
-            let after = refusal.retry_after.map(retry_after_seconds);
-            limited(&refusal).retry_after(after)
-        })?);
-        let Some(stored) = gateway.stored.clone() else {
-            let message = "This gateway stores nothing: `database.file` is not set.";
-            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_stored"));
-        };
-        let inside = stored.inside.try_take(&grant.tenant);
-        let inside = inside.ok_or_else(|| ApiError::unavailable("Too many requests are being served."))?;
-        Ok(Self {
-            gateway: Arc::clone(gateway),
-            stored,
-            tenant: Arc::clone(&grant.tenant),
-            grant,
-            _inside: inside,
-        })
+        Client::of(parts, gateway)?.enter(|stored| &stored.inside)
     }
 }
 
-/// A client's JSON object, with the memory that it is charged for.
-async fn object(owner: &Owner, request: Request) -> Result<(Map<String, Value>, Footprint), ApiError> {
-    let (bytes, footprint) = read_body(&owner.gateway, request, BodyKind::Messages).await?;
-    if bytes.is_empty() {
-        return Ok((Map::new(), footprint));
+/// The owner of a file that is on its way here.
+pub(crate) struct Uploader(pub(crate) Owner);
+
+impl FromRequestParts<Arc<Gateway>> for Uploader {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
+        Client::of(parts, gateway)?.enter(|stored| &stored.uploads).map(Self)
     }
-    let work = owner.gateway.work(bytes.len(), &footprint).await?;
-    let parsed = work.run(move |_: IsCancelled<'_>| serde_json::from_slice(&bytes)).await?;
-    let object =
-        parsed.map_err(|error| ApiError::malformed(format!("The body must be a JSON object: {error}.")))?;
-    Ok((object, footprint))
+}
+
+/// A client's JSON object. Its owner takes a place when it is here: clients that send slowly keep nobody out.
+pub(crate) struct Sent {
+    pub(crate) owner: Owner,
+    pub(crate) object: Map<String, Value>,
+    _footprint: Footprint,
+}
+
+impl FromRequest<Arc<Gateway>> for Sent {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let client = Client::of(&parts, gateway)?;
+        let bytes_max = gateway.config.body_bytes_max.min(CONVERSATION_BYTES_MAX);
+        let request = Request::from_parts(parts, body);
+        let (bytes, footprint) = read_body(gateway, request, BodyKind::Messages, bytes_max).await?;
+        let owner = client.enter(|stored| &stored.inside)?;
+        if bytes.is_empty() {
+            return Ok(Self { owner, object: Map::new(), _footprint: footprint });
+        }
+        let work = gateway.work(bytes.len(), &footprint).await?;
+        let parsed = work.run(move |_: IsCancelled<'_>| serde_json::from_slice(&bytes)).await?;
+        let object = parsed
+            .map_err(|error| ApiError::malformed(format!("The body must be a JSON object: {error}.")))?;
+        Ok(Self { owner, object, _footprint: footprint })
+    }
 }
 
 /// Which part of a list a request asks for.
@@ -322,6 +386,10 @@ fn metadata(object: &Map<String, Value>) -> Result<Option<Value>, ApiError> {
                 name.chars().count() <= METADATA_NAME_MAX
                     && value.is_some_and(|len| len <= METADATA_VALUE_MAX)
             };
+            let bytes: usize = pairs.iter().map(|(name, value)| name.len() + value.to_string().len()).sum();
+            if bytes > METADATA_BYTES_MAX {
+                return refused(&format!("`metadata` has more than {METADATA_BYTES_MAX} bytes."));
+            }
             match pairs.iter().all(is_short) {
                 true => Ok(Some(Value::Object(pairs.clone()))),
                 false => refused(&format!(
@@ -344,8 +412,18 @@ pub(crate) struct PageQuery {
 }
 
 impl PageQuery {
-    /// A part of a list that is given oldest first.
-    pub(crate) fn page(&self, mut all: Vec<Value>) -> Result<Value, ApiError> {
+    /// A part of a list of objects that is given oldest first.
+    pub(crate) fn page(&self, all: Vec<Value>) -> Result<Value, ApiError> {
+        self.page_of(all, |entry| entry["id"].as_str().unwrap_or_default(), |entry| entry)
+    }
+
+    /// The same of what has ids and becomes objects.
+    pub(crate) fn page_of<T>(
+        &self,
+        mut all: Vec<T>,
+        id: impl Fn(&T) -> &str,
+        shown: impl Fn(T) -> Value,
+    ) -> Result<Value, ApiError> {
         let limit = self.limit.unwrap_or(PAGE);
         if !(1..=PAGE_MAX).contains(&limit) {
             return Err(ApiError::invalid("limit", format!("`limit` must be 1 to {PAGE_MAX}, not {limit}.")));
@@ -360,7 +438,7 @@ impl PageQuery {
         }
         let start = match &self.after {
             None => 0,
-            Some(after) => match all.iter().position(|entry| entry["id"] == after.as_str()) {
+            Some(after) => match all.iter().position(|entry| id(entry) == after) {
                 Some(at) => at + 1,
                 None => {
                     return Err(ApiError::invalid("after", format!("There is no {after:?} in this list.")));
@@ -368,7 +446,7 @@ impl PageQuery {
             },
         };
         let has_more = all.len() - start > limit;
-        let page: Vec<Value> = all.into_iter().skip(start).take(limit).collect();
+        let page: Vec<Value> = all.into_iter().skip(start).take(limit).map(shown).collect();
         let id = |entry: Option<&Value>| entry.map_or(Value::Null, |entry| entry["id"].clone());
         Ok(json!({
             "object": "list", "first_id": id(page.first()), "last_id": id(page.last()), "has_more": has_more,
@@ -398,11 +476,15 @@ fn not_found(what: &str, id: &str) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, format!("{what} with id {id:?} not found."), "not_found")
 }
 
-fn answered(answer: Result<Value, ApiError>) -> Response {
-    match answer {
-        Ok(answer) => crate::service::json_response(StatusCode::OK, answer.to_string()),
-        Err(error) => error.into_response(),
-    }
+/// The response. The owner's place, and the memory of the answer, are held until the client has read it.
+fn answered(owner: Owner, answer: Result<Value, ApiError>) -> Response {
+    let held = answer.and_then(|answer| {
+        let answer = json_answer(StatusCode::OK, answer.to_string());
+        let memory = owner.gateway.memory.try_hold(answer.body().len());
+        let memory = memory.ok_or_else(|| owner.gateway.memory_in_use())?;
+        Ok(holding(answer, (owner, memory)))
+    });
+    held.unwrap_or_else(IntoResponse::into_response)
 }
 
 #[cfg(test)]

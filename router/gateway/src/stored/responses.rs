@@ -67,7 +67,6 @@ impl ResponseRecord {
     /// then.
     pub(crate) async fn save(self, mut response: Value) -> Value {
         let Self { gateway, stored, tenant, id, fields, input } = self;
-        let bytes_max = gateway.config.body_bytes_max;
         let document = StoredResponse {
             response: response.clone(),
             input,
@@ -83,7 +82,7 @@ impl ResponseRecord {
                 if let Some(before) = transaction.get(&key)? {
                     let mut conversation: Conversation = from_document(&before)?;
                     conversation.items.extend(document.into_items());
-                    transaction.put(key, expires, conversation.to_document(bytes_max)?)?;
+                    transaction.put(key, expires, conversation.to_document()?)?;
                 }
             }
             Ok(())
@@ -105,21 +104,24 @@ async fn load(owner: &Owner, id: &str) -> Result<StoredResponse, ApiError> {
 
 /// `GET /v1/responses/{id}`.
 pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
-    answered(load(&owner, &id).await.map(|stored| stored.response))
+    let found = load(&owner, &id).await.map(|stored| stored.response);
+    answered(owner, found)
 }
 
 /// `DELETE /v1/responses/{id}`.
 pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Response {
     let key = Key::new(&owner.tenant, Collection::Response, id.as_str());
     let deleted = owner.stored.database.write(move |transaction| transaction.delete(key)).await;
-    answered(match deleted {
+    let deleted = match deleted {
         Ok(true) => Ok(json!({ "id": id, "object": "response", "deleted": true })),
         Ok(false) => Err(not_found("Response", &id)),
         Err(error) => Err(refusal(&error)),
-    })
+    };
+    answered(owner, deleted)
 }
 
 /// `GET /v1/responses/{id}/input_items`.
 pub(crate) async fn input_items(owner: Owner, Path(id): Path<String>, Paging(query): Paging) -> Response {
-    answered(load(&owner, &id).await.and_then(|stored| query.page(stored.input)))
+    let page = load(&owner, &id).await.and_then(|stored| query.page(stored.input));
+    answered(owner, page)
 }

@@ -12,13 +12,14 @@ use futures_util::{StreamExt, stream};
 use router_access::Grant;
 use router_database::{Collection, Error, Transaction};
 use router_openai::Surface;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
-use super::Stored;
 use super::batches::{Batch, BatchStatus, Written, change, surface_of};
 use super::files::{FileRecord, LineError, Lines};
 use super::responses::{from_document, to_document};
+use super::{Place, Stored};
 use crate::request::serve;
 use crate::service::{Gateway, fresh_id, unix_time};
 
@@ -40,6 +41,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Letters of a client's name for a request.
 const CUSTOM_ID_MAX: usize = 512;
+/// Letters of it that are shown in a mistake.
+const CUSTOM_ID_SHOWN: usize = 64;
 
 /// A batch among all.
 pub(crate) type BatchName = (Arc<str>, String);
@@ -81,9 +84,7 @@ fn start(gateway: &Weak<Gateway>, stored: &Arc<Stored>, name: BatchName) {
             id: name.1.clone(),
             stopped,
         };
-        if let Err(error) = run.run().await {
-            tracing::error!(%error, batch = name.1, "a batch rests until the next start");
-        }
+        run.to_its_end().await;
         stored.ended(&name);
     });
 }
@@ -105,11 +106,14 @@ enum End {
 }
 
 const NO_FILE: End = End::Failed("The input file is gone.");
+const NO_ROOM: End = End::Failed("There is no room for its answers.");
 
 /// The answer to a line's request.
 struct Answered {
     is_good: bool,
     line: Vec<u8>,
+    /// Held until the answer is written: answers that wait for an earlier one are as many as there are places.
+    _place: Place,
 }
 
 /// Answers that are not written yet.
@@ -119,10 +123,11 @@ struct Pending {
     bad: Vec<u8>,
     completed: u64,
     failed: u64,
+    places: Vec<Place>,
 }
 
 impl Pending {
-    fn push(&mut self, answered: &Answered) {
+    fn push(&mut self, answered: Answered) {
         let (file, count) = match answered.is_good {
             true => (&mut self.good, &mut self.completed),
             false => (&mut self.bad, &mut self.failed),
@@ -130,6 +135,7 @@ impl Pending {
         file.extend_from_slice(&answered.line);
         file.push(b'\n');
         *count += 1;
+        self.places.push(answered._place);
     }
 
     fn is_large(&self) -> bool {
@@ -139,8 +145,29 @@ impl Pending {
 }
 
 impl Run {
-    async fn run(self) -> Result<(), Error> {
-        let Some(_place) = self.stored.runs.take(&self.tenant).await else { return Ok(()) };
+    /// Runs the batch. A database that is busy is asked again, and what cannot be written ends it.
+    async fn to_its_end(&self) {
+        let Some(_place) = self.stored.runs.take(&self.tenant).await else { return };
+        let mut pause = PAUSE;
+        loop {
+            let error = match self.run().await {
+                Ok(()) => return,
+                Err(error) => error,
+            };
+            tracing::warn!(%error, batch = self.id, "a batch is interrupted");
+            let ended = match error {
+                Error::TenantFull(_) | Error::Full => self.finish(NO_ROOM).await,
+                error => Err(error),
+            };
+            match ended {
+                Ok(()) => return,
+                Err(_) => tokio::time::sleep(pause).await,
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn run(&self) -> Result<(), Error> {
         let Some(batch) = self.batch().await? else { return Ok(()) };
         let batch = match batch.status {
             BatchStatus::Validating => match self.validated(&batch).await? {
@@ -187,6 +214,10 @@ impl Run {
                         Ok(Some(line)) => line,
                         Ok(None) => break,
                         Err(LineError::Database(error)) => return Err(error),
+                        Err(LineError::Gone) => {
+                            errors.push(mistake(total + 1, "no_file", "The input file is gone."));
+                            break;
+                        }
                         Err(LineError::TooLong) => {
                             errors.push(mistake(total + 1, "line_too_long", "The line is larger than a request may be."));
                             break;
@@ -196,7 +227,8 @@ impl Run {
                     let problem = match BatchLine::parse(&line, &batch.endpoint) {
                         Err(problem) => Some(problem),
                         Ok(line) if !names.insert(line.custom_id.clone()) => {
-                            Some(("duplicate_custom_id", format!("Another line has the custom_id {:?}.", line.custom_id)))
+                            let shown: String = line.custom_id.chars().take(CUSTOM_ID_SHOWN).collect();
+                            Some(("duplicate_custom_id", format!("Another line has the custom_id {shown:?}.")))
                         }
                         Ok(_) if total > REQUESTS_MAX => {
                             Some(("too_many_requests", format!("There are more than {REQUESTS_MAX} requests.")))
@@ -229,21 +261,23 @@ impl Run {
     async fn asked(&self, batch: &Batch) -> Result<End, Error> {
         let Some(mut lines) = self.lines(batch).await? else { return Ok(NO_FILE) };
         for _ in 0..batch.done() {
-            if lines.next().await.is_err() {
-                return Ok(NO_FILE);
+            match lines.next().await {
+                Ok(_) => {}
+                Err(LineError::Database(error)) => return Err(error),
+                Err(LineError::TooLong | LineError::Gone) => return Ok(NO_FILE),
             }
         }
-        let batch_places = Arc::clone(&self.stored.batch_places);
         // A line is read when there is a place for its request.
-        let lines = stream::unfold((lines, batch_places), |(mut lines, batch_places)| async move {
-            let place = Arc::clone(&batch_places).acquire_owned().await.ok()?;
+        let (stored, tenant) = (Arc::clone(&self.stored), Arc::clone(&self.tenant));
+        let lines = stream::unfold((lines, stored, tenant), |(mut lines, stored, tenant)| async move {
+            let place = stored.lines.take(&tenant).await?;
             match lines.next().await {
-                Ok(Some(line)) => Some((Ok((line, place)), (lines, batch_places))),
+                Ok(Some(line)) => Some((Ok((line, place)), (lines, stored, tenant))),
                 Ok(None) => None,
-                Err(error) => Some((Err(error), (lines, batch_places))),
+                Err(error) => Some((Err(error), (lines, stored, tenant))),
             }
         });
-        let places = self.gateway.config.batch_requests_max.max(1);
+        let places = self.stored.batch_lines_max;
         let answers = lines.map(|line| async {
             match line {
                 Ok((line, place)) => self.answer(batch, &line, place).await.map(Ok),
@@ -270,9 +304,9 @@ impl Run {
             match next {
                 None => break End::At(BatchStatus::Completed),
                 Some(None) => break End::Failed("The key that began the batch is not valid any more."),
-                Some(Some(Err(LineError::TooLong))) => break NO_FILE,
+                Some(Some(Err(LineError::TooLong | LineError::Gone))) => break NO_FILE,
                 Some(Some(Err(LineError::Database(error)))) => return Err(error),
-                Some(Some(Ok(answered))) => pending.push(&answered),
+                Some(Some(Ok(answered))) => pending.push(answered),
             }
             if pending.is_large() {
                 self.write(std::mem::take(&mut pending)).await?;
@@ -343,37 +377,37 @@ impl Run {
     }
 
     /// Asks for one line; `None` when its key is gone.
-    async fn answer(&self, batch: &Batch, line: &[u8], place: OwnedSemaphorePermit) -> Option<Answered> {
+    async fn answer(&self, batch: &Batch, line: &[u8], place: Place) -> Option<Answered> {
         let line = match BatchLine::parse(line, &batch.endpoint) {
             Ok(line) => line,
             Err((code, message)) => {
                 let error = json!({ "custom_id": null, "response": null, "error": { "code": code, "message": message } });
-                return Some(Answered { is_good: false, line: to_document(&error) });
+                return Some(Answered { is_good: false, line: to_document(&error), _place: place });
             }
         };
         let surface = surface_of(&batch.endpoint)?;
-        let (mut pause, mut held) = (PAUSE, Some(place));
+        let mut pause = PAUSE;
         loop {
-            let place = match held.take() {
-                Some(place) => place,
-                None => Arc::clone(&self.stored.batch_places).acquire_owned().await.ok()?,
-            };
             let grant = batch.grant(&self.gateway, &self.tenant)?;
             let (status, after, request_id, body) = self.ask(surface, &line.body, grant).await;
             if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-                drop(place);
                 // Until the batch's time is over: whoever waits here is dropped then.
                 tokio::time::sleep(after.unwrap_or(pause).min(PAUSE_MAX)).await;
                 pause = (pause * 2).min(PAUSE_MAX);
                 continue;
             }
-            let answer = json!({
-                "id": format!("batch_req_{}", fresh_id()),
-                "custom_id": line.custom_id,
-                "response": { "status_code": status.as_u16(), "request_id": request_id, "body": body },
-                "error": null,
+            let mut answer = json!({
+                "id": format!("batch_req_{}", fresh_id()), "custom_id": line.custom_id, "error": null,
+                "response": { "status_code": status.as_u16(), "request_id": request_id, "body": null },
             });
-            return Some(Answered { is_good: status.is_success(), line: to_document(&answer) });
+            let (is_good, line) = match body {
+                Ok(body) => (status.is_success(), with_body(&answer, &body)),
+                Err(message) => {
+                    answer["error"] = json!({ "code": "no_answer", "message": message });
+                    (false, to_document(&answer))
+                }
+            };
+            return Some(Answered { is_good, line, _place: place });
         }
     }
 
@@ -382,7 +416,7 @@ impl Run {
         surface: Surface,
         body: &Bytes,
         grant: Arc<Grant>,
-    ) -> (StatusCode, Option<Duration>, String, Value) {
+    ) -> (StatusCode, Option<Duration>, String, Result<Bytes, &'static str>) {
         let mut request = Request::new(Body::from(body.clone()));
         request.extensions_mut().insert(ActsFor(grant));
         let (head, body) = serve(Arc::clone(&self.gateway), request, surface).await.into_parts();
@@ -390,13 +424,27 @@ impl Run {
         let after = header(header::RETRY_AFTER.as_str()).and_then(|after| after.parse().ok());
         let request_id = header("x-request-id").unwrap_or_default().to_owned();
         let status = head.status;
-        let body = match to_bytes(body, ANSWER_BYTES_MAX).await {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .unwrap_or_else(|_| String::from_utf8_lossy(&bytes).into_owned().into()),
-            Err(_) => json!({ "error": { "message": "The answer is too large for a batch." } }),
-        };
+        let body = to_bytes(body, ANSWER_BYTES_MAX).await;
+        let body = body.map_err(|_| "The answer is too large for a batch, or broke off.");
         (status, after.map(Duration::from_secs), request_id, body)
     }
+}
+
+/// An answer's line: with the body in its place as it came, if it is JSON. A tree of it would be large.
+fn with_body(answer: &Value, body: &[u8]) -> Vec<u8> {
+    const PLACE: &str = "\"body\":null";
+    let text = std::str::from_utf8(body).ok();
+    let json = text.filter(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
+    // A line has no other ends of lines; within JSON's texts there are none.
+    let in_place = match json {
+        Some(json) => json.replace(['\n', '\r'], " "),
+        None => Value::from(String::from_utf8_lossy(body)).to_string(),
+    };
+    // The last is that of the response: the client's own id is before it, or has its quotes escaped.
+    let answer = answer.to_string();
+    let Some(at) = answer.rfind(PLACE) else { return answer.into_bytes() };
+    let (before, after) = (&answer[..at], &answer[at + PLACE.len()..]);
+    [before, "\"body\":", &in_place, after].concat().into_bytes()
 }
 
 fn mistake(line: u64, code: &str, message: &str) -> Value {
@@ -459,6 +507,21 @@ impl BatchLine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_is_one_line() {
+        let answer =
+            json!({ "custom_id": "\"body\":null", "response": { "status_code": 200, "body": null } });
+        let read = |body: &[u8]| -> Value {
+            let line = with_body(&answer, body);
+            assert!(!line.contains(&b'\n'));
+            serde_json::from_slice(&line).expect("JSON")
+        };
+        let whole = read(b"{\n \"a\": [1.50,\r\n \"x\\ny\"]\n}");
+        assert_eq!(whole["response"], json!({ "status_code": 200, "body": { "a": [1.50, "x\ny"] } }));
+        assert_eq!(whole["custom_id"], "\"body\":null");
+        assert_eq!(read(b"no\nJSON \xff")["response"]["body"], "no\nJSON \u{fffd}");
+    }
 
     #[test]
     fn a_line_is_a_request() {
