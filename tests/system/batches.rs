@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -167,4 +168,51 @@ fn a_batch_works_with_the_key_of_whoever_began_it() {
     assert_eq!(batch["status"], "failed");
     let why = batch["errors"]["data"][0]["message"].as_str().expect("a reason");
     assert!(why.contains("not valid any more"), "{why}");
+}
+
+/// What is nothing of the file is not kept until it becomes something.
+#[test]
+fn an_upload_without_a_file_in_it_ends_early() {
+    let (_folder, site) = site("upload-head", "");
+    let endless = [
+        // Before the first part, in a part's head, and in a part that is not the file.
+        String::new(),
+        "--B\r\nx: ".to_owned(),
+        "--B\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\n".to_owned(),
+    ];
+    for begin in endless {
+        let head = "POST /v1/files HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: multipart/form-data; boundary=B\r\ncontent-length: 190000000\r\n\r\n";
+        let mut stream = support::raw_open(&site.gateway.address, &format!("{head}{begin}"));
+        let mut sender = stream.try_clone().expect("a socket");
+        let sending = std::thread::spawn(move || {
+            let piece = vec![b'x'; 1 << 16];
+            let mut sent = 0_usize;
+            while sent < 180_000_000 && sender.write_all(&piece).is_ok() {
+                sent += piece.len();
+            }
+            sent
+        });
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).expect("an answer");
+        assert_eq!(&answer, b"HTTP/1.1 400", "{begin}");
+        drop(stream);
+        let sent = sending.join().expect("sent");
+        assert!(sent < 64 << 20, "{sent} bytes were taken");
+    }
+    assert_eq!(upload(&site.gateway, None, &lines(1)).get(..5), Some("file-"));
+}
+
+#[test]
+fn the_batches_of_a_tenant_are_counted() {
+    let (_folder, site) = site("batch-metadata", "");
+    let file = upload(&site.gateway, None, &lines(1));
+    let batch = |metadata: Value| {
+        let body = json!({ "input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h", "metadata": metadata });
+        asked(&site.gateway, None, "/v1/batches", Some(&body))
+    };
+    let long: serde_json::Map<String, Value> =
+        (0..16).map(|number| (number.to_string(), "ä".repeat(512).into())).collect();
+    let (status, refused) = batch(Value::Object(long));
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("metadata")), "{refused}");
+    assert_eq!(batch(json!({ "a": "b" })).0, 200);
 }

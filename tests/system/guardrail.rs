@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 use support::site::Site;
-use support::{Process, client, post};
+use support::{Process, Scratch, client, post};
 use tools_mocker::MockConfig;
 
 /// What the service was asked, with the authorization that it was shown.
@@ -242,4 +242,52 @@ fn what_is_not_checked_is_refused_unless_it_may_pass() {
     assert_eq!(status, 503, "{answer}");
     let tokens = json!({ "model": "tiny", "prompt": "x" });
     assert_eq!(asked(&site.gateway, "/tokenize", &tokens).0, 200);
+}
+
+#[test]
+fn what_is_stored_and_what_is_heard_are_replaced_too() {
+    let (url, seen) = service(|asked| {
+        let replaced = |text: &Value| text.as_str().unwrap_or_default().replace("secret", "hidden");
+        let texts: Vec<String> = asked["texts"].as_array()?.iter().map(replaced).collect();
+        Some(json!({ "action": "GUARDRAIL_INTERVENED", "texts": texts }))
+    });
+    let folder = Scratch::new("guardrail-stored-database");
+    let file = folder.0.join("documents.redb").display().to_string();
+    let site = site("guardrail-stored", &url, &format!("[database]\nfile = {file:?}\n"));
+    let request = json!({ "model": "tiny", "max_output_tokens": 4, "input": [
+        { "role": "user", "content": "my secret" },
+        { "role": "user", "content": [{ "type": "input_text", "text": "a secret part" }] }] });
+    let (status, response) = asked(&site.gateway, "/v1/responses", &request);
+    assert_eq!((status, &response["store"]), (200, &json!(true)), "{response}");
+    let path = format!("/v1/responses/{}/input_items?order=asc", response["id"].as_str().expect("an id"));
+    let (status, _, items) = client(&site.gateway.address, None, &path, None);
+    assert!(status == 200 && !items.contains("secret"), "{items}");
+    assert!(items.contains("my hidden") && items.contains("a hidden part"), "{items}");
+    // A recording is not looked at, but what is said of it and what is heard in it.
+    for (format, wanted) in [("json", "prompt=hidden"), ("text", "prompt=hidden")] {
+        seen.lock().expect("no panic").clear();
+        let field = |name: &str, text: &str| {
+            format!("--B\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{text}\r\n")
+        };
+        let form = format!(
+            "{}{}{}--B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"secret.wav\"\r\n\r\nRIFF\r\n--B--\r\n",
+            field("model", "tiny"),
+            field("prompt", "secret"),
+            field("response_format", format)
+        );
+        let answer = support::raw(
+            &site.gateway.address,
+            &format!(
+                "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: multipart/form-data; boundary=B\r\ncontent-length: {}\r\n\r\n{form}",
+                form.len()
+            ),
+        );
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(wanted), "{answer}");
+        // The mock engine tells the file's name, as a model might what it hears.
+        assert!(answer.contains("of hidden.wav") && !answer.contains("secret"), "{answer}");
+        assert_eq!(seen.lock().expect("no panic").len(), 2, "{format}");
+    }
+    // More than a verdict could repeat is refused, whatever becomes of contents that cannot be checked.
+    let (status, refused) = asked(&site.gateway, "/v1/chat/completions", &chat(&"x".repeat(3 << 20)));
+    assert_eq!((status, &refused["error"]["code"]), (413, &json!("content_too_large")));
 }

@@ -151,6 +151,29 @@ fn a_tenant_stores_no_more_than_it_may() {
     assert!((1_000_000.0..=1_048_576.0).contains(&bytes), "{bytes}");
 }
 
+/// Each change of a conversation writes all of it.
+#[test]
+fn a_conversation_is_no_larger_than_its_changes_can_write() {
+    let (_folder, config) = database("stored-large");
+    let mock =
+        MockConfig { eos_one_in: 0, context_tokens: 2 << 20, blocks: 1 << 18, ..MockConfig::tiny().expect("a configuration") };
+    let site = Site::start("stored-large", vec![mock], &["--worker"], &config);
+    let items = |bytes: usize| json!({ "items": [{ "role": "user", "content": "x".repeat(bytes) }] });
+    assert_eq!(asked(&site.gateway, None, "/v1/conversations", Some(&items(1 << 20))).0, 413);
+    let (status, made) = asked(&site.gateway, None, "/v1/conversations", Some(&items(600_000)));
+    assert_eq!(status, 200, "{made}");
+    let id = made["id"].as_str().expect("an id");
+    let (status, refused) =
+        asked(&site.gateway, None, &format!("/v1/conversations/{id}/items"), Some(&items(600_000)));
+    assert_eq!((status, &refused["error"]["code"]), (413, &json!("conversation_too_large")));
+    // A response that it has no room for says that it is not stored.
+    let request = turn(&json!("y".repeat(600_000)), &json!({ "conversation": id, "max_output_tokens": 2 }));
+    let (status, response) = asked(&site.gateway, None, "/v1/responses", Some(&request));
+    assert_eq!((status, &response["store"]), (200, &json!(false)), "{}", &response.to_string()[..200]);
+    let (_, kept) = asked(&site.gateway, None, &format!("/v1/conversations/{id}/items"), None);
+    assert_eq!(kept["data"].as_array().map(Vec::len), Some(1));
+}
+
 #[test]
 fn without_a_database_nothing_is_stored() {
     let site = Site::start("stored-not", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");

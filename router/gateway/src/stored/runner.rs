@@ -112,7 +112,7 @@ const NO_ROOM: End = End::Failed("There is no room for its answers.");
 struct Answered {
     is_good: bool,
     line: Vec<u8>,
-    /// Held until the answer is written: answers that wait for an earlier one are as many as there are places.
+    /// Held until its turn: answers that wait for an earlier one are as many as there are places.
     _place: Place,
 }
 
@@ -123,7 +123,6 @@ struct Pending {
     bad: Vec<u8>,
     completed: u64,
     failed: u64,
-    places: Vec<Place>,
 }
 
 impl Pending {
@@ -135,7 +134,6 @@ impl Pending {
         file.extend_from_slice(&answered.line);
         file.push(b'\n');
         *count += 1;
-        self.places.push(answered._place);
     }
 
     fn is_large(&self) -> bool {
