@@ -155,8 +155,12 @@ fn a_tenant_stores_no_more_than_it_may() {
 #[test]
 fn a_conversation_is_no_larger_than_its_changes_can_write() {
     let (_folder, config) = database("stored-large");
-    let mock =
-        MockConfig { eos_one_in: 0, context_tokens: 2 << 20, blocks: 1 << 18, ..MockConfig::tiny().expect("a configuration") };
+    let mock = MockConfig {
+        eos_one_in: 0,
+        context_tokens: 2 << 20,
+        blocks: 1 << 18,
+        ..MockConfig::tiny().expect("a configuration")
+    };
     let site = Site::start("stored-large", vec![mock], &["--worker"], &config);
     let items = |bytes: usize| json!({ "items": [{ "role": "user", "content": "x".repeat(bytes) }] });
     assert_eq!(asked(&site.gateway, None, "/v1/conversations", Some(&items(1 << 20))).0, 413);
