@@ -22,6 +22,7 @@ const BLOCK_TOKENS: usize = 16;
 const PROMPT_TOKENS: usize = 2048;
 /// Different prompts: the gateway tokenises nothing here, but hashes and looks each one up.
 const PROMPTS: usize = 200;
+const PARTS: [&str; 4] = ["hash", "look up", "choose, book", "whole"];
 
 pub(crate) fn run(smoke: bool) -> Result<()> {
     println!("# route: prompts of {PROMPT_TOKENS} tokens in blocks of {BLOCK_TOKENS}; p50 / p99 / p99.9");
@@ -112,7 +113,7 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
             drop(under_way.pop_front());
         }
     }
-    for (name, latencies) in ["hash", "look up", "choose, book", "whole"].iter().zip(&latencies) {
+    for (name, latencies) in PARTS.iter().zip(&latencies) {
         println!("{workers:>4} workers, {name:<12} {}", latencies.render());
     }
     Ok(())
@@ -139,11 +140,20 @@ async fn live(count: usize, smoke: bool) -> Result<()> {
             let (address, body) = (address.clone(), bodies[number as usize * 7 % PROMPTS].clone());
             answers.push(tokio::spawn(async move { ask(&address, &body).await }));
         }
-        let mut latencies = Latencies::new()?;
+        let mut latencies = [Latencies::new()?, Latencies::new()?, Latencies::new()?, Latencies::new()?];
         for answer in answers {
-            latencies.record(answer.await??);
+            let Decided { hash, look_up, whole } = answer.await??;
+            let choose = whole.saturating_sub(hash + look_up);
+            for (latencies, spent) in latencies.iter_mut().zip([hash, look_up, choose, whole]) {
+                latencies.record(spent);
+            }
         }
-        println!("live gateway, {count} workers, open loop at {rate}/s: decision {}", latencies.render());
+        for (name, latencies) in PARTS.iter().zip(&latencies) {
+            println!(
+                "live gateway, {count:>4} workers, open loop at {rate:>4}/s, {name:<12} {}",
+                latencies.render()
+            );
+        }
     }
     Ok(())
 }
@@ -155,8 +165,15 @@ fn body(number: usize) -> String {
     format!("{{\"model\":\"{MODEL}\",\"prompt\":{prompt:?},\"max_tokens\":8,\"stream\":true}}")
 }
 
-/// Sends a request on a connection of its own and reads the whole answer; how long the decision took.
-async fn ask(address: &str, body: &str) -> Result<Duration> {
+/// What the gateway says of a decision.
+struct Decided {
+    hash: Duration,
+    look_up: Duration,
+    whole: Duration,
+}
+
+/// Sends a request on a connection of its own and reads the whole answer.
+async fn ask(address: &str, body: &str) -> Result<Decided> {
     let mut stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let head = format!(
@@ -168,7 +185,10 @@ async fn ask(address: &str, body: &str) -> Result<Duration> {
     stream.write_all(body.as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
-    let micros = answer.split("decided_us=").nth(1).and_then(|rest| rest.split(['\r', ';']).next());
-    let micros: f64 = micros.with_context(|| format!("no decision in {answer:.200}"))?.trim().parse()?;
-    Ok(Duration::from_secs_f64(micros / 1e6))
+    let spent = |name: &str| {
+        let micros = answer.split(name).nth(1).and_then(|rest| rest.split(['\r', ';']).next());
+        let micros: f64 = micros.with_context(|| format!("no {name} in {answer:.200}"))?.trim().parse()?;
+        anyhow::Ok(Duration::from_secs_f64(micros / 1e6))
+    };
+    Ok(Decided { hash: spent("hash_us=")?, look_up: spent("lookup_us=")?, whole: spent("decided_us=")? })
 }

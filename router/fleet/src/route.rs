@@ -50,6 +50,10 @@ pub struct Route {
     pub predicted: Duration,
     /// Hashing, look-up, policy and booking.
     pub decided_in: Duration,
+    /// Of that, hashing the prompt's blocks.
+    pub hashed_in: Duration,
+    /// Of that, looking the hashes up in the index.
+    pub looked_up_in: Duration,
     /// Blocks that have to come from the prefill worker.
     pub moved_blocks: u32,
     is_warm_up: bool,
@@ -59,7 +63,7 @@ impl Route {
     /// For the response header.
     pub fn explain(&self) -> String {
         let mut number = itoa::Buffer::new();
-        let mut text = String::with_capacity(160);
+        let mut text = String::with_capacity(192);
         text.push_str("worker=");
         text.push_str(&self.decode.run.name);
         text.push_str("; prefill=");
@@ -74,12 +78,19 @@ impl Route {
         text.push_str(number.format(tenths_of_ms / 10));
         text.push('.');
         text.push_str(number.format(tenths_of_ms % 10));
-        let nanos = self.decided_in.as_nanos() as u64;
-        text.push_str("; decided_us=");
-        text.push_str(number.format(nanos / 1000));
-        text.push('.');
-        text.push_str(number.format(nanos / 100 % 10));
-        text.push_str(number.format(nanos / 10 % 10));
+        let parts = [
+            ("; decided_us=", self.decided_in),
+            ("; hash_us=", self.hashed_in),
+            ("; lookup_us=", self.looked_up_in),
+        ];
+        for (name, spent) in parts {
+            let nanos = spent.as_nanos() as u64;
+            text.push_str(name);
+            text.push_str(number.format(nanos / 1000));
+            text.push('.');
+            text.push_str(number.format(nanos / 100 % 10));
+            text.push_str(number.format(nanos / 10 % 10));
+        }
         if self.is_warm_up {
             text.push_str("; warm_up");
         }
@@ -174,8 +185,10 @@ impl Chooser {
         let extras =
             PromptExtras { cache_salt: wanted.salt, lora: wanted.adapter, ..PromptExtras::default() };
         block_hashes(tokens, block_tokens, &extras, &mut buffers.hashes);
+        let hashed = Instant::now();
         let Buffers { reader, hashes, candidates, places } = buffers;
         let overlaps = reader.overlaps(hashes);
+        let looked_up = Instant::now();
         let request = Request {
             tokens: tokens.len() as u32,
             block_tokens: block_tokens as u32,
@@ -226,6 +239,8 @@ impl Chooser {
             uncached_tokens: seen.uncached_tokens(&request) as usize,
             predicted: Duration::from_secs_f64(cost.total.clamp(0.0, 3600.0)),
             decided_in: Duration::ZERO,
+            hashed_in: hashed.duration_since(started),
+            looked_up_in: looked_up.duration_since(hashed),
             moved_blocks: if prefill.is_some() { moved_blocks } else { 0 },
             is_warm_up,
             decode: decode.clone(),
