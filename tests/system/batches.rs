@@ -203,7 +203,7 @@ fn an_upload_without_a_file_in_it_ends_early() {
 }
 
 #[test]
-fn the_batches_of_a_tenant_are_counted() {
+fn metadata_of_a_batch_is_bounded() {
     let (_folder, site) = site("batch-metadata", "");
     let file = upload(&site.gateway, None, &lines(1));
     let batch = |metadata: Value| {
@@ -215,4 +215,19 @@ fn the_batches_of_a_tenant_are_counted() {
     let (status, refused) = batch(Value::Object(long));
     assert_eq!((status, &refused["error"]["param"]), (400, &json!("metadata")), "{refused}");
     assert_eq!(batch(json!({ "a": "b" })).0, 200);
+}
+
+/// A tenant runs two batches at a time.
+#[test]
+fn a_batch_that_waits_for_its_turn_is_cancelled_at_once() {
+    let (_folder, site) = site("batches-waiting", "batch_requests = 2\n");
+    slow(&site, 100);
+    let file = upload(&site.gateway, None, &lines(2000));
+    let running = [begin(&site.gateway, None, &file), begin(&site.gateway, None, &file)];
+    let status = |path: &str| asked(&site.gateway, None, path, None).1["status"].clone();
+    wait_for("two that run", || running.iter().all(|path| status(path) == "in_progress"));
+    let waiting = begin(&site.gateway, None, &file);
+    assert_eq!(asked(&site.gateway, None, &format!("{waiting}/cancel"), Some(&json!({}))).0, 200);
+    wait_for("its end", || status(&waiting) == "cancelled");
+    assert!(running.iter().all(|path| status(path) == "in_progress"), "they go on");
 }

@@ -185,6 +185,10 @@ impl Connection {
                     return Poll::Ready(Err(broken("a head without end")));
                 }
                 if ready!(self.poll_read(context))? == 0 {
+                    // An engine that began to answer has the request: it must not be sent again.
+                    if informational > 0 || !self.input.is_empty() {
+                        return Poll::Ready(Err(broken("closed in the middle of a head")));
+                    }
                     let closed = || io::Error::new(io::ErrorKind::UnexpectedEof, "closed before an answer");
                     return Poll::Ready(Err(send_failure.take().unwrap_or_else(closed)));
                 }

@@ -184,6 +184,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
         {
             looked = Some(Instant::now());
             news = shares.state();
+            confirmed.retain(|name, _| news.contains_key(name));
             news.retain(|name, (version, _)| confirmed.get(name) != Some(version));
             // A peer takes messages of a few MiB. The rest goes with the next ones.
             let mut bytes = 0;

@@ -251,7 +251,7 @@ impl Gateway {
         Work { pool: Some((Arc::clone(&self.compute), charges)) }
     }
 
-    /// Waits for memory, for no longer than a request may wait for a place.
+    /// Waits for memory or for a place, for no longer than a request may wait for a place.
     pub(crate) async fn in_line<T>(&self, wait: impl Future<Output = T>) -> Result<T, ApiError> {
         tokio::time::timeout(self.config.access.wait_max, wait).await.map_err(|_| self.memory_in_use())
     }
@@ -259,7 +259,7 @@ impl Gateway {
     /// There is no memory for a request.
     pub(crate) fn memory_in_use(&self) -> ApiError {
         self.metrics.shed.inc();
-        let message = "The memory for requests is in use; try again later.";
+        let message = "The gateway has no room for this request now; try again later.";
         ApiError::unavailable(message).retry_after(Some(1))
     }
 

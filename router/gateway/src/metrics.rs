@@ -322,3 +322,18 @@ impl Metrics {
         out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use router_openai::Surface;
+
+    #[test]
+    fn the_document_names_every_surface() {
+        let document = include_str!("../METRICS.md");
+        let row =
+            document.lines().find(|line| line.starts_with("| `kvasir_gateway_requests` |")).expect("its row");
+        for surface in Surface::ALL {
+            assert!(row.contains(&format!("`{}`", surface.name())), "{}: {row}", surface.name());
+        }
+    }
+}

@@ -131,10 +131,13 @@ impl RawBody {
         Self { form: Some(Arc::new(Form::new(file, boundary))), ..Self::of_fields(fields) }
     }
 
-    /// Bytes of the body as it came; of a form those of its file.
+    /// Bytes of the body as it came; of a form those of its file and its fields.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.text.len() + self.form.as_ref().map_or(0, |form| form.file_bytes())
+        let of_form = |form: &Arc<Form>| {
+            form.file_bytes() + self.fields.iter().map(|field| self.text_of(field).len()).sum::<usize>()
+        };
+        self.text.len() + self.form.as_ref().map_or(0, of_form)
     }
 
     /// Whether nothing came.

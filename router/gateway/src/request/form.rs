@@ -13,6 +13,8 @@ use crate::service::fresh_id;
 
 /// Most parts of a form.
 const PARTS_MAX: usize = 64;
+/// Bytes of all fields beside the file: a prompt of 224 tokens is the longest text that engines take.
+const TEXT_BYTES_MAX: usize = 256 << 10;
 /// Longest name of a field, and of a file.
 const NAME_BYTES_MAX: usize = 256;
 
@@ -39,7 +41,7 @@ pub(super) fn parse(bytes: Bytes, boundary: String) -> Result<RawBody, ApiError>
 async fn read(bytes: Bytes, boundary: String) -> Result<RawBody, ApiError> {
     let whole = stream::iter(iter::once(Ok::<_, std::convert::Infallible>(bytes)));
     let mut form = multer::Multipart::new(whole, boundary);
-    let (mut fields, mut file, mut parts) = (Map::new(), None, 0);
+    let (mut fields, mut file, mut parts, mut text_bytes) = (Map::new(), None, 0, 0);
     let edge = format!("kvasir-{}", fresh_id());
     while let Some(part) = form.next_field().await.map_err(malformed)? {
         parts += 1;
@@ -66,7 +68,16 @@ async fn read(bytes: Bytes, boundary: String) -> Result<RawBody, ApiError> {
             (_, Some(_)) => {
                 return Err(ApiError::invalid(&name, format!("`{name}` is a file: only `file` may be one.")));
             }
-            (_, None) => put(&mut fields, name, &bytes)?,
+            (_, None) => {
+                text_bytes += bytes.len();
+                if text_bytes > TEXT_BYTES_MAX {
+                    let message = format!(
+                        "The form's fields beside the file have more than {TEXT_BYTES_MAX} bytes with `{name}`."
+                    );
+                    return Err(ApiError::invalid(&name, message));
+                }
+                put(&mut fields, name, &bytes)?;
+            }
         }
     }
     let file = file.ok_or_else(|| ApiError::invalid("file", "`file` is required."))?;
@@ -125,6 +136,16 @@ mod tests {
 
     const FILE: (&str, &[u8]) =
         ("name=\"file\"; filename=\"a.wav\"\r\nContent-Type: audio/wav; x=\"y\"", SOUND);
+
+    #[test]
+    fn fields_beside_the_file_are_bounded_and_counted() {
+        let text = "a".repeat(TEXT_BYTES_MAX / 2);
+        let small = form(&[FILE, ("name=\"model\"", b"m"), ("name=\"prompt\"", text.as_bytes())]);
+        assert!(small.expect("a form").len() > SOUND.len() + text.len());
+        let (one, other) = (("name=\"prompt\"", text.as_bytes()), ("name=\"language\"", text.as_bytes()));
+        let error = form(&[FILE, one, ("name=\"model\"", b"m"), other]).expect_err("too much");
+        assert_eq!(error.param.as_deref(), Some("language"));
+    }
 
     #[test]
     fn the_fields_of_a_form_are_those_of_a_body() {

@@ -247,6 +247,11 @@ impl RelayedRequest {
         let kind = context.surface.kind();
         let can_stream = kind.is_some() || context.surface.takes_recording();
         let stream = body.flag("stream")?.unwrap_or(false) && can_stream;
+        if stream && context.surface.takes_recording() && is_outside(&target) {
+            // Its events are of another form than engines': they could be neither counted nor checked.
+            let message = "`stream` must be false for this model: the service behind it streams transcriptions in a form of its own.";
+            return Err(ApiError::invalid("stream", message));
+        }
         // The time is read for the trace alone.
         let since = context.traced.is_some().then(Instant::now);
         let seen = match kind {
@@ -405,6 +410,12 @@ fn add_usage(body: &mut RawBody, surface: Surface) -> Result<bool, ApiError> {
     options["include_usage"] = true.into();
     body.set("stream_options", options.to_string());
     Ok(true)
+}
+
+/// Whether the model is an outside service's, which takes nothing beyond OpenAI's API.
+fn is_outside(target: &Target) -> bool {
+    let roster = target.model.pool.roster();
+    roster.iter().any(|rank| !rank.run.description.engine.dialect().takes_extensions())
 }
 
 /// Whether the gateway makes the text of this answer.

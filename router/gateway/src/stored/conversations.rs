@@ -79,7 +79,7 @@ fn items_of(object: &Map<String, Value>) -> Result<Vec<Value>, ApiError> {
     Ok(items.iter().enumerate().map(|(place, given)| responses::item(given, &id, place)).collect())
 }
 
-/// Changes a conversation; `None` when there is none of this id.
+/// Changes a conversation; 404 when there is none of this id.
 async fn change<T: Send + 'static>(
     owner: &Owner,
     id: &str,

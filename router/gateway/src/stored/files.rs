@@ -69,6 +69,10 @@ impl FileRecord {
     }
 }
 
+/// Pauses between attempts to delete what a broken upload left, in a database that is busy: for about two minutes.
+const CLEAN_UP_PAUSE: Duration = Duration::from_millis(100);
+const CLEAN_UP_PAUSE_MAX: Duration = Duration::from_secs(100);
+
 /// A file that is being uploaded. Dropped before its end, it takes its parts with it.
 struct Upload {
     stored: Arc<Stored>,
@@ -155,12 +159,25 @@ impl Drop for Upload {
         }
         let (stored, tenant, prefix) =
             (Arc::clone(&self.stored), Arc::clone(&self.tenant), format!("{}/", self.id));
+        let record = FileRecord::key(&tenant, &self.id);
         tokio::spawn(async move {
-            let delete = move |transaction: &mut Transaction<'_>| {
-                transaction.delete_all(&tenant, Collection::FilePart, &prefix)
-            };
-            if let Err(error) = stored.database.write(delete).await {
-                tracing::warn!(%error, "the parts of a broken upload stay until their time is over");
+            let mut pause = CLEAN_UP_PAUSE;
+            loop {
+                let (tenant, record, prefix) = (Arc::clone(&tenant), record.clone(), prefix.clone());
+                let delete = move |transaction: &mut Transaction<'_>| {
+                    // The record too: its write may have been under way when the client left.
+                    transaction.delete(record)?;
+                    transaction.delete_all(&tenant, Collection::FilePart, &prefix)
+                };
+                match stored.database.write(delete).await {
+                    Ok(()) => return,
+                    Err(Error::Busy) if pause < CLEAN_UP_PAUSE_MAX => tokio::time::sleep(pause).await,
+                    Err(error) => {
+                        tracing::warn!(%error, "the parts of a broken upload stay until their time is over");
+                        return;
+                    }
+                }
+                pause *= 2;
             }
         });
     }
@@ -206,7 +223,10 @@ async fn upload(owner: &Owner, request: Request) -> Result<FileRecord, ApiError>
         let field = tokio::time::timeout_at(upload.due(), form.next_field()).await.map_err(|_| slow())?;
         let Some(mut field) = field.map_err(bad_form)? else { break };
         let name = field.name().unwrap_or_default().to_owned();
-        let is_file = name == "file" && filename.is_none();
+        let is_file = name == "file";
+        if is_file && filename.is_some() {
+            return Err(ApiError::invalid("file", "There are two files: one is taken."));
+        }
         if is_file {
             filename = Some(field.file_name().unwrap_or("file").to_owned());
         }
@@ -348,6 +368,9 @@ impl Lines {
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, LineError> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.buffer[self.at..]) {
+                if end > self.line_bytes_max {
+                    return Err(LineError::TooLong);
+                }
                 let line = self.buffer[self.at..self.at + end].trim_ascii().to_vec();
                 self.at += end + 1;
                 if !line.is_empty() {
@@ -364,9 +387,9 @@ impl Lines {
                 return Ok((!last.is_empty()).then_some(last));
             }
             let key = FileRecord::part_key(&self.tenant, &self.record.id, self.next_part);
-            self.next_part += 1;
             let part = self.stored.database.get(key).await.map_err(LineError::Database)?;
             self.buffer.extend_from_slice(&part.ok_or(LineError::Gone)?);
+            self.next_part += 1;
         }
     }
 }

@@ -11,7 +11,7 @@ use axum::http::{StatusCode, header};
 use futures_util::{StreamExt, stream};
 use router_access::Grant;
 use router_database::{Collection, Error, Transaction};
-use router_openai::Surface;
+use router_openai::{Entries, Entry, RawBody, Surface};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -39,7 +39,7 @@ const TOGETHER_BYTES: usize = 1 << 20;
 /// Pauses before a request is tried again that found no place, or a database that was busy.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Letters of a client's name for a request.
+/// Bytes of a client's name for a request.
 const CUSTOM_ID_MAX: usize = 512;
 /// Letters of it that are shown in a mistake.
 const CUSTOM_ID_SHOWN: usize = 64;
@@ -84,9 +84,21 @@ fn start(gateway: &Weak<Gateway>, stored: &Arc<Stored>, name: BatchName) {
             id: name.1.clone(),
             stopped,
         };
+        let _running = Running { stored, name };
         run.to_its_end().await;
-        stored.ended(&name);
     });
+}
+
+/// A batch may be run again once this is dropped, also by a panic.
+struct Running {
+    stored: Arc<Stored>,
+    name: BatchName,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stored.ended(&self.name);
+    }
 }
 
 /// A batch that is being run.
@@ -145,7 +157,15 @@ impl Pending {
 impl Run {
     /// Runs the batch. A database that is busy is asked again, and what cannot be written ends it.
     async fn to_its_end(&self) {
-        let Some(_place) = self.stored.runs.take(&self.tenant).await else { return };
+        // One that is cancelled, or whose time is over, needs no place: it only ends.
+        let _place = tokio::select! {
+            biased;
+            () = self.stopped_or_expired() => None,
+            place = self.stored.runs.take(&self.tenant) => match place {
+                Some(place) => Some(place),
+                None => return,
+            },
+        };
         let mut pause = PAUSE;
         loop {
             let error = match self.run().await {
@@ -159,9 +179,27 @@ impl Run {
             };
             match ended {
                 Ok(()) => return,
-                Err(_) => tokio::time::sleep(pause).await,
+                Err(error) => tracing::warn!(%error, batch = self.id, "it is tried again"),
             }
+            tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Waits until the batch is cancelled, its time is over, or it is gone.
+    async fn stopped_or_expired(&self) {
+        let expires_at = loop {
+            match self.batch().await {
+                Ok(Some(batch)) => break batch.expires_at,
+                Ok(None) => return,
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        };
+        let mut stopped = self.stopped.clone();
+        let left = Duration::from_secs(expires_at.saturating_sub(unix_time()));
+        tokio::select! {
+            () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => {}
+            () = tokio::time::sleep(left) => {}
         }
     }
 
@@ -199,7 +237,8 @@ impl Run {
         Ok(record.map(|record| Lines::new(&self.stored, &self.tenant, record, line_bytes_max)))
     }
 
-    /// Reads the whole file once. `None` when it is not what it should be: the batch has failed then.
+    /// Reads the whole file once; the batch as it is then, which has failed if the file is not what it should be. `None`: it was
+    /// deleted.
     async fn validated(&self, batch: &Batch) -> Result<Option<Batch>, Error> {
         let mut errors = Vec::new();
         let mut total = 0;
@@ -222,7 +261,7 @@ impl Run {
                         }
                     };
                     total += 1;
-                    let problem = match BatchLine::parse(&line, &batch.endpoint) {
+                    let problem = match BatchLine::parse(line.into(), &batch.endpoint) {
                         Err(problem) => Some(problem),
                         Ok(line) if !names.insert(line.custom_id.clone()) => {
                             let shown: String = line.custom_id.chars().take(CUSTOM_ID_SHOWN).collect();
@@ -267,18 +306,20 @@ impl Run {
         }
         // A line is read when there is a place for its request.
         let (stored, tenant) = (Arc::clone(&self.stored), Arc::clone(&self.tenant));
-        let lines = stream::unfold((lines, stored, tenant), |(mut lines, stored, tenant)| async move {
+        let lines = stream::unfold(Some((lines, stored, tenant)), |state| async move {
+            let (mut lines, stored, tenant) = state?;
             let place = stored.lines.take(&tenant).await?;
             match lines.next().await {
-                Ok(Some(line)) => Some((Ok((line, place)), (lines, stored, tenant))),
+                Ok(Some(line)) => Some((Ok((line, place)), Some((lines, stored, tenant)))),
                 Ok(None) => None,
-                Err(error) => Some((Err(error), (lines, stored, tenant))),
+                // Nothing is read behind it.
+                Err(error) => Some((Err(error), None)),
             }
         });
         let places = self.stored.batch_lines_max;
         let answers = lines.map(|line| async {
             match line {
-                Ok((line, place)) => self.answer(batch, &line, place).await.map(Ok),
+                Ok((line, place)) => self.answer(batch, line.into(), place).await.map(Ok),
                 Err(error) => Some(Err(error)),
             }
         });
@@ -314,20 +355,32 @@ impl Run {
         Ok(end)
     }
 
-    /// Writes answers, and how far the batch is with them.
+    /// Writes answers, and how far the batch is with them. A database that is busy is asked again: what was answered is not
+    /// asked for twice.
     async fn write(&self, pending: Pending) -> Result<(), Error> {
         if pending.completed + pending.failed == 0 {
             return Ok(());
         }
+        let (pending, mut pause) = (Arc::new(pending), PAUSE);
+        loop {
+            match self.try_write(Arc::clone(&pending)).await {
+                Err(Error::Busy) => tokio::time::sleep(pause).await,
+                written => return written,
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn try_write(&self, pending: Arc<Pending>) -> Result<(), Error> {
         let (key, tenant) = (Batch::key(&self.tenant, &self.id), Arc::clone(&self.tenant));
         let written = self.stored.database.write(move |transaction| {
             let Some(batch) = transaction.get(&key)? else { return Ok(()) };
             let batch: Batch = from_document(&batch)?;
             let expires = batch.kept_until;
             let output =
-                append(transaction, &tenant, &batch.output_file_id, batch.output, expires, pending.good)?;
+                append(transaction, &tenant, &batch.output_file_id, batch.output, expires, &pending.good)?;
             let error =
-                append(transaction, &tenant, &batch.error_file_id, batch.error, expires, pending.bad)?;
+                append(transaction, &tenant, &batch.error_file_id, batch.error, expires, &pending.bad)?;
             change(transaction, key, |batch| {
                 (batch.output, batch.error) = (output, error);
                 batch.completed += pending.completed;
@@ -367,7 +420,8 @@ impl Run {
                     purpose: "batch_output".to_owned(),
                     parts: file.parts,
                 };
-                transaction.put(FileRecord::key(&tenant, id), expires, to_document(&record))?;
+                // A tenant that is full has its answers all the same: what they take was counted.
+                transaction.put_beyond_quota(FileRecord::key(&tenant, id), expires, to_document(&record))?;
             }
             Ok(())
         });
@@ -375,7 +429,7 @@ impl Run {
     }
 
     /// Asks for one line; `None` when its key is gone.
-    async fn answer(&self, batch: &Batch, line: &[u8], place: Place) -> Option<Answered> {
+    async fn answer(&self, batch: &Batch, line: Bytes, place: Place) -> Option<Answered> {
         let line = match BatchLine::parse(line, &batch.endpoint) {
             Ok(line) => line,
             Err((code, message)) => {
@@ -456,11 +510,11 @@ fn append(
     id: &str,
     mut file: Written,
     expires: u64,
-    bytes: Vec<u8>,
+    bytes: &[u8],
 ) -> Result<Written, Error> {
     if !bytes.is_empty() {
         file.bytes += bytes.len() as u64;
-        transaction.put(FileRecord::part_key(tenant, id, file.parts), expires, bytes)?;
+        transaction.put(FileRecord::part_key(tenant, id, file.parts), expires, bytes.to_vec())?;
         file.parts += 1;
     }
     Ok(file)
@@ -474,31 +528,31 @@ struct BatchLine {
 }
 
 impl BatchLine {
-    /// Reads a line; else a code and what is wrong with it.
-    fn parse(line: &[u8], endpoint: &str) -> Result<Self, (&'static str, String)> {
-        let value: Value = serde_json::from_slice(line)
-            .map_err(|error| ("invalid_json_line", format!("The line is not JSON: {error}.")))?;
-        let custom_id = value["custom_id"].as_str().filter(|id| !id.is_empty() && id.len() <= CUSTOM_ID_MAX);
+    /// Reads a line; else a code and what is wrong with it. The body stays as the client wrote it.
+    fn parse(line: Bytes, endpoint: &str) -> Result<Self, (&'static str, String)> {
+        let fields = RawBody::parse(line.clone())
+            .map_err(|error| ("invalid_json_line", error.message.replacen("The body", "The line", 1)))?;
+        let text = |name: &str| fields.text(name).ok().flatten();
+        let custom_id = text("custom_id").filter(|id| !id.is_empty() && id.len() <= CUSTOM_ID_MAX);
         let custom_id = custom_id.ok_or_else(|| {
             ("missing_custom_id", format!("`custom_id` must be a text of up to {CUSTOM_ID_MAX} bytes."))
         })?;
-        if value["method"] != "POST" {
+        if text("method").as_deref() != Some("POST") {
             return Err(("invalid_method", "`method` must be `POST`.".to_owned()));
         }
-        if value["url"] != endpoint {
+        if text("url").as_deref() != Some(endpoint) {
             return Err(("mismatched_endpoint", format!("`url` must be the batch's endpoint, {endpoint}.")));
         }
-        let body = &value["body"];
-        if !body.is_object() {
-            return Err(("missing_body", "`body` must be an object.".to_owned()));
-        }
-        if body["stream"] == true {
+        let body = fields.get("body").filter(|body| body.starts_with('{'));
+        let body = body.ok_or_else(|| ("missing_body", "`body` must be an object.".to_owned()))?;
+        let is_stream = |entry: &Entry<'_>| entry.name.as_deref() == Some("stream");
+        if Entries::of(body).filter(is_stream).last().is_some_and(|entry| entry.value == "true") {
             return Err((
                 "invalid_request",
                 "Answers of a batch are not streamed: leave `stream` out.".to_owned(),
             ));
         }
-        Ok(Self { custom_id: custom_id.to_owned(), body: body.to_string().into() })
+        Ok(Self { custom_id: custom_id.into_owned(), body: line.slice_ref(body.as_bytes()) })
     }
 }
 
@@ -524,7 +578,7 @@ mod tests {
     #[test]
     fn a_line_is_a_request() {
         let good = json!({ "custom_id": "1", "method": "POST", "url": "/v1/x", "body": { "model": "m" } });
-        let line = BatchLine::parse(good.to_string().as_bytes(), "/v1/x").expect("a request");
+        let line = BatchLine::parse(good.to_string().into(), "/v1/x").expect("a request");
         assert_eq!((line.custom_id.as_str(), &line.body[..]), ("1", &br#"{"model":"m"}"#[..]));
         for (field, value, code) in [
             ("custom_id", json!(null), "missing_custom_id"),
@@ -536,9 +590,14 @@ mod tests {
         ] {
             let mut bad = good.clone();
             bad[field] = value;
-            let problem = BatchLine::parse(bad.to_string().as_bytes(), "/v1/x").expect_err("a problem");
+            let problem = BatchLine::parse(bad.to_string().into(), "/v1/x").expect_err("a problem");
             assert_eq!(problem.0, code, "{bad}");
         }
-        assert_eq!(BatchLine::parse(b"{", "/v1/x").expect_err("a problem").0, "invalid_json_line");
+        let broken = BatchLine::parse(Bytes::from_static(b"{"), "/v1/x").expect_err("a problem");
+        assert_eq!(broken.0, "invalid_json_line");
+        assert!(broken.1.starts_with("The line is not JSON"), "{}", broken.1);
+        let spelled = r#"{"custom_id":"1","method":"POST","url":"/v1/x","body":{"t":1.50e2,"stream":true,"stream":false}}"#;
+        let line = BatchLine::parse(Bytes::from_static(spelled.as_bytes()), "/v1/x").expect("a request");
+        assert_eq!(&line.body[..], br#"{"t":1.50e2,"stream":true,"stream":false}"#, "as its client wrote it");
     }
 }

@@ -130,17 +130,17 @@ impl Scanner {
         }
         let Event { usage, choices } = serde_json::from_slice(data).map_err(bad)?;
         batch.usage = usage.or(batch.usage);
-        batch.is_usage_last |= usage.is_some() && choices.is_empty();
-        // A last event that has nothing but the usage.
-        Ok(hides_usage && usage.is_some() && choices.is_empty())
+        // A last event that has nothing but the usage. One without `choices` is of another kind: it may have all of the text.
+        let is_usage_alone = usage.is_some() && choices.is_some_and(|choices| choices.is_empty());
+        batch.is_usage_last |= is_usage_alone;
+        Ok(hides_usage && is_usage_alone)
     }
 }
 
 #[derive(Deserialize)]
 struct Event {
     usage: Option<Usage>,
-    #[serde(default)]
-    choices: Vec<serde::de::IgnoredAny>,
+    choices: Option<Vec<serde::de::IgnoredAny>>,
 }
 
 #[cfg(test)]
@@ -151,6 +151,14 @@ mod tests {
         : ping\n\ndata: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n\
         data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"total_tokens\":11,\
         \"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
+
+    #[test]
+    fn only_an_event_of_usage_alone_is_hidden() {
+        let done = "data: {\"type\":\"transcript.text.done\",\"text\":\"all of it\",\"usage\":{\"total_tokens\":3}}\n\n";
+        let (out, usage, is_done, error) = run(true, &[done.as_bytes()]);
+        assert_eq!((out.as_slice(), is_done, error), (done.as_bytes(), false, None));
+        assert!(usage.is_some());
+    }
 
     fn run(hides: bool, pieces: &[&[u8]]) -> (Vec<u8>, Option<Usage>, bool, Option<String>) {
         let mut scanner = Scanner::passing_on(hides);
