@@ -122,7 +122,8 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&body.to_bytes()), String::from_utf8_lossy(&expected));
         assert_eq!(body.to_bytes(), expected);
         assert_eq!(body.content_type(), "multipart/form-data; boundary=edge");
-        assert_eq!(body.len(), b"RIFF\r\n--\0\xff".len());
+        let fields = [r#""real \"one\"""#, "true", r#"["word","segment"]"#].concat();
+        assert_eq!(body.len(), b"RIFF\r\n--\0\xff".len() + fields.len());
     }
 
     #[test]
