@@ -60,9 +60,22 @@ soak_while_a_link_flaps() {
     links_failed /run/soak 2 && sed -n '/^links/p' /run/soak && sed -n '/^moves/p' /run/soak | tail -n 1
 }
 
-# The second rail's interface is deleted in the middle, with everything that was under way on it.
+packets_sent() { # the rail's device
+    cat "/sys/class/infiniband/$1/ports/1/hw_counters/sent_pkts"
+}
+
+# The second rail's interface is deleted in the middle, with everything that was under way on it: not before the peers use
+# it, however slowly this machine starts them.
 soak_while_a_rail_is_torn_out() {
-    (sleep 6 && ip link delete dummy1) &
+    local before
+    before=$(packets_sent rxe1)
+    (
+        for _ in $(seq 120); do
+            [ "$(packets_sent rxe1)" -lt $((before + 500)) ] || break
+            sleep 0.5
+        done
+        sleep 2 && ip link delete dummy1
+    ) &
     soak 14 'rdma:rxe0,rdma:rxe1' 600 | tee /run/soak
     wait
     ip link add dummy1 type dummy
