@@ -1,4 +1,4 @@
-//! Changes that administrators make to the configured roster while the gateway runs, and how gateways of one fleet agree
+//! Changes that administrators make to the configured and discovered roster while the gateway runs, and how gateways of one fleet agree
 //! on them.
 //!
 //! For each worker that was ever spoken of, the latest wish counts (a last-writer-wins map): each gateway merges what its
@@ -15,12 +15,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use router_engines::dialect::Role;
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{DEFAULT_POOL, SpecError, WORKERS_MAX, WorkerSpec, check_url, name_of};
+use crate::spec::{DEFAULT_POOL, SpecError, UID_BYTES_MAX, WORKERS_MAX, WorkerSpec, check_url, name_of};
 
 /// Wishes that are kept.
 pub(crate) const CHANGES_MAX: usize = WORKERS_MAX;
-/// Longest name that a source may give to a worker's identity.
-const UID_BYTES_MAX: usize = 64;
 /// A wish of a clock that is ahead by more than this is not believed: no later wish could be newer.
 const AHEAD_MAX_NS: u64 = 24 * 3600 * 1_000_000_000;
 
@@ -63,15 +61,34 @@ struct Change {
     wish: Wish,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     added: Option<Added>,
+    /// Identity of the worker that it was made for ([`WorkerSpec::uid`]): a wish to drain a pod does not concern the next
+    /// pod at its address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uid: Option<String>,
 }
 
 impl Change {
     /// A total order, so that gateways agree also on wishes of the same version.
-    fn rank(&self) -> (u64, u8, [&str; 4]) {
+    fn rank(&self) -> (u64, u8, [&str; 4], Option<&str>) {
         let words = self.added.as_ref().map(|added| {
             [added.url.as_str(), &added.role, &added.pool, added.uid.as_deref().unwrap_or_default()]
         });
-        (self.version, self.wish as u8, words.unwrap_or_default())
+        (self.version, self.wish as u8, words.unwrap_or_default(), self.uid.as_deref())
+    }
+
+    /// Whether it was made for this worker: for its address, where no source tells workers apart.
+    fn concerns(&self, spec: &WorkerSpec) -> bool {
+        match (&self.uid, &spec.uid) {
+            (Some(uid), Some(other)) => uid == other,
+            _ => true,
+        }
+    }
+
+    /// Whether it may come from a peer: nothing in it is larger than this gateway would have made it.
+    fn can_be(&self, name: &str, version_max: u64) -> bool {
+        let fits = |added: &Added| added.check().is_ok() && name_of(&added.url) == name;
+        let is_bounded = self.uid.as_ref().is_none_or(|uid| uid.len() <= UID_BYTES_MAX);
+        self.version <= version_max && is_bounded && self.added.as_ref().is_none_or(fits)
     }
 }
 
@@ -103,16 +120,17 @@ impl Changes {
         self.0.is_empty()
     }
 
-    /// Notes a wish for a worker that is known by its name.
+    /// Notes a wish for a worker that is known by its name, and of which its source says this identity.
     pub(crate) fn wish(
         &mut self,
         name: &str,
+        uid: Option<String>,
         wish: Wish,
         is_configured: impl Fn(&str) -> bool,
     ) -> Result<(), SpecError> {
         let version = self.next_version();
         let added = self.0.get(name).and_then(|change| change.added.clone());
-        self.put(name.to_owned(), Change { version, wish, added }, is_configured)
+        self.put(name.to_owned(), Change { version, wish, added, uid }, is_configured)
     }
 
     /// Adds a worker, or describes one anew.
@@ -125,7 +143,7 @@ impl Changes {
         let version = self.next_version();
         self.put(
             name_of(&added.url),
-            Change { version, wish: Wish::Serve, added: Some(added) },
+            Change { version, wish: Wish::Serve, added: Some(added), uid: None },
             is_configured,
         )
     }
@@ -136,27 +154,26 @@ impl Changes {
         let newest = now_ns().saturating_add(AHEAD_MAX_NS);
         let mut is_changed = false;
         for (name, change) in other.0 {
-            let fits = |added: &Added| added.check().is_ok() && name_of(&added.url) == name;
-            let can_be = change.version <= newest && change.added.as_ref().is_none_or(fits);
-            if can_be && self.0.get(&name).is_none_or(|own| own.rank() < change.rank()) {
+            if change.can_be(&name, newest) && self.0.get(&name).is_none_or(|own| own.rank() < change.rank())
+            {
                 is_changed |= self.put(name, change, &is_configured).is_ok();
             }
         }
         is_changed
     }
 
-    /// The configured workers with these wishes applied: configured ones first, in their order. `described` makes an added
-    /// worker's description, or `None` where this gateway cannot have it.
-    pub(crate) fn over(
+    /// The configured and discovered workers with these wishes applied, in their order, and the added ones behind them.
+    /// `described` makes an added worker's description, or `None` where this gateway cannot have it.
+    pub(crate) fn over<'a>(
         &self,
-        configured: &[WorkerSpec],
+        configured: impl Iterator<Item = &'a WorkerSpec>,
         described: impl Fn(&Added) -> Option<WorkerSpec>,
     ) -> Vec<WorkerSpec> {
-        let mut workers = Vec::with_capacity(configured.len());
+        let mut workers = Vec::new();
         let mut seen = HashSet::new();
         for spec in configured {
             let name = spec.name();
-            let change = self.0.get(&name);
+            let change = self.0.get(&name).filter(|change| change.concerns(spec));
             seen.insert(name);
             let wish = change.map(|change| change.wish);
             if wish == Some(Wish::Remove) {
@@ -227,7 +244,7 @@ mod tests {
 
     fn over(changes: &Changes, configured: &[&str]) -> Vec<(String, bool)> {
         let configured: Vec<WorkerSpec> = configured.iter().map(|url| WorkerSpec::new(url)).collect();
-        names(&changes.over(&configured, described))
+        names(&changes.over(configured.iter(), described))
     }
 
     #[test]
@@ -235,14 +252,14 @@ mod tests {
         let mut changes = Changes::default();
         let configured = ["http://a:1", "http://b:1"];
         changes.add(added("http://c:1"), nowhere).expect("a URL");
-        changes.wish("a:1", Wish::Drain, nowhere).expect("room");
+        changes.wish("a:1", None, Wish::Drain, nowhere).expect("room");
         let (a, b, c) = ("a:1".to_owned(), "b:1".to_owned(), "c:1".to_owned());
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (b.clone(), false), (c.clone(), false)]);
-        changes.wish("b:1", Wish::Remove, nowhere).expect("room");
-        changes.wish("c:1", Wish::Drain, nowhere).expect("room");
+        changes.wish("b:1", None, Wish::Remove, nowhere).expect("room");
+        changes.wish("c:1", None, Wish::Drain, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (c, true)]);
-        changes.wish("c:1", Wish::Remove, nowhere).expect("room");
-        changes.wish("a:1", Wish::Serve, nowhere).expect("room");
+        changes.wish("c:1", None, Wish::Remove, nowhere).expect("room");
+        changes.wish("a:1", None, Wish::Serve, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a, false)]);
         assert_eq!(changes.add(added("c:1"), nowhere), Err(SpecError::Url("c:1".to_owned())));
     }
@@ -261,9 +278,9 @@ mod tests {
                 let (which, name) = (next() % 3, format!("w{}:1", next() % 4));
                 match next() % 4 {
                     0 => gateways[which].add(added(&format!("http://{name}")), nowhere),
-                    1 => gateways[which].wish(&name, Wish::Serve, nowhere),
-                    2 => gateways[which].wish(&name, Wish::Drain, nowhere),
-                    _ => gateways[which].wish(&name, Wish::Remove, nowhere),
+                    1 => gateways[which].wish(&name, None, Wish::Serve, nowhere),
+                    2 => gateways[which].wish(&name, None, Wish::Drain, nowhere),
+                    _ => gateways[which].wish(&name, None, Wish::Remove, nowhere),
                 }
                 .expect("room");
                 if next() % 2 == 0 {
@@ -288,11 +305,11 @@ mod tests {
         let mut changes = Changes::default();
         let is_configured = |name: &str| name.starts_with("configured");
         changes.add(added("http://kept:1"), is_configured).expect("room");
-        changes.wish("drained:1", Wish::Drain, is_configured).expect("room");
-        changes.wish("configured:1", Wish::Remove, is_configured).expect("room");
+        changes.wish("drained:1", None, Wish::Drain, is_configured).expect("room");
+        changes.wish("configured:1", None, Wish::Remove, is_configured).expect("room");
         for number in 0..10_000 {
             changes.add(added(&format!("http://w{number}:1")), is_configured).expect("room");
-            changes.wish(&format!("w{number}:1"), Wish::Remove, is_configured).expect("room");
+            changes.wish(&format!("w{number}:1"), None, Wish::Remove, is_configured).expect("room");
         }
         assert_eq!(changes.0.len(), CHANGES_MAX);
         for name in ["kept:1", "drained:1", "configured:1", "w9999:1"] {
@@ -304,13 +321,14 @@ mod tests {
             full.add(added(&format!("http://w{number}:1")), nowhere).expect("room");
         }
         assert_eq!(full.add(added("http://more:1"), nowhere), Err(SpecError::TooManyChanges));
-        full.wish("w7:1", Wish::Remove, nowhere).expect("it is known");
+        full.wish("w7:1", None, Wish::Remove, nowhere).expect("it is known");
         full.add(added("http://more:1"), nowhere).expect("its place is free");
     }
 
     #[test]
     fn wishes_of_peers_that_cannot_be_are_left_out_and_the_rest_is_taken() {
-        let change = |version, url: &str| Change { version, wish: Wish::Serve, added: Some(added(url)) };
+        let change =
+            |version, url: &str| Change { version, wish: Wish::Serve, added: Some(added(url)), uid: None };
         let now = now_ns();
         let told = [
             ("good:1", change(now, "http://good:1")),
@@ -321,13 +339,32 @@ mod tests {
         let mut told = Changes(told.map(|(name, change)| (name.to_owned(), change)).into());
         told.0.insert("role:1".to_owned(), {
             let role = Added { role: "boss".to_owned(), ..added("http://role:1") };
-            Change { version: now, wish: Wish::Serve, added: Some(role) }
+            Change { version: now, wish: Wish::Serve, added: Some(role), uid: None }
         });
         let mut own = Changes::default();
         assert!(own.merge(told, nowhere));
         assert_eq!(own.0.keys().collect::<Vec<_>>(), ["good:1"]);
-        own.wish("good:1", Wish::Remove, nowhere).expect("room");
+        own.wish("good:1", None, Wish::Remove, nowhere).expect("room");
         assert!(own.next_version() < now + AHEAD_MAX_NS);
+    }
+
+    #[test]
+    fn a_wish_for_a_pod_does_not_concern_the_next_one_at_its_address() {
+        let pod = |uid: &str| WorkerSpec { uid: Some(uid.to_owned()), ..WorkerSpec::new("http://a:1") };
+        for (wish, workers) in [(Wish::Drain, 1), (Wish::Remove, 0)] {
+            let mut changes = Changes::default();
+            changes.wish("a:1", Some("first".to_owned()), wish, |_| true).expect("room");
+            let first = changes.over([pod("first")].iter(), described);
+            assert_eq!(first.iter().filter(|worker| worker.is_draining).count(), workers);
+            let second = changes.over([pod("second")].iter(), described);
+            assert_eq!(names(&second), [("a:1".to_owned(), false)]);
+            let configured = changes.over([WorkerSpec::new("http://a:1")].iter(), described);
+            assert_eq!(configured.len(), workers, "no source says which one it is");
+        }
+        let long =
+            Change { version: 1, wish: Wish::Drain, added: None, uid: Some("u".repeat(UID_BYTES_MAX + 1)) };
+        let told = Changes([("a:1".to_owned(), long)].into());
+        assert!(!Changes::default().merge(told, nowhere), "it is too long");
     }
 
     #[test]
@@ -336,9 +373,9 @@ mod tests {
         let prefill = Added { role: "prefill".to_owned(), ..added("http://a:1") };
         changes.add(prefill, |_| true).expect("room");
         let configured = [WorkerSpec::new("http://a:1")];
-        let workers = changes.over(&configured, described);
+        let workers = changes.over(configured.iter(), described);
         assert_eq!((workers.len(), workers[0].role), (1, Some(Role::Prefill)));
-        let workers = changes.over(&configured, |_| None);
+        let workers = changes.over(configured.iter(), |_| None);
         assert_eq!(workers[0].role, None, "its pool is a peer's alone");
     }
 
@@ -346,7 +383,7 @@ mod tests {
     fn what_peers_tell_comes_back_as_it_was() {
         let mut changes = Changes::default();
         changes.add(Added { role: "prefill".to_owned(), ..added("http://a:1") }, nowhere).expect("a URL");
-        changes.wish("b:1", Wish::Drain, nowhere).expect("room");
+        changes.wish("b:1", None, Wish::Drain, nowhere).expect("room");
         let text = serde_json::to_string(&changes).expect("JSON");
         assert_eq!(serde_json::from_str::<Changes>(&text).expect("the same"), changes);
     }

@@ -1,6 +1,6 @@
 //! The fleet: it makes itself equal to the roster that is wanted.
 //!
-//! Sources of workers are the configuration ([`Fleet::configure`]) and administrators ([`Fleet::add`], [`Fleet::drain`],
+//! Sources of workers are the configuration ([`Fleet::configure`]), discovery ([`Fleet::discover`]) and administrators ([`Fleet::add`], [`Fleet::drain`],
 //! [`Fleet::serve_again`], [`Fleet::remove`]), whose wishes are also heard from peers. Each change makes a [`FleetSpec`] with
 //! the next version, and [`Fleet::apply`] compares it with the workers that are there: a worker whose description is the same
 //! goes on, with its runs, its place in the index and what was learned of it; any other is a new one. A worker that leaves is
@@ -32,7 +32,7 @@ use crate::pool::Pool;
 use crate::report::report;
 use crate::route::{Chooser, Route, RouteRequest};
 use crate::snapshots::{self, SnapshotCache};
-use crate::spec::{FleetSpec, SpecError, WorkerSpec, name_of};
+use crate::spec::{FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
 use crate::worker::{RankRef, Worker, WorkerRun};
 
 /// Interval at which blocks of removed workers are swept out of the index and silent peers are dropped.
@@ -44,10 +44,21 @@ pub type Workers = BTreeMap<String, Arc<Worker>>;
 /// The sources of the roster.
 #[derive(Debug, Default)]
 struct RosterSources {
-    configured: Vec<WorkerSpec>,
+    configured: Arc<Vec<WorkerSpec>>,
+    /// Each has another name. Those that the configuration names too are left to it.
+    discovered: Arc<Vec<WorkerSpec>>,
     changes: Arc<Changes>,
     /// The state in force.
     spec: Arc<FleetSpec>,
+}
+
+/// What became of discovered workers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Discovered {
+    /// How the fleet changed.
+    pub applied: Applied,
+    /// Why workers were left out, one error each.
+    pub refused: Vec<SpecError>,
 }
 
 /// How many workers a change added, replaced and removed, and how many it left but for the wish to drain them.
@@ -95,9 +106,16 @@ pub struct Fleet {
 }
 
 impl RosterSources {
-    /// Names of the configured workers.
+    /// The configured workers and the discovered ones beside them: what administrators' wishes are applied to.
+    fn workers(&self) -> impl Iterator<Item = &WorkerSpec> {
+        let configured: HashSet<String> = self.configured.iter().map(WorkerSpec::name).collect();
+        let is_discovered_only = move |worker: &&WorkerSpec| !configured.contains(&worker.name());
+        self.configured.iter().chain(self.discovered.iter().filter(is_discovered_only))
+    }
+
+    /// Names of the configured and discovered workers.
     fn names(&self) -> HashSet<String> {
-        self.configured.iter().map(WorkerSpec::name).collect()
+        self.workers().map(WorkerSpec::name).collect()
     }
 }
 
@@ -178,15 +196,53 @@ impl Fleet {
     /// a Tokio runtime, as every other change.
     pub fn configure(self: &Arc<Self>, workers: Vec<WorkerSpec>) -> Result<Applied, SpecError> {
         self.change(|roster| {
-            roster.configured = workers;
+            roster.configured = Arc::new(workers);
             Ok(())
         })
     }
 
     /// The workers that the configuration names.
     #[must_use]
-    pub fn configured(&self) -> Vec<WorkerSpec> {
-        self.lock().configured.clone()
+    pub fn configured(&self) -> Arc<Vec<WorkerSpec>> {
+        Arc::clone(&self.lock().configured)
+    }
+
+    /// Sources of discovery report these workers from now on, the full list. Workers that the configuration names too are
+    /// left to it; those that cannot be workers of this fleet are left out with the reason, and the others are taken: one
+    /// mistake in a source must not stop the rest.
+    pub fn discover(self: &Arc<Self>, workers: Vec<WorkerSpec>) -> Result<Discovered, SpecError> {
+        let mut refused = Vec::new();
+        let applied = self.change(|roster| {
+            let mut names = HashSet::new();
+            let count = roster.configured.len() + workers.len();
+            let left = WORKERS_MAX.saturating_sub(roster.configured.len());
+            let mut taken = Vec::with_capacity(workers.len().min(left));
+            for worker in workers {
+                match self.check_discovered(&worker) {
+                    Err(error) => refused.push(error),
+                    Ok(()) if !names.insert(worker.name()) => {}
+                    Ok(()) if taken.len() == left => {
+                        refused.push(SpecError::TooMany(count));
+                        break;
+                    }
+                    Ok(()) => taken.push(worker),
+                }
+            }
+            roster.discovered = Arc::new(taken);
+            Ok(())
+        })?;
+        Ok(Discovered { applied, refused })
+    }
+
+    fn check_discovered(&self, worker: &WorkerSpec) -> Result<(), SpecError> {
+        worker.check()?;
+        if self.pool(&worker.pool).is_none() {
+            return Err(SpecError::UnknownPool { worker: worker.name(), pool: worker.pool.clone() });
+        }
+        match worker.url.starts_with("https://") && self.config.tls.is_none() {
+            true => Err(SpecError::Tls(worker.url.clone())),
+            false => Ok(()),
+        }
     }
 
     /// An administrator adds a worker, or describes one anew that was added.
@@ -222,11 +278,13 @@ impl Fleet {
         // In the spelling of names, however it was typed.
         let name = &name_of(name);
         self.wish(|roster| {
-            if !roster.spec.workers.iter().any(|worker| worker.name() == *name) {
+            let worker = roster.spec.workers.iter().find(|worker| worker.name() == *name);
+            let Some(worker) = worker else {
                 return Err(SpecError::UnknownWorker(name.to_owned()));
-            }
+            };
+            let uid = worker.uid.clone();
             let configured = roster.names();
-            Arc::make_mut(&mut roster.changes).wish(name, wish, |name| configured.contains(name))
+            Arc::make_mut(&mut roster.changes).wish(name, uid, wish, |name| configured.contains(name))
         })
     }
 
@@ -276,9 +334,10 @@ impl Fleet {
         change: impl FnOnce(&mut RosterSources) -> Result<(), SpecError>,
     ) -> Result<Applied, SpecError> {
         let mut roster = self.lock();
-        let (configured, changes) = (roster.configured.clone(), Arc::clone(&roster.changes));
+        let before =
+            (Arc::clone(&roster.configured), Arc::clone(&roster.discovered), Arc::clone(&roster.changes));
         let made = change(&mut roster).and_then(|()| {
-            let workers = roster.changes.over(&roster.configured, |added| self.described(added));
+            let workers = roster.changes.over(roster.workers(), |added| self.described(added));
             if workers == roster.spec.workers {
                 return Ok(Applied::default());
             }
@@ -286,7 +345,7 @@ impl Fleet {
             self.apply_locked(&mut roster, FleetSpec { version, workers })
         });
         if made.is_err() {
-            (roster.configured, roster.changes) = (configured, changes);
+            (roster.configured, roster.discovered, roster.changes) = before;
         }
         made
     }
@@ -317,7 +376,8 @@ impl Fleet {
         let workers = spec.workers.clone();
         let applied = self.apply_locked(&mut roster, spec)?;
         // A full state replaces what every source said before.
-        (roster.configured, roster.changes) = (workers, Arc::default());
+        (roster.configured, roster.discovered) = (Arc::new(workers), Arc::default());
+        roster.changes = Arc::default();
         Ok(applied)
     }
 

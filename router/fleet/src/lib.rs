@@ -44,7 +44,7 @@ pub use capacity::Capacity;
 pub use changes::{Added, Changes, Wish};
 pub use config::{FleetConfig, PoolConfig, RoutingPolicy};
 pub use decisions::Decisions;
-pub use fleet::{Applied, Fleet, Workers};
+pub use fleet::{Applied, Discovered, Fleet, Workers};
 pub use load::{Audit, Counts, Load, Speeds};
 pub use peers::{SharedState, Shares};
 pub use pool::Pool;

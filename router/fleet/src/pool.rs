@@ -87,6 +87,12 @@ impl Pool {
         self.roster.store(Arc::new(Roster::new(ranks)));
     }
 
+    /// Its workers' make, when the operator says it.
+    #[must_use]
+    pub fn engine(&self) -> Option<Engine> {
+        self.engine
+    }
+
     /// How requests are given to its workers.
     pub fn routing(&self) -> Guard<Arc<RoutingPolicy>> {
         self.routing.load()

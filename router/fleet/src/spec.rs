@@ -14,6 +14,9 @@ pub const WORKERS_MAX: usize = router_radix::MEMBERS_MAX;
 /// Longest URL of a worker: a host name has at most 253 bytes (RFC 1035, 2.3.4).
 const URL_BYTES_MAX: usize = 280;
 
+/// Longest name that a source may give to a worker's identity. A pod's UID has 36 bytes.
+pub(crate) const UID_BYTES_MAX: usize = 64;
+
 /// The pool of workers that name none.
 pub const DEFAULT_POOL: &str = "gateway";
 
@@ -52,6 +55,15 @@ impl WorkerSpec {
     #[must_use]
     pub fn name(&self) -> String {
         name_of(&self.url)
+    }
+
+    /// Looks for mistakes in its address and its identity.
+    pub(crate) fn check(&self) -> Result<(), SpecError> {
+        check_url(&self.url)?;
+        match self.uid.as_ref().is_some_and(|uid| uid.len() > UID_BYTES_MAX) {
+            true => Err(SpecError::Uid(UID_BYTES_MAX)),
+            false => Ok(()),
+        }
     }
 
     /// Whether this describes the same worker: everything but the wish to drain it.
@@ -132,7 +144,7 @@ impl FleetSpec {
         }
         let mut names = HashSet::new();
         for worker in &self.workers {
-            check_url(&worker.url)?;
+            worker.check()?;
             if !names.insert(worker.name()) {
                 return Err(SpecError::Twice(worker.url.clone()));
             }

@@ -34,7 +34,7 @@ async fn workers_that_are_described_alike_go_on_and_others_are_new() {
     let before = fleet.workers().get("a:1").cloned().expect("a");
     let version = fleet.spec().version;
     assert_eq!(fleet.configure(specs(&["http://A:1/", "http://b:1"])).map(|_| ()), Ok(()));
-    assert_eq!(fleet.configure(fleet.configured()), Ok(Applied::default()));
+    assert_eq!(fleet.configure(fleet.configured().to_vec()), Ok(Applied::default()));
     assert_eq!(fleet.spec().version, version + 1, "an equal roster is no change");
     let before = fleet.workers().get("a:1").cloned().unwrap_or(before);
     // Draining is no other description.
@@ -80,4 +80,55 @@ async fn a_roster_that_cannot_be_changes_nothing() {
     let applied = fleet.apply(full).expect("it is newer");
     assert_eq!((applied.added, applied.drained), (1, 1));
     assert_eq!(names(&fleet), ["a:1", "z:1"]);
+}
+
+fn pod(url: &str, uid: &str) -> WorkerSpec {
+    WorkerSpec { uid: Some(uid.to_owned()), ..WorkerSpec::new(url) }
+}
+
+#[tokio::test]
+async fn discovered_workers_stand_beside_configured_ones_and_one_mistake_does_not_stop_the_rest() {
+    let fleet = Fleet::start(config(Policy::default()), 1);
+    fleet.configure(specs(&["http://a:1"])).expect("a roster");
+    let configured = fleet.workers().get("a:1").cloned().expect("a");
+    let elsewhere = WorkerSpec { pool: "none".to_owned(), ..WorkerSpec::new("http://c:1") };
+    let found = vec![
+        pod("http://A:1", "1"),
+        pod("http://b:1", "1"),
+        elsewhere,
+        WorkerSpec::new("https://d:1"),
+        WorkerSpec::new("e:1"),
+        pod("http://f:1", &"u".repeat(65)),
+        pod("http://B:1/", "2"),
+    ];
+    let discovered = fleet.discover(found).expect("some can be");
+    assert_eq!(discovered.applied, Applied { added: 1, ..Applied::default() });
+    assert_eq!(discovered.refused.len(), 4, "{:?}", discovered.refused);
+    assert_eq!(names(&fleet), ["a:1", "b:1"]);
+    assert!(Arc::ptr_eq(&configured, &fleet.workers()["a:1"]), "the configuration says more of it");
+    // What the configuration no longer names is what its source says of it.
+    let applied = fleet.configure(Vec::new()).expect("a roster");
+    assert_eq!(applied, Applied { replaced: 1, ..Applied::default() });
+    assert_eq!(fleet.workers()["a:1"].spec.uid.as_deref(), Some("1"));
+    let all =
+        (0..router_fleet::WORKERS_MAX + 5).map(|port| WorkerSpec::new(&format!("http://w:{}", port + 1)));
+    let discovered = fleet.discover(all.collect()).expect("as many as can be");
+    assert_eq!(discovered.refused, [SpecError::TooMany(router_fleet::WORKERS_MAX + 5)]);
+    assert_eq!(fleet.workers().len(), router_fleet::WORKERS_MAX);
+    assert_eq!(fleet.discover(Vec::new()).expect("none").applied.removed, router_fleet::WORKERS_MAX);
+}
+
+#[tokio::test]
+async fn a_pod_that_takes_the_address_of_another_one_inherits_nothing() {
+    let fleet = Fleet::start(config(Policy::default()), 1);
+    fleet.discover(vec![pod("http://a:1", "1")]).expect("a worker");
+    let first = fleet.workers().get("a:1").cloned().expect("a");
+    fleet.drain("a:1").expect("it is there");
+    let draining = WorkerSpec { is_draining: true, ..pod("http://a:1", "1") };
+    assert_eq!(fleet.discover(vec![draining]).expect("a worker").applied, Applied::default());
+    assert!(Arc::ptr_eq(&first, &fleet.workers()["a:1"]) && first.is_draining());
+    let replaced = fleet.discover(vec![pod("http://a:1", "2")]).expect("a worker");
+    assert_eq!(replaced.applied, Applied { replaced: 1, ..Applied::default() });
+    let second = fleet.workers().get("a:1").cloned().expect("a");
+    assert!(!Arc::ptr_eq(&first, &second) && !second.is_draining());
 }
