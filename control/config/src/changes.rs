@@ -35,6 +35,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     let Settings {
         serve,
         drain,
+        discovery,
         gateway,
         access,
         tls,
@@ -59,6 +60,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     let mut all = Vec::new();
     compare(&mut all, serve, &new.serve);
     compare(&mut all, drain, &new.drain);
+    compare(&mut all, discovery, &new.discovery);
     compare(&mut all, gateway, &new.gateway);
     compare(&mut all, access, &new.access);
     compare(&mut all, tls, &new.tls);
@@ -88,6 +90,7 @@ fn to_json(settings: &Settings) -> Value {
     let Settings {
         serve,
         drain,
+        discovery,
         gateway,
         access,
         tls,
@@ -113,6 +116,7 @@ fn to_json(settings: &Settings) -> Value {
     let mut add = |(path, table): (&str, Value)| drop(all.insert(path.to_owned(), table));
     add(table(serve));
     add(table(drain));
+    add(table(discovery));
     add(table(gateway));
     add(table(access));
     add(table(tls));

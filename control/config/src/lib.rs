@@ -22,9 +22,9 @@ pub use load::{ConfigError, Problem, load, parse, weight_of};
 pub use pools::{PoolSettings, SplitSettings};
 pub use reference::{example, explain, json_schema, markdown};
 pub use settings::{
-    AccessSettings, DatabaseSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings,
-    FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings, ObjectTierSettings, RdmaSettings,
-    RemoteTierSettings, RouterSettings, ServeSettings, Settings, StoreSettings, TlsSettings, TraceSettings,
-    TransferSettings, WorkerSettings,
+    AccessSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings, EbpfSettings,
+    EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings, ObjectTierSettings,
+    RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, Settings, StoreSettings, TlsSettings,
+    TraceSettings, TransferSettings, WorkerSettings,
 };
 pub use value::{Bytes, Kind, Range, Setting};

@@ -161,6 +161,7 @@ impl Reader<'_> {
         let known = [
             "serve",
             "drain",
+            "discovery",
             "gateway",
             "access",
             "tls",
@@ -188,6 +189,7 @@ impl Reader<'_> {
         let settings = Settings {
             serve: self.section(root),
             drain: self.section(root),
+            discovery: self.section(root),
             gateway: self.section(root),
             access: self.section(root),
             tls: self.section(root),
@@ -224,7 +226,20 @@ impl Reader<'_> {
             self.report(at, "disk_tier.capacity is set, and disk_tier.path is empty".to_owned());
         }
         self.check_pools(root, &settings);
+        self.check_discovery(root, &settings);
         settings
+    }
+
+    /// What is wrong with `[discovery]` beyond its single keys.
+    fn check_discovery(&mut self, root: &DeTable<'_>, settings: &Settings) {
+        let pool = &settings.discovery.dns_pool;
+        let is_pool =
+            pool.is_empty() || pool == "gateway" || settings.pools.iter().any(|other| other.name == *pool);
+        if !is_pool {
+            let section = root.iter().find(|(key, _)| key.get_ref().as_ref() == "discovery");
+            let offset = section.map_or(0, |(key, _)| key.span().start);
+            self.report(offset, format!("discovery.dns_pool: {pool:?} is no pool"));
+        }
     }
 
     /// What is wrong with pools and splits beyond their single keys.
@@ -439,6 +454,7 @@ mod tests {
             ("[[pool]]\nname = \"a\"\n[[pool]]\nname = \"a\"\n", 3, "two pools"),
             ("[[pool]]\nname = \"a\"\nfallback = [\"c\"]\n", 1, "\"c\" is no other pool"),
             ("[gateway]\nfallback = [\"c\"]\n", 1, "gateway.fallback"),
+            ("\n[discovery]\ndns_pool = \"c\"\n", 2, "discovery.dns_pool"),
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a\"]\n", 3, "POOL=WEIGHT"),
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a=0\"]\n", 3, "all weights"),
             ("[[pool]]\nname = \"a\"\n[[pool]]\nname = \"b\"\naliases = [\"a\"]\n", 3, "used twice"),

@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 use crate::load::{Key, Section};
 use crate::pools::{PoolSettings, SplitSettings};
 use crate::settings::{
-    AccessSettings, DatabaseSettings, DiskTierSettings, DrainSettings, EbpfSettings, EngineSettings,
-    FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings, ObjectTierSettings, RdmaSettings,
-    RemoteTierSettings, RouterSettings, ServeSettings, StoreSettings, TlsSettings, TraceSettings,
-    TransferSettings, WorkerSettings,
+    AccessSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings, EbpfSettings,
+    EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings, ObjectTierSettings,
+    RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, StoreSettings, TlsSettings,
+    TraceSettings, TransferSettings, WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -62,10 +62,11 @@ fn describe_list<S: Section>() -> Described {
     Described { is_list: true, ..describe::<S>() }
 }
 
-fn sections() -> [Described; 22] {
+fn sections() -> [Described; 23] {
     [
         describe::<ServeSettings>(),
         describe::<DrainSettings>(),
+        describe::<DiscoverySettings>(),
         describe::<GatewaySettings>(),
         describe::<AccessSettings>(),
         describe::<TlsSettings>(),

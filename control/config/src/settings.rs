@@ -37,6 +37,45 @@ section! {
 }
 
 section! {
+    /// Where a gateway finds workers beside those that `gateway.workers`, `[[pool]]` and the command line name. A source that
+    /// cannot be read, or has a mistake, changes nothing. An address that several sources name is one worker.
+    DiscoverySettings, "discovery" {
+        /// File that lists workers, or folder of such files; followed while the gateway runs. `.toml`: `[[worker]]` tables with
+        /// `url` and, if wanted, `role` (`prefill`, `decode`, `both`), `pool`, `model`, `uid` (another one is another worker) and
+        /// `draining`. `.yaml` and `.json`: llm-d's `endpoints` with `address`, `port` and `labels`.
+        file: String = String::new();
+        /// Names whose addresses are workers, as `http://engines.default.svc:8000` (a headless Service of Kubernetes).
+        dns: Vec<String> = Vec::new();
+        /// Pool of the workers behind those names; empty is that of `gateway.workers`.
+        dns_pool: String = String::new();
+        /// How often those names are resolved.
+        dns_interval: Duration = Duration::from_secs(5), in Duration::from_secs(1) => Duration::from_secs(3600);
+        /// Pods of Kubernetes that are workers, by label selector, as `app=vllm,tier!=test`. Needs a binary that was built with
+        /// `--features kubernetes`, and the rights to get, list and watch pods of the namespace. Roles, models and ports are
+        /// understood by the labels and annotations of llm-d, AIBrix, vLLM's and SGLang's routers, and `kvasir/role`, `kvasir/model`,
+        /// `kvasir/pool`, `kvasir/port`.
+        selector: String = String::new();
+        /// Pods that compute prompts for others.
+        prefill_selector: String = String::new();
+        /// Pods that generate from prompts computed elsewhere.
+        decode_selector: String = String::new();
+        /// Name of an InferencePool (`inference.networking.k8s.io/v1`) whose selector and ports count.
+        inference_pool: String = String::new();
+        /// Namespace of those pods and of the InferencePool; empty is this pod's own, or that of the kubeconfig's context.
+        namespace: String = String::new();
+        /// Port of pods whose labels and annotations name none.
+        port: u64 = 8000, in 1 => 65535;
+        /// How often all pods are listed anew, beside the watch.
+        relist: Duration = Duration::from_secs(300), in Duration::from_secs(1) => Duration::from_secs(86400);
+        /// A list that lacks more than this share of its source's workers, without a deletion having been reported, is not
+        /// believed: the missing ones are served as long as they answer their health checks, for `guard_time`.
+        guard_share: f64 = 0.5, in 0.0 => 1.0;
+        /// How long workers stay that such a list lacks.
+        guard_time: Duration = Duration::from_secs(600), in Duration::from_secs(0) => Duration::from_secs(86400);
+    }
+}
+
+section! {
     /// The OpenAI service.
     GatewaySettings, "gateway" {
         /// Where it listens.
@@ -638,6 +677,8 @@ pub struct Settings {
     pub serve: ServeSettings,
     /// `[drain]`.
     pub drain: DrainSettings,
+    /// `[discovery]`
+    pub discovery: DiscoverySettings,
     /// `[gateway]`
     pub gateway: GatewaySettings,
     /// `[access]`

@@ -16,6 +16,7 @@ use router_trace::MetricsExporter;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
+use crate::discovery::{Discovery, PodArgs};
 use crate::http::Signals;
 use crate::kernel::KernelPrograms;
 use crate::live::LiveConfig;
@@ -28,11 +29,15 @@ pub(crate) fn run(
     listen: Option<SocketAddr>,
     aside: Option<SocketAddr>,
     given: &Workers,
+    pods: &PodArgs,
 ) -> Result<ExitCode> {
     let settings = process::start(common)?;
     let keys = secret::of_engines(&settings, common.supervised, &given.urls())?;
     let workers = roster::workers(&settings, given, &keys)?;
-    roster::must_have_workers(&workers)?;
+    let discovery = Discovery::new(&settings.discovery, pods)?;
+    if discovery.is_none() {
+        roster::must_have_workers(&workers)?;
+    }
     secret::warn_of_unused(&keys, &workers);
     let listen = listen.unwrap_or(settings.gateway.listen);
     let has_peer_key = compose::peer_key().is_some();
@@ -68,6 +73,9 @@ pub(crate) fn run(
         let gateway = Gateway::new(config, compose::tuning(&settings), Arc::clone(&fleet));
         let gateway = gateway.map_err(anyhow::Error::msg)?;
         gateway.show_configuration(in_force(&settings, &settings));
+        if let Some(discovery) = discovery {
+            discovery.start(&gateway, keys.clone()).await?;
+        }
         let _metrics = metrics(&settings, &gateway, listen)?;
         let leaver = Arc::clone(&gateway);
         tokio::spawn(async move {
@@ -77,8 +85,8 @@ pub(crate) fn run(
         });
         programs.serve(&gateway, requests_max, settings.ebpf.overload_max as u32);
         let live = common.config.clone().map(|path| {
-            let given = given.clone();
-            let check = Box::new(move |settings: &Settings| could_start(settings, &given, &keys));
+            let (given, pods) = (given.clone(), pods.clone());
+            let check = Box::new(move |settings: &Settings| could_start(settings, &given, &pods, &keys));
             LiveConfig::new(path, common.supervised, settings.clone(), check, Arc::clone(&gateway))
         });
         let live = live.map(Arc::new);
@@ -153,9 +161,16 @@ fn metrics(
 }
 
 /// The workers of these settings; an error when a start would refuse them, as far as they alone say it.
-fn could_start(settings: &Settings, given: &Workers, keys: &EngineKeys) -> Result<Vec<WorkerSpec>> {
+fn could_start(
+    settings: &Settings,
+    given: &Workers,
+    pods: &PodArgs,
+    keys: &EngineKeys,
+) -> Result<Vec<WorkerSpec>> {
     let workers = roster::workers(settings, given, keys)?;
-    roster::must_have_workers(&workers)?;
+    if Discovery::new(&settings.discovery, pods)?.is_none() {
+        roster::must_have_workers(&workers)?;
+    }
     grpc_address(settings)?;
     admin::place(settings)?;
     compose::tokens(settings)?;

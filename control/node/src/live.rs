@@ -108,7 +108,7 @@ impl LiveConfig {
         let fleet = self.gateway.fleet();
         workers.retain(|worker| fleet.pool(&worker.pool).is_some());
         let is_there = |name: &str| name == DEFAULT_POOL || new.pools.iter().any(|pool| pool.name == name);
-        workers.extend(fleet.configured().into_iter().filter(|worker| !is_there(&worker.pool)));
+        workers.extend(fleet.configured().iter().filter(|worker| !is_there(&worker.pool)).cloned());
         workers
     }
 

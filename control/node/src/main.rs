@@ -6,6 +6,7 @@ mod compose;
 mod config_command;
 mod credentials;
 mod deep_check;
+mod discovery;
 mod doctor;
 mod exposure;
 mod gateway_role;
@@ -99,6 +100,8 @@ enum Command {
         aside: Option<SocketAddr>,
         #[command(flatten)]
         workers: roster::Workers,
+        #[command(flatten)]
+        pods: discovery::PodArgs,
     },
     /// Run one worker with the reference engine.
     Worker {
@@ -216,8 +219,8 @@ impl Role {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve { common, listen } => serve::run(&common, listen),
-        Command::Gateway { common, listen, aside, workers } => {
-            gateway_role::run(&common, listen, aside, &workers)
+        Command::Gateway { common, listen, aside, workers, pods } => {
+            gateway_role::run(&common, listen, aside, &workers, &pods)
         }
         Command::Worker { common, role, listen, threads, instance } => {
             worker_role::run(&common, role, listen, threads, instance.as_deref())

@@ -129,7 +129,7 @@ pub(crate) fn workers(arguments: &WorkersArgs) -> Result<ExitCode> {
                 if arguments.json {
                     println!("{told}");
                 } else {
-                    print!("{}", table(&told));
+                    print!("{}{}", table(&told), sources(&told["discovery"]));
                 }
             }
             Some(WorkersCommand::Add { url, role, pool }) => {
@@ -185,6 +185,28 @@ fn run(command: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
 }
 
+/// The sources of discovery, a line each, and the workers that were left out.
+fn sources(discovery: &Value) -> String {
+    let mut out = String::new();
+    for source in discovery["sources"].as_array().into_iter().flatten() {
+        let name = source["source"].as_str().unwrap_or_default();
+        let suspect = match source["suspect"].as_u64() {
+            None | Some(0) => String::new(),
+            Some(count) => format!(", {count} of them missing from its last list"),
+        };
+        let error = source["error"].as_str().map(|error| format!("; cannot be read: {error}"));
+        out.push_str(&format!(
+            "{name}: {} workers{suspect}{}\n",
+            source["workers"],
+            error.unwrap_or_default()
+        ));
+    }
+    for refused in discovery["refused"].as_array().into_iter().flatten() {
+        out.push_str(&format!("left out: {}\n", refused.as_str().unwrap_or_default()));
+    }
+    out
+}
+
 /// Columns as wide as what is in them.
 fn table(told: &Value) -> String {
     let text = |value: &Value| match value {
@@ -227,5 +249,17 @@ mod tests {
         assert_eq!(lines[0].find("STATE"), lines[1].find("ready"));
         assert_eq!(lines[0].find("REASON"), lines[2].find("it is away"));
         assert!(lines[1].ends_with("12        -"), "{}", lines[1]);
+    }
+
+    #[test]
+    fn sources_are_shown_with_what_is_wrong_with_them() {
+        let discovery = json!({ "sources": [
+            { "source": "file a.toml", "workers": 2, "suspect": 0, "error": null },
+            { "source": "dns b:1", "workers": 3, "suspect": 3, "error": "no answer" },
+        ], "refused": ["http://c:1: there is no pool \"p\""] });
+        let expected = "file a.toml: 2 workers\ndns b:1: 3 workers, 3 of them missing from its last list; cannot be read: \
+                        no answer\nleft out: http://c:1: there is no pool \"p\"\n";
+        assert_eq!(sources(&discovery), expected);
+        assert_eq!(sources(&Value::Null), "");
     }
 }

@@ -99,7 +99,11 @@ async fn list(State(gateway): State<Arc<Gateway>>) -> Response {
         .filter_map(|worker| workers.get(&worker.name()))
         .map(|worker| shown(worker))
         .collect();
-    json_response(StatusCode::OK, json!({ "version": spec.version, "workers": shown }).to_string())
+    let mut told = json!({ "version": spec.version, "workers": shown });
+    if let Some(discovery) = gateway.discovery() {
+        told["discovery"] = Value::clone(&discovery);
+    }
+    json_response(StatusCode::OK, told.to_string())
 }
 
 /// `GET /kvasir/workers/NAME`.

@@ -1,7 +1,7 @@
 //! HTTP: requests in, answers out.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
@@ -59,8 +59,9 @@ pub struct Gateway {
     pub(crate) guardrail: Option<Guardrail>,
     /// What clients leave here, if that is wanted.
     pub(crate) stored: Option<Arc<Stored>>,
-    more_metrics: OnceLock<MoreMetrics>,
+    more_metrics: Mutex<Vec<MoreMetrics>>,
     shown_configuration: ArcSwapOption<Value>,
+    shown_discovery: ArcSwapOption<Value>,
 }
 
 /// Appends series in the OpenMetrics text format.
@@ -97,8 +98,9 @@ impl Gateway {
             started: unix_time(),
             history: crate::history::History::default(),
             is_draining: AtomicBool::new(false),
-            more_metrics: OnceLock::new(),
+            more_metrics: Mutex::default(),
             shown_configuration: ArcSwapOption::empty(),
+            shown_discovery: ArcSwapOption::empty(),
         });
         let weak = || Arc::downgrade(&gateway);
         gateway.fleet.share(Box::new(SharedLimits(weak())));
@@ -135,9 +137,9 @@ impl Gateway {
         self.tuning.load()
     }
 
-    /// Lets `/metrics` show what the process around this gateway measures as well. The first call counts.
+    /// Lets `/metrics` show what the process around this gateway measures as well.
     pub fn show_also(&self, metrics: MoreMetrics) {
-        let _taken = self.more_metrics.set(metrics);
+        self.more_metrics.lock().unwrap_or_else(PoisonError::into_inner).push(metrics);
     }
 
     /// All metrics of the process, in OpenMetrics' text form.
@@ -155,10 +157,18 @@ impl Gateway {
         self.shown_configuration.load_full()
     }
 
+    /// Lets administrators see this as the state of discovery, beside the workers.
+    pub fn show_discovery(&self, discovery: Value) {
+        self.shown_discovery.store(Some(Arc::new(discovery)));
+    }
+
+    pub(crate) fn discovery(&self) -> Option<Arc<Value>> {
+        self.shown_discovery.load_full()
+    }
+
     pub(crate) fn append_metrics(&self, out: &mut String) {
-        if let Some(more) = self.more_metrics.get() {
-            more(out);
-        }
+        let more = self.more_metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        more.iter().for_each(|append| append(out));
     }
 
     /// Says from now on that it is not ready; requests that come all the same are served.

@@ -1,0 +1,99 @@
+//! A worker as a source describes it.
+
+/// Work that a worker does for the fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Computes prompts for decode workers.
+    Prefill,
+    /// Generates from prompts that prefill workers compute.
+    Decode,
+    /// Computes prompts and generates.
+    Both,
+}
+
+impl Role {
+    /// The role with this name: `prefill`, `decode`, `both` or llm-d's `prefill-decode`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "prefill" => Some(Self::Prefill),
+            "decode" => Some(Self::Decode),
+            "both" | "prefill-decode" => Some(Self::Both),
+            _ => None,
+        }
+    }
+}
+
+/// State of a worker according to its source. The order is the order of preference where two endpoints have one address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EndpointState {
+    /// The source reports that it takes requests.
+    Ready,
+    /// It is starting, or fails its readiness probe: no new requests. The fleet may already ask what it is.
+    NotReady,
+    /// It is about to stop: no new requests; requests in flight go on.
+    Draining,
+}
+
+/// One address at which a worker answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// `http://HOST:PORT` or `https://HOST:PORT`.
+    pub url: String,
+    /// Identity of the process behind the address (a pod's UID). Another value is another worker.
+    pub uid: Option<String>,
+    /// Role that the source gives it; `None` leaves it to the engine.
+    pub role: Option<Role>,
+    /// Name of its pool, where the source says it.
+    pub pool: Option<String>,
+    /// Name of the model that its source says it serves. The pool of that name takes it, if there is one.
+    pub model: Option<String>,
+    /// Whether it takes requests.
+    pub state: EndpointState,
+}
+
+impl Endpoint {
+    /// A ready endpoint of which no more than the address is known.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), uid: None, role: None, pool: None, model: None, state: EndpointState::Ready }
+    }
+
+    /// A ready endpoint at `http://HOST:PORT`; the host may be an IPv6 address.
+    #[must_use]
+    pub fn at(host: &str, port: u16) -> Self {
+        Self::new(url_of("http", host, port))
+    }
+
+    /// Its address in one spelling: lower case, without a slash at the end.
+    pub(crate) fn address(&self) -> String {
+        self.url.trim_end_matches('/').to_ascii_lowercase()
+    }
+}
+
+/// `SCHEME://HOST:PORT`, with brackets around an IPv6 address.
+pub(crate) fn url_of(scheme: &str, host: &str, port: u16) -> String {
+    match host.contains(':') && !host.starts_with('[') {
+        true => format!("{scheme}://[{host}]:{port}"),
+        false => format!("{scheme}://{host}:{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_one_spelling_and_ipv6_has_brackets() {
+        assert_eq!(Endpoint::new("http://NODE:8000/").address(), "http://node:8000");
+        assert_eq!(url_of("http", "fd00::1", 8000), "http://[fd00::1]:8000");
+        assert_eq!(url_of("https", "10.0.0.1", 8000), "https://10.0.0.1:8000");
+    }
+
+    #[test]
+    fn roles_have_the_names_of_the_field() {
+        assert_eq!(Role::from_name("prefill"), Some(Role::Prefill));
+        assert_eq!(Role::from_name("prefill-decode"), Some(Role::Both));
+        assert_eq!(Role::from_name("encode"), None);
+    }
+}

@@ -1,0 +1,153 @@
+//! The task between the sources and the fleet: it takes updates, and publishes the merged endpoints.
+//!
+//! Updates that have come while one was applied are published together, at most every [`PUBLISH_PAUSE`], so that a
+//! thousand pods that change at once are few changes of the fleet. A single change is published at once.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use crate::endpoint::Endpoint;
+use crate::roster::{Roster, SourceStatus};
+use crate::update::Update;
+
+/// Shortest time between two publications.
+pub const PUBLISH_PAUSE: Duration = Duration::from_millis(20);
+
+/// Updates that wait to be applied. A source waits while there are as many.
+const UPDATES_MAX: usize = 1024;
+
+/// An update on its way.
+#[derive(Debug)]
+struct Sent {
+    source: usize,
+    update: Update,
+    at: Instant,
+}
+
+/// The end at which a source puts its updates.
+#[derive(Debug, Clone)]
+pub struct Sender {
+    source: usize,
+    sender: mpsc::Sender<Sent>,
+}
+
+/// Where [`follow`] takes updates from.
+#[derive(Debug)]
+pub struct Receiver(mpsc::Receiver<Sent>);
+
+/// Merged endpoints, and how the sources are.
+#[derive(Debug)]
+pub struct Batch {
+    /// `None` when only the state of sources has changed.
+    pub endpoints: Option<Vec<Endpoint>>,
+    /// In the order in which the sources were named.
+    pub sources: Vec<SourceStatus>,
+    /// When the oldest update of this batch was reported by its source.
+    pub reported: Instant,
+}
+
+/// A sender for each of `sources` sources.
+#[must_use]
+pub fn channel(sources: usize) -> (Vec<Sender>, Receiver) {
+    let (sender, receiver) = mpsc::channel(UPDATES_MAX);
+    let senders = (0..sources).map(|source| Sender { source, sender: sender.clone() }).collect();
+    (senders, Receiver(receiver))
+}
+
+impl Sender {
+    /// Puts an update, waiting for room; whether it still has a receiver.
+    pub async fn send(&self, update: Update) -> bool {
+        let sent = Sent { source: self.source, update, at: now() };
+        self.sender.send(sent).await.is_ok()
+    }
+}
+
+/// Applies updates to the roster and passes the result to `publish`. Ends with the last sender.
+pub async fn follow(mut roster: Roster, mut updates: Receiver, mut publish: impl FnMut(Batch)) {
+    loop {
+        let expiry = roster.next_expiry().map(tokio::time::Instant::from_std);
+        let first = tokio::select! {
+            sent = updates.0.recv() => match sent {
+                Some(sent) => Some(sent),
+                None => return,
+            },
+            () = at(expiry) => None,
+        };
+        let now = now();
+        let reported = first.as_ref().map_or(now, |sent| sent.at);
+        let mut is_changed = roster.expire(now);
+        let mut next = first;
+        let mut left = UPDATES_MAX;
+        while let Some(Sent { source, update, .. }) = next {
+            is_changed |= roster.apply(source, update, now);
+            left -= 1;
+            next = if left == 0 { None } else { updates.0.try_recv().ok() };
+        }
+        let endpoints = is_changed.then(|| roster.endpoints());
+        publish(Batch { endpoints, sources: roster.status(), reported });
+        tokio::time::sleep(PUBLISH_PAUSE).await;
+    }
+}
+
+/// The time by Tokio's clock, which tests can pause.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+/// Waits until then; for ever without a time.
+async fn at(time: Option<tokio::time::Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::source_state::Guard;
+    use crate::update::Object;
+
+    fn listed(urls: &[&str]) -> Update {
+        Update::Listed(urls.iter().map(|url| Object::of(Endpoint::new(*url))).collect())
+    }
+
+    #[tokio::test]
+    async fn updates_are_published_together_and_suspects_end_in_time() {
+        let guard = Guard { share: 0.5, time: Duration::from_millis(120) };
+        let roster = Roster::new(vec!["a".to_owned(), "b".to_owned()], guard);
+        let (senders, receiver) = channel(2);
+        let published: Arc<Mutex<Vec<Batch>>> = Arc::default();
+        for number in 0..50 {
+            let url = format!("http://a:{number}");
+            assert!(senders[0].send(Update::Changed(Object::of(Endpoint::new(url)))).await);
+        }
+        let into = Arc::clone(&published);
+        let task =
+            tokio::spawn(follow(roster, receiver, move |batch| into.lock().expect("lock").push(batch)));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        {
+            let published = published.lock().expect("lock");
+            assert_eq!(published.len(), 1, "fifty updates are one publication");
+            assert_eq!(published[0].endpoints.as_ref().map(Vec::len), Some(50));
+        }
+        assert!(senders[0].send(listed(&[])).await);
+        assert!(senders[1].send(Update::Failed("refused".to_owned())).await);
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let suspects = |published: &[Batch]| published.last().map(|batch| batch.sources[0].suspects);
+        assert_eq!(suspects(&published.lock().expect("lock")), Some(50));
+        drop(senders[1].clone());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        {
+            let published = published.lock().expect("lock");
+            let last = published.last().expect("published");
+            assert_eq!(last.endpoints.as_ref().map(Vec::len), Some(0), "their time is up");
+            assert_eq!(last.sources[1].error.as_deref(), Some("refused"));
+        }
+        drop(senders);
+        task.await.expect("it ends with its senders");
+    }
+}

@@ -1,0 +1,205 @@
+//! All sources merged: one endpoint for each address.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use crate::endpoint::Endpoint;
+use crate::source_state::{Guard, SourceState};
+use crate::update::Update;
+
+/// The endpoints of all sources.
+#[derive(Debug)]
+pub struct Roster {
+    guard: Guard,
+    sources: Vec<(String, SourceState)>,
+}
+
+/// A source as an operator sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceStatus {
+    /// As `file /etc/kvasir/workers.toml`.
+    pub name: String,
+    /// Endpoints that it reports, or reported before it became unreadable.
+    pub endpoints: usize,
+    /// Endpoints that the last list lacked, and that are served while they answer.
+    pub suspects: usize,
+    /// Updates so far.
+    pub updates: u64,
+    /// Why it cannot be read.
+    pub error: Option<String>,
+    /// Whether a list has ever succeeded.
+    pub is_listed: bool,
+}
+
+impl Roster {
+    /// A roster of sources with these names. Where two sources name one address in the same state, the first one counts.
+    #[must_use]
+    pub fn new(sources: Vec<String>, guard: Guard) -> Self {
+        Self { guard, sources: sources.into_iter().map(|name| (name, SourceState::default())).collect() }
+    }
+
+    /// Takes an update of the source with this number; whether endpoints changed.
+    pub fn apply(&mut self, source: usize, update: Update, now: Instant) -> bool {
+        let guard = self.guard;
+        let Some((name, state)) = self.sources.get_mut(source) else { return false };
+        if let Update::Failed(reason) = &update {
+            // A source that stays unreadable is reported once.
+            if state.error.as_ref() != Some(reason) {
+                tracing::warn!(source = *name, "{reason}; its workers stay as they are");
+            }
+        } else if state.error.is_some() {
+            tracing::info!(source = *name, "can be read again");
+        }
+        state.apply(update, guard, now)
+    }
+
+    /// Removes suspects whose time is up; whether there were any.
+    pub fn expire(&mut self, now: Instant) -> bool {
+        self.sources.iter_mut().fold(false, |is_changed, (_, state)| state.expire(now) || is_changed)
+    }
+
+    /// When [`Self::expire`] has something to do.
+    #[must_use]
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.sources.iter().filter_map(|(_, state)| state.next_expiry()).min()
+    }
+
+    /// One endpoint for each address, in the order of sources and keys. Of several the one in the best state counts: a pod
+    /// that is being deleted may still be listed while another one already has its address.
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<Endpoint> {
+        let mut merged: Vec<&Endpoint> = Vec::new();
+        let mut places: HashMap<String, usize> = HashMap::new();
+        for (endpoint, _) in self.sources.iter().flat_map(|(_, state)| state.endpoints()) {
+            match places.get(&endpoint.address()) {
+                Some(&place) if merged[place].state <= endpoint.state => {}
+                Some(&place) => merged[place] = endpoint,
+                None => {
+                    places.insert(endpoint.address(), merged.len());
+                    merged.push(endpoint);
+                }
+            }
+        }
+        merged.into_iter().cloned().collect()
+    }
+
+    /// How the sources are.
+    #[must_use]
+    pub fn status(&self) -> Vec<SourceStatus> {
+        let status = |(name, state): &(String, SourceState)| SourceStatus {
+            name: name.clone(),
+            endpoints: state.endpoints().count(),
+            suspects: state.endpoints().filter(|(_, is_suspect)| *is_suspect).count(),
+            updates: state.updates,
+            error: state.error.clone(),
+            is_listed: state.is_listed,
+        };
+        self.sources.iter().map(status).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::endpoint::EndpointState;
+    use crate::update::Object;
+
+    const GUARD: Guard = Guard { share: 0.5, time: Duration::from_secs(60) };
+
+    fn roster(sources: usize) -> Roster {
+        Roster::new((0..sources).map(|number| format!("source {number}")).collect(), GUARD)
+    }
+
+    #[test]
+    fn one_address_is_one_worker_in_its_best_state() {
+        let (mut roster, now) = (roster(2), Instant::now());
+        let old = Endpoint { state: EndpointState::Draining, ..Endpoint::new("http://A:1/") };
+        let new = Endpoint { uid: Some("new".to_owned()), ..Endpoint::new("http://a:1") };
+        roster.apply(0, Update::Changed(Object { key: "old".to_owned(), endpoints: vec![old.clone()] }), now);
+        roster.apply(0, Update::Changed(Object { key: "z".to_owned(), endpoints: vec![new.clone()] }), now);
+        assert_eq!(roster.endpoints(), [new]);
+        roster.apply(0, Update::Deleted("z".to_owned()), now);
+        assert_eq!(roster.endpoints(), [old]);
+        let elsewhere = Endpoint { pool: Some("p".to_owned()), ..Endpoint::new("http://a:1") };
+        let mine = Endpoint::new("http://a:1");
+        roster.apply(0, Update::Listed(vec![Object::of(mine.clone())]), now);
+        roster.apply(1, Update::Listed(vec![Object::of(elsewhere)]), now);
+        assert_eq!(roster.endpoints(), [mine], "the first source counts");
+    }
+
+    #[test]
+    fn the_status_says_how_each_source_is() {
+        let (mut roster, now) = (roster(2), Instant::now());
+        roster.apply(0, Update::Listed(vec![Object::of(Endpoint::new("http://a:1"))]), now);
+        roster.apply(0, Update::Listed(Vec::new()), now);
+        roster.apply(1, Update::Failed("no such file".to_owned()), now);
+        let status = roster.status();
+        assert_eq!((status[0].endpoints, status[0].suspects, status[0].updates), (1, 1, 2));
+        assert_eq!((status[1].error.as_deref(), status[1].is_listed), (Some("no such file"), false));
+        assert!(roster.expire(now + GUARD.time) && roster.endpoints().is_empty());
+        assert!(!roster.apply(7, Update::Listed(Vec::new()), now), "there is no such source");
+    }
+
+    /// What the roster must be after a history, computed without states: the last report of each object counts. The
+    /// histories have no lists that lack many, so nothing is suspect.
+    #[test]
+    fn random_histories_end_in_the_last_report_of_each_object() {
+        for seed in 0..2_000_u64 {
+            let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+            let mut next = |below: u64| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                random % below
+            };
+            let (mut roster, mut truth) = (roster(2), [BTreeMap::new(), BTreeMap::new()]);
+            for _ in 0..next(60) {
+                let (source, key) = (next(2) as usize, format!("pod-{}", next(8)));
+                let endpoint = Endpoint {
+                    uid: Some(next(4).to_string()),
+                    state: [EndpointState::Ready, EndpointState::NotReady, EndpointState::Draining]
+                        [next(3) as usize],
+                    ..Endpoint::new(format!("http://10.0.{source}.{}:8000", next(6)))
+                };
+                match next(4) {
+                    0 => {
+                        truth[source].remove(&key);
+                        roster.apply(source, Update::Deleted(key), Instant::now());
+                    }
+                    1 => {
+                        roster.apply(source, Update::Failed("unreachable".to_owned()), Instant::now());
+                    }
+                    2 => {
+                        let object = |(key, endpoint): (&String, &Endpoint)| Object {
+                            key: key.clone(),
+                            endpoints: vec![endpoint.clone()],
+                        };
+                        let all = truth[source].iter().map(object).collect();
+                        roster.apply(source, Update::Listed(all), Instant::now());
+                    }
+                    _ => {
+                        truth[source].insert(key.clone(), endpoint.clone());
+                        let object = Object { key, endpoints: vec![endpoint] };
+                        roster.apply(source, Update::Changed(object), Instant::now());
+                    }
+                }
+            }
+            let mut best: BTreeMap<String, EndpointState> = BTreeMap::new();
+            for endpoint in truth.iter().flat_map(BTreeMap::values) {
+                let state = best.entry(endpoint.url.clone()).or_insert(endpoint.state);
+                *state = (*state).min(endpoint.state);
+            }
+            let found = roster.endpoints();
+            assert_eq!(found.len(), best.len(), "seed {seed}");
+            for endpoint in &found {
+                assert_eq!(Some(&endpoint.state), best.get(&endpoint.url), "seed {seed}");
+                let is_reported =
+                    truth.iter().flat_map(BTreeMap::values).any(|reported| reported == endpoint);
+                assert!(is_reported, "seed {seed}: {endpoint:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The objects of one source.
+//!
+//! A list that succeeded may still be wrong: an API server restored from a backup, a selector mistyped for a moment, a
+//! truncated file. [`Guard`] therefore bounds what a list may remove without a deletion event: when more than `share` of
+//! the endpoints are missing from it, the missing objects become *suspect*. They are served as long as they answer the
+//! fleet's health checks, and are removed after `time`, or as soon as the source deletes them.
+//!
+//! | Event | Object |
+//! | --- | --- |
+//! | `Changed`, or in a list | trusted, with the new content |
+//! | `Deleted` | removed |
+//! | missing from a list that lacks at most `share` | removed |
+//! | missing from a list that lacks more | suspect for `time` from the first such list on |
+//! | `Failed` | as before |
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use crate::endpoint::Endpoint;
+use crate::update::{Object, Update};
+
+/// What a list may remove without deletion events.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Guard {
+    /// Share of a source's endpoints, from 0 to 1.
+    pub share: f64,
+    /// How long the objects stay that a list lacked beyond that.
+    pub time: Duration,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    endpoints: Vec<Endpoint>,
+    /// When it is removed; `None` for an object that its source reports.
+    suspect_until: Option<Instant>,
+}
+
+/// The objects of one source, as its updates left them.
+#[derive(Debug, Default)]
+pub(crate) struct SourceState {
+    objects: BTreeMap<String, Tracked>,
+    /// Why the source cannot be read; `None` when its last report was a success.
+    pub(crate) error: Option<String>,
+    /// Whether a list has ever succeeded.
+    pub(crate) is_listed: bool,
+    /// Updates so far.
+    pub(crate) updates: u64,
+}
+
+impl SourceState {
+    /// Takes an update; whether endpoints changed.
+    pub(crate) fn apply(&mut self, update: Update, guard: Guard, now: Instant) -> bool {
+        self.updates += 1;
+        if !matches!(update, Update::Failed(_)) {
+            self.error = None;
+        }
+        match update {
+            Update::Listed(objects) => {
+                self.is_listed = true;
+                self.list(objects, guard, now)
+            }
+            Update::Changed(object) => self.put(object),
+            Update::Deleted(key) => self.objects.remove(&key).is_some_and(|gone| !gone.endpoints.is_empty()),
+            Update::Failed(reason) => {
+                self.error = Some(reason);
+                false
+            }
+        }
+    }
+
+    /// Removes the suspect objects whose time is up; whether there were any.
+    pub(crate) fn expire(&mut self, now: Instant) -> bool {
+        let before = self.objects.len();
+        self.objects.retain(|_, object| object.suspect_until.is_none_or(|until| until > now));
+        self.objects.len() < before
+    }
+
+    /// When [`Self::expire`] has something to do.
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        self.objects.values().filter_map(|object| object.suspect_until).min()
+    }
+
+    /// Endpoints in the order of their objects' keys, and whether the object is suspect.
+    pub(crate) fn endpoints(&self) -> impl Iterator<Item = (&Endpoint, bool)> {
+        self.objects.values().flat_map(|object| {
+            object.endpoints.iter().map(|endpoint| (endpoint, object.suspect_until.is_some()))
+        })
+    }
+
+    fn put(&mut self, object: Object) -> bool {
+        let Object { key, endpoints } = object;
+        match self.objects.get_mut(&key) {
+            Some(tracked) => {
+                let is_changed = tracked.endpoints != endpoints;
+                *tracked = Tracked { endpoints, suspect_until: None };
+                is_changed
+            }
+            None => {
+                let has_endpoints = !endpoints.is_empty();
+                self.objects.insert(key, Tracked { endpoints, suspect_until: None });
+                has_endpoints
+            }
+        }
+    }
+
+    fn list(&mut self, objects: Vec<Object>, guard: Guard, now: Instant) -> bool {
+        let listed: HashSet<&str> = objects.iter().map(|object| object.key.as_str()).collect();
+        let (mut trusted, mut missing) = (0, 0);
+        for (key, object) in self.objects.iter().filter(|(_, object)| object.suspect_until.is_none()) {
+            trusted += object.endpoints.len();
+            missing += if listed.contains(key.as_str()) { 0 } else { object.endpoints.len() };
+        }
+        let is_suspicious = missing as f64 > guard.share * trusted as f64;
+        let mut is_changed = false;
+        self.objects.retain(|key, object| {
+            if listed.contains(key.as_str()) || object.suspect_until.is_some() {
+                return true;
+            }
+            if is_suspicious {
+                object.suspect_until = Some(now + guard.time);
+                return true;
+            }
+            is_changed |= !object.endpoints.is_empty();
+            false
+        });
+        drop(listed);
+        if is_suspicious {
+            tracing::warn!(
+                missing,
+                of = trusted,
+                "a list lacks so many workers that it is not believed: they are served while they answer, for {:?}",
+                guard.time
+            );
+        }
+        objects.into_iter().fold(is_changed, |is_changed, object| self.put(object) || is_changed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GUARD: Guard = Guard { share: 0.5, time: Duration::from_secs(600) };
+
+    fn object(key: &str) -> Object {
+        Object { key: key.to_owned(), endpoints: vec![Endpoint::new(format!("http://{key}:8000"))] }
+    }
+
+    fn listed(keys: &[&str]) -> Update {
+        Update::Listed(keys.iter().map(|key| object(key)).collect())
+    }
+
+    fn hosts(state: &SourceState) -> Vec<(String, bool)> {
+        let host = |url: &str| url["http://".len()..url.len() - ":8000".len()].to_owned();
+        state.endpoints().map(|(endpoint, suspect)| (host(&endpoint.url), suspect)).collect()
+    }
+
+    fn trusted(keys: &[&str]) -> Vec<(String, bool)> {
+        keys.iter().map(|key| ((*key).to_owned(), false)).collect()
+    }
+
+    #[test]
+    fn a_list_that_loses_few_removes_them_and_one_that_loses_many_makes_them_suspect() {
+        let (mut state, start) = (SourceState::default(), Instant::now());
+        assert!(state.apply(listed(&["a", "b", "c", "d"]), GUARD, start));
+        assert!(state.apply(listed(&["a", "b"]), GUARD, start), "half is the bound itself");
+        assert_eq!(hosts(&state), trusted(&["a", "b"]));
+        assert!(!state.apply(listed(&[]), GUARD, start), "no endpoint goes");
+        assert_eq!(hosts(&state), [("a".to_owned(), true), ("b".to_owned(), true)]);
+        let later = start + Duration::from_secs(300);
+        assert!(!state.apply(listed(&[]), GUARD, later), "their time does not begin again");
+        assert_eq!(state.next_expiry(), Some(start + GUARD.time));
+        assert!(!state.apply(listed(&["a"]), GUARD, later), "one is there again");
+        assert_eq!(hosts(&state), [("a".to_owned(), false), ("b".to_owned(), true)]);
+        assert!(!state.expire(later));
+        assert!(state.expire(start + GUARD.time));
+        assert_eq!(hosts(&state), trusted(&["a"]));
+        assert_eq!(state.next_expiry(), None);
+    }
+
+    #[test]
+    fn a_deletion_event_removes_at_once_a_suspect_object_too() {
+        let (mut state, now) = (SourceState::default(), Instant::now());
+        state.apply(listed(&["a", "b"]), GUARD, now);
+        state.apply(listed(&[]), GUARD, now);
+        assert!(state.apply(Update::Deleted("a".to_owned()), GUARD, now));
+        assert!(!state.apply(Update::Deleted("a".to_owned()), GUARD, now));
+        assert_eq!(hosts(&state), [("b".to_owned(), true)]);
+        assert!(!state.apply(Update::Changed(object("b")), GUARD, now));
+        assert_eq!(hosts(&state), trusted(&["b"]));
+    }
+
+    #[test]
+    fn all_of_an_object_counts_not_its_key_alone() {
+        let (mut state, now) = (SourceState::default(), Instant::now());
+        state.apply(listed(&["a"]), GUARD, now);
+        let mut other = object("a");
+        other.endpoints[0].uid = Some("2".to_owned());
+        assert!(state.apply(Update::Changed(other.clone()), GUARD, now));
+        assert!(!state.apply(Update::Changed(other.clone()), GUARD, now));
+        other.endpoints.clear();
+        assert!(state.apply(Update::Listed(vec![other]), GUARD, now));
+        assert_eq!(hosts(&state), []);
+    }
+
+    #[test]
+    fn a_source_that_fails_changes_nothing_and_is_shown() {
+        let (mut state, now) = (SourceState::default(), Instant::now());
+        state.apply(listed(&["a"]), GUARD, now);
+        assert!(!state.apply(Update::Failed("refused".to_owned()), GUARD, now));
+        assert_eq!((hosts(&state), state.error.as_deref()), (trusted(&["a"]), Some("refused")));
+        state.apply(listed(&["a"]), GUARD, now);
+        assert_eq!(state.error, None);
+    }
+}

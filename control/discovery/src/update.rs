@@ -1,0 +1,32 @@
+//! What a source reports.
+
+use crate::endpoint::Endpoint;
+
+/// An object of a source (a pod, an entry of a file, an address of a name) and the endpoints it stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Object {
+    /// Tells it from the other objects of its source.
+    pub key: String,
+    /// Empty while it has no address yet.
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl Object {
+    /// An object with one endpoint, whose key is its address.
+    pub(crate) fn of(endpoint: Endpoint) -> Self {
+        Self { key: endpoint.address(), endpoints: vec![endpoint] }
+    }
+}
+
+/// A change that a source reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Update {
+    /// All objects of the source, from a list that succeeded.
+    Listed(Vec<Object>),
+    /// One object was added or has changed.
+    Changed(Object),
+    /// The object with this key was deleted.
+    Deleted(String),
+    /// The source cannot be read, and the reason. Its objects stay as they are.
+    Failed(String),
+}

@@ -1,0 +1,416 @@
+//! The HTTP side: get, list and watch of namespaced objects.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::faults::{Draw, Faults};
+use crate::selector::Selector;
+use crate::store::{ChangeKind, Store};
+
+/// Interval between two bookmarks of a watch on which nothing happens. Kubernetes sends one a minute.
+const BOOKMARK_EVERY: Duration = Duration::from_secs(1);
+
+struct Shared {
+    store: Mutex<Store>,
+    faults: Mutex<(Faults, Draw)>,
+    /// The latest version, for watches that wait.
+    version: watch::Sender<u64>,
+    /// Counts up to end every watch.
+    cut: watch::Sender<u64>,
+    is_down: std::sync::atomic::AtomicBool,
+    requests: std::sync::atomic::AtomicU64,
+}
+
+/// A double of an API server. It stops when it is dropped.
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    listening: Option<(SocketAddr, JoinHandle<()>)>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Parameters {
+    label_selector: String,
+    field_selector: String,
+    watch: bool,
+    resource_version: String,
+    allow_watch_bookmarks: bool,
+    timeout_seconds: Option<u64>,
+    limit: Option<usize>,
+    #[serde(rename = "continue")]
+    continued: String,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ApiServer {
+    /// One without a port, whose faults are drawn from this seed: see [`Self::router`].
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let shared = Arc::new(Shared {
+            store: Mutex::default(),
+            faults: Mutex::new((Faults::default(), Draw::new(seed))),
+            version: watch::Sender::new(1),
+            cut: watch::Sender::new(0),
+            is_down: false.into(),
+            requests: 0.into(),
+        });
+        Self { shared, listening: None }
+    }
+
+    /// One on a port of this machine. To be called within a Tokio runtime.
+    pub async fn start(seed: u64) -> std::io::Result<Self> {
+        let mut server = Self::new(seed);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let routes = server.router();
+        let serving = tokio::spawn(async move {
+            // It ends with its task.
+            let _ended = axum::serve(listener, routes).await;
+        });
+        server.listening = Some((address, serving));
+        Ok(server)
+    }
+
+    /// Its routes, as a service that a client can use without a port: with Tokio's time paused, a run of minutes takes
+    /// milliseconds and equal seeds are equal runs.
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/api/v1/namespaces/{namespace}/{resource}", get(core_list))
+            .route("/apis/{group}/{version}/namespaces/{namespace}/{resource}", get(group_list))
+            .route("/apis/{group}/{version}/namespaces/{namespace}/{resource}/{name}", get(group_get))
+            .with_state(Arc::clone(&self.shared))
+    }
+
+    /// Its address; empty without a port.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.listening.as_ref().map(|(address, _)| format!("http://{address}")).unwrap_or_default()
+    }
+
+    /// A kubeconfig for it, with this namespace.
+    #[must_use]
+    pub fn kubeconfig(&self, namespace: &str) -> String {
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "double",
+            "clusters": [{"name": "double", "cluster": {"server": self.url()}}],
+            "users": [{"name": "nobody", "user": {}}],
+            "contexts": [{"name": "double", "context": {"cluster": "double", "user": "nobody", "namespace": namespace}}],
+        })
+        .to_string()
+    }
+
+    /// Changes objects, and tells those who watch.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
+        let (changed, version) = {
+            let mut store = lock(&self.shared.store);
+            (change(&mut store), store.version())
+        };
+        self.shared.version.send_replace(version);
+        changed
+    }
+
+    /// Goes wrong so often from now on.
+    pub fn set_faults(&self, faults: Faults) {
+        lock(&self.shared.faults).0 = faults;
+    }
+
+    /// Ends every watch.
+    pub fn cut_watches(&self) {
+        self.shared.cut.send_modify(|count| *count += 1);
+    }
+
+    /// Answers nothing but 503 from now on, and ends every watch; or the opposite.
+    pub fn set_down(&self, is_down: bool) {
+        self.shared.is_down.store(is_down, std::sync::atomic::Ordering::SeqCst);
+        self.cut_watches();
+    }
+
+    /// Requests so far.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.shared.requests.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.cut_watches();
+        if let Some((_, serving)) = &self.listening {
+            serving.abort();
+        }
+    }
+}
+
+/// A failure in the form of `metav1.Status`.
+fn status(code: StatusCode, reason: &str, message: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message,
+        "reason": reason, "code": code.as_u16()})
+}
+
+fn failure(code: StatusCode, reason: &str, message: &str) -> Response {
+    json_response(code, &status(code, reason, message))
+}
+
+fn json_response(code: StatusCode, body: &Value) -> Response {
+    (code, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+}
+
+fn expired(version: &str) -> Value {
+    status(StatusCode::GONE, "Expired", &format!("too old resource version: {version}"))
+}
+
+async fn core_list(
+    State(shared): State<Arc<Shared>>,
+    Path((namespace, resource)): Path<(String, String)>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    list_or_watch(&shared, "v1", &namespace, &resource, parameters)
+}
+
+async fn group_list(
+    State(shared): State<Arc<Shared>>,
+    Path((group, version, namespace, resource)): Path<(String, String, String, String)>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    list_or_watch(&shared, &format!("{group}/{version}"), &namespace, &resource, parameters)
+}
+
+async fn group_get(
+    State(shared): State<Arc<Shared>>,
+    Path((_, _, namespace, resource, name)): Path<(String, String, String, String, String)>,
+) -> Response {
+    if let Some(failure) = shared.fault() {
+        return failure;
+    }
+    match lock(&shared.store).get(&resource, &namespace, &name) {
+        Some(object) => json_response(StatusCode::OK, object),
+        None => failure(StatusCode::NOT_FOUND, "NotFound", &format!("{resource} {name:?} not found")),
+    }
+}
+
+impl Shared {
+    /// What a request is answered with instead.
+    fn fault(&self) -> Option<Response> {
+        self.requests.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        if self.is_down.load(std::sync::atomic::Ordering::SeqCst) {
+            return Some(failure(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "the server is down",
+            ));
+        }
+        let (faults, draw) = &mut *lock(&self.faults);
+        if draw.hits(faults.fail) {
+            return Some(failure(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "InternalError",
+                "etcdserver: no leader",
+            ));
+        }
+        let is_throttled = draw.hits(faults.throttle);
+        is_throttled.then(|| failure(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", "too many requests"))
+    }
+}
+
+/// Labels and, of fields, the name: what the callers of this double use.
+fn filter(parameters: &Parameters) -> Option<impl Fn(&Value) -> bool + Send + 'static> {
+    let labels = Selector::parse(&parameters.label_selector)?;
+    let name = match parameters.field_selector.as_str() {
+        "" => None,
+        field => Some(field.strip_prefix("metadata.name=")?.to_owned()),
+    };
+    Some(move |object: &Value| {
+        labels.matches(object) && name.as_ref().is_none_or(|name| object["metadata"]["name"] == **name)
+    })
+}
+
+fn list_or_watch(
+    shared: &Arc<Shared>,
+    api_version: &str,
+    namespace: &str,
+    resource: &str,
+    parameters: Parameters,
+) -> Response {
+    if let Some(failure) = shared.fault() {
+        return failure;
+    }
+    let Some(filter) = filter(&parameters) else {
+        return failure(StatusCode::BAD_REQUEST, "BadRequest", "unable to parse the selector");
+    };
+    if parameters.watch {
+        return watch_response(shared, api_version, namespace, resource, &parameters, filter);
+    }
+    let store = lock(&shared.store);
+    let matching = store.list(resource, namespace).filter(|object| filter(object));
+    let from: usize = parameters.continued.parse().unwrap_or(0);
+    let mut items: Vec<Value> = matching.skip(from).cloned().collect();
+    let mut metadata = json!({"resourceVersion": store.version().to_string()});
+    if let Some(limit) = parameters.limit.filter(|limit| *limit > 0 && items.len() > *limit) {
+        items.truncate(limit);
+        // A token of this double is a position: changes between two pages may show or hide an object, as no real one does.
+        metadata["continue"] = json!((from + limit).to_string());
+    }
+    let kind = items.first().and_then(|item| item["kind"].as_str()).unwrap_or("Pod");
+    json_response(
+        StatusCode::OK,
+        &json!({"kind": format!("{kind}List"), "apiVersion": api_version, "metadata": metadata, "items": items}),
+    )
+}
+
+struct Watching<F> {
+    shared: Arc<Shared>,
+    api_version: String,
+    namespace: String,
+    resource: String,
+    version: u64,
+    filter: F,
+    has_bookmarks: bool,
+    until: tokio::time::Instant,
+    news: watch::Receiver<u64>,
+    cut: watch::Receiver<u64>,
+    is_over: bool,
+}
+
+fn watch_response(
+    shared: &Arc<Shared>,
+    api_version: &str,
+    namespace: &str,
+    resource: &str,
+    parameters: &Parameters,
+    filter: impl Fn(&Value) -> bool + Send + 'static,
+) -> Response {
+    let news = shared.version.subscribe();
+    let asked = parameters.resource_version.as_str();
+    let version = {
+        let store = lock(&shared.store);
+        let version =
+            if asked.is_empty() || asked == "0" { Some(store.version()) } else { asked.parse().ok() };
+        match version {
+            Some(version) if store.since(version).is_some() => version,
+            // Servers answer with an error in the stream; that the request itself may be refused is what the documents say.
+            _ if lock(&shared.faults).1.hits(500) => {
+                return json_response(StatusCode::GONE, &expired(asked));
+            }
+            version => version.unwrap_or(0),
+        }
+    };
+    let watching = Watching {
+        shared: Arc::clone(shared),
+        api_version: api_version.to_owned(),
+        namespace: namespace.to_owned(),
+        resource: resource.to_owned(),
+        version,
+        filter,
+        has_bookmarks: parameters.allow_watch_bookmarks,
+        until: tokio::time::Instant::now() + Duration::from_secs(parameters.timeout_seconds.unwrap_or(300)),
+        news,
+        cut: shared.cut.subscribe(),
+        is_over: false,
+    };
+    let lines = stream::unfold(watching, async |mut watching| {
+        let lines = watching.next().await?;
+        Some((Ok::<Bytes, std::io::Error>(lines.into()), watching))
+    });
+    ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(lines)).into_response()
+}
+
+impl<F: Fn(&Value) -> bool> Watching<F> {
+    /// The next lines of the watch; `None` at its end.
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if self.is_over {
+                return None;
+            }
+            let lines = self.lines();
+            if !lines.is_empty() || self.is_over {
+                return (!lines.is_empty()).then_some(lines);
+            }
+            tokio::select! {
+                _ = self.news.changed() => {}
+                _ = self.cut.changed() => return None,
+                () = tokio::time::sleep_until(self.until) => return None,
+                () = tokio::time::sleep(BOOKMARK_EVERY), if self.has_bookmarks => return Some(self.bookmark()),
+            }
+        }
+    }
+
+    fn bookmark(&self) -> String {
+        let object = json!({"kind": "Pod", "apiVersion": self.api_version,
+            "metadata": {"resourceVersion": self.version.to_string()}});
+        format!("{}\n", json!({"type": "BOOKMARK", "object": object}))
+    }
+
+    /// Lines of the changes since the last ones.
+    fn lines(&mut self) -> String {
+        let store = lock(&self.shared.store);
+        let (faults, draw) = &mut *lock(&self.shared.faults);
+        let mut lines = String::new();
+        let error = |lines: &mut String, version: u64| {
+            let object = expired(&version.to_string());
+            lines.push_str(&format!("{}\n", json!({"type": "ERROR", "object": object})));
+        };
+        let Some(changes) = store.since(self.version) else {
+            error(&mut lines, self.version);
+            self.is_over = true;
+            return lines;
+        };
+        for change in changes {
+            let object = &change.object;
+            if change.resource == self.resource && object["metadata"]["namespace"] == *self.namespace {
+                if draw.hits(faults.cut) {
+                    self.is_over = true;
+                    return lines;
+                }
+                if draw.hits(faults.expire) {
+                    error(&mut lines, self.version);
+                    self.is_over = true;
+                    return lines;
+                }
+                let (is, was) = (
+                    change.kind != ChangeKind::Deleted && (self.filter)(object),
+                    change.before.as_ref().is_some_and(&self.filter),
+                );
+                let kind = match (was, is) {
+                    (false, true) => Some("ADDED"),
+                    (true, true) => Some("MODIFIED"),
+                    (true, false) => Some("DELETED"),
+                    (false, false) => None,
+                };
+                for kind in kind.into_iter().cycle().take(1 + usize::from(draw.hits(faults.repeat))) {
+                    lines.push_str(&format!("{}\n", json!({"type": kind, "object": object})));
+                }
+            }
+            self.version = change.version;
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kubeconfig_names_the_server_and_the_namespace() {
+        let server = ApiServer::start(1).await.expect("a port");
+        let config: Value = serde_json::from_str(&server.kubeconfig("llm")).expect("JSON is YAML");
+        assert_eq!(config["clusters"][0]["cluster"]["server"], server.url());
+        assert_eq!(config["contexts"][0]["context"]["namespace"], "llm");
+    }
+}

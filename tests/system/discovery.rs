@@ -1,0 +1,174 @@
+//! Discovery: workers that a file or a name lists come, change and go while the gateway serves, and mistakes change nothing.
+
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+use support::site::{Site, chat, mock};
+use support::{Scratch, get, wait_for};
+use tools_mocker::{Dialect, MockConfig, Role};
+
+fn vllm() -> MockConfig {
+    mock(Dialect::Vllm, Role::Both, true)
+}
+
+/// A gateway that finds its workers in this file.
+fn site(name: &str, file: &Path, mocks: usize, more: &str) -> Site {
+    let config = format!("[discovery]\nfile = {:?}\n{more}", file.display().to_string());
+    Site::start_some(name, (0..mocks).map(|_| vllm()).collect(), &[], &config, 0)
+}
+
+fn write(file: &Path, workers: &[(String, &str)]) {
+    let worker = |(url, more): &(String, &str)| format!("[[worker]]\nurl = {url:?}\n{more}\n");
+    // As editors and mounted ConfigMaps do: the whole file at once.
+    let new = file.with_extension("new");
+    std::fs::write(&new, workers.iter().map(worker).collect::<String>()).expect("written");
+    std::fs::rename(&new, file).expect("renamed");
+}
+
+fn workers(site: &Site) -> Value {
+    let (status, body) = get(&site.gateway.address, "/kvasir/workers").expect("an answer");
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).expect("JSON")
+}
+
+fn source(site: &Site) -> Value {
+    workers(site)["discovery"]["sources"][0].clone()
+}
+
+fn requests(site: &Site, which: usize) -> u64 {
+    site.mocks[which].stats().requests
+}
+
+fn ask(site: &Site, count: usize, seed: usize) {
+    for number in 0..count {
+        let (status, answer) = site.chat(&chat(12, seed + number, 2));
+        assert_eq!(status, 200, "{answer}");
+    }
+}
+
+#[test]
+fn a_file_is_the_roster_and_mistakes_in_it_change_nothing() {
+    let folder = Scratch::new("discovery-file-list");
+    let file = folder.0.join("workers.toml");
+    write(&file, &[]);
+    let site = site("discovery-file", &file, 2, "guard_share = 1.0\n");
+    let urls: Vec<String> = site.mocks.iter().map(tools_mocker::Mock::url).collect();
+    let (status, _) = site.chat(&chat(5, 0, 2));
+    assert_eq!(status, 503, "there is no worker yet");
+
+    write(&file, &[(urls[0].clone(), "")]);
+    wait_for("the first worker", || site.ready() == 1);
+    ask(&site, 4, 0);
+    write(&file, &[(urls[0].clone(), "draining = true"), (urls[1].clone(), "uid = \"pod-1\"")]);
+    wait_for("the second worker", || site.ready() == 1 && workers(&site)["workers"][1]["state"] == "ready");
+    let before = requests(&site, 0);
+    ask(&site, 8, 100);
+    assert_eq!(requests(&site, 0), before, "a worker that drains gets no request");
+    assert!(requests(&site, 1) >= 8);
+    assert_eq!(workers(&site)["workers"][0]["state"], "draining");
+
+    // A mistake: the file's error is shown with its line, and everything goes on.
+    std::fs::write(&file, "[[worker]]\nurl = \"http://a:1\"\nrole = 7\n").expect("written");
+    wait_for("the mistake to be shown", || source(&site)["error"].is_string());
+    let error = source(&site)["error"].to_string();
+    assert!(error.contains("workers.toml: line 3"), "{error}");
+    assert_eq!(site.gateway.metric("kvasir_discovery_failing"), 1.0);
+    ask(&site, 2, 200);
+
+    // A worker of a pool that is not there is left out, and says so; the others are taken.
+    write(&file, &[(urls[1].clone(), "uid = \"pod-1\""), (urls[0].clone(), "pool = \"none\"")]);
+    wait_for("the mistake to be mended", || source(&site)["error"].is_null());
+    let told = workers(&site);
+    assert_eq!(told["workers"].as_array().map(Vec::len), Some(1), "{told}");
+    let refused = told["discovery"]["refused"][0].to_string();
+    assert!(refused.contains(&urls[0]) && refused.contains("none"), "{refused}");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"))
+        .args(["workers", "--gateway", &site.gateway.address])
+        .output()
+        .expect("kvasir workers");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("workers.toml: 2 workers\n") && printed.contains("left out: "), "{printed}");
+
+    // Another identity at the same address is another worker: what was known of the first is gone.
+    let shown = || workers(&site)["workers"][0].clone();
+    wait_for("it to be ready", || shown()["state"] == "ready");
+    write(&file, &[(urls[1].clone(), "uid = \"pod-2\"")]);
+    wait_for("the new worker", || {
+        workers(&site)["discovery"]["refused"].as_array().is_some_and(Vec::is_empty)
+            && shown()["state"] == "ready"
+    });
+    ask(&site, 2, 300);
+    write(&file, &[]);
+    wait_for("no worker", || workers(&site)["workers"].as_array().is_some_and(Vec::is_empty));
+    assert_eq!(site.gateway.metric("kvasir_discovery_workers"), 0.0);
+}
+
+#[test]
+fn a_list_that_lacks_most_workers_is_not_believed_while_they_answer() {
+    let folder = Scratch::new("discovery-guard-list");
+    let file = folder.0.join("workers.toml");
+    write(&file, &[]);
+    let mut site = site("discovery-guard", &file, 2, "guard_time = \"4s\"\n");
+    let urls: Vec<String> = site.mocks.iter().map(tools_mocker::Mock::url).collect();
+    let all = [(urls[0].clone(), ""), (urls[1].clone(), "")];
+    write(&file, &all);
+    wait_for("both workers", || site.ready() == 2);
+    write(&file, &[]);
+    wait_for("both to be suspect", || site.gateway.metric("kvasir_discovery_suspect") == 2.0);
+    let began = std::time::Instant::now();
+    ask(&site, 8, 0);
+    // One of them dies: it is the health check that finds it.
+    drop(site.mocks.remove(0));
+    wait_for("one to be down", || site.ready() == 1);
+    ask(&site, 4, 100);
+    assert!(began.elapsed() < Duration::from_secs(4), "this machine is too slow for the test's times");
+    wait_for("the guard's time to be over", || {
+        workers(&site)["workers"].as_array().is_some_and(Vec::is_empty)
+    });
+}
+
+#[test]
+fn addresses_of_a_name_are_workers() {
+    let mut mocks = vec![vllm()];
+    let site = {
+        let listen = "127.0.0.1:0".parse().expect("an address");
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let mock =
+            runtime.block_on(tools_mocker::Mock::start(mocks.remove(0), listen)).expect("a mock engine");
+        let port = mock.url().rsplit_once(':').expect("a port").1.to_owned();
+        let scratch = Scratch::new("discovery-dns");
+        let config = format!(
+            "[gateway]\nhealth_interval = \"100ms\"\nmodel_folder = {:?}\n[discovery]\ndns = [\"http://localhost:{port}\"]\n",
+            support::site::model_folder()
+        );
+        let path = scratch.config("kvasir.toml", &config);
+        let gateway = support::Process::start(&["gateway", "--config", &path]);
+        Site { runtime, mocks: vec![mock], gateway, scratch }
+    };
+    // Its IPv6 address may be a worker too, which nothing answers at.
+    wait_for("the worker behind the name", || site.ready() == 1);
+    ask(&site, 4, 0);
+    assert!(source(&site)["source"].to_string().contains("dns localhost:"));
+}
+
+#[test]
+fn bad_sources_stop_the_start_and_name_their_key() {
+    let scratch = Scratch::new("discovery-bad");
+    for (text, part) in [
+        ("[discovery]\ndns = [\"engines:8000\"]\n", "discovery.dns: \"engines:8000\" is not of the form"),
+        ("[discovery]\ndns_pool = \"none\"\n", "kvasir.toml:1: discovery.dns_pool: \"none\" is no pool"),
+        ("[discovery]\nfiles = \"a\"\n", "did you mean `file`?"),
+        ("", "no workers: give --worker URL"),
+    ] {
+        let path = scratch.config("kvasir.toml", text);
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .args(["gateway", "--config", &path, "--listen", "127.0.0.1:0"])
+            .output()
+            .expect("kvasir gateway");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(part), "{text}: {said}");
+    }
+}
