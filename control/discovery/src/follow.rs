@@ -1,7 +1,8 @@
 //! The task between the sources and the fleet: it takes updates, and publishes the merged endpoints.
 //!
-//! Updates that have come while one was applied are published together, at most every [`PUBLISH_PAUSE`], so that a
-//! thousand pods that change at once are few changes of the fleet. A single change is published at once.
+//! A single change is published at once. Updates that come in the pause after that are published together: the pause is at
+//! least [`PUBLISH_PAUSE`], and [`PAUSE_FACTOR`] times as long as publishing took, so that a fleet of thousands that changes
+//! without end costs at most a twentieth of a core.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,9 @@ use crate::update::Update;
 
 /// Shortest time between two publications.
 pub const PUBLISH_PAUSE: Duration = Duration::from_millis(20);
+
+/// So many times as long as a publication took is the pause behind it.
+const PAUSE_FACTOR: u32 = 19;
 
 /// Updates that wait to be applied. A source waits while there are as many.
 const UPDATES_MAX: usize = 1024;
@@ -74,7 +78,7 @@ pub async fn follow(mut roster: Roster, mut updates: Receiver, mut publish: impl
             },
             () = at(expiry) => None,
         };
-        let now = now();
+        let (now, began) = (now(), Instant::now());
         let reported = first.as_ref().map_or(now, |sent| sent.at);
         let mut is_changed = roster.expire(now);
         let mut next = first;
@@ -86,7 +90,7 @@ pub async fn follow(mut roster: Roster, mut updates: Receiver, mut publish: impl
         }
         let endpoints = is_changed.then(|| roster.endpoints());
         publish(Batch { endpoints, sources: roster.status(), reported });
-        tokio::time::sleep(PUBLISH_PAUSE).await;
+        tokio::time::sleep(PUBLISH_PAUSE.max(began.elapsed() * PAUSE_FACTOR)).await;
     }
 }
 

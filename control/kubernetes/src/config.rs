@@ -49,5 +49,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 pub async fn connect() -> Result<Client, KubernetesError> {
     let mut config = kube::Config::infer().await?;
     config.connect_timeout = Some(CONNECT_MAX);
+    // The source tries again itself, and says meanwhile what is wrong.
+    config.default_retry = false;
     Client::try_from(config).map_err(KubernetesError::Client)
 }

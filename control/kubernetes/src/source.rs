@@ -132,25 +132,32 @@ impl PodSource {
     ) -> End {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), self.namespace());
         let config = watcher::Config::default().labels(selector).timeout(WATCH_SECONDS);
-        let until = Instant::now() + self.config.relist;
         let events = std::pin::pin!(watcher(api, config).default_backoff());
         tokio::select! {
-            end = report(events, rules, sender) => end,
-            () = tokio::time::sleep_until(until) => End::Relist,
+            end = report(events, rules, self.config.relist, sender) => end,
             () = pool_changed => End::PoolChanged,
         }
     }
 }
 
-/// Passes events on as updates.
+/// Passes events on as updates, until `relist` after the pods were last listed: a list that takes longer is not cut short.
 async fn report(
     mut events: impl Stream<Item = Result<Event<Pod>, watcher::Error>> + Unpin,
     rules: &PodRules,
+    relist: Duration,
     sender: &Sender,
 ) -> End {
+    let mut until: Option<Instant> = None;
     let mut listed: Vec<Object> = Vec::new();
     loop {
-        let update = match events.next().await {
+        let event = match until {
+            None => events.next().await,
+            Some(until) => match tokio::time::timeout_at(until, events.next()).await {
+                Ok(event) => event,
+                Err(_) => return End::Relist,
+            },
+        };
+        let update = match event {
             None => return End::Relist,
             Some(Err(error)) => {
                 let is_expired = is_expired(&error);
@@ -164,6 +171,7 @@ async fn report(
                 continue;
             }
             Some(Ok(Event::Init)) => {
+                until = None;
                 listed.clear();
                 continue;
             }
@@ -171,7 +179,10 @@ async fn report(
                 listed.push(object(&pod, rules));
                 continue;
             }
-            Some(Ok(Event::InitDone)) => Update::Listed(std::mem::take(&mut listed)),
+            Some(Ok(Event::InitDone)) => {
+                until = Some(Instant::now() + relist);
+                Update::Listed(std::mem::take(&mut listed))
+            }
             Some(Ok(Event::Apply(pod))) => Update::Changed(object(&pod, rules)),
             Some(Ok(Event::Delete(pod))) => Update::Deleted(key(&pod)),
         };

@@ -197,6 +197,8 @@ impl Discovery {
         let shown: Arc<Mutex<Shown>> = Arc::default();
         let metrics = Arc::clone(&shown);
         gateway.show_also(Box::new(move |out| lock(&metrics).render(out)));
+        // From now on an empty roster is one that is still to be found.
+        gateway.show_discovery(lock(&shown).to_json());
         let publisher = Publisher { gateway: Arc::downgrade(gateway), keys, shown };
         let following =
             follow(Roster::new(names, self.guard), receiver, move |batch| publisher.publish(batch));

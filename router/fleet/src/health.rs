@@ -7,7 +7,7 @@
 //! | comes within `health_timeout` | takes requests |
 //! | is late | gets no new requests until it comes |
 //! | has not come after `health_misses` times that | is given up, with the requests that were silent since the first miss |
-//! | is a refused connection, or an error | gets no new requests, and is asked again at once |
+//! | is a refused connection, or an error | gets no new requests, and is asked again soon; ever later, up to `health_interval`, while it goes on |
 //!
 //! A late answer is one all the same: an engine that computes a long prompt may take seconds for it and generates meanwhile.
 //! The engine's load is not asked for here (`report`).
@@ -210,7 +210,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
         fleet.changed.notify_waiters();
         drop(fleet);
         let quick = interval.min(QUICK);
-        let pause = if worker.answers() { interval } else { quick };
+        let pause = if worker.answers() { interval } else { pause_while_down(failures, quick, interval) };
         tokio::select! {
             () = worker.removed() => return watch_removed(&worker, &config, asked.engine).await,
             () = tokio::time::sleep(pause) => {}
@@ -218,6 +218,12 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
             () = worker.suspected.notified() => tokio::time::sleep(quick / 2).await,
         }
     }
+}
+
+/// How long a worker is left alone that has failed so many checks in a row: short at first, for a process that is started
+/// again; then longer, since a thousand pods that are not there yet must not keep a core busy.
+fn pause_while_down(failures: u32, quick: Duration, interval: Duration) -> Duration {
+    quick.saturating_mul(1 << (failures / SAME_ENGINE_FOR).min(16)).min(interval)
 }
 
 /// Watches a worker that was removed, for the requests that it still has: they are given up with it if it falls silent.

@@ -324,7 +324,9 @@ impl Gateway {
                     // The name may be that of a pool whose workers have yet to say it.
                     let may_come =
                         |model: &Arc<Model>| model.pool.model().is_empty() && model.pool.has_workers();
-                    if !self.models.iter().any(may_come) {
+                    // Or discovery has yet to find the first worker.
+                    let finds_first = self.discovery().is_some() && self.fleet.workers().is_empty();
+                    if !finds_first && !self.models.iter().any(may_come) {
                         return Err(error);
                     }
                 }
