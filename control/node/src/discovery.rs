@@ -114,7 +114,6 @@ pub(crate) struct Discovery {
 
 /// A set of pods that a configuration names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "such a binary refuses them"))]
 struct Pods {
     /// Label selector, or the name of an InferencePool.
     selection: String,
