@@ -104,11 +104,14 @@ fn a_file_is_the_roster_and_mistakes_in_it_change_nothing() {
 
     // Another identity at the same address is another worker: what was known of the first is gone.
     wait_for("it to be ready", || state(&site, &urls[1]) == "ready");
-    write(&file, &[(urls[1].clone(), "uid = \"pod-2\"")]);
-    wait_for("the new worker", || {
+    write(&file, &[(urls[1].clone(), "uid = \"pod-1\"")]);
+    wait_for("the mistake to be mended", || {
         workers(&site)["discovery"]["refused"].as_array().is_some_and(Vec::is_empty)
-            && state(&site, &urls[1]) == "ready"
     });
+    let version = workers(&site)["version"].as_u64();
+    write(&file, &[(urls[1].clone(), "uid = \"pod-2\"")]);
+    wait_for("the new worker", || workers(&site)["version"].as_u64() > version);
+    wait_for("it to be ready", || state(&site, &urls[1]) == "ready");
     ask(&site, 2, 300);
     write(&file, &[]);
     wait_for("no worker", || workers(&site)["workers"].as_array().is_some_and(Vec::is_empty));

@@ -186,7 +186,7 @@ fn a_pod_that_leaves_gets_no_new_request() {
 #[test]
 fn an_api_server_that_is_away_or_lies_fails_no_request() {
     let seconds = std::env::var("KVASIR_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
-    let config = "selector = \"app=vllm\"\nguard_time = \"1h\"\nrelist = \"2s\"\n";
+    let config = "selector = \"app=vllm\"\nguard_time = \"1h\"\n";
     let cluster = Cluster::start("k8s-away", 3, config);
     (0..3).for_each(|which| cluster.put(cluster.pod(which, "a")));
     wait_for("the pods", || cluster.ready() == 3);
@@ -244,9 +244,7 @@ fn pods_are_told_apart_by_uid_and_selected_by_labels() {
     unlabelled["metadata"]["labels"]["app"] = json!("none");
     cluster.put(unlabelled);
     wait_for("the pod to leave the selection", || cluster.workers().len() == 1);
-    cluster.server.change(|store| store.delete("pods", NAMESPACE, "engine-0"));
-    wait_for("the last pod to be gone", || cluster.workers().is_empty());
-    // The pool's selector changes: its pods are others.
+    // The pool's selector changes: its pods are others, at once, though most of those before are missing.
     cluster.server.change(|store| {
         store.put(
             "inferencepools",
@@ -255,7 +253,14 @@ fn pods_are_told_apart_by_uid_and_selected_by_labels() {
             "spec": {"selector": {"matchLabels": {"app": "none"}}, "targetPorts": [{"number": 8000}]}}),
         );
     });
-    wait_for("the pool's other pod", || cluster.ready() == 1);
+    let url = cluster.mocks[1].url();
+    wait_for("the pool's other pod", || {
+        let workers = cluster.workers();
+        workers.len() == 1 && workers[0]["url"] == *url && workers[0]["state"] == "ready"
+    });
+    assert_eq!(cluster.gateway.metric("kvasir_discovery_suspect"), 0.0);
+    cluster.server.change(|store| store.delete("pods", NAMESPACE, "engine-1"));
+    wait_for("the last pod to be gone", || cluster.workers().is_empty());
 }
 
 /// A thousand pods, a hundred changes a second: what following them costs, and that the roster is right at the end.

@@ -51,15 +51,16 @@ section! {
         /// How often those names are resolved.
         dns_interval: Duration = Duration::from_secs(5), in Duration::from_secs(1) => Duration::from_secs(3600);
         /// Pods of Kubernetes that are workers, by label selector, as `app=vllm,tier!=test`. Needs a binary that was built with
-        /// `--features kubernetes`, and the rights to get, list and watch pods of the namespace. Roles, models and ports are
-        /// understood by the labels and annotations of llm-d, AIBrix, vLLM's and SGLang's routers, and `kvasir/role`, `kvasir/model`,
-        /// `kvasir/pool`, `kvasir/port`.
+        /// `--features kubernetes`, and the rights to list and watch pods of the namespace. Roles, models and ports are understood
+        /// by the labels and annotations of llm-d, AIBrix, vLLM's production-stack and SGLang's gateway, and by `kvasir/role`,
+        /// `kvasir/model`, `kvasir/pool`, `kvasir/port`. A pod that the next two select as well has their role.
         selector: String = String::new();
         /// Pods that compute prompts for others.
         prefill_selector: String = String::new();
         /// Pods that generate from prompts computed elsewhere.
         decode_selector: String = String::new();
-        /// Name of an InferencePool (`inference.networking.k8s.io/v1`) whose selector and ports count.
+        /// Name of an InferencePool (`inference.networking.k8s.io/v1`) whose selector and ports count; needs the rights to get, list
+        /// and watch it as well.
         inference_pool: String = String::new();
         /// Namespace of those pods and of the InferencePool; empty is this pod's own, or that of the kubeconfig's context.
         namespace: String = String::new();
@@ -68,7 +69,9 @@ section! {
         /// How often all pods are listed anew, beside the watch.
         relist: Duration = Duration::from_secs(300), in Duration::from_secs(1) => Duration::from_secs(86400);
         /// A list that lacks more than this share of its source's workers, without a deletion having been reported, is not
-        /// believed: the missing ones are served as long as they answer their health checks, for `guard_time`.
+        /// believed: the missing ones are served as long as they answer their health checks, for `guard_time`. What lists of that
+        /// time removed counts as missing. Files and names report no deletions: to remove most of their workers at once, set
+        /// this to 1, or let them drain.
         guard_share: f64 = 0.5, in 0.0 => 1.0;
         /// How long workers stay that such a list lacks.
         guard_time: Duration = Duration::from_secs(600), in Duration::from_secs(0) => Duration::from_secs(86400);

@@ -1,7 +1,8 @@
 //! Workers behind a name of DNS: each address of the name (A and AAAA) is a worker. A headless Service of Kubernetes, or
 //! Consul, answers so.
 //!
-//! Names are resolved by the system's resolver. It tells neither deletions nor identities: a worker that has taken the
+//! A name that has no addresses any more, after it had some, is an empty list: see the guard (`source_state`). Names are
+//! resolved by the system's resolver. It tells neither deletions nor identities: a worker that has taken the
 //! address of another one is told apart by the fleet, by what its engine says.
 
 use std::time::Duration;
@@ -64,14 +65,21 @@ impl Dns {
 
     /// Resolves the name every `interval`, until nothing receives the updates.
     pub async fn watch(self, interval: Duration, sender: Sender) {
+        let mut had_addresses = false;
         loop {
-            if !sender.send(self.resolve().await).await {
+            let update = match self.resolve().await {
+                Update::Failed(reason) if had_addresses && says_none(&reason) => Update::Listed(Vec::new()),
+                update => update,
+            };
+            had_addresses |= matches!(&update, Update::Listed(objects) if !objects.is_empty());
+            if !sender.send(update).await {
                 return;
             }
             tokio::time::sleep(interval).await;
         }
     }
 
+    /// The addresses of the name now, or why there are none.
     async fn resolve(&self) -> Update {
         let resolving = tokio::net::lookup_host((self.host.as_str(), self.port));
         let addresses = match tokio::time::timeout(RESOLVE_MAX, resolving).await {
@@ -88,6 +96,18 @@ impl Dns {
         };
         Update::Listed(hosts.iter().map(|host| Object::of(endpoint(host))).collect())
     }
+}
+
+/// Whether a resolver's error says that there is no such name, or that it has no address: the texts of `gai_strerror` for
+/// EAI_NONAME and EAI_NODATA in glibc and musl. std passes on no code.
+fn says_none(reason: &str) -> bool {
+    let texts = [
+        "Name or service not known",
+        "No address associated with hostname",
+        "Name does not resolve",
+        "Name has no usable address",
+    ];
+    texts.iter().any(|text| reason.contains(text))
 }
 
 #[cfg(test)]
@@ -115,6 +135,8 @@ mod tests {
         let local = objects.iter().find(|object| object.key == "http://127.0.0.1:8000");
         let local = local.expect("127.0.0.1 is among them");
         assert_eq!(local.endpoints[0].pool.as_deref(), Some("p"));
+        assert!(says_none("a: failed to lookup address information: Name or service not known"));
+        assert!(!says_none("a: failed to lookup address information: Temporary failure in name resolution"));
         let unknown = Dns::new("http://no-such-name.invalid:8000", None).expect("a name");
         let update = unknown.resolve().await;
         assert!(

@@ -65,9 +65,11 @@ impl Endpoint {
         Self::new(url_of("http", host, port))
     }
 
-    /// Its address in one spelling: lower case, without a slash at the end.
+    /// Its address in one spelling: lower case, without a slash at the end and without the scheme's own port.
     pub(crate) fn address(&self) -> String {
-        self.url.trim_end_matches('/').to_ascii_lowercase()
+        let url = self.url.trim_end_matches('/').to_ascii_lowercase();
+        let usual = if url.starts_with("https:") { ":443" } else { ":80" };
+        url.strip_suffix(usual).map_or_else(|| url.clone(), str::to_owned)
     }
 }
 
@@ -86,6 +88,7 @@ mod tests {
     #[test]
     fn addresses_have_one_spelling_and_ipv6_has_brackets() {
         assert_eq!(Endpoint::new("http://NODE:8000/").address(), "http://node:8000");
+        assert_eq!(Endpoint::new("http://node:80").address(), Endpoint::new("http://node/").address());
         assert_eq!(url_of("http", "fd00::1", 8000), "http://[fd00::1]:8000");
         assert_eq!(url_of("https", "10.0.0.1", 8000), "https://10.0.0.1:8000");
     }

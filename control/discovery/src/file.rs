@@ -25,7 +25,8 @@ pub struct FileSource {
     path: PathBuf,
 }
 
-/// A file and what tells two states of it apart: device, inode, size, time of the last change in seconds and nanoseconds.
+/// A file and what tells two states of it apart: device, inode, size, and the time of the last change, of its permissions
+/// too, in seconds and nanoseconds.
 type Stamp = (PathBuf, [i64; 5]);
 
 impl FileSource {
@@ -43,7 +44,7 @@ impl FileSource {
 
     /// Reports the workers whenever the files have changed, until nothing receives the updates.
     pub async fn watch(self, sender: Sender) {
-        let (mut last, mut taken) = (None, None);
+        let (mut last, mut taken, mut failed) = (None, None, None);
         loop {
             let path = self.path.clone();
             let found = tokio::task::spawn_blocking(move || stamps(&path)).await;
@@ -53,14 +54,18 @@ impl FileSource {
             if is_steady && taken.as_ref() != Some(&now) {
                 let stamps = now.clone();
                 let read = tokio::task::spawn_blocking(move || stamps.and_then(|stamps| read(&stamps))).await;
-                let update = match read.unwrap_or_else(|error| Err(error.to_string())) {
+                let read = read.unwrap_or_else(|error| Err(error.to_string()));
+                // A failure may pass although the file stays as it is: it is read again, and an equal reason told once.
+                let is_news = read.as_ref().err() != failed.as_ref() || read.is_ok();
+                failed = read.as_ref().err().cloned();
+                taken = read.is_ok().then(|| now.clone());
+                let update = match read {
                     Ok(endpoints) => Update::Listed(endpoints.into_iter().map(Object::of).collect()),
                     Err(reason) => Update::Failed(reason),
                 };
-                if !sender.send(update).await {
+                if is_news && !sender.send(update).await {
                     return;
                 }
-                taken = Some(now.clone());
             }
             last = Some(now);
             tokio::time::sleep(LOOK_EVERY).await;
@@ -79,7 +84,7 @@ fn stamps(path: &Path) -> Result<Vec<Stamp>, String> {
     let stamp = |path: PathBuf, found: &std::fs::Metadata| {
         (
             path,
-            [found.dev() as i64, found.ino() as i64, found.size() as i64, found.mtime(), found.mtime_nsec()],
+            [found.dev() as i64, found.ino() as i64, found.size() as i64, found.ctime(), found.ctime_nsec()],
         )
     };
     let found = std::fs::metadata(path).map_err(of)?;

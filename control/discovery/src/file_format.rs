@@ -3,7 +3,7 @@
 //! | Ending | Form |
 //! | --- | --- |
 //! | `.toml` | `[[worker]]` tables with `url` and, optionally, `role`, `pool`, `model`, `uid`, `draining` |
-//! | `.yaml`, `.yml`, `.json` | llm-d's `endpoints:` list with `address`, `port` and, optionally, `name`, `namespace`, `labels` (its `docs/discovery.md`) |
+//! | `.yaml`, `.yml`, `.json` | llm-d's `endpoints:` list with `address`, `port` and, optionally, `name` and `labels` (its `docs/discovery.md`); other fields are not looked at |
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -121,8 +121,8 @@ fn from_yaml(text: &str) -> Result<Vec<Endpoint>, String> {
             port.filter(|port| *port > 0).ok_or_else(|| of("its port is not 1 to 65535".to_owned()))?;
         let annotations = BTreeMap::new();
         let labels = Labels([&labels, &annotations]);
-        let role = labels.role();
-        let role = role.map_err(|name| of(format!("a role is prefill, decode or both, not {name:?}")))?;
+        // A role that a gateway has no use for (llm-d's `encode`) is no mistake.
+        let Ok(role) = labels.role() else { continue };
         endpoints.push(Endpoint {
             role,
             pool: labels.pool(),
@@ -162,6 +162,13 @@ mod tests {
         assert_eq!(Format::Yaml.parse(text), Ok(vec![first.clone(), Endpoint::new("http://[fd00::1]:8001")]));
         let json = "{\"endpoints\": [{\"address\": \"10.0.0.1\", \"port\": \"8000\", \"labels\": {\"llm-d.ai/role\": \"decode\"}}]}";
         assert_eq!(Format::of_ending("json").expect("a form").parse(json), Ok(vec![first]));
+    }
+
+    #[test]
+    fn workers_that_only_encode_are_left_out() {
+        let text =
+            "endpoints:\n- {address: a, port: 1, labels: {llm-d.ai/role: encode}}\n- {address: b, port: 1}\n";
+        assert_eq!(Format::Yaml.parse(text), Ok(vec![Endpoint::new("http://b:1")]));
     }
 
     #[test]

@@ -20,6 +20,9 @@ const POOL: [&str; 1] = ["kvasir/pool"];
 const PORTS: [&str; 4] =
     ["kvasir/port", "llm-d.ai/active-ports", "smg.ai/worker-ports", "model.aibrix.ai/port"];
 
+/// Ranks of one pod at most: it has no more devices.
+const PORTS_MAX: usize = 16;
+
 /// Labels and annotations of an object, labels first.
 #[derive(Debug, Clone, Copy)]
 pub struct Labels<'a>(pub [&'a BTreeMap<String, String>; 2]);
@@ -50,11 +53,12 @@ impl<'a> Labels<'a> {
         self.first(&POOL).map(str::to_owned)
     }
 
-    /// Ports at which it answers, one for each rank; empty when nothing is said. An error is what cannot be read.
+    /// Ports at which it answers, one for each rank; empty when nothing is said. An error is what cannot be read, or has more
+    /// than 16 of them.
     pub fn ports(&self) -> Result<Vec<u16>, &'a str> {
         let Some(text) = self.first(&PORTS) else { return Ok(Vec::new()) };
         let ports = text.split(',').map(|port| port.trim().parse().ok().filter(|port| *port > 0));
-        ports.collect::<Option<Vec<u16>>>().ok_or(text)
+        ports.collect::<Option<Vec<u16>>>().filter(|ports| ports.len() <= PORTS_MAX).ok_or(text)
     }
 
     /// Whether its engine has been put to sleep.
@@ -92,5 +96,8 @@ mod tests {
         let labels = Labels([&labels, &empty]);
         assert_eq!(labels.role(), Err("encode"));
         assert_eq!(labels.ports(), Err("80,none"));
+        let many = (1..=17).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
+        let labels = map(&[("kvasir/port", &many)]);
+        assert_eq!(Labels([&labels, &empty]).ports(), Err(many.as_str()));
     }
 }

@@ -50,7 +50,17 @@ impl Roster {
         } else if state.error.is_some() {
             tracing::info!(source = *name, "can be read again");
         }
-        state.apply(update, guard, now)
+        let before = state.suspects();
+        let is_changed = state.apply(update, guard, now);
+        if state.suspects() > before {
+            tracing::warn!(
+                source = *name,
+                missing = state.suspects(),
+                "a list lacks so many workers that it is not believed: they are served while they answer, for {:?}",
+                guard.time
+            );
+        }
+        is_changed
     }
 
     /// Removes suspects whose time is up; whether there were any.
@@ -64,23 +74,31 @@ impl Roster {
         self.sources.iter().filter_map(|(_, state)| state.next_expiry()).min()
     }
 
-    /// One endpoint for each address, in the order of sources and keys. Of several the one in the best state counts: a pod
-    /// that is being deleted may still be listed while another one already has its address.
+    /// One endpoint for each address, in the order of sources and keys. Of several one that is not suspect counts, then one
+    /// of the first source that names the address, then the one in the best state: a pod that is being deleted may still be
+    /// listed while another one already has its address.
     #[must_use]
     pub fn endpoints(&self) -> Vec<Endpoint> {
-        let mut merged: Vec<&Endpoint> = Vec::new();
+        let mut merged = Vec::new();
         let mut places: HashMap<String, usize> = HashMap::new();
-        for (endpoint, _) in self.sources.iter().flat_map(|(_, state)| state.endpoints()) {
-            match places.get(&endpoint.address()) {
-                Some(&place) if merged[place].state <= endpoint.state => {}
-                Some(&place) => merged[place] = endpoint,
-                None => {
-                    places.insert(endpoint.address(), merged.len());
-                    merged.push(endpoint);
+        for (number, (_, state)) in self.sources.iter().enumerate() {
+            for (endpoint, is_suspect) in state.endpoints() {
+                let rank = (is_suspect, number, endpoint.state);
+                match places.get(&endpoint.address()) {
+                    Some(&place) => {
+                        let best: &mut (_, &Endpoint) = &mut merged[place];
+                        if rank < best.0 {
+                            *best = (rank, endpoint);
+                        }
+                    }
+                    None => {
+                        places.insert(endpoint.address(), merged.len());
+                        merged.push((rank, endpoint));
+                    }
                 }
             }
         }
-        merged.into_iter().cloned().collect()
+        merged.into_iter().map(|(_, endpoint)| endpoint.clone()).collect()
     }
 
     /// How the sources are.
@@ -89,7 +107,7 @@ impl Roster {
         let status = |(name, state): &(String, SourceState)| SourceStatus {
             name: name.clone(),
             endpoints: state.endpoints().count(),
-            suspects: state.endpoints().filter(|(_, is_suspect)| *is_suspect).count(),
+            suspects: state.suspects(),
             updates: state.updates,
             error: state.error.clone(),
             is_listed: state.is_listed,
@@ -128,6 +146,33 @@ mod tests {
         roster.apply(0, Update::Listed(vec![Object::of(mine.clone())]), now);
         roster.apply(1, Update::Listed(vec![Object::of(elsewhere)]), now);
         assert_eq!(roster.endpoints(), [mine], "the first source counts");
+    }
+
+    #[test]
+    fn a_suspect_does_not_keep_its_address_from_the_worker_that_has_it_now() {
+        let (mut roster, now) = (roster(2), Instant::now());
+        let object = |key: &str, endpoint: &Endpoint| Object {
+            key: key.to_owned(),
+            endpoints: vec![endpoint.clone()],
+        };
+        let old = Endpoint { uid: Some("old".to_owned()), ..Endpoint::new("http://a:1") };
+        let new = Endpoint {
+            uid: Some("new".to_owned()),
+            state: EndpointState::NotReady,
+            ..Endpoint::new("http://a:1")
+        };
+        roster.apply(0, Update::Listed(vec![object("old", &old)]), now);
+        assert!(roster.apply(0, Update::Listed(vec![object("new", &new)]), now));
+        assert_eq!(roster.endpoints(), [new]);
+    }
+
+    #[test]
+    fn what_the_first_source_says_of_an_address_counts() {
+        let (mut roster, now) = (roster(2), Instant::now());
+        let draining = Endpoint { state: EndpointState::Draining, ..Endpoint::new("http://a:80") };
+        roster.apply(0, Update::Listed(vec![Object::of(draining.clone())]), now);
+        roster.apply(1, Update::Listed(vec![Object::of(Endpoint::new("http://A"))]), now);
+        assert_eq!(roster.endpoints(), [draining]);
     }
 
     #[test]

@@ -11,6 +11,13 @@
 //! | `Deleted` | removed |
 //! | missing from a list that lacks at most `share` | removed |
 //! | missing from a list that lacks more | suspect for `time` from the first such list on |
+//! | missing from the first list after the source selects other objects | removed |
+//!
+//! What lists of the last `time` removed counts as missing as well, so that a source which loses half after half is not
+//! believed either.
+//!
+//! | Event | Object |
+//! | --- | --- |
 //! | `Failed` | as before |
 
 use std::collections::{BTreeMap, HashSet};
@@ -45,6 +52,8 @@ pub(crate) struct SourceState {
     pub(crate) is_listed: bool,
     /// Updates so far.
     pub(crate) updates: u64,
+    /// Endpoints that lists removed, since then.
+    removed: (usize, Option<Instant>),
 }
 
 impl SourceState {
@@ -58,6 +67,17 @@ impl SourceState {
             Update::Listed(objects) => {
                 self.is_listed = true;
                 self.list(objects, guard, now)
+            }
+            Update::Replaced(objects) => {
+                self.is_listed = true;
+                let before = std::mem::take(&mut self.objects);
+                for object in objects {
+                    self.put(object);
+                }
+                let endpoints = |objects: &BTreeMap<String, Tracked>| -> Vec<Endpoint> {
+                    objects.values().flat_map(|object| object.endpoints.clone()).collect()
+                };
+                endpoints(&before) != endpoints(&self.objects)
             }
             Update::Changed(object) => self.put(object),
             Update::Deleted(key) => self.objects.remove(&key).is_some_and(|gone| !gone.endpoints.is_empty()),
@@ -87,11 +107,17 @@ impl SourceState {
         })
     }
 
+    /// Endpoints that the last list lacked, and that are served while they answer.
+    pub(crate) fn suspects(&self) -> usize {
+        self.endpoints().filter(|(_, is_suspect)| *is_suspect).count()
+    }
+
     fn put(&mut self, object: Object) -> bool {
         let Object { key, endpoints } = object;
         match self.objects.get_mut(&key) {
             Some(tracked) => {
-                let is_changed = tracked.endpoints != endpoints;
+                // Who is suspect matters where two have one address.
+                let is_changed = tracked.endpoints != endpoints || tracked.suspect_until.is_some();
                 *tracked = Tracked { endpoints, suspect_until: None };
                 is_changed
             }
@@ -105,32 +131,32 @@ impl SourceState {
 
     fn list(&mut self, objects: Vec<Object>, guard: Guard, now: Instant) -> bool {
         let listed: HashSet<&str> = objects.iter().map(|object| object.key.as_str()).collect();
-        let (mut trusted, mut missing) = (0, 0);
-        for (key, object) in self.objects.iter().filter(|(_, object)| object.suspect_until.is_none()) {
-            trusted += object.endpoints.len();
+        if self.removed.1.is_some_and(|since| now.duration_since(since) > guard.time) {
+            self.removed = (0, None);
+        }
+        let (mut all, mut missing) = (self.removed.0, self.removed.0);
+        for (key, object) in &self.objects {
+            all += object.endpoints.len();
             missing += if listed.contains(key.as_str()) { 0 } else { object.endpoints.len() };
         }
-        let is_suspicious = missing as f64 > guard.share * trusted as f64;
-        let mut is_changed = false;
+        let is_suspicious = missing as f64 > guard.share * all as f64;
+        let (mut is_changed, mut removed) = (false, 0);
         self.objects.retain(|key, object| {
             if listed.contains(key.as_str()) || object.suspect_until.is_some() {
                 return true;
             }
             if is_suspicious {
                 object.suspect_until = Some(now + guard.time);
+                is_changed = true;
                 return true;
             }
-            is_changed |= !object.endpoints.is_empty();
+            removed += object.endpoints.len();
             false
         });
         drop(listed);
-        if is_suspicious {
-            tracing::warn!(
-                missing,
-                of = trusted,
-                "a list lacks so many workers that it is not believed: they are served while they answer, for {:?}",
-                guard.time
-            );
+        if removed > 0 {
+            is_changed = true;
+            self.removed = (self.removed.0 + removed, self.removed.1.or(Some(now)));
         }
         objects.into_iter().fold(is_changed, |is_changed, object| self.put(object) || is_changed)
     }
@@ -165,12 +191,12 @@ mod tests {
         assert!(state.apply(listed(&["a", "b", "c", "d"]), GUARD, start));
         assert!(state.apply(listed(&["a", "b"]), GUARD, start), "half is the bound itself");
         assert_eq!(hosts(&state), trusted(&["a", "b"]));
-        assert!(!state.apply(listed(&[]), GUARD, start), "no endpoint goes");
+        assert!(state.apply(listed(&[]), GUARD, start), "they are suspect");
         assert_eq!(hosts(&state), [("a".to_owned(), true), ("b".to_owned(), true)]);
         let later = start + Duration::from_secs(300);
         assert!(!state.apply(listed(&[]), GUARD, later), "their time does not begin again");
         assert_eq!(state.next_expiry(), Some(start + GUARD.time));
-        assert!(!state.apply(listed(&["a"]), GUARD, later), "one is there again");
+        assert!(state.apply(listed(&["a"]), GUARD, later), "one is there again");
         assert_eq!(hosts(&state), [("a".to_owned(), false), ("b".to_owned(), true)]);
         assert!(!state.expire(later));
         assert!(state.expire(start + GUARD.time));
@@ -186,8 +212,34 @@ mod tests {
         assert!(state.apply(Update::Deleted("a".to_owned()), GUARD, now));
         assert!(!state.apply(Update::Deleted("a".to_owned()), GUARD, now));
         assert_eq!(hosts(&state), [("b".to_owned(), true)]);
+        assert!(state.apply(Update::Changed(object("b")), GUARD, now));
         assert!(!state.apply(Update::Changed(object("b")), GUARD, now));
         assert_eq!(hosts(&state), trusted(&["b"]));
+    }
+
+    #[test]
+    fn lists_that_lose_half_after_half_are_not_believed() {
+        let (mut state, now) = (SourceState::default(), Instant::now());
+        let keys: Vec<String> = (0..16).map(|number| format!("w{number:02}")).collect();
+        let first = |count: usize| Update::Listed(keys[..count].iter().map(|key| object(key)).collect());
+        state.apply(first(16), GUARD, now);
+        state.apply(first(8), GUARD, now);
+        assert_eq!((state.endpoints().count(), state.suspects()), (8, 0), "half is the bound itself");
+        state.apply(first(4), GUARD, now);
+        assert_eq!((state.endpoints().count(), state.suspects()), (8, 4));
+        let later = now + GUARD.time + Duration::from_secs(1);
+        state.expire(later);
+        state.apply(first(2), GUARD, later);
+        assert_eq!((state.endpoints().count(), state.suspects()), (2, 0), "that was long ago");
+    }
+
+    #[test]
+    fn what_a_source_selects_anew_replaces_what_it_selected() {
+        let (mut state, now) = (SourceState::default(), Instant::now());
+        state.apply(listed(&["a", "b"]), GUARD, now);
+        assert!(state.apply(Update::Replaced(vec![object("c")]), GUARD, now));
+        assert!(!state.apply(Update::Replaced(vec![object("c")]), GUARD, now));
+        assert_eq!(hosts(&state), trusted(&["c"]));
     }
 
     #[test]

@@ -23,6 +23,8 @@ impl Object {
 pub enum Update {
     /// All objects of the source, from a list that succeeded.
     Listed(Vec<Object>),
+    /// All objects of the source after what it selects was changed on purpose: it may lack any of those before.
+    Replaced(Vec<Object>),
     /// One object was added or has changed.
     Changed(Object),
     /// The object with this key was deleted.

@@ -27,6 +27,11 @@ const WATCH_SECONDS: u32 = 55;
 const EXPIRED_PAUSE: Duration = Duration::from_millis(500);
 /// Pause before an InferencePool is asked for again that cannot be had.
 const POOL_PAUSE: Duration = Duration::from_secs(2);
+/// Longest wait for an InferencePool, and for the next event of a list.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// How soon after a failure of a watch all pods are listed anew. A watch that goes on says nothing while nothing changes, so
+/// that only a list shows that the server is back.
+const RELIST_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 /// Pods that are workers.
 pub struct PodSource {
@@ -76,7 +81,7 @@ impl PodSource {
     async fn watch_labels(&self, selector: &str, sender: &Sender) {
         let rules = self.rules(vec![self.config.port]);
         while let End::Relist | End::PoolChanged =
-            self.follow(selector, &rules, std::future::pending(), sender).await
+            self.follow(selector, &rules, false, std::future::pending(), sender).await
         {}
     }
 
@@ -88,45 +93,64 @@ impl PodSource {
     async fn watch_pool(&self, name: &str, sender: &Sender) {
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), self.namespace(), &pool::resource());
+        let mut last: Option<(DynamicObject, (String, Vec<u16>))> = None;
         loop {
-            let found = match api.get(name).await {
-                Ok(found) => pool::selector_and_ports(&found).map(|pool| (found, pool)),
-                Err(error) => Err(format!("InferencePool {name}: {error}")),
+            let asked = tokio::time::timeout(ANSWER_MAX, api.get(name)).await;
+            let found = match asked {
+                Ok(Ok(found)) => pool::selector_and_ports(&found).map(|pool| (found, pool)),
+                Ok(Err(error)) => Err(format!("InferencePool {name}: {}", chain(&error))),
+                Err(_) => Err(format!("InferencePool {name}: no answer within {ANSWER_MAX:?}")),
             };
-            let (found, (selector, ports)) = match found {
-                Ok(found) => found,
-                Err(reason) => {
+            let before = last.take();
+            let (found, (selector, ports)) = match (found, before.clone()) {
+                (Ok(found), _) => found,
+                (Err(reason), before) => {
                     if !sender.send(Update::Failed(reason)).await {
                         return;
                     }
-                    tokio::time::sleep(POOL_PAUSE).await;
-                    continue;
+                    // The pods that it selected are followed all the same.
+                    let Some(before) = before else {
+                        tokio::time::sleep(POOL_PAUSE).await;
+                        continue;
+                    };
+                    before
                 }
             };
+            let is_other = before.is_some_and(|(_, before)| before != (selector.clone(), ports.clone()));
+            last = Some((found.clone(), (selector.clone(), ports.clone())));
             let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
             let changes = watcher(api.clone(), config.timeout(WATCH_SECONDS));
             let spec = found.data["spec"].clone();
             let has_changed = async move {
                 let mut changes = std::pin::pin!(changes.default_backoff());
                 loop {
-                    if let Some(Ok(Event::Apply(now) | Event::InitApply(now))) = changes.next().await
-                        && now.data["spec"] != spec
-                    {
-                        return;
+                    match changes.next().await {
+                        Some(Ok(Event::Apply(now) | Event::InitApply(now))) if now.data["spec"] != spec => {
+                            return;
+                        }
+                        // What the pool is now is asked anew.
+                        Some(Err(error)) if is_expired(&error) => {
+                            return tokio::time::sleep(POOL_PAUSE).await;
+                        }
+                        _ => {}
                     }
                 }
             };
-            if let End::Closed = self.follow(&selector, &self.rules(ports), has_changed, sender).await {
+            if let End::Closed =
+                self.follow(&selector, &self.rules(ports), is_other, has_changed, sender).await
+            {
                 return;
             }
         }
     }
 
-    /// Reports the pods of a selector from a list on, until they are to be listed anew.
+    /// Reports the pods of a selector from a list on, until they are to be listed anew. `is_other`: they are not those that
+    /// were selected before.
     async fn follow(
         &self,
         selector: &str,
         rules: &PodRules,
+        is_other: bool,
         pool_changed: impl Future<Output = ()>,
         sender: &Sender,
     ) -> End {
@@ -134,7 +158,7 @@ impl PodSource {
         let config = watcher::Config::default().labels(selector).timeout(WATCH_SECONDS);
         let events = std::pin::pin!(watcher(api, config).default_backoff());
         tokio::select! {
-            end = report(events, rules, self.config.relist, sender) => end,
+            end = report(events, rules, self.config.relist, is_other, sender) => end,
             () = pool_changed => End::PoolChanged,
         }
     }
@@ -145,17 +169,17 @@ async fn report(
     mut events: impl Stream<Item = Result<Event<Pod>, watcher::Error>> + Unpin,
     rules: &PodRules,
     relist: Duration,
+    mut is_other: bool,
     sender: &Sender,
 ) -> End {
     let mut until: Option<Instant> = None;
     let mut listed: Vec<Object> = Vec::new();
     loop {
-        let event = match until {
-            None => events.next().await,
-            Some(until) => match tokio::time::timeout_at(until, events.next()).await {
-                Ok(event) => event,
-                Err(_) => return End::Relist,
-            },
+        let deadline = until.unwrap_or(Instant::now() + ANSWER_MAX);
+        let Ok(event) = tokio::time::timeout_at(deadline, events.next()).await else {
+            let has_listed = until.is_some();
+            let reason = || Update::Failed(format!("the pods were not listed within {ANSWER_MAX:?}"));
+            return if has_listed || sender.send(reason()).await { End::Relist } else { End::Closed };
         };
         let update = match event {
             None => return End::Relist,
@@ -168,6 +192,7 @@ async fn report(
                     tokio::time::sleep(EXPIRED_PAUSE).await;
                     return End::Relist;
                 }
+                until = until.map(|until| until.min(Instant::now() + RELIST_AFTER_FAILURE));
                 continue;
             }
             Some(Ok(Event::Init)) => {
@@ -181,7 +206,8 @@ async fn report(
             }
             Some(Ok(Event::InitDone)) => {
                 until = Some(Instant::now() + relist);
-                Update::Listed(std::mem::take(&mut listed))
+                let listed = std::mem::take(&mut listed);
+                if std::mem::take(&mut is_other) { Update::Replaced(listed) } else { Update::Listed(listed) }
             }
             Some(Ok(Event::Apply(pod))) => Update::Changed(object(&pod, rules)),
             Some(Ok(Event::Delete(pod))) => Update::Deleted(key(&pod)),

@@ -100,7 +100,7 @@ async fn history(seed: u64) -> bool {
         selection: Selection::Labels("app=vllm".to_owned()),
         role: None,
         port: 8000,
-        relist: Duration::from_secs(300),
+        relist: Duration::from_secs(5 + random.below(295)),
     };
     let source = PodSource::new(client, config);
     let (mut senders, receiver) = channel(1);

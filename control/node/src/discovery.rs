@@ -59,8 +59,8 @@ impl Source {
 #[derive(Args, Clone, Default)]
 pub(crate) struct PodArgs {
     /// Find workers among pods of Kubernetes. The selectors below say so as well.
-    #[arg(long)]
-    service_discovery: bool,
+    #[arg(long, value_name = "k8s", num_args = 0..=1, default_missing_value = "k8s", value_parser = ["k8s"])]
+    service_discovery: Option<String>,
     /// Labels of pods that are workers; may be given several times.
     #[arg(long, alias = "k8s-label-selector", num_args = 1.., value_name = "KEY=VALUE")]
     selector: Vec<String>,
@@ -97,7 +97,7 @@ impl PodArgs {
         if let Some(port) = self.service_discovery_port {
             settings.port = u64::from(port);
         }
-        if self.service_discovery && pods(&settings).is_empty() {
+        if self.service_discovery.is_some() && pods(&settings).is_empty() {
             bail!("--service-discovery needs --selector, or --prefill-selector and --decode-selector");
         }
         Ok(settings)
@@ -123,9 +123,10 @@ struct Pods {
 
 fn pods(settings: &DiscoverySettings) -> Vec<Pods> {
     let roles = [
-        (&settings.selector, false, None),
+        // Where two select one pod the first counts: the one that says its role.
         (&settings.prefill_selector, false, Some(Role::Prefill)),
         (&settings.decode_selector, false, Some(Role::Decode)),
+        (&settings.selector, false, None),
         (&settings.inference_pool, true, None),
     ];
     let set = roles.into_iter().filter(|(selection, ..)| !selection.is_empty());
@@ -304,7 +305,11 @@ impl Publisher {
             Ok(discovered) => refused.extend(discovered.refused.iter().map(ToString::to_string)),
             Err(error) => refused.push(error.to_string()),
         }
-        refused.truncate(REFUSED_SHOWN_MAX);
+        let more = refused.len().saturating_sub(REFUSED_SHOWN_MAX);
+        if more > 0 {
+            refused.truncate(REFUSED_SHOWN_MAX);
+            refused.push(format!("{more} more"));
+        }
         refused
     }
 
@@ -325,7 +330,7 @@ impl Publisher {
     }
 }
 
-/// The pool that an endpoint's source names, else one that serves its model under this name, else the first: the fleet
+/// The pool that an endpoint's source names, else one that serves its model under this name, else the pool `gateway`: the fleet
 /// itself finds out whether the worker's model is the pool's.
 fn pool_of<'a>(pools: &'a [Arc<Pool>], endpoint: &Endpoint) -> Result<&'a Pool, String> {
     let named = |name: &str| pools.iter().find(|pool| pool.name == name);
@@ -394,14 +399,15 @@ mod tests {
         assert_eq!(settings.namespace, "llm");
         let roles: Vec<_> = pods(&settings).into_iter().map(|pods| (pods.selection, pods.role)).collect();
         assert_eq!(
-            roles[1..],
+            roles[..2],
             [("role=p".to_owned(), Some(Role::Prefill)), ("role=d".to_owned(), Some(Role::Decode))]
         );
         let stack =
-            read("--k8s-label-selector app=opt --k8s-port 9000 --k8s-namespace n").expect("a selection");
+            read("--service-discovery k8s --k8s-label-selector app=opt --k8s-port 9000 --k8s-namespace n")
+                .expect("a selection");
         assert_eq!((stack.selector.as_str(), stack.port, stack.namespace.as_str()), ("app=opt", 9000, "n"));
         assert_eq!(read("").expect("the file's").selector, "of=file");
-        let none = PodArgs { service_discovery: true, ..PodArgs::default() };
+        let none = PodArgs { service_discovery: Some("k8s".to_owned()), ..PodArgs::default() };
         assert!(none.over(&DiscoverySettings::default()).is_err());
     }
 

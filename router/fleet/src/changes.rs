@@ -6,8 +6,9 @@
 //! made larger than every version seen so far, so a clock that is behind cannot lose a later wish of the same
 //! administrator (a last-writer-wins element map: Shapiro et al., A comprehensive study of Convergent and Commutative
 //! Replicated Data Types, 2011). At most [`CHANGES_MAX`] wishes are kept. The oldest wish without effect makes room for a new
-//! one: that to serve a configured worker, or that to remove a worker that is not configured. A drain, an added worker and the
-//! removal of a configured one are never dropped; when there is no room but by them, a further wish is refused.
+//! one: that to serve a configured worker, that to remove a worker which no source names, or that to drain a pod which is
+//! gone. Any other drain, an added worker and the removal of one that is named are never dropped; when there is no room but by
+//! them, a further wish is refused.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -126,37 +127,37 @@ impl Changes {
         name: &str,
         uid: Option<String>,
         wish: Wish,
-        is_configured: impl Fn(&str) -> bool,
+        is_current: impl Fn(&str, Option<&str>) -> bool,
     ) -> Result<(), SpecError> {
         let version = self.next_version();
         let added = self.0.get(name).and_then(|change| change.added.clone());
-        self.put(name.to_owned(), Change { version, wish, added, uid }, is_configured)
+        self.put(name.to_owned(), Change { version, wish, added, uid }, is_current)
     }
 
     /// Adds a worker, or describes one anew.
     pub(crate) fn add(
         &mut self,
         added: Added,
-        is_configured: impl Fn(&str) -> bool,
+        is_current: impl Fn(&str, Option<&str>) -> bool,
     ) -> Result<(), SpecError> {
         added.check()?;
         let version = self.next_version();
         self.put(
             name_of(&added.url),
             Change { version, wish: Wish::Serve, added: Some(added), uid: None },
-            is_configured,
+            is_current,
         )
     }
 
     /// Takes over what another gateway knows; whether that changed anything. What cannot be is left out, and the rest is
     /// taken: one bad wish must not keep gateways apart.
-    pub(crate) fn merge(&mut self, other: Self, is_configured: impl Fn(&str) -> bool) -> bool {
+    pub(crate) fn merge(&mut self, other: Self, is_current: impl Fn(&str, Option<&str>) -> bool) -> bool {
         let newest = now_ns().saturating_add(AHEAD_MAX_NS);
         let mut is_changed = false;
         for (name, change) in other.0 {
             if change.can_be(&name, newest) && self.0.get(&name).is_none_or(|own| own.rank() < change.rank())
             {
-                is_changed |= self.put(name, change, &is_configured).is_ok();
+                is_changed |= self.put(name, change, &is_current).is_ok();
             }
         }
         is_changed
@@ -180,7 +181,10 @@ impl Changes {
                 continue;
             }
             let is_draining = spec.is_draining || wish == Some(Wish::Drain);
-            let anew = change.and_then(|change| described(change.added.as_ref()?));
+            let anew = change.and_then(|change| described(change.added.as_ref()?)).map(|anew| {
+                let uid = anew.uid.or_else(|| spec.uid.clone());
+                WorkerSpec { uid, ..anew }
+            });
             workers.push(WorkerSpec { is_draining, ..anew.unwrap_or_else(|| spec.clone()) });
         }
         for (_, change) in self.0.iter().filter(|(name, _)| !seen.contains(*name)) {
@@ -204,13 +208,17 @@ impl Changes {
         &mut self,
         name: String,
         change: Change,
-        is_configured: impl Fn(&str) -> bool,
+        is_current: impl Fn(&str, Option<&str>) -> bool,
     ) -> Result<(), SpecError> {
         if self.0.len() >= CHANGES_MAX && !self.0.contains_key(&name) {
-            let has_no_effect = |name: &str, change: &Change| match change.wish {
-                Wish::Serve => change.added.is_none(),
-                Wish::Remove => !is_configured(name),
-                Wish::Drain => false,
+            let has_no_effect = |name: &str, change: &Change| {
+                let is_current = is_current(name, change.uid.as_deref());
+                match change.wish {
+                    Wish::Serve => change.added.is_none(),
+                    Wish::Remove => !is_current,
+                    // A pod that was drained and is gone; where no source tells workers apart it may come back.
+                    Wish::Drain => change.uid.is_some() && change.added.is_none() && !is_current,
+                }
             };
             let without = self.0.iter().filter(|(name, change)| has_no_effect(name, change));
             let oldest = without.min_by_key(|(_, change)| change.version).map(|(name, _)| name.clone());
@@ -226,7 +234,7 @@ mod tests {
     use super::*;
 
     /// No worker is configured.
-    fn nowhere(_: &str) -> bool {
+    fn nowhere(_: &str, _: Option<&str>) -> bool {
         false
     }
 
@@ -303,7 +311,7 @@ mod tests {
     #[test]
     fn ten_thousand_names_are_bounded_and_drop_nothing_that_has_an_effect() {
         let mut changes = Changes::default();
-        let is_configured = |name: &str| name.starts_with("configured");
+        let is_configured = |name: &str, _: Option<&str>| name.starts_with("configured");
         changes.add(added("http://kept:1"), is_configured).expect("room");
         changes.wish("drained:1", None, Wish::Drain, is_configured).expect("room");
         changes.wish("configured:1", None, Wish::Remove, is_configured).expect("room");
@@ -316,6 +324,13 @@ mod tests {
             assert!(changes.0.contains_key(name), "{name}");
         }
         assert!(!changes.0.contains_key("w0:1"));
+        // Pods that were drained before they went make room, too.
+        let mut pods = Changes::default();
+        for number in 0..2 * CHANGES_MAX {
+            let uid = Some(format!("uid-{number}"));
+            pods.wish(&format!("10.0.0.{number}:1"), uid, Wish::Drain, nowhere).expect("room");
+        }
+        assert_eq!(pods.0.len(), CHANGES_MAX);
         let mut full = Changes::default();
         for number in 0..CHANGES_MAX {
             full.add(added(&format!("http://w{number}:1")), nowhere).expect("room");
@@ -353,7 +368,7 @@ mod tests {
         let pod = |uid: &str| WorkerSpec { uid: Some(uid.to_owned()), ..WorkerSpec::new("http://a:1") };
         for (wish, workers) in [(Wish::Drain, 1), (Wish::Remove, 0)] {
             let mut changes = Changes::default();
-            changes.wish("a:1", Some("first".to_owned()), wish, |_| true).expect("room");
+            changes.wish("a:1", Some("first".to_owned()), wish, |_, _| true).expect("room");
             let first = changes.over([pod("first")].iter(), described);
             assert_eq!(first.iter().filter(|worker| worker.is_draining).count(), workers);
             let second = changes.over([pod("second")].iter(), described);
@@ -371,7 +386,7 @@ mod tests {
     fn a_configured_worker_may_be_described_anew() {
         let mut changes = Changes::default();
         let prefill = Added { role: "prefill".to_owned(), ..added("http://a:1") };
-        changes.add(prefill, |_| true).expect("room");
+        changes.add(prefill, |_, _| true).expect("room");
         let configured = [WorkerSpec::new("http://a:1")];
         let workers = changes.over(configured.iter(), described);
         assert_eq!((workers.len(), workers[0].role), (1, Some(Role::Prefill)));

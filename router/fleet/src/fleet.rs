@@ -10,7 +10,7 @@
 //! Locks: `roster` orders changes; `joining` orders places in the index; a pool's `remaking` orders the lists of its ranks.
 //! No request takes any of them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -109,14 +109,23 @@ impl RosterSources {
     /// The configured workers and the discovered ones beside them: what administrators' wishes are applied to.
     fn workers(&self) -> impl Iterator<Item = &WorkerSpec> {
         let configured: HashSet<String> = self.configured.iter().map(WorkerSpec::name).collect();
+        let left = WORKERS_MAX.saturating_sub(configured.len());
         let is_discovered_only = move |worker: &&WorkerSpec| !configured.contains(&worker.name());
-        self.configured.iter().chain(self.discovered.iter().filter(is_discovered_only))
+        self.configured.iter().chain(self.discovered.iter().filter(is_discovered_only).take(left))
     }
 
-    /// Names of the configured and discovered workers.
-    fn names(&self) -> HashSet<String> {
-        self.workers().map(WorkerSpec::name).collect()
+    /// Names of the configured and discovered workers, and what their sources say who they are.
+    fn identities(&self) -> HashMap<String, Option<String>> {
+        self.workers().map(|worker| (worker.name(), worker.uid.clone())).collect()
     }
+}
+
+/// Whether one of these workers has the name, and is the one with that identity where both are known.
+fn is_current(known: &HashMap<String, Option<String>>, name: &str, uid: Option<&str>) -> bool {
+    known.get(name).is_some_and(|known| match (known, uid) {
+        (Some(known), Some(uid)) => known == uid,
+        _ => true,
+    })
 }
 
 impl Fleet {
@@ -209,24 +218,26 @@ impl Fleet {
 
     /// Sources of discovery report these workers from now on, the full list. Workers that the configuration names too are
     /// left to it; those that cannot be workers of this fleet are left out with the reason, and the others are taken: one
-    /// mistake in a source must not stop the rest.
+    /// mistake in a source must not stop the rest. When there are more than a fleet can have, workers that it has stay.
     pub fn discover(self: &Arc<Self>, workers: Vec<WorkerSpec>) -> Result<Discovered, SpecError> {
         let mut refused = Vec::new();
         let applied = self.change(|roster| {
             let mut names = HashSet::new();
             let count = roster.configured.len() + workers.len();
-            let left = WORKERS_MAX.saturating_sub(roster.configured.len());
-            let mut taken = Vec::with_capacity(workers.len().min(left));
+            let mut taken = Vec::with_capacity(workers.len().min(WORKERS_MAX));
             for worker in workers {
                 match self.check_discovered(&worker) {
                     Err(error) => refused.push(error),
-                    Ok(()) if !names.insert(worker.name()) => {}
-                    Ok(()) if taken.len() == left => {
-                        refused.push(SpecError::TooMany(count));
-                        break;
-                    }
+                    Ok(()) if !names.insert(worker.name()) => refused.push(SpecError::Twice(worker.url)),
                     Ok(()) => taken.push(worker),
                 }
+            }
+            if count > WORKERS_MAX {
+                refused.push(SpecError::TooMany(count));
+                let there = self.workers();
+                // Stable: those that are there first, each part in its order.
+                taken.sort_by_cached_key(|worker| !there.contains_key(&worker.name()));
+                taken.truncate(WORKERS_MAX);
             }
             roster.discovered = Arc::new(taken);
             Ok(())
@@ -254,8 +265,9 @@ impl Fleet {
             return Err(SpecError::Tls(added.url));
         }
         self.wish(|roster| {
-            let configured = roster.names();
-            Arc::make_mut(&mut roster.changes).add(added, |name| configured.contains(name))
+            let known = roster.identities();
+            let is_current = |name: &str, uid: Option<&str>| is_current(&known, name, uid);
+            Arc::make_mut(&mut roster.changes).add(added, is_current)
         })
     }
 
@@ -278,13 +290,16 @@ impl Fleet {
         // In the spelling of names, however it was typed.
         let name = &name_of(name);
         self.wish(|roster| {
-            let worker = roster.spec.workers.iter().find(|worker| worker.name() == *name);
-            let Some(worker) = worker else {
+            let in_force = roster.spec.workers.iter().find(|worker| worker.name() == *name);
+            let Some(in_force) = in_force else {
                 return Err(SpecError::UnknownWorker(name.to_owned()));
             };
-            let uid = worker.uid.clone();
-            let configured = roster.names();
-            Arc::make_mut(&mut roster.changes).wish(name, uid, wish, |name| configured.contains(name))
+            // What its source says of it counts before what an administrator said when it was added.
+            let reported = roster.workers().find(|worker| worker.name() == *name);
+            let uid = reported.unwrap_or(in_force).uid.clone();
+            let known = roster.identities();
+            let is_current = |name: &str, uid: Option<&str>| is_current(&known, name, uid);
+            Arc::make_mut(&mut roster.changes).wish(name, uid, wish, is_current)
         })
     }
 
@@ -312,9 +327,9 @@ impl Fleet {
     pub(crate) fn merge_peer_changes(self: &Arc<Self>, told: Changes) -> Result<(), SpecError> {
         let mut is_news = false;
         self.change(|roster| {
-            let configured = roster.names();
+            let known = roster.identities();
             let mut changes = Changes::clone(&roster.changes);
-            is_news = changes.merge(told, |name| configured.contains(name));
+            is_news = changes.merge(told, |name, uid| is_current(&known, name, uid));
             if is_news {
                 roster.changes = Arc::new(changes);
             }

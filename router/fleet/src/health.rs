@@ -29,7 +29,7 @@ use crate::worker::Worker;
 const STARTS_WITHIN: Duration = Duration::from_secs(15);
 /// Failed checks in a row after which the engine is detected again: another one may have taken its place.
 const SAME_ENGINE_FOR: u32 = 20;
-/// A worker that is down is asked this often.
+/// First pause between two checks of a worker that is down; see `pause_while_down`.
 const QUICK: Duration = Duration::from_millis(100);
 
 /// State kept between two health checks.
@@ -240,5 +240,24 @@ async fn watch_removed(worker: &Arc<Worker>, config: &FleetConfig, engine: Optio
             Err(_) => worker.give_up(started),
         }
         tokio::time::sleep(config.health_interval).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_that_stay_down_are_asked_ever_later_up_to_the_interval() {
+        let (quick, interval) = (Duration::from_millis(100), Duration::from_secs(1));
+        for (failures, pause) in [(0, 100), (19, 100), (20, 200), (60, 800), (80, 1_000), (u32::MAX, 1_000)] {
+            assert_eq!(
+                pause_while_down(failures, quick, interval),
+                Duration::from_millis(pause),
+                "{failures}"
+            );
+        }
+        let short = Duration::from_millis(50);
+        assert_eq!(pause_while_down(0, short, short), short);
     }
 }

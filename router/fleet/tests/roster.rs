@@ -103,7 +103,7 @@ async fn discovered_workers_stand_beside_configured_ones_and_one_mistake_does_no
     ];
     let discovered = fleet.discover(found).expect("some can be");
     assert_eq!(discovered.applied, Applied { added: 1, ..Applied::default() });
-    assert_eq!(discovered.refused.len(), 4, "{:?}", discovered.refused);
+    assert_eq!(discovered.refused.len(), 5, "{:?}", discovered.refused);
     assert_eq!(names(&fleet), ["a:1", "b:1"]);
     assert!(Arc::ptr_eq(&configured, &fleet.workers()["a:1"]), "the configuration says more of it");
     // What the configuration no longer names is what its source says of it.
@@ -115,6 +115,14 @@ async fn discovered_workers_stand_beside_configured_ones_and_one_mistake_does_no
     let discovered = fleet.discover(all.collect()).expect("as many as can be");
     assert_eq!(discovered.refused, [SpecError::TooMany(router_fleet::WORKERS_MAX + 5)]);
     assert_eq!(fleet.workers().len(), router_fleet::WORKERS_MAX);
+    // Whoever comes later takes no place from those that are there, and gives way to the configuration.
+    let more = (0..9).map(|number| WorkerSpec::new(&format!("http://a{number}:1")));
+    let all = (0..router_fleet::WORKERS_MAX).map(|port| WorkerSpec::new(&format!("http://w:{}", port + 1)));
+    let discovered = fleet.discover(more.chain(all).collect()).expect("as many as can be");
+    assert_eq!((discovered.applied, discovered.refused.len()), (Applied::default(), 1));
+    let applied = fleet.configure(specs(&["http://configured:1"])).expect("it has a place");
+    assert_eq!((applied.added, applied.removed), (1, 1));
+    fleet.configure(Vec::new()).expect("none");
     assert_eq!(fleet.discover(Vec::new()).expect("none").applied.removed, router_fleet::WORKERS_MAX);
 }
 
@@ -131,4 +139,11 @@ async fn a_pod_that_takes_the_address_of_another_one_inherits_nothing() {
     assert_eq!(replaced.applied, Applied { replaced: 1, ..Applied::default() });
     let second = fleet.workers().get("a:1").cloned().expect("a");
     assert!(!Arc::ptr_eq(&first, &second) && !second.is_draining());
+    // Nor does an administrator's description of the address make one pod of two.
+    fleet.add(added("http://a:1", None)).expect("a worker");
+    let described = fleet.workers().get("a:1").cloned().expect("a");
+    assert_eq!(described.spec.uid.as_deref(), Some("2"));
+    fleet.drain("a:1").expect("it is there");
+    fleet.discover(vec![pod("http://a:1", "3")]).expect("a worker");
+    assert!(!fleet.workers()["a:1"].is_draining());
 }
