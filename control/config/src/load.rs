@@ -230,7 +230,7 @@ impl Reader<'_> {
         settings
     }
 
-    /// What is wrong with `[discovery]` beyond its single keys.
+    /// Reports mistakes of `[discovery]` beyond its single keys.
     fn check_discovery(&mut self, root: &DeTable<'_>, settings: &Settings) {
         let pool = &settings.discovery.dns_pool;
         let is_pool =

@@ -26,7 +26,7 @@ pub struct Dns {
 /// Why a name is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DnsError {
-    /// It is not of the form `http://NAME:PORT`.
+    /// The text is not of the form `http://NAME:PORT`.
     Form(String),
 }
 
@@ -57,7 +57,7 @@ impl Dns {
         }
     }
 
-    /// Its name in the status.
+    /// Name of the source in the status.
     #[must_use]
     pub fn name(&self) -> String {
         format!("dns {}:{}", self.host, self.port)

@@ -29,9 +29,9 @@ impl Role {
 pub enum EndpointState {
     /// The source reports that it takes requests.
     Ready,
-    /// It is starting, or fails its readiness probe: no new requests. The fleet may already ask what it is.
+    /// The worker is starting, or fails its readiness probe: no new requests. The fleet may already ask what it is.
     NotReady,
-    /// It is about to stop: no new requests; requests in flight go on.
+    /// The worker is about to stop: no new requests; requests in flight go on.
     Draining,
 }
 
@@ -65,7 +65,7 @@ impl Endpoint {
         Self::new(url_of("http", host, port))
     }
 
-    /// Its address in one spelling: lower case, without a slash at the end and without the scheme's own port.
+    /// The address in one spelling: lower case, without a slash at the end and without the scheme's own port.
     pub(crate) fn address(&self) -> String {
         let url = self.url.trim_end_matches('/').to_ascii_lowercase();
         let usual = if url.starts_with("https:") { ":443" } else { ":80" };

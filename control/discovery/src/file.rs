@@ -36,7 +36,7 @@ impl FileSource {
         Self { path }
     }
 
-    /// Its name in the status.
+    /// Name of the source in the status.
     #[must_use]
     pub fn name(&self) -> String {
         format!("file {}", self.path.display())
@@ -72,8 +72,8 @@ impl FileSource {
         }
     }
 
-    /// Reads the workers once.
-    pub fn read(&self) -> Result<Vec<Endpoint>, String> {
+    #[cfg(test)]
+    fn read(&self) -> Result<Vec<Endpoint>, String> {
         stamps(&self.path).and_then(|stamps| read(&stamps))
     }
 }

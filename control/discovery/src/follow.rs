@@ -1,7 +1,7 @@
 //! The task between the sources and the fleet: it takes updates, and publishes the merged endpoints.
 //!
 //! A single change is published at once. Updates that come in the pause after that are published together: the pause is at
-//! least [`PUBLISH_PAUSE`], and [`PAUSE_FACTOR`] times as long as publishing took, so that a fleet of thousands that changes
+//! least `PUBLISH_PAUSE`, and `PAUSE_FACTOR` times as long as publishing took, so that a fleet of thousands that changes
 //! without end costs at most a twentieth of a core.
 
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::roster::{Roster, SourceStatus};
 use crate::update::Update;
 
 /// Shortest time between two publications.
-pub const PUBLISH_PAUSE: Duration = Duration::from_millis(20);
+const PUBLISH_PAUSE: Duration = Duration::from_millis(20);
 
 /// So many times as long as a publication took is the pause behind it.
 const PAUSE_FACTOR: u32 = 19;

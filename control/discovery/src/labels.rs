@@ -1,4 +1,4 @@
-//! What labels and annotations say of a worker, by the conventions of the field.
+//! Labels and annotations that describe a worker, by the conventions of the field.
 //!
 //! | Meaning | Names, the first that is set counts | Source |
 //! | --- | --- | --- |
@@ -33,7 +33,7 @@ impl<'a> Labels<'a> {
         names.iter().find_map(of).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// Its role; an error is the name of a role that a gateway has no use for.
+    /// The worker's role; an error is the name of a role that a gateway has no use for.
     pub fn role(&self) -> Result<Option<Role>, &'a str> {
         match self.first(&ROLE) {
             None => Ok(None),
@@ -47,7 +47,7 @@ impl<'a> Labels<'a> {
         self.first(&MODEL).map(str::to_owned)
     }
 
-    /// Its pool.
+    /// The worker's pool.
     #[must_use]
     pub fn pool(&self) -> Option<String> {
         self.first(&POOL).map(str::to_owned)

@@ -24,7 +24,7 @@ mod update;
 pub use dns::{Dns, DnsError};
 pub use endpoint::{Endpoint, EndpointState, Role};
 pub use file::FileSource;
-pub use follow::{Batch, PUBLISH_PAUSE, Sender, channel, follow};
+pub use follow::{Batch, Receiver, Sender, channel, follow};
 pub use labels::Labels;
 pub use roster::{Roster, SourceStatus};
 pub use source_state::Guard;

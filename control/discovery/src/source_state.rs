@@ -11,14 +11,11 @@
 //! | `Deleted` | removed |
 //! | missing from a list that lacks at most `share` | removed |
 //! | missing from a list that lacks more | suspect for `time` from the first such list on |
-//! | missing from the first list after the source selects other objects | removed |
-//!
-//! What lists of the last `time` removed counts as missing as well, so that a source which loses half after half is not
-//! believed either.
-//!
-//! | Event | Object |
-//! | --- | --- |
+//! | missing from the first list after the source selects other objects (`Replaced`) | removed |
 //! | `Failed` | as before |
+//!
+//! Endpoints that lists of the last `time` removed count as missing as well, so that a source which loses half after half
+//! is not believed either.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
@@ -35,10 +32,10 @@ pub struct Guard {
     pub time: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 struct Tracked {
     endpoints: Vec<Endpoint>,
-    /// When it is removed; `None` for an object that its source reports.
+    /// When the object is removed; `None` while its source reports it.
     suspect_until: Option<Instant>,
 }
 
@@ -52,7 +49,7 @@ pub(crate) struct SourceState {
     pub(crate) is_listed: bool,
     /// Updates so far.
     pub(crate) updates: u64,
-    /// Endpoints that lists removed, since then.
+    /// How many endpoints lists have removed since that time.
     removed: (usize, Option<Instant>),
 }
 
@@ -70,14 +67,12 @@ impl SourceState {
             }
             Update::Replaced(objects) => {
                 self.is_listed = true;
+                self.removed = (0, None);
                 let before = std::mem::take(&mut self.objects);
                 for object in objects {
                     self.put(object);
                 }
-                let endpoints = |objects: &BTreeMap<String, Tracked>| -> Vec<Endpoint> {
-                    objects.values().flat_map(|object| object.endpoints.clone()).collect()
-                };
-                endpoints(&before) != endpoints(&self.objects)
+                before != self.objects
             }
             Update::Changed(object) => self.put(object),
             Update::Deleted(key) => self.objects.remove(&key).is_some_and(|gone| !gone.endpoints.is_empty()),

@@ -2,9 +2,9 @@
 //!
 //! `kube`'s watcher lists, watches from there on, resumes after a cut, lists anew when the server has forgotten its place
 //! (410), and pauses longer after each failure. One thing it does not do (5.0.0): when the request for a watch is itself
-//! answered with 410, it asks for the same version for ever; the list is then begun anew here. On top of that all pods are listed anew every `relist`: an event that got
-//! lost on the way is made up for. A watch on which nothing comes ends after [`WATCH_SECONDS`], so that a connection
-//! whose other end is gone is noticed.
+//! answered with 410, it asks for the same version for ever; the list is then begun anew here. On top of that all pods
+//! are listed anew every `relist`: an event that got lost on the way is made up for. A watch on which nothing comes ends
+//! after [`WATCH_SECONDS`], so that a connection whose other end is gone is noticed.
 
 use std::time::Duration;
 
@@ -81,7 +81,7 @@ impl PodSource {
     async fn watch_labels(&self, selector: &str, sender: &Sender) {
         let rules = self.rules(vec![self.config.port]);
         while let End::Relist | End::PoolChanged =
-            self.follow(selector, &rules, false, std::future::pending(), sender).await
+            self.follow(selector, &rules, &mut false, std::future::pending(), sender).await
         {}
     }
 
@@ -94,6 +94,8 @@ impl PodSource {
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), self.namespace(), &pool::resource());
         let mut last: Option<(DynamicObject, (String, Vec<u16>))> = None;
+        // Until the pods of the changed pool have been listed once, however often that is tried.
+        let mut is_other = false;
         loop {
             let asked = tokio::time::timeout(ANSWER_MAX, api.get(name)).await;
             let found = match asked {
@@ -116,7 +118,7 @@ impl PodSource {
                     before
                 }
             };
-            let is_other = before.is_some_and(|(_, before)| before != (selector.clone(), ports.clone()));
+            is_other |= before.is_some_and(|(_, before)| before != (selector.clone(), ports.clone()));
             last = Some((found.clone(), (selector.clone(), ports.clone())));
             let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
             let changes = watcher(api.clone(), config.timeout(WATCH_SECONDS));
@@ -137,7 +139,7 @@ impl PodSource {
                 }
             };
             if let End::Closed =
-                self.follow(&selector, &self.rules(ports), is_other, has_changed, sender).await
+                self.follow(&selector, &self.rules(ports), &mut is_other, has_changed, sender).await
             {
                 return;
             }
@@ -150,7 +152,7 @@ impl PodSource {
         &self,
         selector: &str,
         rules: &PodRules,
-        is_other: bool,
+        is_other: &mut bool,
         pool_changed: impl Future<Output = ()>,
         sender: &Sender,
     ) -> End {
@@ -169,7 +171,7 @@ async fn report(
     mut events: impl Stream<Item = Result<Event<Pod>, watcher::Error>> + Unpin,
     rules: &PodRules,
     relist: Duration,
-    mut is_other: bool,
+    is_other: &mut bool,
     sender: &Sender,
 ) -> End {
     let mut until: Option<Instant> = None;
@@ -207,7 +209,7 @@ async fn report(
             Some(Ok(Event::InitDone)) => {
                 until = Some(Instant::now() + relist);
                 let listed = std::mem::take(&mut listed);
-                if std::mem::take(&mut is_other) { Update::Replaced(listed) } else { Update::Listed(listed) }
+                if std::mem::take(is_other) { Update::Replaced(listed) } else { Update::Listed(listed) }
             }
             Some(Ok(Event::Apply(pod))) => Update::Changed(object(&pod, rules)),
             Some(Ok(Event::Delete(pod))) => Update::Deleted(key(&pod)),

@@ -1,5 +1,5 @@
-//! Changes that administrators make to the configured and discovered roster while the gateway runs, and how gateways of one fleet agree
-//! on them.
+//! Changes that administrators make to the configured and discovered roster while the gateway runs, and how gateways of
+//! one fleet agree on them.
 //!
 //! For each worker that was ever spoken of, the latest wish counts (a last-writer-wins map): each gateway merges what its
 //! peers tell, in any order and as often as it likes, and all come to the same state. Versions are times of the wall clock,

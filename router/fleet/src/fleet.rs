@@ -1,7 +1,7 @@
 //! The fleet: it makes itself equal to the roster that is wanted.
 //!
-//! Sources of workers are the configuration ([`Fleet::configure`]), discovery ([`Fleet::discover`]) and administrators ([`Fleet::add`], [`Fleet::drain`],
-//! [`Fleet::serve_again`], [`Fleet::remove`]), whose wishes are also heard from peers. Each change makes a [`FleetSpec`] with
+//! Sources of workers are the configuration ([`Fleet::configure`]), discovery ([`Fleet::discover`]) and administrators
+//! ([`Fleet::add`], [`Fleet::drain`], [`Fleet::serve_again`], [`Fleet::remove`]), whose wishes are also heard from peers. Each change makes a [`FleetSpec`] with
 //! the next version, and [`Fleet::apply`] compares it with the workers that are there: a worker whose description is the same
 //! goes on, with its runs, its place in the index and what was learned of it; any other is a new one. A worker that leaves is
 //! out of every decision when `apply` returns; its requests go on until they end or break. Its blocks leave the index, and

@@ -31,7 +31,6 @@ struct Shared {
     /// Counts up to end every watch.
     cut: watch::Sender<u64>,
     is_down: std::sync::atomic::AtomicBool,
-    requests: std::sync::atomic::AtomicU64,
 }
 
 /// A double of an API server. It stops when it is dropped.
@@ -68,7 +67,6 @@ impl ApiServer {
             version: watch::Sender::new(1),
             cut: watch::Sender::new(0),
             is_down: false.into(),
-            requests: 0.into(),
         });
         Self { shared, listening: None }
     }
@@ -140,12 +138,6 @@ impl ApiServer {
         self.shared.is_down.store(is_down, std::sync::atomic::Ordering::SeqCst);
         self.cut_watches();
     }
-
-    /// Requests so far.
-    #[must_use]
-    pub fn requests(&self) -> u64 {
-        self.shared.requests.load(std::sync::atomic::Ordering::SeqCst)
-    }
 }
 
 impl Drop for ApiServer {
@@ -207,7 +199,6 @@ async fn group_get(
 impl Shared {
     /// What a request is answered with instead.
     fn fault(&self) -> Option<Response> {
-        self.requests.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         if self.is_down.load(std::sync::atomic::Ordering::SeqCst) {
             return Some(failure(
                 StatusCode::SERVICE_UNAVAILABLE,
