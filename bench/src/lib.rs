@@ -13,6 +13,7 @@ mod index;
 mod measure;
 mod rails;
 mod route;
+pub mod scaling;
 mod size;
 mod soak;
 mod tier;
@@ -60,6 +61,8 @@ enum Bench {
     },
     /// The routing decision: its parts, and the whole of it inside a live gateway under open-loop load.
     Route,
+    /// Scaling laws beside each other, in simulation: attainment and workers on six shapes of demand.
+    Scaling,
     /// KV events from the wire to the index.
     Events,
     /// Block bookkeeping: match, register, evict.
@@ -141,6 +144,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         Bench::Index { workload: None, trace, .. } => index::run(smoke, trace.as_deref()),
         Bench::Route => route::run(smoke),
         Bench::Events => events::run(smoke),
+        Bench::Scaling => scaling::run(smoke),
         Bench::Catalog => catalog::run(smoke),
         Bench::Disk(args) => disk::run(&args, smoke),
         Bench::Tier(args) => tier::run(smoke, &args),
@@ -160,6 +164,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             run_transfer(&TransferArgs::with_defaults(), smoke)?;
             index::run(smoke, None)?;
             route::run(smoke)?;
+            scaling::run(smoke)?;
             events::run(smoke)?;
             catalog::run(smoke)?;
             disk::run(&disk::DiskArgs::with_defaults(), smoke)?;

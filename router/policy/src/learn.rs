@@ -1,10 +1,9 @@
 //! How fast workers are, learned from what they do: least squares with forgetting, on a handful of features of each
 //! request and the time to its first token.
 //!
-//! The sums of the normal equations fade and are solved anew every few observations, with a little weight on the first
-//! guess and no coefficient below zero: five equations. The recursive form (Haykin, Adaptive Filter
-//! Theory, ch. 10) needs no solving, but its matrix loses its shape after some ten thousand observations, and with it
-//! every prediction: the simulated hour, repeated ten times, ended with waits of minutes.
+//! The equations are solved anew every few observations; [`LeastSquares`] says how.
+
+use crate::least_squares::LeastSquares;
 
 /// Features of a request on a worker.
 pub const FEATURES: usize = 5;
@@ -129,11 +128,9 @@ const SOLVED_EVERY: u64 = 4;
 /// Learns a fleet's [`Speed`].
 #[derive(Debug, Clone)]
 pub struct Learner {
-    guess: [f64; FEATURES],
+    /// Of scaled features, weighted by the time.
+    regression: LeastSquares<FEATURES>,
     weights: [f64; FEATURES],
-    /// Faded sums of feature × feature and of feature × time.
-    products: [[f64; FEATURES]; FEATURES],
-    targets: [f64; FEATURES],
     observations: u64,
     /// Mean relative error of the last predictions.
     error: f64,
@@ -151,14 +148,8 @@ impl Learner {
     pub fn new(guess: Speed) -> Self {
         let mut weights = guess.to_array();
         weights.iter_mut().zip(SCALES).for_each(|(weight, scale)| *weight *= scale);
-        Self {
-            guess: weights,
-            weights,
-            products: [[0.0; FEATURES]; FEATURES],
-            targets: [0.0; FEATURES],
-            observations: 0,
-            error: 0.0,
-        }
+        let regression = LeastSquares::new(weights, GUESS_WEIGHT, FORGETTING);
+        Self { regression, weights, observations: 0, error: 0.0 }
     }
 
     /// What is known now. Never negative: more work takes no less time.
@@ -196,58 +187,10 @@ impl Learner {
         self.observations += 1;
         let share = 1.0 / (self.observations.min(50) as f64);
         self.error += ((predicted - y).abs() / y - self.error) * share;
-        for (at, row) in self.products.iter_mut().enumerate() {
-            for (cell, feature) in row.iter_mut().zip(x) {
-                *cell = *cell * FORGETTING + x[at] * feature;
-            }
-            self.targets[at] = self.targets[at] * FORGETTING + x[at] * y;
-        }
+        self.regression.observe(x, y);
         if self.observations < SOLVED_EACH_UNTIL || self.observations.is_multiple_of(SOLVED_EVERY) {
-            self.solve();
+            self.weights = self.regression.solve().unwrap_or(self.weights);
         }
-    }
-
-    /// Solves for the weights; what comes out below zero is set to zero and the others are solved for again.
-    fn solve(&mut self) {
-        let mut used = [true; FEATURES];
-        loop {
-            let Some(weights) = self.solved_for(&used) else { return };
-            let least =
-                (0..FEATURES).filter(|&at| used[at]).min_by(|&a, &b| weights[a].total_cmp(&weights[b]));
-            match least.filter(|&at| weights[at] < 0.0) {
-                Some(at) => used[at] = false,
-                None => {
-                    self.weights = weights;
-                    return;
-                }
-            }
-        }
-    }
-
-    /// The weights of the used features, zero for the others; by Cholesky's method. `None` when numbers are too large
-    /// to go on with: then the last weights stay.
-    fn solved_for(&self, used: &[bool; FEATURES]) -> Option<[f64; FEATURES]> {
-        let mut lower = [[0.0; FEATURES]; FEATURES];
-        let mut solution = [0.0; FEATURES];
-        for row in 0..FEATURES {
-            for column in 0..=row {
-                let is_used = used[row] && used[column];
-                let mut sum = if is_used { self.products[row][column] } else { 0.0 };
-                if row == column {
-                    sum += if is_used { GUESS_WEIGHT } else { 1.0 };
-                }
-                sum -= (0..column).map(|k| lower[row][k] * lower[column][k]).sum::<f64>();
-                lower[row][column] = if row == column { sum.sqrt() } else { sum / lower[column][column] };
-            }
-            let target = if used[row] { self.targets[row] + GUESS_WEIGHT * self.guess[row] } else { 0.0 };
-            let sum: f64 = (0..row).map(|k| lower[row][k] * solution[k]).sum();
-            solution[row] = (target - sum) / lower[row][row];
-        }
-        for row in (0..FEATURES).rev() {
-            let sum: f64 = (row + 1..FEATURES).map(|k| lower[k][row] * solution[k]).sum();
-            solution[row] = (solution[row] - sum) / lower[row][row];
-        }
-        solution.iter().all(|weight| weight.is_finite()).then_some(solution)
     }
 }
 

@@ -19,11 +19,13 @@ mod candidate;
 mod choose;
 mod cost;
 mod learn;
+mod least_squares;
 
 pub use candidate::{Candidate, Request, TIERS};
 pub use choose::{Choice, Policy, Strategy};
 pub use cost::{BlockCost, Cost, CostModel, PredictedTime, features};
 pub use learn::{FEATURES, Factor, Learner, Speed};
+pub use least_squares::LeastSquares;
 
 /// Whether a prompt is worth a prefill worker: only when enough of it is cached nowhere near the decode worker.
 #[must_use]

@@ -1,0 +1,39 @@
+//! The planner: how many workers of each role a fleet needs to keep its service level with the fewest GPUs.
+//!
+//! Everything here is pure: observations and time are arguments, decisions with their reasons are results. Equal input,
+//! equal output. The crate knows no HTTP, no Kubernetes and no clock; `control/node` observes gateways and carries
+//! decisions out.
+//!
+//! Reading order:
+//! 1. `engine`: durations of an engine's steps, and the limits of its batch and its KV cache.
+//! 2. `simulated_worker`, `capacity`: one worker in virtual time, and the most requests per second that it serves within
+//!    the service level.
+//! 3. `learned_engine`: the step times, corrected by what is measured.
+//! 4. `demand`, `season`, `start_time`: what a fleet is asked for, now and by the time a new worker is ready.
+//! 5. `planner`: demand over capacity, and the rules of when to follow it; `budget`: counts of several roles within the
+//!    GPUs that there are.
+//! 6. `fleet_simulation`, `headroom`: a whole fleet in virtual time under any scaling law, and how much headroom recorded
+//!    demand needs.
+
+#![forbid(unsafe_code)]
+
+mod budget;
+mod capacity;
+mod demand;
+mod engine;
+mod fleet_simulation;
+mod headroom;
+mod learned_engine;
+mod planner;
+mod season;
+mod simulated_worker;
+mod start_time;
+
+pub use budget::{Claim, fit};
+pub use capacity::{Capacity, Lengths};
+pub use demand::Level;
+pub use engine::{Engine, ServiceLevel, StepTime, WorkerRole};
+pub use fleet_simulation::{FleetView, Law, Outcome, PlannerLaw, Replica, Request, Setup, poisson, simulate};
+pub use headroom::{HEADROOMS, Headroom, Trial, choose as choose_headroom};
+pub use planner::{Decision, Observation, Planner, PlannerConfig, PoolConfig, Reason, WorkerCounts};
+pub use season::Season;
