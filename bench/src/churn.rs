@@ -94,10 +94,10 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     // Names that come and go for good.
     for number in 0..NAMES_DEAD {
         let url = format!("http://127.0.0.1:1/{number}");
-        ensure!(fleet.add(added(&url, 0)).is_err(), "{url} is no worker");
+        ensure!(fleet.add(added(&url, 0), None).is_err(), "{url} is no worker");
         // Nothing listens there: a connection is refused at once.
         let url = format!("http://127.1.{}.{}:1", number / 250, number % 250 + 1);
-        fleet.add(added(&url, 0))?;
+        fleet.add(added(&url, 0), None)?;
         fleet.remove(&name_of(&url))?;
     }
     for slot in slots.iter_mut().filter(|slot| !slot.is_in || slot.is_draining) {
@@ -144,7 +144,7 @@ fn added(url: &str, uid: u64) -> Added {
 
 /// Puts a worker into the roster, ready to serve.
 fn add(fleet: &Arc<Fleet>, slot: &mut Slot) -> Result<()> {
-    fleet.add(added(&format!("http://{}", slot.address), slot.uid))?;
+    fleet.add(added(&format!("http://{}", slot.address), slot.uid), None)?;
     (slot.is_in, slot.is_draining) = (true, false);
     Ok(())
 }

@@ -98,6 +98,7 @@ pub struct KedaQueue(Hpa);
 impl KedaQueue {
     const RUNNING: f64 = 16.0;
 
+    /// A law that has seen nothing yet.
     pub fn new() -> Self {
         Self(Hpa::keda())
     }
@@ -129,6 +130,7 @@ impl LlmdSlo {
     /// Three scrapes of 15 s.
     const SCORES: usize = 3;
 
+    /// A law that has seen nothing yet.
     pub fn new() -> Self {
         Self { hpa: Hpa::llm_d(), scores: Vec::new() }
     }
@@ -174,6 +176,7 @@ impl TokenAware {
     /// Share of the TTFT that may be spent waiting: 1.5 s of 3 s in the published guide.
     const TTFT_SHARE: f64 = 0.5;
 
+    /// A law that has seen nothing yet.
     pub fn new() -> Self {
         Self(Hpa::keda())
     }

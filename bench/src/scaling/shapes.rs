@@ -7,8 +7,8 @@
 use control_planner::{Capacity, Engine, Lengths, Request, ServiceLevel, Setup, WorkerRole, poisson};
 
 /// A shape.
-pub struct Shape {
-    pub name: &'static str,
+pub(super) struct Shape {
+    pub(super) name: &'static str,
     lengths: Lengths,
     level: ServiceLevel,
     start_time: f64,
@@ -25,7 +25,7 @@ const fn level(ttft: f64, itl: f64) -> ServiceLevel {
     ServiceLevel { ttft, itl, attainment: 0.99 }
 }
 
-pub const SHAPES: [Shape; 6] = [
+pub(super) const SHAPES: [Shape; 6] = [
     Shape { name: "ramp", lengths: LONG, level: level(3.0, 0.1), start_time: 100.0, stages: RAMP },
     Shape { name: "step", lengths: LONG, level: level(3.0, 0.1), start_time: 100.0, stages: STEP },
     Shape { name: "slow start", lengths: LONG, level: level(3.0, 0.1), start_time: 300.0, stages: RAMP },
@@ -53,7 +53,7 @@ pub const SHAPES: [Shape; 6] = [
 ];
 
 impl Shape {
-    pub fn setup(&self) -> Setup {
+    pub(super) fn setup(&self) -> Setup {
         Setup {
             engine: Engine::default(),
             believed: Engine::default(),
@@ -68,22 +68,22 @@ impl Shape {
     }
 
     /// Requests per second that one worker serves within the service level.
-    pub fn capacity(&self) -> f64 {
+    pub(super) fn capacity(&self) -> f64 {
         self.capacity_on(Engine::default())
     }
 
     /// The same for workers on another device.
-    pub fn capacity_on(&self, engine: Engine) -> f64 {
+    pub(super) fn capacity_on(&self, engine: Engine) -> f64 {
         Capacity::new(engine, WorkerRole::Both, self.level).of(&[self.lengths])
     }
 
     /// Seconds of one repetition.
-    pub fn seconds(&self) -> f64 {
+    pub(super) fn seconds(&self) -> f64 {
         self.stages.iter().map(|stage| stage.1).sum()
     }
 
     /// Poisson arrivals of so many repetitions.
-    pub fn requests(&self, repetitions: usize, seed: u64) -> Vec<Request> {
+    pub(super) fn requests(&self, repetitions: usize, seed: u64) -> Vec<Request> {
         let first = SHAPES[0].capacity();
         let scale = self.capacity() / first;
         let stages: Vec<(f64, f64)> =
@@ -92,12 +92,12 @@ impl Shape {
     }
 
     /// Lengths of so many requests.
-    pub fn lengths_of(&self, count: usize) -> Vec<Lengths> {
+    pub(super) fn lengths_of(&self, count: usize) -> Vec<Lengths> {
         vec![self.lengths; count]
     }
 
     /// Poisson arrivals at one rate.
-    pub fn steady(&self, rate: f64, seconds: f64, seed: u64) -> Vec<Request> {
+    pub(super) fn steady(&self, rate: f64, seconds: f64, seed: u64) -> Vec<Request> {
         poisson(&[(rate, seconds)], self.lengths, seed)
     }
 }

@@ -35,6 +35,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     let Settings {
         serve,
         drain,
+        planner,
         discovery,
         gateway,
         access,
@@ -60,6 +61,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     let mut all = Vec::new();
     compare(&mut all, serve, &new.serve);
     compare(&mut all, drain, &new.drain);
+    compare(&mut all, planner, &new.planner);
     compare(&mut all, discovery, &new.discovery);
     compare(&mut all, gateway, &new.gateway);
     compare(&mut all, access, &new.access);
@@ -90,6 +92,7 @@ fn to_json(settings: &Settings) -> Value {
     let Settings {
         serve,
         drain,
+        planner,
         discovery,
         gateway,
         access,
@@ -116,6 +119,7 @@ fn to_json(settings: &Settings) -> Value {
     let mut add = |(path, table): (&str, Value)| drop(all.insert(path.to_owned(), table));
     add(table(serve));
     add(table(drain));
+    add(table(planner));
     add(table(discovery));
     add(table(gateway));
     add(table(access));

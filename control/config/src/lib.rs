@@ -14,6 +14,7 @@ mod load;
 mod macros;
 mod pools;
 mod reference;
+mod seasons;
 mod settings;
 mod value;
 
@@ -21,10 +22,11 @@ pub use changes::{Change, changes, in_force};
 pub use load::{ConfigError, Problem, load, parse, weight_of};
 pub use pools::{PoolSettings, SplitSettings};
 pub use reference::{example, explain, json_schema, markdown};
+pub use seasons::seconds as season_seconds;
 pub use settings::{
     AccessSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings, EbpfSettings,
     EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings, ObjectTierSettings,
-    RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, Settings, StoreSettings, TlsSettings,
-    TraceSettings, TransferSettings, WorkerSettings,
+    PlannerSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, Settings,
+    StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 pub use value::{Bytes, Kind, Range, Setting};

@@ -161,6 +161,7 @@ impl Reader<'_> {
         let known = [
             "serve",
             "drain",
+            "planner",
             "discovery",
             "gateway",
             "access",
@@ -189,6 +190,7 @@ impl Reader<'_> {
         let settings = Settings {
             serve: self.section(root),
             drain: self.section(root),
+            planner: self.section(root),
             discovery: self.section(root),
             gateway: self.section(root),
             access: self.section(root),
@@ -227,6 +229,7 @@ impl Reader<'_> {
         }
         self.check_pools(root, &settings);
         self.check_discovery(root, &settings);
+        self.check_planner(root, &settings);
         settings
     }
 
@@ -239,6 +242,32 @@ impl Reader<'_> {
             let section = root.iter().find(|(key, _)| key.get_ref().as_ref() == "discovery");
             let offset = section.map_or(0, |(key, _)| key.span().start);
             self.report(offset, format!("discovery.dns_pool: {pool:?} is no pool"));
+        }
+    }
+
+    /// Reports mistakes of `[planner]` beyond its single keys.
+    fn check_planner(&mut self, root: &DeTable<'_>, settings: &Settings) {
+        let planner = &settings.planner;
+        let section = root.iter().find(|(key, _)| key.get_ref().as_ref() == "planner");
+        let offset = section.map_or(0, |(key, _)| key.span().start);
+        for (role, min, max) in [
+            ("prefill", planner.prefill_min, planner.prefill_max),
+            ("decode", planner.decode_min, planner.decode_max),
+        ] {
+            // Without prefill workers their minimum means nothing.
+            if min > max && max > 0 {
+                self.report(offset, format!("planner.{role}_min is above planner.{role}_max"));
+            }
+        }
+        let least = (planner.prefill_min.min(planner.prefill_max) + planner.decode_min) * planner.gpus;
+        if least > planner.gpus_max {
+            let problem = format!("planner.gpus_max is {}, and the minimums need {least}", planner.gpus_max);
+            self.report(offset, problem);
+        }
+        for season in &planner.seasons {
+            if crate::seasons::seconds(season).is_none() {
+                self.report(offset, format!("planner.seasons: {season:?} is neither day nor week"));
+            }
         }
     }
 
@@ -455,6 +484,9 @@ mod tests {
             ("[[pool]]\nname = \"a\"\nfallback = [\"c\"]\n", 1, "\"c\" is no other pool"),
             ("[gateway]\nfallback = [\"c\"]\n", 1, "gateway.fallback"),
             ("\n[discovery]\ndns_pool = \"c\"\n", 2, "discovery.dns_pool"),
+            ("\n[planner]\ndecode_min = 9\n", 2, "planner.decode_min is above"),
+            ("\n[planner]\ngpus_max = 1\n", 2, "planner.gpus_max is 1, and the minimums need 2"),
+            ("\n[planner]\nseasons = [\"month\"]\n", 2, "planner.seasons: \"month\""),
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a\"]\n", 3, "POOL=WEIGHT"),
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a=0\"]\n", 3, "all weights"),
             ("[[pool]]\nname = \"a\"\n[[pool]]\nname = \"b\"\naliases = [\"a\"]\n", 3, "used twice"),

@@ -37,6 +37,70 @@ section! {
 }
 
 section! {
+    /// How many workers there should be. `kvasir serve` plans for the workers that it starts itself; `kvasir control` for those
+    /// behind running gateways. Times and sizes of the engine are where learning begins: gaps between tokens and times to the
+    /// first one correct them.
+    PlannerSettings, "planner" {
+        /// `off`; `advise` shows on the gateway's page and in its metrics what is wanted; `act` starts and stops workers (only
+        /// `kvasir serve` can so far).
+        mode: String = "advise".to_owned(), one_of &["off", "advise", "act"];
+        /// Time to the first token that requests should keep.
+        ttft: Duration = Duration::from_millis(500), in Duration::from_millis(1) => Duration::from_secs(600);
+        /// Mean time between the tokens of an answer that requests should keep.
+        itl: Duration = Duration::from_millis(50), in Duration::from_micros(100) => Duration::from_secs(60);
+        /// Share of requests that should keep both.
+        attainment: f64 = 0.99, in 0.5 => 0.999;
+        /// Share of a worker's capacity that is used; the rest is headroom for bursts and for the time that a worker takes to
+        /// start. `kvasir plan replay` finds the share that one's own demand needs.
+        utilisation: f64 = 0.7, in 0.05 => 1.0;
+        /// Time between two decisions.
+        interval: Duration = Duration::from_secs(5), in Duration::from_millis(200) => Duration::from_secs(600);
+        /// Time that a worker takes to start, until starts have been measured.
+        start_time: Duration = Duration::from_secs(120), in Duration::from_millis(100) => Duration::from_secs(7200);
+        /// Time in which requests that wait are to be worked off.
+        clear_within: Duration = Duration::from_secs(60), in Duration::from_secs(1) => Duration::from_secs(3600);
+        /// How long fewer workers must have been enough before one goes. Doubles for a day each time that one was missed soon
+        /// after it went.
+        down_after: Duration = Duration::from_secs(120), in Duration::from_secs(1) => Duration::from_secs(86400);
+        /// How long a number of workers that was changed by hand is kept.
+        manual_hold: Duration = Duration::from_secs(1800), in Duration::from_secs(0) => Duration::from_secs(86400);
+        /// Periods after which demand repeats: `day`, `week`. Each is used once two of them have been seen.
+        seasons: Vec<String> = vec!["day".to_owned(), "week".to_owned()];
+        /// GPUs of all workers together, draining ones included.
+        gpus_max: u64 = 8, in 1 => 100_000;
+        /// GPUs of one worker.
+        gpus: u64 = 1, in 0 => 64;
+        /// Prefill workers at least.
+        prefill_min: u64 = 1, in 0 => 10_000;
+        /// Prefill workers at most; none are planned where there are none.
+        prefill_max: u64 = 4, in 0 => 10_000;
+        /// Decode workers at least, or workers that do both.
+        decode_min: u64 = 1, in 0 => 10_000;
+        /// Decode workers at most, or workers that do both.
+        decode_max: u64 = 4, in 1 => 10_000;
+        /// How long a worker that is to go may take for the requests that it has. Then they go on elsewhere.
+        drain: Duration = Duration::from_secs(600), in Duration::from_secs(0) => Duration::from_secs(86400);
+        /// Microseconds of an engine's step by itself. These five are those of vLLM with a 32-billion-parameter model on two
+        /// H100.
+        step_base_us: f64 = 13_780.0, in 0.001 => 1e9;
+        /// Microseconds that a running request adds to a step.
+        step_per_request_us: f64 = 23.6, in 0.0 => 1e9;
+        /// Microseconds that a token of KV adds to a step.
+        step_per_kv_token_us: f64 = 0.04233, in 0.0 => 1e6;
+        /// Microseconds that a prompt token adds to a step.
+        step_per_prompt_token_us: f64 = 36.8, in 0.0 => 1e9;
+        /// Microseconds of a prompt for the square of its tokens.
+        step_per_prompt_square_us: f64 = 0.0029, in 0.0 => 1e6;
+        /// Tokens that an engine's KV cache holds.
+        kv_tokens: u64 = 350_000, in 16 => 1_000_000_000_000;
+        /// Prompt tokens and running requests of one step at most (`max_num_batched_tokens`).
+        batch_tokens: u64 = 8192, in 1 => 10_000_000;
+        /// Requests that an engine runs at a time (`max_num_seqs`).
+        running_max: u64 = 256, in 1 => 1_000_000;
+    }
+}
+
+section! {
     /// Where a gateway finds workers beside those that `gateway.workers`, `[[pool]]` and the command line name. A source that
     /// cannot be read, or has a mistake, changes nothing. An address that several sources name is one worker.
     DiscoverySettings, "discovery" {
@@ -680,6 +744,8 @@ pub struct Settings {
     pub serve: ServeSettings,
     /// `[drain]`.
     pub drain: DrainSettings,
+    /// `[planner]`
+    pub planner: PlannerSettings,
     /// `[discovery]`
     pub discovery: DiscoverySettings,
     /// `[gateway]`

@@ -18,6 +18,7 @@ mod live;
 mod memory_plan;
 mod mock_command;
 mod path_command;
+mod planning;
 mod process;
 mod rails;
 mod replay_command;

@@ -229,7 +229,8 @@ pub struct Decision {
 
 impl fmt::Display for Decision {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}: {} workers, {}", self.pool, self.wanted, self.reason.text())?;
+        let workers = if self.wanted == 1 { "worker" } else { "workers" };
+        write!(formatter, "{}: {} {workers}, {}", self.pool, self.wanted, self.reason.text())?;
         if let (Some(need), Some(capacity)) = (self.need, self.capacity) {
             write!(
                 formatter,

@@ -31,6 +31,13 @@ impl ApiKey {
         &self.0
     }
 
+    /// Its text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        let shown = self.0.to_str().unwrap_or_default();
+        shown.strip_prefix(SCHEME).unwrap_or_default()
+    }
+
     /// Whether a request with these headers shows it.
     #[must_use]
     pub fn is_shown_in(&self, headers: &HeaderMap) -> bool {
@@ -86,6 +93,7 @@ mod tests {
             assert!(!shows(wrong), "{wrong:?}");
         }
         assert!(!key.is_shown_in(&HeaderMap::new()));
+        assert_eq!(key.text(), "s3cret");
         assert!(!format!("{key:?}").contains("s3cret"));
         for no_key in ["", " a", "a\n", "\u{fc}"] {
             assert_eq!(ApiKey::new(no_key), None, "{no_key:?}");

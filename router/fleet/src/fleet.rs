@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
 use router_engines::dialect::{Engine, Role};
+use router_engines::key::ApiKey;
 use router_events::listen::{ListenCounters, Listeners};
 use router_events::tracker::TrackerCounters;
 use router_radix::{Index, IndexConfig};
@@ -48,6 +49,8 @@ struct RosterSources {
     /// Each has another name. Those that the configuration names too are left to it.
     discovered: Arc<Vec<WorkerSpec>>,
     changes: Arc<Changes>,
+    /// Keys of added workers, by name, where whoever added them gave one. Peers are not told of them.
+    added_keys: Arc<HashMap<String, ApiKey>>,
     /// The state in force.
     spec: Arc<FleetSpec>,
 }
@@ -256,15 +259,19 @@ impl Fleet {
         }
     }
 
-    /// An administrator adds a worker, or describes one anew that was added.
-    pub fn add(self: &Arc<Self>, added: Added) -> Result<Applied, SpecError> {
+    /// An administrator adds a worker, or describes one anew that was added. With a `key` this gateway shows the worker that
+    /// one, and its peers the keys that they have themselves.
+    pub fn add(self: &Arc<Self>, added: Added, key: Option<ApiKey>) -> Result<Applied, SpecError> {
         if self.pool(&added.pool).is_none() {
             return Err(SpecError::UnknownPool { worker: name_of(&added.url), pool: added.pool });
         }
-        if self.described(&added).is_none() {
+        if self.described(&added, &HashMap::new()).is_none() {
             return Err(SpecError::Tls(added.url));
         }
         self.wish(|roster| {
+            if let Some(key) = key {
+                Arc::make_mut(&mut roster.added_keys).insert(name_of(&added.url), key);
+            }
             let known = roster.identities();
             let is_current = |name: &str, uid: Option<&str>| is_current(&known, name, uid);
             Arc::make_mut(&mut roster.changes).add(added, is_current)
@@ -349,10 +356,15 @@ impl Fleet {
         change: impl FnOnce(&mut RosterSources) -> Result<(), SpecError>,
     ) -> Result<Applied, SpecError> {
         let mut roster = self.lock();
-        let before =
-            (Arc::clone(&roster.configured), Arc::clone(&roster.discovered), Arc::clone(&roster.changes));
+        let before = (
+            Arc::clone(&roster.configured),
+            Arc::clone(&roster.discovered),
+            Arc::clone(&roster.changes),
+            Arc::clone(&roster.added_keys),
+        );
         let made = change(&mut roster).and_then(|()| {
-            let workers = roster.changes.over(roster.workers(), |added| self.described(added));
+            let keys = Arc::clone(&roster.added_keys);
+            let workers = roster.changes.over(roster.workers(), |added| self.described(added, &keys));
             if workers == roster.spec.workers {
                 return Ok(Applied::default());
             }
@@ -360,21 +372,26 @@ impl Fleet {
             self.apply_locked(&mut roster, FleetSpec { version, workers })
         });
         if made.is_err() {
-            (roster.configured, roster.discovered, roster.changes) = before;
+            (roster.configured, roster.discovered, roster.changes, roster.added_keys) = before;
+        }
+        if !roster.added_keys.is_empty() {
+            let names: HashSet<String> = roster.spec.workers.iter().map(WorkerSpec::name).collect();
+            Arc::make_mut(&mut roster.added_keys).retain(|name, _| names.contains(name));
         }
         made
     }
 
     /// An added worker as this gateway would have it; `None` when it cannot have it, though a peer may: its pool is not
     /// configured here, or nothing is loaded for https.
-    fn described(&self, added: &Added) -> Option<WorkerSpec> {
+    fn described(&self, added: &Added, added_keys: &HashMap<String, ApiKey>) -> Option<WorkerSpec> {
         let pool = self.pool(&added.pool)?;
         if added.url.starts_with("https://") && self.config.tls.is_none() {
             return None;
         }
         let keys = &self.config.keys;
         let is_shared = keys.trusts_added && pool.engine != Some(Engine::OpenAi);
-        let key = if is_shared { keys.of(&added.url) } else { keys.own_of(&added.url) };
+        let configured = if is_shared { keys.of(&added.url) } else { keys.own_of(&added.url) };
+        let key = added_keys.get(&name_of(&added.url)).or(configured);
         Some(WorkerSpec {
             url: added.url.clone(),
             uid: added.uid.clone(),

@@ -47,7 +47,7 @@ async fn workers_that_are_described_alike_go_on_and_others_are_new() {
     assert_eq!(fleet.serve_again("http://A:1"), Ok(Applied { drained: 1, ..Applied::default() }));
     // Another identity, or another role, is another worker.
     for uid in ["one", "two"] {
-        let applied = fleet.add(added("http://a:1", Some(uid)));
+        let applied = fleet.add(added("http://a:1", Some(uid)), None);
         assert_eq!(applied, Ok(Applied { replaced: 1, ..Applied::default() }), "{uid}");
     }
     assert!(!Arc::ptr_eq(&before, &fleet.workers()["a:1"]));
@@ -71,7 +71,7 @@ async fn a_roster_that_cannot_be_changes_nothing() {
         fleet.configure(roster).expect_err("no roster");
     }
     assert_eq!(fleet.drain("b:1"), Err(SpecError::UnknownWorker("b:1".to_owned())));
-    assert_eq!(fleet.add(added("https://b:1", None)), Err(SpecError::Tls("https://b:1".to_owned())));
+    assert_eq!(fleet.add(added("https://b:1", None), None), Err(SpecError::Tls("https://b:1".to_owned())));
     let stale = FleetSpec { version: before.0.version, workers: Vec::new() };
     assert!(matches!(fleet.apply(stale), Err(SpecError::Stale { .. })));
     assert_eq!((fleet.spec(), fleet.configured()), before);
@@ -140,7 +140,7 @@ async fn a_pod_that_takes_the_address_of_another_one_inherits_nothing() {
     let second = fleet.workers().get("a:1").cloned().expect("a");
     assert!(!Arc::ptr_eq(&first, &second) && !second.is_draining());
     // Nor does an administrator's description of the address make one pod of two.
-    fleet.add(added("http://a:1", None)).expect("a worker");
+    fleet.add(added("http://a:1", None), None).expect("a worker");
     let described = fleet.workers().get("a:1").cloned().expect("a");
     assert_eq!(described.spec.uid.as_deref(), Some("2"));
     fleet.drain("a:1").expect("it is there");

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Path, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use router_engines::dialect::Role;
+use router_engines::key::ApiKey;
 use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, SpecError, Worker, name_of};
 use router_openai::ApiError;
 use serde::Deserialize;
@@ -19,6 +20,7 @@ use serde_json::{Value, json};
 
 use crate::Gateway;
 use crate::caller::Caller;
+use crate::plan;
 use crate::service::json_response;
 
 /// A change of the roster.
@@ -33,6 +35,8 @@ struct NewWorker {
     role: String,
     pool: Option<String>,
     uid: Option<String>,
+    /// What the worker asks its callers for; this gateway alone shows it.
+    key: Option<String>,
 }
 
 /// Who may use them is decided around these routes.
@@ -44,6 +48,7 @@ pub(crate) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/kvasir/workers/{name}/serve", post(serve_again))
         .route("/kvasir/workers/{name}/remove", post(remove))
         .route("/kvasir/config", get(configuration))
+        .route("/kvasir/plan", get(plan::show).post(plan::post).layer(DefaultBodyLimit::max(plan::BYTES_MAX)))
         .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), may_change))
 }
 
@@ -114,15 +119,22 @@ async fn one(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> R
     }
 }
 
-/// `POST /kvasir/workers` with `{"url": …, "role": …, "pool": …}`.
+/// A page of another site can post plain text without asking, JSON it cannot.
+pub(crate) fn must_be_json(headers: &HeaderMap) -> Result<(), ApiError> {
+    let kind = headers.get(axum::http::header::CONTENT_TYPE);
+    if kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
+        return Ok(());
+    }
+    let message = "The body must be JSON, with `content-type: application/json`.";
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type"))
+}
+
+/// `POST /kvasir/workers` with `{"url": …, "role": …, "pool": …, "uid": …, "key": …}`, the last four as wanted.
 async fn add(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
-    let is_json = headers.get(axum::http::header::CONTENT_TYPE);
-    if !is_json.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
-        let message = "The body must be JSON, with `content-type: application/json`.";
-        let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type");
+    if let Err(error) = must_be_json(&headers) {
         return error.into_response();
     }
-    let NewWorker { url, role, pool, uid } = match serde_json::from_slice(&body) {
+    let NewWorker { url, role, pool, uid, key } = match serde_json::from_slice(&body) {
         Ok(worker) => worker,
         Err(error) => {
             return ApiError::malformed(format!("The body is no worker: {error}.")).into_response();
@@ -132,8 +144,16 @@ async fn add(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Byte
         let message = format!("`role` is prefill, decode or both, not {role:?}.");
         return ApiError::invalid("role", message).into_response();
     }
+    let key = match key.as_deref().map(ApiKey::new) {
+        Some(None) => {
+            let message = "`key` is plain ASCII without blanks around it.";
+            return ApiError::invalid("key", message).into_response();
+        }
+        Some(key) => key,
+        None => None,
+    };
     let pool = pool.unwrap_or_else(|| DEFAULT_POOL.to_owned());
-    answered(gateway.fleet().add(Added { url, role, pool, uid }))
+    answered(gateway.fleet().add(Added { url, role, pool, uid }, key))
 }
 
 async fn drain(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {

@@ -62,6 +62,9 @@ pub struct Gateway {
     more_metrics: Mutex<Vec<MoreMetrics>>,
     shown_configuration: ArcSwapOption<Value>,
     shown_discovery: ArcSwapOption<Value>,
+    /// What a planner posted last.
+    pub(crate) plan: ArcSwapOption<crate::plan::Plan>,
+    pub(crate) lengths: crate::lengths::Lengths,
 }
 
 /// Appends series in the OpenMetrics text format.
@@ -101,6 +104,8 @@ impl Gateway {
             more_metrics: Mutex::default(),
             shown_configuration: ArcSwapOption::empty(),
             shown_discovery: ArcSwapOption::empty(),
+            plan: ArcSwapOption::empty(),
+            lengths: crate::lengths::Lengths::default(),
         });
         let weak = || Arc::downgrade(&gateway);
         gateway.fleet.share(Box::new(SharedLimits(weak())));
@@ -169,6 +174,9 @@ impl Gateway {
     pub(crate) fn append_metrics(&self, out: &mut String) {
         let more = self.more_metrics.lock().unwrap_or_else(PoisonError::into_inner);
         more.iter().for_each(|append| append(out));
+        if let Some(plan) = &*self.plan.load() {
+            crate::plan::append_metrics(plan, out);
+        }
     }
 
     /// Says from now on that it is not ready; requests that come all the same are served.
@@ -248,6 +256,7 @@ impl Gateway {
         self.metrics.prompt_tokens.inc_by(usage.prompt as u64);
         self.metrics.generated_tokens.inc_by(usage.completion as u64);
         self.metrics.cached_tokens.inc_by(usage.cached.unwrap_or(0) as u64);
+        self.lengths.record(usage);
     }
 }
 
@@ -347,10 +356,11 @@ async fn no_method(headers: HeaderMap) -> Response {
     named(&headers, error.into_response())
 }
 
-/// The status alone, for whoever started the gateway.
+/// The status and the roster, for whoever started the gateway.
 pub fn status_router(gateway: Arc<Gateway>) -> Router {
     Router::new()
         .route("/kvasir/status", get(status::status))
+        .merge(crate::roster::routes(&gateway))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&gateway), administrators))
         .with_state(gateway)
 }

@@ -44,6 +44,9 @@ fn status_of(gateway: &Gateway) -> Value {
     status["started_unix"] = json!(gateway.started);
     status["index"] = json!({ "blocks": usage.entries, "bytes": usage.bytes, "nodes": usage.nodes });
     status["workers"] = json!(workers);
+    let (finished, lengths) = gateway.lengths.recent();
+    status["lengths"] = json!({ "count": finished, "recent": lengths });
+    status["plan"] = json!(gateway.plan.load().as_deref());
     status
 }
 
@@ -90,6 +93,7 @@ fn live_status(gateway: &Gateway, worker: &Worker, run: &WorkerRun) -> Value {
         "ejections": worker.breaker.ejections.load(Ordering::Relaxed),
         "requests": run.load.own.get()[0],
         "peers_requests": run.load.peers.get()[0],
+        "kv_tokens": u64::from(run.load.own.get()[2]) * run.description.block_tokens as u64,
         "engine_running": reported.running,
         "engine_waiting": reported.waiting,
         "kv_usage": reported.kv_usage,

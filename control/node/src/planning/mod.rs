@@ -1,0 +1,227 @@
+//! The planner beside running gateways: observes them, decides, and shows them what was decided.
+
+mod observer;
+
+use std::collections::VecDeque;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use control_config::{PlannerSettings, season_seconds};
+use control_planner::{
+    Decision, Engine, Headroom, Observation, Planner, PlannerConfig, PoolConfig, ServiceLevel, StepTime,
+    WorkerCounts, WorkerRole,
+};
+use http::Method;
+use router_engines::client::EngineClient;
+use serde_json::{Value, json};
+
+pub(crate) use observer::{Observer, Seen, SeenWorker};
+
+/// Changes that are shown.
+const CHANGES_MAX: usize = 32;
+/// A gateway that takes longer does not get this plan.
+const ANSWER_WITHIN: Duration = Duration::from_millis(500);
+
+/// The workers of one role, as whoever starts and stops them has them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PoolCounts {
+    pub(crate) workers: WorkerCounts,
+    /// For each worker that is starting: seconds since it was asked for.
+    pub(crate) starting_for: Vec<f64>,
+    /// Workers that became ready since the last decision: seconds since each was asked for.
+    pub(crate) started_in: Vec<f64>,
+    /// The count that was last set.
+    pub(crate) in_force: u32,
+}
+
+/// Decisions for the roles of one fleet.
+pub(crate) struct Planning {
+    planner: Planner,
+    roles: Vec<WorkerRole>,
+    is_acting: bool,
+    wanted: Vec<Option<u32>>,
+    changes: VecDeque<Value>,
+}
+
+impl Planning {
+    /// Plans for prefill and decode workers, or for workers that do both.
+    pub(crate) fn new(settings: &PlannerSettings, has_prefill: bool) -> Self {
+        let roles = match has_prefill {
+            true => vec![WorkerRole::Prefill, WorkerRole::Decode],
+            false => vec![WorkerRole::Both],
+        };
+        let pools: Vec<PoolConfig> = roles.iter().map(|&role| pool(settings, role)).collect();
+        let is_acting = settings.mode == "act";
+        let wanted = vec![None; roles.len()];
+        let planner = Planner::new(config(settings, is_acting), pools);
+        Self { planner, roles, is_acting, wanted, changes: VecDeque::new() }
+    }
+
+    pub(crate) fn roles(&self) -> &[WorkerRole] {
+        &self.roles
+    }
+
+    /// Decides on the count of each role, in their order.
+    pub(crate) fn decide(&mut self, seen: &Seen, counts: &[PoolCounts]) -> Vec<Decision> {
+        let observations: Vec<Observation> =
+            self.roles.iter().zip(counts).map(|(&role, counts)| observation(role, seen, counts)).collect();
+        let decisions = self.planner.decide(unix_now().as_secs_f64(), &observations);
+        for (decision, before) in decisions.iter().zip(&mut self.wanted) {
+            if let Some(from) = before.replace(decision.wanted).filter(|&from| from != decision.wanted) {
+                tracing::info!(from, "planner: {decision}");
+                self.changes.push_back(json!({
+                    "unix_ms": unix_now().as_millis() as u64, "pool": decision.pool, "from": from,
+                    "to": decision.wanted, "text": decision.to_string(),
+                }));
+                if self.changes.len() > CHANGES_MAX {
+                    self.changes.pop_front();
+                }
+            }
+        }
+        decisions
+    }
+
+    /// The plan as gateways show it.
+    pub(crate) fn to_json(&self, decisions: &[Decision], counts: &[PoolCounts]) -> Value {
+        let pools = decisions.iter().zip(counts).map(|(decision, counts)| {
+            json!({
+                "pool": decision.pool,
+                "wanted": decision.wanted,
+                "ready": counts.workers.ready,
+                "starting": counts.workers.starting,
+                "draining": counts.workers.draining,
+                "stuck": decision.stuck,
+                "reason": decision.reason.name(),
+                "text": decision.to_string(),
+                "rate": decision.rate,
+                "capacity": decision.capacity,
+                "need": decision.need,
+                "utilisation": decision.utilisation,
+                "horizon_seconds": decision.horizon,
+            })
+        });
+        json!({
+            "mode": if self.is_acting { "act" } else { "advise" },
+            "pools": pools.collect::<Vec<Value>>(),
+            "changes": self.changes,
+        })
+    }
+}
+
+/// Posts a plan to a gateway, which shows it.
+pub(crate) async fn post(client: &EngineClient, plan: &Value) {
+    let posted = client.ask(Method::POST, "/kvasir/plan", Bytes::from(plan.to_string()));
+    match tokio::time::timeout(ANSWER_WITHIN, posted).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::debug!("the plan was not taken: {error}"),
+        Err(_) => tracing::debug!("the plan was not taken in time"),
+    }
+}
+
+fn unix_now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn pool(settings: &PlannerSettings, role: WorkerRole) -> PoolConfig {
+    let (min, max) = match role {
+        WorkerRole::Prefill => (settings.prefill_min.min(settings.prefill_max), settings.prefill_max),
+        WorkerRole::Decode | WorkerRole::Both => (settings.decode_min, settings.decode_max),
+    };
+    PoolConfig {
+        name: role.name().to_owned(),
+        role,
+        min: min as u32,
+        max: max as u32,
+        gpus: settings.gpus as u32,
+    }
+}
+
+/// The engine that learning begins with.
+fn engine(settings: &PlannerSettings) -> Engine {
+    let seconds = |micros: f64| micros / 1e6;
+    Engine {
+        step: StepTime {
+            base: seconds(settings.step_base_us),
+            per_request: seconds(settings.step_per_request_us),
+            per_kv_token: seconds(settings.step_per_kv_token_us),
+            per_prompt_token: seconds(settings.step_per_prompt_token_us),
+            per_prompt_square: seconds(settings.step_per_prompt_square_us),
+        },
+        kv_tokens: settings.kv_tokens as f64,
+        batch_tokens: settings.batch_tokens as f64,
+        running_max: settings.running_max as usize,
+    }
+}
+
+/// The service level of the settings.
+pub(crate) fn level(settings: &PlannerSettings) -> ServiceLevel {
+    ServiceLevel {
+        ttft: settings.ttft.as_secs_f64(),
+        itl: settings.itl.as_secs_f64(),
+        attainment: settings.attainment,
+    }
+}
+
+fn config(settings: &PlannerSettings, is_acting: bool) -> PlannerConfig {
+    PlannerConfig {
+        level: level(settings),
+        engine: engine(settings),
+        headroom: Headroom { utilisation: settings.utilisation },
+        start_time: settings.start_time.as_secs_f64(),
+        clear_within: settings.clear_within.as_secs_f64(),
+        down_after: settings.down_after.as_secs_f64(),
+        // Advice is never carried out, so each count is one that was set by hand.
+        manual_hold: if is_acting { settings.manual_hold.as_secs_f64() } else { 0.0 },
+        gpus_max: settings.gpus_max as u32,
+        seasons: settings.seasons.iter().filter_map(|season| season_seconds(season)).collect(),
+    }
+}
+
+fn observation(role: WorkerRole, seen: &Seen, counts: &PoolCounts) -> Observation {
+    let sum = |of: fn(&SeenWorker) -> f64| -> f64 {
+        seen.workers.iter().filter(|worker| worker.role == role).map(of).sum()
+    };
+    let waiting = sum(|worker| worker.waiting);
+    // Gateways hold requests back when no worker can take them: in front of the first phase.
+    let held_back = if role == WorkerRole::Decode { 0.0 } else { seen.waiting };
+    Observation {
+        seconds: seen.seconds,
+        arrivals: if role == WorkerRole::Prefill { seen.disaggregated } else { seen.begun },
+        finished: seen.lengths.clone(),
+        queued: waiting + held_back,
+        decoding: (sum(|worker| worker.requests) - waiting).max(0.0),
+        kv_tokens: sum(|worker| worker.kv_tokens),
+        itl_mean: seen.itl.mean(),
+        itl_p90: seen.itl.p90(),
+        ttft_mean: seen.ttft.mean(),
+        ttft_p90: seen.ttft.p90(),
+        workers: counts.workers,
+        starting_for: counts.starting_for.clone(),
+        started_in: counts.started_in.clone(),
+        in_force: counts.in_force,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_shown_with_their_reason_and_bounded() {
+        let settings = PlannerSettings { decode_max: 9, ..PlannerSettings::default() };
+        let mut planning = Planning::new(&settings, false);
+        let seen = |waiting: f64| Seen { seconds: 5.0, begun: 5.0, waiting, ..Seen::default() };
+        let mut counts = PoolCounts { in_force: 1, ..PoolCounts::default() };
+        counts.workers.ready = 1;
+        for _ in 0..3 {
+            planning.decide(&seen(0.0), std::slice::from_ref(&counts));
+        }
+        let decisions = planning.decide(&seen(50.0), std::slice::from_ref(&counts));
+        assert_eq!(decisions[0].wanted, 2);
+        let plan = planning.to_json(&decisions, &[counts]);
+        assert_eq!((&plan["mode"], &plan["pools"][0]["wanted"]), (&json!("advise"), &json!(2)));
+        let change = &plan["changes"][0];
+        assert_eq!((&change["from"], &change["to"]), (&json!(1), &json!(2)), "{plan}");
+        assert!(change["text"].as_str().is_some_and(|text| text.contains("too few requests")), "{plan}");
+    }
+}

@@ -1,0 +1,157 @@
+//! The gateway and the workers of this machine, as child processes.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use control_config::Settings;
+
+use crate::serve::service::Service;
+use crate::{Common, LogFormat, Role, process};
+
+/// Cores for each process below which none are pinned.
+const CORES_EACH_MIN: usize = 2;
+
+pub(super) struct LocalWorker {
+    pub(super) service: Service,
+    pub(super) role: Role,
+    /// Tells workers of a role apart. The lowest free one is used, so that a worker finds the disk tier of the one before.
+    number: u64,
+    pub(super) url: String,
+    pub(super) asked: Instant,
+    /// Whether the gateway has ever said that it takes requests.
+    pub(super) was_ready: bool,
+    /// Whether the gateway knows it.
+    pub(super) is_known: bool,
+    /// Since when it drains.
+    pub(super) leaving: Option<Instant>,
+}
+
+pub(super) struct LocalFleet<'a> {
+    settings: &'a Settings,
+    peer_key: &'a str,
+    /// Arguments of every child.
+    inherited: Vec<String>,
+    /// Of the gateway, without its workers.
+    gateway_arguments: Vec<String>,
+    /// Threads of a worker that has no cores of its own.
+    shared_threads: usize,
+    pub(super) gateway: Service,
+    pub(super) workers: Vec<LocalWorker>,
+}
+
+pub(super) fn free_address() -> Result<SocketAddr> {
+    let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+    Ok(probe.local_addr()?)
+}
+
+/// Cores for process `index` of `count`, when there are enough.
+fn cores_of(settings: &Settings, index: usize, count: usize) -> Option<(String, usize)> {
+    let cores = process::available_cores();
+    if !settings.serve.pin_cores || cores < count * CORES_EACH_MIN {
+        return None;
+    }
+    let (first, after) = (cores * index / count, cores * (index + 1) / count);
+    Some((format!("{first}-{}", after - 1), after - first))
+}
+
+impl<'a> LocalFleet<'a> {
+    pub(super) fn new(
+        common: &Common,
+        settings: &'a Settings,
+        listen: SocketAddr,
+        aside: Option<SocketAddr>,
+        peer_key: &'a str,
+    ) -> Result<Self> {
+        let mut inherited = vec!["--supervised".to_owned(), "--log".to_owned(), common.log.clone()];
+        if common.log_format == LogFormat::Json {
+            inherited.extend(["--log-format".to_owned(), "json".to_owned()]);
+        }
+        if let Some(config) = &common.config {
+            let config = config.canonicalize().unwrap_or_else(|_| config.clone());
+            inherited.extend(["--config".to_owned(), config.display().to_string()]);
+        }
+        let serve = &settings.serve;
+        let prefill = (0..serve.prefill_workers).map(|_| Role::Prefill);
+        // Without prefill workers every decode worker does both.
+        let decode_role = if serve.prefill_workers == 0 { Role::Both } else { Role::Decode };
+        let roles: Vec<Role> = prefill.chain((0..serve.decode_workers).map(|_| decode_role)).collect();
+        let count = roles.len() + 1;
+        let mut gateway_arguments = vec!["gateway".to_owned(), "--listen".to_owned(), listen.to_string()];
+        gateway_arguments
+            .extend(aside.into_iter().flat_map(|aside| ["--aside".to_owned(), aside.to_string()]));
+        gateway_arguments.extend(
+            cores_of(settings, 0, count).into_iter().flat_map(|(cores, _)| ["--cores".to_owned(), cores]),
+        );
+        gateway_arguments.extend(inherited.iter().cloned());
+        let mut fleet = Self {
+            settings,
+            peer_key,
+            inherited,
+            gateway: Service::new("gateway".to_owned(), Vec::new(), peer_key, settings),
+            gateway_arguments,
+            shared_threads: (process::available_cores() / roles.len()).max(1),
+            workers: Vec::new(),
+        };
+        for (index, role) in roles.into_iter().enumerate() {
+            let worker = fleet.add(role, cores_of(settings, index + 1, count))?;
+            worker.is_known = true;
+        }
+        fleet.tell_gateway();
+        Ok(fleet)
+    }
+
+    /// Starts a worker, on cores of its own where some are given.
+    pub(super) fn add(&mut self, role: Role, cores: Option<(String, usize)>) -> Result<&mut LocalWorker> {
+        let is_used =
+            |number: &u64| self.workers.iter().any(|worker| worker.role == role && worker.number == *number);
+        let number = (0..).find(|number| !is_used(number)).unwrap_or_default();
+        let address = free_address()?;
+        let mut arguments = vec!["worker".to_owned(), "--role".to_owned(), role.name().to_owned()];
+        arguments.extend(["--listen".to_owned(), address.to_string()]);
+        arguments.extend(["--instance".to_owned(), format!("{}-{number}", role.name())]);
+        if self.settings.engine.threads == 0 {
+            let threads = cores.as_ref().map_or(self.shared_threads, |(_, cores)| *cores);
+            arguments.extend(["--threads".to_owned(), threads.to_string()]);
+        }
+        arguments.extend(cores.into_iter().flat_map(|(cores, _)| ["--cores".to_owned(), cores]));
+        arguments.extend(self.inherited.iter().cloned());
+        let name = format!("{} worker {number}", role.name());
+        self.workers.push(LocalWorker {
+            service: Service::new(name, arguments, self.peer_key, self.settings),
+            role,
+            number,
+            url: format!("http://{address}"),
+            asked: Instant::now(),
+            was_ready: false,
+            is_known: false,
+            leaving: None,
+        });
+        let last = self.workers.len() - 1;
+        Ok(&mut self.workers[last])
+    }
+
+    /// The workers that a gateway has which starts from now on.
+    pub(super) fn tell_gateway(&mut self) {
+        let staying = self.workers.iter().filter(|worker| worker.leaving.is_none());
+        let workers = staying.flat_map(|worker| ["--worker".to_owned(), worker.url.clone()]);
+        self.gateway.arguments = self.gateway_arguments.iter().cloned().chain(workers).collect();
+    }
+
+    /// All children, the gateway first.
+    pub(super) fn services(&mut self) -> impl Iterator<Item = &mut Service> {
+        let workers = self.workers.iter_mut().map(|worker| &mut worker.service);
+        std::iter::once(&mut self.gateway).chain(workers)
+    }
+
+    /// A child that has ended so many times.
+    pub(super) fn failed(&mut self, ends_max: u32) -> Option<(String, u32)> {
+        let failed = self.services().find(|service| service.ends >= ends_max)?;
+        Some((failed.name.clone(), failed.ends))
+    }
+
+    pub(super) fn names(&self) -> Vec<&str> {
+        let workers = self.workers.iter().map(|worker| worker.service.name.as_str());
+        std::iter::once(self.gateway.name.as_str()).chain(workers).collect()
+    }
+}

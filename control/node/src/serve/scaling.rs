@@ -1,0 +1,235 @@
+//! Makes the number of workers of this machine what the planner wants.
+//!
+//! A worker that is to go is drained first: the gateway gives it nothing more, and its process ends when its last request
+//! has. The one whose cache is smallest goes; one that is still starting before any other.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use bytes::Bytes;
+use control_config::Settings;
+use control_planner::{WorkerCounts, WorkerRole};
+use http::Method;
+use router_engines::client::{EngineClient, EngineError};
+use router_engines::key::ApiKey;
+use serde_json::{Value, json};
+
+use crate::Role;
+use crate::planning::{Observer, Planning, PoolCounts, Seen, post};
+use crate::secret;
+use crate::serve::WORKERS_STOP_WITHIN;
+use crate::serve::local_fleet::{LocalFleet, LocalWorker};
+
+/// Interval between two looks at workers that drain.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const ANSWER_WITHIN: Duration = Duration::from_millis(500);
+
+/// Workers of this machine at most.
+pub(super) fn workers_max(settings: &Settings) -> u64 {
+    let (serve, planner) = (&settings.serve, &settings.planner);
+    let at_start = serve.prefill_workers + serve.decode_workers;
+    if planner.mode != "act" {
+        return at_start;
+    }
+    let prefill = if serve.prefill_workers == 0 { 0 } else { planner.prefill_max };
+    at_start.max(prefill + planner.decode_max)
+}
+
+fn role_of(role: WorkerRole) -> Role {
+    match role {
+        WorkerRole::Both => Role::Both,
+        WorkerRole::Prefill => Role::Prefill,
+        WorkerRole::Decode => Role::Decode,
+    }
+}
+
+pub(super) struct Scaling {
+    planning: Planning,
+    observer: Observer,
+    client: EngineClient,
+    /// What workers of this process ask their callers for.
+    worker_key: String,
+    is_acting: bool,
+    interval: Duration,
+    drain: Duration,
+    decided: Instant,
+    looked: Instant,
+}
+
+impl Scaling {
+    /// `None` when no planner is wanted.
+    pub(super) fn new(settings: &Settings, client: EngineClient, peer_key: &str) -> Result<Option<Self>> {
+        let planner = &settings.planner;
+        if planner.mode == "off" {
+            return Ok(None);
+        }
+        let own = secret::of_worker(settings, false)?;
+        let now = Instant::now();
+        Ok(Some(Self {
+            worker_key: own.as_ref().map_or(peer_key, ApiKey::text).to_owned(),
+            planning: Planning::new(planner, settings.serve.prefill_workers > 0),
+            observer: Observer::new(vec![client.clone()]),
+            client,
+            is_acting: planner.mode == "act",
+            interval: planner.interval,
+            drain: planner.drain,
+            decided: now,
+            looked: now,
+        }))
+    }
+
+    pub(super) async fn tick(&mut self, fleet: &mut LocalFleet<'_>) -> Result<()> {
+        if self.looked.elapsed() >= LOOK_EVERY && fleet.workers.iter().any(|worker| worker.leaving.is_some())
+        {
+            self.looked = Instant::now();
+            self.end_drained(fleet).await;
+        }
+        if self.decided.elapsed() < self.interval {
+            return Ok(());
+        }
+        self.decided = Instant::now();
+        let Some(seen) = self.observer.observe().await else { return Ok(()) };
+        let counts = self.counts(fleet, &seen);
+        let decisions = self.planning.decide(&seen, &counts);
+        if self.is_acting {
+            let roles = self.planning.roles().to_vec();
+            for (role, decision) in roles.into_iter().zip(&decisions) {
+                self.set(fleet, role_of(role), decision.wanted as usize, &seen).await?;
+            }
+            self.introduce(fleet).await;
+        }
+        post(&self.client, &self.planning.to_json(&decisions, &counts)).await;
+        Ok(())
+    }
+
+    /// Notes which workers have become ready, and counts them by role.
+    fn counts(&self, fleet: &mut LocalFleet<'_>, seen: &Seen) -> Vec<PoolCounts> {
+        let ready: HashMap<&str, bool> =
+            seen.workers.iter().map(|worker| (worker.name.as_str(), worker.is_ready)).collect();
+        let count = |&role: &WorkerRole| {
+            let mut counts = PoolCounts::default();
+            let WorkerCounts { ready: takes, starting, draining } = &mut counts.workers;
+            for worker in fleet.workers.iter_mut().filter(|worker| worker.role == role_of(role)) {
+                let is_ready = ready.get(name(worker)).copied().unwrap_or(false);
+                let age = worker.asked.elapsed().as_secs_f64();
+                if worker.leaving.is_some() {
+                    *draining += 1;
+                    continue;
+                }
+                counts.in_force += 1;
+                if is_ready {
+                    *takes += 1;
+                    if !std::mem::replace(&mut worker.was_ready, true) {
+                        counts.started_in.push(age);
+                    }
+                } else {
+                    *starting += 1;
+                    counts.starting_for.push(age);
+                }
+            }
+            counts
+        };
+        self.planning.roles().iter().map(count).collect()
+    }
+
+    /// Starts or drains workers of a role until there are `wanted`.
+    async fn set(&self, fleet: &mut LocalFleet<'_>, role: Role, wanted: usize, seen: &Seen) -> Result<()> {
+        loop {
+            let staying: Vec<usize> = (0..fleet.workers.len())
+                .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].leaving.is_none())
+                .collect();
+            if staying.len() < wanted {
+                fleet.add(role, None)?;
+            } else if staying.len() > wanted {
+                let least = staying.into_iter().min_by(|&a, &b| {
+                    let (a, b) = (value(&fleet.workers[a], seen), value(&fleet.workers[b], seen));
+                    a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.total_cmp(&b.2))
+                });
+                let Some(at) = least else { return Ok(()) };
+                let worker = &fleet.workers[at];
+                // A gateway that does not answer has it drained when it is asked again, or no longer has it when it restarts.
+                let _asked_again = self.change(&format!("{}/drain", path(worker))).await;
+                fleet.workers[at].leaving = Some(Instant::now());
+            } else {
+                break;
+            }
+        }
+        fleet.tell_gateway();
+        Ok(())
+    }
+
+    /// Tells the gateway of workers that it does not know.
+    async fn introduce(&self, fleet: &mut LocalFleet<'_>) {
+        for worker in fleet.workers.iter_mut().filter(|worker| !worker.is_known && worker.leaving.is_none()) {
+            let body = json!({ "url": worker.url, "role": worker.role.name(), "key": self.worker_key });
+            match self.ask("/kvasir/workers", body.to_string().into()).await {
+                Ok(()) => worker.is_known = true,
+                Err(error) => tracing::warn!("{}: the gateway did not take it: {error}", worker.service.name),
+            }
+        }
+    }
+
+    /// Ends workers that drain and have no request any more, or have had their time.
+    async fn end_drained(&self, fleet: &mut LocalFleet<'_>) {
+        let told = tokio::time::timeout(ANSWER_WITHIN, self.client.get("/kvasir/workers")).await;
+        let Some(told) = told.ok().and_then(Result::ok) else { return };
+        let Ok(told) = serde_json::from_slice::<Value>(&told) else { return };
+        let requests = |worker: &LocalWorker| {
+            let all = told["workers"].as_array().into_iter().flatten();
+            let shown = all.into_iter().find(|shown| shown["name"] == name(worker))?;
+            let count = |key: &str| shown[key].as_u64().unwrap_or(0);
+            Some((count("requests") + count("peers_requests"), shown["draining"] == true))
+        };
+        let mut at = 0;
+        while at < fleet.workers.len() {
+            let worker = &mut fleet.workers[at];
+            let Some(since) = worker.leaving else {
+                at += 1;
+                continue;
+            };
+            let (count, is_draining) = requests(worker).unwrap_or((0, true));
+            if !is_draining {
+                let _asked_again = self.change(&format!("{}/drain", path(worker))).await;
+            }
+            if (count == 0 && is_draining) || since.elapsed() >= self.drain {
+                if !worker.service.stop(WORKERS_STOP_WITHIN).await {
+                    eprintln!("\r{} did not stop in time and was killed", worker.service.name);
+                }
+                // A gateway that no longer knows it has nothing to remove.
+                let _removed = self.change(&format!("{}/remove", path(worker))).await;
+                fleet.workers.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    async fn change(&self, path: &str) -> Result<(), String> {
+        self.ask(path, Bytes::from_static(b"{}")).await
+    }
+
+    async fn ask(&self, path: &str, body: Bytes) -> Result<(), String> {
+        match tokio::time::timeout(ANSWER_WITHIN, self.client.ask(Method::POST, path, body)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(EngineError::Refused(error))) => Err(error.message),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("no answer in time".to_owned()),
+        }
+    }
+}
+
+/// The name that a gateway gives to a worker.
+fn name(worker: &LocalWorker) -> &str {
+    worker.url.trim_start_matches("http://")
+}
+
+fn path(worker: &LocalWorker) -> String {
+    format!("/kvasir/workers/{}", name(worker))
+}
+
+/// What is lost with a worker: whether it serves, the blocks that it has cached, its requests.
+fn value(worker: &LocalWorker, seen: &Seen) -> (bool, f64, f64) {
+    let known = seen.workers.iter().find(|seen| seen.name == name(worker));
+    known.map_or((false, 0.0, 0.0), |seen| (seen.is_ready, seen.cached_blocks, seen.requests))
+}
