@@ -97,9 +97,10 @@ pub struct KedaQueue(Hpa);
 
 impl KedaQueue {
     const RUNNING: f64 = 16.0;
+}
 
-    /// A law that has seen nothing yet.
-    pub fn new() -> Self {
+impl Default for KedaQueue {
+    fn default() -> Self {
         Self(Hpa::keda())
     }
 }
@@ -129,9 +130,10 @@ impl LlmdSlo {
     const DOWN: f64 = 0.40;
     /// Three scrapes of 15 s.
     const SCORES: usize = 3;
+}
 
-    /// A law that has seen nothing yet.
-    pub fn new() -> Self {
+impl Default for LlmdSlo {
+    fn default() -> Self {
         Self { hpa: Hpa::llm_d(), scores: Vec::new() }
     }
 }
@@ -175,9 +177,10 @@ impl TokenAware {
     const KV: f64 = 0.8;
     /// Share of the TTFT that may be spent waiting: 1.5 s of 3 s in the published guide.
     const TTFT_SHARE: f64 = 0.5;
+}
 
-    /// A law that has seen nothing yet.
-    pub fn new() -> Self {
+impl Default for TokenAware {
+    fn default() -> Self {
         Self(Hpa::keda())
     }
 }

@@ -2,7 +2,10 @@
 //! shapes of demand.
 
 pub mod laws;
+mod plot;
 mod shapes;
+
+pub use plot::plot;
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,7 +13,7 @@ use std::time::Instant;
 use anyhow::Result;
 use control_planner::{
     Engine, Headroom, Law, Observation, Outcome, Planner, PlannerConfig, PlannerLaw, PoolConfig, Request,
-    Setup, StepTime, WorkerCounts, choose_headroom, simulate,
+    Setup, StepTime, Trial, WorkerCounts, choose_headroom, simulate,
 };
 
 use laws::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
@@ -18,6 +21,8 @@ use shapes::{SHAPES, Shape};
 
 /// Repetitions of each shape with seeds of their own.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
+/// The planner learns the capacity of a worker among so many.
+const CAPACITY_OF: u32 = 4;
 /// Demand that the headroom is chosen on has another seed than that it is judged by.
 const TUNING_SEED: u64 = 77;
 
@@ -58,11 +63,65 @@ fn row<L: Law>(name: &'static str, setup: &Setup, demands: &[Vec<Request>], law:
     Row { name, outcomes }
 }
 
+/// A law on the judged part of a trace.
+#[derive(Debug)]
+pub struct LawResult {
+    /// The law.
+    pub name: &'static str,
+    /// Share of requests in time.
+    pub attained: f64,
+    /// Mean count of workers.
+    pub mean_workers: f64,
+    /// Most workers at a time in the whole trace.
+    pub peak: u32,
+}
+
+/// Laws on one trace.
+#[derive(Debug)]
+pub struct Comparison {
+    /// Peers' laws, the clairvoyant, and the planner without and with a chosen headroom.
+    pub rows: Vec<LawResult>,
+    /// The headroom chosen.
+    pub chosen: Headroom,
+    /// What it was chosen from.
+    pub trials: Vec<Trial>,
+}
+
+/// Puts a trace through all laws. The headroom is chosen on requests before `half` seconds; laws are judged after it.
+#[must_use]
+pub fn compare(setup: &Setup, requests: &[Request], capacity: f64, half: f64) -> Comparison {
+    let first = &requests[..requests.partition_point(|request| request.at < half)];
+    // The start from the minimum is no demand to learn from.
+    let (chosen, trials) = choose_headroom(setup, first, half / 4.0);
+    let end = requests.last().map_or(half, |request| request.at);
+    let judge = |name: &'static str, law: &mut dyn Law| {
+        let outcome = simulate(setup, requests, law);
+        LawResult {
+            name,
+            attained: outcome.attained_from(requests, half),
+            mean_workers: outcome.mean_workers_between(half, end.max(half + 1.0)),
+            peak: outcome.peak,
+        }
+    };
+    let rows = vec![
+        judge("static, as many as allowed", &mut Static(setup.max)),
+        judge("KEDA queue 1, running 16", &mut KedaQueue::default()),
+        judge("llm-d SLO", &mut LlmdSlo::default()),
+        judge("llm-d token-aware", &mut TokenAware::default()),
+        judge("Dynamo threshold, throughput", &mut { DynamoThreshold::THROUGHPUT }),
+        judge("Dynamo threshold, latency", &mut { DynamoThreshold::LATENCY }),
+        judge("clairvoyant (no law can be)", &mut Clairvoyant { capacity }),
+        judge("Kvasir, nothing recorded", &mut PlannerLaw::new(setup, Headroom::default())),
+        judge("Kvasir, first half recorded", &mut PlannerLaw::new(setup, chosen)),
+    ];
+    Comparison { rows, chosen, trials }
+}
+
 pub(crate) fn run(smoke: bool) -> Result<()> {
     println!("# scaling laws, simulated; workers as vLLM with Qwen3-32B on two H100, attainment wanted 99 %");
     let shapes = if smoke { &SHAPES[..1] } else { &SHAPES[..] };
     for shape in shapes {
-        compare(shape, smoke);
+        compare_on(shape, smoke);
     }
     println!();
     known_season(&SHAPES[1]);
@@ -82,7 +141,7 @@ fn known_season(shape: &Shape) {
     let (chosen, _) = choose_headroom(&setup, &shape.requests(3, TUNING_SEED), 2.0 * period);
     let mut laws: Vec<(&str, Box<dyn Law>)> = vec![
         ("Kvasir, season known", Box::new(PlannerLaw::new(&setup, chosen))),
-        ("KEDA queue 1, running 16", Box::new(KedaQueue::new())),
+        ("KEDA queue 1, running 16", Box::new(KedaQueue::default())),
     ];
     for (name, law) in &mut laws {
         let outcome = simulate(&setup, &requests, law.as_mut());
@@ -156,7 +215,7 @@ fn wrong_beliefs(shapes: &[Shape]) {
                  {learned:.2} requests/s, {:.2} of the truth",
                 shape.name,
                 100.0 * outcome.attained_from(&requests, 900.0),
-                learned / shape.capacity(),
+                learned / shape.capacity_on(Engine::default(), CAPACITY_OF),
             );
         }
     }
@@ -184,13 +243,13 @@ fn other_devices() {
         let shape = &SHAPES[0];
         let engine = Engine { step, ..Engine::default() };
         let setup = Setup { engine, ..shape.setup() };
-        let truth = shape.capacity_on(engine);
+        let truth = shape.capacity_on(engine, CAPACITY_OF);
         let requests = shape.steady(3.0 * truth, 600.0, 1);
         let mut law = PlannerLaw::new(&setup, Headroom::default());
         simulate(&setup, &requests, &mut law);
         let learned = law.decision.and_then(|decision| decision.capacity).unwrap_or(f64::NAN);
         println!(
-            "an unknown device, {name}: one worker serves {truth:.2} requests/s; learned after 10 min: {learned:.2}, {:.2} \
+            "an unknown device, {name}: each of {CAPACITY_OF} workers serves {truth:.2} requests/s; learned after 10 min: {learned:.2}, {:.2} \
              of the truth",
             learned / truth
         );
@@ -216,7 +275,7 @@ fn steady(hours: f64) {
     );
 }
 
-fn compare(shape: &Shape, smoke: bool) {
+fn compare_on(shape: &Shape, smoke: bool) {
     let setup = shape.setup();
     let seeds = if smoke { 1..=1 } else { SEEDS };
     let demands: Vec<Vec<Request>> = seeds.map(|seed| shape.requests(1, seed)).collect();
@@ -234,9 +293,9 @@ fn compare(shape: &Shape, smoke: bool) {
     let (chosen, _) = choose_headroom(&setup, &shape.requests(1, TUNING_SEED), 0.0);
     let peers = [
         row("static, as many as allowed", &setup, &demands, || Static(setup.max)),
-        row("KEDA queue 1, running 16", &setup, &demands, KedaQueue::new),
-        row("llm-d SLO", &setup, &demands, LlmdSlo::new),
-        row("llm-d token-aware", &setup, &demands, TokenAware::new),
+        row("KEDA queue 1, running 16", &setup, &demands, KedaQueue::default),
+        row("llm-d SLO", &setup, &demands, LlmdSlo::default),
+        row("llm-d token-aware", &setup, &demands, TokenAware::default),
         row("Dynamo threshold, throughput", &setup, &demands, || DynamoThreshold::THROUGHPUT),
         row("Dynamo threshold, latency", &setup, &demands, || DynamoThreshold::LATENCY),
     ];

@@ -69,12 +69,12 @@ impl Shape {
 
     /// Requests per second that one worker serves within the service level.
     pub(super) fn capacity(&self) -> f64 {
-        self.capacity_on(Engine::default())
+        self.capacity_on(Engine::default(), 1)
     }
 
-    /// The same for workers on another device.
-    pub(super) fn capacity_on(&self, engine: Engine) -> f64 {
-        Capacity::new(engine, WorkerRole::Both, self.level).of(&[self.lengths])
+    /// Requests per second of each of `workers` workers on a device.
+    pub(super) fn capacity_on(&self, engine: Engine, workers: u32) -> f64 {
+        Capacity::new(engine, WorkerRole::Both, self.level).of(&[self.lengths], workers)
     }
 
     /// Seconds of one repetition.

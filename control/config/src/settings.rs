@@ -59,8 +59,8 @@ section! {
         start_time: Duration = Duration::from_secs(120), in Duration::from_millis(100) => Duration::from_secs(7200);
         /// Time in which requests that wait are to be worked off.
         clear_within: Duration = Duration::from_secs(60), in Duration::from_secs(1) => Duration::from_secs(3600);
-        /// How long fewer workers must have been enough before one goes. Doubles for a day each time that one was missed soon
-        /// after it went.
+        /// How long fewer workers must have been enough before one goes. Four times as long for a day, up to two hours, each time
+        /// that one was missed soon after it went.
         down_after: Duration = Duration::from_secs(120), in Duration::from_secs(1) => Duration::from_secs(86400);
         /// How long a number of workers that was changed by hand is kept.
         manual_hold: Duration = Duration::from_secs(1800), in Duration::from_secs(0) => Duration::from_secs(86400);

@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use router_engines::client::EngineClient;
+use router_engines::key::ApiKey;
+use router_engines::upstream::Upstream;
 use router_tls::{ClientTls, ClientTlsConfig};
 
 /// A key, a certificate, or neither.
@@ -32,6 +35,18 @@ impl Credentials {
         };
         let key = std::fs::read_to_string(file).with_context(|| format!("{}: the key", file.display()))?;
         Ok(Some(key.trim().to_owned()))
+    }
+
+    /// A client for a gateway, given as HOST:PORT or with its scheme.
+    pub(crate) fn client(&self, gateway: &str) -> Result<EngineClient> {
+        let tls = self.tls(gateway)?;
+        let key = match self.key()? {
+            Some(key) => Some(ApiKey::new(&key).context("the key is no plain text")?),
+            None => None,
+        };
+        let base = if gateway.contains("://") { gateway.to_owned() } else { format!("http://{gateway}") };
+        let upstream = Upstream::with_key(base.trim_end_matches('/'), tls.as_ref(), key.as_ref());
+        Ok(EngineClient::over(&upstream))
     }
 
     /// What is needed to reach a gateway whose address begins with `https://`.

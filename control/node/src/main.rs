@@ -4,6 +4,7 @@
 mod admin;
 mod compose;
 mod config_command;
+mod control_role;
 mod credentials;
 mod deep_check;
 mod discovery;
@@ -18,6 +19,7 @@ mod live;
 mod memory_plan;
 mod mock_command;
 mod path_command;
+mod plan_command;
 mod planning;
 mod process;
 mod rails;
@@ -120,6 +122,13 @@ enum Command {
         /// Its name among workers with the same configuration, for its folder of the disk tier (set by `serve`).
         #[arg(long, hide = true)]
         instance: Option<String>,
+    },
+    /// Plan how many workers there should be behind running gateways.
+    Control(control_role::ControlArgs),
+    /// How many workers a demand needs, and why.
+    Plan {
+        #[command(subcommand)]
+        command: plan_command::PlanCommand,
     },
     /// Keep blocks for others: a pool of host memory over the data plane, and the Redis protocol over memory and disk.
     Store {
@@ -226,6 +235,8 @@ fn main() -> ExitCode {
         Command::Worker { common, role, listen, threads, instance } => {
             worker_role::run(&common, role, listen, threads, instance.as_deref())
         }
+        Command::Control(args) => control_role::run(&args),
+        Command::Plan { command } => plan_command::run(&command),
         Command::Store { common, listen } => store_role::run(&common, listen),
         Command::Key { command } => key_command::run(&command),
         Command::Top(args) => top_command::execute(&args),

@@ -8,8 +8,6 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use http::Method;
 use router_engines::client::{EngineClient, EngineError};
-use router_engines::key::ApiKey;
-use router_engines::upstream::Upstream;
 use serde_json::{Value, json};
 
 use crate::credentials::Credentials;
@@ -85,15 +83,7 @@ struct Admin(EngineClient);
 
 impl Admin {
     fn new(arguments: &GatewayArgs) -> Result<Self> {
-        let gateway = &arguments.gateway;
-        let tls = arguments.credentials.tls(gateway)?;
-        let key = match arguments.credentials.key()? {
-            Some(key) => Some(ApiKey::new(&key).context("the key is no plain text")?),
-            None => None,
-        };
-        let base = if gateway.contains("://") { gateway.clone() } else { format!("http://{gateway}") };
-        let upstream = Upstream::with_key(base.trim_end_matches('/'), tls.as_ref(), key.as_ref());
-        Ok(Self(EngineClient::over(&upstream)))
+        Ok(Self(arguments.credentials.client(&arguments.gateway)?))
     }
 
     async fn get(&self, path: &str) -> Result<Value> {

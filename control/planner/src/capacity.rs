@@ -1,8 +1,13 @@
-//! Requests per second that one worker serves within the service level.
+//! Requests per second that a worker serves within the service level.
 //!
-//! A worker is simulated under Poisson arrivals whose lengths are drawn from requests that were seen lately, and the rate
-//! is bisected for the highest one at which the share in time is kept. An analytic formula has to choose one of the
+//! A few workers are simulated under Poisson arrivals whose lengths are drawn from requests that were seen lately, and the
+//! rate is bisected for the highest one at which the share in time is kept. A worker of several serves more than one alone:
+//! behind a long prompt the next request goes to another worker. With the lengths of Mooncake's conversations that is a
+//! factor of ten. An analytic formula has to choose one of the
 //! limits (prompt time, ITL, KV) in advance; the simulation meets whichever comes first, with its queueing.
+//!
+//! Requests that would be late on an idle worker (a prompt of 80,000 tokens within three seconds) are part of the load, and
+//! are not judged: no number of workers brings them in time.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +26,15 @@ pub struct Lengths {
     pub output: f64,
 }
 
-/// Requests of one simulation.
-const REQUESTS: usize = 600;
+/// Requests of one simulation: at least, for each worker, and at most.
+const REQUESTS_MIN: usize = 600;
+const REQUESTS_EACH: usize = 200;
+const REQUESTS_MAX: usize = 20_000;
+/// A simulation lasts at least so many times as long as an answer that is just in time: a worker that fills up is not one
+/// that keeps up.
+const ANSWERS_MIN: f64 = 2.0;
+/// Workers of one simulation at most.
+const WORKERS_MAX: u32 = 8;
 /// Halvings of the rate's range.
 const HALVINGS: usize = 9;
 /// Arrivals are drawn from this seed: equal lengths, equal capacity.
@@ -32,7 +44,8 @@ const RESULTS_MAX: usize = 64;
 /// Mixes of lengths whose means differ by less than this share are the same mix.
 const MIX_GRAIN: f64 = 0.1;
 
-type MixKey = [i32; 4];
+/// The mix, and how many workers share it.
+type MixKey = ([i32; 4], u32);
 
 /// Capacities of one engine, by mix of lengths. A new mix costs some ten milliseconds, a known one a look-up.
 #[derive(Debug)]
@@ -50,27 +63,32 @@ impl Capacity {
         Self { engine, role, level, known: BTreeMap::new() }
     }
 
-    /// Requests per second of one worker when requests are like these; 0 when none can be served in time.
-    pub fn of(&mut self, lengths: &[Lengths]) -> f64 {
+    /// Requests per second of each of `workers` workers when requests are like these; 0 when none of them can be served in
+    /// time.
+    pub fn of(&mut self, lengths: &[Lengths], workers: u32) -> f64 {
         if lengths.is_empty() {
             return 0.0;
         }
-        let key = key(lengths);
+        let workers = workers.clamp(1, WORKERS_MAX);
+        let key = (key(lengths), workers);
         if let Some(&known) = self.known.get(&key) {
             return known;
         }
         if self.known.len() >= RESULTS_MAX {
             self.known.clear();
         }
-        let found = self.bisect(lengths);
+        let found = self.bisect(lengths, workers);
         self.known.insert(key, found);
         found
     }
 
-    fn bisect(&self, lengths: &[Lengths]) -> f64 {
+    fn bisect(&self, lengths: &[Lengths], workers: u32) -> f64 {
+        if !lengths.iter().any(|lengths| self.is_possible(lengths)) {
+            return 0.0;
+        }
         let mut low = 0.0;
         let mut high = 0.25;
-        while self.attains(high, lengths) {
+        while self.attains(high, lengths, workers) {
             (low, high) = (high, high * 2.0);
             if high > 1e6 {
                 return low;
@@ -78,7 +96,7 @@ impl Capacity {
         }
         for _ in 0..HALVINGS {
             let middle = (low + high) / 2.0;
-            if self.attains(middle, lengths) {
+            if self.attains(middle, lengths, workers) {
                 low = middle;
             } else {
                 high = middle;
@@ -87,38 +105,64 @@ impl Capacity {
         low
     }
 
-    /// Whether one worker keeps the service level at this rate.
-    fn attains(&self, rate: f64, lengths: &[Lengths]) -> bool {
+    /// Whether so many workers keep the service level at this rate of each.
+    fn attains(&self, rate: f64, lengths: &[Lengths], workers: u32) -> bool {
+        let rate = rate * f64::from(workers);
+        let output = lengths.iter().map(|lengths| lengths.output).sum::<f64>() / lengths.len() as f64;
+        let lasting = (rate * ANSWERS_MIN * output * self.level.itl) as usize;
+        let count = REQUESTS_MIN.max(REQUESTS_EACH * workers as usize).max(lasting).min(REQUESTS_MAX);
         let mut random = fastrand::Rng::with_seed(SEED);
         let mut at = 0.0;
-        let requests: Vec<Request> = (0..REQUESTS)
+        let requests: Vec<Request> = (0..count)
             .map(|_| {
                 at -= (1.0 - random.f64()).ln() / rate;
                 Request::new(at, lengths[random.usize(..lengths.len())])
             })
             .collect();
-        let late_max = ((1.0 - self.level.attainment) * REQUESTS as f64) as usize;
-        let mut worker = SimulatedWorker::new(self.engine, self.role, 0.0);
-        let mut first = vec![0.0; REQUESTS];
+        let judged: Vec<bool> = requests.iter().map(|request| self.is_possible(&request.lengths())).collect();
+        let judged_count = judged.iter().filter(|&&judged| judged).count();
+        let late_max = ((1.0 - self.level.attainment) * judged_count as f64) as usize;
+        let worker = || SimulatedWorker::new(self.engine, self.role, 0.0);
+        let mut fleet: Vec<SimulatedWorker> = (0..workers).map(|_| worker()).collect();
+        let mut first = vec![0.0; count];
         let (mut late, mut progress) = (0, Vec::new());
-        for number in 0..=REQUESTS {
+        for number in 0..=count {
             let until = requests.get(number).map_or(f64::INFINITY, |request| request.at);
-            worker.advance(until, &requests, &mut progress);
+            fleet.iter_mut().for_each(|worker| worker.advance(until, &requests, &mut progress));
             for progress in progress.drain(..) {
-                late += usize::from(self.is_late(progress, &requests, &mut first));
+                late += usize::from(self.is_late(progress, &requests, &judged, &mut first));
             }
             if late > late_max {
                 return false;
             }
-            if number < REQUESTS {
+            if number < count
+                && let Some(worker) = fleet.iter_mut().min_by(|a, b| a.load().total_cmp(&b.load()))
+            {
                 worker.push(number, &requests);
             }
         }
         true
     }
 
-    /// Whether a finished request was late; notes first tokens.
-    fn is_late(&self, progress: Progress, requests: &[Request], first: &mut [f64]) -> bool {
+    /// Whether a request is in time on a worker that has nothing else to do.
+    fn is_possible(&self, lengths: &Lengths) -> bool {
+        let step = &self.engine.step;
+        let chunks = ((lengths.prompt - lengths.cached) / self.engine.batch_tokens).ceil().max(1.0);
+        let ttft = match self.role {
+            WorkerRole::Decode => 0.0,
+            WorkerRole::Both | WorkerRole::Prefill => {
+                chunks * step.decode(0.0, 0.0) + step.prefill(lengths.cached, lengths.prompt)
+            }
+        };
+        let itl = match self.role {
+            WorkerRole::Prefill => 0.0,
+            WorkerRole::Both | WorkerRole::Decode => step.decode(1.0, lengths.prompt + lengths.output / 2.0),
+        };
+        ttft <= self.level.ttft && itl <= self.level.itl
+    }
+
+    /// Whether a finished request is judged and was late; notes first tokens.
+    fn is_late(&self, progress: Progress, requests: &[Request], judged: &[bool], first: &mut [f64]) -> bool {
         match progress {
             Progress::FirstToken { number, at } => {
                 first[number] = at;
@@ -129,14 +173,14 @@ impl Capacity {
                 let began = if self.role == WorkerRole::Decode { request.at } else { first[number] };
                 let itl = (at - began) / (request.output - 1.0).max(1.0);
                 let is_slow = self.role != WorkerRole::Prefill && itl > self.level.itl;
-                is_slow || began - request.at > self.level.ttft
+                judged[number] && (is_slow || began - request.at > self.level.ttft)
             }
         }
     }
 }
 
 /// Means of the lengths and the spread of prompts, on a logarithmic grid.
-fn key(lengths: &[Lengths]) -> MixKey {
+fn key(lengths: &[Lengths]) -> [i32; 4] {
     let mean = |of: fn(&Lengths) -> f64| lengths.iter().map(of).sum::<f64>() / lengths.len() as f64;
     let prompt = mean(|lengths| lengths.prompt);
     let uncached = mean(|lengths| lengths.prompt - lengths.cached);
@@ -159,38 +203,52 @@ mod tests {
     #[test]
     fn a_published_measurement_is_met() {
         let mut capacity = Capacity::new(Engine::default(), WorkerRole::Both, LEVEL);
-        let rate = capacity.of(&[lengths(4000.0, 1000.0)]);
+        let rate = capacity.of(&[lengths(4000.0, 1000.0)], 1);
         assert!((1.3..1.65).contains(&rate), "{rate}");
-        assert!((capacity.of(&[lengths(4010.0, 1001.0)]) - rate).abs() < 1e-12, "the same mix");
+        assert!((capacity.of(&[lengths(4010.0, 1001.0)], 1) - rate).abs() < 1e-12, "the same mix");
     }
 
     #[test]
     fn more_work_for_each_request_is_less_capacity() {
         let mut capacity = Capacity::new(Engine::default(), WorkerRole::Both, LEVEL);
-        let base = capacity.of(&[lengths(4000.0, 1000.0)]);
-        assert!(capacity.of(&[lengths(8000.0, 1000.0)]) < base);
-        assert!(capacity.of(&[lengths(4000.0, 2000.0)]) < base);
+        let base = capacity.of(&[lengths(4000.0, 1000.0)], 1);
+        assert!(capacity.of(&[lengths(8000.0, 1000.0)], 1) < base);
+        assert!(capacity.of(&[lengths(4000.0, 2000.0)], 1) < base);
         let cached = Lengths { cached: 3500.0, ..lengths(4000.0, 1000.0) };
-        assert!(capacity.of(&[cached]) > base, "cached prompts cost less");
+        assert!(capacity.of(&[cached], 1) > base, "cached prompts cost less");
         let mut slow = Capacity::new(
             Engine { step: Engine::default().step.times(2.0), ..Engine::default() },
             WorkerRole::Both,
             LEVEL,
         );
-        assert!(slow.of(&[lengths(4000.0, 1000.0)]) < 0.62 * base);
+        assert!(slow.of(&[lengths(4000.0, 1000.0)], 1) < 0.62 * base);
     }
 
     #[test]
     fn nothing_in_time_is_no_capacity() {
         let level = ServiceLevel { ttft: 0.01, ..LEVEL };
         let mut capacity = Capacity::new(Engine::default(), WorkerRole::Both, level);
-        assert!(capacity.of(&[lengths(4000.0, 100.0)]) < 1e-3);
-        assert!(capacity.of(&[]).abs() < f64::EPSILON);
+        assert!(capacity.of(&[lengths(4000.0, 100.0)], 1) < 1e-3);
+        assert!(capacity.of(&[], 1).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn requests_that_are_late_alone_do_not_hide_the_capacity_for_the_others() {
+        let mut capacity = Capacity::new(Engine::default(), WorkerRole::Both, LEVEL);
+        let mut mix = vec![lengths(4000.0, 500.0); 19];
+        let base = capacity.of(&mix, 8);
+        mix.push(lengths(60_000.0, 100.0));
+        let (alone, of_eight) = (capacity.of(&mix, 1), capacity.of(&mix, 8));
+        assert!(
+            alone > 0.0 && of_eight > 4.0 * alone,
+            "{alone} alone, {of_eight} of eight: they share the risk"
+        );
+        assert!(of_eight < base, "{of_eight} of {base}: a part of the load, not judged");
     }
 
     #[test]
     fn the_slower_phase_is_the_bound_of_both() {
-        let of = |role| Capacity::new(Engine::default(), role, LEVEL).of(&[lengths(4000.0, 1000.0)]);
+        let of = |role| Capacity::new(Engine::default(), role, LEVEL).of(&[lengths(4000.0, 1000.0)], 1);
         let (both, prefill, decode) = (of(WorkerRole::Both), of(WorkerRole::Prefill), of(WorkerRole::Decode));
         assert!(prefill > both && decode > both, "{prefill} {decode} {both}");
     }

@@ -7,12 +7,13 @@
 //! wanted = ⌈need⌉, between the pool's minimum and maximum, then within the GPUs that there are
 //! ```
 //!
-//! * `capacity` is requests/s of one worker within the service level for the lengths of the last requests, with the
+//! * `capacity` is requests/s of a worker within the service level for the lengths of the last requests, with the
 //!   engine's step times learned from what gateways measure.
 //! * Nothing waits for workers that are starting: `wanted` is a count, and they are part of it. One that has been starting
 //!   for twice the usual time is reported as stuck; its place is not asked for twice.
 //! * Up at once. Down only when the need stayed lower for `down_after`, and an eighth of the workers at a time. Each
-//!   reversal (up again soon after a down) doubles `down_after` for a day, so that steady load has a steady count.
+//!   reversal (up again soon after a down) makes `down_after` four times as long for a day, so that steady load has a
+//!   steady count.
 //! * Answers later than the service level, with queues that grow, in two ticks: one worker more than are ready, whatever
 //!   the model says.
 //! * A count that was changed by hand stays for `manual_hold`.
@@ -34,6 +35,9 @@ use crate::start_time::StartTime;
 const SAMPLES_MIN: usize = 50;
 /// Lengths that are kept.
 const SAMPLES_MAX: usize = 512;
+/// A worker's capacity is that of one among so many. It is not that of one among as many as there are: a capacity that
+/// depends on the count makes the count swing.
+const CAPACITY_OF: u32 = 4;
 /// Tokens of a prompt or an answer beyond which a length is not believed.
 const TOKENS_MAX: f64 = 1e7;
 /// Seconds over which arrivals are counted.
@@ -45,10 +49,15 @@ const ENGINE_GRAIN: f64 = 1.04;
 /// Capacities of so many engines are kept.
 const ENGINES_MAX: usize = 8;
 /// A rise within so many times `down_after` from the last fall is a reversal.
-const REVERSAL_WITHIN: f64 = 4.0;
+const REVERSAL_WITHIN: f64 = 30.0;
+/// Each makes `down_after` so many times as long.
+const REVERSAL_FACTOR: f64 = 4.0;
 /// Longest wait before going down, in seconds, and how long reversals are remembered.
 const DOWN_AFTER_MAX: f64 = 2.0 * 3600.0;
 const REVERSALS_REMEMBERED: f64 = 24.0 * 3600.0;
+/// A pool does not go down to a count that the noise of arrivals would lift again: so many standard deviations above the
+/// need must fit.
+const SWINGS: f64 = 3.0;
 /// One worker in so many drains at a time.
 const DRAIN_SHARE: u32 = 8;
 /// Late ticks before the model is overridden.
@@ -359,7 +368,7 @@ impl Pool {
             (wanted, reason) = (seen.workers.ready + 1, Reason::LateAnswers);
         }
         (wanted, reason) = self.limited(wanted, reason);
-        (wanted, reason) = self.shrunk(config, now, seen, wanted, reason);
+        (wanted, reason) = self.shrunk(config, now, seen, wanted, reason, need.unwrap_or(0.0));
         if self.is_held(config, now, seen) {
             (wanted, reason) = (seen.in_force, Reason::ManualHold);
         }
@@ -405,7 +414,8 @@ impl Pool {
             self.capacities.push_front((key, Capacity::new(engine, self.config.role, config.level)));
             0
         });
-        Some(self.capacities[at].1.of(self.lengths.make_contiguous()))
+        let workers = self.config.max.clamp(1, CAPACITY_OF);
+        Some(self.capacities[at].1.of(self.lengths.make_contiguous(), workers))
     }
 
     /// Workers that demand asks for.
@@ -480,8 +490,13 @@ impl Pool {
         seen: &Observation,
         wanted: u32,
         reason: Reason,
+        need: f64,
     ) -> (u32, Reason) {
-        let needed = self.shrink.most(now, wanted, config.down_after);
+        // Counts of Poisson arrivals over the level's window have this standard deviation.
+        let counted = 2.0 * LEVEL_WINDOW * self.level.rate();
+        let swing = if counted > 0.0 { need * SWINGS / counted.sqrt() } else { 0.0 };
+        let high = ((need + swing - ROUNDING).ceil() as u32).min(self.config.max);
+        let needed = self.shrink.most(now, wanted.max(high), config.down_after);
         let current = self.asked.unwrap_or(seen.in_force).clamp(self.config.min, self.config.max);
         if wanted >= current {
             return (wanted, reason);
@@ -540,7 +555,7 @@ struct Shrink {
 
 impl Shrink {
     fn down_after(&self, down_after: f64) -> f64 {
-        (down_after * 2.0_f64.powi(self.reversals as i32)).min(down_after.max(DOWN_AFTER_MAX))
+        (down_after * REVERSAL_FACTOR.powi(self.reversals as i32)).min(down_after.max(DOWN_AFTER_MAX))
     }
 
     /// The highest count that was needed within `down_after`.

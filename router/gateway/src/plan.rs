@@ -172,7 +172,7 @@ mod tests {
         assert!(with("\"act\"", "\"rule\"").contains("advise or act"));
         assert!(with("\"wanted\": 3", "\"wanted\": -3").contains("-3"));
         assert!(with("\"wanted\"", "\"wanting\"").contains("wanting"));
-        let many = format!("[{}]", vec!["{}"; 3].join(","));
+        let many = format!("[{}]", ["{}"; 3].join(","));
         assert!(with("\"changes\": []", &format!("\"changes\": {many}")).contains("unix_ms"));
     }
 }

@@ -72,7 +72,7 @@ pub fn read(path: &Path) -> Result<Vec<Request>, TraceError> {
 }
 
 /// Longest prompt or answer.
-const LENGTH_MAX: usize = 1 << 30;
+pub(crate) const LENGTH_MAX: usize = 1 << 30;
 /// Latest time: a century in milliseconds.
 const TIME_MAX: u64 = 100 * 366 * 86_400_000;
 

@@ -137,7 +137,7 @@ fn pool(settings: &PlannerSettings, role: WorkerRole) -> PoolConfig {
 }
 
 /// The engine that learning begins with.
-fn engine(settings: &PlannerSettings) -> Engine {
+pub(crate) fn engine(settings: &PlannerSettings) -> Engine {
     let seconds = |micros: f64| micros / 1e6;
     Engine {
         step: StepTime {

@@ -1,0 +1,96 @@
+//! `kvasir control`: plans for the workers behind running gateways, and lets them show what is wanted. It starts and stops
+//! nothing, and requests do not pass through it.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use control_planner::WorkerRole;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::credentials::Credentials;
+use crate::planning::{Observer, Planning, PoolCounts, Seen, post};
+use crate::{Common, process};
+
+/// Which gateways to plan for.
+#[derive(Args)]
+pub(crate) struct ControlArgs {
+    #[command(flatten)]
+    common: Common,
+    /// A gateway of the fleet, as HOST:PORT or https://HOST:PORT; its `gateway.admin_listen` where that is set. May be given
+    /// several times: all gateways of the fleet.
+    #[arg(long = "gateway", default_value = "127.0.0.1:8000", value_name = "GATEWAY")]
+    gateways: Vec<String>,
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
+    let settings = process::start(&arguments.common)?;
+    match settings.planner.mode.as_str() {
+        "advise" => {}
+        "off" => bail!("planner.mode is off: there is nothing to do"),
+        _ => bail!("planner.mode = \"act\" is for `kvasir serve`; `kvasir control` can only advise so far"),
+    }
+    let clients = arguments.gateways.iter().map(|gateway| arguments.credentials.client(gateway));
+    let clients = clients.collect::<Result<Vec<_>>>()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut observer = Observer::new(clients.clone());
+        let mut planning: Option<Planning> = None;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut ticks = tokio::time::interval(settings.planner.interval);
+        let mut shown = Vec::new();
+        let mut was_silent = false;
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+                _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+                _ = ticks.tick() => {}
+            }
+            let seen = observer.observe().await;
+            let silent = seen.as_ref().map_or(clients.len(), |seen| seen.silent);
+            if std::mem::replace(&mut was_silent, silent > 0) != was_silent && planning.is_some() {
+                tracing::warn!(silent, gateways = clients.len(), "gateways that do not answer");
+            }
+            let Some(seen) = seen else { continue };
+            let has_prefill = seen.workers.iter().any(|worker| worker.role == WorkerRole::Prefill);
+            // Workers of other roles are another fleet.
+            let planning = match &mut planning {
+                Some(planning) if (planning.roles().len() > 1) == has_prefill => planning,
+                _ => planning.insert(Planning::new(&settings.planner, has_prefill)),
+            };
+            let counts: Vec<PoolCounts> = planning.roles().iter().map(|&role| counts(role, &seen)).collect();
+            let decisions = planning.decide(&seen, &counts);
+            let plan = planning.to_json(&decisions, &counts);
+            for client in &clients {
+                post(client, &plan).await;
+            }
+            let wanted: Vec<u32> = decisions.iter().map(|decision| decision.wanted).collect();
+            if wanted != shown {
+                decisions.iter().for_each(|decision| println!("{decision}"));
+                shown = wanted;
+            }
+        }
+    })
+}
+
+/// Workers of a role, as gateways see them.
+fn counts(role: WorkerRole, seen: &Seen) -> PoolCounts {
+    let mut counts = PoolCounts::default();
+    let is_alone = !seen.workers.iter().any(|worker| worker.role == WorkerRole::Prefill);
+    for worker in &seen.workers {
+        // Beside prefill workers, one that does both decodes.
+        let of = if worker.role == WorkerRole::Both && !is_alone { WorkerRole::Decode } else { worker.role };
+        let of = if of == WorkerRole::Decode && is_alone { WorkerRole::Both } else { of };
+        match (of == role, worker.is_draining, worker.is_ready) {
+            (false, ..) => {}
+            (true, true, _) => counts.workers.draining += 1,
+            (true, false, true) => counts.workers.ready += 1,
+            (true, false, false) => counts.workers.starting += 1,
+        }
+    }
+    counts.in_force = counts.workers.ready + counts.workers.starting;
+    counts
+}
