@@ -58,6 +58,16 @@ class Fleet:
         self.histograms = {"time_to_first_token": Histogram(SECONDS), "inter_token": Histogram(SECONDS), "routing": Histogram(ROUTING)}
         self.decisions, self.last = [], 0
         self.seen = {}
+        name = HOSTILE if is_hostile else "both"
+        self.plan = {
+            "mode": "act", "unix_ms": int(time.time() * 1000),
+            "pools": [{"pool": name, "wanted": 4, "ready": 3, "starting": 1, "draining": 0, "stuck": 1, "reason": "demand", "text": f"{name}: 4 workers, by demand",
+                       "rate": 5.25, "capacity": None, "need": 3.5, "utilisation": 0.7, "horizon_seconds": 90.0}],
+            "changes": [{"unix_ms": int(time.time() * 1000), "pool": name, "from": 3, "to": 4, "text": f"{name}: 4 workers, by demand"}],
+        }  # fmt: skip
+        if is_hostile:
+            self.plan["pools"] += [None, 7, {"wanted": "many"}]
+            self.plan["changes"] += [HOSTILE, {"from": -1}]
         self.workers = [self.worker(number, workers) for number in range(workers)]
         if is_hostile:
             self.workers.append(self.worker(0, 2) | {"name": HOSTILE, "engine": HOSTILE, "version": None, "role": HOSTILE, "kv_usage": None})
@@ -142,6 +152,7 @@ class Fleet:
             "active": int(self.load / 3 + self.chance.random() * 3) if self.load else 0, "waiting": 0, **self.total,
             "index": {"blocks": blocks, "bytes": blocks * 32, "nodes": blocks // 13},
             "histograms": {name: histogram.shown() for name, histogram in self.histograms.items()}, "workers": self.workers,
+            "plan": self.plan,
         }  # fmt: skip
 
     def complete(self, body):

@@ -369,6 +369,31 @@ def listed(page, gateway):
     passed(f"{len(status['workers'])} workers and their pools are as the status says; the filter works")
 
 
+def planned(page, gateway):
+    plan = gateway.status().get("plan")
+    hidden = page.js("return document.querySelector('#scaling-section').hidden")
+    if plan is None:
+        assert hidden, "a section without a plan"
+        passed("no plan, no section about scaling")
+        return
+
+    def same():
+        rows = page.rows("scaling")
+        assert not page.js("return document.querySelector('#scaling-section').hidden")
+        assert len(rows) == len(plan["pools"]), rows
+        for row, pool in zip(rows, plan["pools"]):
+            assert [row[0], row[1], row[5]] == [[pool["pool"]], [str(pool["wanted"])], [pool["text"]]], (row, pool)
+            assert row[2][0].startswith(f"{pool['ready']} ready"), row
+        changes = page.js("return [...document.querySelectorAll('#scaling-changes li')].map((e) => e.textContent)")
+        assert len(changes) == min(5, len(plan["changes"])), changes
+        for change, text in zip(reversed(plan["changes"]), changes):
+            assert f"{change['from']} → {change['to']}: {change['text']}" in text, (change, text)
+        return rows
+
+    page.until("the plan is as the status says", same)
+    passed(f"the plan of {len(plan['pools'])} role(s) is shown, with its reasons and changes")
+
+
 def decided(page, gateway):
     said = gateway.decisions()
     assert said["decisions"], "the gateway tells no decision"
@@ -431,6 +456,7 @@ def check(gateway, given):
         charted(page)
         measured(page, before, status)
         listed(page, gateway)
+        planned(page, gateway)
         decided(page, gateway)
         looked_at(page, given.screenshot)
         page.is_clean(refusals=gateway.key is not None)

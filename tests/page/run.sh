@@ -22,6 +22,7 @@ for _ in 1 2 3; do
 done
 key=$("$kvasir" key new boss --admin 2>"$scratch/key.txt")
 sed -n '/^\[\[key\]\]/,$p' "$scratch/key.txt" >"$scratch/keys.toml"
+printf '[planner]\ninterval = "300ms"\n' >"$scratch/planner.toml"
 for kind in open closed; do
     {
         printf '[gateway]\nmodel_folder = "tests/fixtures/golden/llama"\n'
@@ -33,8 +34,16 @@ for kind in open closed; do
     started+=("$gateway")
     healthy "$gateway" "$port"
     if [ "$kind" = closed ]; then flags=(--key "$key"); else flags=(); fi
+    KVASIR_KEY=$key "$kvasir" control --gateway "127.0.0.1:$port" --config "$scratch/planner.toml" >>"$scratch/control.log" 2>&1 &
+    control=$!
+    started+=("$control")
+    for _ in $(seq 50); do
+        if KVASIR_KEY=$key "$kvasir" plan explain "127.0.0.1:$port" >"$scratch/plan.txt" 2>&1; then break; fi
+        sleep 0.2
+    done
+    grep -q ready "$scratch/plan.txt" || { cat "$scratch/plan.txt" "$scratch/control.log"; exit 1; }
     # shellcheck disable=SC2086
     "$python" tests/page/page_test.py "http://127.0.0.1:$port" "${flags[@]}" $screenshot
-    kill "$gateway"
-    wait "$gateway" 2>/dev/null || true
+    kill "$control" "$gateway"
+    wait "$gateway" "$control" 2>/dev/null || true
 done

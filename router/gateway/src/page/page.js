@@ -814,6 +814,59 @@ function showAudit(cell, { upper, lower }, audit) {
   hint(cell, predicted === null ? "" : `Cached tokens: ${count(predicted)} predicted, ${count(reported)} reported by the engine.`);
 }
 
+// ---- Scaling ----
+
+const SCALING_COLUMNS = [
+  ["Role", "w-role"],
+  ["Wanted", "w-short number", "Workers that the planner wants"],
+  ["There are", "w-wide", "Ready workers, and those that start, drain, or have been starting for too long"],
+  ["Demand", "w-short number", "Requests per second"],
+  ["A worker serves", "w-short number", "Requests per second within the service level, as far as it is known"],
+  ["Reason", "w-reason wide"],
+];
+const CHANGES_SHOWN = 5;
+const PLAN_OLD_MS = 60_000;
+const scalingBody = makeBody();
+at("scaling").append(makeHead(SCALING_COLUMNS), scalingBody);
+const showScalingRows = keyedRows(scalingBody, scalingRow);
+
+function scalingRow() {
+  const { element, cells } = makeRow(SCALING_COLUMNS);
+  const lines = cells.map((cell) => {
+    const line = make("span", cell === cells.at(-1) ? "reason" : "line");
+    cell.append(line);
+    return line;
+  });
+  const fill = ({ pool }) => {
+    const parts = [`${count(amount(pool.ready))} ready`];
+    for (const word of ["starting", "draining", "stuck"]) if (amount(pool[word])) parts.push(`${count(pool[word])} ${word}`);
+    const values = [text(pool.pool) ?? NONE, count(amount(pool.wanted)), parts.join(", "), rate(amount(pool.rate)), rate(amount(pool.capacity)), text(pool.text) ?? NONE];
+    values.forEach((value, index) => put(lines[index], value));
+    dress(lines[1], "line strong");
+    dress(lines[2], amount(pool.stuck) ? "line is-warned" : "line");
+    hint(cells.at(-1), values.at(-1));
+  };
+  return { element, fill };
+}
+
+/** What a planner has posted; without one the section is hidden. */
+function showScaling() {
+  const plan = object(heard.status.plan);
+  const pools = list(plan.pools).slice(0, 64).map(object);
+  at("scaling-section").hidden = pools.length === 0;
+  if (pools.length === 0) return;
+  const age = number(heard.status.now_unix_ms) - (number(plan.unix_ms) ?? NaN);
+  const acts = plan.mode === "act" ? "the planner starts and stops workers" : "the planner advises; nobody acts on it";
+  put(at("scaling-note"), age > PLAN_OLD_MS ? `from ${clock(number(plan.unix_ms))}: the planner has fallen silent` : acts);
+  showScalingRows(pools.map((pool, index) => ({ key: `${index}`, pool })));
+  const changes = list(plan.changes).slice(-CHANGES_SHOWN).reverse().map(object);
+  const words = changes.map((each) => `${clock(number(each.unix_ms))} ${count(amount(each.from))} → ${count(amount(each.to))}: ${text(each.text) ?? NONE}`);
+  const element = at("scaling-changes");
+  if (element.dataset.shown === words.join("\n")) return;
+  element.dataset.shown = words.join("\n");
+  element.replaceChildren(...words.map((word) => make("li", "", word)));
+}
+
 /** A table anew for each set of tiers: workers have the tiers that they have. */
 function poolTable() {
   const known = TIERS.filter((tier) => heard.tiers.has(tier));
@@ -1078,6 +1131,7 @@ function showAll() {
   CHARTS.forEach(showChart);
   showLatency();
   showWorkers();
+  showScaling();
   showDecisions();
 }
 
