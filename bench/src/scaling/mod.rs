@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use control_planner::{
-    Engine, Headroom, Law, Observation, Outcome, Planner, PlannerConfig, PlannerLaw, PoolConfig, Request,
-    Setup, StepTime, Trial, WorkerCounts, choose_headroom, simulate,
+    CAPACITY_OF, Engine, Headroom, Law, Observation, Outcome, Planner, PlannerConfig, PlannerLaw, PoolConfig,
+    Request, Setup, StepTime, Trial, WorkerCounts, choose_headroom, simulate,
 };
 
 use laws::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
@@ -21,8 +21,6 @@ use shapes::{SHAPES, Shape};
 
 /// Repetitions of each shape with seeds of their own.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
-/// The planner learns the capacity of a worker among so many.
-const CAPACITY_OF: u32 = 4;
 /// Demand that the headroom is chosen on has another seed than that it is judged by.
 const TUNING_SEED: u64 = 77;
 

@@ -264,6 +264,10 @@ impl Reader<'_> {
             let problem = format!("planner.gpus_max is {}, and the minimums need {least}", planner.gpus_max);
             self.report(offset, problem);
         }
+        if planner.mode == "act" && !settings.gateway.peers.is_empty() {
+            let problem = "planner.mode = \"act\" starts workers on this machine's loopback, which gateway.peers cannot reach";
+            self.report(offset, problem.to_owned());
+        }
         for season in &planner.seasons {
             if crate::seasons::seconds(season).is_none() {
                 self.report(offset, format!("planner.seasons: {season:?} is neither day nor week"));
@@ -486,6 +490,11 @@ mod tests {
             ("\n[discovery]\ndns_pool = \"c\"\n", 2, "discovery.dns_pool"),
             ("\n[planner]\ndecode_min = 9\n", 2, "planner.decode_min is above"),
             ("\n[planner]\ngpus_max = 1\n", 2, "planner.gpus_max is 1, and the minimums need 2"),
+            (
+                "\n[planner]\nmode = \"act\"\n[gateway]\npeers = [\"http://a:1\"]\n",
+                2,
+                "which gateway.peers cannot reach",
+            ),
             ("\n[planner]\nseasons = [\"month\"]\n", 2, "planner.seasons: \"month\""),
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a\"]\n", 3, "POOL=WEIGHT"),
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a=0\"]\n", 3, "all weights"),

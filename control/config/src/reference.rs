@@ -9,8 +9,8 @@ use crate::pools::{PoolSettings, SplitSettings};
 use crate::settings::{
     AccessSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings, EbpfSettings,
     EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings, ObjectTierSettings,
-    RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, StoreSettings, TlsSettings,
-    TraceSettings, TransferSettings, WorkerSettings,
+    PlannerSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, StoreSettings,
+    TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -62,10 +62,11 @@ fn describe_list<S: Section>() -> Described {
     Described { is_list: true, ..describe::<S>() }
 }
 
-fn sections() -> [Described; 23] {
+fn sections() -> [Described; 24] {
     [
         describe::<ServeSettings>(),
         describe::<DrainSettings>(),
+        describe::<PlannerSettings>(),
         describe::<DiscoverySettings>(),
         describe::<GatewaySettings>(),
         describe::<AccessSettings>(),

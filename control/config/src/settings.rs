@@ -54,7 +54,7 @@ section! {
         /// start. `kvasir plan replay` finds the share that one's own demand needs.
         utilisation: f64 = 0.7, in 0.05 => 1.0;
         /// Time between two decisions.
-        interval: Duration = Duration::from_secs(5), in Duration::from_millis(200) => Duration::from_secs(600);
+        interval: Duration = Duration::from_secs(5), in Duration::from_millis(200) => Duration::from_secs(30);
         /// Time that a worker takes to start, until starts have been measured.
         start_time: Duration = Duration::from_secs(120), in Duration::from_millis(100) => Duration::from_secs(7200);
         /// Time in which requests that wait are to be worked off.
@@ -62,9 +62,10 @@ section! {
         /// How long fewer workers must have been enough before one goes. Four times as long for a day, up to two hours, each time
         /// that one was missed soon after it went.
         down_after: Duration = Duration::from_secs(120), in Duration::from_secs(1) => Duration::from_secs(86400);
-        /// How long a number of workers that was changed by hand is kept.
+        /// With `act`: how long a number of workers that was changed by hand (`kvasir drain`) is kept.
         manual_hold: Duration = Duration::from_secs(1800), in Duration::from_secs(0) => Duration::from_secs(86400);
-        /// Periods after which demand repeats: `day`, `week`. Each is used once two of them have been seen.
+        /// Periods after which demand repeats: `day`, `week`. Each is used once two of them have been seen without a restart of
+        /// the planner.
         seasons: Vec<String> = vec!["day".to_owned(), "week".to_owned()];
         /// GPUs of all workers together, draining ones included.
         gpus_max: u64 = 8, in 1 => 100_000;

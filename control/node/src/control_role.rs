@@ -9,8 +9,11 @@ use control_planner::WorkerRole;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::credentials::Credentials;
-use crate::planning::{Observer, Planning, PoolCounts, Seen, post};
+use crate::planning::{Observer, Planning, PoolCounts, Seen, planned_role, post};
 use crate::{Common, process};
+
+/// Ticks after which a fleet that has prefill workers, or has none any more, is planned for anew.
+const OTHER_TICKS: u32 = 12;
 
 /// Which gateways to plan for.
 #[derive(Args)]
@@ -43,6 +46,7 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
         let mut ticks = tokio::time::interval(settings.planner.interval);
         let mut shown = Vec::new();
         let mut was_silent = false;
+        let mut other_ticks = 0;
         loop {
             tokio::select! {
                 _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
@@ -56,12 +60,19 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
             }
             let Some(seen) = seen else { continue };
             let has_prefill = seen.workers.iter().any(|worker| worker.role == WorkerRole::Prefill);
-            // Workers of other roles are another fleet.
-            let planning = match &mut planning {
-                Some(planning) if (planning.roles().len() > 1) == has_prefill => planning,
-                _ => planning.insert(Planning::new(&settings.planner, has_prefill)),
-            };
-            let counts: Vec<PoolCounts> = planning.roles().iter().map(|&role| counts(role, &seen)).collect();
+            // Workers of other roles are another fleet, once they have stayed; what was learned is then forgotten.
+            let is_other =
+                planning.as_ref().is_some_and(|planning| (planning.roles().len() > 1) != has_prefill);
+            other_ticks = if is_other { other_ticks + 1 } else { 0 };
+            if seen.workers.is_empty() || (is_other && (other_ticks < OTHER_TICKS || silent > 0)) {
+                continue;
+            }
+            if is_other {
+                planning = None;
+            }
+            let planning = planning.get_or_insert_with(|| Planning::new(&settings.planner, has_prefill));
+            let count = |&role: &WorkerRole| counts(role, has_prefill, &seen);
+            let counts: Vec<PoolCounts> = planning.roles().iter().map(count).collect();
             let decisions = planning.decide(&seen, &counts);
             let plan = planning.to_json(&decisions, &counts);
             for client in &clients {
@@ -77,18 +88,13 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
 }
 
 /// Workers of a role, as gateways see them.
-fn counts(role: WorkerRole, seen: &Seen) -> PoolCounts {
+fn counts(role: WorkerRole, has_prefill: bool, seen: &Seen) -> PoolCounts {
     let mut counts = PoolCounts::default();
-    let is_alone = !seen.workers.iter().any(|worker| worker.role == WorkerRole::Prefill);
-    for worker in &seen.workers {
-        // Beside prefill workers, one that does both decodes.
-        let of = if worker.role == WorkerRole::Both && !is_alone { WorkerRole::Decode } else { worker.role };
-        let of = if of == WorkerRole::Decode && is_alone { WorkerRole::Both } else { of };
-        match (of == role, worker.is_draining, worker.is_ready) {
-            (false, ..) => {}
-            (true, true, _) => counts.workers.draining += 1,
-            (true, false, true) => counts.workers.ready += 1,
-            (true, false, false) => counts.workers.starting += 1,
+    for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
+        match (worker.is_draining, worker.is_ready) {
+            (true, _) => counts.workers.draining += 1,
+            (false, true) => counts.workers.ready += 1,
+            (false, false) => counts.workers.starting += 1,
         }
     }
     counts.in_force = counts.workers.ready + counts.workers.starting;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bench::scaling::{Comparison, compare, plot};
 use clap::{Args, Subcommand};
 use control_planner::{
-    Capacity, Engine, Headroom, Lengths, Request, ServiceLevel, Setup, WorkerRole, poisson,
+    CAPACITY_OF, Capacity, Engine, Headroom, Lengths, Request, ServiceLevel, Setup, WorkerRole, poisson,
 };
 use serde_json::Value;
 use tools_workload::{azure, mooncake};
@@ -34,7 +34,8 @@ pub(crate) enum PlanCommand {
     Size(SizeArgs),
 }
 
-/// What the fleet is to keep to; the rest is `[planner]` of the configuration.
+/// What the fleet is to keep to; step times, limits and `down_after` are those of `[planner]`. A replay knows no seasons, and
+/// clears what waits in a minute.
 #[derive(Args)]
 struct FleetArgs {
     /// The configuration file; without one, the defaults hold.
@@ -192,8 +193,8 @@ fn replay(arguments: &ReplayArgs) -> Result<ExitCode> {
     let started = Instant::now();
     let half = seconds / 2.0;
     let lengths: Vec<Lengths> = requests.iter().map(Request::lengths).collect();
-    let capacity = Capacity::new(engine, WorkerRole::Both, level).of(&lengths, setup.max);
-    println!("each of several workers serves {capacity:.2} requests/s of this mix in time");
+    let capacity = Capacity::new(engine, WorkerRole::Both, level).of(&lengths, setup.max.min(CAPACITY_OF));
+    println!("each of a few workers serves {capacity:.2} requests/s of this mix in time");
     let Comparison { rows, chosen, trials } = compare(&setup, &requests, capacity, half);
     println!("{:<38}{:>10}{:>10}{:>7}", "law, on the second half", "attained", "workers", "peak");
     for row in &rows {
@@ -245,10 +246,10 @@ fn size(arguments: &SizeArgs) -> Result<ExitCode> {
         Some(_) => vec![("mean", mean), ("busiest minute", busiest(&requests, WINDOW))],
     };
     let utilisation = Headroom { utilisation: settings.utilisation }.utilisation;
-    let of = |role| Capacity::new(engine, role, level).of(&lengths, u32::MAX);
+    let of = |role| Capacity::new(engine, role, level).of(&lengths, CAPACITY_OF);
     let (both, prefill, decode) = (of(WorkerRole::Both), of(WorkerRole::Prefill), of(WorkerRole::Decode));
     println!(
-        "each of several workers serves in time (TTFT {} s, ITL {} s, {:.1} %): both phases {both:.2} requests/s, prefill alone \
+        "each of a few workers serves in time (TTFT {} s, ITL {} s, {:.1} %): both phases {both:.2} requests/s, prefill alone \
          {prefill:.2}, decode alone {decode:.2}; simulated from [planner] step times",
         level.ttft,
         level.itl,

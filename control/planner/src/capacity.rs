@@ -41,11 +41,12 @@ const HALVINGS: usize = 9;
 const SEED: u64 = 0x6B76_6173_6972;
 /// Results kept.
 const RESULTS_MAX: usize = 64;
-/// Mixes of lengths whose means differ by less than this share are the same mix.
+/// Ratio of the grid on which means of lengths are rounded: mixes of one cell share a result.
 const MIX_GRAIN: f64 = 0.1;
 
-/// The mix, and how many workers share it.
-type MixKey = ([i32; 4], u32);
+/// The mix, how many workers share it, and from how many requests it is known, as a power of two: a first impression must
+/// not last.
+type MixKey = ([i32; 5], u32, u32);
 
 /// Capacities of one engine, by mix of lengths. A new mix costs some ten milliseconds, a known one a look-up.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ impl Capacity {
             return 0.0;
         }
         let workers = workers.clamp(1, WORKERS_MAX);
-        let key = (key(lengths), workers);
+        let key = (key(lengths), workers, lengths.len().ilog2());
         if let Some(&known) = self.known.get(&key) {
             return known;
         }
@@ -179,14 +180,16 @@ impl Capacity {
     }
 }
 
-/// Means of the lengths and the spread of prompts, on a logarithmic grid.
-fn key(lengths: &[Lengths]) -> [i32; 4] {
+/// Means of the lengths and the spreads of prompts and answers, on a logarithmic grid.
+fn key(lengths: &[Lengths]) -> [i32; 5] {
     let mean = |of: fn(&Lengths) -> f64| lengths.iter().map(of).sum::<f64>() / lengths.len() as f64;
     let prompt = mean(|lengths| lengths.prompt);
     let uncached = mean(|lengths| lengths.prompt - lengths.cached);
     let output = mean(|lengths| lengths.output);
     let square = mean(|lengths| lengths.prompt * lengths.prompt).sqrt();
-    [prompt, uncached, output, square].map(|value| (value.max(1.0).ln() / MIX_GRAIN).round() as i32)
+    let output_square = mean(|lengths| lengths.output * lengths.output).sqrt();
+    [prompt, uncached, output, square, output_square]
+        .map(|value| (value.max(1.0).ln() / MIX_GRAIN).round() as i32)
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ pub fn choose(setup: &Setup, requests: &[Request], from: f64) -> (Headroom, Vec<
     let cheapest = (0..trials.len())
         .filter(|&at| keeps(at))
         .min_by(|&a, &b| trials[a].mean_workers.total_cmp(&trials[b].mean_workers));
-    // The last one has nothing to be compared with that is safer.
+    // Without a pair of shares that both keep it: the most careful one.
     let chosen = cheapest.unwrap_or(trials.len() - 1);
     (Headroom { utilisation: trials[chosen].utilisation }, trials)
 }

@@ -7,11 +7,12 @@
 //!
 //! ```text
 //! gap  = decode step ÷ (1 − u)                      u: share of the time that prompts take
-//! TTFT = 1½ decode steps + P · (1 + u / 2(1 − u))   P: seconds of a prompt, u = P · prompts/s of a worker
+//! TTFT = 1½ decode steps + P · (1 + c · u / 2(1 − u))   P: mean seconds of a prompt, u = P · prompts/s of a worker,
+//!                                                       c: mean of their squares over the square of their mean
 //! ```
 //!
 //! The first follows from tokens that wait while a chunk of a prompt is computed; the second is a request that meets a
-//! step half way, and the queue of an M/D/1 station (Kleinrock, Queueing Systems I, ch. 5).
+//! step half way, and the queue of an M/G/1 station (Pollaczek and Khinchine; Kleinrock, Queueing Systems I, ch. 5).
 
 use router_policy::{Factor, LeastSquares};
 
@@ -19,7 +20,7 @@ use crate::capacity::Lengths;
 use crate::engine::{Engine, StepTime, WorkerRole};
 use crate::planner::Observation;
 
-/// Gaps from which the scale of the decode terms is learned. It then stands still: a scale that went on would explain
+/// Ticks from which the scale of the decode terms is learned. It then stands still: a scale that went on would explain
 /// each operating point by itself, and leave nothing to the shape.
 const SCALE_OBSERVATIONS: u64 = 64;
 /// The configured shape counts as much as so many observations of all of a step's time.
@@ -89,9 +90,10 @@ impl LearnedEngine {
         if !(seconds.is_finite() && seconds > 0.0 && rate.is_finite() && rate >= 0.0) {
             return;
         }
+        let spread = spread(&self.start.step, lengths);
         let with_queue = |prompt: f64| {
             let share = prompt * rate;
-            if share < 1.0 { prompt * (1.0 + share / (2.0 * (1.0 - share))) } else { f64::INFINITY }
+            if share < 1.0 { prompt * (1.0 + spread * share / (2.0 * (1.0 - share))) } else { f64::INFINITY }
         };
         let (mut low, mut high) = (0.0, seconds);
         for _ in 0..HALVINGS {
@@ -140,6 +142,13 @@ impl LearnedEngine {
 fn mean_prefill(step: &StepTime, lengths: &[Lengths]) -> f64 {
     let all: f64 = lengths.iter().map(|lengths| step.prefill(lengths.cached, lengths.prompt)).sum();
     all / lengths.len().max(1) as f64
+}
+
+/// Mean of the squares of prompts' seconds over the square of their mean: 1 when all are alike.
+fn spread(step: &StepTime, lengths: &[Lengths]) -> f64 {
+    let squares: f64 =
+        lengths.iter().map(|lengths| step.prefill(lengths.cached, lengths.prompt).powi(2)).sum();
+    squares / lengths.len().max(1) as f64 / mean_prefill(step, lengths).powi(2).max(f64::MIN_POSITIVE)
 }
 
 #[cfg(test)]
@@ -195,6 +204,28 @@ mod tests {
                 ratio(&learned, requests)
             );
         }
+    }
+
+    /// Short and long prompts: the wait behind the long ones is not taken for slow prompts.
+    #[test]
+    fn the_queue_of_mixed_prompts_is_told_from_their_work() {
+        let start = Engine::default();
+        let mix = [Lengths { prompt: 500.0, ..LENGTHS }, Lengths { prompt: 12_000.0, ..LENGTHS }];
+        let seconds = mix.map(|lengths| start.step.prefill(0.0, lengths.prompt));
+        let mean = (seconds[0] + seconds[1]) / 2.0;
+        let square = (seconds[0].powi(2) + seconds[1].powi(2)) / 2.0;
+        let rate = 0.4 / mean;
+        let mut learned = LearnedEngine::new(start);
+        let step = start.step.decode(10.0, 42_500.0);
+        let seen = Observation {
+            arrivals: rate * 5.0,
+            itl_mean: Some(step / 0.6),
+            ttft_mean: Some(1.5 * step + mean + rate * square / (2.0 * 0.6)),
+            ..seen(&start.step, 10.0)
+        };
+        (0..200).for_each(|_| learned.observe(WorkerRole::Both, &mix, &seen));
+        let ratio = learned.prompt_seconds(&mix) / mean;
+        assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
     }
 
     #[test]

@@ -35,5 +35,7 @@ pub use demand::Level;
 pub use engine::{Engine, ServiceLevel, StepTime, WorkerRole};
 pub use fleet_simulation::{FleetView, Law, Outcome, PlannerLaw, Replica, Request, Setup, poisson, simulate};
 pub use headroom::{HEADROOMS, Headroom, Trial, choose as choose_headroom};
-pub use planner::{Decision, Observation, Planner, PlannerConfig, PoolConfig, Reason, WorkerCounts};
+pub use planner::{
+    CAPACITY_OF, Decision, Observation, Planner, PlannerConfig, PoolConfig, Reason, WorkerCounts,
+};
 pub use season::Season;

@@ -3,7 +3,7 @@
 //! For each pool, at each tick:
 //!
 //! ```text
-//! need   = (max(arrivals/s ÷ headroom, season up to the horizon ÷ headroom) + queued ÷ clear_within) ÷ capacity
+//! need   = (max(arrivals/s, season's highest arrivals/s up to the horizon) + queued ÷ clear_within) ÷ (capacity · utilisation)
 //! wanted = ⌈need⌉, between the pool's minimum and maximum, then within the GPUs that there are
 //! ```
 //!
@@ -37,11 +37,11 @@ const SAMPLES_MIN: usize = 50;
 const SAMPLES_MAX: usize = 512;
 /// A worker's capacity is that of one among so many. It is not that of one among as many as there are: a capacity that
 /// depends on the count makes the count swing.
-const CAPACITY_OF: u32 = 4;
+pub const CAPACITY_OF: u32 = 4;
 /// Tokens of a prompt or an answer beyond which a length is not believed.
 const TOKENS_MAX: f64 = 1e7;
 /// Seconds over which arrivals are counted.
-const LEVEL_WINDOW: f64 = 25.0;
+const LEVEL_WINDOW: f64 = 40.0;
 /// Of a worker more than `n`, this much does not count as a need for `n + 1`.
 const ROUNDING: f64 = 0.02;
 /// Learned step times are rounded to powers of this ratio: each engine has its capacities computed once.
@@ -163,6 +163,8 @@ pub enum Reason {
     LateAnswers,
     /// Too few requests have finished to know a worker's capacity; KV in use and queues decided.
     Thresholds,
+    /// Even a request alone on a worker is late; KV in use and queues decided.
+    LevelImpossible,
     /// The need is lower, and was not for long enough.
     WaitingToShrink,
     /// The pool's minimum.
@@ -185,6 +187,7 @@ impl Reason {
             Self::Season => "season",
             Self::LateAnswers => "late_answers",
             Self::Thresholds => "thresholds",
+            Self::LevelImpossible => "level_impossible",
             Self::WaitingToShrink => "waiting_to_shrink",
             Self::Minimum => "minimum",
             Self::Maximum => "maximum",
@@ -202,6 +205,7 @@ impl Reason {
             Self::Thresholds => {
                 "by KV in use and queues: too few requests have finished to know a worker's capacity"
             }
+            Self::LevelImpossible => "by KV in use and queues: even a request alone on a worker is late",
             Self::WaitingToShrink => "the need was higher a moment ago",
             Self::Minimum => "the pool's minimum",
             Self::Maximum => "the pool's maximum",
@@ -260,6 +264,7 @@ impl fmt::Display for Decision {
 pub struct Planner {
     config: PlannerConfig,
     pools: Vec<Pool>,
+    decided_at: f64,
 }
 
 impl Planner {
@@ -267,7 +272,7 @@ impl Planner {
     #[must_use]
     pub fn new(config: PlannerConfig, pools: Vec<PoolConfig>) -> Self {
         let pools = pools.into_iter().map(|pool| Pool::new(pool, &config)).collect();
-        Self { config, pools }
+        Self { config, pools, decided_at: f64::NEG_INFINITY }
     }
 
     /// Uses another headroom from now on.
@@ -282,6 +287,9 @@ impl Planner {
     /// When there are not as many observations as pools: the caller observes the pools that it configured.
     pub fn decide(&mut self, now: f64, observations: &[Observation]) -> Vec<Decision> {
         assert_eq!(observations.len(), self.pools.len(), "one observation for each pool");
+        if now < std::mem::replace(&mut self.decided_at, now) {
+            self.pools.iter_mut().for_each(|pool| pool.clock_went_back(now));
+        }
         let mut decisions: Vec<Decision> = self
             .pools
             .iter_mut()
@@ -290,7 +298,7 @@ impl Planner {
             .collect();
         self.keep_budget(observations, &mut decisions);
         for (pool, decision) in self.pools.iter_mut().zip(&decisions) {
-            pool.note(now, decision.wanted, &self.config);
+            pool.note(now, decision, &self.config);
         }
         decisions
     }
@@ -359,9 +367,10 @@ impl Pool {
     fn decide(&mut self, config: &PlannerConfig, now: f64, seen: &Observation) -> Decision {
         self.observe(seen);
         let horizon = self.start_time.p90() + seen.seconds.clamp(0.0, 60.0);
-        let capacity = self.capacity(config).filter(|&capacity| capacity > 0.0);
+        let capacity = self.capacity(config);
         let (mut wanted, mut reason, need) = match capacity {
-            Some(capacity) => self.by_capacity(config, now, horizon, capacity, seen),
+            Some(capacity) if capacity > 0.0 => self.by_capacity(config, now, horizon, capacity, seen),
+            Some(_) => (self.by_thresholds(config, seen), Reason::LevelImpossible, None),
             None => (self.by_thresholds(config, seen), Reason::Thresholds, None),
         };
         if self.is_late(config, seen) && wanted <= seen.workers.ready {
@@ -443,7 +452,10 @@ impl Pool {
         } else {
             Reason::Demand
         };
-        ((need - ROUNDING).ceil().clamp(0.0, f64::from(u32::MAX)) as u32, reason, Some(need))
+        let wanted = (need - ROUNDING).ceil().clamp(0.0, f64::from(u32::MAX)) as u32;
+        // However little there is to do, a worker must do it.
+        let is_used = seen.queued > 0.0 || seen.arrivals > 0.0 || seen.decoding > 0.0;
+        (wanted.max(u32::from(is_used)), reason, Some(need))
     }
 
     /// One more or one fewer than are ready, by KV in use and by queues.
@@ -465,7 +477,11 @@ impl Pool {
 
     fn is_late(&mut self, config: &PlannerConfig, seen: &Observation) -> bool {
         let is_over = |p90: Option<f64>, most: f64| p90.is_some_and(|p90| p90 > most);
-        let is_late = is_over(seen.ttft_p90, config.level.ttft) || is_over(seen.itl_p90, config.level.itl);
+        let has_late_first =
+            self.config.role != WorkerRole::Decode && is_over(seen.ttft_p90, config.level.ttft);
+        let has_late_next =
+            self.config.role != WorkerRole::Prefill && is_over(seen.itl_p90, config.level.itl);
+        let is_late = has_late_first || has_late_next;
         let grows = seen.queued > self.queued_before;
         self.queued_before = seen.queued;
         self.late_ticks = if is_late && grows { self.late_ticks + 1 } else { 0 };
@@ -493,7 +509,7 @@ impl Pool {
         need: f64,
     ) -> (u32, Reason) {
         // Counts of Poisson arrivals over the level's window have this standard deviation.
-        let counted = 2.0 * LEVEL_WINDOW * self.level.rate();
+        let counted = LEVEL_WINDOW * self.level.rate();
         let swing = if counted > 0.0 { need * SWINGS / counted.sqrt() } else { 0.0 };
         let high = ((need + swing - ROUNDING).ceil() as u32).min(self.config.max);
         let needed = self.shrink.most(now, wanted.max(high), config.down_after);
@@ -520,11 +536,22 @@ impl Pool {
         now < self.held_until
     }
 
-    fn note(&mut self, now: f64, wanted: u32, config: &PlannerConfig) {
-        if let Some(before) = self.asked {
-            self.shrink.note(now, before, wanted, config.down_after);
+    fn note(&mut self, now: f64, decision: &Decision, config: &PlannerConfig) {
+        // A fall or a rise that was not the demand's says nothing about how long to wait.
+        let is_demand = !matches!(decision.reason, Reason::ManualHold | Reason::Budget);
+        if let Some(before) = self.asked
+            && is_demand
+        {
+            self.shrink.note(now, before, decision.wanted, config.down_after);
         }
-        self.asked = Some(wanted);
+        self.asked = Some(decision.wanted);
+    }
+
+    /// Forgets times that are still to come after the clock was set back.
+    fn clock_went_back(&mut self, now: f64) {
+        self.held_until = f64::NEG_INFINITY;
+        self.shrink.last_fall = None;
+        self.shrink.last_reversal = self.shrink.last_reversal.min(now);
     }
 }
 
@@ -580,7 +607,7 @@ impl Shrink {
             self.last_fall = Some(now);
         } else if after > before
             && let Some(fall) = self.last_fall.take()
-            && now - fall < REVERSAL_WITHIN * self.down_after(down_after)
+            && now - fall < (REVERSAL_WITHIN * down_after).min(DOWN_AFTER_MAX)
         {
             self.reversals = (self.reversals + 1).min(16);
             self.last_reversal = now;

@@ -45,7 +45,7 @@ impl Season {
         let number = (at / self.period).floor() as i64;
         match self.number {
             Some(current) if current == number => {}
-            Some(current) => self.close(number == current + 1),
+            Some(current) => self.close(number > current),
             None => {}
         }
         self.number = Some(number);
@@ -54,11 +54,11 @@ impl Season {
         self.current[slot].1 += seconds;
     }
 
-    /// Ends a period. One after a gap, or one of which a tenth was not seen, is dropped.
-    fn close(&mut self, is_next: bool) {
+    /// Ends a period. One of which a tenth was not seen is dropped, and so is one that the clock went back from.
+    fn close(&mut self, is_past: bool) {
         let seen: f64 = self.current.iter().map(|slot| slot.1).sum();
         let current = std::mem::replace(&mut self.current, vec![(0.0, 0.0); self.profile.len()]);
-        if !is_next || seen < 0.9 * self.period {
+        if !is_past || seen < 0.9 * self.period {
             return;
         }
         for (known, (demand, seconds)) in self.profile.iter_mut().zip(current) {

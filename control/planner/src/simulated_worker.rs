@@ -88,7 +88,7 @@ impl SimulatedWorker {
         self.waiting.is_empty() && self.prefilling.is_empty() && self.running.is_empty()
     }
 
-    /// Requests without their first token.
+    /// Requests that wait for a place in the batch.
     pub(crate) fn queued(&self) -> usize {
         self.waiting.len()
     }

@@ -105,7 +105,11 @@ fn parse(body: &[u8]) -> Result<Plan, String> {
     if plan.pools.len() > POOLS_MAX || plan.changes.len() > CHANGES_MAX {
         return Err(format!("at most {POOLS_MAX} pools and {CHANGES_MAX} changes are taken"));
     }
-    Ok(plan)
+    let mut names = std::collections::HashSet::new();
+    match plan.pools.iter().find(|pool| !names.insert(&pool.pool)) {
+        Some(twice) => Err(format!("the pool {:?} is there twice", twice.pool)),
+        None => Ok(plan),
+    }
 }
 
 /// Appends the series of a fresh plan.
@@ -159,7 +163,7 @@ mod tests {
         append_metrics(&plan, &mut text);
         assert!(text.contains("kvasir_planner_wanted{pool=\"bo\\\"th\"} 3\n"), "{text}");
         assert!(text.contains("kvasir_planner_need{pool=\"bo\\\"th\"} 2.75\n"), "{text}");
-        assert!(!text.contains("capacity"), "not known is no series: {text}");
+        assert!(!text.contains("planner_capacity"), "not known is no series: {text}");
         plan.unix_ms -= STALE_AFTER_MS + 1000;
         text.clear();
         append_metrics(&plan, &mut text);

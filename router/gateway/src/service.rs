@@ -356,12 +356,13 @@ async fn no_method(headers: HeaderMap) -> Response {
     named(&headers, error.into_response())
 }
 
-/// The status and the roster, for whoever started the gateway.
+/// The status, the roster and the plan, for whoever started the gateway: with the key of this run alone. The place of
+/// administrators may be elsewhere, guarded by other means.
 pub fn status_router(gateway: Arc<Gateway>) -> Router {
     Router::new()
         .route("/kvasir/status", get(status::status))
         .merge(crate::roster::routes(&gateway))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&gateway), administrators))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&gateway), supervisor))
         .with_state(gateway)
 }
 
@@ -392,6 +393,14 @@ async fn peers(State(gateway): State<Arc<Gateway>>, request: Request, next: Next
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     }
+}
+
+/// Lets in the process that started this gateway, which shows the key that it gave.
+async fn supervisor(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    if gateway.access.shows_peer_key(&Caller::of(&request)) {
+        return next.run(request).await;
+    }
+    ApiError::new(StatusCode::FORBIDDEN, "This listener is for `kvasir serve`.", "forbidden").into_response()
 }
 
 /// Lets administrators in, and other gateways of the fleet.

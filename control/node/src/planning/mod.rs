@@ -63,8 +63,9 @@ impl Planning {
 
     /// Decides on the count of each role, in their order.
     pub(crate) fn decide(&mut self, seen: &Seen, counts: &[PoolCounts]) -> Vec<Decision> {
-        let observations: Vec<Observation> =
-            self.roles.iter().zip(counts).map(|(&role, counts)| observation(role, seen, counts)).collect();
+        let has_prefill = self.roles.len() > 1;
+        let observe = |(&role, counts)| observation(role, has_prefill, seen, counts);
+        let observations: Vec<Observation> = self.roles.iter().zip(counts).map(observe).collect();
         let decisions = self.planner.decide(unix_now().as_secs_f64(), &observations);
         for (decision, before) in decisions.iter().zip(&mut self.wanted) {
             if let Some(from) = before.replace(decision.wanted).filter(|&from| from != decision.wanted) {
@@ -177,23 +178,42 @@ fn config(settings: &PlannerSettings, is_acting: bool) -> PlannerConfig {
     }
 }
 
-fn observation(role: WorkerRole, seen: &Seen, counts: &PoolCounts) -> Observation {
+/// The role that a worker is planned as: beside prefill workers one that does both decodes; without them all do both.
+pub(crate) fn planned_role(worker: &SeenWorker, has_prefill: bool) -> WorkerRole {
+    match (worker.role, has_prefill) {
+        (_, false) => WorkerRole::Both,
+        (WorkerRole::Prefill, true) => WorkerRole::Prefill,
+        (WorkerRole::Both | WorkerRole::Decode, true) => WorkerRole::Decode,
+    }
+}
+
+fn observation(role: WorkerRole, has_prefill: bool, seen: &Seen, counts: &PoolCounts) -> Observation {
     let sum = |of: fn(&SeenWorker) -> f64| -> f64 {
-        seen.workers.iter().filter(|worker| worker.role == role).map(of).sum()
+        let workers = seen.workers.iter().filter(|worker| {
+            // The load of draining workers is not that of the ready ones.
+            planned_role(worker, has_prefill) == role && !worker.is_draining
+        });
+        workers.map(of).sum()
     };
+    // First tokens of all requests are measured together: they tell of prefill workers when all prompts go there.
+    let tells_of_prompts = role != WorkerRole::Prefill || seen.disaggregated >= 0.9 * seen.begun;
     let waiting = sum(|worker| worker.waiting);
     // Gateways hold requests back when no worker can take them: in front of the first phase.
     let held_back = if role == WorkerRole::Decode { 0.0 } else { seen.waiting };
     Observation {
         seconds: seen.seconds,
-        arrivals: if role == WorkerRole::Prefill { seen.disaggregated } else { seen.begun },
+        // With no prefill worker ready, prompts are computed elsewhere, and would not be otherwise.
+        arrivals: match role {
+            WorkerRole::Prefill if counts.workers.ready > 0 => seen.disaggregated,
+            _ => seen.begun,
+        },
         finished: seen.lengths.clone(),
         queued: waiting + held_back,
         decoding: (sum(|worker| worker.requests) - waiting).max(0.0),
         kv_tokens: sum(|worker| worker.kv_tokens),
         itl_mean: seen.itl.mean(),
         itl_p90: seen.itl.p90(),
-        ttft_mean: seen.ttft.mean(),
+        ttft_mean: seen.ttft.mean().filter(|_| tells_of_prompts),
         ttft_p90: seen.ttft.p90(),
         workers: counts.workers,
         starting_for: counts.starting_for.clone(),

@@ -13,6 +13,9 @@ use serde_json::Value;
 /// A gateway that takes longer is silent.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
+/// A gateway that has been silent for so long serves nothing any more.
+const GONE_AFTER: Duration = Duration::from_secs(300);
+
 /// Durations in buckets.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Timings {
@@ -28,22 +31,28 @@ impl Timings {
         let numbers = |name: &str| -> Vec<f64> {
             told[name].as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
         };
-        Self { bounds: numbers("le"), counts: numbers("counts"), sum: told["sum"].as_f64().unwrap_or(0.0) }
+        let (bounds, counts) = (numbers("le"), numbers("counts"));
+        match counts.len() == bounds.len() + 1 {
+            true => Self { bounds, counts, sum: told["sum"].as_f64().unwrap_or(0.0) },
+            false => Self::default(),
+        }
     }
 
     fn since(&self, before: &Self) -> Self {
-        if before.counts.len() != self.counts.len() {
-            return self.clone();
+        if before.bounds != self.bounds {
+            return Self::default();
         }
         let counts = self.counts.iter().zip(&before.counts).map(|(now, before)| (now - before).max(0.0));
         Self { counts: counts.collect(), sum: (self.sum - before.sum).max(0.0), ..self.clone() }
     }
 
     fn add(&mut self, other: &Self) {
-        if self.counts.len() != other.counts.len() {
-            if self.counts.is_empty() {
-                self.clone_from(other);
-            }
+        if self.counts.is_empty() {
+            self.clone_from(other);
+            return;
+        }
+        // A gateway of another version has other buckets; its share of the quantiles is left out.
+        if self.bounds != other.bounds {
             return;
         }
         self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
@@ -95,7 +104,7 @@ pub(crate) struct SeenWorker {
 pub(crate) struct Seen {
     pub(crate) seconds: f64,
     pub(crate) begun: f64,
-    /// Of these, requests whose prompt went to a prefill worker.
+    /// Attempts of these with a prefill worker.
     pub(crate) disaggregated: f64,
     pub(crate) lengths: Vec<Lengths>,
     pub(crate) ttft: Timings,
@@ -145,7 +154,13 @@ impl Observer {
         for (gateway, answer) in self.gateways.iter_mut().zip(&answers) {
             match answer {
                 Some(status) => gateway.take(status, now, &mut all),
-                None => all.silent += 1,
+                None => {
+                    all.silent += 1;
+                    // One that is gone for good must not count for ever.
+                    if gateway.before.as_ref().is_none_or(|(_, at)| now - *at > GONE_AFTER) {
+                        gateway.rate = Seen::default();
+                    }
+                }
             }
             all.add_rate(&gateway.rate, seconds.unwrap_or(0.0), answer.is_some());
         }
@@ -163,7 +178,9 @@ impl Gateway {
     /// Takes an answer: its rates since the one before, and its workers.
     fn take(&mut self, status: &Value, now: Instant, all: &mut Seen) {
         let sample = Sample::parse(status);
-        let mut rate = Seen::default();
+        // One that has restarted is believed to get what it got before.
+        let mut rate =
+            Seen { begun: self.rate.begun, disaggregated: self.rate.disaggregated, ..Seen::default() };
         if let Some((before, at)) = &self.before
             && before.started_unix == sample.started_unix
         {
@@ -212,7 +229,8 @@ impl Sample {
         let histograms = &status["histograms"];
         Self {
             started_unix: status["started_unix"].as_u64().unwrap_or(0),
-            begun: number("requests") + number("active"),
+            // Each request that a worker got, and none that was refused for its key or its form.
+            begun: Timings::parse(&histograms["routing"]).counts.iter().sum(),
             disaggregated: number("disaggregated"),
             finished: status["lengths"]["count"].as_u64().unwrap_or(0),
             ttft: Timings::parse(&histograms["time_to_first_token"]),
@@ -259,9 +277,11 @@ mod tests {
 
     fn status(requests: u64, started: u64) -> Value {
         json!({
-            "started_unix": started, "requests": requests, "active": 2, "disaggregated": 1, "waiting": 3,
+            "started_unix": started, "disaggregated": 1, "waiting": 3,
             "lengths": { "count": requests, "recent": [[100, 10, 20], [200, 0, 30], [1, 1, 1]] },
             "histograms": {
+                "routing": { "le": [1.0], "counts": [0, requests] },
+                "bad": { "le": [null, 1.0], "counts": [1, 2, 3] },
                 "time_to_first_token": { "le": [0.1, 1.0], "counts": [requests, 1, 0], "sum": 0.5 * requests as f64 },
                 "inter_token": { "le": [], "counts": [0], "sum": 0.0 },
             },
@@ -296,7 +316,21 @@ mod tests {
         assert!((silent.begun - 4.0).abs() < 1e-9, "what it served last counts on");
         assert!(silent.lengths.is_empty() && silent.ttft.mean().is_none());
         gateway.take(&status(3, 2), start + Duration::from_secs(8), &mut silent);
-        assert!(gateway.rate.begun.abs() < f64::EPSILON, "it has restarted");
+        assert!(
+            (gateway.rate.begun - 0.5).abs() < 1e-9,
+            "it has restarted, and is believed to get what it got"
+        );
+        gateway.take(&status(3, 2), start + Duration::from_secs(9), &mut silent);
+        assert!(gateway.rate.begun.abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn buckets_that_do_not_fit_are_none() {
+        let told = status(3, 1);
+        assert_eq!(Timings::parse(&told["histograms"]["bad"]), Timings::default());
+        assert_eq!(Timings::parse(&told["histograms"]["none"]).p90(), None);
+        let known = Timings::parse(&told["histograms"]["time_to_first_token"]);
+        assert_eq!(known.since(&Timings::default()), Timings::default(), "other buckets before");
     }
 
     #[test]

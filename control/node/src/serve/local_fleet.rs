@@ -25,6 +25,19 @@ pub(super) struct LocalWorker {
     pub(super) is_known: bool,
     /// Since when it drains.
     pub(super) leaving: Option<Instant>,
+    /// Since when its process has been asked to end.
+    pub(super) stopping: Option<Instant>,
+    /// Whether an administrator drains it.
+    pub(super) is_drained_by_hand: bool,
+    /// How often in a row it was seen without a request since then.
+    pub(super) idle_looks: u32,
+}
+
+impl LocalWorker {
+    /// Whether it counts as one of those that should be there.
+    pub(super) fn is_staying(&self) -> bool {
+        self.leaving.is_none() && !self.is_drained_by_hand
+    }
 }
 
 pub(super) struct LocalFleet<'a> {
@@ -106,7 +119,7 @@ impl<'a> LocalFleet<'a> {
         let is_used =
             |number: &u64| self.workers.iter().any(|worker| worker.role == role && worker.number == *number);
         let number = (0..).find(|number| !is_used(number)).unwrap_or_default();
-        let address = free_address()?;
+        let address = self.free_address()?;
         let mut arguments = vec!["worker".to_owned(), "--role".to_owned(), role.name().to_owned()];
         arguments.extend(["--listen".to_owned(), address.to_string()]);
         arguments.extend(["--instance".to_owned(), format!("{}-{number}", role.name())]);
@@ -126,9 +139,23 @@ impl<'a> LocalFleet<'a> {
             was_ready: false,
             is_known: false,
             leaving: None,
+            stopping: None,
+            is_drained_by_hand: false,
+            idle_looks: 0,
         });
         let last = self.workers.len() - 1;
         Ok(&mut self.workers[last])
+    }
+
+    /// An address that no worker has, not even one that is between two runs.
+    fn free_address(&self) -> Result<SocketAddr> {
+        loop {
+            let address = free_address()?;
+            let url = format!("http://{address}");
+            if !self.workers.iter().any(|worker| worker.url == url) {
+                return Ok(address);
+            }
+        }
     }
 
     /// The workers that a gateway has which starts from now on.
@@ -142,6 +169,13 @@ impl<'a> LocalFleet<'a> {
     pub(super) fn services(&mut self) -> impl Iterator<Item = &mut Service> {
         let workers = self.workers.iter_mut().map(|worker| &mut worker.service);
         std::iter::once(&mut self.gateway).chain(workers)
+    }
+
+    /// Starts children that are to run, and notes which have ended. A worker that ends while it drains stays away.
+    pub(super) fn watch(&mut self) -> Result<()> {
+        self.gateway.watch(self.settings)?;
+        let staying = self.workers.iter_mut().filter(|worker| worker.leaving.is_none());
+        staying.map(|worker| &mut worker.service).try_for_each(|service| service.watch(self.settings))
     }
 
     /// A child that has ended so many times.

@@ -79,9 +79,7 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
             _ = hang_up.recv() => fleet.gateway.signal(rustix::process::Signal::HUP),
             _ = watch.tick() => {}
         }
-        for service in fleet.services() {
-            service.watch(settings)?;
-        }
+        fleet.watch()?;
         if is_ready {
             status.show().await;
             if let Some(scaling) = &mut scaling {

@@ -4,6 +4,7 @@
 //! has. The one whose cache is smallest goes; one that is still starting before any other.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -13,10 +14,11 @@ use control_planner::{WorkerCounts, WorkerRole};
 use http::Method;
 use router_engines::client::{EngineClient, EngineError};
 use router_engines::key::ApiKey;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::Role;
-use crate::planning::{Observer, Planning, PoolCounts, Seen, post};
+use crate::planning::{Observer, Planning, PoolCounts, Seen, SeenWorker, post};
 use crate::secret;
 use crate::serve::WORKERS_STOP_WITHIN;
 use crate::serve::local_fleet::{LocalFleet, LocalWorker};
@@ -24,6 +26,8 @@ use crate::serve::local_fleet::{LocalFleet, LocalWorker};
 /// Interval between two looks at workers that drain.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
+/// A worker ends when it was seen idle so often in a row: a decode worker may still fetch what it has computed.
+const IDLE_LOOKS: u32 = 2;
 
 /// Workers of this machine at most.
 pub(super) fn workers_max(settings: &Settings) -> u64 {
@@ -105,15 +109,17 @@ impl Scaling {
 
     /// Notes which workers have become ready, and counts them by role.
     fn counts(&self, fleet: &mut LocalFleet<'_>, seen: &Seen) -> Vec<PoolCounts> {
-        let ready: HashMap<&str, bool> =
-            seen.workers.iter().map(|worker| (worker.name.as_str(), worker.is_ready)).collect();
+        let seen: HashMap<&str, &SeenWorker> =
+            seen.workers.iter().map(|worker| (worker.name.as_str(), worker)).collect();
         let count = |&role: &WorkerRole| {
             let mut counts = PoolCounts::default();
             let WorkerCounts { ready: takes, starting, draining } = &mut counts.workers;
             for worker in fleet.workers.iter_mut().filter(|worker| worker.role == role_of(role)) {
-                let is_ready = ready.get(name(worker)).copied().unwrap_or(false);
+                let is_ready = seen.get(name(worker)).is_some_and(|seen| seen.is_ready);
+                worker.is_drained_by_hand =
+                    worker.leaving.is_none() && seen.get(name(worker)).is_some_and(|seen| seen.is_draining);
                 let age = worker.asked.elapsed().as_secs_f64();
-                if worker.leaving.is_some() {
+                if worker.leaving.is_some() || worker.is_drained_by_hand {
                     *draining += 1;
                     continue;
                 }
@@ -137,10 +143,14 @@ impl Scaling {
     async fn set(&self, fleet: &mut LocalFleet<'_>, role: Role, wanted: usize, seen: &Seen) -> Result<()> {
         loop {
             let staying: Vec<usize> = (0..fleet.workers.len())
-                .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].leaving.is_none())
+                .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].is_staying())
                 .collect();
             if staying.len() < wanted {
-                fleet.add(role, None)?;
+                // Too many processes or files: the next round tries again.
+                if let Err(error) = fleet.add(role, None) {
+                    tracing::warn!("a worker cannot be added: {error:#}");
+                    break;
+                }
             } else if staying.len() > wanted {
                 let least = staying.into_iter().min_by(|&a, &b| {
                     let (a, b) = (value(&fleet.workers[a], seen), value(&fleet.workers[b], seen));
@@ -192,30 +202,61 @@ impl Scaling {
             if !is_draining {
                 let _asked_again = self.change(&format!("{}/drain", path(worker))).await;
             }
-            if (count == 0 && is_draining) || since.elapsed() >= self.drain {
-                if !worker.service.stop(WORKERS_STOP_WITHIN).await {
-                    eprintln!("\r{} did not stop in time and was killed", worker.service.name);
+            worker.idle_looks = if count == 0 && is_draining { worker.idle_looks + 1 } else { 0 };
+            let may_end = worker.idle_looks >= IDLE_LOOKS || (is_draining && since.elapsed() >= self.drain);
+            match worker.stopping {
+                None if may_end => {
+                    worker.service.signal(Signal::TERM);
+                    worker.stopping = Some(Instant::now());
                 }
-                // A gateway that no longer knows it has nothing to remove.
-                let _removed = self.change(&format!("{}/remove", path(worker))).await;
-                fleet.workers.remove(at);
-            } else {
-                at += 1;
+                Some(stopping) if worker.service.has_ended() => {
+                    tracing::debug!("{} has ended after {:?}", worker.service.name, stopping.elapsed());
+                    // A gateway that no longer knows it has nothing to remove; one that is busy is asked again.
+                    if !matches!(
+                        self.change(&format!("{}/remove", path(worker))).await,
+                        Err(Asked::Failed(_))
+                    ) {
+                        fleet.workers.remove(at);
+                        continue;
+                    }
+                }
+                Some(stopping) if stopping.elapsed() >= WORKERS_STOP_WITHIN => {
+                    eprintln!("\r{} did not stop in time and is killed", worker.service.name);
+                    worker.service.signal(Signal::KILL);
+                }
+                _ => {}
             }
+            at += 1;
         }
     }
 
-    async fn change(&self, path: &str) -> Result<(), String> {
+    async fn change(&self, path: &str) -> Result<(), Asked> {
         self.ask(path, Bytes::from_static(b"{}")).await
     }
 
-    async fn ask(&self, path: &str, body: Bytes) -> Result<(), String> {
+    async fn ask(&self, path: &str, body: Bytes) -> Result<(), Asked> {
         match tokio::time::timeout(ANSWER_WITHIN, self.client.ask(Method::POST, path, body)).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(EngineError::Refused(error))) => Err(error.message),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("no answer in time".to_owned()),
+            Ok(Err(EngineError::Refused(error))) => Err(Asked::Refused(error.message)),
+            Ok(Err(error)) => Err(Asked::Failed(error.to_string())),
+            Err(_) => Err(Asked::Failed("no answer in time".to_owned())),
         }
+    }
+}
+
+/// Why a gateway did not do something.
+#[derive(Debug)]
+enum Asked {
+    /// Its own reason.
+    Refused(String),
+    /// It was not reached, or gave no answer.
+    Failed(String),
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Refused(reason) | Self::Failed(reason)) = self;
+        formatter.write_str(reason)
     }
 }
 

@@ -59,7 +59,16 @@ impl Service {
     /// Starts the child when it is time, notes its end, and plans its restart.
     pub(super) fn watch(&mut self, settings: &Settings) -> Result<()> {
         match &mut self.child {
-            None if Instant::now() >= self.start_at => self.start(),
+            None if Instant::now() >= self.start_at => {
+                // Too many processes, say: the others go on, and it is tried again.
+                if let Err(error) = self.start() {
+                    eprintln!("\r{error:#}; trying again in {} ms", self.pause.as_millis());
+                    self.ends += 1;
+                    self.start_at = Instant::now() + self.pause;
+                    self.pause = (self.pause * 2).min(settings.serve.restart_pause_max);
+                }
+                Ok(())
+            }
             None => Ok(()),
             Some(child) => {
                 if let Some(status) = child.try_wait()? {
@@ -79,6 +88,11 @@ impl Service {
                 Ok(())
             }
         }
+    }
+
+    /// Whether it has no process, or one that has ended.
+    pub(super) fn has_ended(&mut self) -> bool {
+        self.child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
     }
 
     pub(super) fn signal(&self, signal: rustix::process::Signal) {
