@@ -141,8 +141,8 @@ fn control_advises_a_gateway_and_explains() {
     wait_for("a plan", || told(&address, "/kvasir/plan")["pools"][0]["ready"] == 1);
     let after = explain().expect("kvasir runs");
     let text = String::from_utf8_lossy(&after.stdout).into_owned();
-    assert!(after.status.success() && text.starts_with("both: 1 worker, "), "{text}");
-    // Whoever decides may die: requests go on.
+    assert!(after.status.success() && text.starts_with("both: 1 worker, by KV in use and queues"), "{text}");
+    // The planner may die: requests go on.
     drop(control);
     let body =
         json!({ "model": "tiny", "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 4 });

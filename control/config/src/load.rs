@@ -268,6 +268,10 @@ impl Reader<'_> {
             let problem = "planner.mode = \"act\" starts workers on this machine's loopback, which gateway.peers cannot reach";
             self.report(offset, problem.to_owned());
         }
+        if planner.mode == "act" && !settings.pools.is_empty() {
+            let problem = "planner.mode = \"act\" plans for one model, and there are [[pool]] tables";
+            self.report(offset, problem.to_owned());
+        }
         for season in &planner.seasons {
             if crate::seasons::seconds(season).is_none() {
                 self.report(offset, format!("planner.seasons: {season:?} is neither day nor week"));
@@ -495,6 +499,7 @@ mod tests {
                 2,
                 "which gateway.peers cannot reach",
             ),
+            ("\n[planner]\nmode = \"act\"\n[[pool]]\nname = \"a\"\n", 2, "plans for one model"),
             ("\n[planner]\nseasons = [\"month\"]\n", 2, "planner.seasons: \"month\""),
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a\"]\n", 3, "POOL=WEIGHT"),
             ("[[pool]]\nname = \"a\"\n[[split]]\nmodel = \"m\"\npools = [\"a=0\"]\n", 3, "all weights"),

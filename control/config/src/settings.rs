@@ -39,7 +39,7 @@ section! {
 section! {
     /// How many workers there should be. `kvasir serve` plans for the workers that it starts itself; `kvasir control` for those
     /// behind running gateways. Times and sizes of the engine are where learning begins: gaps between tokens and times to the
-    /// first one correct them.
+    /// first one correct them, by at most sixteen times.
     PlannerSettings, "planner" {
         /// `off`; `advise` shows on the gateway's page and in its metrics what is wanted; `act` starts and stops workers (only
         /// `kvasir serve` can so far).
@@ -76,7 +76,7 @@ section! {
         /// Prefill workers at most; none are planned where there are none.
         prefill_max: u64 = 4, in 0 => 10_000;
         /// Decode workers at least, or workers that do both.
-        decode_min: u64 = 1, in 0 => 10_000;
+        decode_min: u64 = 1, in 1 => 10_000;
         /// Decode workers at most, or workers that do both.
         decode_max: u64 = 4, in 1 => 10_000;
         /// How long a worker that is to go may take for the requests that it has. Then they go on elsewhere.

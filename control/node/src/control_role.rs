@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::Args;
 use control_planner::WorkerRole;
+use futures_util::future::join_all;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::MissedTickBehavior;
 
 use crate::credentials::Credentials;
 use crate::planning::{Observer, Planning, PoolCounts, Seen, planned_role, post};
@@ -15,7 +17,7 @@ use crate::{Common, process};
 /// Ticks after which a fleet that has prefill workers, or has none any more, is planned for anew.
 const OTHER_TICKS: u32 = 12;
 
-/// Which gateways to plan for.
+/// Arguments of `kvasir control`.
 #[derive(Args)]
 pub(crate) struct ControlArgs {
     #[command(flatten)]
@@ -44,6 +46,7 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut ticks = tokio::time::interval(settings.planner.interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut shown = Vec::new();
         let mut was_silent = false;
         let mut other_ticks = 0;
@@ -75,9 +78,7 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
             let counts: Vec<PoolCounts> = planning.roles().iter().map(count).collect();
             let decisions = planning.decide(&seen, &counts);
             let plan = planning.to_json(&decisions, &counts);
-            for client in &clients {
-                post(client, &plan).await;
-            }
+            join_all(clients.iter().map(|client| post(client, &plan))).await;
             let wanted: Vec<u32> = decisions.iter().map(|decision| decision.wanted).collect();
             if wanted != shown {
                 decisions.iter().for_each(|decision| println!("{decision}"));

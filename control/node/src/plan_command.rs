@@ -8,9 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use bench::scaling::{Comparison, compare, plot};
 use clap::{Args, Subcommand};
-use control_planner::{
-    CAPACITY_OF, Capacity, Engine, Headroom, Lengths, Request, ServiceLevel, Setup, WorkerRole, poisson,
-};
+use control_planner::{CAPACITY_OF, Capacity, Engine, Lengths, Request, ServiceLevel, Setup, WorkerRole};
 use serde_json::Value;
 use tools_workload::{azure, mooncake};
 
@@ -235,7 +233,7 @@ fn size(arguments: &SizeArgs) -> Result<ExitCode> {
                 [arguments.prompt, arguments.output, arguments.rate].into_iter().all(is_above),
                 "--prompt, --output and --rate must be above 0"
             );
-            poisson(&[(arguments.rate, 600.0 / arguments.rate.min(1.0))], lengths, 1)
+            vec![Request::new(0.0, lengths)]
         }
     };
     let lengths: Vec<Lengths> = requests.iter().map(Request::lengths).collect();
@@ -245,7 +243,7 @@ fn size(arguments: &SizeArgs) -> Result<ExitCode> {
         None => vec![("asked for", arguments.rate)],
         Some(_) => vec![("mean", mean), ("busiest minute", busiest(&requests, WINDOW))],
     };
-    let utilisation = Headroom { utilisation: settings.utilisation }.utilisation;
+    let utilisation = settings.utilisation;
     let of = |role| Capacity::new(engine, role, level).of(&lengths, CAPACITY_OF);
     let (both, prefill, decode) = (of(WorkerRole::Both), of(WorkerRole::Prefill), of(WorkerRole::Decode));
     println!(

@@ -1,18 +1,18 @@
 //! Counts of several pools within the GPUs that there are, at every instant of the change.
 
-/// What one pool asks for.
+/// One pool's request for workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Claim {
+pub(crate) struct Claim {
     /// Workers at least.
-    pub min: u32,
+    pub(crate) min: u32,
     /// Workers that demand asks for; at least `min`.
-    pub wanted: u32,
+    pub(crate) wanted: u32,
     /// Workers that exist and are not draining.
-    pub current: u32,
+    pub(crate) current: u32,
     /// Workers that are draining: their GPUs are in use until they end.
-    pub draining: u32,
+    pub(crate) draining: u32,
     /// GPUs of a worker.
-    pub gpus: u32,
+    pub(crate) gpus: u32,
 }
 
 /// Counts that keep to the budget, one for each claim.
@@ -20,8 +20,7 @@ pub struct Claim {
 /// When not all can have what they want, the pool with the smallest share of its wish is served first: the slowest role
 /// bounds the fleet. A pool grows only into GPUs that are free now; what shrinking pools give back can be used when their
 /// workers have ended. Workers of a pool's minimum that run already stay, even beyond a budget that was lowered.
-#[must_use]
-pub fn fit(claims: &[Claim], gpus_max: u32) -> Vec<u32> {
+pub(crate) fn fit(claims: &[Claim], gpus_max: u32) -> Vec<u32> {
     let targets = targets(claims, gpus_max);
     let held = |claim: &Claim, target: u32| (claim.current.max(target) + claim.draining) * claim.gpus;
     let mut counts: Vec<u32> =

@@ -8,7 +8,7 @@ const COUNTS_MAX: usize = 1024;
 /// A rate over a sliding window. (An exponential average of the same noise takes four times as long to forget a demand that
 /// was a hundred times as high.)
 #[derive(Debug, Clone)]
-pub struct Level {
+pub(crate) struct Level {
     /// Seconds.
     window: f64,
     /// Count and seconds, newest last.
@@ -17,13 +17,12 @@ pub struct Level {
 
 impl Level {
     /// A rate over so many seconds, and as much more as the oldest count within them reaches back.
-    #[must_use]
-    pub fn new(window: f64) -> Self {
+    pub(crate) fn new(window: f64) -> Self {
         Self { window, counts: VecDeque::new() }
     }
 
     /// Takes `count` arrivals of the last `seconds`. Numbers that are no count or no time are left out.
-    pub fn observe(&mut self, count: f64, seconds: f64) {
+    pub(crate) fn observe(&mut self, count: f64, seconds: f64) {
         if !(count.is_finite() && count >= 0.0 && seconds.is_finite() && seconds > 0.0) {
             return;
         }
@@ -38,8 +37,7 @@ impl Level {
     }
 
     /// Arrivals per second; 0 before the first observation.
-    #[must_use]
-    pub fn rate(&self) -> f64 {
+    pub(crate) fn rate(&self) -> f64 {
         let (count, seconds) =
             self.counts.iter().fold((0.0, 0.0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
         if seconds > 0.0 { count / seconds } else { 0.0 }

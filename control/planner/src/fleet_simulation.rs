@@ -63,7 +63,7 @@ pub fn poisson(stages: &[(f64, f64)], lengths: Lengths, seed: u64) -> Vec<Reques
     requests
 }
 
-/// What a fleet is and must keep to.
+/// A simulated fleet and its limits.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Workers as they are.
@@ -127,7 +127,7 @@ pub struct Replica {
     pub queued_tokens: f64,
 }
 
-/// What a law sees at a tick.
+/// The state of the fleet at a tick.
 #[derive(Debug)]
 pub struct FleetView<'a> {
     /// Seconds from the start.
@@ -170,7 +170,7 @@ pub trait Law {
     fn wanted(&mut self, view: &FleetView<'_>) -> u32;
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// Share of requests within the service level.
@@ -457,8 +457,7 @@ impl PlannerLaw {
     fn observation(&mut self, view: &FleetView<'_>) -> Observation {
         let ready = view.replicas.iter().filter(|replica| replica.is_ready).count() as u32;
         let starting = view.replicas.len() as u32 - ready;
-        let newest = view.replicas.len() - ready as usize;
-        self.asked_at.truncate(newest);
+        self.asked_at.truncate(starting as usize);
         let p90 = |mut values: Vec<f64>| {
             values.sort_by(f64::total_cmp);
             values.get(values.len() * 9 / 10).copied()

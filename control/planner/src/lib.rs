@@ -29,13 +29,10 @@ mod season;
 mod simulated_worker;
 mod start_time;
 
-pub use budget::{Claim, fit};
 pub use capacity::{Capacity, Lengths};
-pub use demand::Level;
 pub use engine::{Engine, ServiceLevel, StepTime, WorkerRole};
 pub use fleet_simulation::{FleetView, Law, Outcome, PlannerLaw, Replica, Request, Setup, poisson, simulate};
 pub use headroom::{HEADROOMS, Headroom, Trial, choose as choose_headroom};
 pub use planner::{
     CAPACITY_OF, Decision, Observation, Planner, PlannerConfig, PoolConfig, Reason, WorkerCounts,
 };
-pub use season::Season;

@@ -39,7 +39,7 @@ const SAMPLES_MAX: usize = 512;
 /// depends on the count makes the count swing.
 pub const CAPACITY_OF: u32 = 4;
 /// Tokens of a prompt or an answer beyond which a length is not believed.
-const TOKENS_MAX: f64 = 1e7;
+const TOKENS_MAX: f64 = 1e6;
 /// Seconds over which arrivals are counted.
 const LEVEL_WINDOW: f64 = 40.0;
 /// Of a worker more than `n`, this much does not count as a need for `n + 1`.
@@ -62,8 +62,9 @@ const SWINGS: f64 = 3.0;
 const DRAIN_SHARE: u32 = 8;
 /// Late ticks before the model is overridden.
 const LATE_TICKS: u32 = 2;
-/// Slots of a season last about so long.
-const SEASON_SLOT: f64 = 30.0;
+/// Slots of a season: so many of a period, of so many seconds at least. Shorter ones would follow the noise.
+const SEASON_SLOTS: f64 = 288.0;
+const SEASON_SLOT_MIN: f64 = 30.0;
 /// Without a model: KV in use above which a worker is added, and below which one may go.
 const KV_HIGH: f64 = 0.8;
 const KV_LOW: f64 = 0.3;
@@ -83,7 +84,7 @@ pub struct PoolConfig {
     pub gpus: u32,
 }
 
-/// What the planner is to keep to; times in seconds.
+/// Service level and limits that the planner keeps; times in seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannerConfig {
     /// The service level.
@@ -117,7 +118,7 @@ pub struct WorkerCounts {
     pub draining: u32,
 }
 
-/// What was seen of a pool since the last tick.
+/// Measurements of one pool since the last tick.
 #[derive(Debug, Clone, Default)]
 pub struct Observation {
     /// Seconds since the last tick.
@@ -165,13 +166,13 @@ pub enum Reason {
     Thresholds,
     /// Even a request alone on a worker is late; KV in use and queues decided.
     LevelImpossible,
-    /// The need is lower, and was not for long enough.
+    /// Fewer would do, and were not enough for long enough; or an eighth is draining.
     WaitingToShrink,
     /// The pool's minimum.
     Minimum,
     /// The pool's maximum.
     Maximum,
-    /// There are no more GPUs.
+    /// The other GPUs are in use, or still draining.
     Budget,
     /// The count was changed by hand.
     ManualHold,
@@ -206,10 +207,10 @@ impl Reason {
                 "by KV in use and queues: too few requests have finished to know a worker's capacity"
             }
             Self::LevelImpossible => "by KV in use and queues: even a request alone on a worker is late",
-            Self::WaitingToShrink => "the need was higher a moment ago",
+            Self::WaitingToShrink => "fewer would do, and were not enough for long enough",
             Self::Minimum => "the pool's minimum",
             Self::Maximum => "the pool's maximum",
-            Self::Budget => "there are no more GPUs",
+            Self::Budget => "the other GPUs are in use, or still draining",
             Self::ManualHold => "changed by hand",
         }
     }
@@ -232,8 +233,6 @@ pub struct Decision {
     pub need: Option<f64>,
     /// Share of the capacity that is used.
     pub utilisation: f64,
-    /// Step times of the engine, as far as they were learned.
-    pub step: StepTime,
     /// Seconds from asking for a worker to its first request: how far ahead demand must be known.
     pub horizon: f64,
     /// Workers that have been starting for more than twice the usual time.
@@ -273,11 +272,6 @@ impl Planner {
     pub fn new(config: PlannerConfig, pools: Vec<PoolConfig>) -> Self {
         let pools = pools.into_iter().map(|pool| Pool::new(pool, &config)).collect();
         Self { config, pools, decided_at: f64::NEG_INFINITY }
-    }
-
-    /// Uses another headroom from now on.
-    pub fn set_headroom(&mut self, headroom: Headroom) {
-        self.config.headroom = headroom;
     }
 
     /// Decides at `now`, in seconds of the wall clock, from one observation for each pool, in their order.
@@ -354,7 +348,11 @@ impl Pool {
             capacities: VecDeque::new(),
             engine: LearnedEngine::new(planner.engine),
             start_time: StartTime::new(planner.start_time),
-            seasons: planner.seasons.iter().map(|&period| Season::new(period, SEASON_SLOT)).collect(),
+            seasons: planner
+                .seasons
+                .iter()
+                .map(|&period| Season::new(period, (period / SEASON_SLOTS).max(SEASON_SLOT_MIN)))
+                .collect(),
             shrink: Shrink::default(),
             late_ticks: 0,
             queued_before: 0.0,
@@ -390,7 +388,6 @@ impl Pool {
             capacity,
             need,
             utilisation: config.headroom.utilisation,
-            step: self.engine.engine().step,
             horizon,
             stuck: stuck as u32,
         }

@@ -11,7 +11,7 @@ const PERIODS_MIN: u32 = 2;
 
 /// A profile of demand over one period.
 #[derive(Debug, Clone)]
-pub struct Season {
+pub(crate) struct Season {
     period: f64,
     slot: f64,
     profile: Vec<f64>,
@@ -23,8 +23,7 @@ pub struct Season {
 
 impl Season {
     /// A season of `period` seconds in slots of about `slot` seconds.
-    #[must_use]
-    pub fn new(period: f64, slot: f64) -> Self {
+    pub(crate) fn new(period: f64, slot: f64) -> Self {
         let slots = (period / slot).round().max(1.0) as usize;
         Self {
             period,
@@ -38,7 +37,7 @@ impl Season {
 
     /// Takes the demand of the `seconds` before `at`. Times count from the same origin always; that of the wall clock, so
     /// that the day begins at midnight UTC.
-    pub fn observe(&mut self, at: f64, demand: f64, seconds: f64) {
+    pub(crate) fn observe(&mut self, at: f64, demand: f64, seconds: f64) {
         if !(at.is_finite() && demand.is_finite() && seconds > 0.0) {
             return;
         }
@@ -75,8 +74,7 @@ impl Season {
     }
 
     /// The highest demand from `at` to `at + horizon`; `None` before two periods are known.
-    #[must_use]
-    pub fn forecast(&self, at: f64, horizon: f64) -> Option<f64> {
+    pub(crate) fn forecast(&self, at: f64, horizon: f64) -> Option<f64> {
         if self.periods < PERIODS_MIN {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Lengths of the last requests that were served, for whoever plans how many workers they need.
+//! Lengths of the last served requests, for planners.
 //!
 //! Hot path: three relaxed operations, no lock, no allocation. A reader beside writers may see the lengths of two requests
 //! mixed in one; it wants a sample.

@@ -1,5 +1,5 @@
-//! The plan: how many workers whoever scales this fleet wants, and why. The gateway makes no plan and follows none; it shows
-//! administrators what was posted last.
+//! The last plan that a planner posted: wanted workers and reasons. The gateway shows it to administrators and does not act
+//! on it.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const CHANGES_MAX: usize = 64;
 /// A plan this old is no metric any more.
 const STALE_AFTER_MS: u64 = 60_000;
 
-/// What a planner posts.
+/// Body of `POST /kvasir/plan`.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Plan {

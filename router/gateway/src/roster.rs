@@ -35,7 +35,7 @@ struct NewWorker {
     role: String,
     pool: Option<String>,
     uid: Option<String>,
-    /// What the worker asks its callers for; this gateway alone shows it.
+    /// The key that the worker demands of callers; only this gateway shows it.
     key: Option<String>,
 }
 

@@ -1,7 +1,7 @@
-//! What gateways served since the last look: differences of the counters in their `/kvasir/status`.
+//! Requests served by gateways since the last look: differences of the counters in their `/kvasir/status`.
 //!
-//! A gateway that does not answer is not one without requests: what it served last counts again until it answers or is
-//! no longer asked. One that has restarted counts from its next answer on.
+//! A gateway that does not answer is not one without requests: what it served last counts again until it answers, for five
+//! minutes at most. One that has restarted counts from its next answer on.
 
 use std::time::{Duration, Instant};
 
@@ -99,7 +99,7 @@ pub(crate) struct SeenWorker {
     pub(crate) cached_blocks: f64,
 }
 
-/// What was served since the last look, and the workers now.
+/// Requests, lengths and latencies since the last look, and the workers now.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     pub(crate) seconds: f64,
@@ -129,7 +129,7 @@ struct Sample {
 struct Gateway {
     client: EngineClient,
     before: Option<(Sample, Instant)>,
-    /// What it served in the last interval in which it answered, per second.
+    /// Rates per second in the last interval in which the gateway answered.
     rate: Seen,
 }
 

@@ -27,17 +27,8 @@ pub(super) struct LocalWorker {
     pub(super) leaving: Option<Instant>,
     /// Since when its process has been asked to end.
     pub(super) stopping: Option<Instant>,
-    /// Whether an administrator drains it.
-    pub(super) is_drained_by_hand: bool,
     /// How often in a row it was seen without a request since then.
     pub(super) idle_looks: u32,
-}
-
-impl LocalWorker {
-    /// Whether it counts as one of those that should be there.
-    pub(super) fn is_staying(&self) -> bool {
-        self.leaving.is_none() && !self.is_drained_by_hand
-    }
 }
 
 pub(super) struct LocalFleet<'a> {
@@ -140,7 +131,6 @@ impl<'a> LocalFleet<'a> {
             is_known: false,
             leaving: None,
             stopping: None,
-            is_drained_by_hand: false,
             idle_looks: 0,
         });
         let last = self.workers.len() - 1;

@@ -52,7 +52,7 @@ pub(super) struct Scaling {
     planning: Planning,
     observer: Observer,
     client: EngineClient,
-    /// What workers of this process ask their callers for.
+    /// The key that this process's workers demand of callers.
     worker_key: String,
     is_acting: bool,
     interval: Duration,
@@ -116,10 +116,17 @@ impl Scaling {
             let WorkerCounts { ready: takes, starting, draining } = &mut counts.workers;
             for worker in fleet.workers.iter_mut().filter(|worker| worker.role == role_of(role)) {
                 let is_ready = seen.get(name(worker)).is_some_and(|seen| seen.is_ready);
-                worker.is_drained_by_hand =
-                    worker.leaving.is_none() && seen.get(name(worker)).is_some_and(|seen| seen.is_draining);
+                // An administrator drains or has removed it.
+                let is_sent_away = seen.get(name(worker)).map_or(worker.is_known, |seen| seen.is_draining);
+                if is_sent_away && worker.leaving.is_none() && self.is_acting {
+                    worker.leaving = Some(Instant::now());
+                }
+                if worker.was_ready && !is_ready {
+                    // It starts again.
+                    (worker.was_ready, worker.asked) = (false, Instant::now());
+                }
                 let age = worker.asked.elapsed().as_secs_f64();
-                if worker.leaving.is_some() || worker.is_drained_by_hand {
+                if worker.leaving.is_some() || is_sent_away {
                     *draining += 1;
                     continue;
                 }
@@ -143,7 +150,7 @@ impl Scaling {
     async fn set(&self, fleet: &mut LocalFleet<'_>, role: Role, wanted: usize, seen: &Seen) -> Result<()> {
         loop {
             let staying: Vec<usize> = (0..fleet.workers.len())
-                .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].is_staying())
+                .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].leaving.is_none())
                 .collect();
             if staying.len() < wanted {
                 // Too many processes or files: the next round tries again.
@@ -269,7 +276,7 @@ fn path(worker: &LocalWorker) -> String {
     format!("/kvasir/workers/{}", name(worker))
 }
 
-/// What is lost with a worker: whether it serves, the blocks that it has cached, its requests.
+/// Cost of removing a worker: whether it is ready, its cached blocks, its requests.
 fn value(worker: &LocalWorker, seen: &Seen) -> (bool, f64, f64) {
     let known = seen.workers.iter().find(|seen| seen.name == name(worker));
     known.map_or((false, 0.0, 0.0), |seen| (seen.is_ready, seen.cached_blocks, seen.requests))
