@@ -81,7 +81,7 @@ pub struct Comparison {
     pub rows: Vec<LawResult>,
     /// The headroom chosen.
     pub chosen: Headroom,
-    /// What it was chosen from.
+    /// Trials that the headroom was chosen from.
     pub trials: Vec<Trial>,
 }
 

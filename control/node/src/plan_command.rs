@@ -32,7 +32,7 @@ pub(crate) enum PlanCommand {
     Size(SizeArgs),
 }
 
-/// What the fleet is to keep to; step times, limits and `down_after` are those of `[planner]`. A replay knows no seasons, and
+/// Service level of the fleet; step times, limits and `down_after` are those of `[planner]`. A replay knows no seasons, and
 /// clears what waits in a minute.
 #[derive(Args)]
 struct FleetArgs {

@@ -21,7 +21,7 @@ const GONE_AFTER: Duration = Duration::from_secs(300);
 pub(crate) struct Timings {
     /// Upper ends, in seconds.
     bounds: Vec<f64>,
-    /// One more than bounds.
+    /// One count more than bounds: the last is everything above.
     counts: Vec<f64>,
     sum: f64,
 }
@@ -156,7 +156,7 @@ impl Observer {
                 Some(status) => gateway.take(status, now, &mut all),
                 None => {
                     all.silent += 1;
-                    // One that is gone for good must not count for ever.
+                    // A gateway that is gone for good must not count for ever.
                     if gateway.before.as_ref().is_none_or(|(_, at)| now - *at > GONE_AFTER) {
                         gateway.rate = Seen::default();
                     }
@@ -178,7 +178,7 @@ impl Gateway {
     /// Takes an answer: its rates since the one before, and its workers.
     fn take(&mut self, status: &Value, now: Instant, all: &mut Seen) {
         let sample = Sample::parse(status);
-        // One that has restarted is believed to get what it got before.
+        // A restarted gateway is believed to get what it got before.
         let mut rate =
             Seen { begun: self.rate.begun, disaggregated: self.rate.disaggregated, ..Seen::default() };
         if let Some((before, at)) = &self.before

@@ -27,7 +27,7 @@ pub(super) struct LocalWorker {
     pub(super) leaving: Option<Instant>,
     /// Since when its process has been asked to end.
     pub(super) stopping: Option<Instant>,
-    /// How often in a row it was seen without a request since then.
+    /// Looks in a row that saw it drain without a request.
     pub(super) idle_looks: u32,
 }
 

@@ -83,7 +83,7 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
         if is_ready {
             status.show().await;
             if let Some(scaling) = &mut scaling {
-                scaling.tick(&mut fleet).await?;
+                scaling.tick(&mut fleet).await;
             }
         } else if status.all_ready().await {
             is_ready = true;

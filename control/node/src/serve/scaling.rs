@@ -83,28 +83,27 @@ impl Scaling {
         }))
     }
 
-    pub(super) async fn tick(&mut self, fleet: &mut LocalFleet<'_>) -> Result<()> {
+    pub(super) async fn tick(&mut self, fleet: &mut LocalFleet<'_>) {
         if self.looked.elapsed() >= LOOK_EVERY && fleet.workers.iter().any(|worker| worker.leaving.is_some())
         {
             self.looked = Instant::now();
             self.end_drained(fleet).await;
         }
         if self.decided.elapsed() < self.interval {
-            return Ok(());
+            return;
         }
         self.decided = Instant::now();
-        let Some(seen) = self.observer.observe().await else { return Ok(()) };
+        let Some(seen) = self.observer.observe().await else { return };
         let counts = self.counts(fleet, &seen);
         let decisions = self.planning.decide(&seen, &counts);
         if self.is_acting {
             let roles = self.planning.roles().to_vec();
             for (role, decision) in roles.into_iter().zip(&decisions) {
-                self.set(fleet, role_of(role), decision.wanted as usize, &seen).await?;
+                self.set(fleet, role_of(role), decision.wanted as usize, &seen).await;
             }
             self.introduce(fleet).await;
         }
         post(&self.client, &self.planning.to_json(&decisions, &counts)).await;
-        Ok(())
     }
 
     /// Notes which workers have become ready, and counts them by role.
@@ -122,7 +121,7 @@ impl Scaling {
                     worker.leaving = Some(Instant::now());
                 }
                 if worker.was_ready && !is_ready {
-                    // It starts again.
+                    // The worker starts again.
                     (worker.was_ready, worker.asked) = (false, Instant::now());
                 }
                 let age = worker.asked.elapsed().as_secs_f64();
@@ -147,7 +146,7 @@ impl Scaling {
     }
 
     /// Starts or drains workers of a role until there are `wanted`.
-    async fn set(&self, fleet: &mut LocalFleet<'_>, role: Role, wanted: usize, seen: &Seen) -> Result<()> {
+    async fn set(&self, fleet: &mut LocalFleet<'_>, role: Role, wanted: usize, seen: &Seen) {
         loop {
             let staying: Vec<usize> = (0..fleet.workers.len())
                 .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].leaving.is_none())
@@ -163,7 +162,7 @@ impl Scaling {
                     let (a, b) = (value(&fleet.workers[a], seen), value(&fleet.workers[b], seen));
                     a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.total_cmp(&b.2))
                 });
-                let Some(at) = least else { return Ok(()) };
+                let Some(at) = least else { break };
                 let worker = &fleet.workers[at];
                 // A gateway that does not answer has it drained when it is asked again, or no longer has it when it restarts.
                 let _asked_again = self.change(&format!("{}/drain", path(worker))).await;
@@ -173,7 +172,6 @@ impl Scaling {
             }
         }
         fleet.tell_gateway();
-        Ok(())
     }
 
     /// Tells the gateway of workers that it does not know.
@@ -254,9 +252,9 @@ impl Scaling {
 /// Why a gateway did not do something.
 #[derive(Debug)]
 enum Asked {
-    /// Its own reason.
+    /// The gateway's own reason.
     Refused(String),
-    /// It was not reached, or gave no answer.
+    /// The gateway was not reached, or gave no answer.
     Failed(String),
 }
 

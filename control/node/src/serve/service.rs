@@ -16,7 +16,7 @@ const STABLE_AFTER: Duration = Duration::from_secs(30);
 pub(super) struct Service {
     pub(super) name: String,
     pub(super) arguments: Vec<String>,
-    /// What it shows to the gateway's closed routes, and the gateway to other gateways.
+    /// Key that the child shows to the gateway's closed routes, and the gateway to other gateways.
     peer_key: String,
     child: Option<Child>,
     started: Instant,
