@@ -36,8 +36,10 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
         serve,
         drain,
         planner,
+        control,
         discovery,
         gateway,
+        picker,
         access,
         tls,
         trace,
@@ -62,8 +64,10 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     compare(&mut all, serve, &new.serve);
     compare(&mut all, drain, &new.drain);
     compare(&mut all, planner, &new.planner);
+    compare(&mut all, control, &new.control);
     compare(&mut all, discovery, &new.discovery);
     compare(&mut all, gateway, &new.gateway);
+    compare(&mut all, picker, &new.picker);
     compare(&mut all, access, &new.access);
     compare(&mut all, tls, &new.tls);
     compare(&mut all, trace, &new.trace);
@@ -93,8 +97,10 @@ fn to_json(settings: &Settings) -> Value {
         serve,
         drain,
         planner,
+        control,
         discovery,
         gateway,
+        picker,
         access,
         tls,
         trace,
@@ -120,8 +126,10 @@ fn to_json(settings: &Settings) -> Value {
     add(table(serve));
     add(table(drain));
     add(table(planner));
+    add(table(control));
     add(table(discovery));
     add(table(gateway));
+    add(table(picker));
     add(table(access));
     add(table(tls));
     add(table(trace));

@@ -24,9 +24,9 @@ pub use pools::{PoolSettings, SplitSettings};
 pub use reference::{example, explain, json_schema, markdown};
 pub use seasons::seconds as season_seconds;
 pub use settings::{
-    AccessSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings, EbpfSettings,
-    EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings, ObjectTierSettings,
-    PlannerSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, Settings,
-    StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
+    AccessSettings, ControlSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings,
+    EbpfSettings, EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings,
+    ObjectTierSettings, PickerSettings, PlannerSettings, RdmaSettings, RemoteTierSettings, RouterSettings,
+    ServeSettings, Settings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 pub use value::{Bytes, Kind, Range, Setting};

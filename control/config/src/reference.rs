@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 use crate::load::{Key, Section};
 use crate::pools::{PoolSettings, SplitSettings};
 use crate::settings::{
-    AccessSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings, EbpfSettings,
-    EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings, ObjectTierSettings,
-    PlannerSettings, RdmaSettings, RemoteTierSettings, RouterSettings, ServeSettings, StoreSettings,
-    TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
+    AccessSettings, ControlSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings,
+    EbpfSettings, EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings,
+    ObjectTierSettings, PickerSettings, PlannerSettings, RdmaSettings, RemoteTierSettings, RouterSettings,
+    ServeSettings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -62,13 +62,15 @@ fn describe_list<S: Section>() -> Described {
     Described { is_list: true, ..describe::<S>() }
 }
 
-fn sections() -> [Described; 24] {
+fn sections() -> [Described; 26] {
     [
         describe::<ServeSettings>(),
         describe::<DrainSettings>(),
         describe::<PlannerSettings>(),
+        describe::<ControlSettings>(),
         describe::<DiscoverySettings>(),
         describe::<GatewaySettings>(),
+        describe::<PickerSettings>(),
         describe::<AccessSettings>(),
         describe::<TlsSettings>(),
         describe::<TraceSettings>(),

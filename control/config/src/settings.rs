@@ -41,9 +41,21 @@ section! {
     /// behind running gateways. Times and sizes of the engine are where learning begins: gaps between tokens and times to the
     /// first one correct them, by at most sixteen times.
     PlannerSettings, "planner" {
-        /// `off`; `advise` shows on the gateway's page and in its metrics what is wanted; `act` starts and stops workers (only
-        /// `kvasir serve` can so far).
+        /// `off`; `advise` shows on the gateway's page and in its metrics what is wanted; `act` carries it out by `actuator`.
         mode: String = "advise".to_owned(), one_of &["off", "advise", "act"];
+        /// How counts are carried out. `processes`: `kvasir serve` starts and drains workers of its machine. The others are for
+        /// `kvasir control`: `kubernetes` sets the replicas of `prefill_target` and `decode_target` (needs a binary that was
+        /// built with `--features kubernetes`); `keda` answers KEDA's external scaler at `control.keda_listen`; `webhook` posts
+        /// each change to `control.webhook`.
+        actuator: String = "processes".to_owned(), one_of &["processes", "kubernetes", "keda", "webhook"];
+        /// Workload of the prefill workers, as `Deployment/prefill`: a Deployment, StatefulSet, LeaderWorkerSet,
+        /// DynamoGraphDeploymentScalingAdapter, or `PLURAL.VERSION.GROUP/NAME` for anything else with a `scale` subresource.
+        prefill_target: String = String::new();
+        /// Workload of the decode workers, or of workers that do both.
+        decode_target: String = String::new();
+        /// With `kubernetes`: before there are to be fewer workers, mark those with the fewest cached blocks as the first to be
+        /// deleted (`controller.kubernetes.io/pod-deletion-cost`; needs the right to patch pods).
+        deletion_cost: bool = false;
         /// Time to the first token that requests should keep.
         ttft: Duration = Duration::from_millis(500), in Duration::from_millis(1) => Duration::from_secs(600);
         /// Mean time between the tokens of an answer that requests should keep.
@@ -102,6 +114,31 @@ section! {
 }
 
 section! {
+    /// The process of `kvasir control`, which runs the planner beside gateways.
+    ControlSettings, "control" {
+        /// Gateways to observe, as `HOST:PORT` or `https://HOST:PORT`, where `--gateway` names none. A name behind `http` may have
+        /// several addresses (a headless Service): each is a gateway.
+        gateways: Vec<String> = vec!["127.0.0.1:8000".to_owned()];
+        /// How often those names are resolved.
+        gateways_interval: Duration = Duration::from_secs(10), in Duration::from_secs(1) => Duration::from_secs(3600);
+        /// Where `/livez`, `/readyz`, `/metrics` and `/kvasir/plan` are; empty is nowhere.
+        listen: String = "127.0.0.1:8090".to_owned();
+        /// Where KEDA's external scaler is answered, with `actuator = "keda"`. KEDA shows no credentials: let nothing else reach
+        /// it (a NetworkPolicy).
+        keda_listen: String = "127.0.0.1:8091".to_owned();
+        /// Where changes are posted, with `actuator = "webhook"`. The variable KVASIR_WEBHOOK_KEY, if set, is shown as a bearer
+        /// token.
+        webhook: String = String::new();
+        /// Which of several control services acts: `none` for one alone, or `lease` for the holder of a Lease of Kubernetes.
+        leader: String = "none".to_owned(), one_of &["none", "lease"];
+        /// Name of that Lease.
+        lease: String = "kvasir-control".to_owned();
+        /// Namespace of the Lease and of the targets; empty is this pod's own, or that of the kubeconfig's context.
+        namespace: String = String::new();
+    }
+}
+
+section! {
     /// Where a gateway finds workers beside those that `gateway.workers`, `[[pool]]` and the command line name. A source that
     /// cannot be read, or has a mistake, changes nothing. An address that several sources name is one worker.
     DiscoverySettings, "discovery" {
@@ -140,6 +177,25 @@ section! {
         guard_share: f64 = 0.5, in 0.0 => 1.0;
         /// How long workers stay that such a list lacks.
         guard_time: Duration = Duration::from_secs(600), in Duration::from_secs(0) => Duration::from_secs(86400);
+    }
+}
+
+section! {
+    /// The endpoint picker: a proxy that speaks Envoy's `ext_proc` (Envoy itself, Istio, kgateway, GKE's gateway) asks it where to
+    /// send each request, and sends it itself.
+    PickerSettings, "picker" {
+        /// Where proxies ask, as `0.0.0.0:9002`; empty is nowhere.
+        listen: String = String::new();
+        /// Where the gRPC health service is, in plain text, as `0.0.0.0:9003`; empty is nowhere.
+        health_listen: String = String::new();
+        /// `off` for plain text; `gateway` for the certificate of `[tls]`; `self-signed` for one that is made at the start, which is
+        /// what gateways of the Gateway API expect by default.
+        tls: String = "off".to_owned(), one_of &["off", "gateway", "self-signed"];
+        /// Requests under way at a time; beyond that 503.
+        requests_max: u64 = 16_384, in 1 => 1_000_000;
+        /// Whether decode workers have a sidecar that sends the prompt to the worker named in `x-prefiller-host-port` first, as
+        /// llm-d's do. Without one each request has a single worker.
+        prefill_sidecar: bool = false;
     }
 }
 
@@ -747,10 +803,14 @@ pub struct Settings {
     pub drain: DrainSettings,
     /// `[planner]`
     pub planner: PlannerSettings,
+    /// `[control]`
+    pub control: ControlSettings,
     /// `[discovery]`
     pub discovery: DiscoverySettings,
     /// `[gateway]`
     pub gateway: GatewaySettings,
+    /// `[picker]`
+    pub picker: PickerSettings,
     /// `[access]`
     pub access: AccessSettings,
     /// `[tls]`

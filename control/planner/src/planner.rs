@@ -297,6 +297,23 @@ impl Planner {
         decisions
     }
 
+    /// Forgets which counts were asked for. For a planner whose decisions are not carried out: counts that differ from them
+    /// then do not look as if they were set by hand.
+    pub fn forget_asked(&mut self) {
+        for pool in &mut self.pools {
+            pool.asked = None;
+            pool.held_until = f64::NEG_INFINITY;
+        }
+    }
+
+    /// Says that a pool's count was set as it was decided. A count that differs at the next decision was then set by hand, even
+    /// if it is the one from before.
+    pub fn carried_out(&mut self, pool: usize) {
+        if let Some(pool) = self.pools.get_mut(pool) {
+            pool.in_force_before = pool.asked.unwrap_or(pool.in_force_before);
+        }
+    }
+
     fn keep_budget(&self, observations: &[Observation], decisions: &mut [Decision]) {
         let claims: Vec<Claim> = self
             .pools

@@ -140,12 +140,12 @@ impl EngineClient {
         }
     }
 
-    /// A small request; the body of a 200, or what its refusal says.
+    /// A small request; the body of a 2xx, or what its refusal says.
     pub async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
         let response = self.send(method, path, body).await?;
         let status = response.status();
         let body = self.whole_body(response).await?;
-        if status == StatusCode::OK {
+        if status.is_success() {
             return Ok(body);
         }
         let told: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();

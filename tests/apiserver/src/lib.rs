@@ -5,17 +5,23 @@
 //! version; a watch tells every change after a version, then bookmarks; a version that has left the window of kept
 //! changes is answered with 410; objects that begin or cease to match a selector are told as added or deleted.
 //!
-//! Reading order: `store` (objects and their changes), `selector`, `faults`, `server` (HTTP).
+//! Writes are those of one object with its `scale` and `status`; calls can be held to the rules of a Role.
 //!
-//! Left out: writing over HTTP, other content types than JSON, authentication.
+//! Reading order: `store` (objects and their changes), `selector`, `faults`, `access` (rules of a Role), `writes`, `server`
+//! (HTTP).
+//!
+//! Left out: other content types than JSON, authentication, ownership of fields, controllers.
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod faults;
 mod selector;
 mod server;
 mod store;
+mod writes;
 
+pub use access::Rule;
 pub use faults::Faults;
 pub use selector::Selector;
 pub use server::ApiServer;

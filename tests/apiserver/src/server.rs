@@ -1,4 +1,4 @@
-//! The HTTP side: get, list and watch of namespaced objects.
+//! The HTTP side: get, list, watch and writes of namespaced objects.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,24 +7,28 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
+use axum::http::Method;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::access::{Access, Call};
 use crate::faults::{Draw, Faults};
 use crate::selector::Selector;
 use crate::store::{ChangeKind, Store};
+use crate::writes;
 
 /// Interval between two bookmarks of a watch on which nothing happens. Kubernetes sends one a minute.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(1);
 
-struct Shared {
+pub(crate) struct Shared {
     store: Mutex<Store>,
+    access: Mutex<Access>,
     faults: Mutex<(Faults, Draw)>,
     /// The latest version, for watches that wait.
     version: watch::Sender<u64>,
@@ -63,6 +67,7 @@ impl ApiServer {
     pub fn new(seed: u64) -> Self {
         let shared = Arc::new(Shared {
             store: Mutex::default(),
+            access: Mutex::default(),
             faults: Mutex::new((Faults::default(), Draw::new(seed))),
             version: watch::Sender::new(1),
             cut: watch::Sender::new(0),
@@ -88,11 +93,17 @@ impl ApiServer {
     /// Its routes, as a service that a client can use without a port: with Tokio's time paused, a run of minutes takes
     /// milliseconds and equal seeds are equal runs.
     pub fn router(&self) -> Router {
-        Router::new()
-            .route("/api/v1/namespaces/{namespace}/{resource}", get(core_list))
-            .route("/apis/{group}/{version}/namespaces/{namespace}/{resource}", get(group_list))
-            .route("/apis/{group}/{version}/namespaces/{namespace}/{resource}/{name}", get(group_get))
-            .with_state(Arc::clone(&self.shared))
+        // The core group has a path of its own; all others name themselves.
+        let core = "/api/{version}/namespaces/{namespace}/{resource}";
+        let group = "/apis/{group}/{version}/namespaces/{namespace}/{resource}";
+        let mut router = Router::new();
+        for path in [core, group] {
+            router = router
+                .route(path, calls())
+                .route(&format!("{path}/{{name}}"), calls())
+                .route(&format!("{path}/{{name}}/{{subresource}}"), calls());
+        }
+        router.with_state(Arc::clone(&self.shared))
     }
 
     /// Its address; empty without a port.
@@ -121,6 +132,17 @@ impl ApiServer {
         };
         self.shared.version.send_replace(version);
         changed
+    }
+
+    /// What callers may do from now on; everything, until this is said.
+    pub fn allow(&self, rules: Vec<crate::Rule>) {
+        lock(&self.shared.access).rules = Some(rules);
+    }
+
+    /// The kinds of calls so far, each once: `get apps deployments/scale`, for example.
+    #[must_use]
+    pub fn calls(&self) -> Vec<String> {
+        lock(&self.shared.access).seen.iter().cloned().collect()
     }
 
     /// Goes wrong so often from now on.
@@ -167,32 +189,77 @@ fn expired(version: &str) -> Value {
     status(StatusCode::GONE, "Expired", &format!("too old resource version: {version}"))
 }
 
-async fn core_list(
-    State(shared): State<Arc<Shared>>,
-    Path((namespace, resource)): Path<(String, String)>,
-    Query(parameters): Query<Parameters>,
-) -> Response {
-    list_or_watch(&shared, "v1", &namespace, &resource, parameters)
+/// The parts of a path that a call may have.
+#[derive(Deserialize)]
+struct Place {
+    #[serde(default)]
+    group: String,
+    version: String,
+    namespace: String,
+    resource: String,
+    name: Option<String>,
+    subresource: Option<String>,
 }
 
-async fn group_list(
-    State(shared): State<Arc<Shared>>,
-    Path((group, version, namespace, resource)): Path<(String, String, String, String)>,
-    Query(parameters): Query<Parameters>,
-) -> Response {
-    list_or_watch(&shared, &format!("{group}/{version}"), &namespace, &resource, parameters)
+fn calls() -> MethodRouter<Arc<Shared>> {
+    get(call).post(call).put(call).patch(call).delete(call)
 }
 
-async fn group_get(
+async fn call(
     State(shared): State<Arc<Shared>>,
-    Path((_, _, namespace, resource, name)): Path<(String, String, String, String, String)>,
+    method: Method,
+    Path(place): Path<Place>,
+    Query(parameters): Query<Parameters>,
+    body: Bytes,
 ) -> Response {
+    let verb = match (&method, &place.name) {
+        (&Method::GET, None) if parameters.watch => "watch",
+        (&Method::GET, None) => "list",
+        (&Method::GET, Some(_)) => "get",
+        (&Method::POST, _) => "create",
+        (&Method::PUT, _) => "update",
+        (&Method::PATCH, _) => "patch",
+        _ => "delete",
+    };
+    let resource = match &place.subresource {
+        Some(subresource) => format!("{}/{subresource}", place.resource),
+        None => place.resource.clone(),
+    };
+    let call = Call {
+        verb,
+        group: place.group.clone(),
+        resource,
+        namespace: place.namespace.clone(),
+        name: place.name.clone(),
+    };
     if let Some(failure) = shared.fault() {
         return failure;
     }
-    match lock(&shared.store).get(&resource, &namespace, &name) {
-        Some(object) => json_response(StatusCode::OK, object),
-        None => failure(StatusCode::NOT_FOUND, "NotFound", &format!("{resource} {name:?} not found")),
+    if !lock(&shared.access).admits(&call) {
+        let message = format!(
+            "{} is forbidden: cannot {verb} resource in the namespace {:?}",
+            call.resource, call.namespace
+        );
+        return failure(StatusCode::FORBIDDEN, "Forbidden", &message);
+    }
+    let api_version = match place.group.as_str() {
+        "" => place.version.clone(),
+        group => format!("{group}/{}", place.version),
+    };
+    if ["list", "watch"].contains(&verb) {
+        return list_or_watch(&shared, &api_version, &place.namespace, &place.resource, parameters);
+    }
+    let (outcome, version) = {
+        let mut store = lock(&shared.store);
+        let outcome =
+            writes::carry_out(&mut store, &call, &place.resource, place.subresource.as_deref(), &body);
+        (outcome, store.version())
+    };
+    shared.version.send_replace(version);
+    match outcome {
+        Ok(object) if verb == "create" => json_response(StatusCode::CREATED, &object),
+        Ok(object) => json_response(StatusCode::OK, &object),
+        Err(refusal) => failure(refusal.code, refusal.reason, &refusal.message),
     }
 }
 
@@ -238,9 +305,6 @@ fn list_or_watch(
     resource: &str,
     parameters: Parameters,
 ) -> Response {
-    if let Some(failure) = shared.fault() {
-        return failure;
-    }
     let Some(filter) = filter(&parameters) else {
         return failure(StatusCode::BAD_REQUEST, "BadRequest", "unable to parse the selector");
     };

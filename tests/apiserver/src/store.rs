@@ -73,13 +73,14 @@ impl Store {
         self.changes.drain(..surplus);
     }
 
-    /// Adds or replaces an object, and gives it a resource version.
-    pub fn put(&mut self, resource: &str, mut object: Value) {
+    /// Adds or replaces an object, and gives it a resource version; the object with it.
+    pub fn put(&mut self, resource: &str, mut object: Value) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         let before = self.objects.insert(name(resource, &object), object.clone());
         let kind = if before.is_some() { ChangeKind::Modified } else { ChangeKind::Added };
-        self.note(resource, kind, object, before);
+        self.note(resource, kind, object.clone(), before);
+        object
     }
 
     /// Removes an object; whether it was there.

@@ -82,6 +82,17 @@ impl Planning {
         decisions
     }
 
+    /// Forgets which counts were asked for: another process carries out its own decisions, and a count that differs from
+    /// this one's was not set by hand.
+    pub(crate) fn forget_asked(&mut self) {
+        self.planner.forget_asked();
+    }
+
+    /// Says that the count of the pool with this number was set as it was decided.
+    pub(crate) fn carried_out(&mut self, pool: usize) {
+        self.planner.carried_out(pool);
+    }
+
     /// The plan as gateways show it.
     pub(crate) fn to_json(&self, decisions: &[Decision], counts: &[PoolCounts]) -> Value {
         let pools = decisions.iter().zip(counts).map(|(decision, counts)| {
@@ -171,8 +182,12 @@ fn config(settings: &PlannerSettings, is_acting: bool) -> PlannerConfig {
         start_time: settings.start_time.as_secs_f64(),
         clear_within: settings.clear_within.as_secs_f64(),
         down_after: settings.down_after.as_secs_f64(),
-        // Advice is never carried out, so each count is one that was set by hand.
-        manual_hold: if is_acting { settings.manual_hold.as_secs_f64() } else { 0.0 },
+        // Advice is not carried out, and an autoscaler or a webhook's receiver may round: a count that differs says nothing
+        // of a hand there.
+        manual_hold: match is_acting && ["processes", "kubernetes"].contains(&settings.actuator.as_str()) {
+            true => settings.manual_hold.as_secs_f64(),
+            false => 0.0,
+        },
         gpus_max: settings.gpus_max as u32,
         seasons: settings.seasons.iter().filter_map(|season| season_seconds(season)).collect(),
     }

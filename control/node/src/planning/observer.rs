@@ -145,6 +145,20 @@ impl Observer {
         Self { gateways: gateways.collect(), before: None }
     }
 
+    /// Observes these gateways from now on. One that stays is compared with what it said before; the last share of one that
+    /// is gone counts no more.
+    pub(crate) fn set_clients(&mut self, clients: &[EngineClient]) {
+        let mut known = std::mem::take(&mut self.gateways);
+        let gateway = |client: &EngineClient| match known
+            .iter()
+            .position(|gateway| gateway.client.base() == client.base())
+        {
+            Some(at) => known.swap_remove(at),
+            None => Gateway { client: client.clone(), before: None, rate: Seen::default() },
+        };
+        self.gateways = clients.iter().map(gateway).collect();
+    }
+
     /// Asks all gateways; `None` when none has ever answered twice, or none answers now.
     pub(crate) async fn observe(&mut self) -> Option<Seen> {
         let answers = join_all(self.gateways.iter().map(|gateway| fetch(&gateway.client))).await;

@@ -1,0 +1,20 @@
+//! Carries out the planner's counts outside this machine.
+//!
+//! Reading order: `wanted` (the counts that are published, shared by both ways), `hpa` (which count a HorizontalPodAutoscaler
+//! will set for a published value; no I/O), `keda` (the gRPC service that KEDA asks), `webhook` (posts each change to a URL).
+//! Scaling a Kubernetes object directly is in `control-kubernetes`; starting processes of this machine is in `control-node`.
+//!
+//! Invariant: nothing is published before the planner has decided once, so a restart never looks like a wish for zero
+//! workers.
+
+#![forbid(unsafe_code)]
+
+mod hpa;
+mod keda;
+mod wanted;
+mod webhook;
+
+pub use hpa::{DEFAULT_TOLERANCE, Published, published};
+pub use keda::keda_routes;
+pub use wanted::{PoolTarget, WantedCounts, WantedSender, wanted_counts};
+pub use webhook::{Webhook, WebhookError};

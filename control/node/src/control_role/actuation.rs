@@ -1,0 +1,371 @@
+//! How the control service reads the counts of workers and carries decisions out.
+//!
+//! | `planner.actuator` | Counts come from | Decisions go to |
+//! | --- | --- | --- |
+//! | (`mode = "advise"`) | gateways | nowhere |
+//! | `kubernetes` | the workloads and their pods | their `scale` |
+//! | `keda` | gateways | KEDA's external scaler, when it asks |
+//! | `webhook` | gateways | a URL, with each change |
+//!
+//! Nothing here waits for a receiver longer than a tick. What was refused is tried again at the next tick.
+
+use anyhow::{Context, Result, bail};
+use control_actuate::{PoolTarget, WantedSender, Webhook, keda_routes, wanted_counts};
+use control_config::Settings;
+use control_planner::Decision;
+use router_engines::client::EngineClient;
+use router_engines::key::ApiKey;
+use router_engines::upstream::Upstream;
+use router_serve::ServeConfig;
+use tokio::task::JoinHandle;
+
+use crate::compose::some;
+use crate::credentials::Credentials;
+use crate::http;
+use crate::planning::{PoolCounts, Seen};
+
+pub(super) enum Actuation {
+    /// Decisions are shown only.
+    Advise,
+    /// Decisions are published to a task that serves or posts them.
+    Publish { counts: WantedSender, serving: JoinHandle<()> },
+    #[cfg(feature = "kubernetes")]
+    Kubernetes(Box<kubernetes::Workloads>),
+}
+
+impl Actuation {
+    /// Connects to what the settings name.
+    pub(super) async fn start(settings: &Settings, credentials: &Credentials) -> Result<Self> {
+        let (planner, control) = (&settings.planner, &settings.control);
+        if control.leader == "lease" && (planner.mode != "act" || planner.actuator != "kubernetes") {
+            bail!(
+                "control.leader = \"lease\" is for planner.mode = \"act\" with planner.actuator = \"kubernetes\""
+            );
+        }
+        if planner.mode != "act" {
+            return Ok(Self::Advise);
+        }
+        match planner.actuator.as_str() {
+            "keda" => {
+                let listen = &control.keda_listen;
+                let address = listen
+                    .parse()
+                    .with_context(|| format!("control.keda_listen: {listen:?} is no IP:PORT"))?;
+                let listener = http::bind(address).await?;
+                let (sender, counts) = wanted_counts();
+                let routes = keda_routes(counts).prepare().into_axum_router();
+                let bounds = ServeConfig { http2_only: true, connections_max: 64, ..ServeConfig::default() };
+                let serving =
+                    tokio::spawn(router_serve::serve(listener, routes, bounds, std::future::pending()));
+                Ok(Self::Publish { counts: sender, serving })
+            }
+            "webhook" => {
+                let Some(url) = some(&control.webhook) else {
+                    bail!("planner.actuator = \"webhook\" needs control.webhook");
+                };
+                let (base, path) = Webhook::split(&url).context("control.webhook")?;
+                let key = std::env::var("KVASIR_WEBHOOK_KEY").ok().filter(|key| !key.is_empty());
+                let key = key
+                    .map(|key| ApiKey::new(&key).context("KVASIR_WEBHOOK_KEY is no plain text"))
+                    .transpose()?;
+                let upstream = Upstream::with_key(&base, credentials.tls(&base)?.as_ref(), key.as_ref());
+                let webhook = Webhook::new(EngineClient::over(&upstream), path);
+                let (sender, counts) = wanted_counts();
+                Ok(Self::Publish { counts: sender, serving: tokio::spawn(webhook.run(counts)) })
+            }
+            #[cfg(feature = "kubernetes")]
+            "kubernetes" => Ok(Self::Kubernetes(Box::new(kubernetes::Workloads::start(settings).await?))),
+            _ => bail!(
+                "planner.actuator = \"kubernetes\" needs a binary that was built with `--features kubernetes`"
+            ),
+        }
+    }
+
+    /// Whether this process may act and show its plan.
+    pub(super) fn leads(&self) -> bool {
+        match self {
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(workloads) => workloads.leads(),
+            _ => true,
+        }
+    }
+
+    /// Whether there are to be prefill workers, where the settings say so.
+    pub(super) fn has_prefill(&self) -> Option<bool> {
+        match self {
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(workloads) => Some(workloads.has_prefill()),
+            _ => None,
+        }
+    }
+
+    /// Requests that were refused so far.
+    pub(super) fn failures(&self) -> u64 {
+        match self {
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(workloads) => workloads.failures(),
+            _ => 0,
+        }
+    }
+
+    /// The counts of each pool; `None` where gateways tell them; an error, which was logged, when they cannot be read now.
+    pub(super) async fn read(&mut self) -> Result<Option<Vec<PoolCounts>>, ()> {
+        match self {
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(workloads) => workloads.read().await.map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Carries out the decisions on all pools; the numbers of those whose counts were set at once.
+    #[cfg_attr(
+        not(feature = "kubernetes"),
+        expect(unused_variables, reason = "the workers that are worth least")
+    )]
+    pub(super) async fn carry_out(
+        &mut self,
+        decisions: &[Decision],
+        counts: &[PoolCounts],
+        seen: &Seen,
+    ) -> Vec<usize> {
+        match self {
+            Self::Advise => Vec::new(),
+            Self::Publish { counts: sender, .. } => {
+                let target = |(decision, counts): (&Decision, &PoolCounts)| PoolTarget {
+                    pool: decision.pool.clone(),
+                    wanted: decision.wanted,
+                    current: counts.in_force,
+                    text: decision.to_string(),
+                };
+                sender.publish(decisions.iter().zip(counts).map(target).collect());
+                Vec::new()
+            }
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(workloads) => workloads.carry_out(decisions, seen).await,
+        }
+    }
+
+    /// Gives back what others wait for.
+    pub(super) async fn stop(self) {
+        match self {
+            Self::Advise => {}
+            Self::Publish { serving, .. } => serving.abort(),
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(workloads) => workloads.stop().await,
+        }
+    }
+}
+
+#[cfg(feature = "kubernetes")]
+mod kubernetes {
+    use std::collections::HashMap;
+
+    use anyhow::{Context, Result, bail};
+    use control_config::Settings;
+    use control_kubernetes::{Election, ScaleTarget, Workload, WorkloadCounts, connect};
+    use control_planner::{Decision, WorkerCounts};
+    use tokio::sync::watch;
+    use tokio::task::JoinHandle;
+
+    use crate::compose::some;
+    use crate::planning::{PoolCounts, Seen};
+
+    /// Blocks that one unit of deletion cost stands for: costs are `i32`, and pods of equal use should be equal.
+    const BLOCKS_OF_COST: f64 = 64.0;
+
+    /// The workloads of a fleet.
+    pub(crate) struct Workloads {
+        /// One for each pool, in their order, with what was last read of it.
+        pools: Vec<(Workload, WorkloadCounts)>,
+        has_deletion_cost: bool,
+        /// Whether this process leads, and the task that takes part in the election.
+        election: Option<(watch::Receiver<bool>, JoinHandle<()>)>,
+        failures: u64,
+        /// The last problem: one that stays is logged once.
+        problem: Option<String>,
+    }
+
+    impl Workloads {
+        pub(crate) async fn start(settings: &Settings) -> Result<Self> {
+            let (planner, control) = (&settings.planner, &settings.control);
+            let client = connect().await?;
+            let namespace = some(&control.namespace);
+            let target = |key: &str, text: &str| -> Result<Option<Workload>> {
+                let Some(text) = some(text) else { return Ok(None) };
+                let target = ScaleTarget::parse(&text).map_err(anyhow::Error::msg);
+                let target = target.with_context(|| format!("planner.{key}"))?;
+                Ok(Some(Workload::new(&client, namespace.as_deref(), target)))
+            };
+            let prefill = target("prefill_target", &planner.prefill_target)?;
+            let Some(decode) = target("decode_target", &planner.decode_target)? else {
+                bail!("planner.actuator = \"kubernetes\" needs planner.decode_target");
+            };
+            let election = (control.leader == "lease").then(|| {
+                let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+                let identity = format!("{host}_{:016x}", router_gateway::random_number());
+                let election = Election::new(client.clone(), namespace.as_deref(), &control.lease, &identity);
+                let (sender, leads) = watch::channel(false);
+                (leads, tokio::spawn(election.run(sender)))
+            });
+            let pools =
+                prefill.into_iter().chain([decode]).map(|workload| (workload, WorkloadCounts::default()));
+            Ok(Self {
+                pools: pools.collect(),
+                has_deletion_cost: planner.deletion_cost,
+                election,
+                failures: 0,
+                problem: None,
+            })
+        }
+
+        pub(crate) fn leads(&self) -> bool {
+            self.election.as_ref().is_none_or(|(leads, _)| *leads.borrow())
+        }
+
+        pub(crate) fn has_prefill(&self) -> bool {
+            self.pools.len() > 1
+        }
+
+        pub(crate) fn failures(&self) -> u64 {
+            self.failures
+        }
+
+        fn failed(&mut self, problem: String) {
+            self.failures += 1;
+            if self.problem.as_ref() != Some(&problem) {
+                tracing::warn!("{problem}; the workers stay as they are, and it is tried again");
+                self.problem = Some(problem);
+            }
+        }
+
+        pub(crate) async fn read(&mut self) -> Result<Vec<PoolCounts>, ()> {
+            let reads = self.pools.iter_mut().map(|(workload, known)| async {
+                *known = workload.read().await?;
+                Ok(known.clone())
+            });
+            let read: Result<Vec<WorkloadCounts>, control_kubernetes::ScaleError> =
+                futures_util::future::join_all(reads).await.into_iter().collect();
+            match read {
+                Ok(counts) => {
+                    let reasons: Vec<&str> =
+                        counts.iter().flat_map(|counts| &counts.reasons).map(String::as_str).collect();
+                    let problem =
+                        (!reasons.is_empty()).then(|| format!("pods do not start: {}", reasons.join("; ")));
+                    if problem.is_some() && problem != self.problem {
+                        tracing::warn!("{}", problem.as_deref().unwrap_or_default());
+                    }
+                    self.problem = problem;
+                    Ok(counts.into_iter().map(pool_counts).collect())
+                }
+                Err(error) => {
+                    self.failed(chain(&error));
+                    Err(())
+                }
+            }
+        }
+
+        /// Sets replicas, lower counts first: what they give back may be what higher ones need.
+        pub(crate) async fn carry_out(&mut self, decisions: &[Decision], seen: &Seen) -> Vec<usize> {
+            let (mut problems, mut set) = (Vec::new(), Vec::new());
+            let is_down = |&pool: &usize| decisions[pool].wanted < self.pools[pool].1.replicas;
+            let (down, other): (Vec<usize>, Vec<usize>) =
+                (0..self.pools.len().min(decisions.len())).partition(is_down);
+            for pool in down.into_iter().chain(other) {
+                let ((workload, counts), decision) = (&self.pools[pool], &decisions[pool]);
+                if decision.wanted == counts.replicas {
+                    continue;
+                }
+                if self.has_deletion_cost && decision.wanted < counts.replicas {
+                    let costs = deletion_costs(seen);
+                    let marked = workload.set_deletion_costs(|ip| costs.get(ip).copied()).await;
+                    // Another pod than the best one may go; that is no reason to keep all.
+                    problems.extend(marked.err().map(|error| format!("deletion costs of {}", chain(&error))));
+                }
+                match workload.set(decision.wanted, counts).await {
+                    Ok(()) => {
+                        set.push(pool);
+                        let (from, to) = (counts.replicas, decision.wanted);
+                        tracing::info!(workload = workload.name(), from, to, "replicas set");
+                    }
+                    Err(error) => problems.push(chain(&error)),
+                }
+            }
+            problems.into_iter().for_each(|problem| self.failed(problem));
+            set
+        }
+
+        pub(crate) async fn stop(self) {
+            if let Some((leads, task)) = self.election {
+                drop(leads);
+                // It releases the Lease. A panic in there has been told.
+                let _ended = task.await;
+            }
+        }
+    }
+
+    fn pool_counts(counts: WorkloadCounts) -> PoolCounts {
+        PoolCounts {
+            workers: WorkerCounts {
+                ready: counts.ready,
+                starting: counts.starting_for.len() as u32,
+                draining: counts.draining,
+            },
+            starting_for: counts.starting_for,
+            started_in: counts.started_in,
+            in_force: counts.replicas,
+        }
+    }
+
+    /// What it costs to lose a pod, by its address: the blocks that it holds. Ranks of one pod add up.
+    fn deletion_costs(seen: &Seen) -> HashMap<String, i32> {
+        let mut costs: HashMap<String, f64> = HashMap::new();
+        for worker in &seen.workers {
+            if let Some((host, _)) = worker.name.rsplit_once(':') {
+                *costs.entry(host.trim_matches(['[', ']']).to_owned()).or_default() += worker.cached_blocks;
+            }
+        }
+        costs.into_iter().map(|(host, blocks)| (host, (blocks / BLOCKS_OF_COST) as i32)).collect()
+    }
+
+    /// An error with its causes.
+    fn chain(error: &dyn std::error::Error) -> String {
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            let more = cause.to_string();
+            if !text.contains(&more) {
+                text = format!("{text}: {more}");
+            }
+            source = cause.source();
+        }
+        text
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+        use crate::planning::SeenWorker;
+        use control_planner::WorkerRole;
+
+        #[test]
+        fn the_cost_of_a_pod_is_what_all_its_ranks_hold() {
+            let worker = |name: &str, cached_blocks| SeenWorker {
+                name: name.to_owned(),
+                role: WorkerRole::Both,
+                is_ready: true,
+                is_draining: false,
+                requests: 0.0,
+                waiting: 0.0,
+                kv_tokens: 0.0,
+                cached_blocks,
+            };
+            let workers = vec![
+                worker("10.0.0.1:8000", 640.0),
+                worker("10.0.0.1:8001", 64.0),
+                worker("[fd00::1]:1", 0.0),
+            ];
+            let costs = deletion_costs(&Seen { workers, ..Seen::default() });
+            assert_eq!((costs.get("10.0.0.1"), costs.get("fd00::1")), (Some(&11), Some(&0)));
+        }
+    }
+}

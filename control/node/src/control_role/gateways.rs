@@ -1,0 +1,123 @@
+//! The gateways that the control service observes: names of the configuration, each with all its addresses.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use router_engines::client::EngineClient;
+
+use crate::credentials::Credentials;
+
+/// Longest time for one resolution.
+const RESOLVE_WITHIN: Duration = Duration::from_secs(2);
+
+/// A gateway, or several behind one name.
+enum Name {
+    /// Over TLS the name is what the certificate is for, so it is one gateway.
+    Fixed(String),
+    /// `HOST:PORT`, resolved again and again.
+    Resolved(String),
+}
+
+pub(super) struct Gateways<'a> {
+    names: Vec<Name>,
+    credentials: &'a Credentials,
+    interval: Duration,
+    resolved: Option<Instant>,
+    /// By base URL, so that a gateway that stays keeps its connections.
+    known: BTreeMap<String, EngineClient>,
+    clients: Vec<EngineClient>,
+}
+
+impl<'a> Gateways<'a> {
+    /// Gateways by these names, which are resolved every `interval`.
+    pub(super) fn new(names: &[String], credentials: &'a Credentials, interval: Duration) -> Result<Self> {
+        let name = |text: &String| match text.strip_prefix("http://").unwrap_or(text) {
+            // An address needs no resolution.
+            host if host.contains("://") => Name::Fixed(text.clone()),
+            host if host.parse::<std::net::SocketAddr>().is_ok() => Name::Fixed(format!("http://{host}")),
+            host => Name::Resolved(host.trim_end_matches('/').to_owned()),
+        };
+        // Credentials that cannot be read are an error at the start.
+        names.iter().try_for_each(|name| credentials.client(name).map(drop))?;
+        Ok(Self {
+            names: names.iter().map(name).collect(),
+            credentials,
+            interval,
+            resolved: None,
+            known: BTreeMap::new(),
+            clients: Vec::new(),
+        })
+    }
+
+    /// A client for each gateway. A name that cannot be resolved keeps the addresses that it had.
+    pub(super) async fn clients(&mut self) -> &[EngineClient] {
+        if self.resolved.is_some_and(|at| at.elapsed() < self.interval) {
+            return &self.clients;
+        }
+        self.resolved = Some(Instant::now());
+        let mut bases = Vec::new();
+        for name in &self.names {
+            match name {
+                Name::Fixed(text) => bases.push(text.clone()),
+                Name::Resolved(host) => {
+                    match tokio::time::timeout(RESOLVE_WITHIN, tokio::net::lookup_host(host)).await {
+                        Ok(Ok(addresses)) => {
+                            bases.extend(addresses.map(|address| format!("http://{address}")))
+                        }
+                        failed => {
+                            let reason = match failed {
+                                Ok(Err(error)) => error.to_string(),
+                                _ => format!("no answer within {RESOLVE_WITHIN:?}"),
+                            };
+                            tracing::warn!(host, "the gateways' name cannot be resolved: {reason}");
+                            if !self.clients.is_empty() {
+                                return &self.clients;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        bases.sort();
+        bases.dedup();
+        let mut known = BTreeMap::new();
+        for base in bases {
+            let client = self.known.remove(&base).map_or_else(|| self.credentials.client(&base), Ok);
+            match client {
+                Ok(client) => drop(known.insert(base, client)),
+                Err(error) => tracing::warn!(base, "the gateway cannot be asked: {error:#}"),
+            }
+        }
+        self.known = known;
+        self.clients = self.known.values().cloned().collect();
+        &self.clients
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        credentials: Credentials,
+    }
+
+    #[tokio::test]
+    async fn a_name_is_all_its_addresses_and_one_gateway_is_counted_once() {
+        let credentials = Arguments::parse_from(["test"]).credentials;
+        let names =
+            ["localhost:9", "127.0.0.1:9", "http://127.0.0.1:9", "https://gateway:8443"].map(str::to_owned);
+        let mut gateways =
+            Gateways::new(&names, &credentials, Duration::from_secs(60)).expect("no keys are needed");
+        let mut bases: Vec<String> =
+            gateways.clients().await.iter().map(|client| client.base().to_owned()).collect();
+        bases.retain(|base| !base.contains("[::1]"));
+        bases.sort();
+        assert_eq!(bases, ["http://127.0.0.1:9", "https://gateway:8443"]);
+    }
+}

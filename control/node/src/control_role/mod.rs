@@ -1,0 +1,166 @@
+//! `kvasir control`: plans how many workers there should be behind running gateways, shows it on them and, with
+//! `planner.mode = "act"`, carries it out. No request passes through it; while it is away nothing changes.
+//!
+//! Reading order: `gateways` (whom it observes), `actuation` (how counts are read and carried out), `report` (its own HTTP
+//! surface).
+
+mod actuation;
+mod gateways;
+mod report;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use control_config::Settings;
+use control_planner::WorkerRole;
+use futures_util::future::join_all;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::MissedTickBehavior;
+
+use crate::credentials::Credentials;
+use crate::planning::{Observer, Planning, PoolCounts, Seen, planned_role, post};
+use crate::{Common, process};
+use actuation::Actuation;
+use gateways::Gateways;
+use report::{Report, Reporter};
+
+/// Ticks after which a fleet that has prefill workers, or has none any more, is planned for anew.
+const OTHER_TICKS: u32 = 12;
+
+/// Arguments of `kvasir control`.
+#[derive(Args)]
+pub(crate) struct ControlArgs {
+    #[command(flatten)]
+    common: Common,
+    /// A gateway of the fleet, as HOST:PORT or https://HOST:PORT; its `gateway.admin_listen` where that is set. May be given
+    /// several times: all gateways of the fleet (default: `control.gateways`). A name behind http may have several addresses.
+    #[arg(long = "gateway", value_name = "GATEWAY")]
+    gateways: Vec<String>,
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
+    let settings = process::start(&arguments.common)?;
+    check(&settings)?;
+    let names = if arguments.gateways.is_empty() { &settings.control.gateways } else { &arguments.gateways };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let gateways = Gateways::new(names, &arguments.credentials, settings.control.gateways_interval)?;
+        let mut actuation = Actuation::start(&settings, &arguments.credentials).await?;
+        let reporter = report::start(&settings).await?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            () = control(&settings, gateways, &mut actuation, &reporter) => {}
+        }
+        actuation.stop().await;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Refuses settings with which there is nothing to do, or that cannot be carried out.
+fn check(settings: &Settings) -> Result<()> {
+    let planner = &settings.planner;
+    match (planner.mode.as_str(), planner.actuator.as_str()) {
+        ("off", _) => bail!("planner.mode is off: there is nothing to do"),
+        ("act", "processes") => bail!(
+            "planner.actuator = \"processes\" is for `kvasir serve`; `kvasir control` acts by kubernetes, keda or webhook"
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Observes, decides and acts at each tick, for ever.
+async fn control(
+    settings: &Settings,
+    mut gateways: Gateways<'_>,
+    actuation: &mut Actuation,
+    reporter: &Reporter,
+) {
+    let mut observer = Observer::new(Vec::new());
+    let mut planning: Option<Planning> = None;
+    let mut ticks = tokio::time::interval(settings.planner.interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut shown = Vec::new();
+    let mut was_silent = false;
+    let mut other_ticks = 0;
+    loop {
+        ticks.tick().await;
+        let clients = gateways.clients().await;
+        observer.set_clients(clients);
+        let seen = observer.observe().await;
+        let silent = seen.as_ref().map_or(clients.len(), |seen| seen.silent);
+        if std::mem::replace(&mut was_silent, silent > 0) != was_silent && planning.is_some() {
+            tracing::warn!(silent, gateways = clients.len(), "gateways that do not answer");
+        }
+        let mut report =
+            Report { gateways: clients.len(), silent, leads: actuation.leads(), ..Report::default() };
+        let Some(seen) = seen else {
+            reporter.silent(report);
+            continue;
+        };
+        let has_prefill = actuation
+            .has_prefill()
+            .unwrap_or_else(|| seen.workers.iter().any(|worker| worker.role == WorkerRole::Prefill));
+        // Workers of other roles are another fleet, once they have stayed; what was learned is then forgotten.
+        let is_other = planning.as_ref().is_some_and(|planning| (planning.roles().len() > 1) != has_prefill);
+        other_ticks = if is_other { other_ticks + 1 } else { 0 };
+        // Without a workload to look at, workers that were never seen cannot be counted.
+        let is_unknown = seen.workers.is_empty() && actuation.has_prefill().is_none();
+        if is_unknown || (is_other && (other_ticks < OTHER_TICKS || silent > 0)) {
+            reporter.silent(report);
+            continue;
+        }
+        if is_other {
+            planning = None;
+        }
+        let planning = planning.get_or_insert_with(|| Planning::new(&settings.planner, has_prefill));
+        let seen_counts = |&role: &WorkerRole| seen_counts(role, has_prefill, &seen);
+        let counts = match actuation.read().await {
+            Ok(Some(counts)) => counts,
+            Ok(None) => planning.roles().iter().map(seen_counts).collect(),
+            // Workers that cannot be counted are not planned for: nothing changes until they can.
+            Err(()) => {
+                reporter.silent(report);
+                continue;
+            }
+        };
+        let decisions = planning.decide(&seen, &counts);
+        let wanted: Vec<u32> = decisions.iter().map(|decision| decision.wanted).collect();
+        if wanted != shown {
+            decisions.iter().for_each(|decision| println!("{decision}"));
+            shown = wanted;
+        }
+        if actuation.leads() {
+            for pool in actuation.carry_out(&decisions, &counts, &seen).await {
+                planning.carried_out(pool);
+            }
+        } else {
+            planning.forget_asked();
+        }
+        let plan = planning.to_json(&decisions, &counts);
+        if actuation.leads() {
+            join_all(clients.iter().map(|client| post(client, &plan))).await;
+        }
+        report.failures = actuation.failures();
+        reporter.decided(report, &decisions, plan);
+    }
+}
+
+/// Workers of a role, as gateways see them.
+fn seen_counts(role: WorkerRole, has_prefill: bool, seen: &Seen) -> PoolCounts {
+    let mut counts = PoolCounts::default();
+    for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
+        match (worker.is_draining, worker.is_ready) {
+            (true, _) => counts.workers.draining += 1,
+            (false, true) => counts.workers.ready += 1,
+            (false, false) => counts.workers.starting += 1,
+        }
+    }
+    counts.in_force = counts.workers.ready + counts.workers.starting;
+    counts
+}
