@@ -97,6 +97,7 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
             audited: true,
             without_prefill: false,
             avoid: &[],
+            among: None,
         };
         let (whole, routed) = time(|| fleet.route(pool, &request));
         let (_, mut booking) = routed.context("a choice")?;

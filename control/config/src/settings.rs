@@ -193,9 +193,6 @@ section! {
         tls: String = "off".to_owned(), one_of &["off", "gateway", "self-signed"];
         /// Requests under way at a time; beyond that 503.
         requests_max: u64 = 16_384, in 1 => 1_000_000;
-        /// Whether decode workers have a sidecar that sends the prompt to the worker named in `x-prefiller-host-port` first, as
-        /// llm-d's do. Without one each request has a single worker.
-        prefill_sidecar: bool = false;
     }
 }
 

@@ -17,7 +17,8 @@ fn is_beyond_loopback(address: &SocketAddr) -> bool {
 pub(crate) fn of_gateway(settings: &Settings, listen: SocketAddr) -> Option<String> {
     let asks = compose::is_closed(settings) || settings.tls.client_certificate == "required";
     let grpc = settings.gateway.grpc_listen.parse().ok();
-    let open: Vec<String> = [Some(listen), grpc]
+    let picker = settings.picker.listen.parse().ok();
+    let open: Vec<String> = [Some(listen), grpc, picker]
         .into_iter()
         .flatten()
         .filter(is_beyond_loopback)

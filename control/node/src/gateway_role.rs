@@ -10,7 +10,9 @@ use axum::Router;
 use control_config::{Settings, in_force};
 use router_engines::key::EngineKeys;
 use router_fleet::{Fleet, WorkerSpec};
-use router_gateway::{Gateway, api_router, router, serve_grpc, status_router};
+use router_gateway::{
+    Gateway, api_router, router, serve_grpc, serve_picker, serve_picker_health, status_router,
+};
 use router_tls::{Alpn, PlainListener, TlsListener};
 use router_trace::MetricsExporter;
 use tokio::signal::unix::{SignalKind, signal};
@@ -53,9 +55,12 @@ pub(crate) fn run(
     let mut config = compose::gateway(&settings, access, listen)?;
     let requests_max = settings.gateway.requests_max as usize;
     let grpc_listen = grpc_address(&settings)?;
+    let [picker_listen, picker_health] = picker_addresses(&settings)?;
     let admin_address = admin.as_ref().and_then(admin::Place::address);
-    let own =
-        [Some(listen), aside, grpc_listen, admin_address].into_iter().flatten().map(|address| address.port());
+    let own = [Some(listen), aside, grpc_listen, admin_address, picker_listen, picker_health]
+        .into_iter()
+        .flatten()
+        .map(|address| address.port());
     let own: Vec<u16> = own.collect();
     let programs = KernelPrograms::attach(&settings, &own, local_ports(&workers))?;
     let server_tls = tls::server(&settings, &[Alpn::Http2, Alpn::Http1])?;
@@ -101,6 +106,7 @@ pub(crate) fn run(
             tokio::spawn(Arc::clone(tls).watch(LOOK_EVERY));
         }
         let grpc = grpc(&settings, &gateway, &stop).await?;
+        let picker = picker(&settings, &gateway, &stop).await?;
         if let Some(address) = aside {
             let aside = PlainListener::new(http::bind(address).await?);
             tokio::spawn(http::serve(aside, status_router(Arc::clone(&gateway)), stop.clone()));
@@ -128,10 +134,10 @@ pub(crate) fn run(
             // It ends with its drain time at the latest. A panic in there has been told.
             let _ended = serving.await;
         }
-        if let Some(serving) = grpc {
+        for serving in grpc.into_iter().chain(picker) {
             tokio::select! {
                 _ended = serving => {}
-                () = http::deadline(stop) => {}
+                () = http::deadline(stop.clone()) => {}
             }
         }
         if let Some(file) = snapshot {
@@ -172,6 +178,7 @@ fn could_start(
         roster::must_have_workers(&workers)?;
     }
     grpc_address(settings)?;
+    picker_addresses(settings)?;
     admin::place(settings)?;
     compose::tokens(settings)?;
     Ok(workers)
@@ -223,6 +230,52 @@ async fn grpc(
             tokio::spawn(Arc::clone(&tls).watch(LOOK_EVERY));
             let listener = TlsListener::new(listener, tls).with_write_timeout(write_timeout);
             tokio::spawn(serve_grpc(listener, gateway, stopped))
+        }
+    };
+    Ok(Some(serving))
+}
+
+/// Where the endpoint picker listens, and its health service.
+fn picker_addresses(settings: &Settings) -> Result<[Option<SocketAddr>; 2]> {
+    let address = |key: &str, listen: &String| -> Result<Option<SocketAddr>> {
+        let parse =
+            |listen: String| listen.parse().with_context(|| format!("{key}: {listen:?} is no IP:PORT"));
+        compose::some(listen).map(parse).transpose()
+    };
+    let picker = &settings.picker;
+    Ok([address("picker.listen", &picker.listen)?, address("picker.health_listen", &picker.health_listen)?])
+}
+
+/// Starts the endpoint picker, if it is wanted.
+async fn picker(
+    settings: &Settings,
+    gateway: &Arc<Gateway>,
+    stop: &http::Stop,
+) -> Result<Option<JoinHandle<()>>> {
+    let [listen, health] = picker_addresses(settings)?;
+    let stopped = || {
+        let mut stop = stop.clone();
+        async move { drop(stop.wait_for(Option::is_some).await) }
+    };
+    if let Some(address) = health {
+        let listener = PlainListener::new(http::bind(address).await?);
+        tokio::spawn(serve_picker_health(listener, Arc::clone(gateway), stopped()));
+    }
+    let Some(address) = listen else { return Ok(None) };
+    let listener = http::bind(address).await?;
+    let (gateway, requests_max) = (Arc::clone(gateway), settings.picker.requests_max as usize);
+    let write_timeout = settings.gateway.write_timeout;
+    let serving = match tls::picker(settings)? {
+        None => {
+            let listener = PlainListener::new(listener).with_write_timeout(write_timeout);
+            tokio::spawn(serve_picker(listener, gateway, requests_max, stopped()))
+        }
+        Some(tls) => {
+            if settings.picker.tls == "gateway" {
+                tokio::spawn(Arc::clone(&tls).watch(LOOK_EVERY));
+            }
+            let listener = TlsListener::new(listener, tls).with_write_timeout(write_timeout);
+            tokio::spawn(serve_picker(listener, gateway, requests_max, stopped()))
         }
     };
     Ok(Some(serving))

@@ -1,5 +1,7 @@
 //! Settings of TLS into what listeners and clients use.
 
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +65,35 @@ pub(crate) fn server(settings: &Settings, alpn: &[Alpn]) -> Result<Option<Arc<Se
         ..ServerTlsConfig::new(certificate, key)
     };
     ServerTls::load(&config).map(Some).context("[tls]")
+}
+
+/// The certificate of the endpoint picker, as `picker.tls` says.
+pub(crate) fn picker(settings: &Settings) -> Result<Option<Arc<ServerTls>>> {
+    match settings.picker.tls.as_str() {
+        "off" => Ok(None),
+        "gateway" => match server(settings, &[Alpn::Http2])? {
+            Some(tls) => Ok(Some(tls)),
+            None => bail!("picker.tls = \"gateway\" needs [tls] certificate_file and key_file"),
+        },
+        _ => self_signed().map(Some).context("picker.tls = \"self-signed\""),
+    }
+}
+
+/// A certificate that nobody has signed and that exists in memory alone: proxies that accept it encrypt, and do not check whom
+/// they talk to.
+fn self_signed() -> Result<Arc<ServerTls>> {
+    let made = rcgen::generate_simple_self_signed(["kvasir".to_owned()])?;
+    let in_memory = |name: &str, text: String| -> Result<(std::fs::File, PathBuf)> {
+        let mut file = std::fs::File::from(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?);
+        file.write_all(text.as_bytes())?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        Ok((file, path))
+    };
+    let (_certificate, certificate_path) = in_memory("certificate", made.cert.pem())?;
+    let (_key, key_path) = in_memory("key", made.signing_key.serialize_pem())?;
+    let config =
+        ServerTlsConfig { alpn: vec![Alpn::Http2], ..ServerTlsConfig::new(certificate_path, key_path) };
+    Ok(ServerTls::load(&config)?)
 }
 
 /// A worker's own certificate, if its callers come over TLS.

@@ -7,6 +7,7 @@
 //! * [`intake`]: request bodies on their way into an engine's own HTTP server.
 //! * [`exposition`]: metrics in Prometheus' text forms.
 //! * [`handoff`]: the `kv_transfer_params` of the native prefill→decode hand-off.
+//! * [`handover`]: requests that a proxy sends in the gateway's place.
 //! * [`key`]: the key that an engine asks its callers for.
 
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ pub mod client;
 pub mod dialect;
 pub mod exposition;
 pub mod handoff;
+pub mod handover;
 mod http1;
 pub mod intake;
 pub mod key;

@@ -25,7 +25,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
 use router_tls::{ClientStream, ClientTls};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 
+use crate::handover::Piece;
 use crate::http1::{self, Answer, Connection, Framing, Next};
 use crate::key::ApiKey;
 
@@ -172,6 +174,12 @@ impl Upstream {
         &self.base
     }
 
+    /// What the engine is shown in place of any other `authorization`, if it asks for a key.
+    #[must_use]
+    pub fn authorization(&self) -> Option<HeaderValue> {
+        self.key.as_ref().map(|key| key.header().clone())
+    }
+
     /// The idle connections of this thread.
     fn idle(&self) -> &ArrayQueue<Idle> {
         let place = place();
@@ -260,8 +268,13 @@ impl Upstream {
         };
         let answer = connection.exchange(&request).await?;
         let Answer { head, framing, is_reusable } = answer;
-        let mut body =
-            ReplyBody { connection: Some(connection), framing, is_reusable, home: Arc::clone(self) };
+        let mut body = ReplyBody {
+            connection: Some(connection),
+            framing,
+            is_reusable,
+            home: Arc::clone(self),
+            handed_back: None,
+        };
         if framing == Framing::Ended {
             body.give_back();
         }
@@ -282,6 +295,8 @@ pub struct ReplyBody {
     framing: Framing,
     is_reusable: bool,
     home: Arc<Upstream>,
+    /// The answer comes from a proxy that sent the request, and not over a connection.
+    handed_back: Option<mpsc::Receiver<Piece>>,
 }
 
 impl std::fmt::Debug for ReplyBody {
@@ -291,6 +306,32 @@ impl std::fmt::Debug for ReplyBody {
 }
 
 impl ReplyBody {
+    /// A body that a proxy hands back.
+    pub(crate) fn handed_back(pieces: mpsc::Receiver<Piece>, home: &Arc<Upstream>) -> Self {
+        Self {
+            connection: None,
+            framing: Framing::UntilClose,
+            is_reusable: false,
+            home: Arc::clone(home),
+            handed_back: Some(pieces),
+        }
+    }
+
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, UpstreamError>>> {
+        let Some(pieces) = &mut self.handed_back else { return Poll::Ready(None) };
+        match ready!(pieces.poll_recv(context)) {
+            Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(data))),
+            Some(Piece::End) => self.framing = Framing::Ended,
+            None if self.framing != Framing::Ended => {
+                self.handed_back = None;
+                return Poll::Ready(Some(Err(self.home.error("the proxy's connection broke off"))));
+            }
+            None => {}
+        }
+        self.handed_back = None;
+        Poll::Ready(None)
+    }
+
     /// The body has ended: the connection goes to whoever comes next.
     fn give_back(&mut self) {
         let connection = self.connection.take();
@@ -302,7 +343,7 @@ impl ReplyBody {
     }
 
     fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, UpstreamError>>> {
-        let Some(connection) = &mut self.connection else { return Poll::Ready(None) };
+        let Some(connection) = &mut self.connection else { return self.poll_piece(context) };
         match ready!(connection.poll_next(&mut self.framing, context)) {
             Ok(Next::Data(data)) => {
                 if self.framing == Framing::Ended {

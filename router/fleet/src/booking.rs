@@ -133,6 +133,16 @@ impl Booking {
         }
     }
 
+    /// The prompt is no longer queued, as far as that can be known: nothing is learned from when.
+    pub fn prompt_done(&mut self) {
+        if std::mem::replace(&mut self.is_prefilling, false) {
+            let run = &self.computing().run;
+            run.load.own.queued_tokens.fetch_sub(self.queued_tokens, Ordering::Relaxed);
+            run.reorder();
+            self.decode.run.changed();
+        }
+    }
+
     /// The first token is here: the prompt is no longer queued, and the worker's speed is known better.
     pub fn first_token(&mut self) {
         if !std::mem::replace(&mut self.is_prefilling, false) {

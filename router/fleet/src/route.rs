@@ -115,6 +115,14 @@ pub struct RouteRequest<'a> {
     pub without_prefill: bool,
     /// Names of workers that have just failed this request.
     pub avoid: &'a [String],
+    /// The only workers that may generate, as `HOST:PORT`; `None` is all.
+    pub among: Option<&'a [String]>,
+}
+
+impl RouteRequest<'_> {
+    fn allows(&self, rank: &RankRef) -> bool {
+        self.among.is_none_or(|among| among.contains(&rank.worker.name))
+    }
 }
 
 /// Buffers of one decision, reused.
@@ -194,7 +202,8 @@ impl Chooser {
             block_tokens: block_tokens as u32,
             session: wanted.session,
         };
-        let can_decode = able_to_decode(&roster, wanted.adapter);
+        let is_able = able_to_decode(&roster, wanted.adapter);
+        let can_decode = |rank: &RankRef| is_able(rank) && wanted.allows(rank);
         let speed = pool.speeds.get();
         let mut pick = |phase: Phase, fits: &dyn Fn(&RankRef) -> bool, transfer_seconds: f64| {
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);

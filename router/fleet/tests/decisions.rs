@@ -32,6 +32,7 @@ fn request(tokens: &[u32]) -> RouteRequest<'_> {
         audited: true,
         without_prefill: false,
         avoid: &[],
+        among: None,
     }
 }
 

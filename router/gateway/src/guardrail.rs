@@ -233,6 +233,11 @@ impl Guardrail {
         })
     }
 
+    /// Whether answers are checked.
+    pub(crate) fn checks_answers(&self) -> bool {
+        self.config.answers
+    }
+
     /// The request that a stream is checked for, if answers are.
     pub(crate) fn subject_of_stream(&self, context: &RequestContext) -> Option<Subject> {
         self.config.answers.then(|| Subject::of(context))

@@ -8,7 +8,7 @@
 //! Reading order: `service` (state and routes), `caller` and `access` (who asks), `request` (one request, stage by stage),
 //! `memory` and `compute` (bounds and threads for large bodies), `models` (the model that a request names), `guardrail` (a service that checks contents), `gate` (waiting for
 //! a place), `upstream` (attempts and what comes of them), `answer` (what the client gets), `stored` (what clients leave here); then `status`, `roster` (workers,
-//! for administrators), `history`, `page`, `grpc`, `metrics`, `requests_by`, `timing`, `traced` (OpenTelemetry). Workers, their
+//! for administrators), `history`, `page`, `grpc`, `picker` (requests that a proxy sends), `metrics`, `requests_by`, `timing`, `traced` (OpenTelemetry). Workers, their
 //! health and loads, and the choice among them are `router-fleet`.
 //!
 //! A client that goes away drops its response, which drops the connections to the workers: cancellation needs no bookkeeping.
@@ -30,6 +30,7 @@ mod memory;
 mod metrics;
 mod models;
 mod page;
+mod picker;
 mod plan;
 mod request;
 mod requests_by;
@@ -47,5 +48,6 @@ pub use config::{GatewayConfig, TextBy, Tuning};
 pub use grpc::serve_grpc;
 pub use guardrail::GuardrailConfig;
 pub use models::{ModelConfig, Split};
+pub use picker::{serve_picker, serve_picker_health};
 pub use router_access::random_number;
 pub use service::{Gateway, MoreMetrics, admin_router, api_router, router, status_router};

@@ -34,6 +34,7 @@ pub(crate) struct Metrics {
     pub(crate) cached_tokens: Counter,
     pub(crate) generated_tokens: Counter,
     pub(crate) disaggregated: Counter,
+    pub(crate) handed_over: Counter,
     pub(crate) migrations: Counter,
     pub(crate) hedged: Counter,
     pub(crate) late: Counter,
@@ -96,6 +97,7 @@ impl Metrics {
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
             disaggregated: Counter::default(),
+            handed_over: Counter::default(),
             migrations: Counter::default(),
             hedged: Counter::default(),
             late: Counter::default(),
@@ -165,6 +167,11 @@ impl Metrics {
         );
         registry.register("generated_tokens", "Generated tokens", this.generated_tokens.clone());
         registry.register("disaggregated", "Attempts with a prefill worker", this.disaggregated.clone());
+        registry.register(
+            "handed_over",
+            "Requests that a proxy sends to their workers",
+            this.handed_over.clone(),
+        );
         registry.register("migrations", "Attempts that went on elsewhere", this.migrations.clone());
         registry.register("hedged", "Second attempts beside a slow first one", this.hedged.clone());
         registry.register("deadline_exceeded", "Requests whose time was over", this.late.clone());

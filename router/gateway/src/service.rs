@@ -271,6 +271,11 @@ pub fn api_router(gateway: Arc<Gateway>) -> Router {
     finished(client_routes().merge(peer_routes(&gateway)), gateway)
 }
 
+/// The routes of clients alone.
+pub(crate) fn client_router(gateway: Arc<Gateway>) -> Router {
+    finished(client_routes(), gateway)
+}
+
 /// The routes of the administrators' listener. On a gateway with keys it asks for them, too.
 pub fn admin_router(gateway: Arc<Gateway>) -> Router {
     let routes = Router::new()
@@ -433,6 +438,7 @@ async fn debug_route(
             without_prefill: false,
             audited: false,
             avoid: &[],
+            among: None,
         };
         Ok::<_, ApiError>(gateway.fleet.explain(&target.model.pool, &wanted))
     };

@@ -24,6 +24,7 @@ use crate::models::Target;
 use crate::service::{Gateway, fresh_id};
 use crate::traced::{self, Traced, Tracing};
 use crate::upstream::{Generation, LastWorker};
+use router_engines::handover::Handover;
 
 /// Tokens that an answer without a limit is taken to have, until it is known.
 const ANSWER_TOKENS_ASSUMED: u64 = 256;
@@ -62,6 +63,8 @@ pub(crate) struct RequestContext {
     /// Of the client, for engines.
     headers: HeaderMap,
     pub(crate) grant: Arc<Grant>,
+    /// A proxy sends it to its worker.
+    pub(crate) handover: Option<Handover>,
     /// The memory that it holds for as long as it is inside.
     pub(crate) footprint: Footprint,
     /// Set once it is sent to an engine, which computes from then on.
@@ -133,6 +136,7 @@ impl RequestContext {
             traced: None,
             headers: passed.collect(),
             grant: Arc::clone(&gateway.access.nobody),
+            handover: request.extensions().get::<Handover>().cloned(),
             footprint: Footprint::default(),
             last_worker: LastWorker::default(),
             permit: None,
@@ -282,6 +286,11 @@ impl RequestContext {
         }
     }
 
+    /// A proxy sends it and does not show the body of the answer.
+    pub(crate) fn is_answer_unseen(&self) -> bool {
+        self.handover.as_ref().is_some_and(|handover| !handover.shows_answers())
+    }
+
     /// A generation for this request, with the parts that all of them have.
     pub(crate) fn generation(&self, target: Target, path: &'static str) -> Generation {
         Generation {
@@ -297,6 +306,7 @@ impl RequestContext {
             salt: None,
             can_split: false,
             traced: self.traced.clone(),
+            handover: self.handover.clone(),
             last_worker: self.last_worker.clone(),
             attempts: AtomicU32::new(0),
         }

@@ -30,7 +30,7 @@ use crate::service::Gateway;
 use crate::stored::history::History;
 use crate::stored::responses::ResponseRecord;
 use crate::stored::runner::ActsFor;
-use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_buffered};
+use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_buffered, attempt_unseen};
 
 /// Bytes of a body that are taken for a token where the prompt is not known in tokens.
 const BYTES_PER_TOKEN: usize = 4;
@@ -222,11 +222,24 @@ impl Resolved {
     pub(super) async fn tokenize(self, context: &mut RequestContext) -> Result<Tokenized, ApiError> {
         let Self { body, target, adapter } = self;
         let kind = context.surface.kind();
-        let prepared = match kind.filter(|_| gateway_detokenizes(&context.gateway, &target, &body)) {
+        let is_unseen = context.is_answer_unseen();
+        let checks_answers =
+            context.gateway.guardrail.as_ref().is_some_and(|guardrail| guardrail.checks_answers());
+        if is_unseen && (adapter.is_some() || checks_answers) {
+            let message = "The proxy in front does not show answers, which this request needs (response_body_mode FULL_DUPLEX_STREAMED).";
+            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented"));
+        }
+        let is_made_here = |_: &Kind| !is_unseen && gateway_detokenizes(&context.gateway, &target, &body);
+        let prepared = match kind.filter(is_made_here) {
             Some(kind) => {
                 let bytes = body.to_bytes();
                 let len = bytes.len();
                 let request = TokenRequest::read(context, &target.model, bytes, kind).await?;
+                if context.handover.is_some() && request.choices() > 1 {
+                    let message =
+                        "Several choices or prompts need several requests, and the proxy in front sends one.";
+                    return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented"));
+                }
                 context.resize_memory_charge(held_bytes(len, request.prompt_tokens()));
                 Prepared::Generated(Box::new(request))
             }
@@ -269,7 +282,7 @@ impl RelayedRequest {
         if let (Some(traced), Some(since)) = (&context.traced, since) {
             traced.span(names::span::TOKENISE, since, Vec::new());
         }
-        let hides_usage = stream && add_usage(&mut body, context.surface)?;
+        let hides_usage = stream && !context.is_answer_unseen() && add_usage(&mut body, context.surface)?;
         // Engines read whole numbers that are written as floats.
         let number = |name: &str| {
             let number = body.option(name)?.as_f64()?;
@@ -316,6 +329,9 @@ impl RelayedRequest {
         generation.salt = self.salt;
         generation.can_split = self.can_split;
         let generation = Arc::new(generation);
+        if context.is_answer_unseen() {
+            return answer_unseen(&generation, &self.request, context).await;
+        }
         if !self.stream {
             return answer_buffered(&generation, &self.request, context).await;
         }
@@ -356,6 +372,22 @@ async fn answer_buffered(
     response.headers_mut().insert(header::CONTENT_TYPE, answered.content_type);
     explain(&mut response, generation.explained(&answered.route));
     Ok(Answer::Buffered(response))
+}
+
+/// Has a proxy send a request, and waits until its answer, which is not shown, is over.
+async fn answer_unseen(
+    generation: &Arc<Generation>,
+    request: &Arc<EngineRequest>,
+    context: &mut RequestContext,
+) -> Result<Answer, ApiError> {
+    let attempt =
+        |route, booking| attempt_unseen(Arc::clone(generation), Arc::clone(request), route, booking);
+    if let Err(failure) = Attempts::default().run(generation, request, attempt).await {
+        return refused(failure.into_answer(generation)?, context);
+    }
+    context.record_estimate();
+    context.answered(StatusCode::OK, None);
+    Ok(Answer::Buffered(Buffered::new(Bytes::new())))
 }
 
 /// The engine's own words to a request that it does not take.

@@ -7,6 +7,7 @@ use axum::http::{HeaderValue, header};
 use bytes::Bytes;
 use memchr::memmem::Finder;
 use router_engines::dialect::Role;
+use router_engines::handover::Handover;
 use router_fleet::{Booking, RankRef, Route, RouteRequest};
 use router_openai::{Entries, Entry, Usage};
 use router_trace::names;
@@ -65,7 +66,9 @@ impl Attempts {
     ) -> Result<(Route, Booking), Failure> {
         let gateway = &generation.gateway;
         let wanted = self.wanted(generation, request, &self.avoid);
-        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + gateway.tuning().worker_wait);
+        // Other workers than those that a proxy can reach may come; it asks anew then.
+        let wait = if wanted.among.is_some() { Duration::ZERO } else { gateway.tuning().worker_wait };
+        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + wait);
         let pool = &generation.target.model.pool;
         let routed = gateway.wait_for_route(pool, &wanted, generation.traced.as_deref(), deadline).await;
         let routed = routed.map_err(Failure::without_worker)?;
@@ -87,6 +90,7 @@ impl Attempts {
             without_prefill: self.without_prefill || !generation.can_split,
             audited: request.tokens_are_exact,
             avoid,
+            among: generation.handover.as_ref().and_then(Handover::among),
         }
     }
 
@@ -129,7 +133,7 @@ impl Attempts {
         F: Future<Output = Result<T, (Route, Failure)>> + Send,
     {
         let after = generation.gateway.tuning().hedge_after;
-        if after.is_zero() || route.prefill.is_some() {
+        if after.is_zero() || route.prefill.is_some() || generation.handover.is_some() {
             return attempt(route, booking).await;
         }
         let chosen = route.decode.run.name.clone();
@@ -166,7 +170,13 @@ impl Attempts {
         self.deadline.get_or_insert_with(|| Instant::now() + gateway.tuning().worker_wait);
         failure.blame(route);
         let at_fault = failure.at_fault(route);
-        if !failure.is_retryable || self.failed > gateway.tuning().retries || !gateway.retries.spend() {
+        // A proxy sends a request once.
+        let is_last = generation.handover.is_some();
+        if is_last
+            || !failure.is_retryable
+            || self.failed > gateway.tuning().retries
+            || !gateway.retries.spend()
+        {
             return Err(failure);
         }
         tracing::warn!(
@@ -216,6 +226,29 @@ pub(crate) async fn attempt_buffered(
         }
         Err(failure) => Err((route, failure)),
     }
+}
+
+/// An attempt at an answer that a proxy does not show: its head says how it went, and its end that it is over.
+pub(crate) async fn attempt_unseen(
+    generation: Arc<Generation>,
+    request: Arc<EngineRequest>,
+    route: Route,
+    mut booking: Booking,
+) -> Result<(), (Route, Failure)> {
+    let asked = match ask(&generation, &request.body, &route).await {
+        Ok(asked) => asked,
+        Err(failure) => return Err((route, failure)),
+    };
+    asked.audit(&mut booking);
+    booking.prompt_done();
+    route.decode.worker.breaker.succeeded();
+    let LegReply { reply, prefill: _prefill, mut span, .. } = asked;
+    // The proxy does not say why it ended.
+    let _whole = reply.into_body().whole(ANSWER_BYTES_MAX).await;
+    if let Some(span) = &mut span {
+        span.succeeded();
+    }
+    Ok(())
 }
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));

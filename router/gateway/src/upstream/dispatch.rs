@@ -14,6 +14,7 @@ use bytes::Bytes;
 use http::Response as HttpResponse;
 use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
 use router_engines::dialect::{Engine, host_of};
+use router_engines::handover::Handover;
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
 use router_fleet::{Booking, RankRef, Route};
 use router_openai::{FORM_USAGE, RawBody, Usage};
@@ -132,15 +133,25 @@ async fn send(
     rank: &RankRef,
     call: &Call,
     span: &mut Option<LegSpan>,
+    handover: Option<&Handover>,
 ) -> Result<HttpResponse<ReplyBody>, Failure> {
     let mut failed = |how| {
         if let Some(span) = span {
             span.failed(how);
         }
     };
-    let reply = rank.worker.upstream.send(call).await.map_err(|error| {
+    let upstream = &rank.worker.upstream;
+    let sent = match handover {
+        None => upstream.send(call).await,
+        Some(handover) => handover.send(upstream, call.clone()).await,
+    };
+    let reply = sent.map_err(|error| {
         failed("connection");
-        Failure::connection(&error)
+        match handover {
+            None => Failure::connection(&error),
+            // What the proxy met, and whether its client has gone, is not known here.
+            Some(_) => Failure::of_proxy(&error),
+        }
     })?;
     let status = reply.status();
     if status.is_success() {
@@ -155,6 +166,9 @@ async fn send(
 /// Asks the workers of a route.
 pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) -> Result<LegReply, Failure> {
     generation.attempts.fetch_add(1, Ordering::Relaxed);
+    if generation.handover.is_some() {
+        generation.gateway.metrics.handed_over.inc();
+    }
     let sent = Instant::now();
     let down = route.decode.worker.given_up(sent);
     // An engine may wait for blocks of a prefill worker that has frozen for as long as it likes.
@@ -193,7 +207,7 @@ async fn legs(
 ) -> Result<LegReply, Failure> {
     let Some(prefill) = &route.prefill else {
         let (call, mut span) = call(generation, body, &route.decode, names::span::DECODE);
-        let reply = send(&route.decode, &call, &mut span).await?;
+        let reply = send(&route.decode, &call, &mut span, generation.handover.as_ref()).await?;
         return Ok(LegReply {
             sent,
             reply,
@@ -239,7 +253,7 @@ async fn legs(
         };
         let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
         decode_call.once = true;
-        let reply = send(&route.decode, &decode_call, &mut span).await?;
+        let reply = send(&route.decode, &decode_call, &mut span, generation.handover.as_ref()).await?;
         let promised = Some(PrefillUsage { prompt_tokens: answer.prompt_tokens });
         let prefill_cached = answer.cached_tokens;
         return Ok(LegReply { sent, reply, promised, prefill_cached, prefill: None, transfer_started, span });
@@ -257,7 +271,7 @@ async fn legs(
     }));
     let transfer_started = Some(Instant::now());
     let mut ended = None;
-    let mut start = Box::pin(send(&route.decode, &decode_call, &mut span));
+    let mut start = Box::pin(send(&route.decode, &decode_call, &mut span, generation.handover.as_ref()));
     loop {
         tokio::select! {
             reply = &mut start => {
@@ -280,7 +294,7 @@ async fn legs(
 async fn first_leg(prefill: &RankRef, call: &Call, mut span: Option<LegSpan>) -> Result<Bytes, Failure> {
     let down = prefill.worker.given_up(Instant::now());
     let asked = async {
-        let reply = send(prefill, call, &mut span).await?;
+        let reply = send(prefill, call, &mut span, None).await?;
         let answer =
             reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))?;
         if let Some(span) = &mut span {

@@ -59,6 +59,11 @@ impl Failure {
         Self { is_connection: true, ..Self::of_worker(error.to_string()) }
     }
 
+    /// A proxy that was to send the request brought no answer.
+    pub(super) fn of_proxy(error: &UpstreamError) -> Self {
+        Self { is_workers: false, is_retryable: false, ..Self::of_worker(error.to_string()) }
+    }
+
     pub(super) fn protocol(rank: &RankRef, reason: impl std::fmt::Display) -> Self {
         Self::of_worker(format!("{}: {reason}", rank.run.name))
     }

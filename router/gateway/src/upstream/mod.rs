@@ -22,10 +22,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::{HeaderMap, HeaderValue};
 use bytes::Bytes;
+use router_engines::handover::Handover;
 use router_fleet::{Route, WorkerRun};
 use router_openai::{ApiError, RawBody, Surface};
 
-pub(crate) use self::attempts::{Attempts, attempt_buffered};
+pub(crate) use self::attempts::{Attempts, attempt_buffered, attempt_unseen};
 pub(crate) use self::scanner::{EventBatch, Scanner};
 pub(crate) use self::stream::{BrokenAnswer, Continuation, EventStream, Output, OutputStep};
 use crate::models::Target;
@@ -66,6 +67,8 @@ pub(crate) struct Generation {
     /// A prefill worker may compute the prompt: there is one prompt and one choice.
     pub(crate) can_split: bool,
     pub(crate) traced: Tracing,
+    /// A proxy sends the leg that generates, once: there are no retries, hedges or continuations.
+    pub(crate) handover: Option<Handover>,
     pub(crate) last_worker: LastWorker,
     /// Attempts so far, hedges included.
     pub(crate) attempts: AtomicU32,

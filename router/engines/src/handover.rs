@@ -1,0 +1,158 @@
+//! A request that a proxy sends in the gateway's place.
+//!
+//! A proxy that speaks Envoy's `ext_proc` asks where a request should go, and sends it there itself. The gateway treats it like
+//! any other request up to the moment of sending; then the [`Handover`] takes the [`Call`] to the proxy's side, and the
+//! engine's answer comes back through it as a [`ReplyBody`].
+//!
+//! Invariant: one request is handed over once. A second attempt is refused, so nothing is computed twice.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::upstream::{Call, ReplyBody, Upstream, UpstreamError};
+
+/// Pieces of an answer that wait to be read. Each is at most what the proxy sends in one message.
+const PIECES_MAX: usize = 8;
+
+/// The way to the proxy that one request came from.
+#[derive(Debug, Clone)]
+pub struct Handover(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    to_proxy: Mutex<Option<oneshot::Sender<HandedOver>>>,
+    shows_answers: bool,
+    among: Option<Vec<String>>,
+}
+
+/// What the proxy is to send.
+#[derive(Debug)]
+pub struct HandedOver {
+    /// The request for the engine.
+    pub call: Call,
+    /// The engine's URL.
+    pub base: String,
+    /// The engine's own key, if it asks for one.
+    pub authorization: Option<HeaderValue>,
+    /// Takes the engine's answer.
+    pub reply: ReplySender,
+}
+
+/// Takes the head of an engine's answer.
+#[derive(Debug)]
+pub struct ReplySender(oneshot::Sender<Response<mpsc::Receiver<Piece>>>);
+
+/// A part of an answer's body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Some bytes.
+    Data(Bytes),
+    /// The body is complete. A body that ends without this has broken off.
+    End,
+}
+
+impl Handover {
+    /// A way to a proxy, and its other end. `shows_answers`: the proxy shows the bodies of answers, not only their heads.
+    /// `among`: the only workers that it can reach, as `HOST:PORT`.
+    #[must_use]
+    pub fn new(shows_answers: bool, among: Option<Vec<String>>) -> (Self, oneshot::Receiver<HandedOver>) {
+        let (sender, receiver) = oneshot::channel();
+        let inner = Inner { to_proxy: Mutex::new(Some(sender)), shows_answers, among };
+        (Self(Arc::new(inner)), receiver)
+    }
+
+    /// Whether the bodies of answers come back.
+    #[must_use]
+    pub fn shows_answers(&self) -> bool {
+        self.0.shows_answers
+    }
+
+    /// The only workers that the proxy can reach, as `HOST:PORT`; `None` is all.
+    #[must_use]
+    pub fn among(&self) -> Option<&[String]> {
+        self.0.among.as_deref()
+    }
+
+    /// Has the proxy send a request; the head of the engine's answer. Cancelling this drops the answer.
+    pub async fn send(
+        &self,
+        upstream: &Arc<Upstream>,
+        call: Call,
+    ) -> Result<Response<ReplyBody>, UpstreamError> {
+        let error = |reason: &str| UpstreamError {
+            worker: upstream.base().to_owned(),
+            reason: reason.to_owned(),
+            is_too_large: false,
+        };
+        let to_proxy = self.0.to_proxy.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let to_proxy = to_proxy.ok_or_else(|| error("the proxy has sent this request already"))?;
+        let (sender, head) = oneshot::channel();
+        let handed_over = HandedOver {
+            call,
+            base: upstream.base().to_owned(),
+            authorization: upstream.authorization(),
+            reply: ReplySender(sender),
+        };
+        to_proxy.send(handed_over).map_err(|_| error("the proxy has gone"))?;
+        let head = head.await.map_err(|_| error("the proxy got no answer from it"))?;
+        let (head, pieces) = head.into_parts();
+        Ok(Response::from_parts(head, ReplyBody::handed_back(pieces, upstream)))
+    }
+}
+
+impl ReplySender {
+    /// Hands the head of the answer back; the pieces of its body follow through what this returns. An error when the request
+    /// was given up.
+    pub fn answered(self, head: Response<()>) -> Result<mpsc::Sender<Piece>, mpsc::Sender<Piece>> {
+        let (sender, receiver) = mpsc::channel(PIECES_MAX);
+        match self.0.send(head.map(|()| receiver)) {
+            Ok(()) => Ok(sender),
+            Err(_) => Err(sender),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_is_handed_over_once_and_its_answer_comes_back() {
+        let upstream = Upstream::new("http://engine:8000", None);
+        let (handover, proxy) = Handover::new(true, None);
+        let call = || Call::json("/v1/completions", Bytes::from_static(b"{}"));
+        let asked = tokio::spawn({
+            let (handover, upstream) = (handover.clone(), Arc::clone(&upstream));
+            async move { handover.send(&upstream, call()).await?.into_body().whole(1 << 10).await }
+        });
+        let HandedOver { call: sent, base, reply, .. } = proxy.await.expect("a request");
+        assert_eq!((sent.path.path(), base.as_str()), ("/v1/completions", "http://engine:8000"));
+        let pieces = reply.answered(Response::new(())).expect("it waits");
+        for piece in
+            [Piece::Data(Bytes::from_static(b"ab")), Piece::Data(Bytes::from_static(b"c")), Piece::End]
+        {
+            pieces.send(piece).await.expect("it is read");
+        }
+        assert_eq!(asked.await.expect("no panic").expect("an answer"), "abc");
+        let again = handover.send(&upstream, call()).await.expect_err("once only");
+        assert!(again.reason.contains("already"), "{again}");
+    }
+
+    #[tokio::test]
+    async fn a_body_without_an_end_has_broken_off() {
+        let upstream = Upstream::new("http://engine:8000", None);
+        let (handover, proxy) = Handover::new(true, None);
+        let whole = async {
+            handover.send(&upstream, Call::json("/", Bytes::new())).await?.into_body().whole(99).await
+        };
+        let cut = async {
+            let pieces = proxy.await.expect("a request").reply.answered(Response::new(())).expect("it waits");
+            pieces.send(Piece::Data(Bytes::from_static(b"half"))).await.expect("it is read");
+        };
+        let (whole, ()) = tokio::join!(whole, cut);
+        assert!(whole.expect_err("it broke off").reason.contains("broke off"));
+    }
+}

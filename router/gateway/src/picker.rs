@@ -1,0 +1,36 @@
+//! The endpoint picker: requests that come through a proxy's `ext_proc`, and are sent to their workers by it.
+//!
+//! They take the routes of clients, so they are identified by key or token, limited, routed and accounted for like any other.
+//! Routes of peers and administrators are not reached this way.
+
+use std::sync::Arc;
+
+use axum::serve::Listener;
+use router_picker::PickerConfig;
+
+use crate::service::{Gateway, client_router};
+
+/// Serves proxies until `shutdown` is done; requests under way end as they would.
+pub async fn serve_picker<L: Listener>(
+    listener: L,
+    gateway: Arc<Gateway>,
+    requests_max: usize,
+    shutdown: impl Future<Output = ()> + Send,
+) where
+    L::Addr: Clone + Send + Sync + 'static,
+{
+    let config = PickerConfig { requests_max, unread_max: gateway.config.write_timeout };
+    let routes = client_router(Arc::clone(&gateway));
+    router_picker::serve(listener, routes, move || gateway.models.can_serve(), config, shutdown).await;
+}
+
+/// Serves the standard gRPC health service alone, for probes.
+pub async fn serve_picker_health<L: Listener>(
+    listener: L,
+    gateway: Arc<Gateway>,
+    shutdown: impl Future<Output = ()> + Send,
+) where
+    L::Addr: Clone + Send + Sync + 'static,
+{
+    router_picker::serve_health(listener, move || gateway.models.can_serve(), shutdown).await;
+}

@@ -1,0 +1,502 @@
+//! One request, from the proxy's first message to its last.
+//!
+//! ```text
+//! Receiving ──the gateway hands it over──▶ Sent ──the engine's head──▶ Answering ──▶ over
+//!     │                                                 (or Unseen, where answers are not shown)
+//!     └──the gateway answers itself──▶ ImmediateResponse
+//! ```
+//!
+//! Order of messages in the mode FULL_DUPLEX_STREAMED, which `external_processor.proto` asks for: headers are answered before
+//! the first piece of the body; pieces need not be answered one by one; no piece follows one with the end of the stream, and
+//! none precedes the first piece that came; where trailers come, they are answered in place of the end of the stream. Envoy
+//! may send the end of a body twice (envoyproxy/envoy#46237): a second one is ignored.
+//!
+//! A proxy that closes the stream has lost its client, or needs no more: everything that belongs to the request is dropped,
+//! which ends it in the gateway like any request whose client has gone.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use axum::body::Body;
+use axum::response::Response;
+use axum::{Error, Router};
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use http::{HeaderMap, StatusCode, Uri, header};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::{BodyExt, Limited};
+use router_engines::dialect::authority_of;
+use router_engines::handover::{HandedOver, Handover, Piece};
+use tokio::sync::{Semaphore, mpsc};
+use tonic::Status;
+use tower_service::Service;
+
+use crate::message::{
+    Head, immediate, pieces, request_body, request_headers, request_trailers, response_body, response_head,
+    response_headers, response_trailers,
+};
+use crate::proto::ext_proc::processing_request::Request as Part;
+use crate::proto::ext_proc::{BodySendMode, HttpHeaders, ProcessingRequest, ProcessingResponse};
+
+/// Pieces of a request's body between the proxy and the gateway.
+const PIECES_MAX: usize = 2;
+/// Largest answer that is given without an engine. Larger ones are for clients that reach the gateway itself.
+const IMMEDIATE_BYTES_MAX: usize = 4 << 20;
+
+/// Messages to the proxy. It is read by the task that polls the exchange.
+pub(crate) type Outgoing = mpsc::Sender<ProcessingResponse>;
+
+/// Sends a message; an error when the proxy has gone.
+async fn send(out: &Outgoing, message: ProcessingResponse) -> Result<(), Status> {
+    out.send(message).await.map_err(|_| gone())
+}
+
+fn gone() -> Status {
+    Status::cancelled("the proxy has gone")
+}
+
+fn unexpected(part: &Part, while_: &str) -> Status {
+    let name = match part {
+        Part::RequestHeaders(_) => "request_headers",
+        Part::ResponseHeaders(_) => "response_headers",
+        Part::RequestBody(_) => "request_body",
+        Part::ResponseBody(_) => "response_body",
+        Part::RequestTrailers(_) => "request_trailers",
+        Part::ResponseTrailers(_) => "response_trailers",
+    };
+    Status::invalid_argument(format!("{name} while {while_}"))
+}
+
+/// The next message's part; `None` when the proxy has closed the stream.
+async fn next<I>(incoming: &mut I) -> Result<Option<Part>, Status>
+where
+    I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
+{
+    match incoming.next().await {
+        None => Ok(None),
+        Some(message) => match message?.request {
+            Some(part) => Ok(Some(part)),
+            None => Err(Status::invalid_argument("a message without a part that is known here")),
+        },
+    }
+}
+
+/// The body of a request as it comes from the proxy.
+struct RequestBody {
+    pieces: mpsc::Receiver<Bytes>,
+    left: Option<u64>,
+}
+
+impl HttpBody for RequestBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let piece = ready!(self.pieces.poll_recv(context));
+        if let (Some(left), Some(piece)) = (&mut self.left, &piece) {
+            *left = left.saturating_sub(piece.len() as u64);
+        }
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.left.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+/// Pieces on their way to a reader that may be slower than the proxy. While any wait, no further message is read.
+struct Feed<T> {
+    sender: Option<mpsc::Sender<T>>,
+    waiting: VecDeque<T>,
+}
+
+impl<T> Feed<T> {
+    fn new(sender: Option<mpsc::Sender<T>>) -> Self {
+        Self { sender, waiting: VecDeque::new() }
+    }
+
+    fn push(&mut self, piece: T) {
+        if self.sender.is_some() {
+            self.waiting.push_back(piece);
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Passes one piece on. May be cancelled.
+    async fn deliver(&mut self) {
+        let Some(sender) = &self.sender else { return };
+        if let Ok(permit) = sender.reserve().await {
+            self.waiting.pop_front().map(|piece| permit.send(piece));
+            return;
+        }
+        // The reader wants no more.
+        self.waiting.clear();
+        self.sender = None;
+    }
+}
+
+/// Takes a request through the gateway's routes.
+pub(crate) async fn exchange<I>(
+    mut incoming: I,
+    out: Outgoing,
+    mut routes: Router,
+    places: Arc<Semaphore>,
+) -> Result<(), Status>
+where
+    I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
+{
+    let Some(first) = incoming.next().await.transpose()? else { return Ok(()) };
+    if first.observability_mode {
+        return Err(Status::invalid_argument(
+            "observability_mode: nothing that is decided here would be carried out",
+        ));
+    }
+    let (headers, is_complete) = match &first.request {
+        Some(Part::RequestHeaders(HttpHeaders { headers: Some(headers), end_of_stream })) => {
+            (headers, *end_of_stream)
+        }
+        Some(part) => return Err(unexpected(part, "the request's headers were awaited")),
+        None => return Err(Status::invalid_argument("a first message without headers")),
+    };
+    let mut head = match Head::read(&first, headers) {
+        Ok(head) => head,
+        Err(reason) => return refuse(&out, StatusCode::BAD_REQUEST, reason).await,
+    };
+    if !is_complete && head.modes.request != BodySendMode::FullDuplexStreamed {
+        let reason =
+            "the proxy must send request bodies in the mode FULL_DUPLEX_STREAMED (request_body_mode)";
+        tracing::error!("{reason}, and not {}", head.modes.request.as_str_name());
+        return refuse(&out, StatusCode::INTERNAL_SERVER_ERROR, reason).await;
+    }
+    let Ok(_place) = places.try_acquire() else {
+        return refuse(
+            &out,
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many requests are under way (picker.requests_max)",
+        )
+        .await;
+    };
+    let shows_answers = head.modes.response == BodySendMode::FullDuplexStreamed;
+    let (handover, mut handed_over) = Handover::new(shows_answers, head.among.take());
+    let client = Client { headers: head.headers.clone(), uri: head.uri.clone(), has_body: !is_complete };
+    let (sender, receiver) = mpsc::channel(PIECES_MAX);
+    let body = match is_complete {
+        true => Body::empty(),
+        false => Body::new(RequestBody { pieces: receiver, left: head.content_length() }),
+    };
+    let mut request = head.into_request(body);
+    request.extensions_mut().insert(handover);
+    let mut answer = pin!(routes.call(request));
+
+    // Receiving.
+    let mut feed = Feed::new((!is_complete).then_some(sender));
+    let (mut is_over, mut has_trailers, mut is_declined) = (is_complete, false, false);
+    let handed_over = loop {
+        if is_over && !feed.is_waiting() {
+            feed.sender = None;
+        }
+        tokio::select! {
+            biased;
+            handed_over = &mut handed_over, if !is_declined => match handed_over {
+                Ok(handed_over) => break handed_over,
+                // It is answered without an engine.
+                Err(_) => is_declined = true,
+            },
+            response = &mut answer => {
+                let Ok(response) = response;
+                return send_immediately(&out, response).await;
+            }
+            () = feed.deliver(), if feed.is_waiting() => {}
+            part = next(&mut incoming), if !feed.is_waiting() => match part? {
+                None => return Ok(()),
+                Some(Part::RequestBody(_) | Part::RequestTrailers(_)) if is_over => {}
+                Some(Part::RequestBody(piece)) => {
+                    feed.push(piece.body);
+                    is_over = piece.end_of_stream;
+                }
+                Some(Part::RequestTrailers(_)) => (is_over, has_trailers) = (true, true),
+                Some(part) => return Err(unexpected(&part, "the request was awaited")),
+            },
+        }
+    };
+    // The gateway may have read as many bytes as the client announced, and the end is still to come.
+    while !is_over {
+        match next(&mut incoming).await? {
+            None => return Ok(()),
+            Some(Part::RequestBody(piece)) => is_over = piece.end_of_stream,
+            Some(Part::RequestTrailers(_)) => (is_over, has_trailers) = (true, true),
+            Some(part) => return Err(unexpected(&part, "the request was awaited")),
+        }
+    }
+
+    // Sent.
+    let reply = client.send(&out, handed_over, has_trailers).await?;
+    let mut early = None;
+    let engine = loop {
+        tokio::select! {
+            part = next(&mut incoming) => match part? {
+                None => return Ok(()),
+                Some(Part::ResponseHeaders(headers)) => break headers,
+                Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
+                Some(part) => return Err(unexpected(&part, "the engine's answer was awaited")),
+            },
+            response = &mut answer, if early.is_none() => early = Some(response),
+        }
+    };
+    if let Some(Ok(response)) = early {
+        // Its time is over. The proxy takes an answer only where it waits for one.
+        return send_immediately(&out, response).await;
+    }
+    let is_complete = engine.end_of_stream;
+    let engine = engine.headers.unwrap_or_default();
+    let feed = Feed::new(reply.answered(response_head(&engine)).ok());
+    let engine = response_head(&engine);
+    match shows_answers {
+        true if is_complete => without_body(&engine, feed, &out, answer).await,
+        true => Answering { engine, feed }.run(&mut incoming, &out, answer).await,
+        false => unseen(&engine, is_complete, feed, &mut incoming, &out, answer).await,
+    }
+}
+
+/// What is known of the client's request.
+struct Client {
+    headers: HeaderMap,
+    uri: Uri,
+    has_body: bool,
+}
+
+impl Client {
+    /// Tells the proxy where to send the request, and what.
+    async fn send(
+        &self,
+        out: &Outgoing,
+        handed_over: HandedOver,
+        has_trailers: bool,
+    ) -> Result<router_engines::handover::ReplySender, Status> {
+        let destination = destination(&handed_over.base).await.map_err(|reason| {
+            tracing::error!(worker = handed_over.base, "{reason}");
+            Status::unavailable(reason)
+        })?;
+        send(out, request_headers(&self.headers, &self.uri, &handed_over, &destination)).await?;
+        if self.has_body {
+            for (piece, is_last) in pieces(handed_over.call.body, !has_trailers) {
+                send(out, request_body(piece, is_last)).await?;
+            }
+        }
+        if has_trailers {
+            send(out, request_trailers()).await?;
+        }
+        Ok(handed_over.reply)
+    }
+}
+
+/// `IP:PORT` of an engine.
+async fn destination(base: &str) -> Result<String, String> {
+    let authority = authority_of(base);
+    if authority.parse::<SocketAddr>().is_ok() {
+        return Ok(authority.to_owned());
+    }
+    let usual = if base.starts_with("https:") { 443 } else { 80 };
+    if let Ok(ip) = authority.trim_matches(['[', ']']).parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, usual).to_string());
+    }
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) => (host, port.parse().map_err(|_| format!("{authority} has no port"))?),
+        None => (authority, usual),
+    };
+    let mut addresses =
+        tokio::net::lookup_host((host, port)).await.map_err(|error| format!("{host}: {error}"))?;
+    addresses.next().map(|address| address.to_string()).ok_or_else(|| format!("{host} has no address"))
+}
+
+async fn refuse(out: &Outgoing, status: StatusCode, reason: &'static str) -> Result<(), Status> {
+    let mut response = http::Response::new(());
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain"));
+    send(out, immediate(&response, Bytes::from_static(reason.as_bytes()))).await
+}
+
+/// Answers without an engine.
+async fn send_immediately(out: &Outgoing, response: Response) -> Result<(), Status> {
+    let (parts, body) = response.into_parts();
+    let Ok(body) = Limited::new(body, IMMEDIATE_BYTES_MAX).collect().await else {
+        return refuse(
+            out,
+            StatusCode::BAD_GATEWAY,
+            "the answer is too large for the proxy: ask the gateway itself",
+        )
+        .await;
+    };
+    send(out, immediate(&http::Response::from_parts(parts, ()), body.to_bytes())).await
+}
+
+/// Follows an answer whose body the proxy does not show.
+async fn unseen<I>(
+    engine: &http::Response<()>,
+    is_complete: bool,
+    mut feed: Feed<Piece>,
+    incoming: &mut I,
+    out: &Outgoing,
+    mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
+) -> Result<(), Status>
+where
+    I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
+{
+    send(out, response_headers::<()>(engine, None)).await?;
+    let mut is_answered = false;
+    while !is_complete {
+        tokio::select! {
+            part = next(incoming) => match part? {
+                None => break,
+                Some(Part::ResponseTrailers(_)) => {
+                    send(out, response_trailers()).await?;
+                    break;
+                }
+                Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
+                Some(part) => return Err(unexpected(&part, "the answer's end was awaited")),
+            },
+            _ = &mut answer, if !is_answered => is_answered = true,
+        }
+    }
+    feed.push(Piece::End);
+    feed.deliver().await;
+    if !is_answered {
+        let _recorded = answer.await;
+    }
+    Ok(())
+}
+
+/// How an engine's answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Body,
+    Trailers,
+}
+
+/// An engine's answer that has no body: the client's may have one all the same, which a proxy does not take in pieces.
+async fn without_body(
+    engine: &http::Response<()>,
+    mut feed: Feed<Piece>,
+    out: &Outgoing,
+    answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
+) -> Result<(), Status> {
+    feed.push(Piece::End);
+    feed.deliver().await;
+    let Ok(response) = answer.await;
+    let (parts, body) = response.into_parts();
+    let Ok(body) = Limited::new(body, IMMEDIATE_BYTES_MAX).collect().await.map(|body| body.to_bytes()) else {
+        return Err(Status::aborted("the answer broke off"));
+    };
+    let response = http::Response::from_parts(parts, ());
+    match body.is_empty() {
+        true => send(out, response_headers(engine, Some(&response))).await,
+        false => send(out, immediate(&response, body)).await,
+    }
+}
+
+/// An answer whose body goes through the gateway.
+struct Answering {
+    engine: http::Response<()>,
+    feed: Feed<Piece>,
+}
+
+impl Answering {
+    async fn run<I>(
+        mut self,
+        incoming: &mut I,
+        out: &Outgoing,
+        mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
+    ) -> Result<(), Status>
+    where
+        I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
+    {
+        // The engine's end; the body for the client while it is not at its end; whether a piece has come.
+        let (mut end, mut body, mut has_come) = (None, None, false);
+        let mut is_answered = false;
+        loop {
+            if let (true, None, Some(end)) = (is_answered, &body, end) {
+                return match end {
+                    End::Body => send(out, response_body(Bytes::new(), true)).await,
+                    End::Trailers => send(out, response_trailers()).await,
+                };
+            }
+            tokio::select! {
+                biased;
+                response = &mut answer, if !is_answered => {
+                    let Ok(response) = response;
+                    is_answered = true;
+                    send(out, response_headers(&self.engine, Some(&response))).await?;
+                    body = Some(response.into_body());
+                }
+                frame = frame_of(&mut body), if body.is_some() && has_come => match frame {
+                    Some(Ok(data)) => {
+                        let is_last = body.as_ref().is_none_or(HttpBody::is_end_stream);
+                        // The end of the stream goes with the last piece, if it is known already.
+                        let is_end = is_last && end == Some(End::Body);
+                        for (piece, is_end) in pieces(data, is_end) {
+                            send(out, response_body(piece, is_end)).await?;
+                        }
+                        if is_end {
+                            return Ok(());
+                        }
+                        if is_last {
+                            body = None;
+                        }
+                    }
+                    // The client must not take it for a whole answer.
+                    Some(Err(error)) => return Err(Status::aborted(error.to_string())),
+                    None => body = None,
+                },
+                () = self.feed.deliver(), if self.feed.is_waiting() => {}
+                part = next(incoming), if !self.feed.is_waiting() => match part? {
+                    None => return Ok(()),
+                    Some(Part::ResponseBody(_) | Part::ResponseTrailers(_)) if end.is_some() => {}
+                    Some(Part::ResponseBody(piece)) => {
+                        has_come = true;
+                        if !piece.body.is_empty() {
+                            self.feed.push(Piece::Data(piece.body));
+                        }
+                        if piece.end_of_stream {
+                            end = Some(End::Body);
+                            self.feed.push(Piece::End);
+                        }
+                    }
+                    Some(Part::ResponseTrailers(_)) => {
+                        end = Some(End::Trailers);
+                        self.feed.push(Piece::End);
+                    }
+                    Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
+                    Some(part) => return Err(unexpected(&part, "the answer was awaited")),
+                },
+            }
+        }
+    }
+}
+
+/// The next bytes of a body; trailers of the gateway's own there are none.
+async fn frame_of(body: &mut Option<Body>) -> Option<Result<Bytes, Error>> {
+    let body = body.as_mut()?;
+    loop {
+        match poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await? {
+            Ok(frame) => match frame.into_data() {
+                Ok(data) => return Some(Ok(data)),
+                Err(_) => continue,
+            },
+            Err(error) => return Some(Err(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

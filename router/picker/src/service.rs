@@ -1,0 +1,132 @@
+//! The gRPC services and their listeners.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::serve::Listener;
+use futures_util::Stream;
+use router_serve::ServeConfig;
+use tokio::sync::{Semaphore, mpsc};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::exchange::exchange;
+use crate::health::{HealthService, IsReady};
+use crate::proto::ext_proc::external_processor_server::{ExternalProcessor, ExternalProcessorServer};
+use crate::proto::ext_proc::{ProcessingRequest, ProcessingResponse};
+use crate::proto::health::health_server::HealthServer;
+
+/// Messages to a proxy that wait to be written.
+const MESSAGES_MAX: usize = 8;
+/// Largest message of a proxy: what its buffers hold.
+const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// What a proxy may send ahead on one stream, and on one connection.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
+/// Proxies have few connections.
+const CONNECTIONS_MAX: usize = 1024;
+
+/// Bounds of a picker.
+#[derive(Debug, Clone)]
+pub struct PickerConfig {
+    /// Requests under way at a time; beyond that they are refused.
+    pub requests_max: usize,
+    /// How long a message waits for the proxy to read on.
+    pub unread_max: Duration,
+}
+
+struct Picker {
+    routes: Router,
+    places: Arc<Semaphore>,
+}
+
+/// Serves the picker, and health beside it, until `shutdown` is done. Requests go through `routes`; those under way end as
+/// they would.
+pub async fn serve<L: Listener>(
+    listener: L,
+    routes: Router,
+    is_ready: impl Fn() -> bool + Send + Sync + 'static,
+    config: PickerConfig,
+    shutdown: impl Future<Output = ()> + Send,
+) where
+    L::Addr: Clone + Send + Sync + 'static,
+{
+    let bounds = ServeConfig {
+        http2_only: true,
+        connections_max: CONNECTIONS_MAX,
+        streams_max: u32::try_from(config.requests_max).unwrap_or(u32::MAX),
+        stream_window_bytes: STREAM_WINDOW_BYTES,
+        connection_window_bytes: CONNECTION_WINDOW_BYTES,
+        unread_max: config.unread_max,
+        ..ServeConfig::default()
+    };
+    let picker = Picker { routes, places: Arc::new(Semaphore::new(config.requests_max)) };
+    let picker = ExternalProcessorServer::new(picker).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let health = HealthServer::new(HealthService(Arc::new(is_ready)));
+    let router = tonic::service::Routes::new(picker).add_service(health).prepare().into_axum_router();
+    router_serve::serve(listener, router, bounds, shutdown).await;
+}
+
+/// Serves health alone.
+pub async fn serve_health<L: Listener>(
+    listener: L,
+    is_ready: impl Fn() -> bool + Send + Sync + 'static,
+    shutdown: impl Future<Output = ()> + Send,
+) where
+    L::Addr: Clone + Send + Sync + 'static,
+{
+    let is_ready: IsReady = Arc::new(is_ready);
+    let health = HealthServer::new(HealthService(is_ready));
+    let router = tonic::service::Routes::new(health).prepare().into_axum_router();
+    let bounds = ServeConfig { http2_only: true, connections_max: 64, ..ServeConfig::default() };
+    router_serve::serve(listener, router, bounds, shutdown).await;
+}
+
+#[tonic::async_trait]
+impl ExternalProcessor for Picker {
+    type ProcessStream = Messages;
+
+    async fn process(
+        &self,
+        request: Request<Streaming<ProcessingRequest>>,
+    ) -> Result<Response<Messages>, Status> {
+        let (out, messages) = mpsc::channel(MESSAGES_MAX);
+        let exchange = exchange(request.into_inner(), out, self.routes.clone(), Arc::clone(&self.places));
+        Ok(Response::new(Messages { exchange: Some(Box::pin(exchange)), messages, failed: None }))
+    }
+}
+
+/// The messages of one exchange, which is polled by whoever reads them.
+pub(crate) struct Messages {
+    exchange: Option<Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>>,
+    messages: mpsc::Receiver<ProcessingResponse>,
+    /// How the exchange ended, to be told behind its last message.
+    failed: Option<Status>,
+}
+
+impl Stream for Messages {
+    type Item = Result<ProcessingResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if let Poll::Ready(Some(message)) = this.messages.poll_recv(context) {
+            return Poll::Ready(Some(Ok(message)));
+        }
+        if let Some(exchange) = &mut this.exchange
+            && let Poll::Ready(ended) = exchange.as_mut().poll(context)
+        {
+            this.exchange = None;
+            this.failed = ended.err();
+            if let Some(status) = &this.failed {
+                tracing::debug!("an exchange with a proxy ended: {status}");
+            }
+        }
+        match this.messages.poll_recv(context) {
+            Poll::Ready(Some(message)) => Poll::Ready(Some(Ok(message))),
+            Poll::Ready(None) => Poll::Ready(this.failed.take().map(Err)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
