@@ -21,7 +21,7 @@ pub async fn serve_picker<L: Listener>(
 {
     let config = PickerConfig { requests_max, unread_max: gateway.config.write_timeout };
     let routes = client_router(Arc::clone(&gateway));
-    router_picker::serve(listener, routes, move || gateway.models.can_serve(), config, shutdown).await;
+    router_picker::serve(listener, routes, move || gateway.takes_requests(), config, shutdown).await;
 }
 
 /// Serves the standard gRPC health service alone, for probes.
@@ -32,5 +32,5 @@ pub async fn serve_picker_health<L: Listener>(
 ) where
     L::Addr: Clone + Send + Sync + 'static,
 {
-    router_picker::serve_health(listener, move || gateway.models.can_serve(), shutdown).await;
+    router_picker::serve_health(listener, move || gateway.takes_requests(), shutdown).await;
 }

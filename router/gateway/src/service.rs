@@ -184,6 +184,11 @@ impl Gateway {
         self.is_draining.store(true, Ordering::Relaxed);
     }
 
+    /// Whether load balancers should send requests here: some model has workers, and the gateway is not about to stop.
+    pub(crate) fn takes_requests(&self) -> bool {
+        self.models.can_serve() && !self.is_draining.load(Ordering::Relaxed)
+    }
+
     /// Requests inside now.
     #[must_use]
     pub fn requests_inside(&self) -> usize {

