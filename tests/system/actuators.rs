@@ -187,7 +187,7 @@ fn a_deployment_follows_demand_one_of_two_controls_acts_and_a_hand_is_respected(
         let path = scratch.config(&format!("control-{which}.toml"), &text);
         Killed::start(&["control", "--gateway", &address, "--config", &path], &kubeconfig)
     };
-    let mut controls = vec![control(0), control(1)];
+    let mut controls = [control(0), control(1)];
     let leads = |which: usize| {
         let text = get(&report[which], "/metrics").map(|answer| answer.1).unwrap_or_default();
         text.contains("kvasir_control_leader 1")

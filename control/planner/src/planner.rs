@@ -526,6 +526,8 @@ impl Pool {
         let counted = LEVEL_WINDOW * self.level.rate();
         let swing = if counted > 0.0 { need * SWINGS / counted.sqrt() } else { 0.0 };
         let high = ((need + swing - ROUNDING).ceil() as u32).min(self.config.max);
+        // A planner that has just started knows no demand: the count that it finds is taken to be needed.
+        self.shrink.begin(now, seen.in_force);
         let needed = self.shrink.most(now, wanted.max(high), config.down_after);
         let current = self.asked.unwrap_or(seen.in_force).clamp(self.config.min, self.config.max);
         if wanted >= current {
@@ -592,11 +594,19 @@ struct Shrink {
     last_fall: Option<f64>,
     last_reversal: f64,
     reversals: u32,
+    has_begun: bool,
 }
 
 impl Shrink {
     fn down_after(&self, down_after: f64) -> f64 {
         (down_after * REVERSAL_FACTOR.powi(self.reversals as i32)).min(down_after.max(DOWN_AFTER_MAX))
+    }
+
+    /// Takes the count that was in force at the first decision as needed.
+    fn begin(&mut self, now: f64, in_force: u32) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            self.needed.push_back((now, in_force));
+        }
     }
 
     /// The highest count that was needed within `down_after`.

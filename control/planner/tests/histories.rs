@@ -248,6 +248,17 @@ fn a_count_set_by_hand_is_kept_for_its_time() {
     assert!(resumed.wanted < 9 && resumed.reason != Reason::ManualHold, "{resumed}");
 }
 
+/// A planner that starts again beside a fleet knows no demand yet: it must not shrink the fleet before it has watched it.
+#[test]
+fn a_planner_that_starts_again_keeps_what_it_finds() {
+    let (mut planner, mut now) = (planner(1, 20), 0.0);
+    let first = planner.decide(now, &[tick(0.0, 12)]).remove(0);
+    assert_eq!((first.wanted, first.reason), (12, Reason::WaitingToShrink), "{first}");
+    let mut count = 12;
+    let later = follow(&mut planner, &mut now, 300, 0.0, &mut count);
+    assert_eq!(later.wanted, 1, "once it has watched long enough: {later}");
+}
+
 /// Late answers with growing queues add a worker, whatever the model says.
 #[test]
 fn late_answers_override_the_model() {

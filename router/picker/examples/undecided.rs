@@ -10,6 +10,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::serve::ListenerExt;
 use http_body_util::BodyExt;
 use router_engines::handover::Handover;
 use router_engines::upstream::{Call, Upstream};
@@ -41,6 +42,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     let listener = tokio::net::TcpListener::bind(listen).await?;
+    // A connection that is gone already will say so soon.
+    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
     let config = PickerConfig { requests_max: 16_384, unread_max: Duration::from_secs(60) };
     serve(listener, Router::new().fallback(relay), || true, config, std::future::pending()).await;
     Ok(())

@@ -137,7 +137,9 @@ impl<T> Feed<T> {
     async fn deliver(&mut self) {
         let Some(sender) = &self.sender else { return };
         if let Ok(permit) = sender.reserve().await {
-            self.waiting.pop_front().map(|piece| permit.send(piece));
+            if let Some(piece) = self.waiting.pop_front() {
+                permit.send(piece);
+            }
             return;
         }
         // The reader wants no more.
@@ -354,14 +356,14 @@ where
     I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
 {
     send(out, response_headers::<()>(engine, None)).await?;
-    let mut is_answered = false;
-    while !is_complete {
+    let (mut is_answered, mut is_over) = (false, is_complete);
+    while !is_over {
         tokio::select! {
             part = next(incoming) => match part? {
-                None => break,
+                None => is_over = true,
                 Some(Part::ResponseTrailers(_)) => {
                     send(out, response_trailers()).await?;
-                    break;
+                    is_over = true;
                 }
                 Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
                 Some(part) => return Err(unexpected(&part, "the answer's end was awaited")),

@@ -98,9 +98,11 @@ impl ExternalProcessor for Picker {
     }
 }
 
+type Exchange = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
+
 /// The messages of one exchange, which is polled by whoever reads them.
 pub(crate) struct Messages {
-    exchange: Option<Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>>,
+    exchange: Option<Exchange>,
     messages: mpsc::Receiver<ProcessingResponse>,
     /// How the exchange ended, to be told behind its last message.
     failed: Option<Status>,

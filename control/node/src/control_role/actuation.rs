@@ -17,6 +17,7 @@ use router_engines::client::EngineClient;
 use router_engines::key::ApiKey;
 use router_engines::upstream::Upstream;
 use router_serve::ServeConfig;
+use router_tls::PlainListener;
 use tokio::task::JoinHandle;
 
 use crate::compose::some;
@@ -51,7 +52,7 @@ impl Actuation {
                 let address = listen
                     .parse()
                     .with_context(|| format!("control.keda_listen: {listen:?} is no IP:PORT"))?;
-                let listener = http::bind(address).await?;
+                let listener = PlainListener::new(http::bind(address).await?);
                 let (sender, counts) = wanted_counts();
                 let routes = keda_routes(counts).prepare().into_axum_router();
                 let bounds = ServeConfig { http2_only: true, connections_max: 64, ..ServeConfig::default() };

@@ -13,6 +13,7 @@ use axum::routing::get;
 use control_config::Settings;
 use control_planner::Decision;
 use router_serve::ServeConfig;
+use router_tls::PlainListener;
 use serde_json::Value;
 
 use crate::compose::some;
@@ -80,7 +81,7 @@ pub(super) async fn start(settings: &Settings) -> Result<Reporter> {
     let reporter = Reporter { shown: Arc::default(), ready_within };
     if let Some(listen) = some(&settings.control.listen) {
         let address = listen.parse().with_context(|| format!("control.listen: {listen:?} is no IP:PORT"))?;
-        let listener = http::bind(address).await?;
+        let listener = PlainListener::new(http::bind(address).await?);
         let bounds = ServeConfig { connections_max: 256, ..ServeConfig::default() };
         tokio::spawn(router_serve::serve(listener, routes(reporter.clone()), bounds, std::future::pending()));
     }
