@@ -53,7 +53,7 @@ impl Drop for Killed {
     }
 }
 
-/// What a Deployment's controllers do: pods are made until there are as many as it says, and the ones that cost least are
+/// The controllers of a Deployment: pods are made until there are as many as it says, and the ones that cost least are
 /// deleted; a deleted pod ends when its engine is idle.
 struct Deployment {
     server: Arc<ApiServer>,
@@ -240,7 +240,7 @@ fn a_deployment_follows_demand_one_of_two_controls_acts_and_a_hand_is_respected(
     wait_for("one pod again", || replicas() == Some(1) && ready() == 1);
     let plan = told(&address, "/kvasir/plan");
     assert_eq!((&plan["mode"], &plan["pools"][0]["pool"]), (&json!("act"), &json!("both")), "{plan}");
-    // Somebody scales by hand: the count stays, and the plan says why.
+    // The Deployment is scaled by hand: the count stays, and the plan says why.
     server.change(|store| {
         let mut deployment = store.get("deployments", NAMESPACE, "decode").expect("it").clone();
         deployment["spec"]["replicas"] = json!(2);

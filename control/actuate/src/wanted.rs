@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-/// One pool's count.
+/// The count of one pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolTarget {
     /// Name of the pool: `prefill`, `decode` or `both`.

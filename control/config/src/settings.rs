@@ -129,7 +129,7 @@ section! {
         /// Where changes are posted, with `actuator = "webhook"`. The variable KVASIR_WEBHOOK_KEY, if set, is shown as a bearer
         /// token.
         webhook: String = String::new();
-        /// Which of several control services acts: `none` for one alone, or `lease` for the holder of a Lease of Kubernetes.
+        /// Election among several control services: `none` for one alone, `lease` for the holder of a Lease of Kubernetes.
         leader: String = "none".to_owned(), one_of &["none", "lease"];
         /// Name of that Lease.
         lease: String = "kvasir-control".to_owned();

@@ -1,4 +1,4 @@
-//! One leader among several processes, by a Lease (`coordination.k8s.io/v1`), as client-go's `leaderelection` does it.
+//! Leader election among processes by a Lease (`coordination.k8s.io/v1`), as client-go's `leaderelection` does it.
 //!
 //! ```text
 //!            the Lease is free, or was not renewed for its duration
@@ -38,14 +38,14 @@ pub struct Election {
     renewed: Option<Instant>,
 }
 
-/// What to do about a Lease.
+/// The next step of a candidate.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// It is this process's own: renew it.
+    /// The Lease is this process's own: renew it.
     Renew,
-    /// It is free, or its holder is gone: take it.
+    /// The Lease is free, or its holder has stopped renewing it: take it.
     Take,
-    /// Somebody else holds it.
+    /// Another process holds the Lease.
     Follow,
 }
 

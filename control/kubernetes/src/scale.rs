@@ -125,7 +125,7 @@ impl Workload {
         Self { target, api, pods, counter: PodCounter::default(), selector: String::new() }
     }
 
-    /// Its name, as `Deployment/decode`.
+    /// The workload's name, as `Deployment/decode`.
     #[must_use]
     pub fn name(&self) -> String {
         self.target.to_string()

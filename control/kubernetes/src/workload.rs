@@ -33,7 +33,7 @@ pub struct WorkloadCounts {
     pub version: String,
 }
 
-/// What must be remembered between two counts.
+/// State that is kept between two counts.
 #[derive(Debug, Default)]
 pub(crate) struct PodCounter {
     /// UIDs of pods that were ready once.

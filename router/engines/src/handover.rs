@@ -28,7 +28,7 @@ struct Inner {
     among: Option<Vec<String>>,
 }
 
-/// What the proxy is to send.
+/// A request that the proxy is to send.
 #[derive(Debug)]
 pub struct HandedOver {
     /// The request for the engine.

@@ -174,7 +174,7 @@ impl Upstream {
         &self.base
     }
 
-    /// What the engine is shown in place of any other `authorization`, if it asks for a key.
+    /// The engine's own key as a value of `authorization`, if the engine asks for one. It replaces any other.
     #[must_use]
     pub fn authorization(&self) -> Option<HeaderValue> {
         self.key.as_ref().map(|key| key.header().clone())

@@ -1,6 +1,6 @@
 //! The endpoint picker: requests that come through a proxy's `ext_proc`, and are sent to their workers by it.
 //!
-//! They take the routes of clients, so they are identified by key or token, limited, routed and accounted for like any other.
+//! Such requests take the routes of clients, so they are identified by key or token, limited, routed and accounted for as usual.
 //! Routes of peers and administrators are not reached this way.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! One request, from the proxy's first message to its last.
+//! The exchange of messages about one request, from the proxy's first message to the last.
 //!
 //! ```text
 //! Receiving ──the gateway hands it over──▶ Sent ──the engine's head──▶ Answering ──▶ over
@@ -212,7 +212,7 @@ where
             biased;
             handed_over = &mut handed_over, if !is_declined => match handed_over {
                 Ok(handed_over) => break handed_over,
-                // It is answered without an engine.
+                // The gateway answers without an engine.
                 Err(_) => is_declined = true,
             },
             response = &mut answer => {
@@ -257,7 +257,7 @@ where
         }
     };
     if let Some(Ok(response)) = early {
-        // Its time is over. The proxy takes an answer only where it waits for one.
+        // The request's deadline passed. A proxy takes an answer only in reply to a message, so it was held until now.
         return send_immediately(&out, response).await;
     }
     let is_complete = engine.end_of_stream;
@@ -271,7 +271,7 @@ where
     }
 }
 
-/// What is known of the client's request.
+/// The client's request as it came.
 struct Client {
     headers: HeaderMap,
     uri: Uri,

@@ -171,7 +171,7 @@ fn is_framing(name: &HeaderName) -> bool {
     [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::CONNECTION, header::HOST].contains(name)
 }
 
-/// What makes a client's request the one that the engine is to get, at this destination. `client`: names of the client's
+/// The changes that turn the client's request into the engine's, and its destination. `client`: names of the client's
 /// headers.
 pub(crate) fn request_headers(
     client: &Headers,
@@ -222,8 +222,8 @@ fn destination_metadata(destination: &str) -> Struct {
     Struct { fields: [(DESTINATION_NAMESPACE.to_owned(), value)].into() }
 }
 
-/// What makes an engine's answer the client's. `engine`: headers of the engine's answer; of an answer whose body is not shown
-/// they stay as they are.
+/// The changes that turn the engine's answer into the client's. `engine`: the engine's head; where the body is not shown
+/// (`client` is `None`) the headers stay as they are.
 pub(crate) fn response_headers<B>(engine: &Response<()>, client: Option<&Response<B>>) -> ProcessingResponse {
     let mut mutation = HeaderMutation::default();
     if let Some(client) = client {

@@ -22,7 +22,7 @@ use crate::proto::health::health_server::HealthServer;
 const MESSAGES_MAX: usize = 8;
 /// Largest message of a proxy: what its buffers hold.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// What a proxy may send ahead on one stream, and on one connection.
+/// Flow control: bytes that a proxy may send ahead on one stream, and on one connection.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 /// Proxies have few connections.

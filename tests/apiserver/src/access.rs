@@ -1,4 +1,4 @@
-//! Who may do what (RBAC), and what was asked for.
+//! Role-based access control of calls, and a record of the calls that were made.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub struct Rule {
     pub verbs: Vec<String>,
 }
 
-/// One request.
+/// A call of the API.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     pub(crate) verb: &'static str,

@@ -134,7 +134,7 @@ impl ApiServer {
         changed
     }
 
-    /// What callers may do from now on; everything, until this is said.
+    /// Holds callers to these rules from now on. Without rules every call is allowed.
     pub fn allow(&self, rules: Vec<crate::Rule>) {
         lock(&self.shared.access).rules = Some(rules);
     }

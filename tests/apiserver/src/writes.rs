@@ -111,7 +111,7 @@ pub(crate) fn carry_out(
                     object["metadata"]["uid"] = known["metadata"]["uid"].clone();
                 }
             }
-            // What a change leaves as it is makes no new version.
+            // An update without a difference makes no new version.
             let object = if object == known { known } else { store.put(resource, object) };
             Ok(if subresource == Some("scale") { scale(&object) } else { object })
         }

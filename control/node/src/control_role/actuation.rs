@@ -176,7 +176,7 @@ mod kubernetes {
 
     /// The workloads of a fleet.
     pub(crate) struct Workloads {
-        /// One for each pool, in their order, with what was last read of it.
+        /// A workload for each pool, in the pools' order, with the counts that were last read.
         pools: Vec<(Workload, WorkloadCounts)>,
         has_deletion_cost: bool,
         /// Whether this process leads, and the task that takes part in the election.
@@ -298,7 +298,7 @@ mod kubernetes {
         pub(crate) async fn stop(self) {
             if let Some((leads, task)) = self.election {
                 drop(leads);
-                // It releases the Lease. A panic in there has been told.
+                // The task releases the Lease. A panic in it has been logged.
                 let _ended = task.await;
             }
         }
@@ -317,7 +317,7 @@ mod kubernetes {
         }
     }
 
-    /// What it costs to lose a pod, by its address: the blocks that it holds. Ranks of one pod add up.
+    /// Deletion cost by a pod's address: the cached blocks of all its ranks, in units of [`BLOCKS_OF_COST`].
     fn deletion_costs(seen: &Seen) -> HashMap<String, i32> {
         let mut costs: HashMap<String, f64> = HashMap::new();
         for worker in &seen.workers {

@@ -22,7 +22,7 @@ use crate::http;
 /// A control service is ready when it has decided so lately, or within three of its intervals.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 
-/// What a tick found.
+/// The state at one tick.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Report {
     /// Gateways that are observed.

@@ -149,7 +149,7 @@ async fn send(
         failed("connection");
         match handover {
             None => Failure::connection(&error),
-            // What the proxy met, and whether its client has gone, is not known here.
+            // The proxy does not say why: its client may have gone, so no worker is blamed.
             Some(_) => Failure::of_proxy(&error),
         }
     })?;
