@@ -177,7 +177,9 @@ class Gateway:
 
     def metric(self, name):
         text = ask(self.port, "GET", "/metrics")[2].decode()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
+        found = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
+        assert found, f"there is no metric {name}"
+        return sum(found)
 
 
 def envoy(name, pickers, response_mode="FULL_DUPLEX_STREAMED", change=lambda text: text, concurrency=1):
@@ -295,8 +297,6 @@ def bodies():
                 assert len(said) == 64 + json.loads(sent)["max_tokens"], f"{len(said)}"
                 checked += 1
     passed(f"{checked} bodies from 100 B to 8 MiB, in pieces or not, in both response modes: the engine got equal bytes, and so did clients")
-    path, headers = engine.seen[-1]
-    headers = {name.lower(): value for name, value in headers.items()}
     status, _, _ = ask(duplex, "POST", "/v1/chat/completions", body(100), headers={
         "authorization": "Bearer secret", "x-api-key": "k", "x-data-parallel-rank": "3", "x-gateway-destination-endpoint": "127.0.0.1:9",
         "cookie": "a=b"})
@@ -317,9 +317,9 @@ def bodies():
     # Half a body.
     raw = socket.create_connection(("127.0.0.1", duplex))
     raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{")
-    time.sleep(0.3)
+    wait_for("half a request to be inside", lambda: gateway.metric("kvasir_gateway_active_requests") == 1)
     raw.close()
-    wait_for("nothing to be inside", lambda: gateway.metric("kvasir_gateway_active") == 0)
+    wait_for("nothing to be inside", lambda: gateway.metric("kvasir_gateway_active_requests") == 0)
     status, _, answer = ask(unseen, "POST", "/v1/messages", json.dumps({"model": "hash", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}).encode())
     assert status == 501 and b"FULL_DUPLEX_STREAMED" in answer, (status, answer)
     passed("half a body leaves nothing; a surface that needs answers is refused where they are not shown")
@@ -424,22 +424,18 @@ def two_pickers():
 
 def tls():
     urls = mocks(1)
-    for kind in ("self-signed",):
-        gateway = Gateway("tls", [("--worker", urls[0])], "", ())
-        config = os.path.join(folder.name, "tls.toml")
-        picker = free_port()
-        with open(config, "w") as file:
-            file.write(f'[gateway]\nlisten = "127.0.0.1:{free_port()}"\n[picker]\nlisten = "127.0.0.1:{picker}"\ntls = "{kind}"\n')
-        start(arguments.kvasir, "gateway", "--config", config, "--worker", urls[0], name="tls-gateway")
-        secured = """    connect_timeout: 1s
+    config, picker = os.path.join(folder.name, "tls.toml"), free_port()
+    with open(config, "w") as file:
+        file.write(f'[gateway]\nlisten = "127.0.0.1:{free_port()}"\n[picker]\nlisten = "127.0.0.1:{picker}"\ntls = "self-signed"\n')
+    start(arguments.kvasir, "gateway", "--config", config, "--worker", urls[0], name="tls-gateway")
+    secured = """    connect_timeout: 1s
     transport_socket:
       name: envoy.transport_sockets.tls
       typed_config: {"@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext}
     typed_extension"""
-        port, _ = envoy("tls", [picker], change=lambda text: text.replace("    connect_timeout: 1s\n    typed_extension", secured, 1))
-        status, _, body = ask(port, "POST", "/v1/chat/completions", chat(5))
-        assert status == 200, body
-        assert gateway is not None
+    port, _ = envoy("tls", [picker], change=lambda text: text.replace("    connect_timeout: 1s\n    typed_extension", secured, 1))
+    status, _, body = ask(port, "POST", "/v1/chat/completions", chat(5))
+    assert status == 200, body
     passed("the picker over TLS with a certificate of its own")
 
 

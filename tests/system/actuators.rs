@@ -229,7 +229,7 @@ fn a_deployment_follows_demand_one_of_two_controls_acts_and_a_hand_is_respected(
     let mut answered = load(6, &|| replicas() == Some(3) && ready() == 3);
     // The leader dies: the other one acts.
     let leader = usize::from(leads(1));
-    drop(std::mem::replace(&mut controls[leader], Killed::start(&["--version"], &kubeconfig)));
+    let _ended = controls[leader].0.kill();
     let other = 1 - leader;
     let died = Instant::now();
     wait_for("the other to lead", || leads(other));

@@ -72,13 +72,16 @@ impl Webhook {
         let mut decision_id = since_epoch.as_millis() as u64;
         let (mut attempted, mut acknowledged, mut retry) = (None, None, RETRY_MIN);
         loop {
-            let pools = match counts.wait_for(|pools| wanted(pools) != acknowledged).await {
+            let pools = match counts.wait_for(|pools| pools.is_some() && wanted(pools) != acknowledged).await
+            {
                 Ok(pools) => pools.clone(),
                 Err(_) => return,
             };
             let current = wanted(&pools);
             if current != attempted {
                 (attempted, retry) = (current.clone(), RETRY_MIN);
+                // A post whose answer is lost may have been carried out: what was acknowledged before holds no more.
+                acknowledged = None;
                 decision_id += 1;
             }
             match self.post(decision_id, &pools.unwrap_or_default()).await {

@@ -54,7 +54,7 @@ section! {
         /// Workload of the decode workers, or of workers that do both.
         decode_target: String = String::new();
         /// With `kubernetes`: before there are to be fewer workers, mark those with the fewest cached blocks as the first to be
-        /// deleted (`controller.kubernetes.io/pod-deletion-cost`; needs the right to patch pods).
+        /// deleted (`controller.kubernetes.io/pod-deletion-cost`; needs the right to patch pods). Only Deployments heed it.
         deletion_cost: bool = false;
         /// Time to the first token that requests should keep.
         ttft: Duration = Duration::from_millis(500), in Duration::from_millis(1) => Duration::from_secs(600);
@@ -121,12 +121,12 @@ section! {
         gateways: Vec<String> = vec!["127.0.0.1:8000".to_owned()];
         /// How often those names are resolved.
         gateways_interval: Duration = Duration::from_secs(10), in Duration::from_secs(1) => Duration::from_secs(3600);
-        /// Where `/livez`, `/readyz`, `/metrics` and `/kvasir/plan` are; empty is nowhere.
+        /// Where `/livez`, `/readyz`, `/metrics` and `/kvasir/plan` are, without credentials; empty is nowhere.
         listen: String = "127.0.0.1:8090".to_owned();
-        /// Where KEDA's external scaler is answered, with `actuator = "keda"`. KEDA shows no credentials: let nothing else reach
+        /// Where KEDA's external scaler is answered, for the actuator `keda`. KEDA shows no credentials: let nothing else reach
         /// it (a NetworkPolicy).
         keda_listen: String = "127.0.0.1:8091".to_owned();
-        /// Where changes are posted, with `actuator = "webhook"`. The variable KVASIR_WEBHOOK_KEY, if set, is shown as a bearer
+        /// Where changes are posted, for the actuator `webhook`. The variable KVASIR_WEBHOOK_KEY, if set, is shown as a bearer
         /// token.
         webhook: String = String::new();
         /// Election among several control services: `none` for one alone, `lease` for the holder of a Lease of Kubernetes.

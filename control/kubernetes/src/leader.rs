@@ -4,12 +4,14 @@
 //!            the Lease is free, or was not renewed for its duration
 //! Follower ─────────────────────────────────────────────────────────▶ Leader
 //!          ◀─────────────────────────────────────────────────────────
-//!            somebody else holds it, or it could not be renewed for RENEW_WITHIN
+//!            another process holds it, or it could not be renewed for RENEW_WITHIN
 //! ```
 //!
 //! Whether a holder renews is judged by this process's own clock, from when it first saw the Lease unchanged: clocks of other
 //! machines are not trusted. A leader gives up before others may take over (10 s against 15 s). All writes name the
 //! Lease's version, so that of two that take it at once one is refused.
+//!
+//! Rights that this needs: `create` of leases, `get` and `update` of the named one.
 
 use std::time::Duration;
 
@@ -77,9 +79,12 @@ impl Election {
     /// Takes part until nothing reads `leads`, which says whether this process leads. The Lease is then released.
     pub async fn run(mut self, leads: watch::Sender<bool>) {
         while !leads.is_closed() {
-            let tried = tokio::time::timeout(RENEW_WITHIN, self.attempt()).await;
+            // A leader that cannot renew gives up so long after its last renewal, however long a request takes.
+            let give_up = self.renewed.unwrap_or_else(Instant::now) + RENEW_WITHIN;
+            let tried = tokio::time::timeout_at(give_up, self.attempt()).await;
             let is_leader = match tried {
-                Ok(Ok(is_leader)) => is_leader,
+                // An answer may come so late that the renewal is old already.
+                Ok(Ok(is_leader)) => is_leader && self.renewed.is_some_and(|at| at.elapsed() < RENEW_WITHIN),
                 Ok(Err(error)) => self.still_leads(&error.to_string()),
                 Err(_) => self.still_leads("no answer"),
             };
@@ -111,7 +116,8 @@ impl Election {
         let spec = lease.as_ref().and_then(|lease| lease.spec.clone()).unwrap_or_default();
         let known = Some(spec.clone());
         if self.seen.as_ref().is_none_or(|(seen, _)| *seen != known) {
-            self.seen = Some((known, asked));
+            // From when the answer is here: a follower must not count the time of its own request.
+            self.seen = Some((known, Instant::now()));
         }
         let unchanged_for = self.seen.as_ref().map_or(Duration::ZERO, |(_, since)| since.elapsed());
         let step = step(&spec, &self.identity, unchanged_for);

@@ -170,7 +170,12 @@ impl Workload {
             let annotations = pod.metadata.annotations.as_ref();
             if annotations.and_then(|all| all.get(DELETION_COST)) != Some(&cost) {
                 let patch = json!({"metadata": {"annotations": {DELETION_COST: cost}}});
-                self.asked(self.pods.patch(name, &PatchParams::default(), &Patch::Merge(&patch))).await?;
+                match self.asked(self.pods.patch(name, &PatchParams::default(), &Patch::Merge(&patch))).await
+                {
+                    // The pod has gone since it was listed.
+                    Err(ScaleError::Failed { source, .. }) if is_not_found(&source) => {}
+                    patched => drop(patched?),
+                }
             }
         }
         Ok(())
@@ -184,6 +189,10 @@ impl Workload {
             Err(_) => Err(ScaleError::Timeout(self.name())),
         }
     }
+}
+
+fn is_not_found(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
 #[cfg(test)]

@@ -64,6 +64,12 @@ impl Handover {
         (Self(Arc::new(inner)), receiver)
     }
 
+    /// Whether the request was handed over.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.0.to_proxy.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
     /// Whether the bodies of answers come back.
     #[must_use]
     pub fn shows_answers(&self) -> bool {

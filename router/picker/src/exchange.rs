@@ -21,6 +21,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -47,6 +48,9 @@ use crate::proto::ext_proc::{BodySendMode, HttpHeaders, ProcessingRequest, Proce
 const PIECES_MAX: usize = 2;
 /// Largest answer that is given without an engine. Larger ones are for clients that reach the gateway itself.
 const IMMEDIATE_BYTES_MAX: usize = 4 << 20;
+
+/// Longest resolution of a worker's name.
+const RESOLVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Messages to the proxy. It is read by the task that polls the exchange.
 pub(crate) type Outgoing = mpsc::Sender<ProcessingResponse>;
@@ -234,7 +238,14 @@ where
     };
     // The gateway may have read as many bytes as the client announced, and the end is still to come.
     while !is_over {
-        match next(&mut incoming).await? {
+        let part = tokio::select! {
+            part = next(&mut incoming) => part?,
+            response = &mut answer => {
+                let Ok(response) = response;
+                return send_immediately(&out, response).await;
+            }
+        };
+        match part {
             None => return Ok(()),
             Some(Part::RequestBody(piece)) => is_over = piece.end_of_stream,
             Some(Part::RequestTrailers(_)) => (is_over, has_trailers) = (true, true),
@@ -317,8 +328,9 @@ async fn destination(base: &str) -> Result<String, String> {
         Some((host, port)) => (host, port.parse().map_err(|_| format!("{authority} has no port"))?),
         None => (authority, usual),
     };
-    let mut addresses =
-        tokio::net::lookup_host((host, port)).await.map_err(|error| format!("{host}: {error}"))?;
+    let resolving = tokio::time::timeout(RESOLVE_WITHIN, tokio::net::lookup_host((host, port))).await;
+    let resolved = resolving.map_err(|_| format!("{host}: not resolved within {RESOLVE_WITHIN:?}"))?;
+    let mut addresses = resolved.map_err(|error| format!("{host}: {error}"))?;
     addresses.next().map(|address| address.to_string()).ok_or_else(|| format!("{host} has no address"))
 }
 
@@ -441,7 +453,10 @@ impl Answering {
                     send(out, response_headers(&self.engine, Some(&response))).await?;
                     body = Some(response.into_body());
                 }
-                frame = frame_of(&mut body), if body.is_some() && has_come => match frame {
+                frame = frame_of(&mut body), if body.is_some() && (has_come || end.is_some()) => match frame {
+                    Some(Ok(_)) if !has_come => {
+                        return Err(Status::aborted("the engine's answer has no body, and the client's has one"));
+                    }
                     Some(Ok(data)) => {
                         let is_last = body.as_ref().is_none_or(HttpBody::is_end_stream);
                         // The end of the stream goes with the last piece, if it is known already.

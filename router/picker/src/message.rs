@@ -73,9 +73,9 @@ fn value_of(header: &WireHeader) -> &[u8] {
     if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value }
 }
 
-/// Headers and pseudo-headers. What is no header of HTTP is left out.
-fn headers_of(map: Option<&HeaderMap>) -> (Headers, Vec<(&str, &[u8])>) {
-    let (mut headers, mut pseudo) = (Headers::new(), Vec::new());
+/// Headers and pseudo-headers, and whether all of them could be read.
+fn headers_of(map: Option<&HeaderMap>) -> (Headers, Vec<(&str, &[u8])>, bool) {
+    let (mut headers, mut pseudo, mut is_whole) = (Headers::new(), Vec::new(), true);
     for header in map.iter().flat_map(|map| &map.headers) {
         if header.key.starts_with(':') {
             pseudo.push((header.key.as_str(), value_of(header)));
@@ -83,9 +83,11 @@ fn headers_of(map: Option<&HeaderMap>) -> (Headers, Vec<(&str, &[u8])>) {
             (HeaderName::from_bytes(header.key.as_bytes()), HeaderValue::from_bytes(value_of(header)))
         {
             headers.append(name, value);
+        } else {
+            is_whole = false;
         }
     }
-    (headers, pseudo)
+    (headers, pseudo, is_whole)
 }
 
 fn pseudo<'a>(all: &[(&str, &'a [u8])], name: &str) -> Option<&'a [u8]> {
@@ -95,7 +97,11 @@ fn pseudo<'a>(all: &[(&str, &'a [u8])], name: &str) -> Option<&'a [u8]> {
 impl Head {
     /// The head in the first message of a stream; an error says what is wrong with it.
     pub(crate) fn read(message: &ProcessingRequest, headers: &HeaderMap) -> Result<Self, &'static str> {
-        let (mut headers, all) = headers_of(Some(headers));
+        let (mut headers, all, is_whole) = headers_of(Some(headers));
+        if !is_whole {
+            // A header that is not read could not be taken out of the engine's request either.
+            return Err("a header has a name or a value that HTTP does not allow");
+        }
         let method = pseudo(&all, ":method").and_then(|method| Method::from_bytes(method).ok());
         let uri = pseudo(&all, ":path").and_then(|path| Uri::try_from(path).ok());
         let (Some(method), Some(uri)) = (method, uri) else {
@@ -147,7 +153,7 @@ fn subset(metadata: Option<&Metadata>) -> Option<Vec<String>> {
 
 /// The head of an engine's answer. Its trailers and connection are the proxy's.
 pub(crate) fn response_head(headers: &HeaderMap) -> Response<()> {
-    let (headers, all) = headers_of(Some(headers));
+    let (headers, all, _) = headers_of(Some(headers));
     let status = pseudo(&all, ":status").and_then(|status| StatusCode::from_bytes(status).ok());
     let mut response = Response::new(());
     *response.status_mut() = status.unwrap_or(StatusCode::BAD_GATEWAY);
@@ -162,8 +168,25 @@ fn set(name: &str, value: &[u8]) -> HeaderValueOption {
             value: String::new(),
             raw_value: Bytes::copy_from_slice(value),
         }),
+        append: None,
         append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
     }
+}
+
+/// Sets headers in place of those that are there. Further values of one name are added.
+fn set_all<'a>(headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) -> Vec<HeaderValueOption> {
+    let mut last: Option<&HeaderName> = None;
+    let mut all = Vec::new();
+    for (name, value) in headers.filter(|(name, _)| !is_framing(name)) {
+        let mut option = set(name.as_str(), value.as_bytes());
+        // A map gives the values of one name one after the other.
+        if last.replace(name) == Some(name) {
+            option.append_action = HeaderAppendAction::AppendIfExistsOrAdd.into();
+            option.append = Some(true);
+        }
+        all.push(option);
+    }
+    all
 }
 
 /// Headers that HTTP versions and proxies make themselves.
@@ -185,8 +208,7 @@ pub(crate) fn request_headers(
         set_headers
             .push(set(":path", call.path.path_and_query().map_or("/", |path| path.as_str()).as_bytes()));
     }
-    let own = call.headers.iter().filter(|(name, _)| !is_framing(name));
-    set_headers.extend(own.map(|(name, value)| set(name.as_str(), value.as_bytes())));
+    set_headers.extend(set_all(call.headers.iter()));
     if let Some(key) = authorization {
         set_headers.push(set(header::AUTHORIZATION.as_str(), key.as_bytes()));
     }
@@ -230,8 +252,7 @@ pub(crate) fn response_headers<B>(engine: &Response<()>, client: Option<&Respons
         if client.status() != engine.status() {
             mutation.set_headers.push(set(":status", client.status().as_str().as_bytes()));
         }
-        let own = client.headers().iter().filter(|(name, _)| !is_framing(name));
-        mutation.set_headers.extend(own.map(|(name, value)| set(name.as_str(), value.as_bytes())));
+        mutation.set_headers.extend(set_all(client.headers().iter()));
         let is_kept = |name: &HeaderName| {
             client.headers().contains_key(name)
                 || is_framing(name)
@@ -292,8 +313,7 @@ pub(crate) fn response_trailers() -> ProcessingResponse {
 
 /// An answer without an engine.
 pub(crate) fn immediate(response: &Response<()>, body: Bytes) -> ProcessingResponse {
-    let own = response.headers().iter().filter(|(name, _)| !is_framing(name));
-    let set_headers = own.map(|(name, value)| set(name.as_str(), value.as_bytes())).collect();
+    let set_headers = set_all(response.headers().iter());
     answer(Answer::ImmediateResponse(ImmediateResponse {
         status: Some(HttpStatus { code: i32::from(response.status().as_u16()) }),
         headers: Some(HeaderMutation { set_headers, remove_headers: Vec::new() }),
@@ -333,7 +353,6 @@ mod tests {
             (":path", "/v1/completions?x=1"),
             (":authority", "api"),
             ("content-length", "7"),
-            ("bad name", "x"),
         ]);
         let list = ["10.0.0.1:8000", "10.0.0.2:8000, 10.0.0.3:8000"]
             .map(|text| Value { kind: Some(Kind::StringValue(text.to_owned())) });
@@ -352,6 +371,8 @@ mod tests {
         let none = Head::read(&hint(Kind::StringValue(String::new())), &headers).expect("a head");
         assert_eq!(none.among, Some(Vec::new()), "an empty hint leaves none");
         assert!(Head::read(&ProcessingRequest::default(), &map(&[(":method", "POST")])).is_err());
+        let bad = map(&[(":method", "POST"), (":path", "/"), ("bad name", "x")]);
+        assert!(Head::read(&ProcessingRequest::default(), &bad).is_err());
     }
 
     #[test]

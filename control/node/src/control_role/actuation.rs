@@ -7,7 +7,8 @@
 //! | `keda` | gateways | KEDA's external scaler, when it asks |
 //! | `webhook` | gateways | a URL, with each change |
 //!
-//! Nothing here waits for a receiver longer than a tick. What was refused is tried again at the next tick.
+//! Each request to Kubernetes ends within 5 s; a tick that takes longer delays the next one. What was refused is tried again at
+//! the next tick.
 
 use anyhow::{Context, Result, bail};
 use control_actuate::{PoolTarget, WantedSender, Webhook, keda_routes, wanted_counts};
@@ -121,7 +122,7 @@ impl Actuation {
     /// Carries out the decisions on all pools; the numbers of those whose counts were set at once.
     #[cfg_attr(
         not(feature = "kubernetes"),
-        expect(unused_variables, reason = "the workers that are worth least")
+        expect(unused_variables, reason = "only Kubernetes uses counts of blocks")
     )]
     pub(super) async fn carry_out(
         &mut self,
@@ -146,7 +147,7 @@ impl Actuation {
         }
     }
 
-    /// Gives back what others wait for.
+    /// Stops serving, or releases the Lease.
     pub(super) async fn stop(self) {
         match self {
             Self::Advise => {}
@@ -182,8 +183,9 @@ mod kubernetes {
         /// Whether this process leads, and the task that takes part in the election.
         election: Option<(watch::Receiver<bool>, JoinHandle<()>)>,
         failures: u64,
-        /// The last problem: one that stays is logged once.
+        /// The last failure of a request, and the last reasons of pods that do not start: each is logged when it changes.
         problem: Option<String>,
+        reasons: String,
     }
 
     impl Workloads {
@@ -216,11 +218,12 @@ mod kubernetes {
                 election,
                 failures: 0,
                 problem: None,
+                reasons: String::new(),
             })
         }
 
         pub(crate) fn leads(&self) -> bool {
-            self.election.as_ref().is_none_or(|(leads, _)| *leads.borrow())
+            self.election.as_ref().is_none_or(|(leads, task)| !task.is_finished() && *leads.borrow())
         }
 
         pub(crate) fn has_prefill(&self) -> bool {
@@ -234,7 +237,7 @@ mod kubernetes {
         fn failed(&mut self, problem: String) {
             self.failures += 1;
             if self.problem.as_ref() != Some(&problem) {
-                tracing::warn!("{problem}; the workers stay as they are, and it is tried again");
+                tracing::warn!("{problem}; it is tried again");
                 self.problem = Some(problem);
             }
         }
@@ -250,12 +253,11 @@ mod kubernetes {
                 Ok(counts) => {
                     let reasons: Vec<&str> =
                         counts.iter().flat_map(|counts| &counts.reasons).map(String::as_str).collect();
-                    let problem =
-                        (!reasons.is_empty()).then(|| format!("pods do not start: {}", reasons.join("; ")));
-                    if problem.is_some() && problem != self.problem {
-                        tracing::warn!("{}", problem.as_deref().unwrap_or_default());
+                    let reasons = reasons.join("; ");
+                    if !reasons.is_empty() && reasons != self.reasons {
+                        tracing::warn!("pods do not start: {reasons}");
                     }
-                    self.problem = problem;
+                    self.reasons = reasons;
                     Ok(counts.into_iter().map(pool_counts).collect())
                 }
                 Err(error) => {
@@ -273,7 +275,8 @@ mod kubernetes {
                 (0..self.pools.len().min(decisions.len())).partition(is_down);
             for pool in down.into_iter().chain(other) {
                 let ((workload, counts), decision) = (&self.pools[pool], &decisions[pool]);
-                if decision.wanted == counts.replicas {
+                // Leadership may have ended meanwhile.
+                if decision.wanted == counts.replicas || !self.leads() {
                     continue;
                 }
                 if self.has_deletion_cost && decision.wanted < counts.replicas {
@@ -290,6 +293,9 @@ mod kubernetes {
                     }
                     Err(error) => problems.push(chain(&error)),
                 }
+            }
+            if problems.is_empty() {
+                self.problem = None;
             }
             problems.into_iter().for_each(|problem| self.failed(problem));
             set

@@ -15,8 +15,8 @@ const RESOLVE_WITHIN: Duration = Duration::from_secs(2);
 enum Name {
     /// Over TLS the name is what the certificate is for, so it is one gateway.
     Fixed(String),
-    /// `HOST:PORT`, resolved again and again.
-    Resolved(String),
+    /// `HOST:PORT`, resolved again and again, with the addresses that it had last.
+    Resolved(String, Vec<String>),
 }
 
 pub(super) struct Gateways<'a> {
@@ -36,7 +36,7 @@ impl<'a> Gateways<'a> {
             // An address needs no resolution.
             host if host.contains("://") => Name::Fixed(text.clone()),
             host if host.parse::<std::net::SocketAddr>().is_ok() => Name::Fixed(format!("http://{host}")),
-            host => Name::Resolved(host.trim_end_matches('/').to_owned()),
+            host => Name::Resolved(host.trim_end_matches('/').to_owned(), Vec::new()),
         };
         // Credentials that cannot be read are an error at the start.
         names.iter().try_for_each(|name| credentials.client(name).map(drop))?;
@@ -50,6 +50,14 @@ impl<'a> Gateways<'a> {
         })
     }
 
+    /// Names that have no address yet: gateways that are not observed.
+    pub(super) fn unresolved(&self) -> usize {
+        self.names
+            .iter()
+            .filter(|name| matches!(name, Name::Resolved(_, addresses) if addresses.is_empty()))
+            .count()
+    }
+
     /// A client for each gateway. A name that cannot be resolved keeps the addresses that it had.
     pub(super) async fn clients(&mut self) -> &[EngineClient] {
         if self.resolved.is_some_and(|at| at.elapsed() < self.interval) {
@@ -57,25 +65,24 @@ impl<'a> Gateways<'a> {
         }
         self.resolved = Some(Instant::now());
         let mut bases = Vec::new();
-        for name in &self.names {
+        for name in &mut self.names {
             match name {
                 Name::Fixed(text) => bases.push(text.clone()),
-                Name::Resolved(host) => {
-                    match tokio::time::timeout(RESOLVE_WITHIN, tokio::net::lookup_host(host)).await {
-                        Ok(Ok(addresses)) => {
-                            bases.extend(addresses.map(|address| format!("http://{address}")))
+                Name::Resolved(host, addresses) => {
+                    let resolving = tokio::net::lookup_host(host.as_str());
+                    match tokio::time::timeout(RESOLVE_WITHIN, resolving).await {
+                        Ok(Ok(found)) => {
+                            *addresses = found.map(|address| format!("http://{address}")).collect()
                         }
-                        failed => {
-                            let reason = match failed {
-                                Ok(Err(error)) => error.to_string(),
-                                _ => format!("no answer within {RESOLVE_WITHIN:?}"),
-                            };
-                            tracing::warn!(host, "the gateways' name cannot be resolved: {reason}");
-                            if !self.clients.is_empty() {
-                                return &self.clients;
-                            }
+                        Ok(Err(error)) => {
+                            tracing::warn!(host, "the gateways' name cannot be resolved: {error}")
                         }
+                        Err(_) => tracing::warn!(
+                            host,
+                            "the gateways' name was not resolved within {RESOLVE_WITHIN:?}"
+                        ),
                     }
+                    bases.extend(addresses.iter().cloned());
                 }
             }
         }

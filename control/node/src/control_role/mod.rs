@@ -1,7 +1,7 @@
 //! `kvasir control`: plans how many workers there should be behind running gateways, shows it on them and, with
 //! `planner.mode = "act"`, carries it out. No request passes through it; while it is away nothing changes.
 //!
-//! Reading order: `gateways` (whom it observes), `actuation` (how counts are read and carried out), `report` (its own HTTP
+//! Reading order: `gateways` (the gateways that are observed), `actuation` (how counts are read and carried out), `report` (its own HTTP
 //! surface).
 
 mod actuation;
@@ -90,16 +90,22 @@ async fn control(
     let mut other_ticks = 0;
     loop {
         ticks.tick().await;
-        let clients = gateways.clients().await;
-        observer.set_clients(clients);
+        let clients = gateways.clients().await.to_vec();
+        let unresolved = gateways.unresolved();
+        observer.set_clients(&clients);
         let seen = observer.observe().await;
-        let silent = seen.as_ref().map_or(clients.len(), |seen| seen.silent);
+        let silent = seen.as_ref().map_or(clients.len(), |seen| seen.silent) + unresolved;
         if std::mem::replace(&mut was_silent, silent > 0) != was_silent && planning.is_some() {
             tracing::warn!(silent, gateways = clients.len(), "gateways that do not answer");
         }
-        let mut report =
-            Report { gateways: clients.len(), silent, leads: actuation.leads(), ..Report::default() };
-        let Some(seen) = seen else {
+        let mut report = Report {
+            gateways: clients.len(),
+            silent,
+            leads: actuation.leads(),
+            failures: actuation.failures(),
+        };
+        // A part of the gateways must not be taken for all of them.
+        let Some(seen) = seen.filter(|_| unresolved == 0) else {
             reporter.silent(report);
             continue;
         };
@@ -125,6 +131,7 @@ async fn control(
             Ok(None) => planning.roles().iter().map(seen_counts).collect(),
             // Workers that cannot be counted are not planned for: nothing changes until they can.
             Err(()) => {
+                report.failures = actuation.failures();
                 reporter.silent(report);
                 continue;
             }

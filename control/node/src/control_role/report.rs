@@ -56,7 +56,7 @@ impl Reporter {
 
     /// A tick at which nothing could be decided.
     pub(super) fn silent(&self, report: Report) {
-        self.with(|shown| shown.report = Report { failures: shown.report.failures, ..report });
+        self.with(|shown| shown.report = report);
     }
 
     /// A tick with a decision.
@@ -140,7 +140,7 @@ fn metrics_text(report: &Report, wanted: &[(String, u32)]) -> String {
     series(
         "kvasir_control_actuation_failures_total",
         "counter",
-        "Requests about workers that were refused or not answered",
+        "Requests to Kubernetes about workers that were refused or not answered",
         &one(report.failures as f64),
     );
     if !wanted.is_empty() {

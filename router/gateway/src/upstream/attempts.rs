@@ -170,8 +170,8 @@ impl Attempts {
         self.deadline.get_or_insert_with(|| Instant::now() + gateway.tuning().worker_wait);
         failure.blame(route);
         let at_fault = failure.at_fault(route);
-        // A proxy sends a request once.
-        let is_last = generation.handover.is_some();
+        // A proxy sends a request once; what failed before, as a prefill leg, may be tried again.
+        let is_last = generation.handover.as_ref().is_some_and(Handover::is_used);
         if is_last
             || !failure.is_retryable
             || self.failed > gateway.tuning().retries

@@ -128,6 +128,13 @@ fn call(
     (call, span)
 }
 
+/// The proxy that sends the leg that generates, if one does; counted as handed over.
+fn handed_over(generation: &Generation) -> Option<&Handover> {
+    let handover = generation.handover.as_ref()?;
+    generation.gateway.metrics.handed_over.inc();
+    Some(handover)
+}
+
 /// Sends to one worker; its answer's head has a status of success.
 async fn send(
     rank: &RankRef,
@@ -166,9 +173,6 @@ async fn send(
 /// Asks the workers of a route.
 pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) -> Result<LegReply, Failure> {
     generation.attempts.fetch_add(1, Ordering::Relaxed);
-    if generation.handover.is_some() {
-        generation.gateway.metrics.handed_over.inc();
-    }
     let sent = Instant::now();
     let down = route.decode.worker.given_up(sent);
     // An engine may wait for blocks of a prefill worker that has frozen for as long as it likes.
@@ -207,7 +211,7 @@ async fn legs(
 ) -> Result<LegReply, Failure> {
     let Some(prefill) = &route.prefill else {
         let (call, mut span) = call(generation, body, &route.decode, names::span::DECODE);
-        let reply = send(&route.decode, &call, &mut span, generation.handover.as_ref()).await?;
+        let reply = send(&route.decode, &call, &mut span, handed_over(generation)).await?;
         return Ok(LegReply {
             sent,
             reply,
@@ -253,7 +257,7 @@ async fn legs(
         };
         let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
         decode_call.once = true;
-        let reply = send(&route.decode, &decode_call, &mut span, generation.handover.as_ref()).await?;
+        let reply = send(&route.decode, &decode_call, &mut span, handed_over(generation)).await?;
         let promised = Some(PrefillUsage { prompt_tokens: answer.prompt_tokens });
         let prefill_cached = answer.cached_tokens;
         return Ok(LegReply { sent, reply, promised, prefill_cached, prefill: None, transfer_started, span });
@@ -271,7 +275,7 @@ async fn legs(
     }));
     let transfer_started = Some(Instant::now());
     let mut ended = None;
-    let mut start = Box::pin(send(&route.decode, &decode_call, &mut span, generation.handover.as_ref()));
+    let mut start = Box::pin(send(&route.decode, &decode_call, &mut span, handed_over(generation)));
     loop {
         tokio::select! {
             reply = &mut start => {

@@ -1,7 +1,5 @@
 //! A gateway of a few routes behind the exchange, and a proxy that sends messages by hand.
 
-use std::time::Duration;
-
 use axum::extract::{Path, Request};
 use axum::http::HeaderValue;
 use axum::response::IntoResponse;
@@ -222,6 +220,19 @@ async fn trailers_take_the_place_of_the_end() {
     proxy.response_body("x", false);
     assert_eq!(proxy.told().await, "body \"X\"");
     proxy.part(Part::ResponseTrailers(HttpTrailers::default()));
+    assert_eq!(proxy.told().await, "trailers");
+    assert_eq!(proxy.ended().await, Ok(()));
+}
+
+#[tokio::test]
+async fn an_answer_of_trailers_alone_ends() {
+    let mut proxy = Proxy::start("POST", "/relay", false, DUPLEX);
+    proxy.request_body("a", true);
+    proxy.told().await;
+    proxy.told().await;
+    proxy.response_headers("200", false);
+    proxy.part(Part::ResponseTrailers(HttpTrailers::default()));
+    assert!(proxy.told().await.starts_with("answer"));
     assert_eq!(proxy.told().await, "trailers");
     assert_eq!(proxy.ended().await, Ok(()));
 }
