@@ -103,8 +103,12 @@ impl Election {
         }
     }
 
-    fn still_leads(&self, reason: &str) -> bool {
+    /// Whether this process leads after an attempt that failed.
+    fn still_leads(&mut self, reason: &str) -> bool {
         let leads = self.renewed.is_some_and(|renewed| renewed.elapsed() + RETRY_EVERY < RENEW_WITHIN);
+        if !leads {
+            self.renewed = None;
+        }
         tracing::warn!(lease = self.name, still_leads = leads, "the Lease cannot be renewed: {reason}");
         leads
     }
