@@ -10,6 +10,7 @@ does not ends it with a traceback. The protocol's messages are declared here fro
 import json
 import math
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -158,10 +159,15 @@ keda_listen = "127.0.0.1:{keda}"
 
 
 def main(folder):
-    gateway, first = f"127.0.0.1:{free_port()}", free_port()
-    engines = 34
-    start("mock", "--workers", str(engines), "--listen", f"127.0.0.1:{first}")
-    wait_for("the engines", lambda: get(f"127.0.0.1:{first + engines - 1}", "/health")[0] == 200)
+    gateway, engines = f"127.0.0.1:{free_port()}", 34
+    # Ports that follow each other, below those that the system gives out itself; some may be in use.
+    for _ in range(20):
+        first = random.randrange(20_000, 30_000)
+        mock = start("mock", "--workers", str(engines), "--listen", f"127.0.0.1:{first}")
+        wait_for("the engines", lambda: mock.poll() is not None or get(f"127.0.0.1:{first + engines - 1}", "/health")[0] == 200)
+        if mock.poll() is None:
+            break
+    assert mock.poll() is None, "no ports for the engines"
     start("gateway", "--listen", gateway, "--worker", f"http://127.0.0.1:{first}")
     wait_for("the first worker", lambda: len(workers(gateway)) == 1)
 

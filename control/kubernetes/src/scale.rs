@@ -131,10 +131,10 @@ impl Workload {
         self.target.to_string()
     }
 
-    /// Reads its replicas and counts its pods.
+    /// Reads its replicas and counts its pods. Zero replicas are left out of the server's answer (`omitempty`).
     pub async fn read(&mut self) -> Result<WorkloadCounts, ScaleError> {
         let scale = self.asked(self.api.get_scale(&self.target.name)).await?;
-        let replicas = scale.spec.as_ref().and_then(|spec| spec.replicas);
+        let replicas = scale.spec.as_ref().map(|spec| spec.replicas.unwrap_or(0));
         let selector = scale.status.as_ref().and_then(|status| status.selector.clone());
         let (Some(replicas), Some(selector)) = (replicas, selector.filter(|selector| !selector.is_empty()))
         else {

@@ -25,6 +25,9 @@ const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 /// Largest piece of a body in one message: proxies take 64 KiB.
 pub(crate) const PIECE_BYTES_MAX: usize = 62_000;
 
+/// Headers of one head at most.
+const HEADERS_MAX: usize = 256;
+
 /// Headers of clients that engines may see beside those that the gateway passes on: what describes the body, and what the proxy
 /// itself has set.
 const KEPT: [&str; 9] = [
@@ -82,7 +85,8 @@ fn headers_of(map: Option<&HeaderMap>) -> (Headers, Vec<(&str, &[u8])>, bool) {
         } else if let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(header.key.as_bytes()), HeaderValue::from_bytes(value_of(header)))
         {
-            headers.append(name, value);
+            // A map that is full, or a head of more headers than any server takes, is refused and not cut.
+            is_whole &= headers.len() < HEADERS_MAX && headers.try_append(name, value).is_ok();
         } else {
             is_whole = false;
         }
@@ -371,6 +375,11 @@ mod tests {
         let none = Head::read(&hint(Kind::StringValue(String::new())), &headers).expect("a head");
         assert_eq!(none.among, Some(Vec::new()), "an empty hint leaves none");
         assert!(Head::read(&ProcessingRequest::default(), &map(&[(":method", "POST")])).is_err());
+        let many: Vec<String> = (0..30_000).map(|at| format!("x-{at}")).collect();
+        let pseudo = [(":method", "POST"), (":path", "/")];
+        let many: Vec<(&str, &str)> =
+            pseudo.into_iter().chain(many.iter().map(|name| (name.as_str(), "x"))).collect();
+        assert!(Head::read(&ProcessingRequest::default(), &map(&many)).is_err(), "no panic, and no cut head");
         let bad = map(&[(":method", "POST"), (":path", "/"), ("bad name", "x")]);
         assert!(Head::read(&ProcessingRequest::default(), &bad).is_err());
     }

@@ -131,7 +131,11 @@ fn scale(object: &Value) -> Value {
         object["status"]["hpaPodSelector"].as_str().map_or_else(|| labels.join(","), str::to_owned);
     json!({
         "kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": object["metadata"],
-        "spec": {"replicas": object["spec"]["replicas"].as_u64().unwrap_or(1)},
+        // Zero is left out, as the real server's `omitempty` does.
+        "spec": match object["spec"]["replicas"].as_u64().unwrap_or(1) {
+            0 => json!({}),
+            replicas => json!({"replicas": replicas}),
+        },
         "status": {"replicas": object["status"]["replicas"].as_u64().unwrap_or(0), "selector": selector},
     })
 }
