@@ -24,7 +24,7 @@
 //! its last), `service` (the gRPC services and their listener), `health`.
 //!
 //! Threads: an exchange is polled by the task of its gRPC stream, so a message wakes one task. Memory of a request: its body,
-//! which the gateway charges and bounds, and at most a few pieces on their way.
+//! which the gateway charges and bounds, and a few messages of up to 4 MiB on their way, which it does not charge.
 
 #![forbid(unsafe_code)]
 
