@@ -132,6 +132,15 @@ class Scaler:
         return answer.metricValues[0].metricValueFloat
 
 
+def is_told(scaler):
+    try:
+        scaler.value(pool="both")
+        return True
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.UNAVAILABLE, error
+        return False
+
+
 def autoscaler(replicas, value):
     """replica_calculator.go, GetExternalPerPodMetricReplicas, target 1."""
     ratio = value / replicas
@@ -147,6 +156,7 @@ def control(folder, gateway, least):
 mode = "act"
 actuator = "keda"
 interval = "200ms"
+start_time = "1s"
 down_after = "1s"
 gpus_max = 1000
 decode_min = {least}
@@ -182,6 +192,8 @@ def main(folder):
         wait_for("a decision", lambda: get(report, "/readyz")[0] == 200)
         scaler = Scaler(address)
         wait_for("the planner to count them", lambda: json.loads(get(report, "/kvasir/plan")[1])["pools"][0]["ready"] == replicas)
+        # Workers that are starting are not seen yet: a control service that has just started tells nothing for `start_time`.
+        wait_for("it to tell counts", lambda: is_told(scaler))
         value = scaler.value(pool="both")
         asked = autoscaler(replicas, value)
         assert asked >= replicas + 1, f"{replicas} workers stay {asked} with {value}"

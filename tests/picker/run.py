@@ -132,7 +132,18 @@ class Engine:
                             break
                 engine.seen.append((self.path, dict(self.headers.items())))
                 asked = json.loads(body)
-                if asked.get("user") == "hang":
+                if asked.get("user") == "stream":
+                    # Two tokens, and then nothing for as long as it is asked.
+                    self.send_response(200)
+                    self.send_header("content-type", "text/event-stream")
+                    self.send_header("transfer-encoding", "chunked")
+                    self.end_headers()
+                    for word in ("a", "b"):
+                        event = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "hash", "choices": [
+                            {"index": 0, "delta": {"content": word}, "finish_reason": None}]}
+                        data = b"data: " + json.dumps(event).encode() + b"\n\n"
+                        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+                if asked.get("user") in ("hang", "stream"):
                     # Until the proxy closes the connection.
                     self.connection.settimeout(20)
                     try:
@@ -325,6 +336,39 @@ def bodies():
     passed("half a body leaves nothing; a surface that needs answers is refused where they are not shown")
 
 
+def given_up():
+    """The gateway ends a request that Envoy has sent already."""
+    engine = Engine()
+    gateway = Gateway("given-up", [("--worker", f"http://127.0.0.1:{engine.port}")])
+    port, _ = envoy("given-up", [gateway.picker])
+    unseen, _ = envoy("given-up-unseen", [gateway.picker], "NONE")
+
+    def body(user, **more):
+        return json.dumps({"model": "hash", "messages": [{"role": "user", "content": "x"}], "user": user, **more}).encode()
+
+    for name, at in (("shown", port), ("not shown", unseen)):
+        before, began = engine.broken, time.monotonic()
+        status, _, answer = ask(at, "POST", "/v1/chat/completions", body("hang"), {"x-request-timeout-ms": "500"})
+        took = time.monotonic() - began
+        assert status == 504 and b"deadline_exceeded" in answer and took < 2, (name, status, answer, took)
+        wait_for("the engine to be told", lambda: engine.broken == before + 1)
+    passed(f"a request whose time is over is answered after {took * 1000:.0f} ms with 504, and ends at the engine")
+    before, began = engine.broken, time.monotonic()
+    status, _, answer = ask(port, "POST", "/v1/chat/completions", body("stream", stream=True), {"x-request-timeout-ms": "700"})
+    took = time.monotonic() - began
+    assert status == 200 and text_of(answer.split(b"data: {\"error")[0]) == "ab" and b"deadline_exceeded" in answer and took < 2, (status, answer, took)
+    wait_for("the engine to be told", lambda: engine.broken == before + 1)
+    wait_for("the bookings to be given back", lambda: gateway.workers()[0]["requests"] == 0)
+    passed(f"a stream whose time is over ends after {took * 1000:.0f} ms with an error event, and at the engine")
+    # A worker that cannot be reached: the answer is the gateway's, not Envoy's, and names it.
+    engine.server.shutdown()
+    engine.server.server_close()
+    status, _, answer = ask(port, "POST", "/v1/chat/completions", body("none"))
+    assert status == 503 and b"kvasir" not in answer[:1] and json.loads(answer)["error"], (status, answer)
+    assert str(engine.port).encode() in answer, answer
+    passed(f"a worker that Envoy cannot reach is told by the gateway: {json.loads(answer)['error']['message']}")
+
+
 def keys_and_subsets():
     urls = mocks(2)
     keys = os.path.join(folder.name, "keys.toml")
@@ -447,7 +491,7 @@ def end():
 
 
 def main():
-    for part in (answers_and_surfaces, bodies, keys_and_subsets, prefill_and_decode, tls, two_pickers):
+    for part in (answers_and_surfaces, bodies, given_up, keys_and_subsets, prefill_and_decode, tls, two_pickers):
         if not arguments.only or part.__name__ in arguments.only:
             part()
     print("all of it works")

@@ -67,7 +67,9 @@ section! {
         utilisation: f64 = 0.7, in 0.05 => 1.0;
         /// Time between two decisions.
         interval: Duration = Duration::from_secs(5), in Duration::from_millis(200) => Duration::from_secs(30);
-        /// Time that a worker takes to start, until starts have been measured.
+        /// Time that a worker takes to start, until starts have been measured. With `keda` and `webhook` no count is told for so
+        /// long after `kvasir control` has started: workers that are starting then are not seen by gateways, and a count without
+        /// them would stop them.
         start_time: Duration = Duration::from_secs(120), in Duration::from_millis(100) => Duration::from_secs(7200);
         /// Time in which requests that wait are to be worked off.
         clear_within: Duration = Duration::from_secs(60), in Duration::from_secs(1) => Duration::from_secs(3600);

@@ -21,5 +21,5 @@ pub use config::{KubernetesError, PodSourceConfig, Selection, connect};
 pub use leader::Election;
 pub use pod::{PodRules, object};
 pub use scale::{ScaleError, ScaleTarget, Workload};
-pub use source::PodSource;
+pub use source::{PodSource, error_chain};
 pub use workload::WorkloadCounts;

@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
@@ -18,6 +19,8 @@ use crate::workload::{PodCounter, WorkloadCounts};
 
 /// Longest time for one request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Pods that are marked at a time.
+const PATCHES_MAX: usize = 16;
 /// Of several pods that could go, ReplicaSets delete the one with the lowest first ("ReplicaSet", "Pod deletion cost").
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
@@ -160,25 +163,33 @@ impl Workload {
 
     /// Tells Kubernetes which pods to delete last: `cost` by a pod's address. Pods without one are left as they are.
     pub async fn set_deletion_costs(&self, cost: impl Fn(&str) -> Option<i32>) -> Result<(), ScaleError> {
-        let pods = self.asked(self.pods.list(&ListParams::default().labels(&self.selector))).await?;
-        for pod in &pods.items {
-            let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
-            let (Some(cost), Some(name)) = (ip.and_then(&cost), pod.metadata.name.as_deref()) else {
-                continue;
-            };
-            let cost = cost.to_string();
-            let annotations = pod.metadata.annotations.as_ref();
-            if annotations.and_then(|all| all.get(DELETION_COST)) != Some(&cost) {
+        let marked = async {
+            let pods = self.asked(self.pods.list(&ListParams::default().labels(&self.selector))).await?;
+            let changed: Vec<(&str, String)> = pods
+                .items
+                .iter()
+                .filter_map(|pod| {
+                    let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
+                    let (cost, name) = (ip.and_then(&cost)?.to_string(), pod.metadata.name.as_deref()?);
+                    let annotations = pod.metadata.annotations.as_ref();
+                    let is_other = annotations.and_then(|all| all.get(DELETION_COST)) != Some(&cost);
+                    is_other.then_some((name, cost))
+                })
+                .collect();
+            let patched = changed.into_iter().map(async |(name, cost)| {
                 let patch = json!({"metadata": {"annotations": {DELETION_COST: cost}}});
-                match self.asked(self.pods.patch(name, &PatchParams::default(), &Patch::Merge(&patch))).await
-                {
+                let patch = Patch::Merge(&patch);
+                match self.asked(self.pods.patch(name, &PatchParams::default(), &patch)).await {
                     // The pod has gone since it was listed.
-                    Err(ScaleError::Failed { source, .. }) if is_not_found(&source) => {}
-                    patched => drop(patched?),
+                    Err(ScaleError::Failed { source, .. }) if is_not_found(&source) => Ok(()),
+                    patched => patched.map(drop),
                 }
-            }
-        }
-        Ok(())
+            });
+            stream::iter(patched).buffer_unordered(PATCHES_MAX).try_collect::<()>().await
+        };
+        // A fleet of any size is marked in this time, or goes down unmarked.
+        let marked = tokio::time::timeout(ANSWER_WITHIN, marked).await;
+        marked.unwrap_or_else(|_| Err(ScaleError::Timeout(self.name())))
     }
 
     async fn asked<T>(&self, request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ScaleError> {

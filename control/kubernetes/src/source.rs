@@ -100,7 +100,7 @@ impl PodSource {
             let asked = tokio::time::timeout(ANSWER_MAX, api.get(name)).await;
             let found = match asked {
                 Ok(Ok(found)) => pool::selector_and_ports(&found).map(|pool| (found, pool)),
-                Ok(Err(error)) => Err(format!("InferencePool {name}: {}", chain(&error))),
+                Ok(Err(error)) => Err(format!("InferencePool {name}: {}", error_chain(&error))),
                 Err(_) => Err(format!("InferencePool {name}: no answer within {ANSWER_MAX:?}")),
             };
             let before = last.take();
@@ -187,7 +187,7 @@ async fn report(
             None => return End::Relist,
             Some(Err(error)) => {
                 let is_expired = is_expired(&error);
-                if !sender.send(Update::Failed(chain(&error))).await {
+                if !sender.send(Update::Failed(error_chain(&error))).await {
                     return End::Closed;
                 }
                 if is_expired {
@@ -226,7 +226,8 @@ fn is_expired(error: &watcher::Error) -> bool {
 }
 
 /// An error with its causes, each once.
-fn chain(error: &dyn std::error::Error) -> String {
+#[must_use]
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -15,23 +15,42 @@ fn is_beyond_loopback(address: &SocketAddr) -> bool {
 
 /// Of a gateway that listens on this address.
 pub(crate) fn of_gateway(settings: &Settings, listen: SocketAddr) -> Option<String> {
-    let asks = compose::is_closed(settings) || settings.tls.client_certificate == "required";
+    let asks_certificate = settings.tls.client_certificate == "required";
     let grpc = settings.gateway.grpc_listen.parse().ok();
+    // The picker asks for certificates only over the gateway's own TLS.
     let picker = settings.picker.listen.parse().ok();
-    let open: Vec<String> = [Some(listen), grpc, picker]
-        .into_iter()
-        .flatten()
-        .filter(is_beyond_loopback)
-        .map(|address| address.to_string())
-        .collect();
-    if asks || open.is_empty() {
+    let picker = picker.filter(|_| !(asks_certificate && settings.picker.tls == "gateway"));
+    let clients = [Some(listen), grpc].into_iter().flatten().filter(|_| !asks_certificate);
+    let open: Vec<String> =
+        clients.chain(picker).filter(is_beyond_loopback).map(|address| address.to_string()).collect();
+    if compose::is_closed(settings) || open.is_empty() {
         return None;
     }
     Some(format!(
         "the gateway listens on {} and asks for no key: whoever reaches it may use the models; set `access.keys_file`, \
-         `access.token_issuer` or `tls.client_certificate = \"required\"`",
+         `access.token_issuer` or `tls.client_certificate = \"required\"` (which protects the picker with \
+         `picker.tls = \"gateway\"` only)",
         open.join(" and ")
     ))
+}
+
+/// Of a control service.
+pub(crate) fn of_control(settings: &Settings) -> Option<String> {
+    let has_keda = settings.planner.mode == "act" && settings.planner.actuator == "keda";
+    let keda = settings.control.keda_listen.parse().ok().filter(|_| has_keda);
+    let open: Vec<String> = [settings.control.listen.parse().ok(), keda]
+        .into_iter()
+        .flatten()
+        .filter(is_beyond_loopback)
+        .map(|address: SocketAddr| address.to_string())
+        .collect();
+    (!open.is_empty()).then(|| {
+        format!(
+            "the control service listens on {} and asks for no key: whoever reaches it sees how many workers there are and \
+             should be, and nothing can be changed there",
+            open.join(" and ")
+        )
+    })
 }
 
 /// Of an open gateway whose listener for administrators is there.
@@ -129,6 +148,27 @@ mod tests {
         }
         let said = gateway("[gateway]\ngrpc_listen = \"0.0.0.0:8001\"\n", "127.0.0.1:8000").expect("said");
         assert!(said.contains("on 0.0.0.0:8001 and asks"), "{said}");
+
+        let picker = |tls: &str| {
+            let text = format!(
+                "[tls]\nclient_certificate = \"required\"\n[picker]\nlisten = \"0.0.0.0:9002\"\ntls = \"{tls}\"\n"
+            );
+            gateway(&text, "0.0.0.0:8000")
+        };
+        assert_eq!(picker("gateway"), None);
+        for tls in ["off", "self-signed"] {
+            let said = picker(tls).expect("said");
+            assert!(said.contains("on 0.0.0.0:9002 and asks"), "{said}");
+        }
+
+        let control = |text: &str| of_control(&settings(text));
+        assert_eq!(control(""), None);
+        assert_eq!(control("[control]\nkeda_listen = \"0.0.0.0:8091\"\n"), None, "nothing listens there");
+        let said = control("[control]\nlisten = \"0.0.0.0:8090\"\n").expect("said");
+        assert!(said.contains("on 0.0.0.0:8090"), "{said}");
+        let keda =
+            "[control]\nkeda_listen = \"0.0.0.0:8091\"\n[planner]\nmode = \"act\"\nactuator = \"keda\"\n";
+        assert!(control(keda).expect("said").contains("on 0.0.0.0:8091"));
 
         let admin = |text: &str, address: &str| of_admin(&settings(text), Some(&Place::Tcp(at(address))));
         assert_eq!(of_admin(&Settings::default(), None), None);

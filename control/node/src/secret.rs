@@ -91,7 +91,8 @@ fn read(name: &str, path: &str) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("{name} = \"{path}\""))
 }
 
-fn variable(name: &str) -> Result<Option<ApiKey>> {
+/// The key in an environment variable; `None` when it is not set, or empty.
+pub(crate) fn variable(name: &str) -> Result<Option<ApiKey>> {
     let Some(text) = std::env::var(name).ok().filter(|text| !text.is_empty()) else { return Ok(None) };
     ApiKey::new(&text).with_context(|| format!("{name}: {NO_KEY}")).map(Some)
 }

@@ -482,6 +482,7 @@ impl PlannerLaw {
             starting_for: self.asked_at.iter().map(|asked| view.now - asked).collect(),
             started_in: vec![self.start_time; view.started as usize],
             in_force: view.wanted,
+            is_partial: false,
         };
         (self.arrived, self.first_tokens, self.finished, self.before) =
             (view.arrived, view.first_tokens.len(), view.finished.len(), view.now);

@@ -149,6 +149,8 @@ pub struct Observation {
     pub started_in: Vec<f64>,
     /// The count in force where workers are started and stopped.
     pub in_force: u32,
+    /// A part of the demand was not measured: a gateway is silent, or has just gone. There may be more than is seen.
+    pub is_partial: bool,
 }
 
 /// Why a count is wanted.
@@ -168,6 +170,8 @@ pub enum Reason {
     LevelImpossible,
     /// Fewer would do, and were not enough for long enough; or an eighth is draining.
     WaitingToShrink,
+    /// Fewer would do for the part of the demand that is seen.
+    Partial,
     /// The pool's minimum.
     Minimum,
     /// The pool's maximum.
@@ -190,6 +194,7 @@ impl Reason {
             Self::Thresholds => "thresholds",
             Self::LevelImpossible => "level_impossible",
             Self::WaitingToShrink => "waiting_to_shrink",
+            Self::Partial => "partial",
             Self::Minimum => "minimum",
             Self::Maximum => "maximum",
             Self::Budget => "budget",
@@ -208,6 +213,7 @@ impl Reason {
             }
             Self::LevelImpossible => "by KV in use and queues: even a request alone on a worker is late",
             Self::WaitingToShrink => "fewer would do, and were not enough for long enough",
+            Self::Partial => "fewer would do for what is seen, but a gateway is not heard",
             Self::Minimum => "the pool's minimum",
             Self::Maximum => "the pool's maximum",
             Self::Budget => "the other GPUs are in use, or still draining",
@@ -476,14 +482,16 @@ impl Pool {
     fn by_thresholds(&self, config: &PlannerConfig, seen: &Observation) -> u32 {
         let ready = seen.workers.ready;
         let exist = ready + seen.workers.starting;
+        // However little there is to do, a worker must do it.
+        let least = u32::from(seen.queued > 0.0 || seen.arrivals > 0.0 || seen.decoding > 0.0);
         if ready == 0 {
-            return exist.max(u32::from(seen.queued + seen.arrivals > 0.0));
+            return exist.max(least);
         }
         let usage = seen.kv_tokens / (f64::from(ready) * config.engine.kv_tokens);
         if usage > KV_HIGH || seen.queued > f64::from(ready) {
             exist.max(ready + 1)
         } else if usage < KV_LOW && seen.queued <= 0.0 {
-            exist.saturating_sub(1)
+            exist.saturating_sub(1).max(least)
         } else {
             exist
         }
@@ -528,10 +536,15 @@ impl Pool {
         let high = ((need + swing - ROUNDING).ceil() as u32).min(self.config.max);
         // A planner that has just started knows no demand: the count that it finds is taken to be needed.
         self.shrink.begin(now, seen.in_force);
-        let needed = self.shrink.most(now, wanted.max(high), config.down_after);
         let current = self.asked.unwrap_or(seen.in_force).clamp(self.config.min, self.config.max);
+        // Nor does one that sees a part of it.
+        let unseen = if seen.is_partial { current } else { 0 };
+        let needed = self.shrink.most(now, wanted.max(high).max(unseen), config.down_after);
         if wanted >= current {
             return (wanted, reason);
+        }
+        if seen.is_partial {
+            return (current, Reason::Partial);
         }
         if needed >= current {
             return (current, Reason::WaitingToShrink);

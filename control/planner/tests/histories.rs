@@ -100,6 +100,7 @@ fn observation(random: &mut fastrand::Rng, workers: &mut Workers, usual: Lengths
         starting_for: workers.starting.clone(),
         started_in: vec![60.0; started as usize],
         in_force: workers.in_force,
+        is_partial: random.u8(..10) == 0,
     }
 }
 
@@ -257,6 +258,30 @@ fn a_planner_that_starts_again_keeps_what_it_finds() {
     let mut count = 12;
     let later = follow(&mut planner, &mut now, 300, 0.0, &mut count);
     assert_eq!(later.wanted, 1, "once it has watched long enough: {later}");
+}
+
+/// What a silent gateway serves is not seen: nothing is stopped until it is.
+#[test]
+fn nothing_is_stopped_while_a_part_of_the_demand_is_not_seen() {
+    let (mut planner, mut now, mut count) = (planner(0, 20), 0.0, 1);
+    follow(&mut planner, &mut now, 60, 20.0, &mut count);
+    let before = count;
+    for _ in 0..500 {
+        now += 5.0;
+        let seen = Observation { is_partial: true, ..tick(0.0, count) };
+        let decision = planner.decide(now, &[seen]).remove(0);
+        assert_eq!((decision.wanted, decision.reason), (before, Reason::Partial), "{decision}");
+    }
+    let idle = follow(&mut planner, &mut now, 200, 0.0, &mut count);
+    assert_eq!(idle.wanted, 0, "{idle}");
+}
+
+/// A trickle of requests, too few to know a capacity, keeps a worker.
+#[test]
+fn a_pool_that_is_used_keeps_a_worker_without_a_capacity_as_well() {
+    let (mut planner, mut now, mut count) = (planner(0, 20), 0.0, 1);
+    let trickle = follow(&mut planner, &mut now, 40, 1.0, &mut count);
+    assert_eq!((trickle.wanted, trickle.capacity), (1, None), "{trickle}");
 }
 
 /// Late answers with growing queues add a worker, whatever the model says.

@@ -41,9 +41,32 @@ pub struct HandedOver {
     pub reply: ReplySender,
 }
 
-/// Takes the head of an engine's answer.
+/// Takes the head of an engine's answer, or the reason why there is none.
 #[derive(Debug)]
-pub struct ReplySender(oneshot::Sender<Response<mpsc::Receiver<Piece>>>);
+pub struct ReplySender(oneshot::Sender<Result<Response<mpsc::Receiver<Piece>>, HandoverError>>);
+
+/// Why a proxy brought no answer of an engine.
+#[derive(Debug)]
+pub enum HandoverError {
+    /// The worker could not be reached, or broke the connection off.
+    Worker(UpstreamError),
+    /// Another reason: the client may have gone, or a limit of the proxy was reached.
+    Proxy(UpstreamError),
+}
+
+impl std::fmt::Display for HandoverError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Worker(error) | Self::Proxy(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for HandoverError {}
+
+fn upstream_error(worker: &str, reason: &str) -> UpstreamError {
+    UpstreamError { worker: worker.to_owned(), reason: reason.to_owned(), is_too_large: false }
+}
 
 /// A part of an answer's body.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,12 +110,8 @@ impl Handover {
         &self,
         upstream: &Arc<Upstream>,
         call: Call,
-    ) -> Result<Response<ReplyBody>, UpstreamError> {
-        let error = |reason: &str| UpstreamError {
-            worker: upstream.base().to_owned(),
-            reason: reason.to_owned(),
-            is_too_large: false,
-        };
+    ) -> Result<Response<ReplyBody>, HandoverError> {
+        let error = |reason: &str| HandoverError::Proxy(upstream_error(upstream.base(), reason));
         let to_proxy = self.0.to_proxy.lock().unwrap_or_else(PoisonError::into_inner).take();
         let to_proxy = to_proxy.ok_or_else(|| error("the proxy has sent this request already"))?;
         let (sender, head) = oneshot::channel();
@@ -103,7 +122,7 @@ impl Handover {
             reply: ReplySender(sender),
         };
         to_proxy.send(handed_over).map_err(|_| error("the proxy has gone"))?;
-        let head = head.await.map_err(|_| error("the proxy got no answer from it"))?;
+        let head = head.await.map_err(|_| error("the proxy got no answer from it"))??;
         let (head, pieces) = head.into_parts();
         Ok(Response::from_parts(head, ReplyBody::handed_back(pieces, upstream)))
     }
@@ -114,10 +133,18 @@ impl ReplySender {
     /// was given up.
     pub fn answered(self, head: Response<()>) -> Result<mpsc::Sender<Piece>, mpsc::Sender<Piece>> {
         let (sender, receiver) = mpsc::channel(PIECES_MAX);
-        match self.0.send(head.map(|()| receiver)) {
+        match self.0.send(Ok(head.map(|()| receiver))) {
             Ok(()) => Ok(sender),
             Err(_) => Err(sender),
         }
+    }
+
+    /// The proxy answered in the engine's place, for this reason.
+    pub fn failed(self, worker: &str, reason: &str, is_workers: bool) {
+        let error = upstream_error(worker, reason);
+        let error = if is_workers { HandoverError::Worker(error) } else { HandoverError::Proxy(error) };
+        // The request may have been given up.
+        let _given_up = self.0.send(Err(error));
     }
 }
 
@@ -132,7 +159,10 @@ mod tests {
         let call = || Call::json("/v1/completions", Bytes::from_static(b"{}"));
         let asked = tokio::spawn({
             let (handover, upstream) = (handover.clone(), Arc::clone(&upstream));
-            async move { handover.send(&upstream, call()).await?.into_body().whole(1 << 10).await }
+            async move {
+                let reply = handover.send(&upstream, call()).await.expect("an answer");
+                reply.into_body().whole(1 << 10).await
+            }
         });
         let HandedOver { call: sent, base, reply, .. } = proxy.await.expect("a request");
         assert_eq!((sent.path.path(), base.as_str()), ("/v1/completions", "http://engine:8000"));
@@ -144,7 +174,7 @@ mod tests {
         }
         assert_eq!(asked.await.expect("no panic").expect("an answer"), "abc");
         let again = handover.send(&upstream, call()).await.expect_err("once only");
-        assert!(again.reason.contains("already"), "{again}");
+        assert!(again.to_string().contains("already"), "{again}");
     }
 
     #[tokio::test]
@@ -152,7 +182,8 @@ mod tests {
         let upstream = Upstream::new("http://engine:8000", None);
         let (handover, proxy) = Handover::new(true, None);
         let whole = async {
-            handover.send(&upstream, Call::json("/", Bytes::new())).await?.into_body().whole(99).await
+            let reply = handover.send(&upstream, Call::json("/", Bytes::new())).await.expect("an answer");
+            reply.into_body().whole(99).await
         };
         let cut = async {
             let pieces = proxy.await.expect("a request").reply.answered(Response::new(())).expect("it waits");

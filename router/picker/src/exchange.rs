@@ -11,10 +11,14 @@
 //! none precedes the first piece that came; where trailers come, they are answered in place of the end of the stream. Envoy
 //! may send the end of a body twice (envoyproxy/envoy#46237): a second one is ignored.
 //!
+//! A request that the gateway gives up (its time is over, a guardrail blocks it, a stop string was found) ends for the client at
+//! once: by an ImmediateResponse while no byte of the answer has been shown, which Envoy takes at any time, and by the end of
+//! the body after that. Envoy then resets its request to the engine.
+//!
 //! A proxy that closes the stream has lost its client, or needs no more: everything that belongs to the request is dropped,
 //! which ends it in the gateway like any request whose client has gone.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
@@ -31,6 +35,7 @@ use futures_util::{Stream, StreamExt};
 use http::{HeaderMap, StatusCode, Uri, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt, Limited};
+use prost_types::value::Kind;
 use router_engines::dialect::authority_of;
 use router_engines::handover::{HandedOver, Handover, Piece};
 use tokio::sync::{Semaphore, mpsc};
@@ -45,10 +50,14 @@ use crate::proto::ext_proc::processing_request::Request as Part;
 use crate::proto::ext_proc::{BodySendMode, HttpHeaders, ProcessingRequest, ProcessingResponse};
 
 /// Pieces of a request's body between the proxy and the gateway.
-const PIECES_MAX: usize = 2;
+const PIECES_MAX: usize = 1;
 /// Largest answer that is given without an engine. Larger ones are for clients that reach the gateway itself.
 const IMMEDIATE_BYTES_MAX: usize = 4 << 20;
 
+/// Longest wait for the first message of a stream, and for the end of a body that has all bytes that were announced.
+const MESSAGE_WITHIN: Duration = Duration::from_secs(30);
+/// Longest wait for the end of an engine's answer behind the end of the client's: Envoy can use the connection again then.
+const END_WITHIN: Duration = Duration::from_millis(100);
 /// Longest resolution of a worker's name.
 const RESOLVE_WITHIN: Duration = Duration::from_secs(2);
 
@@ -81,14 +90,24 @@ async fn next<I>(incoming: &mut I) -> Result<Option<Part>, Status>
 where
     I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
 {
+    Ok(next_message(incoming).await?.map(|(part, _)| part))
+}
+
+/// The next message's part, and the attributes of the proxy that come with it.
+async fn next_message<I>(incoming: &mut I) -> Result<Option<(Part, Attributes)>, Status>
+where
+    I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
+{
     match incoming.next().await {
         None => Ok(None),
-        Some(message) => match message?.request {
-            Some(part) => Ok(Some(part)),
-            None => Err(Status::invalid_argument("a message without a part that is known here")),
+        Some(message) => match message? {
+            ProcessingRequest { request: Some(part), attributes, .. } => Ok(Some((part, attributes))),
+            _ => Err(Status::invalid_argument("a message without a part that is known here")),
         },
     }
 }
+
+type Attributes = BTreeMap<String, prost_types::Struct>;
 
 /// The body of a request as it comes from the proxy.
 struct RequestBody {
@@ -133,6 +152,11 @@ impl<T> Feed<T> {
         }
     }
 
+    /// Whether the reader has gone.
+    fn is_unread(&self) -> bool {
+        self.sender.as_ref().is_none_or(mpsc::Sender::is_closed)
+    }
+
     fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -162,7 +186,9 @@ pub(crate) async fn exchange<I>(
 where
     I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
 {
-    let Some(first) = incoming.next().await.transpose()? else { return Ok(()) };
+    let first = tokio::time::timeout(MESSAGE_WITHIN, incoming.next()).await;
+    let first = first.map_err(|_| Status::deadline_exceeded("no first message"))?;
+    let Some(first) = first.transpose()? else { return Ok(()) };
     if first.observability_mode {
         return Err(Status::invalid_argument(
             "observability_mode: nothing that is decided here would be carried out",
@@ -207,9 +233,9 @@ where
 
     // Receiving.
     let mut feed = Feed::new((!is_complete).then_some(sender));
-    let (mut is_over, mut has_trailers, mut is_declined) = (is_complete, false, false);
+    let (mut end, mut is_declined) = (is_complete.then_some(End::Body), false);
     let handed_over = loop {
-        if is_over && !feed.is_waiting() {
+        if end.is_some() && !feed.is_waiting() {
             feed.sender = None;
         }
         tokio::select! {
@@ -226,58 +252,73 @@ where
             () = feed.deliver(), if feed.is_waiting() => {}
             part = next(&mut incoming), if !feed.is_waiting() => match part? {
                 None => return Ok(()),
-                Some(Part::RequestBody(_) | Part::RequestTrailers(_)) if is_over => {}
+                Some(Part::RequestBody(_) | Part::RequestTrailers(_)) if end.is_some() => {}
                 Some(Part::RequestBody(piece)) => {
                     feed.push(piece.body);
-                    is_over = piece.end_of_stream;
+                    end = piece.end_of_stream.then_some(End::Body);
                 }
-                Some(Part::RequestTrailers(_)) => (is_over, has_trailers) = (true, true),
+                Some(Part::RequestTrailers(_)) => end = Some(End::Trailers),
                 Some(part) => return Err(unexpected(&part, "the request was awaited")),
             },
         }
     };
     // The gateway may have read as many bytes as the client announced, and the end is still to come.
-    while !is_over {
+    let mut overdue = pin!(tokio::time::sleep(MESSAGE_WITHIN));
+    let end = loop {
+        if let Some(end) = end {
+            break end;
+        }
         let part = tokio::select! {
             part = next(&mut incoming) => part?,
             response = &mut answer => {
                 let Ok(response) = response;
                 return send_immediately(&out, response).await;
             }
+            () = &mut overdue => {
+                return refuse(&out, StatusCode::REQUEST_TIMEOUT, "the body has no end").await;
+            }
         };
         match part {
             None => return Ok(()),
-            Some(Part::RequestBody(piece)) => is_over = piece.end_of_stream,
-            Some(Part::RequestTrailers(_)) => (is_over, has_trailers) = (true, true),
+            Some(Part::RequestBody(piece)) => end = piece.end_of_stream.then_some(End::Body),
+            Some(Part::RequestTrailers(_)) => end = Some(End::Trailers),
             Some(part) => return Err(unexpected(&part, "the request was awaited")),
         }
-    }
+    };
 
     // Sent.
-    let reply = client.send(&out, handed_over, has_trailers).await?;
-    let mut early = None;
-    let engine = loop {
+    let worker = handed_over.base.clone();
+    let reply = client.send(&out, handed_over, end).await?;
+    let (engine, attributes) = loop {
         tokio::select! {
-            part = next(&mut incoming) => match part? {
+            part = next_message(&mut incoming) => match part? {
                 None => return Ok(()),
-                Some(Part::ResponseHeaders(headers)) => break headers,
-                Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
-                Some(part) => return Err(unexpected(&part, "the engine's answer was awaited")),
+                Some((Part::ResponseHeaders(headers), attributes)) => break (headers, attributes),
+                Some((Part::RequestBody(_) | Part::RequestTrailers(_), _)) => {}
+                Some((part, _)) => return Err(unexpected(&part, "the engine's answer was awaited")),
             },
-            response = &mut answer, if early.is_none() => early = Some(response),
+            // It is given up.
+            response = &mut answer => {
+                let Ok(response) = response;
+                return send_immediately(&out, response).await;
+            }
         }
     };
-    if let Some(Ok(response)) = early {
-        // The request's deadline passed. A proxy takes an answer only in reply to a message, so it was held until now.
+    if let Some(local) = LocalReply::read(&attributes) {
+        reply.failed(
+            &worker,
+            &format!("the proxy got no answer from it: {}", local.details),
+            local.is_workers(),
+        );
+        let Ok(response) = answer.await;
         return send_immediately(&out, response).await;
     }
     let is_complete = engine.end_of_stream;
-    let engine = engine.headers.unwrap_or_default();
-    let feed = Feed::new(reply.answered(response_head(&engine)).ok());
-    let engine = response_head(&engine);
+    let engine = response_head(&engine.headers.unwrap_or_default());
+    let feed = Feed::new(reply.answered(engine.clone()).ok());
     match shows_answers {
         true if is_complete => without_body(&engine, feed, &out, answer).await,
-        true => Answering { engine, feed }.run(&mut incoming, &out, answer).await,
+        true => Answering::new(engine, feed).run(&mut incoming, &out, answer).await,
         false => unseen(&engine, is_complete, feed, &mut incoming, &out, answer).await,
     }
 }
@@ -295,7 +336,7 @@ impl Client {
         &self,
         out: &Outgoing,
         handed_over: HandedOver,
-        has_trailers: bool,
+        end: End,
     ) -> Result<router_engines::handover::ReplySender, Status> {
         let destination = destination(&handed_over.base).await.map_err(|reason| {
             tracing::error!(worker = handed_over.base, "{reason}");
@@ -303,11 +344,11 @@ impl Client {
         })?;
         send(out, request_headers(&self.headers, &self.uri, &handed_over, &destination)).await?;
         if self.has_body {
-            for (piece, is_last) in pieces(handed_over.call.body, !has_trailers) {
+            for (piece, is_last) in pieces(handed_over.call.body, end == End::Body) {
                 send(out, request_body(piece, is_last)).await?;
             }
         }
-        if has_trailers {
+        if end == End::Trailers {
             send(out, request_trailers()).await?;
         }
         Ok(handed_over.reply)
@@ -368,7 +409,7 @@ where
     I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
 {
     send(out, response_headers::<()>(engine, None)).await?;
-    let (mut is_answered, mut is_over) = (false, is_complete);
+    let mut is_over = is_complete;
     while !is_over {
         tokio::select! {
             part = next(incoming) => match part? {
@@ -380,18 +421,17 @@ where
                 Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
                 Some(part) => return Err(unexpected(&part, "the answer's end was awaited")),
             },
-            _ = &mut answer, if !is_answered => is_answered = true,
+            // It is given up in the middle: the client must not take what it has for the whole.
+            _ = &mut answer => return Err(Status::aborted("the answer was given up")),
         }
     }
     feed.push(Piece::End);
     feed.deliver().await;
-    if !is_answered {
-        let _recorded = answer.await;
-    }
+    let _recorded = answer.await;
     Ok(())
 }
 
-/// How an engine's answer ended.
+/// How a request or an answer ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Body,
@@ -423,9 +463,28 @@ async fn without_body(
 struct Answering {
     engine: http::Response<()>,
     feed: Feed<Piece>,
+    engine_body: EngineBody,
+}
+
+/// What has come of an engine's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EngineBody {
+    Awaited,
+    Begun,
+    Over { has_begun: bool, end: End },
+}
+
+impl EngineBody {
+    fn has_begun(self) -> bool {
+        matches!(self, Self::Begun | Self::Over { has_begun: true, .. })
+    }
 }
 
 impl Answering {
+    fn new(engine: http::Response<()>, feed: Feed<Piece>) -> Self {
+        Self { engine, feed, engine_body: EngineBody::Awaited }
+    }
+
     async fn run<I>(
         mut self,
         incoming: &mut I,
@@ -435,75 +494,101 @@ impl Answering {
     where
         I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
     {
-        // The engine's end; the body for the client while it is not at its end; whether a piece has come.
-        let (mut end, mut body, mut has_come) = (None, None, false);
-        let mut is_answered = false;
+        let mut body = loop {
+            tokio::select! {
+                biased;
+                response = &mut answer => {
+                    let Ok(response) = response;
+                    // Nobody reads what the engine says, or it has no body, and the client's has one.
+                    let is_own = self.feed.is_unread() || self.engine_body != EngineBody::Awaited;
+                    if is_own && !self.engine_body.has_begun() && !response.body().is_end_stream() {
+                        return send_immediately(out, response).await;
+                    }
+                    send(out, response_headers(&self.engine, Some(&response))).await?;
+                    break response.into_body();
+                }
+                is_open = self.follow(incoming) => if !is_open? { return Ok(()) },
+            }
+        };
+        while !body.is_end_stream() {
+            tokio::select! {
+                biased;
+                // Envoy takes no piece before it has sent one.
+                frame = data_of(&mut body), if self.engine_body != EngineBody::Awaited => match frame {
+                    None => break,
+                    Some(Ok(data)) => {
+                        // The end of the stream goes with the last piece, if it is known already.
+                        let is_over = matches!(self.engine_body, EngineBody::Over { end: End::Body, .. });
+                        let is_last = is_over && body.is_end_stream();
+                        for (piece, is_last) in pieces(data, is_last) {
+                            send(out, response_body(piece, is_last)).await?;
+                        }
+                        if is_last {
+                            return Ok(());
+                        }
+                    }
+                    // The client must not take it for a whole answer.
+                    Some(Err(error)) => return Err(Status::aborted(error.to_string())),
+                },
+                is_open = self.follow(incoming) => if !is_open? { return Ok(()) },
+            }
+        }
+        let mut overdue = pin!(tokio::time::sleep(END_WITHIN));
         loop {
-            if let (true, None, Some(end)) = (is_answered, &body, end) {
+            if let EngineBody::Over { end, .. } = self.engine_body {
                 return match end {
                     End::Body => send(out, response_body(Bytes::new(), true)).await,
                     End::Trailers => send(out, response_trailers()).await,
                 };
             }
             tokio::select! {
-                biased;
-                response = &mut answer, if !is_answered => {
-                    let Ok(response) = response;
-                    is_answered = true;
-                    send(out, response_headers(&self.engine, Some(&response))).await?;
-                    body = Some(response.into_body());
-                }
-                frame = frame_of(&mut body), if body.is_some() && (has_come || end.is_some()) => match frame {
-                    Some(Ok(_)) if !has_come => {
-                        return Err(Status::aborted("the engine's answer has no body, and the client's has one"));
-                    }
-                    Some(Ok(data)) => {
-                        let is_last = body.as_ref().is_none_or(HttpBody::is_end_stream);
-                        // The end of the stream goes with the last piece, if it is known already.
-                        let is_end = is_last && end == Some(End::Body);
-                        for (piece, is_end) in pieces(data, is_end) {
-                            send(out, response_body(piece, is_end)).await?;
-                        }
-                        if is_end {
-                            return Ok(());
-                        }
-                        if is_last {
-                            body = None;
-                        }
-                    }
-                    // The client must not take it for a whole answer.
-                    Some(Err(error)) => return Err(Status::aborted(error.to_string())),
-                    None => body = None,
-                },
-                () = self.feed.deliver(), if self.feed.is_waiting() => {}
-                part = next(incoming), if !self.feed.is_waiting() => match part? {
-                    None => return Ok(()),
-                    Some(Part::ResponseBody(_) | Part::ResponseTrailers(_)) if end.is_some() => {}
-                    Some(Part::ResponseBody(piece)) => {
-                        has_come = true;
-                        if !piece.body.is_empty() {
-                            self.feed.push(Piece::Data(piece.body));
-                        }
-                        if piece.end_of_stream {
-                            end = Some(End::Body);
-                            self.feed.push(Piece::End);
-                        }
-                    }
-                    Some(Part::ResponseTrailers(_)) => {
-                        end = Some(End::Trailers);
-                        self.feed.push(Piece::End);
-                    }
-                    Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
-                    Some(part) => return Err(unexpected(&part, "the answer was awaited")),
-                },
+                is_open = self.follow(incoming) => if !is_open? { return Ok(()) },
+                // The gateway wants no more of it.
+                () = &mut overdue => return send(out, response_body(Bytes::new(), true)).await,
             }
         }
+    }
+
+    /// Takes a message about the engine's answer, or passes a piece of it on; false when the proxy has closed the stream. May be
+    /// cancelled.
+    async fn follow<I>(&mut self, incoming: &mut I) -> Result<bool, Status>
+    where
+        I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
+    {
+        if self.feed.is_waiting() {
+            self.feed.deliver().await;
+            return Ok(true);
+        }
+        let is_over = matches!(self.engine_body, EngineBody::Over { .. });
+        match next(incoming).await? {
+            None => return Ok(false),
+            Some(Part::ResponseBody(_) | Part::ResponseTrailers(_)) if is_over => {}
+            Some(Part::ResponseBody(piece)) => {
+                self.engine_body = match piece.end_of_stream {
+                    true => EngineBody::Over { has_begun: true, end: End::Body },
+                    false => EngineBody::Begun,
+                };
+                if !piece.body.is_empty() {
+                    self.feed.push(Piece::Data(piece.body));
+                }
+                if piece.end_of_stream {
+                    self.feed.push(Piece::End);
+                }
+            }
+            Some(Part::ResponseTrailers(_)) => {
+                let has_begun = self.engine_body.has_begun();
+                self.engine_body = EngineBody::Over { has_begun, end: End::Trailers };
+                self.feed.push(Piece::End);
+            }
+            Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
+            Some(part) => return Err(unexpected(&part, "the answer was awaited")),
+        }
+        Ok(true)
     }
 }
 
 /// The next bytes of a body; trailers of the gateway's own there are none.
-async fn frame_of(body: &mut Option<Body>) -> Option<Result<Bytes, Error>> {
-    let body = body.as_mut()?;
+async fn data_of(body: &mut Body) -> Option<Result<Bytes, Error>> {
     loop {
         match poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await? {
             Ok(frame) => match frame.into_data() {
@@ -512,6 +597,40 @@ async fn frame_of(body: &mut Option<Body>) -> Option<Result<Bytes, Error>> {
             },
             Err(error) => return Some(Err(error)),
         }
+    }
+}
+
+/// An answer that the proxy made itself, in the engine's place.
+struct LocalReply<'a> {
+    /// Envoy's `response.code_details`.
+    details: &'a str,
+}
+
+impl<'a> LocalReply<'a> {
+    /// From the attributes that come with the head of an answer; `None` for an engine's answer, and where the proxy does not
+    /// say (`response_attributes` of its configuration).
+    fn read(attributes: &'a Attributes) -> Option<Self> {
+        let mut details = attributes.values().filter_map(|values| values.fields.get("response.code_details"));
+        match details.next()?.kind.as_ref()? {
+            Kind::StringValue(details) if details != "via_upstream" => Some(Self { details }),
+            _ => None,
+        }
+    }
+
+    /// Whether the worker could not be reached, or broke the connection off. Source: Envoy's `response_code_details.rst`.
+    fn is_workers(&self) -> bool {
+        let Some(how) = self.details.strip_prefix("upstream_reset_before_response_started{") else {
+            return false;
+        };
+        [
+            "connection_failure",
+            "remote_connection_failure",
+            "connection_termination",
+            "remote_reset",
+            "connection_timeout",
+        ]
+        .iter()
+        .any(|failure| how.starts_with(failure))
     }
 }
 

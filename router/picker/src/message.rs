@@ -221,7 +221,7 @@ pub(crate) fn request_headers(
     };
     let is_kept = |name: &HeaderName| {
         KEPT.contains(&name.as_str())
-            || name.as_str().starts_with("x-envoy-")
+            || (name.as_str().starts_with("x-envoy-") && !is_retry_option(name.as_str()))
             || name.as_str() == "x-forwarded-proto"
     };
     let removed =
@@ -239,6 +239,14 @@ pub(crate) fn request_headers(
         response: Some(Answer::RequestHeaders(HeadersResponse { response: Some(common) })),
         dynamic_metadata: Some(destination_metadata(destination)),
     }
+}
+
+/// Headers by which a client could have Envoy send its request twice, or end it early: a request that was handed over is sent
+/// once. Source: Envoy's `router_filter.rst`, HTTP headers (consumed).
+fn is_retry_option(name: &str) -> bool {
+    ["x-envoy-retr", "x-envoy-max-retries", "x-envoy-hedge", "x-envoy-upstream-rq", "x-envoy-upstream-alt"]
+        .iter()
+        .any(|option| name.starts_with(option))
 }
 
 fn destination_metadata(destination: &str) -> Struct {

@@ -22,9 +22,11 @@ use crate::proto::health::health_server::HealthServer;
 const MESSAGES_MAX: usize = 8;
 /// Largest message of a proxy: what its buffers hold.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// Flow control: bytes that a proxy may send ahead on one stream, and on one connection.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
+/// Flow control: bytes that a proxy may send ahead on one stream. A connection has as many as all its streams together, so
+/// requests that wait do not stop those that could go on.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+/// Largest window of HTTP/2 (RFC 9113, section 6.9.1).
+const WINDOW_BYTES_MAX: u32 = (1 << 31) - 1;
 /// Proxies have few connections.
 const CONNECTIONS_MAX: usize = 1024;
 
@@ -53,12 +55,13 @@ pub async fn serve<L: Listener>(
 ) where
     L::Addr: Clone + Send + Sync + 'static,
 {
+    let streams_max = u32::try_from(config.requests_max).unwrap_or(u32::MAX);
     let bounds = ServeConfig {
         http2_only: true,
         connections_max: CONNECTIONS_MAX,
-        streams_max: u32::try_from(config.requests_max).unwrap_or(u32::MAX),
+        streams_max,
         stream_window_bytes: STREAM_WINDOW_BYTES,
-        connection_window_bytes: CONNECTION_WINDOW_BYTES,
+        connection_window_bytes: STREAM_WINDOW_BYTES.saturating_mul(streams_max).min(WINDOW_BYTES_MAX),
         unread_max: config.unread_max,
         ..ServeConfig::default()
     };

@@ -10,12 +10,13 @@
 //! Each request to Kubernetes ends within 5 s; a tick that takes longer delays the next one. What was refused is tried again at
 //! the next tick.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, bail};
 use control_actuate::{PoolTarget, WantedSender, Webhook, keda_routes, wanted_counts};
 use control_config::Settings;
 use control_planner::Decision;
 use router_engines::client::EngineClient;
-use router_engines::key::ApiKey;
 use router_engines::upstream::Upstream;
 use router_serve::ServeConfig;
 use router_tls::PlainListener;
@@ -23,14 +24,14 @@ use tokio::task::JoinHandle;
 
 use crate::compose::some;
 use crate::credentials::Credentials;
-use crate::http;
 use crate::planning::{PoolCounts, Seen};
+use crate::{http, secret};
 
 pub(super) enum Actuation {
     /// Decisions are shown only.
     Advise,
-    /// Decisions are published to a task that serves or posts them.
-    Publish { counts: WantedSender, serving: JoinHandle<()> },
+    /// Decisions are published to a task that serves or posts them, from then on.
+    Publish { counts: WantedSender, serving: JoinHandle<()>, publishes_from: Instant },
     #[cfg(feature = "kubernetes")]
     Kubernetes(Box<kubernetes::Workloads>),
 }
@@ -47,6 +48,9 @@ impl Actuation {
         if planner.mode != "act" {
             return Ok(Self::Advise);
         }
+        // Workers that an earlier process asked for and that are still starting are not seen by gateways. A count without them
+        // would stop them.
+        let publishes_from = Instant::now() + planner.start_time;
         match planner.actuator.as_str() {
             "keda" => {
                 let listen = &control.keda_listen;
@@ -59,21 +63,19 @@ impl Actuation {
                 let bounds = ServeConfig { http2_only: true, connections_max: 64, ..ServeConfig::default() };
                 let serving =
                     tokio::spawn(router_serve::serve(listener, routes, bounds, std::future::pending()));
-                Ok(Self::Publish { counts: sender, serving })
+                Ok(Self::Publish { counts: sender, serving, publishes_from })
             }
             "webhook" => {
                 let Some(url) = some(&control.webhook) else {
                     bail!("planner.actuator = \"webhook\" needs control.webhook");
                 };
                 let (base, path) = Webhook::split(&url).context("control.webhook")?;
-                let key = std::env::var("KVASIR_WEBHOOK_KEY").ok().filter(|key| !key.is_empty());
-                let key = key
-                    .map(|key| ApiKey::new(&key).context("KVASIR_WEBHOOK_KEY is no plain text"))
-                    .transpose()?;
+                let key = secret::variable("KVASIR_WEBHOOK_KEY")?;
                 let upstream = Upstream::with_key(&base, credentials.tls(&base)?.as_ref(), key.as_ref());
                 let webhook = Webhook::new(EngineClient::over(&upstream), path);
                 let (sender, counts) = wanted_counts();
-                Ok(Self::Publish { counts: sender, serving: tokio::spawn(webhook.run(counts)) })
+                let serving = tokio::spawn(webhook.run(counts));
+                Ok(Self::Publish { counts: sender, serving, publishes_from })
             }
             #[cfg(feature = "kubernetes")]
             "kubernetes" => Ok(Self::Kubernetes(Box::new(kubernetes::Workloads::start(settings).await?))),
@@ -132,6 +134,7 @@ impl Actuation {
     ) -> Vec<usize> {
         match self {
             Self::Advise => Vec::new(),
+            Self::Publish { publishes_from, .. } if Instant::now() < *publishes_from => Vec::new(),
             Self::Publish { counts: sender, .. } => {
                 let target = |(decision, counts): (&Decision, &PoolCounts)| PoolTarget {
                     pool: decision.pool.clone(),
@@ -164,7 +167,7 @@ mod kubernetes {
 
     use anyhow::{Context, Result, bail};
     use control_config::Settings;
-    use control_kubernetes::{Election, ScaleTarget, Workload, WorkloadCounts, connect};
+    use control_kubernetes::{Election, ScaleTarget, Workload, WorkloadCounts, connect, error_chain};
     use control_planner::{Decision, WorkerCounts};
     use tokio::sync::watch;
     use tokio::task::JoinHandle;
@@ -261,7 +264,7 @@ mod kubernetes {
                     Ok(counts.into_iter().map(pool_counts).collect())
                 }
                 Err(error) => {
-                    self.failed(chain(&error));
+                    self.failed(error_chain(&error));
                     Err(())
                 }
             }
@@ -283,7 +286,9 @@ mod kubernetes {
                     let costs = deletion_costs(seen);
                     let marked = workload.set_deletion_costs(|ip| costs.get(ip).copied()).await;
                     // Another pod than the best one may go; that is no reason to keep all.
-                    problems.extend(marked.err().map(|error| format!("deletion costs of {}", chain(&error))));
+                    problems.extend(
+                        marked.err().map(|error| format!("deletion costs of {}", error_chain(&error))),
+                    );
                 }
                 match workload.set(decision.wanted, counts).await {
                     Ok(()) => {
@@ -291,7 +296,7 @@ mod kubernetes {
                         let (from, to) = (counts.replicas, decision.wanted);
                         tracing::info!(workload = workload.name(), from, to, "replicas set");
                     }
-                    Err(error) => problems.push(chain(&error)),
+                    Err(error) => problems.push(error_chain(&error)),
                 }
             }
             if problems.is_empty() {
@@ -332,20 +337,6 @@ mod kubernetes {
             }
         }
         costs.into_iter().map(|(host, blocks)| (host, (blocks / BLOCKS_OF_COST) as i32)).collect()
-    }
-
-    /// An error with its causes.
-    fn chain(error: &dyn std::error::Error) -> String {
-        let mut text = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            let more = cause.to_string();
-            if !text.contains(&more) {
-                text = format!("{text}: {more}");
-            }
-            source = cause.source();
-        }
-        text
     }
 
     #[cfg(test)]

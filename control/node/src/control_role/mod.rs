@@ -20,13 +20,10 @@ use tokio::time::MissedTickBehavior;
 
 use crate::credentials::Credentials;
 use crate::planning::{Observer, Planning, PoolCounts, Seen, planned_role, post};
-use crate::{Common, process};
+use crate::{Common, exposure, process};
 use actuation::Actuation;
 use gateways::Gateways;
 use report::{Report, Reporter};
-
-/// Ticks after which a fleet that has prefill workers, or has none any more, is planned for anew.
-const OTHER_TICKS: u32 = 12;
 
 /// Arguments of `kvasir control`.
 #[derive(Args)]
@@ -44,6 +41,9 @@ pub(crate) struct ControlArgs {
 pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
     let settings = process::start(&arguments.common)?;
     check(&settings)?;
+    if let Some(said) = exposure::of_control(&settings) {
+        tracing::warn!("{said}");
+    }
     let names = if arguments.gateways.is_empty() { &settings.control.gateways } else { &arguments.gateways };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
@@ -87,7 +87,8 @@ async fn control(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut shown = Vec::new();
     let mut was_silent = false;
-    let mut other_ticks = 0;
+    // Once there were workers of one phase, there are two pools, and one of them may have no worker for a while.
+    let mut has_phases = false;
     loop {
         ticks.tick().await;
         let clients = gateways.clients().await.to_vec();
@@ -109,19 +110,15 @@ async fn control(
             reporter.silent(report);
             continue;
         };
-        let has_prefill = actuation
-            .has_prefill()
-            .unwrap_or_else(|| seen.workers.iter().any(|worker| worker.role == WorkerRole::Prefill));
-        // Workers of other roles are another fleet, once they have stayed; what was learned is then forgotten.
-        let is_other = planning.as_ref().is_some_and(|planning| (planning.roles().len() > 1) != has_prefill);
-        other_ticks = if is_other { other_ticks + 1 } else { 0 };
-        // Without a workload to look at, workers that were never seen cannot be counted.
-        let is_unknown = seen.workers.is_empty() && actuation.has_prefill().is_none();
-        if is_unknown || (is_other && (other_ticks < OTHER_TICKS || silent > 0)) {
+        has_phases |= seen.workers.iter().any(|worker| worker.role != WorkerRole::Both);
+        let has_prefill = actuation.has_prefill().unwrap_or(has_phases);
+        // Without a workload to look at, pools of which no worker was ever seen are not known.
+        if planning.is_none() && seen.workers.is_empty() && actuation.has_prefill().is_none() {
             reporter.silent(report);
             continue;
         }
-        if is_other {
+        // What was learned of workers that do both is of no use for others.
+        if planning.as_ref().is_some_and(|planning| (planning.roles().len() > 1) != has_prefill) {
             planning = None;
         }
         let planning = planning.get_or_insert_with(|| Planning::new(&settings.planner, has_prefill));

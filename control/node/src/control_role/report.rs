@@ -147,7 +147,7 @@ fn metrics_text(report: &Report, wanted: &[(String, u32)]) -> String {
         // Pools are named by their roles, which need no escapes.
         let labelled = |(pool, wanted): &(String, u32)| (format!("{{pool=\"{pool}\"}}"), f64::from(*wanted));
         let values: Vec<_> = wanted.iter().map(labelled).collect();
-        series("kvasir_planner_wanted", "gauge", "Workers that the planner wants", &values);
+        series("kvasir_control_wanted", "gauge", "Workers that the planner wants", &values);
     }
     text
 }
@@ -165,7 +165,7 @@ mod tests {
             "kvasir_control_gateways_silent 1\n",
             "kvasir_control_leader 1\n",
             "# TYPE kvasir_control_actuation_failures_total counter\nkvasir_control_actuation_failures_total 3\n",
-            "kvasir_planner_wanted{pool=\"decode\"} 4\n",
+            "kvasir_control_wanted{pool=\"decode\"} 4\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

@@ -234,6 +234,7 @@ fn observation(role: WorkerRole, has_prefill: bool, seen: &Seen, counts: &PoolCo
         starting_for: counts.starting_for.clone(),
         started_in: counts.started_in.clone(),
         in_force: counts.in_force,
+        is_partial: seen.is_partial,
     }
 }
 

@@ -15,6 +15,8 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
 /// A gateway that has been silent for so long serves nothing any more.
 const GONE_AFTER: Duration = Duration::from_secs(300);
+/// Clients of a gateway that has left the list are seen at others within this time.
+const MOVED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Durations in buckets.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -114,6 +116,8 @@ pub(crate) struct Seen {
     pub(crate) workers: Vec<SeenWorker>,
     /// Gateways that did not answer.
     pub(crate) silent: usize,
+    /// Whether one of them may still serve, or one has left the list so lately that its clients may not have moved yet.
+    pub(crate) is_partial: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -136,13 +140,15 @@ struct Gateway {
 pub(crate) struct Observer {
     gateways: Vec<Gateway>,
     before: Option<Instant>,
+    /// When a gateway last left the list.
+    left: Option<Instant>,
 }
 
 impl Observer {
     pub(crate) fn new(clients: Vec<EngineClient>) -> Self {
         let gateways =
             clients.into_iter().map(|client| Gateway { client, before: None, rate: Seen::default() });
-        Self { gateways: gateways.collect(), before: None }
+        Self { gateways: gateways.collect(), before: None, left: None }
     }
 
     /// Observes these gateways from now on. One that stays is compared with what it said before; the last share of one that
@@ -157,6 +163,9 @@ impl Observer {
             None => Gateway { client: client.clone(), before: None, rate: Seen::default() },
         };
         self.gateways = clients.iter().map(gateway).collect();
+        if !known.is_empty() {
+            self.left = Some(Instant::now());
+        }
     }
 
     /// Asks all gateways; `None` when none has ever answered twice, or none answers now.
@@ -171,13 +180,15 @@ impl Observer {
                 None => {
                     all.silent += 1;
                     // A gateway that is gone for good must not count for ever.
-                    if gateway.before.as_ref().is_none_or(|(_, at)| now - *at > GONE_AFTER) {
-                        gateway.rate = Seen::default();
+                    match gateway.before.as_ref().is_none_or(|(_, at)| now - *at > GONE_AFTER) {
+                        true => gateway.rate = Seen::default(),
+                        false => all.is_partial = true,
                     }
                 }
             }
             all.add_rate(&gateway.rate, seconds.unwrap_or(0.0), answer.is_some());
         }
+        all.is_partial |= self.left.is_some_and(|left| now - left < MOVED_WITHIN);
         all.seconds = seconds?;
         (all.silent < self.gateways.len()).then_some(all)
     }

@@ -14,7 +14,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use control_config::Settings;
 use router_engines::client::EngineClient;
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,6 +36,11 @@ const FAILED_STARTS_MAX: u32 = 3;
 
 pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCode> {
     let settings = process::start(common)?;
+    let planner = &settings.planner;
+    if planner.mode == "act" && planner.actuator != "processes" {
+        let actuator = &planner.actuator;
+        bail!("planner.actuator = \"{actuator}\" is for `kvasir control`; `kvasir serve` acts by processes");
+    }
     let workers = scaling::workers_max(&settings);
     print!("{}", memory_plan::render(&settings, workers)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

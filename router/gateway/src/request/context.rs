@@ -345,6 +345,12 @@ impl RequestContext {
         self.record_usage(&Usage { prompt: self.prompt_tokens as usize, ..Usage::default() });
     }
 
+    /// An answer that a proxy does not show: what it took is not known, so what was reserved for it stays charged.
+    pub(crate) fn record_unseen(&mut self) {
+        self.record.usage = Usage { prompt: self.prompt_tokens as usize, ..Usage::default() };
+        self.is_settled = true;
+    }
+
     /// The memory that it holds from now on; whether there is so much.
     pub(crate) fn resize_memory_charge(&self, bytes: usize) -> bool {
         self.footprint.resize(bytes)

@@ -385,7 +385,7 @@ async fn answer_unseen(
     if let Err(failure) = Attempts::default().run(generation, request, attempt).await {
         return refused(failure.into_answer(generation)?, context);
     }
-    context.record_estimate();
+    context.record_unseen();
     context.answered(StatusCode::OK, None);
     Ok(Answer::Buffered(Buffered::new(Bytes::new())))
 }

@@ -298,7 +298,10 @@ async fn read_buffered_reply(
         body = tokio::time::timeout_at((sent + limit).into(), body.whole(ANSWER_BYTES_MAX)) => match body {
             Ok(Err(error)) if error.is_too_large => return Err(Failure::too_large(&route.decode, ANSWER_BYTES_MAX)),
             Ok(body) => body.map_err(|error| Failure::connection(&error))?,
-            Err(_) => return Err(Failure::late(&route.decode, limit, sent)),
+            Err(_) => {
+                let late = Failure::late(&route.decode, limit, sent);
+                return Err(late.behind_proxy(generation.handover.is_some()));
+            }
         },
         () = down => return Err(Failure::hung(&route.decode)),
     };

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::Response as HttpResponse;
 use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
 use router_engines::dialect::{Engine, host_of};
-use router_engines::handover::Handover;
+use router_engines::handover::{Handover, HandoverError};
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
 use router_fleet::{Booking, RankRef, Route};
 use router_openai::{FORM_USAGE, RawBody, Usage};
@@ -149,17 +149,13 @@ async fn send(
     };
     let upstream = &rank.worker.upstream;
     let sent = match handover {
-        None => upstream.send(call).await,
-        Some(handover) => handover.send(upstream, call.clone()).await,
+        None => upstream.send(call).await.map_err(|error| Failure::connection(&error)),
+        Some(handover) => handover.send(upstream, call.clone()).await.map_err(|error| match error {
+            HandoverError::Worker(error) => Failure::connection(&error),
+            HandoverError::Proxy(error) => Failure::of_proxy(error.to_string()),
+        }),
     };
-    let reply = sent.map_err(|error| {
-        failed("connection");
-        match handover {
-            None => Failure::connection(&error),
-            // The proxy does not say why: its client may have gone, so no worker is blamed.
-            Some(_) => Failure::of_proxy(&error),
-        }
-    })?;
+    let reply = sent.inspect_err(|_| failed("connection"))?;
     let status = reply.status();
     if status.is_success() {
         return Ok(reply);
@@ -194,7 +190,7 @@ pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) 
                 Some(prefill) if is_prefilling.load(Ordering::Relaxed) => {
                     Failure::late(prefill, limit, sent).of_prefill()
                 }
-                _ => Failure::late(&route.decode, limit, sent),
+                _ => Failure::late(&route.decode, limit, sent).behind_proxy(generation.handover.is_some()),
             }))
         }
         () = down => Err(Failure::hung(&route.decode)),

@@ -59,9 +59,10 @@ impl Failure {
         Self { is_connection: true, ..Self::of_worker(error.to_string()) }
     }
 
-    /// A proxy that was to send the request brought no answer.
-    pub(super) fn of_proxy(error: &UpstreamError) -> Self {
-        Self { is_workers: false, is_retryable: false, ..Self::of_worker(error.to_string()) }
+    /// A proxy that was to send the request brought no answer, or no more of it. The reason may be its client, so no worker is
+    /// blamed.
+    pub(super) fn of_proxy(reason: String) -> Self {
+        Self { is_workers: false, is_retryable: false, ..Self::of_worker(reason) }
     }
 
     pub(super) fn protocol(rank: &RankRef, reason: impl std::fmt::Display) -> Self {
@@ -128,6 +129,16 @@ impl Failure {
     pub(super) fn of_prefill(mut self) -> Self {
         self.blames_prefill = true;
         self
+    }
+
+    /// Silence behind a proxy: a client that does not read, or does not end its body, looks the same from here, so no worker is
+    /// blamed.
+    #[must_use]
+    pub(super) fn behind_proxy(self, is_behind_proxy: bool) -> Self {
+        match is_behind_proxy {
+            true => Self { is_workers: false, is_retryable: false, ..self },
+            false => self,
+        }
     }
 
     /// Whose failure it is.

@@ -52,6 +52,8 @@ pub(super) struct Leg {
     last: Instant,
     /// The worker has sent something.
     has_begun: bool,
+    /// A proxy shows the answer, at the pace of its client.
+    is_behind_proxy: bool,
     /// Since when blocks are on their way to it, until its first token.
     transfer_started: Option<Instant>,
     span: Option<LegSpan>,
@@ -118,6 +120,7 @@ impl Leg {
             sent: asked.sent,
             last: asked.sent,
             has_begun: false,
+            is_behind_proxy: generation.handover.is_some(),
             transfer_started: asked.transfer_started,
             span: asked.span,
             route,
@@ -199,13 +202,14 @@ impl Leg {
 
     /// Nothing came for too long.
     fn silent(&self) -> Failure {
-        match self.has_begun {
+        let failure = match self.has_begun {
             true => {
                 let quiet = format!("nothing came for {} ms", self.stall.as_millis());
                 Failure::stalled(&self.route.decode, quiet)
             }
             false => Failure::late(&self.route.decode, self.answer_within, self.sent),
-        }
+        };
+        failure.behind_proxy(self.is_behind_proxy)
     }
 
     /// When the last frame came.

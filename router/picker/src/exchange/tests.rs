@@ -41,6 +41,27 @@ fn routes() -> Router {
         .route("/relay", post(relay))
         .route("/known/{name}", get(async |Path(name): Path<String>| format!("known {name}")))
         .route("/slow", post(async || tokio::time::sleep(Duration::from_secs(3600)).await))
+        // It does not wait for the end of the body.
+        .route(
+            "/slow_end",
+            post(async |request: Request| {
+                let handover = request.extensions().get::<Handover>().cloned().expect("a proxy");
+                let upstream = Upstream::new("http://10.0.0.1:8000", None);
+                let _reply = handover.send(&upstream, Call::json("/v1/completions", Bytes::new())).await;
+            }),
+        )
+        // The first words alone, as with a stop string.
+        .route(
+            "/cut",
+            post(async |request: Request| {
+                let handover = request.extensions().get::<Handover>().cloned().expect("a proxy");
+                let upstream = Upstream::new("http://10.0.0.1:8000", None);
+                let reply = handover.send(&upstream, Call::json("/v1/completions", Bytes::new())).await;
+                let mut body = reply.expect("an answer").into_body();
+                let first = body.frame().await.expect("a frame").expect("no error");
+                Body::new(http_body_util::Full::new(first.into_data().expect("data")))
+            }),
+        )
         .route(
             "/late",
             post(async |request: Request| {
@@ -285,9 +306,83 @@ async fn an_answer_without_a_body_and_one_that_comes_too_late() {
     proxy.request_body("a", true);
     proxy.told().await;
     proxy.told().await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(proxy.told().await, "504 late", "although the engine has not answered");
+    assert_eq!(proxy.told().await, "over");
+    // The engine has sent its head, and nothing more.
+    let mut proxy = Proxy::start("POST", "/late", false, DUPLEX);
+    proxy.request_body("a", true);
+    proxy.told().await;
+    proxy.told().await;
     proxy.response_headers("200", false);
     assert_eq!(proxy.told().await, "504 late");
+}
+
+#[tokio::test]
+async fn an_answer_that_the_gateway_ends_is_over_for_the_client() {
+    let mut proxy = Proxy::start("POST", "/cut", false, DUPLEX);
+    proxy.request_body("a", true);
+    proxy.told().await;
+    assert_eq!(proxy.told().await, "request \"\" end");
+    proxy.response_headers("200", false);
+    proxy.response_body("one", false);
+    assert!(proxy.told().await.starts_with("answer"));
+    assert_eq!(proxy.told().await, "body \"one\"");
+    assert_eq!(proxy.told().await, "body \"\" end", "although the engine goes on");
+    assert_eq!(proxy.ended().await, Ok(()));
+    let mut proxy = Proxy::start("POST", "/late", false, UNSEEN);
+    proxy.request_body("a", true);
+    proxy.told().await;
+    proxy.told().await;
+    proxy.response_headers("200", false);
+    proxy.told().await;
+    assert_eq!(proxy.ended().await, Err(tonic::Code::Aborted), "it must not look whole");
+}
+
+#[tokio::test]
+async fn an_answer_of_the_proxys_own_is_no_engines_answer() {
+    for (details, said) in [
+        (
+            "upstream_reset_before_response_started{connection_failure,Connection_refused}",
+            "502 http://10.0.0.1:8000",
+        ),
+        ("response_timeout", "502 http://10.0.0.1:8000"),
+        ("via_upstream", "answer"),
+    ] {
+        let mut proxy = Proxy::start("POST", "/relay", false, DUPLEX);
+        proxy.request_body("a", true);
+        proxy.told().await;
+        proxy.told().await;
+        let text = prost_types::Value { kind: Some(Kind::StringValue(details.to_owned())) };
+        let fields = [("response.code_details".to_owned(), text)].into();
+        proxy.message(ProcessingRequest {
+            request: Some(Part::ResponseHeaders(HttpHeaders {
+                headers: Some(headers(&[(":status", "503")])),
+                end_of_stream: false,
+            })),
+            attributes: [("envoy.filters.http.ext_proc".to_owned(), prost_types::Struct { fields })].into(),
+            ..ProcessingRequest::default()
+        });
+        let told = proxy.told().await;
+        assert!(told.starts_with(said) && (said == "answer" || told.contains(details)), "{told}");
+    }
+    let local = |details| LocalReply { details }.is_workers();
+    assert!(local("upstream_reset_before_response_started{connection_failure,delayed_connect_error:_111}"));
+    assert!(local("upstream_reset_before_response_started{connection_termination}"));
+    assert!(!local("upstream_reset_before_response_started{overflow}") && !local("response_timeout"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_without_an_end_and_a_stream_without_a_message_end_in_time() {
+    let mut proxy = Proxy::start("POST", "/slow_end", false, DUPLEX);
+    proxy.request_body("a", false);
+    let told = tokio::time::timeout(2 * MESSAGE_WITHIN, proxy.answers.recv()).await.expect("in time");
+    let Some(Answer::ImmediateResponse(response)) = told.and_then(|message| message.response) else {
+        panic!("an answer");
+    };
+    assert_eq!(response.status.map(|status| status.code), Some(408));
+    let (out, _answers) = mpsc::channel(1);
+    let silent = exchange(Box::pin(stream::pending()), out, routes(), Arc::new(Semaphore::new(1)));
+    assert_eq!(silent.await.map_err(|status| status.code()), Err(tonic::Code::DeadlineExceeded));
 }
 
 #[tokio::test]
