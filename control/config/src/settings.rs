@@ -220,7 +220,8 @@ section! {
         handoff: String = "auto".to_owned(), one_of &["auto", "native", "nixl", "mooncake", "bootstrap", "tensorrt-llm"];
         /// Hand-off `mooncake`: URL of the bootstrap server on a prefill worker; `*` stands for the worker's host.
         mooncake_bootstrap: String = "http://*:8998".to_owned();
-        /// KV event endpoint of a worker's first rank, for engines that do not tell it; `*` stands for the worker's host.
+        /// KV event endpoint of a worker's first rank, for engines that do not tell it; `*` stands for the worker's host, and a
+        /// port `+1000` for one that is 1000 above the worker's own.
         /// `poll` asks a TensorRT-LLM worker for its events: it tells each only once, so no second gateway may do the same.
         kv_events: String = String::new();
         /// Where a worker's missed KV events can be had again, for engines that do not tell it.

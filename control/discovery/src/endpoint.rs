@@ -48,6 +48,8 @@ pub struct Endpoint {
     pub pool: Option<String>,
     /// Name of the model that its source says it serves. The pool of that name takes it, if there is one.
     pub model: Option<String>,
+    /// Version of what it runs: prefill and decode workers of two generations are not paired. `None` pairs with all.
+    pub generation: Option<String>,
     /// Whether it takes requests.
     pub state: EndpointState,
 }
@@ -56,7 +58,15 @@ impl Endpoint {
     /// A ready endpoint of which no more than the address is known.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), uid: None, role: None, pool: None, model: None, state: EndpointState::Ready }
+        Self {
+            url: url.into(),
+            uid: None,
+            role: None,
+            pool: None,
+            model: None,
+            generation: None,
+            state: EndpointState::Ready,
+        }
     }
 
     /// A ready endpoint at `http://HOST:PORT`; the host may be an IPv6 address.

@@ -2,7 +2,7 @@
 //!
 //! | Ending | Form |
 //! | --- | --- |
-//! | `.toml` | `[[worker]]` tables with `url` and, optionally, `role`, `pool`, `model`, `uid`, `draining` |
+//! | `.toml` | `[[worker]]` tables with `url` and, optionally, `role`, `pool`, `model`, `uid`, `generation`, `draining` |
 //! | `.yaml`, `.yml`, `.json` | llm-d's `endpoints:` list with `address`, `port` and, optionally, `name` and `labels` (its `docs/discovery.md`); other fields are not looked at |
 
 use std::collections::{BTreeMap, HashSet};
@@ -58,6 +58,7 @@ struct TomlWorker {
     pool: Option<String>,
     model: Option<String>,
     uid: Option<String>,
+    generation: Option<String>,
     #[serde(default)]
     draining: bool,
 }
@@ -78,6 +79,7 @@ fn from_toml(text: &str) -> Result<Vec<Endpoint>, String> {
             role: role.transpose()?,
             pool: worker.pool,
             model: worker.model,
+            generation: worker.generation.filter(|generation| !generation.is_empty()),
             state: if worker.draining { EndpointState::Draining } else { EndpointState::Ready },
             ..Endpoint::new(worker.url)
         })
@@ -127,6 +129,7 @@ fn from_yaml(text: &str) -> Result<Vec<Endpoint>, String> {
             role,
             pool: labels.pool(),
             model: labels.model(),
+            generation: labels.generation(),
             state: if labels.is_sleeping() { EndpointState::NotReady } else { EndpointState::Ready },
             ..Endpoint::new(url_of("http", &address, port))
         });
@@ -141,13 +144,14 @@ mod tests {
     #[test]
     fn toml_lists_workers() {
         let text = "[[worker]]\nurl = \"http://a:1\"\nrole = \"prefill\"\npool = \"p\"\nmodel = \"m\"\nuid = \"u\"\n\
-                    draining = true\n\n[[worker]]\nurl = \"http://b:1\"\n";
+                    generation = \"2\"\ndraining = true\n\n[[worker]]\nurl = \"http://b:1\"\n";
         let expected = Endpoint {
             url: "http://a:1".to_owned(),
             uid: Some("u".to_owned()),
             role: Some(Role::Prefill),
             pool: Some("p".to_owned()),
             model: Some("m".to_owned()),
+            generation: Some("2".to_owned()),
             state: EndpointState::Draining,
         };
         assert_eq!(Format::Toml.parse(text), Ok(vec![expected, Endpoint::new("http://b:1")]));

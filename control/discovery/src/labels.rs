@@ -5,6 +5,7 @@
 //! | role | `kvasir/role`, `llm-d.ai/role`, `role-name` | ours; llm-d's router (`prefill`, `decode`, `both`, `prefill-decode`); AIBrix |
 //! | model | `kvasir/model`, `model.aibrix.ai/name`, `model` | ours; AIBrix; vLLM's production-stack |
 //! | pool | `kvasir/pool` | ours |
+//! | generation: prefill and decode workers of two of them are not paired | `kvasir/generation` | ours |
 //! | ports, one for each data-parallel rank | `kvasir/port`, `llm-d.ai/active-ports`, `smg.ai/worker-ports`, `model.aibrix.ai/port` | ours; llm-d; SGLang's model gateway; AIBrix |
 //! | asleep | `sleeping=true` | production-stack |
 //!
@@ -17,6 +18,7 @@ use crate::endpoint::Role;
 const ROLE: [&str; 3] = ["kvasir/role", "llm-d.ai/role", "role-name"];
 const MODEL: [&str; 3] = ["kvasir/model", "model.aibrix.ai/name", "model"];
 const POOL: [&str; 1] = ["kvasir/pool"];
+const GENERATION: [&str; 1] = ["kvasir/generation"];
 const PORTS: [&str; 4] =
     ["kvasir/port", "llm-d.ai/active-ports", "smg.ai/worker-ports", "model.aibrix.ai/port"];
 
@@ -51,6 +53,12 @@ impl<'a> Labels<'a> {
     #[must_use]
     pub fn pool(&self) -> Option<String> {
         self.first(&POOL).map(str::to_owned)
+    }
+
+    /// The version of what it runs.
+    #[must_use]
+    pub fn generation(&self) -> Option<String> {
+        self.first(&GENERATION).map(str::to_owned)
     }
 
     /// Ports at which it answers, one for each rank; empty when nothing is said. An error is what cannot be read, or has more

@@ -77,12 +77,13 @@ fn endpoints(pod: &Pod, rules: &PodRules) -> Result<Vec<Endpoint>, String> {
         () if !is_ready || labels.is_sleeping() => EndpointState::NotReady,
         () => EndpointState::Ready,
     };
-    let (uid, model, pool) = (pod.uid(), labels.model(), labels.pool());
+    let (uid, model, pool, generation) = (pod.uid(), labels.model(), labels.pool(), labels.generation());
     let endpoint = |port: u16| Endpoint {
         uid: uid.clone(),
         role,
         model: model.clone(),
         pool: pool.clone(),
+        generation: generation.clone(),
         state,
         ..Endpoint::at(ip, port)
     };

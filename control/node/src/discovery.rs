@@ -325,6 +325,7 @@ impl Publisher {
                 Role::Both => dialect::Role::Both,
             }),
             pool: pool.name.clone(),
+            generation: endpoint.generation,
             is_draining: endpoint.state != EndpointState::Ready,
         }
     }

@@ -7,6 +7,7 @@ mod config_command;
 mod control_role;
 mod credentials;
 mod deep_check;
+mod deploy_command;
 mod discovery;
 mod doctor;
 mod exposure;
@@ -130,6 +131,11 @@ enum Command {
         #[command(subcommand)]
         command: plan_command::PlanCommand,
     },
+    /// Describe a model with its workers once, and run it anywhere.
+    Deploy {
+        #[command(subcommand)]
+        command: deploy_command::DeployCommand,
+    },
     /// Keep blocks for others: a pool of host memory over the data plane, and the Redis protocol over memory and disk.
     Store {
         #[command(flatten)]
@@ -237,6 +243,7 @@ fn main() -> ExitCode {
         }
         Command::Control(args) => control_role::run(&args),
         Command::Plan { command } => plan_command::run(&command),
+        Command::Deploy { command } => deploy_command::run(&command),
         Command::Store { common, listen } => store_role::run(&common, listen),
         Command::Key { command } => key_command::run(&command),
         Command::Top(args) => top_command::execute(&args),

@@ -183,7 +183,7 @@ impl Changes {
             let is_draining = spec.is_draining || wish == Some(Wish::Drain);
             let anew = change.and_then(|change| described(change.added.as_ref()?)).map(|anew| {
                 let uid = anew.uid.or_else(|| spec.uid.clone());
-                WorkerSpec { uid, ..anew }
+                WorkerSpec { uid, generation: spec.generation.clone(), ..anew }
             });
             workers.push(WorkerSpec { is_draining, ..anew.unwrap_or_else(|| spec.clone()) });
         }

@@ -398,6 +398,7 @@ impl Fleet {
             role: Role::from_name(&added.role),
             key: key.cloned(),
             pool: added.pool.clone(),
+            generation: None,
             is_draining: false,
         })
     }

@@ -128,6 +128,10 @@ impl Peers {
 /// Takes a message of a peer and answers it; an error says what is wrong with it.
 pub(crate) fn receive(fleet: &Arc<Fleet>, body: &[u8], now: Instant) -> Result<String, String> {
     let mut message: Message = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    // All gateways of a Deployment have one configuration, which names each of them.
+    if message.gateway == fleet.gateway {
+        return Ok(format!("{{\"gateway\":{}}}", fleet.gateway));
+    }
     let roster = message.roster.take();
     let (gateway, shared) = (message.gateway, std::mem::take(&mut message.shared));
     if fleet.peers.take(message, now)? {
@@ -203,6 +207,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
             roster: is_news.then(|| Changes::clone(&changes)),
             shared,
         };
+        let own = fleet.gateway;
         drop(fleet);
         let message = serde_json::to_vec(&message).unwrap_or_default();
         let sent = tokio::time::timeout(SEND_WITHIN, client.post("/kvasir/loads", message.into())).await;
@@ -212,6 +217,10 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
         };
         let is_sent = answer.is_some();
         let number = answer.and_then(|answer| answer["gateway"].as_u64());
+        if number == Some(own) {
+            // The name is this gateway's own.
+            return;
+        }
         if number.is_some() {
             confirmed.extend(versions);
         }

@@ -224,7 +224,10 @@ impl Chooser {
         let moved_blocks = request.blocks().saturating_sub(held_blocks);
         let transfer_seconds = decode.run.load.transfer_per_block() * f64::from(moved_blocks);
         let prefill = match is_split {
-            true => pick(Phase::Prefill, &|rank: &RankRef| rank.run.role == Role::Prefill, transfer_seconds),
+            true => {
+                let fits = |rank: &RankRef| rank.run.role == Role::Prefill && rank.pairs_with(decode);
+                pick(Phase::Prefill, &fits, transfer_seconds)
+            }
             false => None,
         };
         if needs_prefill && prefill.is_none() {

@@ -33,6 +33,8 @@ pub struct WorkerSpec {
     pub key: Option<ApiKey>,
     /// Name of its pool.
     pub pool: String,
+    /// Version of what it runs, where its source says it: prefill and decode workers of two versions are not paired.
+    pub generation: Option<String>,
     /// The source wants no new requests there.
     pub is_draining: bool,
 }
@@ -47,6 +49,7 @@ impl WorkerSpec {
             role: None,
             key: None,
             pool: DEFAULT_POOL.to_owned(),
+            generation: None,
             is_draining: false,
         }
     }

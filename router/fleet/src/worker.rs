@@ -242,6 +242,16 @@ impl RankRef {
         self.run.takes_requests.load(Ordering::Acquire)
     }
 
+    /// Whether a prefill and a decode worker may have a request together: blocks of another version of an engine could be
+    /// read wrongly, and the model may be another one.
+    #[must_use]
+    pub fn pairs_with(&self, other: &Self) -> bool {
+        match (&self.worker.spec.generation, &other.worker.spec.generation) {
+            (Some(one), Some(another)) => one == another,
+            _ => true,
+        }
+    }
+
     /// Whether it serves this adapter; `None` is the pool's model itself.
     #[must_use]
     pub fn serves(&self, adapter: Option<&str>) -> bool {
@@ -249,15 +259,32 @@ impl RankRef {
     }
 }
 
-/// Selects the workers that may generate an answer. One that needs a prefill worker counts only while a prefill worker is
-/// ready; the roster is searched for that at most once.
+/// Generations of prefill workers that are told apart in one decision: an update has two.
+const GENERATIONS_MAX: usize = 4;
+
+/// Selects the workers that may generate an answer. One that needs a prefill worker counts only while one of its generation is
+/// ready; the roster is searched for them at most once.
 pub fn able_to_decode(roster: &[RankRef], adapter: Option<&str>) -> impl Fn(&RankRef) -> bool {
-    let has_prefill = OnceCell::new();
+    let computing = OnceCell::new();
     let computes =
-        move |rank: &RankRef| rank.run.role == Role::Prefill && rank.is_ready() && rank.serves(adapter);
+        move |rank: &&RankRef| rank.run.role == Role::Prefill && rank.is_ready() && rank.serves(adapter);
+    // One ready prefill worker of each generation.
+    let search = move || {
+        let mut found = [None::<&RankRef>; GENERATIONS_MAX];
+        for rank in roster.iter().filter(computes) {
+            let is_same = |known: &&RankRef| known.worker.spec.generation == rank.worker.spec.generation;
+            if !found.iter().flatten().any(is_same)
+                && let Some(free) = found.iter_mut().find(|known| known.is_none())
+            {
+                *free = Some(rank);
+            }
+        }
+        found
+    };
     move |rank: &RankRef| {
         rank.run.role != Role::Prefill
-            && (!rank.run.needs_prefill() || *has_prefill.get_or_init(|| roster.iter().any(computes)))
+            && (!rank.run.needs_prefill()
+                || computing.get_or_init(search).iter().flatten().any(|prefill| prefill.pairs_with(rank)))
     }
 }
 

@@ -50,4 +50,7 @@ pub use guardrail::GuardrailConfig;
 pub use models::{ModelConfig, Split};
 pub use picker::{serve_picker, serve_picker_health};
 pub use router_access::random_number;
+/// The table of the gateway's metrics, in Markdown.
+pub const METRICS: &str = include_str!("../METRICS.md");
+
 pub use service::{Gateway, MoreMetrics, admin_router, api_router, router, status_router};

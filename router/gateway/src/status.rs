@@ -88,6 +88,7 @@ fn live_status(gateway: &Gateway, worker: &Worker, run: &WorkerRun) -> Value {
         "engine": run.description.engine.name(),
         "version": run.description.version,
         "role": run.role.name(),
+        "generation": worker.spec.generation,
         "events": run.has_feed,
         "is_out": worker.breaker.is_open(Instant::now()),
         "ejections": worker.breaker.ejections.load(Ordering::Relaxed),

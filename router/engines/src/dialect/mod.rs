@@ -302,8 +302,14 @@ pub fn host_of(base: &str) -> &str {
     }
 }
 
+/// Port of a worker's URL.
+fn port_of(base: &str) -> u16 {
+    let usual = if base.starts_with("https:") { 443 } else { 80 };
+    authority_of(base).rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(usual)
+}
+
 /// An endpoint as an engine writes it, from where the gateway stands: a wildcard is the worker's host, and an
-/// endpoint that names another host is one that the engine connects to.
+/// endpoint that names another host is one that the engine connects to. A port `+N` of the configuration is N above that of the worker's URL.
 pub(crate) fn feed(base: &str, events: &str, replay: Option<&str>) -> Feed {
     let is_wild = |endpoint: &str| {
         ["*", "0.0.0.0", "[::]", "::"].iter().any(|wild| {
@@ -315,7 +321,10 @@ pub(crate) fn feed(base: &str, events: &str, replay: Option<&str>) -> Feed {
             return endpoint.to_owned();
         }
         let port = endpoint.rsplit(':').next().unwrap_or_default();
-        format!("tcp://{}:{port}", host_of(base))
+        match port.strip_prefix('+').and_then(|distance| distance.parse::<u16>().ok()) {
+            Some(distance) => format!("tcp://{}:{}", host_of(base), port_of(base).saturating_add(distance)),
+            None => format!("tcp://{}:{port}", host_of(base)),
+        }
     };
     // vLLM's rule: it listens on wildcards, `ipc` and `inproc`, and connects to anything else.
     let bind = events.starts_with("tcp://") && !is_wild(events);
@@ -368,6 +377,7 @@ mod tests {
             ("tcp://0.0.0.0:5557", "tcp://10.0.0.7:5557", false),
             ("tcp://[::]:5557", "tcp://10.0.0.7:5557", false),
             ("tcp://gateway:5557", "tcp://gateway:5557", true),
+            ("tcp://*:+1000", "tcp://10.0.0.7:9000", false),
             ("ipc:///tmp/kv", "ipc:///tmp/kv", false),
         ] {
             let feed = feed(base, events, Some("tcp://*:5558"));

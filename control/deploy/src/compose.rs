@@ -1,0 +1,86 @@
+//! A Compose file: each worker is a service with devices of its own.
+//!
+//! Source: the Compose Specification, `05-services.md`, `08-configs.md`, `deploy.md` (`devices`).
+
+use serde_json::{Map, Value, json};
+
+use crate::engine::{self, Place};
+use crate::graph::Graph;
+use crate::machine::{fixed_counts, workers};
+use crate::settings::{self, Workers};
+use crate::{File, yaml};
+
+const PORT: u16 = 8000;
+const STOP_WITHIN: &str = "10m";
+
+/// Compose puts variables in place of `$`.
+fn literal(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
+pub(crate) fn render(graph: &Graph) -> Result<Vec<File>, String> {
+    if graph.gateway.replicas > 1 {
+        return Err("gateway: replicas is more than 1, and there is one machine here".to_owned());
+    }
+    let port = graph.gateway.port;
+    let workers = workers(graph)?;
+    let urls = workers.iter().map(|worker| (worker.spec.role, format!("http://{}:{PORT}", worker.name)));
+    let listen = format!("0.0.0.0:{port}");
+    let settings = settings::gateway(graph, &listen, None, &Workers::Urls(urls.collect()), &[])?;
+    let mut services = Map::new();
+    services.insert(
+        "gateway".to_owned(),
+        json!({
+            "image": graph.gateway.image, "entrypoint": ["kvasir", "gateway", "--config", "/etc/kvasir/kvasir.toml"],
+            "configs": [{"source": "kvasir", "target": "/etc/kvasir/kvasir.toml"}],
+            "ports": [format!("{port}:{port}")], "restart": "unless-stopped", "stop_grace_period": STOP_WITHIN,
+        }),
+    );
+    let mut volumes = Map::new();
+    for worker in &workers {
+        let place = Place { listen: "0.0.0.0", own: &worker.name, port: PORT, node: None };
+        let program = engine::program(graph, worker.spec, &place);
+        let command: Vec<String> = program.command.iter().map(|word| literal(word)).collect();
+        let environment: Map<String, Value> =
+            program.environment.iter().map(|(name, value)| (name.clone(), literal(value).into())).collect();
+        let mut service = json!({
+            "image": graph.worker_image(), "entrypoint": command, "environment": environment,
+            "shm_size": "16gb", "ulimits": {"memlock": -1}, "restart": "unless-stopped",
+            "stop_grace_period": STOP_WITHIN,
+        });
+        if !worker.devices.is_empty() {
+            let ids: Vec<&str> = worker.devices.split(',').collect();
+            let device = json!({"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]});
+            service["deploy"] = json!({"resources": {"reservations": {"devices": [device]}}});
+        }
+        let mounts: Vec<String> = graph
+            .storage
+            .iter()
+            .map(|storage| {
+                let source = if storage.claim.is_empty() { &storage.folder } else { &storage.claim };
+                if !storage.claim.is_empty() {
+                    volumes.insert(storage.claim.clone(), json!({}));
+                }
+                format!("{}:{}", literal(source), literal(&storage.path))
+            })
+            .collect();
+        if !mounts.is_empty() {
+            service["volumes"] = json!(mounts);
+        }
+        if !graph.secrets.is_empty() {
+            let files = graph
+                .secrets
+                .iter()
+                .map(|secret| json!({"path": format!("{secret}.env"), "required": false}));
+            service["env_file"] = files.collect();
+        }
+        services.insert(worker.name.clone(), service);
+    }
+    let mut file = json!({"name": graph.name, "services": services});
+    if !volumes.is_empty() {
+        file["volumes"] = volumes.into();
+    }
+    file["configs"] = json!({"kvasir": {"content": literal(&settings)}});
+    let text = format!("{}{}", fixed_counts(graph), yaml::document(&file)?);
+    Ok(vec![File { name: "compose.yaml".to_owned(), text }])
+}

@@ -1,0 +1,543 @@
+//! Plain manifests of Kubernetes. Nothing of a cluster is asked for but namespaced objects that every cluster has, or, where
+//! they are chosen, LeaderWorkerSets or a PodCliqueSet.
+//!
+//! | Part | Objects |
+//! | --- | --- |
+//! | gateways | StatefulSet (each has a name that the others tell their loads to), Service, headless Service, NetworkPolicy, PodDisruptionBudget |
+//! | workers of a role | Deployment, StatefulSet or LeaderWorkerSet; or one PodCliqueSet for all roles |
+//! | control service, where the planner acts | Deployment of two, of which one acts |
+//! | rights | a ServiceAccount and a Role for gateways (pods), and for the control service (`scale` of the named workloads, pods, one Lease) |
+//!
+//! Sources: LeaderWorkerSet `api/leaderworkerset/v1/leaderworkerset_types.go`; Grove `operator/api/core/v1alpha1/podcliqueset.go`.
+
+use serde_json::{Map, Value, json};
+
+use crate::engine::{self, HEALTH, Node, Place, Program};
+use crate::graph::{Graph, Role, RoleSpec};
+use crate::settings::{self, Workers};
+use crate::{File, yaml};
+
+/// Port of a worker's HTTP surface.
+const PORT: u16 = 8000;
+/// Port of a gateway's listener for administrators: the control service and Prometheus.
+const ADMIN_PORT: u16 = 9090;
+/// Namespace that Prometheus is in.
+const MONITORING: &str = "monitoring";
+/// Port of the control service's HTTP surface.
+const CONTROL_PORT: u16 = 8090;
+/// Longest drain of a worker, in seconds: as `planner.drain`.
+const DRAIN_SECONDS: u32 = 600;
+/// Shared memory of a worker's processes.
+const SHARED_MEMORY: &str = "16Gi";
+
+/// Waits until an engine has been idle twice in a row, by its own gauges, and no longer than its drain. Gateways send nothing
+/// more to a pod from the moment that it is to be deleted.
+const WAIT_IDLE: &str = "\
+import re, time, urllib.request
+idle, until = 0, time.monotonic() + DRAIN
+while idle < 2 and time.monotonic() < until:
+    time.sleep(1)
+    try:
+        text = urllib.request.urlopen('http://127.0.0.1:PORT/metrics', timeout=5).read().decode()
+    except OSError:
+        break
+    gauges = re.findall(r'^\\S*num_(?:requests_(?:running|waiting)|running_reqs|queue_reqs)\\S* (\\S+)', text, re.M)
+    idle = 0 if any(float(gauge) > 0 for gauge in gauges) else idle + 1
+";
+
+/// Kind of the workers' objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Workload {
+    /// Deployments; LeaderWorkerSets for workers of several machines.
+    #[default]
+    Auto,
+    /// StatefulSets; LeaderWorkerSets for workers of several machines.
+    StatefulSet,
+    /// LeaderWorkerSets for all.
+    LeaderWorkerSet,
+    /// One PodCliqueSet of Grove.
+    PodCliqueSet,
+}
+
+pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Vec<File>, String> {
+    let selector = format!("kvasir/graph={}", graph.name);
+    let replicas = graph.gateway.replicas;
+    let gateway_port = graph.gateway.port;
+    let peers: Vec<String> = (0..replicas)
+        .filter(|_| replicas > 1)
+        .map(|number| format!("http://{0}-gateway-{number}.{0}-gateway-peers:{gateway_port}", graph.name))
+        .collect();
+    let workers = Workers::Pods { selector: &selector, port: PORT };
+    let mut files = Map::new();
+    let listen = format!("0.0.0.0:{gateway_port}");
+    let admin = format!("0.0.0.0:{ADMIN_PORT}");
+    let own = settings::gateway(graph, &listen, Some(&admin), &workers, &peers)?;
+    files.insert("kvasir.toml".to_owned(), own.into());
+    let targets: Vec<(Role, Target)> =
+        graph.role.iter().map(|spec| (spec.role, Target::of(graph, spec, workload))).collect();
+    let is_planned = graph.is_planned();
+    if is_planned {
+        let names: Vec<(Role, String)> =
+            targets.iter().map(|(role, target)| (*role, target.text.clone())).collect();
+        let gateways = format!("{}-gateway-peers:{ADMIN_PORT}", graph.name);
+        files.insert("control.toml".to_owned(), settings::control(graph, &names, &gateways)?.into());
+    }
+    let mut objects = vec![object(graph, "v1", "ConfigMap", "settings", json!({"data": files}))];
+    objects.extend(gateways(graph));
+    match workload {
+        Workload::PodCliqueSet => objects.push(pod_clique_set(graph)),
+        _ => objects.extend(graph.role.iter().map(|spec| workers_of(graph, spec, workload))),
+    }
+    if is_planned {
+        objects.extend(control(graph, &targets));
+    }
+    let text = format!("{}{}", needs(graph, workload), yaml::documents(&objects)?);
+    Ok(vec![File { name: format!("{}.yaml", graph.name), text }])
+}
+
+/// What must be there before the manifests are applied, as a comment.
+fn needs(graph: &Graph, workload: Workload) -> String {
+    let name = &graph.name;
+    let mut needs = Vec::new();
+    if graph.gateway.replicas > 1 {
+        needs.push(format!(
+            "Secret {name}-peers (gateways show it each other): kubectl create secret generic {name}-peers \
+             --from-literal=key=$(openssl rand -hex 32)"
+        ));
+    }
+    if graph.is_planned() && graph.gateway.settings.contains_key("access") {
+        needs.push(format!(
+            "Secret {name}-admin, whose entry `key` is an administrator's key for the control service"
+        ));
+    }
+    needs.extend(
+        graph
+            .secrets
+            .iter()
+            .map(|secret| format!("Secret {secret}, whose entries are variables of the engines")),
+    );
+    let claims = graph.storage.iter().filter(|storage| !storage.claim.is_empty());
+    needs.extend(claims.map(|storage| format!("PersistentVolumeClaim {}", storage.claim)));
+    for (kind, what) in [("LeaderWorkerSet", "LeaderWorkerSet"), ("PodCliqueSet", "Grove")] {
+        if graph.role.iter().any(|spec| self::kind(spec, workload) == kind) {
+            needs.push(format!("{what} in the cluster"));
+        }
+    }
+    let image = &graph.gateway.image;
+    needs.push(format!(
+        "the image {image}, built with `--features kubernetes` (control/deploy/image/Dockerfile)"
+    ));
+    let lines: Vec<String> = needs.iter().map(|need| format!("#   {need}\n")).collect();
+    format!("# {name}: what must be there before this is applied\n{}---\n", lines.concat())
+}
+
+/// The object that the planner scales.
+struct Target {
+    /// As `planner.decode_target` names it.
+    text: String,
+    group: &'static str,
+    resource: &'static str,
+    name: String,
+}
+
+impl Target {
+    fn of(graph: &Graph, spec: &RoleSpec, workload: Workload) -> Self {
+        let name = name_of(graph, spec);
+        let (text, group, resource, name) = match kind(spec, workload) {
+            "Deployment" => (format!("Deployment/{name}"), "apps", "deployments", name),
+            "StatefulSet" => (format!("StatefulSet/{name}"), "apps", "statefulsets", name),
+            "LeaderWorkerSet" => {
+                (format!("LeaderWorkerSet/{name}"), "leaderworkerset.x-k8s.io", "leaderworkersets", name)
+            }
+            // Grove names what it makes after the set, its number and the clique or the scaling group.
+            _ => {
+                let name = format!("{}-0-{}", graph.name, spec.role.name());
+                let resource = if spec.nodes > 1 { "podcliquescalinggroups" } else { "podcliques" };
+                (format!("{resource}.v1alpha1.grove.io/{name}"), "grove.io", resource, name)
+            }
+        };
+        Self { text, group, resource, name }
+    }
+}
+
+fn kind(spec: &RoleSpec, workload: Workload) -> &'static str {
+    match workload {
+        Workload::PodCliqueSet => "PodCliqueSet",
+        Workload::LeaderWorkerSet => "LeaderWorkerSet",
+        _ if spec.nodes > 1 => "LeaderWorkerSet",
+        Workload::StatefulSet => "StatefulSet",
+        Workload::Auto => "Deployment",
+    }
+}
+
+fn name_of(graph: &Graph, spec: &RoleSpec) -> String {
+    format!("{}-{}", graph.name, spec.role.name())
+}
+
+fn object(graph: &Graph, version: &str, kind: &str, part: &str, rest: Value) -> Value {
+    let name = if part.is_empty() { graph.name.clone() } else { format!("{}-{part}", graph.name) };
+    let mut object = json!({
+        "apiVersion": version, "kind": kind,
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "kvasir", "app.kubernetes.io/instance": graph.name}},
+    });
+    merge(&mut object, rest);
+    object
+}
+
+fn merge(object: &mut Value, rest: Value) {
+    if let (Value::Object(object), Value::Object(rest)) = (object, rest) {
+        object.extend(rest);
+    }
+}
+
+/// Labels by which a part's own pods are found.
+fn part_labels(graph: &Graph, part: &str) -> Value {
+    json!({
+        "app.kubernetes.io/name": "kvasir", "app.kubernetes.io/instance": graph.name,
+        "app.kubernetes.io/component": part,
+    })
+}
+
+fn rights(graph: &Graph, part: &str, rules: &Value) -> [Value; 3] {
+    let name = format!("{}-{part}", graph.name);
+    [
+        object(graph, "v1", "ServiceAccount", part, json!({})),
+        object(graph, "rbac.authorization.k8s.io/v1", "Role", part, json!({"rules": rules})),
+        object(
+            graph,
+            "rbac.authorization.k8s.io/v1",
+            "RoleBinding",
+            part,
+            json!({
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+                // Without a namespace it is the binding's own.
+                "subjects": [{"kind": "ServiceAccount", "name": name}],
+            }),
+        ),
+    ]
+}
+
+fn http_probe(path: &str, port: u16, period: u32, failures: u32) -> Value {
+    json!({
+        "httpGet": {"path": path, "port": port}, "periodSeconds": period, "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    })
+}
+
+/// Settings that every container of ours has: it needs no right of the machine.
+fn own_container(graph: &Graph, arguments: &[&str], port: u16) -> Value {
+    json!({
+        "name": "kvasir", "image": graph.gateway.image, "command": ["kvasir"], "args": arguments,
+        "ports": [{"name": "http", "containerPort": port}],
+        "readinessProbe": http_probe("/readyz", port, 2, 2),
+        "livenessProbe": http_probe("/livez", port, 10, 3),
+        "securityContext": {
+            "allowPrivilegeEscalation": false, "runAsNonRoot": true, "runAsUser": 65_532,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "settings", "mountPath": "/etc/kvasir", "readOnly": true}],
+    })
+}
+
+/// A variable with the entry `key` of a Secret, which may be absent.
+fn secret_variable(name: &str, secret: &str) -> Value {
+    json!({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": "key", "optional": true}}})
+}
+
+fn settings_volume(graph: &Graph) -> Value {
+    json!([{"name": "settings", "configMap": {"name": format!("{}-settings", graph.name)}}])
+}
+
+fn gateways(graph: &Graph) -> Vec<Value> {
+    let (replicas, port) = (graph.gateway.replicas, graph.gateway.port);
+    let labels = part_labels(graph, "gateway");
+    let mut container =
+        own_container(graph, &["gateway", "--config", "/etc/kvasir/kvasir.toml", "--log", "info"], port);
+    container["env"] = json!([secret_variable("KVASIR_PEER_KEY", &format!("{}-peers", graph.name))]);
+    container["ports"] = json!([
+        {"name": "http", "containerPort": port}, {"name": "admin", "containerPort": ADMIN_PORT},
+    ]);
+    let spec = json!({
+        "replicas": replicas, "serviceName": format!("{}-gateway-peers", graph.name),
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": labels},
+        "template": {
+            "metadata": {
+                "labels": labels,
+                "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": ADMIN_PORT.to_string()},
+            },
+            "spec": {
+                "serviceAccountName": format!("{}-gateway", graph.name),
+                // Streams end before the process does.
+                "terminationGracePeriodSeconds": DRAIN_SECONDS,
+                "containers": [container], "volumes": settings_volume(graph),
+            },
+        },
+    });
+    let ports = json!([{"name": "http", "port": port, "targetPort": "http"}]);
+    let rules = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]);
+    let mut objects = rights(graph, "gateway", &rules).to_vec();
+    objects.push(object(graph, "apps/v1", "StatefulSet", "gateway", json!({"spec": spec})));
+    objects.push(object(graph, "v1", "Service", "", json!({"spec": {"selector": labels, "ports": ports}})));
+    let admin = json!({"name": "admin", "port": ADMIN_PORT, "targetPort": "admin"});
+    let headless = json!({
+        "clusterIP": "None", "selector": labels, "ports": [ports[0], admin],
+        // A gateway that starts asks the others for what they know.
+        "publishNotReadyAddresses": true,
+    });
+    objects.push(object(graph, "v1", "Service", "gateway-peers", json!({"spec": headless})));
+    // Who reaches the listener for administrators may change the roster.
+    let own = json!({"podSelector": {"matchLabels": {"app.kubernetes.io/instance": graph.name}}});
+    let prometheus =
+        json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING}}});
+    let spec = json!({
+        "podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"],
+        "ingress": [{"ports": [{"port": "http"}]}, {"ports": [{"port": "admin"}], "from": [own, prometheus]}],
+    });
+    objects.push(object(graph, "networking.k8s.io/v1", "NetworkPolicy", "gateway", json!({"spec": spec})));
+    if replicas > 1 {
+        let spec = json!({"maxUnavailable": 1, "selector": {"matchLabels": labels}});
+        objects.push(object(graph, "policy/v1", "PodDisruptionBudget", "gateway", json!({"spec": spec})));
+    }
+    objects
+}
+
+/// Labels of a worker's pods: gateways find them by the first, and understand the others.
+fn worker_labels(graph: &Graph, spec: &RoleSpec) -> Value {
+    json!({
+        "kvasir/graph": graph.name, "kvasir/role": spec.role.name(), "kvasir/generation": generation(graph),
+        "app.kubernetes.io/name": "kvasir-worker", "app.kubernetes.io/instance": graph.name,
+        "app.kubernetes.io/component": spec.role.name(),
+    })
+}
+
+/// A number of what the workers of all roles run: prefill and decode workers of two generations never pair, so an update needs
+/// no engine that understands the blocks of another version.
+fn generation(graph: &Graph) -> String {
+    // FNV-1a: equal on every machine and in every version of this program.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |text: &str| {
+        for byte in text.bytes().chain([0]) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    add(graph.worker_image());
+    for spec in &graph.role {
+        let Program { command, environment } = worker_program(graph, spec, None);
+        command.iter().for_each(|word| add(word));
+        environment.iter().for_each(|(name, value)| {
+            add(name);
+            add(value);
+        });
+    }
+    format!("{hash:016x}")
+}
+
+fn worker_program(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Program {
+    let place = Place { listen: "0.0.0.0", own: "$(POD_IP)", port: PORT, node };
+    engine::program(graph, spec, &place)
+}
+
+/// The pod of a worker, or of one of its machines.
+fn worker_pod(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
+    let serves = node.as_ref().is_none_or(|node| node.rank == "0");
+    let Program { command, environment } = worker_program(graph, spec, node);
+    let mut variables =
+        vec![json!({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})];
+    variables.extend(environment.iter().map(|(name, value)| json!({"name": name, "value": value})));
+    let mut resources: Map<String, Value> =
+        spec.resources.iter().map(|(name, count)| (name.clone(), count.as_str().into())).collect();
+    if spec.gpus > 0 {
+        resources.insert("nvidia.com/gpu".to_owned(), spec.gpus.to_string().into());
+    }
+    let mut requests = Map::new();
+    for (name, amount) in [("cpu", &spec.cpu), ("memory", &spec.memory)] {
+        if !amount.is_empty() {
+            requests.insert(name.to_owned(), amount.as_str().into());
+        }
+    }
+    let mut mounts = vec![json!({"name": "shared-memory", "mountPath": "/dev/shm"})];
+    let mut volumes =
+        vec![json!({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}})];
+    for (number, storage) in graph.storage.iter().enumerate() {
+        let name = format!("storage-{number}");
+        mounts.push(json!({"name": name, "mountPath": storage.path}));
+        volumes.push(match storage.claim.is_empty() {
+            true => json!({"name": name, "hostPath": {"path": storage.folder, "type": "DirectoryOrCreate"}}),
+            false => json!({"name": name, "persistentVolumeClaim": {"claimName": storage.claim}}),
+        });
+    }
+    let mut container = json!({
+        "name": "engine", "image": graph.worker_image(), "command": command, "env": variables,
+        "resources": {"limits": resources, "requests": requests}, "volumeMounts": mounts,
+    });
+    if !graph.secrets.is_empty() {
+        let secrets = graph.secrets.iter().map(|name| json!({"secretRef": {"name": name}}));
+        container["envFrom"] = secrets.collect();
+    }
+    if spec.resources.keys().any(|name| name.starts_with("rdma/")) {
+        // Registered memory is locked.
+        container["securityContext"] = json!({"capabilities": {"add": ["IPC_LOCK"]}});
+    }
+    if serves {
+        container["ports"] = json!([{"name": "http", "containerPort": PORT}]);
+        // Weights may take an hour to load.
+        container["startupProbe"] = http_probe(HEALTH, PORT, 10, 360);
+        container["readinessProbe"] = http_probe(HEALTH, PORT, 5, 2);
+        // A busy engine answers late: only one that has hung for minutes is started again.
+        container["livenessProbe"] = http_probe(HEALTH, PORT, 15, 12);
+        if !graph.engine.is_own() {
+            let script =
+                WAIT_IDLE.replace("PORT", &PORT.to_string()).replace("DRAIN", &DRAIN_SECONDS.to_string());
+            container["lifecycle"] = json!({"preStop": {"exec": {"command": ["python3", "-c", script]}}});
+        }
+    }
+    let mut pod = json!({
+        "terminationGracePeriodSeconds": DRAIN_SECONDS + 60, "containers": [container], "volumes": volumes,
+    });
+    if !spec.selector.is_empty() {
+        pod["nodeSelector"] = json!(spec.selector);
+    }
+    if spec.gpus > 0 {
+        pod["tolerations"] = json!([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]);
+    }
+    pod
+}
+
+/// A pod's template.
+fn template(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
+    let mut labels = worker_labels(graph, spec);
+    if node.as_ref().is_some_and(|node| node.rank != "0")
+        && let Some(labels) = labels.as_object_mut()
+    {
+        // It answers no requests: gateways must not find it.
+        labels.shift_remove("kvasir/graph");
+    }
+    let mut metadata = json!({"labels": labels});
+    if !graph.served_name().is_empty() {
+        // A label could not hold every model's name.
+        metadata["annotations"] =
+            json!({"kvasir/model": graph.served_name(), "kvasir/port": PORT.to_string()});
+    }
+    json!({"metadata": metadata, "spec": worker_pod(graph, spec, node)})
+}
+
+fn workers_of(graph: &Graph, spec: &RoleSpec, workload: Workload) -> Value {
+    let part = spec.role.name();
+    let labels = part_labels(graph, part);
+    let mut selector = labels.clone();
+    selector["app.kubernetes.io/name"] = "kvasir-worker".into();
+    match kind(spec, workload) {
+        "LeaderWorkerSet" => {
+            let leader = |rank| Some(Node { rank, leader: "$(LWS_LEADER_ADDRESS)" });
+            let node = |rank| if spec.nodes > 1 { leader(rank) } else { None };
+            let mut group = json!({
+                "size": spec.nodes, "restartPolicy": "RecreateGroupOnPodRestart",
+                "workerTemplate": template(graph, spec, node("$(LWS_WORKER_INDEX)")),
+            });
+            if spec.nodes > 1 {
+                group["leaderTemplate"] = template(graph, spec, node("0"));
+            }
+            let spec = json!({"replicas": spec.workers, "leaderWorkerTemplate": group});
+            object(graph, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", part, json!({"spec": spec}))
+        }
+        kind => {
+            let mut rest = json!({
+                "replicas": spec.workers, "selector": {"matchLabels": selector},
+                "template": template(graph, spec, None),
+            });
+            if kind == "StatefulSet" {
+                rest["serviceName"] = name_of(graph, spec).into();
+                rest["podManagementPolicy"] = "Parallel".into();
+            } else {
+                // The only worker is replaced by one beside it; else there may be no GPU for one more.
+                let (surge, unavailable) = if spec.workers == 1 { (1, 0) } else { (0, 1) };
+                rest["strategy"] =
+                    json!({"rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}});
+                rest["progressDeadlineSeconds"] = 3900.into();
+            }
+            object(graph, "apps/v1", kind, part, json!({"spec": rest}))
+        }
+    }
+}
+
+/// All roles as one set that is scheduled together.
+fn pod_clique_set(graph: &Graph) -> Value {
+    let (mut cliques, mut groups) = (Vec::new(), Vec::new());
+    let clique = |spec: &RoleSpec, name: &str, replicas: u32, node: Option<Node<'_>>| {
+        let template = template(graph, spec, node);
+        let mut clique = json!({
+            "name": name, "labels": template["metadata"]["labels"],
+            "spec": {"roleName": name, "replicas": replicas, "minAvailable": replicas.min(1), "podSpec": template["spec"]},
+        });
+        if let Some(annotations) = template["metadata"].get("annotations") {
+            clique["annotations"] = annotations.clone();
+        }
+        clique
+    };
+    for spec in &graph.role {
+        let name = spec.role.name();
+        if spec.nodes == 1 {
+            cliques.push(clique(spec, name, spec.workers, None));
+            continue;
+        }
+        let (first, rest) = (format!("{name}-leader"), format!("{name}-worker"));
+        // Number 0 of the leader's clique, in the group's headless Service.
+        let leader = format!("$(GROVE_PCSG_NAME)-$(GROVE_PCSG_INDEX)-{first}-0.$(GROVE_HEADLESS_SERVICE)");
+        cliques.push(clique(spec, &first, 1, Some(Node { rank: "0", leader: &leader })));
+        let rank = "$(GROVE_PCSG_POD_INDEX)";
+        cliques.push(clique(spec, &rest, spec.nodes - 1, Some(Node { rank, leader: &leader })));
+        groups.push(
+            json!({"name": name, "cliqueNames": [first, rest], "replicas": spec.workers, "minAvailable": 1}),
+        );
+    }
+    let mut template = json!({
+        "cliqueStartupType": "CliqueStartupTypeAnyOrder",
+        "headlessServiceConfig": {"publishNotReadyAddresses": true}, "cliques": cliques,
+    });
+    if !groups.is_empty() {
+        template["podCliqueScalingGroups"] = groups.into();
+    }
+    let spec = json!({"replicas": 1, "template": template});
+    object(graph, "grove.io/v1alpha1", "PodCliqueSet", "", json!({"spec": spec}))
+}
+
+fn control(graph: &Graph, targets: &[(Role, Target)]) -> Vec<Value> {
+    let labels = part_labels(graph, "control");
+    let mut container = own_container(
+        graph,
+        &["control", "--config", "/etc/kvasir/control.toml", "--log", "info"],
+        CONTROL_PORT,
+    );
+    container["env"] = json!([secret_variable("KVASIR_KEY", &format!("{}-admin", graph.name))]);
+    let spec = json!({
+        "replicas": 2, "selector": {"matchLabels": labels},
+        "template": {
+            "metadata": {"labels": labels},
+            "spec": {
+                "serviceAccountName": format!("{}-control", graph.name),
+                "containers": [container], "volumes": settings_volume(graph),
+            },
+        },
+    });
+    let mut rules: Vec<Value> = targets
+        .iter()
+        .map(|(_, target)| {
+            json!({
+                "apiGroups": [target.group], "resources": [format!("{}/scale", target.resource)],
+                "resourceNames": [target.name], "verbs": ["get", "patch"],
+            })
+        })
+        .collect();
+    let lease = format!("{}-control", graph.name);
+    rules.push(json!({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}));
+    rules.push(json!({
+        "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [lease],
+        "verbs": ["get", "update"],
+    }));
+    // A name cannot be given for what does not exist yet.
+    rules.push(json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]}));
+    let mut objects = rights(graph, "control", &json!(rules)).to_vec();
+    objects.push(object(graph, "apps/v1", "Deployment", "control", json!({"spec": spec})));
+    objects
+}

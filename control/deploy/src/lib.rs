@@ -1,0 +1,72 @@
+//! Deployment: one short description of a serving graph, rendered for where it is to run. No I/O.
+//!
+//! ```text
+//! graph.toml ─────────────▶ Graph ──▶ programs ──▶ kubernetes   Deployments, StatefulSets, LeaderWorkerSets or a PodCliqueSet
+//! DynamoGraphDeployment ──▶   │      (commands,    compose      a Compose file
+//!                             │       addresses)   systemd      units
+//!                             └──▶ kvasir.toml     script       processes of one machine
+//! ```
+//!
+//! Reading order: `graph` (the description and its checks), `dynamo` (NVIDIA Dynamo's description, field by field), `engine` (an
+//! engine's command line), `settings` (the gateway's and the control service's `kvasir.toml`), `machine` (workers of one machine:
+//! ports and devices), then the targets: `kubernetes`, `compose`, `systemd`, `script`.
+//!
+//! Invariant: `kvasir.toml` of every target is read back by `control_config` before it is given out, so a description whose
+//! settings are wrong is refused here, and not by a gateway that does not start.
+
+#![forbid(unsafe_code)]
+
+mod compose;
+mod dynamo;
+mod engine;
+mod graph;
+mod kubernetes;
+mod machine;
+mod monitoring;
+mod script;
+mod settings;
+mod systemd;
+mod yaml;
+
+pub use dynamo::{Note, from_dynamo};
+pub use graph::{Engine, Gateway, Graph, Level, Role, RoleSpec, Storage, from_toml, from_yaml};
+pub use kubernetes::Workload;
+pub use monitoring::{Kind, Metric, metrics, monitoring};
+
+/// A rendered file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Name within the folder that it belongs to.
+    pub name: String,
+    /// All of its text.
+    pub text: String,
+}
+
+/// Where a graph is to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// Plain manifests.
+    Kubernetes(Workload),
+    /// A Compose file.
+    Compose,
+    /// Units of one machine.
+    Systemd,
+    /// A shell script that runs everything on one machine until it is stopped.
+    Processes,
+    /// The description itself.
+    Description,
+}
+
+/// Renders a graph; an error says what the target cannot do, or what is wrong with the settings.
+pub fn render(graph: &Graph, target: Target) -> Result<Vec<File>, String> {
+    match target {
+        Target::Kubernetes(workload) => kubernetes::render(graph, workload),
+        Target::Compose => compose::render(graph),
+        Target::Systemd => systemd::render(graph),
+        Target::Processes => script::render(graph),
+        Target::Description => {
+            let text = toml::to_string(graph).map_err(|error| error.to_string())?;
+            Ok(vec![File { name: format!("{}.toml", graph.name), text }])
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! A shell script that runs a graph on one machine until it is stopped.
+
+use std::fmt::Write;
+
+use crate::File;
+use crate::engine::Program;
+use crate::graph::Graph;
+use crate::machine::{fixed_counts, workers};
+use crate::settings::{self, Workers};
+
+/// A word that a shell takes as it is.
+fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);
+    match !word.is_empty() && word.bytes().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// A process in the background, whose number is noted.
+fn start(program: &Program) -> String {
+    let mut words: Vec<String> =
+        program.environment.iter().map(|(name, value)| format!("{name}={}", quoted(value))).collect();
+    let mut command = program.command.iter().map(String::as_str);
+    words.push(match command.next() {
+        Some("kvasir") => "\"$kvasir\"".to_owned(),
+        first => quoted(first.unwrap_or_default()),
+    });
+    words.extend(command.map(quoted));
+    format!("{} &\npids=\"$pids $!\"\n", words.join(" "))
+}
+
+pub(crate) fn render(graph: &Graph) -> Result<Vec<File>, String> {
+    if graph.gateway.replicas > 1 {
+        return Err("gateway: replicas is more than 1, and there is one machine here".to_owned());
+    }
+    let workers = workers(graph)?;
+    let urls = workers.iter().map(|worker| worker.url()).collect();
+    let listen = format!("127.0.0.1:{}", graph.gateway.port);
+    let settings = settings::gateway(graph, &listen, None, &Workers::Urls(urls), &[])?;
+    let mut text = String::from("#!/bin/sh\n");
+    // A String takes everything that is written to it.
+    let _written = writeln!(
+        text,
+        "# {} on this machine, until Ctrl-C. KVASIR is the binary, if it is not in PATH.\n{}set -eu\n\
+         kvasir=${{KVASIR:-kvasir}}\nfolder=$(mktemp -d)\npids=\n\
+         trap 'trap - EXIT; kill $pids 2>/dev/null || true; wait; rm -rf \"$folder\"' EXIT\n\
+         trap 'exit 130' INT\ntrap 'exit 143' TERM\n\
+         cat > \"$folder/kvasir.toml\" <<'END_OF_SETTINGS'\n{settings}END_OF_SETTINGS",
+        graph.name,
+        fixed_counts(graph)
+    );
+    for worker in &workers {
+        text.push_str(&start(&worker.program(graph)));
+    }
+    text.push_str("\"$kvasir\" gateway --config \"$folder/kvasir.toml\" &\npids=\"$pids $!\"\n");
+    let _written = writeln!(
+        text,
+        "echo \"http://{listen}/v1 serves {}\"\nwait",
+        graph.served_name().replace(['"', '$', '`', '\\'], "")
+    );
+    Ok(vec![File { name: format!("{}.sh", graph.name), text }])
+}

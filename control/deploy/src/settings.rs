@@ -1,0 +1,174 @@
+//! `kvasir.toml` of gateways and of the control service.
+
+use serde_json::{Map, Value, json};
+
+use crate::engine::{EVENTS, REPLAY};
+use crate::graph::{Engine, Graph, Role};
+
+/// Where gateways find their workers.
+pub(crate) enum Workers<'a> {
+    /// Pods of this selector, which answer at this port.
+    Pods { selector: &'a str, port: u16 },
+    /// URLs by role.
+    Urls(Vec<(Role, String)>),
+}
+
+/// The gateway's file: what follows from the description, and over that its own settings.
+pub(crate) fn gateway(
+    graph: &Graph,
+    listen: &str,
+    admin: Option<&str>,
+    workers: &Workers<'_>,
+    peers: &[String],
+) -> Result<String, String> {
+    let engine = match graph.engine {
+        Engine::Vllm | Engine::Mock => "vllm",
+        Engine::Sglang => "sglang",
+        Engine::TensorrtLlm => "tensorrt-llm",
+        Engine::Kvasir => "native",
+    };
+    let mut gateway = json!({"listen": listen, "engine": engine});
+    match graph.engine {
+        Engine::Vllm | Engine::Sglang => {
+            gateway["kv_events"] = format!("tcp://*:+{EVENTS}").into();
+            gateway["kv_replay"] = format!("tcp://*:+{REPLAY}").into();
+        }
+        // It tells each event once.
+        Engine::TensorrtLlm if graph.gateway.replicas == 1 => gateway["kv_events"] = "poll".into(),
+        _ => {}
+    }
+    if let Some(admin) = admin {
+        gateway["admin_listen"] = admin.into();
+    }
+    if !peers.is_empty() {
+        gateway["peers"] = json!(peers);
+    }
+    let mut all = json!({"gateway": gateway, "drain": {"unready_for": "5s"}});
+    match workers {
+        Workers::Pods { selector, port } => all["discovery"] = json!({"selector": selector, "port": port}),
+        Workers::Urls(urls) => {
+            for (role, key) in [
+                (Role::Both, "workers"),
+                (Role::Prefill, "prefill_workers"),
+                (Role::Decode, "decode_workers"),
+            ] {
+                let urls: Vec<&String> =
+                    urls.iter().filter(|(of, _)| *of == role).map(|(_, url)| url).collect();
+                if !urls.is_empty() {
+                    all["gateway"][key] = json!(urls);
+                }
+            }
+        }
+    }
+    if let Some(own) = all.as_object_mut() {
+        merge(own, &graph.gateway.settings);
+    }
+    checked(&all)
+}
+
+/// The planner's section, without the way in which it acts.
+pub(crate) fn planner(graph: &Graph) -> Value {
+    let mut planner = json!({
+        "mode": "act", "ttft": graph.level.ttft, "itl": graph.level.itl, "attainment": graph.level.attainment,
+        "gpus_max": graph.gpus_max().max(1),
+    });
+    for spec in &graph.role {
+        let (min, max) = match spec.role {
+            Role::Prefill => ("prefill_min", "prefill_max"),
+            Role::Decode | Role::Both => ("decode_min", "decode_max"),
+        };
+        // A role without a maximum of its own keeps its number.
+        planner[min] = if spec.is_planned() { spec.min } else { spec.workers }.into();
+        planner[max] = spec.most().into();
+        planner["gpus"] = (spec.gpus * spec.nodes).into();
+    }
+    planner
+}
+
+/// The control service's file.
+pub(crate) fn control(graph: &Graph, targets: &[(Role, String)], gateways: &str) -> Result<String, String> {
+    let gpus: Vec<u32> = graph.role.iter().map(|spec| spec.gpus * spec.nodes).collect();
+    if gpus.windows(2).any(|pair| pair[0] != pair[1]) {
+        return Err("role: the planner counts the same GPUs for workers of both roles; with other numbers leave `max` out"
+            .to_owned());
+    }
+    let mut planner = planner(graph);
+    planner["actuator"] = "kubernetes".into();
+    for (role, target) in targets {
+        let key = if *role == Role::Prefill { "prefill_target" } else { "decode_target" };
+        planner[key] = target.as_str().into();
+    }
+    let control = json!({
+        "gateways": [gateways], "listen": "0.0.0.0:8090", "leader": "lease", "lease": format!("{}-control", graph.name),
+    });
+    checked(&json!({"planner": planner, "control": control}))
+}
+
+fn merge(own: &mut Map<String, Value>, given: &Map<String, Value>) {
+    for (name, value) in given {
+        match (own.get_mut(name), value) {
+            (Some(Value::Object(own)), Value::Object(given)) => merge(own, given),
+            _ => drop(own.insert(name.clone(), value.clone())),
+        }
+    }
+}
+
+/// As TOML that Kvasir reads.
+fn checked(settings: &Value) -> Result<String, String> {
+    let text = toml::to_string(settings).map_err(|error| format!("gateway.settings: {error}"))?;
+    match control_config::parse(&text) {
+        Ok(_) => Ok(text),
+        // Lines would be those of the text that is made here.
+        Err(problems) => {
+            let said: Vec<String> = problems
+                .into_iter()
+                .map(|problem| format!("gateway.settings: {}", problem.message))
+                .collect();
+            Err(said.join("\n"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{from_toml, tests::DISAGGREGATED};
+
+    #[test]
+    fn own_settings_count_before_those_that_are_made() {
+        let text = format!(
+            "{DISAGGREGATED}\n[gateway.settings.gateway]\nretries = 1\nkv_replay = \"\"\n[gateway.settings.router]\ntemperature = 0.5\n"
+        );
+        let text = text.replace("gateway = { replicas = 2 }\n", "");
+        let graph = from_toml(&text).expect("a description");
+        let workers = Workers::Pods { selector: "kvasir/graph=qwen", port: 8000 };
+        let settings = gateway(&graph, "0.0.0.0:8000", None, &workers, &[]).expect("settings");
+        let read = control_config::parse(&settings).expect("they are read back");
+        assert_eq!((read.gateway.retries, read.gateway.kv_replay.as_str()), (1, ""));
+        assert_eq!(
+            (read.gateway.engine.as_str(), read.gateway.kv_events.as_str()),
+            ("vllm", "tcp://*:+1000")
+        );
+        assert_eq!(read.discovery.selector, "kvasir/graph=qwen");
+        let wrong = text.replace("temperature", "temprature");
+        let said = gateway(&from_toml(&wrong).expect("a description"), "0.0.0.0:8000", None, &workers, &[]);
+        let said = said.expect_err("an unknown key");
+        assert!(said.contains("gateway.settings") && said.contains("temprature"), "{said}");
+    }
+
+    #[test]
+    fn the_planner_keeps_the_level_and_the_limits() {
+        let graph = from_toml(&DISAGGREGATED.replace("gpus = 4", "gpus = 2")).expect("a description");
+        let targets = [(Role::Prefill, "Deployment/p".to_owned()), (Role::Decode, "Deployment/d".to_owned())];
+        let settings = control(&graph, &targets, "g:8000").expect("settings");
+        let planner = control_config::parse(&settings).expect("they are read back").planner;
+        assert_eq!((planner.prefill_min, planner.prefill_max, planner.decode_max), (1, 4, 8));
+        assert_eq!(
+            (planner.gpus, planner.gpus_max, planner.prefill_target.as_str()),
+            (2, 24, "Deployment/p")
+        );
+        assert_eq!(planner.ttft, std::time::Duration::from_secs(2));
+        let uneven = from_toml(DISAGGREGATED).expect("a description");
+        assert!(control(&uneven, &targets, "g").expect_err("other numbers").contains("same GPUs"));
+    }
+}

@@ -1,0 +1,266 @@
+//! Every example for every target: manifests hold no field that Kubernetes does not know, settings are Kvasir's, scripts and units
+//! are what their readers take.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use control_deploy::{File, Graph, Target, Workload, from_dynamo, from_toml, render};
+use k8s_openapi::api::{
+    apps::v1 as apps, core::v1 as core, networking::v1 as networking, policy::v1 as policy, rbac::v1 as rbac,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+const EXAMPLES: [(&str, &str); 4] = [
+    ("vllm", include_str!("../examples/vllm.toml")),
+    ("vllm-disaggregated", include_str!("../examples/vllm-disaggregated.toml")),
+    ("sglang-large", include_str!("../examples/sglang-large.toml")),
+    ("mock", include_str!("../examples/mock.toml")),
+];
+
+fn graphs() -> Vec<(&'static str, Graph)> {
+    let own = EXAMPLES.map(|(name, text)| (name, from_toml(text).expect(name)));
+    let (dynamo, _) = from_dynamo(include_str!("../examples/dynamo.yaml")).expect("Dynamo's description");
+    own.into_iter().chain([("dynamo", dynamo)]).collect()
+}
+
+fn documents(files: &[File]) -> Vec<Value> {
+    assert_eq!(files.len(), 1);
+    files[0]
+        .text
+        .split("---\n")
+        .filter(|text| text.lines().any(|line| !line.starts_with('#')))
+        .map(|text| serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}")))
+        .collect()
+}
+
+/// Reads an object by Kubernetes' own type, which skips fields that it does not know, and compares what it writes.
+fn same_as<T: DeserializeOwned + Serialize>(object: &Value) {
+    let typed: T =
+        serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}\n{object:#}"));
+    let written = serde_json::to_value(typed).expect("JSON");
+    assert_eq!(sorted(&written), sorted(object), "a field that Kubernetes does not know");
+}
+
+/// Without order and without what is empty.
+fn sorted(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields: BTreeMap<&String, Value> =
+                fields.iter().map(|(name, value)| (name, sorted(value))).collect();
+            let is_empty =
+                |value: &Value| value.as_object().is_some_and(serde_json::Map::is_empty) || value.is_null();
+            fields
+                .into_iter()
+                .filter(|(_, value)| !is_empty(value))
+                .map(|(name, value)| (name.clone(), value))
+                .collect()
+        }
+        Value::Array(values) => values.iter().map(sorted).collect(),
+        other => other.clone(),
+    }
+}
+
+fn pods(object: &Value) -> Vec<Value> {
+    let spec = &object["spec"];
+    match object["kind"].as_str() {
+        Some("Deployment" | "StatefulSet") => vec![spec["template"].clone()],
+        Some("LeaderWorkerSet") => ["leaderTemplate", "workerTemplate"]
+            .iter()
+            .filter_map(|name| spec["leaderWorkerTemplate"].get(name).cloned())
+            .collect(),
+        Some("PodCliqueSet") => spec["template"]["cliques"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|clique| {
+                serde_json::json!({
+                    "metadata": {"labels": clique["labels"], "annotations": clique["annotations"]},
+                    "spec": clique["spec"]["podSpec"],
+                })
+            })
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn manifests_have_no_field_that_kubernetes_does_not_know() {
+    let workloads =
+        [Workload::Auto, Workload::StatefulSet, Workload::LeaderWorkerSet, Workload::PodCliqueSet];
+    let mut kinds = BTreeMap::new();
+    for (name, graph) in graphs() {
+        for workload in workloads {
+            let objects = match render(&graph, Target::Kubernetes(workload)) {
+                Ok(files) => documents(&files),
+                Err(error) => panic!("{name} {workload:?}: {error}"),
+            };
+            let mut workers = 0;
+            for object in &objects {
+                let kind = object["kind"].as_str().expect("a kind").to_owned();
+                match kind.as_str() {
+                    "Deployment" => same_as::<apps::Deployment>(object),
+                    "StatefulSet" => same_as::<apps::StatefulSet>(object),
+                    "ConfigMap" => same_as::<core::ConfigMap>(object),
+                    "Service" => same_as::<core::Service>(object),
+                    "ServiceAccount" => same_as::<core::ServiceAccount>(object),
+                    "PodDisruptionBudget" => same_as::<policy::PodDisruptionBudget>(object),
+                    "NetworkPolicy" => same_as::<networking::NetworkPolicy>(object),
+                    "Role" => same_as::<rbac::Role>(object),
+                    "RoleBinding" => same_as::<rbac::RoleBinding>(object),
+                    "LeaderWorkerSet" | "PodCliqueSet" => {}
+                    other => panic!("{name}: an object of kind {other}"),
+                }
+                for pod in pods(object) {
+                    same_as::<core::PodTemplateSpec>(&pod);
+                    let container = &pod["spec"]["containers"][0];
+                    if container["name"] == "engine" && container.get("readinessProbe").is_some() {
+                        let labels = &pod["metadata"]["labels"];
+                        assert_eq!(labels["kvasir/graph"], graph.name.as_str());
+                        assert!(labels["kvasir/generation"].as_str().is_some_and(|text| text.len() == 16));
+                        workers += 1;
+                    }
+                }
+                // A selector that does not fit its template is refused by the API server.
+                let wanted = object["spec"]["selector"]["matchLabels"].as_object();
+                let labels = &object["spec"]["template"]["metadata"]["labels"];
+                for (label, value) in wanted.into_iter().flatten().filter(|_| labels.is_object()) {
+                    assert_eq!(&labels[label], value, "{name} {kind} {label}");
+                }
+                *kinds.entry(kind).or_insert(0) += 1;
+            }
+            assert_eq!(
+                workers,
+                graph.role.len(),
+                "{name} {workload:?}: each role has pods that answer requests"
+            );
+        }
+    }
+    println!("{kinds:?}");
+    assert!(kinds["LeaderWorkerSet"] > 0 && kinds["PodCliqueSet"] > 0 && kinds["StatefulSet"] > 0);
+}
+
+#[test]
+fn another_engine_is_another_generation_and_another_count_is_not() {
+    let generation = |graph: &Graph| {
+        let objects = documents(&render(graph, Target::Kubernetes(Workload::Auto)).expect("manifests"));
+        let of = |object: &Value| {
+            object["spec"]["template"]["metadata"]["labels"]["kvasir/generation"].as_str().map(str::to_owned)
+        };
+        let all: std::collections::BTreeSet<String> = objects.iter().filter_map(of).collect();
+        assert_eq!(all.len(), 1, "all roles are of one generation");
+        all.into_iter().next().expect("one")
+    };
+    let graph = from_toml(EXAMPLES[1].1).expect("a description");
+    let mut more = graph.clone();
+    more.role[0].workers = 4;
+    assert_eq!(generation(&graph), generation(&more));
+    for change in [
+        (|graph: &mut Graph| graph.image = "other".to_owned()) as fn(&mut Graph),
+        |graph| graph.arguments.push("--enforce-eager".to_owned()),
+        |graph| drop(graph.role[1].environment.insert("A".to_owned(), "1".to_owned())),
+    ] {
+        let mut other = graph.clone();
+        change(&mut other);
+        assert_ne!(generation(&graph), generation(&other));
+    }
+}
+
+/// Rights are for what is asked, by name.
+#[test]
+fn the_control_service_may_scale_its_workloads_and_nothing_else() {
+    let graph = from_toml(EXAMPLES[1].1).expect("a description");
+    let objects = documents(&render(&graph, Target::Kubernetes(Workload::Auto)).expect("manifests"));
+    let role = objects
+        .iter()
+        .find(|object| object["kind"] == "Role" && object["metadata"]["name"] == "qwen-large-control");
+    let rules = role.expect("a Role")["rules"].as_array().expect("rules").clone();
+    let scaled: Vec<&str> = rules
+        .iter()
+        .filter(|rule| rule["resources"][0] == "deployments/scale")
+        .filter_map(|rule| rule["resourceNames"][0].as_str())
+        .collect();
+    assert_eq!(scaled, ["qwen-large-prefill", "qwen-large-decode"]);
+    let verbs = |rule: &Value| {
+        rule["verbs"].as_array().is_some_and(|verbs| verbs.iter().any(|verb| verb == "*" || verb == "delete"))
+    };
+    assert!(!rules.iter().any(verbs), "{rules:?}");
+}
+
+fn sh_reads(text: &str) {
+    use std::io::Write;
+    let mut shell = Command::new("sh").arg("-n").stdin(Stdio::piped()).spawn().expect("sh");
+    shell.stdin.take().expect("stdin").write_all(text.as_bytes()).expect("it reads");
+    assert!(shell.wait().expect("it ends").success(), "{text}");
+}
+
+#[test]
+fn one_machine_gets_scripts_units_and_a_compose_file() {
+    for (name, mut graph) in graphs() {
+        let several = graph.role.iter().any(|spec| spec.nodes > 1);
+        for target in [Target::Compose, Target::Systemd, Target::Processes] {
+            if graph.gateway.replicas > 1 {
+                assert!(render(&graph, target).expect_err(name).contains("replicas"));
+            }
+        }
+        graph.gateway.replicas = 1;
+        if several {
+            assert!(render(&graph, Target::Compose).expect_err(name).contains("nodes"));
+            continue;
+        }
+        let workers: u32 = graph.role.iter().map(|spec| spec.workers).sum();
+        let script = render(&graph, Target::Processes).expect(name);
+        sh_reads(&script[0].text);
+        assert_eq!(script[0].text.matches("pids=\"$pids $!\"").count(), workers as usize + 1);
+        let compose = documents(&render(&graph, Target::Compose).expect(name)).remove(0);
+        assert_eq!(
+            compose["services"].as_object().expect("services").len(),
+            workers as usize + 1,
+            "{compose:#}"
+        );
+        let settings = compose["configs"]["kvasir"]["content"].as_str().expect("settings").replace("$$", "$");
+        assert!(control_config::parse(&settings).is_ok(), "{settings}");
+        let units = render(&graph, Target::Systemd).expect(name);
+        assert_eq!(units.len(), workers as usize + 3);
+        let services = units.iter().filter(|unit| unit.name.ends_with(".service"));
+        for unit in services {
+            let start = unit.text.lines().find(|line| line.starts_with("ExecStart=")).expect("a command");
+            assert!(start.starts_with("ExecStart=\"/usr/bin/env\" \""), "{start}");
+        }
+    }
+}
+
+/// Blanks, quotes, dollars and percents of an argument reach the engine as they are.
+#[test]
+fn arguments_mean_themselves_everywhere() {
+    let odd = "a 'b' \"c\" $HOME %n \\ `d`";
+    let mut graph = from_toml(EXAMPLES[3].1).expect("a description");
+    graph.role[0].arguments = vec!["--odd".to_owned(), odd.to_owned()];
+    let script = &render(&graph, Target::Processes).expect("a script")[0].text;
+    // The script's own line, with a program in the engine's place that prints its last argument.
+    let line = script.lines().find(|line| line.contains("--odd")).expect("a line").replace(" &", "");
+    let printed = Command::new("sh")
+        .args([
+            "-c",
+            &format!(
+                "kvasir=last; last() {{ shift $(($# - 1)); printf %s \"$1\"; }}; {}",
+                line.replace("\"$kvasir\"", "last")
+            ),
+        ])
+        .output()
+        .expect("sh");
+    assert_eq!(String::from_utf8_lossy(&printed.stdout), odd, "{line}");
+    let units = render(&graph, Target::Systemd).expect("units");
+    let unit = units.iter().find(|unit| unit.text.contains("--odd")).expect("a unit");
+    assert!(unit.text.contains(r#""a 'b' \"c\" $$HOME %%n \\ `d`""#), "{}", unit.text);
+    let compose = documents(&render(&graph, Target::Compose).expect("a file")).remove(0);
+    let command = compose["services"]["prefill-0"]["entrypoint"].as_array().expect("words").clone();
+    assert_eq!(command.last().and_then(Value::as_str), Some(odd.replace('$', "$$").as_str()));
+    let objects = documents(&render(&graph, Target::Kubernetes(Workload::Auto)).expect("manifests"));
+    let said = objects.iter().flat_map(pods).find_map(|pod| {
+        let command = pod["spec"]["containers"][0]["command"].as_array()?.clone();
+        command.iter().any(|word| word == "--odd").then(|| command.last().cloned())?
+    });
+    assert_eq!(said.as_ref().and_then(Value::as_str), Some(odd));
+}

@@ -1,0 +1,167 @@
+//! `kvasir deploy`: one description of a serving graph, rendered for where it is to run.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use control_deploy::{
+    File, Graph, Level, Target, Workload, from_dynamo, from_toml, from_yaml, metrics, monitoring, render,
+};
+
+use crate::process;
+
+#[derive(Subcommand)]
+pub(crate) enum DeployCommand {
+    /// Render a description of a graph as manifests, a Compose file, units or a script.
+    Render(RenderArgs),
+    /// A Grafana dashboard and Prometheus rules for the gateway's metrics.
+    Monitoring(MonitoringArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct MonitoringArgs {
+    /// The configuration whose service level the alerts watch; without one, the defaults hold.
+    #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Write `dashboard.json` and `rules.yaml` into this folder, which is made; without it they are printed.
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct RenderArgs {
+    /// The description: TOML, the same in YAML, or a DynamoGraphDeployment. `-` reads TOML from the standard input.
+    file: PathBuf,
+    /// Where it is to run.
+    #[arg(long, value_enum, default_value = "kubernetes")]
+    to: Place,
+    /// Objects of Kubernetes for the workers.
+    #[arg(long, value_enum, default_value = "auto")]
+    workload: WorkloadName,
+    /// Write files into this folder, which is made; without it they are printed.
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Plain manifests of Kubernetes.
+    Kubernetes,
+    /// A Compose file for one machine.
+    Compose,
+    /// systemd units for one machine.
+    Systemd,
+    /// A shell script that runs everything on one machine until it is stopped.
+    Processes,
+    /// The description itself, in TOML: what was taken of a DynamoGraphDeployment.
+    Description,
+}
+
+#[derive(ValueEnum, Clone, Copy)]
+enum WorkloadName {
+    /// Deployments; LeaderWorkerSets for workers of several machines.
+    Auto,
+    /// StatefulSets; LeaderWorkerSets for workers of several machines.
+    StatefulSet,
+    /// LeaderWorkerSets for all.
+    LeaderWorkerSet,
+    /// One PodCliqueSet of Grove.
+    PodCliqueSet,
+}
+
+pub(crate) fn run(command: &DeployCommand) -> Result<ExitCode> {
+    let arguments = match command {
+        DeployCommand::Render(arguments) => arguments,
+        DeployCommand::Monitoring(arguments) => return show_monitoring(arguments),
+    };
+    let graph = read(&arguments.file)?;
+    let workload = match arguments.workload {
+        WorkloadName::Auto => Workload::Auto,
+        WorkloadName::StatefulSet => Workload::StatefulSet,
+        WorkloadName::LeaderWorkerSet => Workload::LeaderWorkerSet,
+        WorkloadName::PodCliqueSet => Workload::PodCliqueSet,
+    };
+    let target = match arguments.to {
+        Place::Kubernetes => Target::Kubernetes(workload),
+        Place::Compose => Target::Compose,
+        Place::Systemd => Target::Systemd,
+        Place::Processes => Target::Processes,
+        Place::Description => Target::Description,
+    };
+    let files = render(&graph, target).map_err(|error| wrong(&arguments.file, &error))?;
+    give_out(arguments.output.as_deref(), &files)
+}
+
+fn show_monitoring(arguments: &MonitoringArgs) -> Result<ExitCode> {
+    let settings = process::read(arguments.config.as_deref(), false)?;
+    let text = |duration: std::time::Duration| format!("{}ms", duration.as_secs_f64() * 1e3);
+    let planner = &settings.planner;
+    let level = Level { ttft: text(planner.ttft), itl: text(planner.itl), attainment: planner.attainment };
+    let files = monitoring(&metrics(router_gateway::METRICS), &level).map_err(anyhow::Error::msg)?;
+    give_out(arguments.output.as_deref(), &files)
+}
+
+fn give_out(folder: Option<&Path>, files: &[File]) -> Result<ExitCode> {
+    match folder {
+        Some(folder) => write(folder, files)?,
+        None => print(files)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Mistakes of a description, each in a line of its own behind the file's name.
+fn wrong(file: &Path, error: &str) -> anyhow::Error {
+    let lines: Vec<String> = error.lines().map(|line| format!("{}: {line}", file.display())).collect();
+    anyhow::anyhow!("{}", lines.join("\n"))
+}
+
+fn read(file: &Path) -> Result<Graph> {
+    if file == Path::new("-") {
+        let text = std::io::read_to_string(std::io::stdin()).context("the standard input")?;
+        return from_toml(&text).map_err(|error| wrong(file, &error));
+    }
+    let text = std::fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
+    let ending = file.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    match ending {
+        "toml" => from_toml(&text).map_err(|error| wrong(file, &error)),
+        "yaml" | "yml" | "json" if is_dynamos(&text) => {
+            let (graph, notes) = from_dynamo(&text).map_err(|error| wrong(file, &error))?;
+            for note in notes {
+                let outcome = if note.is_taken { "taken" } else { "left " };
+                eprintln!("{outcome} {}: {}", note.field, note.text);
+            }
+            Ok(graph)
+        }
+        "yaml" | "yml" | "json" => from_yaml(&text).map_err(|error| wrong(file, &error)),
+        _ => bail!("{}: a description ends in .toml, .yaml, .yml or .json", file.display()),
+    }
+}
+
+/// Whether a text says at its top that it is one of Dynamo's.
+fn is_dynamos(text: &str) -> bool {
+    text.lines().any(|line| line.trim_end() == "kind: DynamoGraphDeployment")
+        || text.contains("\"DynamoGraphDeployment\"")
+}
+
+fn write(folder: &Path, files: &[File]) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("{}", folder.display()))?;
+    for file in files {
+        let path = folder.join(&file.name);
+        std::fs::write(&path, &file.text).with_context(|| format!("{}", path.display()))?;
+        eprintln!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+fn print(files: &[File]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for file in files {
+        if files.len() > 1 {
+            writeln!(out, "# ---- {}", file.name)?;
+        }
+        out.write_all(file.text.as_bytes())?;
+    }
+    Ok(())
+}
