@@ -225,7 +225,7 @@ fn prefill_and_decode_workers_of_two_generations_are_never_paired() {
     let list = scratch.config("workers.toml", &listed(&["old", "new"]));
     let config = scratch.config(
         "kvasir.toml",
-        &format!("[discovery]\nfile = \"{list}\"\n[router]\ndisaggregate_above_tokens = 64\n"),
+        &format!("[discovery]\nfile = \"{list}\"\n[router]\nstrategy = \"round-robin\"\ndisaggregate_above_tokens = 64\n"),
     );
     let gateway = Process::start(&["gateway", "--config", &config]);
     wait_for("four workers", || ready(&gateway.address) == 4);
@@ -261,10 +261,239 @@ fn prefill_and_decode_workers_of_two_generations_are_never_paired() {
     let both = [(Some("old"), Some("old")), (Some("new"), Some("new"))];
     assert_eq!(pairs, both.into(), "both generations serve, each by itself");
     // The last prefill worker of the old version goes: its decode workers compute prompts themselves.
-    std::fs::write(&list, listed(&["new"])).expect("the list");
-    wait_for("three workers", || workers(&gateway.address).len() == 3);
+    // In one step: half a list is another list.
+    let anew = scratch.config("anew.toml", &listed(&["new"]));
+    std::fs::rename(anew, &list).expect("the list");
+    wait_for("three workers", || workers(&gateway.address).len() == 3 && ready(&gateway.address) == 3);
     let mut pairs = BTreeSet::new();
-    routes(&mut pairs, 100..140);
+    // Prompts of 97 seeds are different ones.
+    routes(&mut pairs, 45..85);
     assert!(pairs.contains(&(None, Some("old"))) && pairs.contains(&(Some("new"), Some("new"))), "{pairs:?}");
     assert!(!pairs.contains(&(Some("new"), Some("old"))), "{pairs:?}");
+}
+
+/// Objects of manifests, in a cluster's form: resource and object.
+fn manifests(text: &str, namespace: &str) -> Vec<(&'static str, Value)> {
+    let read = |text: &str| -> Value { serde_saphyr::from_str(text).expect(text) };
+    let documents = text.split("---\n").filter(|text| text.lines().any(|line| !line.starts_with('#')));
+    documents
+        .map(read)
+        .map(|mut object| {
+            let version = object["apiVersion"].as_str().expect("a version");
+            let kind = object["kind"].as_str().expect("a kind");
+            let resource = tests_apiserver::resource_of(version, kind).expect(kind).1;
+            object["metadata"]["namespace"] = json!(namespace);
+            (resource, object)
+        })
+        .collect()
+}
+
+/// An object without what a cluster and Helm add to it, and without its generation, which a chart computes itself.
+fn bare(object: &Value) -> Value {
+    fn clean(value: &mut Value) {
+        if let Value::Object(fields) = value {
+            for name in [
+                "kvasir/generation",
+                "app.kubernetes.io/managed-by",
+                "uid",
+                "resourceVersion",
+                "creationTimestamp",
+            ] {
+                fields.remove(name);
+            }
+            fields.retain(|name, value| {
+                !name.starts_with("meta.helm.sh/")
+                    && !(name == "annotations"
+                        && value
+                            .as_object()
+                            .is_some_and(|all| all.keys().all(|key| key.starts_with("meta.helm.sh/"))))
+            });
+            fields.values_mut().for_each(clean);
+        } else if let Value::Array(values) = value {
+            values.iter_mut().for_each(clean);
+        }
+    }
+    let mut object = object.clone();
+    clean(&mut object);
+    object
+}
+
+const NAMESPACE: &str = "llm";
+
+/// A Python that has Helm's library, if there is one.
+fn python_with_helm() -> Option<String> {
+    let named = std::env::var("KVASIR_HELM_PYTHON").ok();
+    named.into_iter().chain(["python3".to_owned()]).find(|python| {
+        let tried = Command::new(python).args(["-c", "import helm_sdkpy"]).output();
+        tried.is_ok_and(|output| output.status.success())
+    })
+}
+
+/// The chart holds the manifests, and an upgrade leaves the planner's count alone.
+#[test]
+fn the_chart_is_linted_installed_and_upgraded_by_helms_own_library() {
+    use std::io::{BufRead, BufReader, Write};
+    let Some(python) = python_with_helm() else {
+        eprintln!(
+            "SKIPPED: no Python with Helm's library (pip install helm-sdkpy, Python 3.12; KVASIR_HELM_PYTHON)"
+        );
+        return;
+    };
+    let scratch = Scratch::new("deploy-helm");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    // One role that the planner sets, and one whose count is a value.
+    let text = std::fs::read_to_string(example("vllm-disaggregated.toml")).expect("the example");
+    let text = text
+        .replace("workers = 2\nmax = 6\n", "workers = 2\n")
+        .replace("\"--max-num-seqs\"", "\"--odd={{ .x }}\", \"--max-num-seqs\"");
+    let file = scratch.config("graph.toml", &text);
+    let server = runtime.block_on(tests_apiserver::ApiServer::start(1)).expect("a port");
+    let kubeconfig = scratch.config("kubeconfig", &server.kubeconfig(NAMESPACE));
+    let chart = format!("{file}.chart");
+    assert!(render(&file, &["--to", "helm", "--output", &chart]).status.success());
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/client/helm_client.py");
+    let mut helm = Command::new(python)
+        .arg(script)
+        .args([&kubeconfig, &chart, NAMESPACE])
+        .env("HELM_DRIVER", "memory")
+        // Its caches are of this test alone.
+        .env("HOME", std::path::Path::new(&file).parent().expect("a folder"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("Python");
+    let mut printed = BufReader::new(helm.stdout.take().expect("stdout")).lines();
+    let mut said = Vec::new();
+    for line in printed.by_ref().map_while(Result::ok) {
+        said.push(line);
+        if said.last().is_some_and(|line| line.starts_with("ok: installed")) {
+            break;
+        }
+    }
+    println!("{}", said.join("\n"));
+    assert_eq!(said.len(), 4, "{said:?}");
+    let rendered = render(&file, &[]);
+    let expected = manifests(&String::from_utf8_lossy(&rendered.stdout), NAMESPACE);
+    let name_of = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let stored =
+        |resource: &str, name: &str| server.change(|store| store.get(resource, NAMESPACE, name).cloned());
+    let label =
+        |object: &Value| object["spec"]["template"]["metadata"]["labels"]["kvasir/generation"].clone();
+    for (resource, object) in &expected {
+        let found =
+            stored(resource, &name_of(object)).unwrap_or_else(|| panic!("no {resource} {}", name_of(object)));
+        assert_eq!(bare(&found), bare(object), "{resource}");
+    }
+    println!("ok: {} objects are there, equal to the manifests", expected.len());
+    let decode = stored("deployments", "qwen-large-decode").expect("it");
+    let prefill = stored("deployments", "qwen-large-prefill").expect("it");
+    assert_eq!(label(&decode), label(&prefill), "one generation");
+    assert_eq!((&decode["spec"]["replicas"], &prefill["spec"]["replicas"]), (&Value::Null, &json!(2)));
+    // The planner sets a count; an upgrade to another image must not undo it.
+    server.change(|store| {
+        let mut object = decode.clone();
+        object["spec"]["replicas"] = json!(5);
+        store.put("deployments", object);
+    });
+    helm.stdin.take().expect("stdin").write_all(b"\n").expect("it waits");
+    let rest: Vec<String> = printed.map_while(Result::ok).collect();
+    println!("{}", rest.join("\n"));
+    assert!(helm.wait().expect("it ends").success(), "{rest:?}");
+    let (old, new) = (label(&decode), stored("deployments", "qwen-large-decode").expect("it"));
+    assert_eq!(new["spec"]["replicas"], 5, "the planner's count");
+    assert_eq!(new["spec"]["template"]["spec"]["containers"][0]["image"], "registry.example/engine:2");
+    assert!(label(&new).is_string() && label(&new) != old, "another image is another generation");
+}
+
+/// From the manifests to an answer: a gateway with the ConfigMap's settings and the Role's rights, and a pod of the Deployment.
+#[cfg(feature = "kubernetes")]
+#[test]
+fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
+    let scratch = Scratch::new("deploy-pods");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let server = runtime.block_on(tests_apiserver::ApiServer::start(1)).expect("a port");
+    let began = Instant::now();
+    let rendered = render(&example("vllm.toml"), &[]);
+    let objects = manifests(&String::from_utf8_lossy(&rendered.stdout), NAMESPACE);
+    server.change(|store| {
+        objects.iter().for_each(|(resource, object)| drop(store.put(resource, object.clone())))
+    });
+    let named = |resource: &str, name: &str| {
+        let found =
+            objects.iter().find(|(known, object)| *known == resource && object["metadata"]["name"] == name);
+        found.map(|(_, object)| object.clone()).expect("it")
+    };
+    let list = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
+    };
+    // A gateway may do what its Role says, and nothing else.
+    let role = named("roles", "qwen-gateway");
+    let rules = role["rules"].as_array().expect("rules").iter().map(|rule| tests_apiserver::Rule {
+        groups: list(&rule["apiGroups"]),
+        resources: list(&rule["resources"]),
+        names: list(&rule["resourceNames"]),
+        verbs: list(&rule["verbs"]),
+    });
+    server.allow(rules.collect());
+    let settings =
+        named("configmaps", "qwen-settings")["data"]["kvasir.toml"].as_str().expect("settings").to_owned();
+    // Ports of this machine; one gateway has no others to tell.
+    let admin = free_address();
+    let settings: String = settings
+        .replace("0.0.0.0:9090", &admin)
+        .lines()
+        .filter(|line| !line.starts_with("peers"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let config = scratch.config("kvasir.toml", &settings);
+    let kubeconfig = scratch.config("kubeconfig", &server.kubeconfig(NAMESPACE));
+    let gateway = Process::start_with(&["gateway", "--config", &config], &[("KUBECONFIG", &kubeconfig)]);
+    wait_for("the gateway", || get(&gateway.address, "/livez").is_ok_and(|(status, _)| status == 200));
+    println!("from the description to a running gateway: {:.1} s", began.elapsed().as_secs_f64());
+    let engines: Vec<Mock> =
+        (0..2).map(|_| start(&runtime, mock(Dialect::Vllm, Role::Both, false))).collect();
+    let template = named("deployments", "qwen-both")["spec"]["template"].clone();
+    let pod = |number: usize| {
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"],
+            "status": {
+                "phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        });
+        let port = engines[number].url().rsplit(':').next().unwrap_or_default().to_owned();
+        pod["metadata"]["name"] = json!(format!("qwen-both-{number}"));
+        pod["metadata"]["namespace"] = json!(NAMESPACE);
+        pod["metadata"]["uid"] = json!(format!("uid-{number}"));
+        // A mock engine is at a port of this machine, and serves another model's name.
+        pod["metadata"]["annotations"] = json!({"kvasir/port": port});
+        pod
+    };
+    let body = chat(20, 1, 2);
+    let appeared = Instant::now();
+    server.change(|store| store.put("pods", pod(0)));
+    while ask(&gateway.address, &body).0 != 200 {
+        assert!(appeared.elapsed() < Duration::from_secs(10), "it is not served");
+    }
+    let served_in = appeared.elapsed();
+    println!("a pod that appears is served after {:.0} ms", served_in.as_secs_f64() * 1e3);
+    assert!(served_in < Duration::from_secs(2), "{served_in:?}");
+    server.change(|store| store.put("pods", pod(1)));
+    wait_for("two workers", || ready(&admin) == 2);
+    // It is to be deleted: its requests before that may be under way.
+    server.change(|store| {
+        let mut leaving = pod(0);
+        leaving["metadata"]["deletionTimestamp"] = json!("2026-11-25T10:00:00Z");
+        store.put("pods", leaving);
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    let name = engines[0].url().trim_start_matches("http://").to_owned();
+    let mut seen = 0;
+    for seed in 0..100 {
+        let (status, head, answer) =
+            client(&gateway.address, None, "/v1/chat/completions", Some(&chat(20, seed, 1)));
+        assert_eq!(status, 200, "{answer}");
+        seen += usize::from(head.contains(&name));
+    }
+    println!("of 100 requests from 50 ms after its deletion on {seen} went to it");
+    assert_eq!(seen, 0);
 }

@@ -107,7 +107,7 @@ impl Role {
 pub struct RoleSpec {
     /// What they do.
     pub role: Role,
-    /// Workers at the start.
+    /// How many. On Kubernetes the planner sets the count of a role with `max`, from one worker on.
     #[serde(default = "one")]
     pub workers: u32,
     /// Workers at least, where the planner acts.

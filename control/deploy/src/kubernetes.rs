@@ -60,6 +60,15 @@ pub enum Workload {
 }
 
 pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Vec<File>, String> {
+    let objects = objects(graph, workload)?;
+    let needs: Vec<String> = needs(graph, workload).iter().map(|need| format!("#   {need}\n")).collect();
+    let head =
+        format!("# {}: what must be there before this is applied\n{}---\n", graph.name, needs.concat());
+    Ok(vec![File { name: format!("{}.yaml", graph.name), text: head + &yaml::documents(&objects)? }])
+}
+
+/// All objects of a graph.
+pub(crate) fn objects(graph: &Graph, workload: Workload) -> Result<Vec<Value>, String> {
     let selector = format!("kvasir/graph={}", graph.name);
     let replicas = graph.gateway.replicas;
     let gateway_port = graph.gateway.port;
@@ -91,12 +100,11 @@ pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Vec<File>, Str
     if is_planned {
         objects.extend(control(graph, &targets));
     }
-    let text = format!("{}{}", needs(graph, workload), yaml::documents(&objects)?);
-    Ok(vec![File { name: format!("{}.yaml", graph.name), text }])
+    Ok(objects)
 }
 
-/// What must be there before the manifests are applied, as a comment.
-fn needs(graph: &Graph, workload: Workload) -> String {
+/// What must be there before the manifests are applied.
+pub(crate) fn needs(graph: &Graph, workload: Workload) -> Vec<String> {
     let name = &graph.name;
     let mut needs = Vec::new();
     if graph.gateway.replicas > 1 {
@@ -127,8 +135,7 @@ fn needs(graph: &Graph, workload: Workload) -> String {
     needs.push(format!(
         "the image {image}, built with `--features kubernetes` (control/deploy/image/Dockerfile)"
     ));
-    let lines: Vec<String> = needs.iter().map(|need| format!("#   {need}\n")).collect();
-    format!("# {name}: what must be there before this is applied\n{}---\n", lines.concat())
+    needs
 }
 
 /// The object that the planner scales.
@@ -438,14 +445,14 @@ fn workers_of(graph: &Graph, spec: &RoleSpec, workload: Workload) -> Value {
             if spec.nodes > 1 {
                 group["leaderTemplate"] = template(graph, spec, node("0"));
             }
-            let spec = json!({"replicas": spec.workers, "leaderWorkerTemplate": group});
-            object(graph, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", part, json!({"spec": spec}))
+            let mut rest = json!({"leaderWorkerTemplate": group});
+            set_replicas(&mut rest, spec);
+            object(graph, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", part, json!({"spec": rest}))
         }
         kind => {
-            let mut rest = json!({
-                "replicas": spec.workers, "selector": {"matchLabels": selector},
-                "template": template(graph, spec, None),
-            });
+            let mut rest =
+                json!({"selector": {"matchLabels": selector}, "template": template(graph, spec, None)});
+            set_replicas(&mut rest, spec);
             if kind == "StatefulSet" {
                 rest["serviceName"] = name_of(graph, spec).into();
                 rest["podManagementPolicy"] = "Parallel".into();
@@ -458,6 +465,13 @@ fn workers_of(graph: &Graph, spec: &RoleSpec, workload: Workload) -> Value {
             }
             object(graph, "apps/v1", kind, part, json!({"spec": rest}))
         }
+    }
+}
+
+/// Without a count where the planner sets it: one in a manifest would undo its work each time that it is applied.
+fn set_replicas(object: &mut Value, spec: &RoleSpec) {
+    if !spec.is_planned() {
+        object["replicas"] = spec.workers.into();
     }
 }
 

@@ -5,11 +5,13 @@
 //! DynamoGraphDeployment ──▶   │      (commands,    compose      a Compose file
 //!                             │       addresses)   systemd      units
 //!                             └──▶ kvasir.toml     script       processes of one machine
+//!                                                  helm         the manifests as a chart
 //! ```
 //!
 //! Reading order: `graph` (the description and its checks), `dynamo` (NVIDIA Dynamo's description, field by field), `engine` (an
 //! engine's command line), `settings` (the gateway's and the control service's `kvasir.toml`), `machine` (workers of one machine:
-//! ports and devices), then the targets: `kubernetes`, `compose`, `systemd`, `script`.
+//! ports and devices), then the targets: `kubernetes`, `helm`, `compose`, `systemd`, `script`; `monitoring` (dashboard and
+//! alerts).
 //!
 //! Invariant: `kvasir.toml` of every target is read back by `control_config` before it is given out, so a description whose
 //! settings are wrong is refused here, and not by a gateway that does not start.
@@ -20,6 +22,7 @@ mod compose;
 mod dynamo;
 mod engine;
 mod graph;
+mod helm;
 mod kubernetes;
 mod machine;
 mod monitoring;
@@ -47,6 +50,8 @@ pub struct File {
 pub enum Target {
     /// Plain manifests.
     Kubernetes(Workload),
+    /// The same manifests as a chart, with values for what changes from release to release.
+    Helm(Workload),
     /// A Compose file.
     Compose,
     /// Units of one machine.
@@ -61,6 +66,7 @@ pub enum Target {
 pub fn render(graph: &Graph, target: Target) -> Result<Vec<File>, String> {
     match target {
         Target::Kubernetes(workload) => kubernetes::render(graph, workload),
+        Target::Helm(workload) => helm::render(graph, workload),
         Target::Compose => compose::render(graph),
         Target::Systemd => systemd::render(graph),
         Target::Processes => script::render(graph),

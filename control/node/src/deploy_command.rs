@@ -49,6 +49,8 @@ pub(crate) struct RenderArgs {
 enum Place {
     /// Plain manifests of Kubernetes.
     Kubernetes,
+    /// The same manifests as a Helm chart.
+    Helm,
     /// A Compose file for one machine.
     Compose,
     /// systemd units for one machine.
@@ -85,6 +87,7 @@ pub(crate) fn run(command: &DeployCommand) -> Result<ExitCode> {
     };
     let target = match arguments.to {
         Place::Kubernetes => Target::Kubernetes(workload),
+        Place::Helm => Target::Helm(workload),
         Place::Compose => Target::Compose,
         Place::Systemd => Target::Systemd,
         Place::Processes => Target::Processes,
@@ -149,6 +152,9 @@ fn write(folder: &Path, files: &[File]) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("{}", folder.display()))?;
     for file in files {
         let path = folder.join(&file.name);
+        if let Some(inner) = path.parent() {
+            std::fs::create_dir_all(inner).with_context(|| format!("{}", inner.display()))?;
+        }
         std::fs::write(&path, &file.text).with_context(|| format!("{}", path.display()))?;
         eprintln!("wrote {}", path.display());
     }
@@ -164,4 +170,38 @@ fn print(files: &[File]) -> Result<()> {
         out.write_all(file.text.as_bytes())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Names of metrics in an expression, without the endings of samples.
+    fn named(expression: &str) -> BTreeSet<&str> {
+        let words = expression.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        let ours = words.filter(|word| word.starts_with("kvasir_") || word.starts_with("process_"));
+        ours.map(|word| {
+            ["_total", "_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end)).unwrap_or(word)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn every_metric_has_a_panel_and_every_expression_a_metric() {
+        let known = metrics(router_gateway::METRICS);
+        let names: BTreeSet<&str> = known.iter().map(|metric| metric.name.as_str()).collect();
+        let files = monitoring(&known, &Level::default()).expect("files");
+        let dashboard: serde_json::Value = serde_json::from_str(&files[0].text).expect("JSON");
+        let mut shown = BTreeSet::new();
+        for panel in dashboard["panels"].as_array().expect("panels") {
+            for target in panel["targets"].as_array().into_iter().flatten() {
+                shown.extend(named(target["expr"].as_str().expect("an expression")));
+            }
+        }
+        assert_eq!(shown, names, "panels and METRICS.md");
+        let alerts = named(&files[1].text);
+        assert!(alerts.len() > 10 && alerts.is_subset(&names), "{:?}", alerts.difference(&names));
+    }
 }

@@ -137,7 +137,9 @@ struct Buffers {
 /// Chooses workers. Turns and random numbers come from a counter.
 #[derive(Debug)]
 pub struct Chooser {
-    turn: AtomicU64,
+    /// Choices of a worker that generates so far, and of one that computes a prompt for another. With one number for both,
+    /// round robin would give a request of two phases two turns, and pass over every second worker.
+    turns: [AtomicU64; 2],
     buffers: ArrayQueue<Buffers>,
     /// The last decisions.
     pub decisions: Decisions,
@@ -151,7 +153,9 @@ impl std::fmt::Debug for Buffers {
 
 impl Default for Chooser {
     fn default() -> Self {
-        Self { turn: AtomicU64::new(0), buffers: ArrayQueue::new(BUFFERS_MAX), decisions: Decisions::new() }
+        // Random draws of the two phases differ.
+        let turns = [0, 1 << 32].map(AtomicU64::new);
+        Self { turns, buffers: ArrayQueue::new(BUFFERS_MAX), decisions: Decisions::new() }
     }
 }
 
@@ -206,7 +210,7 @@ impl Chooser {
         let can_decode = |rank: &RankRef| is_able(rank) && wanted.allows(rank);
         let speed = pool.speeds.get();
         let mut pick = |phase: Phase, fits: &dyn Fn(&RankRef) -> bool, transfer_seconds: f64| {
-            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+            let turn = self.turns[usize::from(phase == Phase::Prefill)].fetch_add(1, Ordering::Relaxed);
             let look = Look { roster: &roster, overlaps, wanted, fits, transfer_seconds, speed };
             look.gather(routing.policy.strategy, phase, turn, candidates, places);
             choose(&routing.policy, &request, &roster, candidates, places, turn)

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod discovery;
 mod faults;
 mod selector;
 mod server;
@@ -22,6 +23,7 @@ mod store;
 mod writes;
 
 pub use access::Rule;
+pub use discovery::resource_of;
 pub use faults::Faults;
 pub use selector::Selector;
 pub use server::ApiServer;

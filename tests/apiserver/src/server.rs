@@ -97,6 +97,9 @@ impl ApiServer {
         let core = "/api/{version}/namespaces/{namespace}/{resource}";
         let group = "/apis/{group}/{version}/namespaces/{namespace}/{resource}";
         let mut router = Router::new();
+        for (path, answer) in crate::discovery::routes() {
+            router = router.route(path, answer);
+        }
         for path in [core, group] {
             router = router
                 .route(path, calls())
