@@ -183,7 +183,10 @@ mod tests {
         let words = expression.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
         let ours = words.filter(|word| word.starts_with("kvasir_") || word.starts_with("process_"));
         ours.map(|word| {
-            ["_total", "_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end)).unwrap_or(word)
+            ["_total", "_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|end| word.strip_suffix(end))
+                .unwrap_or(word)
         })
         .collect()
     }

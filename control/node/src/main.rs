@@ -23,6 +23,7 @@ mod path_command;
 mod plan_command;
 mod planning;
 mod process;
+mod profile_command;
 mod rails;
 mod replay_command;
 mod roster;
@@ -131,6 +132,8 @@ enum Command {
         #[command(subcommand)]
         command: plan_command::PlanCommand,
     },
+    /// Measure a running engine, and print the `[planner]` values that it is planned with.
+    Profile(profile_command::ProfileArgs),
     /// Describe a model with its workers once, and run it anywhere.
     Deploy {
         #[command(subcommand)]
@@ -243,6 +246,7 @@ fn main() -> ExitCode {
         }
         Command::Control(args) => control_role::run(&args),
         Command::Plan { command } => plan_command::run(&command),
+        Command::Profile(args) => profile_command::run(&args),
         Command::Deploy { command } => deploy_command::run(&command),
         Command::Store { common, listen } => store_role::run(&common, listen),
         Command::Key { command } => key_command::run(&command),

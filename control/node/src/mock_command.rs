@@ -54,6 +54,15 @@ pub(crate) struct MockArgs {
     /// Milliseconds of a step.
     #[arg(long, default_value_t = 0.0)]
     step_ms: f64,
+    /// Microseconds that a running request adds to a step.
+    #[arg(long, default_value_t = 0.0)]
+    request_us: f64,
+    /// Microseconds that a token of KV adds to a step.
+    #[arg(long, default_value_t = 0.0)]
+    kv_token_us: f64,
+    /// Microseconds of a prompt for the square of its tokens.
+    #[arg(long, default_value_t = 0.0)]
+    prompt_square_us: f64,
     /// A fault from the start, as `POST /mock/faults` takes it; may be given several times.
     #[arg(long = "fault", value_name = "JSON")]
     faults: Vec<String>,
@@ -79,6 +88,9 @@ fn config(args: &MockArgs, number: u16) -> Result<MockConfig> {
         context_tokens,
         prefill_seconds_per_token: if args.prefill_rate > 0.0 { 1.0 / args.prefill_rate } else { 0.0 },
         decode_seconds_per_step: args.step_ms / 1e3,
+        decode_seconds_per_request: args.request_us / 1e6,
+        decode_seconds_per_kv_token: args.kv_token_us / 1e6,
+        prefill_seconds_per_square: args.prompt_square_us / 1e6,
         events: args.events,
         role: match args.role {
             crate::Role::Prefill => Role::Prefill,

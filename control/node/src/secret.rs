@@ -11,7 +11,7 @@ use router_fleet::WorkerSpec;
 use crate::compose;
 
 /// Environment variable with the key that all engines of a gateway ask for.
-const ENGINE_KEY: &str = "KVASIR_ENGINE_KEY";
+pub(crate) const ENGINE_KEY: &str = "KVASIR_ENGINE_KEY";
 /// Environment variable with the key that a worker asks for.
 const WORKER_KEY: &str = "KVASIR_WORKER_KEY";
 const NO_KEY: &str = "a key is plain ASCII without blanks around it";

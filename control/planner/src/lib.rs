@@ -8,7 +8,7 @@
 //! 1. `engine`: durations of an engine's steps, and the limits of its batch and its KV cache.
 //! 2. `simulated_worker`, `capacity`: one worker in virtual time, and the most requests per second that it serves within
 //!    the service level.
-//! 3. `learned_engine`: the step times, corrected by what is measured.
+//! 3. `learned_engine`: the step times, corrected by what is measured; `measured_engine`: from measurements of an engine alone.
 //! 4. `demand`, `season`, `start_time`: what a fleet is asked for, now and by the time a new worker is ready.
 //! 5. `planner`: demand over capacity, and the rules of when to follow it; `budget`: counts of several roles within the
 //!    GPUs that there are.
@@ -24,6 +24,7 @@ mod engine;
 mod fleet_simulation;
 mod headroom;
 mod learned_engine;
+mod measured_engine;
 mod planner;
 mod season;
 mod simulated_worker;
@@ -33,6 +34,7 @@ pub use capacity::{Capacity, Lengths};
 pub use engine::{Engine, ServiceLevel, StepTime, WorkerRole};
 pub use fleet_simulation::{FleetView, Law, Outcome, PlannerLaw, Replica, Request, Setup, poisson, simulate};
 pub use headroom::{HEADROOMS, Headroom, Trial, choose as choose_headroom};
+pub use measured_engine::{DecodeSample, MeasuredEngine, PromptSample, SAMPLES_MIN};
 pub use planner::{
     CAPACITY_OF, Decision, Observation, Planner, PlannerConfig, PoolConfig, Reason, WorkerCounts,
 };

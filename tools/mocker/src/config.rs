@@ -61,7 +61,11 @@ pub struct MockConfig {
     pub decode_seconds_per_request: f64,
     /// What every step takes.
     pub decode_seconds_per_step: f64,
-    /// Divides all three times. With all of them zero a request is answered at once.
+    /// What a step takes per token of KV that running requests hold.
+    pub decode_seconds_per_kv_token: f64,
+    /// What a step takes per square of a prompt's tokens: tokens `a` to `b` of it take `b² − a²` of these.
+    pub prefill_seconds_per_square: f64,
+    /// Divides all these times. With all of them zero a request is answered at once.
     pub speedup: f64,
     /// Whether KV events are published.
     pub events: bool,
@@ -101,6 +105,8 @@ impl MockConfig {
             prefill_seconds_per_token: 0.0,
             decode_seconds_per_request: 0.0,
             decode_seconds_per_step: 0.0,
+            decode_seconds_per_kv_token: 0.0,
+            prefill_seconds_per_square: 0.0,
             speedup: 1.0,
             events: false,
             replay: true,
@@ -119,9 +125,14 @@ impl MockConfig {
     /// Whether no simulated work takes time.
     #[must_use]
     pub fn is_instant(&self) -> bool {
-        let times =
-            [self.prefill_seconds_per_token, self.decode_seconds_per_request, self.decode_seconds_per_step];
-        times == [0.0; 3]
+        let times = [
+            self.prefill_seconds_per_token,
+            self.decode_seconds_per_request,
+            self.decode_seconds_per_step,
+            self.decode_seconds_per_kv_token,
+            self.prefill_seconds_per_square,
+        ];
+        times == [0.0; 5]
     }
 
     /// Blocks that can hold something.
@@ -148,6 +159,11 @@ impl MockConfig {
             (positive(self.prefill_seconds_per_token), "`prefill_seconds_per_token` must not be negative"),
             (positive(self.decode_seconds_per_request), "`decode_seconds_per_request` must not be negative"),
             (positive(self.decode_seconds_per_step), "`decode_seconds_per_step` must not be negative"),
+            (
+                positive(self.decode_seconds_per_kv_token),
+                "`decode_seconds_per_kv_token` must not be negative",
+            ),
+            (positive(self.prefill_seconds_per_square), "`prefill_seconds_per_square` must not be negative"),
             (self.speedup > 0.0 && self.speedup.is_finite(), "`speedup` must be positive"),
         ];
         let broken: Vec<&str> = rules.iter().filter(|rule| !rule.0).map(|rule| rule.1).collect();

@@ -80,7 +80,8 @@ pub(crate) async fn step_while_busy(worker: Arc<Worker>) {
 
 /// Chooses what the next step computes; returns how long it takes, or `None` when nothing can run.
 fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
-    let (mut budget, mut prefill) = (STEP_TOKENS_MAX, 0);
+    let (mut budget, mut prefill, mut squares) = (STEP_TOKENS_MAX, 0, 0.0);
+    let square = |from: usize, chunk: usize| ((from + chunk) as f64).powi(2) - (from as f64).powi(2);
     let mut at = 0;
     while at < state.scheduler.running.len() {
         let sequence = &mut state.scheduler.running[at];
@@ -90,9 +91,12 @@ fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
             continue;
         }
         let chunk = (goal - sequence.computed).min(budget);
+        if chunk > 1 {
+            prefill += chunk;
+            squares += square(sequence.computed, chunk);
+        }
         schedule(state, at, chunk);
         budget -= chunk;
-        prefill += if chunk > 1 { chunk } else { 0 };
         at += 1;
     }
     while state.scheduler.running.len() < worker.config.batch_max && budget > 0 {
@@ -115,6 +119,7 @@ fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
         let chunk = (goal - sequence.computed).min(budget);
         budget -= chunk;
         prefill += chunk;
+        squares += square(sequence.computed, chunk);
         state.scheduler.running.push(sequence);
         schedule(state, state.scheduler.running.len() - 1, chunk);
     }
@@ -123,9 +128,12 @@ fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
         return None;
     }
     add(&worker.counters.steps, 1);
+    let held: usize = state.scheduler.running.iter().map(|sequence| sequence.computed).sum();
     let config = &worker.config;
     let seconds = config.prefill_seconds_per_token * prefill as f64
+        + config.prefill_seconds_per_square * squares
         + config.decode_seconds_per_request * running as f64
+        + config.decode_seconds_per_kv_token * held as f64
         + config.decode_seconds_per_step;
     let slower = worker.faults.draw(FaultKind::Slow).map_or(Duration::ZERO, |fault| fault.delay());
     Some(Duration::from_secs_f64(seconds / config.speedup) + slower)

@@ -1,0 +1,140 @@
+//! Restarts under load: engines one after the other, drained first or killed, and no request fails; which pods go when there are to
+//! be fewer, and what that does to the hit rate.
+
+mod support;
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::site::{chat, streamed};
+use support::{Process, Scratch, free_address, get, post_json, wait_for};
+
+const ENGINES: usize = 8;
+
+fn engine(address: &str) -> Process {
+    Process::start_at(address, &["mock", "--step-ms", "4", "--prefill-rate", "200000", "--events"])
+}
+
+fn workers(gateway: &str) -> Vec<Value> {
+    let (_, body) = get(gateway, "/kvasir/status").expect("its status");
+    let status: Value = serde_json::from_str(&body).expect("JSON");
+    status["workers"].as_array().cloned().unwrap_or_default()
+}
+
+fn is_ready(gateway: &str, name: &str) -> bool {
+    workers(gateway).iter().any(|worker| worker["name"] == name && worker["ready"] == true)
+}
+
+/// The number of requests, from the environment for a longer run.
+fn requests() -> usize {
+    std::env::var("KVASIR_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1_500)
+}
+
+/// Streams without a pause until so many have ended and `done` is set; those that failed.
+fn load(
+    gateway: &str,
+    clients: usize,
+    least: usize,
+    done: &AtomicBool,
+    answers: &[String],
+) -> (usize, Vec<String>) {
+    let (asked, failures) = (AtomicUsize::new(0), std::sync::Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..clients {
+            scope.spawn(|| {
+                while !(done.load(Ordering::SeqCst) && asked.load(Ordering::SeqCst) >= least) {
+                    let seed = asked.fetch_add(1, Ordering::SeqCst) % answers.len();
+                    match streamed(gateway, &stream(seed)) {
+                        // Greedy answers of an engine that has restarted, or of another one, are the same.
+                        Ok((text, _)) if text == answers[seed] => {}
+                        Ok((text, _)) => failures.lock().expect("no panic").push(format!("{seed}: {text:?}")),
+                        Err(error) => failures.lock().expect("no panic").push(error),
+                    }
+                }
+            });
+        }
+    });
+    (asked.into_inner(), failures.into_inner().expect("no panic"))
+}
+
+fn stream(seed: usize) -> Value {
+    let mut body = chat(60, seed, 24);
+    body["stream"] = json!(true);
+    body
+}
+
+/// A fleet under load, whose engines are replaced one after the other by `replace`; requests, and those that failed.
+fn replaced(name: &str, replace: impl Fn(&Process, &mut Process) + Sync) -> (usize, Vec<String>, Duration) {
+    let scratch = Scratch::new(name);
+    let mut engines: Vec<Process> = (0..ENGINES).map(|_| engine(&free_address())).collect();
+    let urls: Vec<String> = engines.iter().map(|engine| format!("\"{}\"", engine.url())).collect();
+    let config = scratch.config(
+        "kvasir.toml",
+        &format!("[gateway]\nworkers = [{}]\nhealth_interval = \"100ms\"\n", urls.join(", ")),
+    );
+    let gateway = Process::start(&["gateway", "--config", &config]);
+    let address = gateway.address.clone();
+    wait_for("all engines", || {
+        get(&address, "/kvasir/status").is_ok()
+            && engines.iter().all(|engine| is_ready(&address, &engine.address))
+    });
+    let answers: Vec<String> =
+        (0..40).map(|seed| streamed(&address, &stream(seed)).expect("an answer").0).collect();
+    assert!(answers.iter().collect::<HashSet<_>>().len() > 20, "answers tell prompts apart");
+    let done = AtomicBool::new(false);
+    let began = Instant::now();
+    let (asked, failures) = std::thread::scope(|scope| {
+        let loading = scope.spawn(|| load(&address, 100, requests(), &done, &answers));
+        std::thread::sleep(Duration::from_millis(500));
+        for engine in &mut engines {
+            replace(&gateway, engine);
+            let name = engine.address.clone();
+            wait_for("the engine to be back", || is_ready(&address, &name));
+        }
+        done.store(true, Ordering::SeqCst);
+        loading.join().expect("no panic")
+    });
+    (asked, failures, began.elapsed())
+}
+
+#[test]
+fn engines_that_are_drained_and_restarted_one_by_one_fail_no_request() {
+    let (asked, failures, took) = replaced("rolling-drained", |gateway, engine| {
+        let path = format!("/kvasir/workers/{}/drain", engine.address);
+        let (status, said) = post_json(&gateway.address, &path, &json!({}));
+        assert_eq!(status, 200, "{said}");
+        wait_for("its requests to end", || {
+            workers(&gateway.address)
+                .iter()
+                .any(|worker| worker["name"] == engine.address.as_str() && worker["requests"] == 0)
+        });
+        engine.kill();
+        engine.restart();
+        wait_for("the engine", || get(&engine.address, "/health").is_ok_and(|(status, _)| status == 200));
+        let path = format!("/kvasir/workers/{}/serve", engine.address);
+        assert_eq!(post_json(&gateway.address, &path, &json!({})).0, 200);
+    });
+    println!(
+        "{ENGINES} engines drained and restarted in {:.0} s under 100 streams: {asked} requests, {} failed",
+        took.as_secs_f64(),
+        failures.len()
+    );
+    assert!(failures.is_empty(), "{:?}", failures.first());
+}
+
+#[test]
+fn engines_that_are_killed_one_by_one_fail_no_request() {
+    let (asked, failures, took) = replaced("rolling-killed", |_, engine| {
+        engine.kill();
+        std::thread::sleep(Duration::from_millis(300));
+        engine.restart();
+    });
+    println!(
+        "{ENGINES} engines killed and restarted in {:.0} s under 100 streams: {asked} requests, {} failed",
+        took.as_secs_f64(),
+        failures.len()
+    );
+    assert!(failures.is_empty(), "{:?}", failures.first());
+}
