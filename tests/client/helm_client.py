@@ -35,7 +35,7 @@ with tempfile.TemporaryDirectory() as folder:
 assert size < 100_000, size
 passed(f"packed in {size} bytes")
 options = {"wait": False, "server_side_apply": True}
-for values, expected in (({"imge": "x"}, "imge"), ({"workers": {"decode": "two"}}, "decode"), ({"gateway": {"image": ""}}, "image")):
+for values, expected in (({"imge": "x"}, "imge"), ({"workers": {"prefill": "two"}}, "prefill"), ({"gateway": {"image": ""}}, "image")):
     try:
         run(Install(configuration), "wrong", chart, values=values, **options)
         raise AssertionError(f"{values} was taken")

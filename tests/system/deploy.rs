@@ -180,7 +180,14 @@ fn a_pod_that_is_deleted_ends_its_requests_first() {
         "messages": [{"role": "user", "content": "x"}]});
     let stream = open(&address, "/v1/chat/completions", &body).expect("a stream");
     let reader = std::thread::spawn(move || support::read_stream(stream, |_| {}));
-    std::thread::sleep(Duration::from_millis(300));
+    let is_running = || {
+        let metrics = get(&address, "/metrics").map(|(_, body)| body).unwrap_or_default();
+        let value = |line: &str| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok());
+        let is_running =
+            |line: &str| line.starts_with("vllm:num_requests_running") && value(line) > Some(0.0);
+        metrics.lines().any(is_running)
+    };
+    wait_for("the request to run", is_running);
     let busy = wait();
     println!(
         "the hook ends {:.1} s after an idle engine was asked, {:.1} s beside an answer of six seconds",
@@ -203,10 +210,11 @@ fn prefill_and_decode_workers_of_two_generations_are_never_paired() {
     let scratch = Scratch::new("deploy-generations");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mocks: Vec<(Mock, &str, &str)> = [
+        // In an order in which taking turns alone would pair old and new.
         ("old", "prefill", Role::Prefill),
-        ("old", "decode", Role::Decode),
         ("new", "prefill", Role::Prefill),
         ("new", "decode", Role::Decode),
+        ("old", "decode", Role::Decode),
     ]
     .map(|(generation, name, role)| (start(&runtime, mock(Dialect::Vllm, role, true)), generation, name))
     .into();
@@ -344,7 +352,7 @@ fn the_chart_is_linted_installed_and_upgraded_by_helms_own_library() {
     // One role that the planner sets, and one whose count is a value.
     let text = std::fs::read_to_string(example("vllm-disaggregated.toml")).expect("the example");
     let text = text
-        .replace("workers = 2\nmax = 6\n", "workers = 2\n")
+        .replace("max = 6\n", "workers = 2\n")
         .replace("\"--max-num-seqs\"", "\"--odd={{ .x }}\", \"--max-num-seqs\"");
     let file = scratch.config("graph.toml", &text);
     let server = runtime.block_on(tests_apiserver::ApiServer::start(1)).expect("a port");
@@ -472,6 +480,7 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
     let appeared = Instant::now();
     server.change(|store| store.put("pods", pod(0)));
     while ask(&gateway.address, &body).0 != 200 {
+        std::thread::sleep(Duration::from_millis(1));
         assert!(appeared.elapsed() < Duration::from_secs(10), "it is not served");
     }
     let served_in = appeared.elapsed();
@@ -486,14 +495,19 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
         store.put("pods", leaving);
     });
     std::thread::sleep(Duration::from_millis(50));
-    let name = engines[0].url().trim_start_matches("http://").to_owned();
-    let mut seen = 0;
+    let name = |number: usize| engines[number].url().trim_start_matches("http://").to_owned();
+    let (mut left, mut stayed) = (0, 0);
     for seed in 0..100 {
         let (status, head, answer) =
             client(&gateway.address, None, "/v1/chat/completions", Some(&chat(20, seed, 1)));
         assert_eq!(status, 200, "{answer}");
-        seen += usize::from(head.contains(&name));
+        let head = head.to_ascii_lowercase();
+        let route = head.lines().find(|line| line.starts_with("x-kvasir-route:")).expect("a route");
+        left += usize::from(route.contains(&format!("worker={}", name(0))));
+        stayed += usize::from(route.contains(&format!("worker={}", name(1))));
     }
+    let seen = left;
+    assert_eq!(left + stayed, 100, "each request names its worker");
     println!("of 100 requests from 50 ms after its deletion on {seen} went to it");
     assert_eq!(seen, 0);
 }

@@ -6,9 +6,10 @@ use serde_json::{Map, Value, json};
 
 use crate::engine::{self, Place};
 use crate::graph::Graph;
-use crate::machine::{fixed_counts, workers};
+use crate::machine::workers;
 use crate::settings::{self, Workers};
-use crate::{File, yaml};
+use crate::unused::{comment, unused};
+use crate::{File, Rendered, yaml};
 
 const PORT: u16 = 8000;
 const STOP_WITHIN: &str = "10m";
@@ -18,10 +19,8 @@ fn literal(text: &str) -> String {
     text.replace('$', "$$")
 }
 
-pub(crate) fn render(graph: &Graph) -> Result<Vec<File>, String> {
-    if graph.gateway.replicas > 1 {
-        return Err("gateway: replicas is more than 1, and there is one machine here".to_owned());
-    }
+pub(crate) fn render(graph: &Graph) -> Result<Rendered, String> {
+    graph.check_version()?;
     let port = graph.gateway.port;
     let workers = workers(graph)?;
     let urls = workers.iter().map(|worker| (worker.spec.role, format!("http://{}:{PORT}", worker.name)));
@@ -53,19 +52,22 @@ pub(crate) fn render(graph: &Graph) -> Result<Vec<File>, String> {
             let device = json!({"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]});
             service["deploy"] = json!({"resources": {"reservations": {"devices": [device]}}});
         }
-        let mounts: Vec<String> = graph
+        let mounts: Vec<Value> = graph
             .storage
             .iter()
             .map(|storage| {
-                let source = if storage.claim.is_empty() { &storage.folder } else { &storage.claim };
+                let (kind, source) = match storage.claim.is_empty() {
+                    true => ("bind", &storage.folder),
+                    false => ("volume", &storage.claim),
+                };
                 if !storage.claim.is_empty() {
                     volumes.insert(storage.claim.clone(), json!({}));
                 }
-                format!("{}:{}", literal(source), literal(&storage.path))
+                json!({"type": kind, "source": literal(source), "target": literal(&storage.path)})
             })
             .collect();
         if !mounts.is_empty() {
-            service["volumes"] = json!(mounts);
+            service["volumes"] = mounts.into();
         }
         if !graph.secrets.is_empty() {
             let files = graph
@@ -81,6 +83,14 @@ pub(crate) fn render(graph: &Graph) -> Result<Vec<File>, String> {
         file["volumes"] = volumes.into();
     }
     file["configs"] = json!({"kvasir": {"content": literal(&settings)}});
-    let text = format!("{}{}", fixed_counts(graph), yaml::document(&file)?);
-    Ok(vec![File { name: "compose.yaml".to_owned(), text }])
+    let mut needs = vec![format!("the image {} (control/deploy/image/Dockerfile)", graph.gateway.image)];
+    let variables = graph.secrets.iter();
+    needs.extend(
+        variables.map(|secret| format!("a file {secret}.env beside it, with variables of the engines")),
+    );
+    let unused = unused(graph, &["secrets", "storage", "image", "gateway.image"]);
+    let text = comment("What must be there:", &needs)
+        + &comment("Without a meaning here:", &unused)
+        + &yaml::document(&file)?;
+    Ok(Rendered { files: vec![File { name: "compose.yaml".to_owned(), text }], needs, unused })
 }

@@ -117,7 +117,8 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// Reads a `DynamoGraphDeployment`; an error says why no graph could be made of it.
+/// Reads a `DynamoGraphDeployment`; an error says why no graph could be made of it. What is made of it is still to be checked
+/// ([`Graph::check`]).
 pub fn from_dynamo(text: &str) -> Result<(Graph, Vec<Note>), String> {
     let document: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     let mut notes = Vec::new();
@@ -136,8 +137,13 @@ pub fn from_dynamo(text: &str) -> Result<(Graph, Vec<Note>), String> {
         all.end();
         graph?
     };
-    graph.check()?;
     Ok((graph, notes))
+}
+
+/// Whether a document is a `DynamoGraphDeployment`.
+#[must_use]
+pub fn is_dynamo(text: &str) -> bool {
+    serde_saphyr::from_str::<Value>(text).is_ok_and(|document| document["kind"] == "DynamoGraphDeployment")
 }
 
 /// A name of ours: small letters, digits and dashes.
@@ -334,23 +340,28 @@ fn read_component(mut fields: Fields<'_>, graph: &mut Graph, claims: &[String]) 
         image: String::new(),
         spec: RoleSpec {
             role: Role::Both,
-            workers: 1,
+            workers: Some(1),
             min: 1,
             max: 0,
-            gpus: 0,
+            gpus: Some(0),
             nodes: 1,
             cpu: String::new(),
             memory: String::new(),
             resources: BTreeMap::new(),
-            selector: BTreeMap::new(),
+            placement: BTreeMap::new(),
             arguments: Vec::new(),
             environment: BTreeMap::new(),
         },
     };
     fields.note("componentType", true, "role");
     fields.remove("name");
-    if let Some(workers) = fields.count("replicas", "role.workers") {
-        worker.spec.workers = workers.max(1);
+    match fields.remove("replicas").as_ref().and_then(scalar).and_then(|text| text.parse().ok()) {
+        Some(0) => fields.note("replicas", false, "a role has one worker at least: 1"),
+        Some(workers) => {
+            fields.note("replicas", true, "role.workers");
+            worker.spec.workers = Some(workers);
+        }
+        None => {}
     }
     let mut several = fields.within("multinode");
     if let Some(nodes) = several.count("nodeCount", "role.nodes") {
@@ -411,7 +422,7 @@ fn read_resources(mut resources: Fields<'_>, spec: &mut RoleSpec) {
         let mut amounts = resources.within(list);
         for name in ["gpu", "nvidia.com/gpu"] {
             if let Some(gpus) = amounts.count(name, "role.gpus") {
-                spec.gpus = gpus;
+                spec.gpus = Some(gpus);
             }
         }
         for (name, slot) in [("cpu", &mut spec.cpu), ("memory", &mut spec.memory)] {
@@ -462,10 +473,10 @@ fn read_mounts(fields: &mut Fields<'_>, at: &str, graph: &mut Graph, claims: &[S
 
 fn read_pod(mut pod: Fields<'_>, worker: &mut Worker, graph: &mut Graph, claims: &[String]) {
     if let Some(Value::Object(labels)) = pod.remove("nodeSelector") {
-        pod.note("nodeSelector", true, "role.selector");
+        pod.note("nodeSelector", true, "role.placement");
         worker
             .spec
-            .selector
+            .placement
             .extend(labels.into_iter().filter_map(|(name, value)| Some((name, scalar(&value)?))));
     }
     // Names of volumes that are claims, as containers mount them.
@@ -524,10 +535,7 @@ fn read_container(mut container: Fields<'_>, worker: &mut Worker, graph: &mut Gr
         && ["sh", "bash"].iter().any(|name| shell.ends_with(name))
         && flag == "-c"
     {
-        match shlex::split(&script.replace("\\\n", " ")) {
-            Some(split) => words = split,
-            None => container.note("args", false, "quotes in the script that do not end"),
-        }
+        words = script_words(&mut container, script);
     }
     read_command(&mut container, words, worker);
     for list in ["env", "envs"] {
@@ -551,6 +559,26 @@ fn read_container(mut container: Fields<'_>, worker: &mut Worker, graph: &mut Gr
         "Dynamo's port for probes is not there: the engine's own /health is asked",
     );
     container.end();
+}
+
+/// The words of the last command of a script that starts an engine: without what surrounds it in the shell.
+fn script_words(container: &mut Fields<'_>, script: &str) -> Vec<String> {
+    let Some(words) = shlex::split(&script.replace("\\\n", " ")) else {
+        container.note("args", false, "quotes in the script that do not end");
+        return Vec::new();
+    };
+    let is_operator = |word: &String| {
+        let bare = word.trim_start_matches(|letter: char| letter.is_ascii_digit());
+        ["&&", "||", ";", "|", ">", ">>", "<", "&"].contains(&word.as_str())
+            || bare.starts_with(['>', '<', '|', ';'])
+    };
+    let start = words.iter().position(|word| word.starts_with("dynamo.")).unwrap_or(0);
+    let begin = words[..start].iter().rposition(is_operator).map_or(0, |at| at + 1);
+    let end = words[start..].iter().position(is_operator).map_or(words.len(), |at| start + at);
+    if begin > 0 || end < words.len() {
+        container.note("args[shell]", false, "what the script does beside starting the engine");
+    }
+    words[begin..end].to_vec()
 }
 
 /// Options with their values: each begins with a dash and goes on to the next one that does.
@@ -632,6 +660,10 @@ fn read_command(container: &mut Fields<'_>, words: Vec<String>, worker: &mut Wor
         container.note("args", false, format!("dynamo.{module} is no engine that is known here"));
         return;
     };
+    if let Some(variable) = words[at..].iter().find(|word| word.contains('$')) {
+        let text = format!("{variable}: put the value of the variable in, it is not known here");
+        container.note("args", false, text);
+    }
     container.note("args", true, format!("engine: the options of dynamo.{module} that follow"));
     for option in options(words[at + 1..].to_vec()) {
         let (name, inline) = match option[0].split_once('=') {
@@ -670,7 +702,8 @@ fn read_command(container: &mut Fields<'_>, words: Vec<String>, worker: &mut Wor
             }
             (name, _) if DYNAMOS.contains(&name) => container.note(&field, false, "Dynamo reads it itself"),
             (name, _)
-                if name.starts_with("--disaggregation-") || crate::engine::is_made_here(engine, name) =>
+                if name.starts_with("--disaggregation-")
+                    || crate::engine::is_derived_option(engine, name) =>
             {
                 container.note(&field, false, "it is made from the role");
             }

@@ -50,12 +50,12 @@ pub(crate) struct Program {
     pub(crate) environment: BTreeMap<String, String>,
 }
 
-/// The image that an engine's makers publish.
+/// The image of an engine that was tried; empty where none was.
 pub(crate) fn image(graph: &Graph) -> &str {
     match graph.engine {
         Engine::Vllm => "vllm/vllm-openai:v0.32.0",
-        Engine::Sglang => "lmsysorg/sglang:latest",
-        Engine::TensorrtLlm => "nvcr.io/nvidia/tensorrt-llm/release:latest",
+        // No release of theirs was tried.
+        Engine::Sglang | Engine::TensorrtLlm => "",
         Engine::Kvasir | Engine::Mock => &graph.gateway.image,
     }
 }
@@ -63,8 +63,8 @@ pub(crate) fn image(graph: &Graph) -> &str {
 /// Path that answers 200 once the worker can serve.
 pub(crate) const HEALTH: &str = "/health";
 
-/// Options that are made from other fields of the description.
-pub(crate) fn is_made_here(engine: Engine, option: &str) -> bool {
+/// Whether an option is derived from other fields of the description.
+pub(crate) fn is_derived_option(engine: Engine, option: &str) -> bool {
     let made: &[&str] = match engine {
         Engine::Vllm => &[
             "--model",
@@ -131,8 +131,9 @@ pub(crate) fn program(graph: &Graph, spec: &RoleSpec, place: &Place<'_>) -> Prog
     let bind = if place.listen == "0.0.0.0" { "*" } else { place.listen };
     let mut command: Vec<String> = Vec::new();
     let mut push = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
-    let gpus = (spec.gpus * spec.nodes).to_string();
-    let is_spread = spec.gpus * spec.nodes > 1 && !says_parallelism(graph, spec);
+    let gpus = graph.gpus(spec) * spec.nodes;
+    let is_spread = gpus > 1 && !says_parallelism(graph, spec);
+    let gpus = gpus.to_string();
     match graph.engine {
         Engine::Vllm => {
             push(&["vllm", "serve", &graph.model, "--host", place.listen, "--port", &port]);
@@ -307,7 +308,15 @@ mod tests {
                 let line = line(&graph, role, None);
                 assert!(line.contains("8000"), "{line}");
             }
-            assert!(graph.worker_image().contains(':'), "{engine}");
+            let has_image = !matches!(graph.engine, Engine::Sglang | Engine::TensorrtLlm);
+            assert_eq!(graph.check_version().is_ok(), has_image, "{engine}");
+            let mut latest = graph.clone();
+            for (image, is_version) in
+                [("r:5000/e", false), ("e:latest", false), ("r:5000/e:1", true), ("e@sha256:0", true)]
+            {
+                latest.image = image.to_owned();
+                assert_eq!(latest.check_version().is_ok(), is_version, "{image}");
+            }
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The description of a serving graph.
 //!
-//! Every name in it is one word, so that the TOML file, YAML and the custom resource have the same names.
+//! Every name in it is one word, so that the TOML file and YAML have the same names. What is in it may come from others: no text has a
+//! control character, and names of Kubernetes are checked, so that nothing of it becomes another document, directive or command of
+//! what is rendered.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +13,11 @@ use serde_json::{Map, Value};
 const NAME_MAX: usize = 40;
 /// Workers of a role at most, as for the planner.
 const WORKERS_MAX: u32 = 10_000;
-/// Machines of one worker at most.
+/// Machines of one worker at most, and GPUs of one machine.
 const NODES_MAX: u32 = 64;
+const GPUS_MAX: u32 = 64;
+/// Longest name of an object of Kubernetes (RFC 1123 subdomain).
+const OBJECT_NAME_MAX: usize = 253;
 
 /// A model with its workers and gateways.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -105,20 +110,20 @@ impl Role {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RoleSpec {
-    /// What they do.
+    /// Phases that they compute.
     pub role: Role,
-    /// How many. On Kubernetes the planner sets the count of a role with `max`, from one worker on.
-    #[serde(default = "one")]
-    pub workers: u32,
-    /// Workers at least, where the planner acts.
+    /// Number of workers, where no planner sets it: 1 unless it is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u32>,
+    /// Workers at least, where the planner sets the number.
     #[serde(default = "one")]
     pub min: u32,
-    /// Workers at most; more than `min` has the planner act. 0 is `workers`.
+    /// Workers at most. With it the planner sets the number; 0 is none.
     #[serde(default)]
     pub max: u32,
-    /// GPUs of a worker on one machine.
-    #[serde(default = "one")]
-    pub gpus: u32,
+    /// GPUs of a worker on one machine: 1 unless it is said, and none for engines that compute on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<u32>,
     /// Machines of one worker.
     #[serde(default = "one")]
     pub nodes: u32,
@@ -131,9 +136,9 @@ pub struct RoleSpec {
     /// Further resources of Kubernetes, as `rdma/ib`.
     #[serde(default)]
     pub resources: BTreeMap<String, String>,
-    /// Labels of the machines that may run it.
+    /// Labels of the machines that may run it (`nodeSelector`).
     #[serde(default)]
-    pub selector: BTreeMap<String, String>,
+    pub placement: BTreeMap<String, String>,
     /// Arguments of the engine, behind those for all roles.
     #[serde(default)]
     pub arguments: Vec<String>,
@@ -143,37 +148,45 @@ pub struct RoleSpec {
 }
 
 impl RoleSpec {
+    /// Workers, or those at least where the planner sets the number.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        if self.is_planned() { self.min } else { self.workers.unwrap_or(1) }
+    }
+
     /// Workers at most.
     #[must_use]
     pub fn most(&self) -> u32 {
-        if self.max == 0 { self.workers } else { self.max }
+        if self.is_planned() { self.max } else { self.count() }
     }
 
-    /// Whether the planner is to change the number of workers.
+    /// Whether the planner sets the number of workers.
     #[must_use]
     pub fn is_planned(&self) -> bool {
-        self.max > self.min
+        self.max > 0
     }
 }
 
-/// Gateways in front of the workers.
+/// The gateways in front of the workers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gateway {
-    /// How many.
+    /// Number of gateways. With two of them an update fails no request.
     pub replicas: u32,
     /// Kvasir's image.
     pub image: String,
-    /// Where clients are served.
+    /// Port of the OpenAI API.
     pub port: u16,
-    /// Sections of `kvasir.toml`, which count before those that are made here.
+    /// Names of Secrets whose entries are files in `/etc/kvasir/secrets/NAME`, for settings that name one.
+    pub secrets: Vec<String>,
+    /// Sections of `kvasir.toml`: those of the planner for the control service, the others for gateways.
     pub settings: Map<String, Value>,
 }
 
 impl Default for Gateway {
     fn default() -> Self {
         let image = concat!("kvasir:", env!("CARGO_PKG_VERSION")).to_owned();
-        Self { replicas: 1, image, port: 8000, settings: Map::new() }
+        Self { replicas: 1, image, port: 8000, secrets: Vec::new(), settings: Map::new() }
     }
 }
 
@@ -229,6 +242,16 @@ pub fn from_yaml(text: &str) -> Result<Graph, String> {
     graph.check().map(|()| graph)
 }
 
+/// Whether a text is the name of an object of Kubernetes (RFC 1123 subdomain).
+fn is_object_name(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    let is_end = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    text.len() <= OBJECT_NAME_MAX
+        && text.bytes().all(is_inner)
+        && text.as_bytes().first().is_some_and(is_end)
+        && text.as_bytes().last().is_some_and(is_end)
+}
+
 /// Whether a text is a name for objects of Kubernetes (RFC 1123 label).
 fn is_label(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -269,14 +292,38 @@ impl Graph {
         self.role.iter().any(RoleSpec::is_planned)
     }
 
+    /// GPUs of a worker on one machine.
+    #[must_use]
+    pub fn gpus(&self, spec: &RoleSpec) -> u32 {
+        spec.gpus.unwrap_or(if self.engine.is_own() { 0 } else { 1 })
+    }
+
     /// GPUs of all workers when there are as many as may be.
     #[must_use]
     pub fn gpus_max(&self) -> u32 {
-        self.role.iter().map(|role| role.most().saturating_mul(role.gpus).saturating_mul(role.nodes)).sum()
+        self.role.iter().map(|spec| spec.most() * self.gpus(spec) * spec.nodes).sum()
     }
 
-    /// All that is wrong with it, a line each.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    /// Whether prefill and decode workers of one generation are sure to run the same engine: their image names a version.
+    pub(crate) fn check_version(&self) -> Result<(), String> {
+        let image = self.worker_image();
+        if image.is_empty() {
+            return Err(
+                "image: there is none that its makers' engine always has: name one, with its version"
+                    .to_owned(),
+            );
+        }
+        let tag = image.rsplit('/').next().unwrap_or_default().split_once([':', '@']).map(|(_, tag)| tag);
+        match self.has_prefill() && tag.is_none_or(|tag| tag == "latest") {
+            true => Err(format!(
+                "image: {image:?} names no version, and prefill and decode workers of two versions would be paired"
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Finds everything that is wrong with it; an error has a line for each.
+    pub fn check(&self) -> Result<(), String> {
         let mut wrong = Vec::new();
         if !is_label(&self.name) {
             wrong.push(format!(
@@ -287,8 +334,12 @@ impl Graph {
         if self.model.is_empty() && !self.engine.is_own() {
             wrong.push("model: an engine needs a model".to_owned());
         }
-        for (place, text) in [("model", &self.model), ("alias", &self.alias), ("image", &self.image)] {
-            // They stand in labels, units and scripts.
+        for (place, text) in [
+            ("model", &self.model),
+            ("alias", &self.alias),
+            ("image", &self.image),
+            ("gateway.image", &self.gateway.image),
+        ] {
             if text.chars().any(|letter| letter.is_control() || letter.is_whitespace()) {
                 wrong.push(format!("{place}: {text:?} has a blank"));
             }
@@ -296,16 +347,23 @@ impl Graph {
         self.check_roles(&mut wrong);
         self.check_environment(&mut wrong);
         for storage in &self.storage {
-            let has_source = storage.claim.is_empty() != storage.folder.is_empty();
-            if !storage.path.starts_with('/') || !has_source {
+            let is_path = |text: &String| text.starts_with('/') && !text.contains([':', '\n', '\r']);
+            let is_source = match (storage.claim.as_str(), &storage.folder) {
+                ("", folder) => is_path(folder),
+                (claim, folder) => is_object_name(claim) && folder.is_empty(),
+            };
+            if !is_path(&storage.path) || !is_source {
                 wrong.push(format!(
-                    "storage: {:?} needs an absolute path, and either a claim or a folder",
+                    "storage: {:?} needs an absolute path, and either the name of a claim or an absolute folder",
                     storage.path
                 ));
             }
         }
-        if self.gateway.replicas == 0 || self.gateway.port == 0 {
-            wrong.push("gateway: replicas and port are 1 at least".to_owned());
+        if !(1..=64).contains(&self.gateway.replicas) || self.gateway.port == 0 {
+            wrong.push("gateway: replicas are 1 to 64, and port is not 0".to_owned());
+        }
+        if self.every_text().any(|text| text.chars().any(char::is_control)) {
+            wrong.push("a text has a line break or another control character".to_owned());
         }
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
     }
@@ -318,17 +376,26 @@ impl Graph {
         }
         for spec in &self.role {
             let name = spec.role.name();
-            if spec.workers == 0 || spec.workers > WORKERS_MAX || spec.max > WORKERS_MAX {
+            if spec.workers == Some(0) || spec.workers.unwrap_or(1).max(spec.max) > WORKERS_MAX {
                 wrong.push(format!("role {name}: workers are 1 to {WORKERS_MAX}"));
             }
-            if spec.max > 0 && !(spec.min..=spec.max).contains(&spec.workers) {
-                wrong.push(format!(
-                    "role {name}: workers ({}) are between min ({}) and max ({})",
-                    spec.workers, spec.min, spec.max
-                ));
+            match spec.workers {
+                Some(_) if spec.is_planned() => wrong.push(format!(
+                    "role {name}: the planner sets the number of workers of a role with max; leave workers out, or max"
+                )),
+                _ if spec.is_planned() && spec.min > spec.max => {
+                    wrong.push(format!("role {name}: min ({}) is more than max ({})", spec.min, spec.max));
+                }
+                _ if !spec.is_planned() && spec.min != 1 => {
+                    wrong.push(format!("role {name}: min is for the planner, which needs max as well"));
+                }
+                _ => {}
             }
-            if spec.role != Role::Prefill && spec.min == 0 {
+            if spec.min == 0 {
                 wrong.push(format!("role {name}: min is 1 at least: without a worker nothing is answered"));
+            }
+            if self.gpus(spec) > GPUS_MAX {
+                wrong.push(format!("role {name}: gpus are those of one machine, {GPUS_MAX} at most"));
             }
             if !(1..=NODES_MAX).contains(&spec.nodes) {
                 wrong.push(format!("role {name}: nodes are 1 to {NODES_MAX}"));
@@ -338,28 +405,45 @@ impl Graph {
             }
             for argument in self.arguments.iter().chain(&spec.arguments) {
                 let option = argument.split('=').next().unwrap_or_default();
-                if crate::engine::is_made_here(self.engine, option) {
-                    wrong.push(format!("arguments: {option} is set by what else the description says"));
-                }
-                if argument.contains(['\n', '\0']) {
-                    wrong.push(format!("arguments: {argument:?} has a line break"));
+                if crate::engine::is_derived_option(self.engine, option) {
+                    wrong.push(format!("arguments: {option} is derived from the description; remove it"));
                 }
             }
         }
         wrong.dedup();
     }
 
+    /// Every text of it that comes into what is rendered, beside the gateway's settings, which are TOML.
+    fn every_text(&self) -> impl Iterator<Item = &str> {
+        fn of_role(spec: &RoleSpec) -> Vec<&str> {
+            let maps = spec.resources.iter().chain(&spec.placement).chain(&spec.environment);
+            let texts = maps.flat_map(|(name, value)| [name, value]);
+            texts.chain(&spec.arguments).chain([&spec.cpu, &spec.memory]).map(String::as_str).collect()
+        }
+        let variables = self.environment.iter().flat_map(|(name, value)| [name, value]);
+        let texts = variables.chain(&self.arguments).chain(&self.secrets).chain(&self.gateway.secrets);
+        let storage =
+            self.storage.iter().flat_map(|storage| [&storage.path, &storage.claim, &storage.folder]);
+        texts.chain(storage).map(String::as_str).chain(self.role.iter().flat_map(of_role))
+    }
+
+    /// Whether a text of it has this part.
+    pub(crate) fn mentions(&self, part: &str) -> bool {
+        self.every_text()
+            .chain([self.model.as_str(), &self.alias, &self.name])
+            .any(|text| text.contains(part))
+            || Value::from(self.gateway.settings.clone()).to_string().contains(part)
+    }
+
     fn check_environment(&self, wrong: &mut Vec<String>) {
         let all = self.role.iter().flat_map(|role| &role.environment).chain(&self.environment);
-        for (name, value) in all {
-            if !is_variable(name) || value.contains(['\n', '\0']) {
-                wrong.push(format!(
-                    "environment: {name:?} is no variable of letters, digits and _ with a value of one line"
-                ));
+        for (name, _) in all {
+            if !is_variable(name) {
+                wrong.push(format!("environment: {name:?} is no variable of letters, digits and _"));
             }
         }
-        for secret in &self.secrets {
-            if !is_label(secret) {
+        for secret in self.secrets.iter().chain(&self.gateway.secrets) {
+            if !is_object_name(secret) {
                 wrong.push(format!("secrets: {secret:?} is no name of a Secret"));
             }
         }
@@ -384,14 +468,12 @@ gateway = { replicas = 2 }
 
 [[role]]
 role = "prefill"
-workers = 2
 max = 4
 gpus = 2
 resources = { "rdma/ib" = "1" }
 
 [[role]]
 role = "decode"
-workers = 1
 max = 8
 gpus = 4
 arguments = ["--max-num-seqs", "512"]
@@ -417,14 +499,33 @@ arguments = ["--max-num-seqs", "512"]
             ("\"A b\"\n[[role]]\nrole = \"both\"\n", "name: "),
             ("\"a\"\nrole = []\n", "role: there is either one"),
             ("\"a\"\n[[role]]\nrole = \"prefill\"\n", "role: there is either one"),
+            ("\"a\"\n[[role]]\nrole = \"both\"\nworkers = 3\nmax = 2\n", "leave workers out, or max"),
+            ("\"a\"\n[[role]]\nrole = \"both\"\nmin = 3\nmax = 2\n", "min (3) is more than max (2)"),
+            ("\"a\"\n[[role]]\nrole = \"both\"\nmin = 3\n", "min is for the planner"),
+            ("\"a\"\n[[role]]\nrole = \"both\"\ngpus = 65\n", "gpus are those of one machine"),
             (
-                "\"a\"\n[[role]]\nrole = \"both\"\nworkers = 3\nmax = 2\n",
-                "workers (3) are between min (1) and max (2)",
+                "\"a\"\nstorage = [{ path = \"/x:ro\", claim = \"y\" }]\n[[role]]\nrole = \"both\"\n",
+                "storage: ",
             ),
+            (
+                "\"a\"\nstorage = [{ path = \"/x\", claim = \"y\\n---\" }]\n[[role]]\nrole = \"both\"\n",
+                "storage: ",
+            ),
+            (
+                "\"a\"\nstorage = [{ path = \"/x\", folder = \"y\" }]\n[[role]]\nrole = \"both\"\n",
+                "storage: ",
+            ),
+            (
+                "\"a\"\nenvironment = { A = \"1\\rExecStartPre=/x\" }\n[[role]]\nrole = \"both\"\n",
+                "control character",
+            ),
+            ("\"a\"\narguments = [\"a\\u0007\"]\n[[role]]\nrole = \"both\"\n", "control character"),
+            ("\"a\"\n[[role]]\nrole = \"both\"\nplacement = { a = \"b\\n\" }\n", "control character"),
+            ("\"a\"\ngateway = { image = \"x\\n---\" }\n[[role]]\nrole = \"both\"\n", "gateway.image: "),
             ("\"a\"\n[[role]]\nrole = \"both\"\nworkers = 0\n", "workers are 1 to"),
             ("\"a\"\n[[role]]\nrole = \"both\"\nmin = 0\nmax = 2\n", "min is 1 at least"),
             ("\"a\"\n[[role]]\nrole = \"both\"\nnodes = 0\n", "nodes are 1 to"),
-            ("\"a\"\n[[role]]\nrole = \"both\"\narguments = [\"--port=1\"]\n", "--port is set by"),
+            ("\"a\"\n[[role]]\nrole = \"both\"\narguments = [\"--port=1\"]\n", "--port is derived"),
             ("\"a\"\nstorage = [{ path = \"x\", claim = \"y\" }]\n[[role]]\nrole = \"both\"\n", "storage: "),
             ("\"a\"\nenvironment = { \"1A\" = \"\" }\n[[role]]\nrole = \"both\"\n", "environment: "),
             ("\"a\"\nsecrets = [\"A\"]\n[[role]]\nrole = \"both\"\n", "secrets: "),

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 
 use crate::graph::Graph;
 use crate::kubernetes::{Workload, needs, objects};
-use crate::{File, yaml};
+use crate::{File, Rendered, yaml};
 
-/// Text that stands for a template until the manifests are YAML.
+/// Placeholder that a Helm template replaces after the manifests have become YAML.
 const MARK: &str = "kvasir-value-";
 
 /// A value of the chart: its mark, and the template that takes the mark's place.
@@ -18,18 +18,25 @@ fn mark(name: &str) -> String {
     format!("{MARK}{name}")
 }
 
-pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Vec<File>, String> {
+pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Rendered, String> {
+    if graph.mentions(MARK) {
+        return Err(format!(
+            "a text of the description has {MARK:?} in it, which stands for the chart's values"
+        ));
+    }
+    graph.check_version()?;
     let mut marked = graph.clone();
-    marked.image = mark("image");
+    // The marks have versions, as images must.
+    marked.image = mark("image:0");
     marked.gateway.image = mark("gateway");
     let mut objects = objects(&marked, workload)?;
     let mut counts = Map::new();
     for spec in graph.role.iter().filter(|spec| !spec.is_planned()) {
-        let name = format!("{}-{}", graph.name, spec.role.name());
-        for object in objects.iter_mut().filter(|object| object["metadata"]["name"] == name.as_str()) {
-            if object["spec"].get("replicas").is_some() {
-                object["spec"]["replicas"] = mark(spec.role.name()).into();
-                counts.insert(spec.role.name().to_owned(), spec.workers.into());
+        let role = spec.role.name();
+        for object in &mut objects {
+            if let Some(count) = count_of(object, &graph.name, role) {
+                *count = mark(role).into();
+                counts.insert(role.to_owned(), spec.count().into());
             }
         }
     }
@@ -40,7 +47,7 @@ pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Vec<File>, Str
     let mut put = |name: &str, template: &str| {
         text = text.replace(&mark(name), template);
     };
-    put("image", "{{ .Values.image | quote }}");
+    put("image:0", "{{ .Values.image | quote }}");
     put("gateway", "{{ .Values.gateway.image | quote }}");
     for role in counts.keys() {
         put(role, &format!("{{{{ .Values.workers.{role} }}}}"));
@@ -74,20 +81,36 @@ pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Vec<File>, Str
         "apiVersion": "v2", "name": graph.name, "version": version, "appVersion": version, "type": "application",
         "description": format!("{} behind Kvasir", graph.served_name()),
     });
-    let needs: Vec<String> = needs(graph, workload)
-        .iter()
-        .map(|need| format!("  {}\n", need.replace("{{", "{{ \"{{\" }}")))
-        .collect();
-    let notes = format!("{} needs, in this namespace:\n{}", graph.name, needs.concat());
+    let needs = needs(graph, workload);
+    let lines: Vec<String> =
+        needs.iter().map(|need| format!("  {}\n", need.replace("{{", "{{ \"{{\" }}"))).collect();
+    let notes = format!("What must be there, in this namespace:\n{}", lines.concat());
     let schema = serde_json::to_string_pretty(&schema).map_err(|error| error.to_string())? + "\n";
     let file = |name: &str, text: String| File { name: name.to_owned(), text };
-    Ok(vec![
+    let files = vec![
         file("Chart.yaml", yaml::document(&chart)?),
         file("values.yaml", yaml::document(&values)?),
         file("values.schema.json", schema),
         file("templates/NOTES.txt", notes),
         file("templates/graph.yaml", text),
-    ])
+    ];
+    Ok(Rendered { files, needs, unused: Vec::new() })
+}
+
+/// The number of workers of a role in an object of its own, or in a PodCliqueSet.
+fn count_of<'a>(object: &'a mut Value, graph: &str, role: &str) -> Option<&'a mut Value> {
+    if object["kind"] != "PodCliqueSet" {
+        let is_roles = object["metadata"]["name"] == format!("{graph}-{role}").as_str();
+        return object["spec"].get_mut("replicas").filter(|_| is_roles);
+    }
+    let template = &mut object["spec"]["template"];
+    let has_group = template["podCliqueScalingGroups"]
+        .as_array()
+        .is_some_and(|all| all.iter().any(|group| group["name"] == role));
+    let list = if has_group { "podCliqueScalingGroups" } else { "cliques" };
+    let part = template[list].as_array_mut()?.iter_mut().find(|part| part["name"] == role)?;
+    let part = if has_group { part } else { &mut part["spec"] };
+    part.get_mut("replicas")
 }
 
 /// Marks every label of the generation, and keeps what it was.

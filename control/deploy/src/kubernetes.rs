@@ -10,12 +10,15 @@
 //!
 //! Sources: LeaderWorkerSet `api/leaderworkerset/v1/leaderworkerset_types.go`; Grove `operator/api/core/v1alpha1/podcliqueset.go`.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 
 use crate::engine::{self, HEALTH, Node, Place, Program};
-use crate::graph::{Graph, Role, RoleSpec};
+use crate::graph::{Engine, Graph, Role, RoleSpec};
 use crate::settings::{self, Workers};
-use crate::{File, yaml};
+use crate::unused::comment;
+use crate::{File, Rendered, yaml};
 
 /// Port of a worker's HTTP surface.
 const PORT: u16 = 8000;
@@ -23,10 +26,18 @@ const PORT: u16 = 8000;
 const ADMIN_PORT: u16 = 9090;
 /// Namespace that Prometheus is in.
 const MONITORING: &str = "monitoring";
+/// User and group of containers of ours.
+const OWN_USER: u32 = 65_532;
+/// Annotation with a number of the settings that a pod was started with.
+const SETTINGS_HASH: &str = "kvasir/settings";
 /// Port of the control service's HTTP surface.
 const CONTROL_PORT: u16 = 8090;
+/// Drain of an engine that does not tell what it runs, in seconds.
+const BLIND_DRAIN_SECONDS: u32 = 60;
 /// Longest drain of a worker, in seconds: as `planner.drain`.
 const DRAIN_SECONDS: u32 = 600;
+/// Letters of the names of a PodCliqueSet, a scaling group and a clique together at most (Grove's webhook).
+const GROVE_NAMES_MAX: usize = 45;
 /// Shared memory of a worker's processes.
 const SHARED_MEMORY: &str = "16Gi";
 
@@ -59,16 +70,17 @@ pub enum Workload {
     PodCliqueSet,
 }
 
-pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Vec<File>, String> {
-    let objects = objects(graph, workload)?;
-    let needs: Vec<String> = needs(graph, workload).iter().map(|need| format!("#   {need}\n")).collect();
-    let head =
-        format!("# {}: what must be there before this is applied\n{}---\n", graph.name, needs.concat());
-    Ok(vec![File { name: format!("{}.yaml", graph.name), text: head + &yaml::documents(&objects)? }])
+pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Rendered, String> {
+    let text = yaml::documents(&objects(graph, workload)?)?;
+    let needs = needs(graph, workload);
+    let head = comment("What must be there before this is applied:", &needs);
+    let file = File { name: format!("{}.yaml", graph.name), text: format!("{head}---\n{text}") };
+    Ok(Rendered { files: vec![file], needs, unused: Vec::new() })
 }
 
 /// All objects of a graph.
 pub(crate) fn objects(graph: &Graph, workload: Workload) -> Result<Vec<Value>, String> {
+    check(graph, workload)?;
     let selector = format!("kvasir/graph={}", graph.name);
     let replicas = graph.gateway.replicas;
     let gateway_port = graph.gateway.port;
@@ -81,35 +93,43 @@ pub(crate) fn objects(graph: &Graph, workload: Workload) -> Result<Vec<Value>, S
     let listen = format!("0.0.0.0:{gateway_port}");
     let admin = format!("0.0.0.0:{ADMIN_PORT}");
     let own = settings::gateway(graph, &listen, Some(&admin), &workers, &peers)?;
+    let ports = settings::more_ports(&own)?;
+    let own_hash = hash([own.as_str()]);
     files.insert("kvasir.toml".to_owned(), own.into());
-    let targets: Vec<(Role, Target)> =
-        graph.role.iter().map(|spec| (spec.role, Target::of(graph, spec, workload))).collect();
+    let targets: Vec<(Role, ScaleTarget)> =
+        graph.role.iter().map(|spec| (spec.role, ScaleTarget::of(graph, spec, workload))).collect();
     let is_planned = graph.is_planned();
+    let mut control_hash = String::new();
     if is_planned {
         let names: Vec<(Role, String)> =
             targets.iter().map(|(role, target)| (*role, target.text.clone())).collect();
         let gateways = format!("{}-gateway-peers:{ADMIN_PORT}", graph.name);
-        files.insert("control.toml".to_owned(), settings::control(graph, &names, &gateways)?.into());
+        let own = settings::control(graph, &names, &gateways)?;
+        control_hash = hash([own.as_str()]);
+        files.insert("control.toml".to_owned(), own.into());
     }
     let mut objects = vec![object(graph, "v1", "ConfigMap", "settings", json!({"data": files}))];
-    objects.extend(gateways(graph));
+    objects.extend(gateways(graph, &ports, &own_hash));
     match workload {
         Workload::PodCliqueSet => objects.push(pod_clique_set(graph)),
         _ => objects.extend(graph.role.iter().map(|spec| workers_of(graph, spec, workload))),
     }
     if is_planned {
-        objects.extend(control(graph, &targets));
+        objects.extend(control(graph, &targets, &control_hash));
     }
     Ok(objects)
 }
 
-/// What must be there before the manifests are applied.
+/// What must be there before the manifests are applied, or be known.
 pub(crate) fn needs(graph: &Graph, workload: Workload) -> Vec<String> {
     let name = &graph.name;
-    let mut needs = Vec::new();
+    let mut needs = vec![format!(
+        "the image {}, built with `--features kubernetes` (control/deploy/image/Dockerfile), where the cluster finds it",
+        graph.gateway.image
+    )];
     if graph.gateway.replicas > 1 {
         needs.push(format!(
-            "Secret {name}-peers (gateways show it each other): kubectl create secret generic {name}-peers \
+            "Secret {name}-peers, which gateways show each other: kubectl create secret generic {name}-peers \
              --from-literal=key=$(openssl rand -hex 32)"
         ));
     }
@@ -118,11 +138,11 @@ pub(crate) fn needs(graph: &Graph, workload: Workload) -> Vec<String> {
             "Secret {name}-admin, whose entry `key` is an administrator's key for the control service"
         ));
     }
+    let files = graph.gateway.secrets.iter();
+    needs.extend(files.map(|secret| format!("Secret {secret}, whose entries are files for gateways")));
+    let variables = graph.secrets.iter();
     needs.extend(
-        graph
-            .secrets
-            .iter()
-            .map(|secret| format!("Secret {secret}, whose entries are variables of the engines")),
+        variables.map(|secret| format!("Secret {secret}, whose entries are variables of the engines")),
     );
     let claims = graph.storage.iter().filter(|storage| !storage.claim.is_empty());
     needs.extend(claims.map(|storage| format!("PersistentVolumeClaim {}", storage.claim)));
@@ -131,15 +151,51 @@ pub(crate) fn needs(graph: &Graph, workload: Workload) -> Vec<String> {
             needs.push(format!("{what} in the cluster"));
         }
     }
-    let image = &graph.gateway.image;
+    if workload == Workload::PodCliqueSet && graph.role.iter().any(|spec| spec.nodes > 1) {
+        needs.push("a Grove that sets GROVE_PCSG_POD_INDEX".to_owned());
+    }
     needs.push(format!(
-        "the image {image}, built with `--features kubernetes` (control/deploy/image/Dockerfile)"
+        "Prometheus, if there is one, in the namespace `{MONITORING}`: others do not reach the metrics"
     ));
+    if graph.is_planned() {
+        needs.push(
+            "no count of a planned role in what was applied before: taking one out sets it to 1 once \
+             (kubectl apply edit-last-applied)"
+                .to_owned(),
+        );
+    }
     needs
 }
 
+/// What this target cannot do.
+fn check(graph: &Graph, workload: Workload) -> Result<(), String> {
+    graph.check_version()?;
+    if [ADMIN_PORT, CONTROL_PORT].contains(&graph.gateway.port) {
+        return Err(format!("gateway: port {} is for administrators here", graph.gateway.port));
+    }
+    if workload == Workload::PodCliqueSet {
+        if graph.is_planned() {
+            return Err(
+                "role: Grove keeps the numbers of a PodCliqueSet; leave max out, or take another workload"
+                    .to_owned(),
+            );
+        }
+        let longest = graph.role.iter().map(|spec| graph.name.len() + grove_names(spec)).max().unwrap_or(0);
+        if longest > GROVE_NAMES_MAX {
+            return Err(format!("name: Grove allows {} letters less", longest - GROVE_NAMES_MAX));
+        }
+    }
+    Ok(())
+}
+
+/// Letters that the names of a role's cliques add to that of the set.
+fn grove_names(spec: &RoleSpec) -> usize {
+    let name = spec.role.name().len();
+    if spec.nodes > 1 { name + name + "-w".len() } else { name }
+}
+
 /// The object that the planner scales.
-struct Target {
+struct ScaleTarget {
     /// As `planner.decode_target` names it.
     text: String,
     group: &'static str,
@@ -147,21 +203,13 @@ struct Target {
     name: String,
 }
 
-impl Target {
+impl ScaleTarget {
     fn of(graph: &Graph, spec: &RoleSpec, workload: Workload) -> Self {
         let name = name_of(graph, spec);
         let (text, group, resource, name) = match kind(spec, workload) {
             "Deployment" => (format!("Deployment/{name}"), "apps", "deployments", name),
             "StatefulSet" => (format!("StatefulSet/{name}"), "apps", "statefulsets", name),
-            "LeaderWorkerSet" => {
-                (format!("LeaderWorkerSet/{name}"), "leaderworkerset.x-k8s.io", "leaderworkersets", name)
-            }
-            // Grove names what it makes after the set, its number and the clique or the scaling group.
-            _ => {
-                let name = format!("{}-0-{}", graph.name, spec.role.name());
-                let resource = if spec.nodes > 1 { "podcliquescalinggroups" } else { "podcliques" };
-                (format!("{resource}.v1alpha1.grove.io/{name}"), "grove.io", resource, name)
-            }
+            _ => (format!("LeaderWorkerSet/{name}"), "leaderworkerset.x-k8s.io", "leaderworkersets", name),
         };
         Self { text, group, resource, name }
     }
@@ -239,7 +287,7 @@ fn own_container(graph: &Graph, arguments: &[&str], port: u16) -> Value {
         "readinessProbe": http_probe("/readyz", port, 2, 2),
         "livenessProbe": http_probe("/livez", port, 10, 3),
         "securityContext": {
-            "allowPrivilegeEscalation": false, "runAsNonRoot": true, "runAsUser": 65_532,
+            "allowPrivilegeEscalation": false, "runAsNonRoot": true, "runAsUser": OWN_USER,
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [{"name": "settings", "mountPath": "/etc/kvasir", "readOnly": true}],
@@ -255,15 +303,22 @@ fn settings_volume(graph: &Graph) -> Value {
     json!([{"name": "settings", "configMap": {"name": format!("{}-settings", graph.name)}}])
 }
 
-fn gateways(graph: &Graph) -> Vec<Value> {
+fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &str) -> Vec<Value> {
     let (replicas, port) = (graph.gateway.replicas, graph.gateway.port);
     let labels = part_labels(graph, "gateway");
     let mut container =
         own_container(graph, &["gateway", "--config", "/etc/kvasir/kvasir.toml", "--log", "info"], port);
     container["env"] = json!([secret_variable("KVASIR_PEER_KEY", &format!("{}-peers", graph.name))]);
-    container["ports"] = json!([
-        {"name": "http", "containerPort": port}, {"name": "admin", "containerPort": ADMIN_PORT},
-    ]);
+    let opened: Vec<(&str, u16)> = [("http", port)].iter().chain(more_ports).copied().collect();
+    let container_port = |(name, port): (&str, u16)| json!({"name": name, "containerPort": port});
+    container["ports"] = opened.iter().copied().chain([("admin", ADMIN_PORT)]).map(container_port).collect();
+    let mut volumes = settings_volume(graph);
+    for secret in &graph.gateway.secrets {
+        let path = format!("/etc/kvasir/secrets/{secret}");
+        push(&mut container["volumeMounts"], json!({"name": secret, "mountPath": path, "readOnly": true}));
+        // Kvasir reads no key that everybody can read.
+        push(&mut volumes, json!({"name": secret, "secret": {"secretName": secret, "defaultMode": 0o440}}));
+    }
     let spec = json!({
         "replicas": replicas, "serviceName": format!("{}-gateway-peers", graph.name),
         "podManagementPolicy": "Parallel",
@@ -271,35 +326,44 @@ fn gateways(graph: &Graph) -> Vec<Value> {
         "template": {
             "metadata": {
                 "labels": labels,
-                "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": ADMIN_PORT.to_string()},
+                "annotations": {
+                    "prometheus.io/scrape": "true", "prometheus.io/port": ADMIN_PORT.to_string(),
+                    // Other settings are other pods.
+                    SETTINGS_HASH: settings_hash,
+                },
             },
             "spec": {
                 "serviceAccountName": format!("{}-gateway", graph.name),
                 // Streams end before the process does.
                 "terminationGracePeriodSeconds": DRAIN_SECONDS,
-                "containers": [container], "volumes": settings_volume(graph),
+                "securityContext": {"fsGroup": OWN_USER},
+                "containers": [container], "volumes": volumes,
             },
         },
     });
-    let ports = json!([{"name": "http", "port": port, "targetPort": "http"}]);
+    let service_port = |(name, port): (&str, u16)| json!({"name": name, "port": port, "targetPort": name});
+    let ports: Vec<Value> = opened.iter().copied().map(service_port).collect();
     let rules = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]);
     let mut objects = rights(graph, "gateway", &rules).to_vec();
     objects.push(object(graph, "apps/v1", "StatefulSet", "gateway", json!({"spec": spec})));
     objects.push(object(graph, "v1", "Service", "", json!({"spec": {"selector": labels, "ports": ports}})));
     let admin = json!({"name": "admin", "port": ADMIN_PORT, "targetPort": "admin"});
     let headless = json!({
-        "clusterIP": "None", "selector": labels, "ports": [ports[0], admin],
+        "clusterIP": "None", "selector": labels, "ports": ports.iter().cloned().chain([admin]).collect::<Vec<Value>>(),
         // A gateway that starts asks the others for what they know.
         "publishNotReadyAddresses": true,
     });
     objects.push(object(graph, "v1", "Service", "gateway-peers", json!({"spec": headless})));
     // Who reaches the listener for administrators may change the roster.
-    let own = json!({"podSelector": {"matchLabels": {"app.kubernetes.io/instance": graph.name}}});
+    let control = json!({"podSelector": {"matchLabels": part_labels(graph, "control")}});
     let prometheus =
         json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING}}});
     let spec = json!({
         "podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"],
-        "ingress": [{"ports": [{"port": "http"}]}, {"ports": [{"port": "admin"}], "from": [own, prometheus]}],
+        "ingress": [
+            {"ports": opened.iter().map(|(name, _)| json!({"port": name})).collect::<Vec<Value>>()},
+            {"ports": [{"port": "admin"}], "from": [control, prometheus]},
+        ],
     });
     objects.push(object(graph, "networking.k8s.io/v1", "NetworkPolicy", "gateway", json!({"spec": spec})));
     if replicas > 1 {
@@ -321,28 +385,46 @@ fn worker_labels(graph: &Graph, spec: &RoleSpec) -> Value {
 /// A number of what the workers of all roles run: prefill and decode workers of two generations never pair, so an update needs
 /// no engine that understands the blocks of another version.
 fn generation(graph: &Graph) -> String {
-    // FNV-1a: equal on every machine and in every version of this program.
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut add = |text: &str| {
-        for byte in text.bytes().chain([0]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    };
-    add(graph.worker_image());
+    let mut texts = vec![graph.worker_image().to_owned()];
     for spec in &graph.role {
         let Program { command, environment } = worker_program(graph, spec, None);
-        command.iter().for_each(|word| add(word));
-        environment.iter().for_each(|(name, value)| {
-            add(name);
-            add(value);
-        });
+        texts.extend(command);
+        texts.extend(environment.into_iter().flat_map(|(name, value)| [name, value]));
+    }
+    hash(texts.iter().map(String::as_str))
+}
+
+/// FNV-1a of texts: equal on every machine and in every version of this program.
+fn hash<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in texts.into_iter().flat_map(|text| text.bytes().chain([0])) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     }
     format!("{hash:016x}")
 }
 
+fn push(list: &mut Value, item: Value) {
+    if let Some(list) = list.as_array_mut() {
+        list.push(item);
+    }
+}
+
 fn worker_program(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Program {
+    // The kubelet puts variables in place of `$(NAME)`: texts of the description mean themselves.
+    let literal = |text: &String| text.replace('$', "$$");
+    let literals = |map: &BTreeMap<String, String>| {
+        map.iter().map(|(name, value)| (name.clone(), literal(value))).collect()
+    };
+    let mut graph = graph.clone();
+    graph.model = literal(&graph.model);
+    graph.alias = literal(&graph.alias);
+    graph.arguments = graph.arguments.iter().map(literal).collect();
+    graph.environment = literals(&graph.environment);
+    let mut spec = spec.clone();
+    spec.arguments = spec.arguments.iter().map(literal).collect();
+    spec.environment = literals(&spec.environment);
     let place = Place { listen: "0.0.0.0", own: "$(POD_IP)", port: PORT, node };
-    engine::program(graph, spec, &place)
+    engine::program(&graph, &spec, &place)
 }
 
 /// The pod of a worker, or of one of its machines.
@@ -354,8 +436,9 @@ fn worker_pod(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
     variables.extend(environment.iter().map(|(name, value)| json!({"name": name, "value": value})));
     let mut resources: Map<String, Value> =
         spec.resources.iter().map(|(name, count)| (name.clone(), count.as_str().into())).collect();
-    if spec.gpus > 0 {
-        resources.insert("nvidia.com/gpu".to_owned(), spec.gpus.to_string().into());
+    let gpus = graph.gpus(spec);
+    if gpus > 0 {
+        resources.insert("nvidia.com/gpu".to_owned(), gpus.to_string().into());
     }
     let mut requests = Map::new();
     for (name, amount) in [("cpu", &spec.cpu), ("memory", &spec.memory)] {
@@ -393,19 +476,27 @@ fn worker_pod(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
         container["readinessProbe"] = http_probe(HEALTH, PORT, 5, 2);
         // A busy engine answers late: only one that has hung for minutes is started again.
         container["livenessProbe"] = http_probe(HEALTH, PORT, 15, 12);
-        if !graph.engine.is_own() {
-            let script =
-                WAIT_IDLE.replace("PORT", &PORT.to_string()).replace("DRAIN", &DRAIN_SECONDS.to_string());
-            container["lifecycle"] = json!({"preStop": {"exec": {"command": ["python3", "-c", script]}}});
+        let hook = match graph.engine {
+            Engine::Kvasir | Engine::Mock => None,
+            // It has no gauges of what it runs.
+            Engine::TensorrtLlm => Some(json!(["sleep", BLIND_DRAIN_SECONDS.to_string()])),
+            Engine::Vllm | Engine::Sglang => {
+                let script =
+                    WAIT_IDLE.replace("PORT", &PORT.to_string()).replace("DRAIN", &DRAIN_SECONDS.to_string());
+                Some(json!(["python3", "-c", script]))
+            }
+        };
+        if let Some(command) = hook {
+            container["lifecycle"] = json!({"preStop": {"exec": {"command": command}}});
         }
     }
     let mut pod = json!({
         "terminationGracePeriodSeconds": DRAIN_SECONDS + 60, "containers": [container], "volumes": volumes,
     });
-    if !spec.selector.is_empty() {
-        pod["nodeSelector"] = json!(spec.selector);
+    if !spec.placement.is_empty() {
+        pod["nodeSelector"] = json!(spec.placement);
     }
-    if spec.gpus > 0 {
+    if gpus > 0 {
         pod["tolerations"] = json!([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]);
     }
     pod
@@ -445,7 +536,10 @@ fn workers_of(graph: &Graph, spec: &RoleSpec, workload: Workload) -> Value {
             if spec.nodes > 1 {
                 group["leaderTemplate"] = template(graph, spec, node("0"));
             }
-            let mut rest = json!({"leaderWorkerTemplate": group});
+            let mut rest = json!({
+                "leaderWorkerTemplate": group,
+                "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rolling_update(spec)},
+            });
             set_replicas(&mut rest, spec);
             object(graph, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", part, json!({"spec": rest}))
         }
@@ -457,10 +551,7 @@ fn workers_of(graph: &Graph, spec: &RoleSpec, workload: Workload) -> Value {
                 rest["serviceName"] = name_of(graph, spec).into();
                 rest["podManagementPolicy"] = "Parallel".into();
             } else {
-                // The only worker is replaced by one beside it; else there may be no GPU for one more.
-                let (surge, unavailable) = if spec.workers == 1 { (1, 0) } else { (0, 1) };
-                rest["strategy"] =
-                    json!({"rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}});
+                rest["strategy"] = json!({"rollingUpdate": rolling_update(spec)});
                 rest["progressDeadlineSeconds"] = 3900.into();
             }
             object(graph, "apps/v1", kind, part, json!({"spec": rest}))
@@ -468,21 +559,27 @@ fn workers_of(graph: &Graph, spec: &RoleSpec, workload: Workload) -> Value {
     }
 }
 
+/// How an update goes: what may be the only worker is replaced by one beside it; else there may be no GPU for one more.
+fn rolling_update(spec: &RoleSpec) -> Value {
+    let (surge, unavailable) = if spec.count() == 1 { (1, 0) } else { (0, 1) };
+    json!({"maxSurge": surge, "maxUnavailable": unavailable})
+}
+
 /// Without a count where the planner sets it: one in a manifest would undo its work each time that it is applied.
 fn set_replicas(object: &mut Value, spec: &RoleSpec) {
     if !spec.is_planned() {
-        object["replicas"] = spec.workers.into();
+        object["replicas"] = spec.count().into();
     }
 }
 
 /// All roles as one set that is scheduled together.
 fn pod_clique_set(graph: &Graph) -> Value {
     let (mut cliques, mut groups) = (Vec::new(), Vec::new());
-    let clique = |spec: &RoleSpec, name: &str, replicas: u32, node: Option<Node<'_>>| {
+    let clique = |spec: &RoleSpec, name: &str, [replicas, least]: [u32; 2], node: Option<Node<'_>>| {
         let template = template(graph, spec, node);
         let mut clique = json!({
             "name": name, "labels": template["metadata"]["labels"],
-            "spec": {"roleName": name, "replicas": replicas, "minAvailable": replicas.min(1), "podSpec": template["spec"]},
+            "spec": {"roleName": name, "replicas": replicas, "minAvailable": least, "podSpec": template["spec"]},
         });
         if let Some(annotations) = template["metadata"].get("annotations") {
             clique["annotations"] = annotations.clone();
@@ -492,17 +589,19 @@ fn pod_clique_set(graph: &Graph) -> Value {
     for spec in &graph.role {
         let name = spec.role.name();
         if spec.nodes == 1 {
-            cliques.push(clique(spec, name, spec.workers, None));
+            cliques.push(clique(spec, name, [spec.count(), 1], None));
             continue;
         }
-        let (first, rest) = (format!("{name}-leader"), format!("{name}-worker"));
+        let (first, rest) = (format!("{name}-l"), format!("{name}-w"));
         // Number 0 of the leader's clique, in the group's headless Service.
         let leader = format!("$(GROVE_PCSG_NAME)-$(GROVE_PCSG_INDEX)-{first}-0.$(GROVE_HEADLESS_SERVICE)");
-        cliques.push(clique(spec, &first, 1, Some(Node { rank: "0", leader: &leader })));
+        cliques.push(clique(spec, &first, [1, 1], Some(Node { rank: "0", leader: &leader })));
         let rank = "$(GROVE_PCSG_POD_INDEX)";
-        cliques.push(clique(spec, &rest, spec.nodes - 1, Some(Node { rank, leader: &leader })));
+        // A part of a worker's machines is no worker.
+        let others = spec.nodes - 1;
+        cliques.push(clique(spec, &rest, [others, others], Some(Node { rank, leader: &leader })));
         groups.push(
-            json!({"name": name, "cliqueNames": [first, rest], "replicas": spec.workers, "minAvailable": 1}),
+            json!({"name": name, "cliqueNames": [first, rest], "replicas": spec.count(), "minAvailable": 1}),
         );
     }
     let mut template = json!({
@@ -516,7 +615,7 @@ fn pod_clique_set(graph: &Graph) -> Value {
     object(graph, "grove.io/v1alpha1", "PodCliqueSet", "", json!({"spec": spec}))
 }
 
-fn control(graph: &Graph, targets: &[(Role, Target)]) -> Vec<Value> {
+fn control(graph: &Graph, targets: &[(Role, ScaleTarget)], settings_hash: &str) -> Vec<Value> {
     let labels = part_labels(graph, "control");
     let mut container = own_container(
         graph,
@@ -527,7 +626,7 @@ fn control(graph: &Graph, targets: &[(Role, Target)]) -> Vec<Value> {
     let spec = json!({
         "replicas": 2, "selector": {"matchLabels": labels},
         "template": {
-            "metadata": {"labels": labels},
+            "metadata": {"labels": labels, "annotations": {SETTINGS_HASH: settings_hash}},
             "spec": {
                 "serviceAccountName": format!("{}-control", graph.name),
                 "containers": [container], "volumes": settings_volume(graph),

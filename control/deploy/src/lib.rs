@@ -29,9 +29,10 @@ mod monitoring;
 mod script;
 mod settings;
 mod systemd;
+mod unused;
 mod yaml;
 
-pub use dynamo::{Note, from_dynamo};
+pub use dynamo::{Note, from_dynamo, is_dynamo};
 pub use graph::{Engine, Gateway, Graph, Level, Role, RoleSpec, Storage, from_toml, from_yaml};
 pub use kubernetes::Workload;
 pub use monitoring::{Kind, Metric, metrics, monitoring};
@@ -43,6 +44,17 @@ pub struct File {
     pub name: String,
     /// All of its text.
     pub text: String,
+}
+
+/// What a graph was rendered as.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rendered {
+    /// The files.
+    pub files: Vec<File>,
+    /// What must be there beforehand, or be done.
+    pub needs: Vec<String>,
+    /// Fields of the description that have no meaning for the target.
+    pub unused: Vec<String>,
 }
 
 /// Where a graph is to run.
@@ -63,7 +75,7 @@ pub enum Target {
 }
 
 /// Renders a graph; an error says what the target cannot do, or what is wrong with the settings.
-pub fn render(graph: &Graph, target: Target) -> Result<Vec<File>, String> {
+pub fn render(graph: &Graph, target: Target) -> Result<Rendered, String> {
     match target {
         Target::Kubernetes(workload) => kubernetes::render(graph, workload),
         Target::Helm(workload) => helm::render(graph, workload),
@@ -72,7 +84,8 @@ pub fn render(graph: &Graph, target: Target) -> Result<Vec<File>, String> {
         Target::Processes => script::render(graph),
         Target::Description => {
             let text = toml::to_string(graph).map_err(|error| error.to_string())?;
-            Ok(vec![File { name: format!("{}.toml", graph.name), text }])
+            let files = vec![File { name: format!("{}.toml", graph.name), text }];
+            Ok(Rendered { files, ..Rendered::default() })
         }
     }
 }

@@ -1,12 +1,16 @@
-//! Workers of one machine: each has a port and devices of its own.
+//! Workers of one machine: each has ports and devices of its own.
 
-use crate::engine::{self, Place, Program};
+use crate::engine::{self, EVENTS, Place, Program, REPLAY};
 use crate::graph::{Graph, Role, RoleSpec};
 
-/// Port of the first worker. The others follow, and each has further ports at fixed distances.
+/// Port of the first worker.
 const FIRST_PORT: u16 = 8100;
-/// Workers of one machine at most: there are as many ports between two distances.
-const WORKERS_MAX: usize = 256;
+/// Ports from one worker to the next: engines add the number of a data-parallel rank to each port.
+const PORTS_PER_WORKER: u16 = 16;
+/// Workers of one machine at most: further ports of a worker are at distances of this many workers' ports.
+const MACHINE_WORKERS_MAX: usize = ((REPLAY - EVENTS) / PORTS_PER_WORKER) as usize;
+/// Ports of all workers together: five distances, of which the last is the bootstrap server's.
+const LAST_PORT: u16 = FIRST_PORT + 5 * EVENTS;
 
 /// One worker.
 pub(crate) struct Worker<'a> {
@@ -20,6 +24,12 @@ pub(crate) struct Worker<'a> {
 
 /// The workers of a graph on one machine.
 pub(crate) fn workers(graph: &Graph) -> Result<Vec<Worker<'_>>, String> {
+    if graph.gateway.replicas > 1 {
+        return Err("gateway: replicas is more than 1, and there is one machine here".to_owned());
+    }
+    if (FIRST_PORT..LAST_PORT).contains(&graph.gateway.port) {
+        return Err(format!("gateway: ports {FIRST_PORT} to {} are the workers'", LAST_PORT - 1));
+    }
     let (mut workers, mut device) = (Vec::new(), 0);
     for spec in &graph.role {
         if spec.nodes > 1 {
@@ -29,29 +39,22 @@ pub(crate) fn workers(graph: &Graph) -> Result<Vec<Worker<'_>>, String> {
                 spec.nodes
             ));
         }
-        // Reference and mock engines compute on the CPU.
-        let gpus = if graph.engine.is_own() { 0 } else { spec.gpus };
-        for number in 0..spec.workers {
+        let gpus = graph.gpus(spec);
+        for number in 0..spec.count() {
             let devices: Vec<String> = (device..device + gpus).map(|device| device.to_string()).collect();
             device += gpus;
-            if workers.len() == WORKERS_MAX {
-                return Err(format!("more than {WORKERS_MAX} workers on one machine"));
+            if workers.len() == MACHINE_WORKERS_MAX {
+                return Err(format!("role: more than {MACHINE_WORKERS_MAX} workers on one machine"));
             }
             workers.push(Worker {
                 name: format!("{}-{number}", spec.role.name()),
                 spec,
-                port: FIRST_PORT + workers.len() as u16,
+                port: FIRST_PORT + PORTS_PER_WORKER * workers.len() as u16,
                 devices: devices.join(","),
             });
         }
     }
-    let last = FIRST_PORT + workers.len() as u16;
-    match (FIRST_PORT..last).contains(&graph.gateway.port) {
-        true => {
-            Err(format!("gateway: port {} is a worker's ({FIRST_PORT} to {})", graph.gateway.port, last - 1))
-        }
-        false => Ok(workers),
-    }
+    Ok(workers)
 }
 
 impl Worker<'_> {
@@ -68,14 +71,5 @@ impl Worker<'_> {
     /// Its role and URL, for gateways of the same machine.
     pub(crate) fn url(&self) -> (Role, String) {
         (self.spec.role, format!("http://127.0.0.1:{}", self.port))
-    }
-}
-
-/// A line that says what is not done where the planner cannot start workers.
-pub(crate) fn fixed_counts(graph: &Graph) -> &'static str {
-    if graph.is_planned() {
-        "# The numbers of workers are fixed here: `max` needs Kubernetes, or `kvasir serve`.\n"
-    } else {
-        ""
     }
 }

@@ -80,7 +80,7 @@ pub fn metrics(document: &str) -> Vec<Metric> {
 
 /// A duration of the description, as `500ms`, in seconds.
 fn seconds(text: &str) -> Result<f64, String> {
-    let (number, factor) = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0), ("m", 60.0)]
+    let (number, factor) = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0), ("min", 60.0), ("h", 3600.0)]
         .iter()
         .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))
         .unwrap_or((text, f64::NAN));

@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
-use crate::File;
 use crate::engine::Program;
 use crate::graph::Graph;
-use crate::machine::{fixed_counts, workers};
+use crate::machine::workers;
 use crate::settings::{self, Workers};
+use crate::unused::{comment, unused};
+use crate::{File, Rendered};
 
 /// A word that a shell takes as it is.
 fn quoted(word: &str) -> String {
@@ -30,14 +31,12 @@ fn start(program: &Program) -> String {
     format!("{} &\npids=\"$pids $!\"\n", words.join(" "))
 }
 
-pub(crate) fn render(graph: &Graph) -> Result<Vec<File>, String> {
-    if graph.gateway.replicas > 1 {
-        return Err("gateway: replicas is more than 1, and there is one machine here".to_owned());
-    }
+pub(crate) fn render(graph: &Graph) -> Result<Rendered, String> {
     let workers = workers(graph)?;
     let urls = workers.iter().map(|worker| worker.url()).collect();
     let listen = format!("127.0.0.1:{}", graph.gateway.port);
     let settings = settings::gateway(graph, &listen, None, &Workers::Urls(urls), &[])?;
+    let unused = unused(graph, &[]);
     let mut text = String::from("#!/bin/sh\n");
     // A String takes everything that is written to it.
     let _written = writeln!(
@@ -46,9 +45,10 @@ pub(crate) fn render(graph: &Graph) -> Result<Vec<File>, String> {
          kvasir=${{KVASIR:-kvasir}}\nfolder=$(mktemp -d)\npids=\n\
          trap 'trap - EXIT; kill $pids 2>/dev/null || true; wait; rm -rf \"$folder\"' EXIT\n\
          trap 'exit 130' INT\ntrap 'exit 143' TERM\n\
-         cat > \"$folder/kvasir.toml\" <<'END_OF_SETTINGS'\n{settings}END_OF_SETTINGS",
+         printf %s {} >\"$folder/kvasir.toml\"",
         graph.name,
-        fixed_counts(graph)
+        comment("Without a meaning here:", &unused),
+        quoted(&settings)
     );
     for worker in &workers {
         text.push_str(&start(&worker.program(graph)));
@@ -59,5 +59,6 @@ pub(crate) fn render(graph: &Graph) -> Result<Vec<File>, String> {
         "echo \"http://{listen}/v1 serves {}\"\nwait",
         graph.served_name().replace(['"', '$', '`', '\\'], "")
     );
-    Ok(vec![File { name: format!("{}.sh", graph.name), text }])
+    let needs = vec!["`kvasir` and the engine in PATH".to_owned()];
+    Ok(Rendered { files: vec![File { name: format!("{}.sh", graph.name), text }], needs, unused })
 }

@@ -5,6 +5,30 @@ use serde_json::{Map, Value, json};
 use crate::engine::{EVENTS, REPLAY};
 use crate::graph::{Engine, Graph, Role};
 
+/// Keys that are derived from the description, so that what is rendered around them fits.
+const DERIVED: [&str; 17] = [
+    "gateway.listen",
+    "gateway.admin_listen",
+    "gateway.peers",
+    "gateway.workers",
+    "gateway.prefill_workers",
+    "gateway.decode_workers",
+    "discovery.selector",
+    "discovery.prefill_selector",
+    "discovery.decode_selector",
+    "discovery.port",
+    "planner.actuator",
+    "planner.prefill_target",
+    "planner.decode_target",
+    "control.gateways",
+    "control.listen",
+    "control.leader",
+    "control.lease",
+];
+
+/// Sections that are the control service's.
+const OF_CONTROL: [&str; 2] = ["planner", "control"];
+
 /// Where gateways find their workers.
 pub(crate) enum Workers<'a> {
     /// Pods of this selector, which answer at this port.
@@ -60,17 +84,41 @@ pub(crate) fn gateway(
             }
         }
     }
-    if let Some(own) = all.as_object_mut() {
-        merge(own, &graph.gateway.settings);
-    }
+    merge_settings(graph, &mut all, false)?;
     checked(&all)
 }
 
-/// The planner's section, without the way in which it acts.
-pub(crate) fn planner(graph: &Graph) -> Value {
+/// Puts the description's own settings over what was derived: those of the control service, or the others.
+fn merge_settings(graph: &Graph, all: &mut Value, is_control: bool) -> Result<(), String> {
+    for (section, values) in &graph.gateway.settings {
+        for key in values.as_object().into_iter().flat_map(Map::keys) {
+            let name = format!("{section}.{key}");
+            if DERIVED.contains(&name.as_str()) {
+                return Err(format!("gateway.settings: {name} is derived from the description; remove it"));
+            }
+        }
+    }
+    let own =
+        graph.gateway.settings.iter().filter(|(name, _)| OF_CONTROL.contains(&name.as_str()) == is_control);
+    let own: Map<String, Value> = own.map(|(name, values)| (name.clone(), values.clone())).collect();
+    if let Some(all) = all.as_object_mut() {
+        merge(all, &own);
+    }
+    Ok(())
+}
+
+/// The control service's file.
+pub(crate) fn control(graph: &Graph, targets: &[(Role, String)], gateways: &str) -> Result<String, String> {
+    // The planner knows one number of GPUs for all workers.
+    let mut gpus = graph.role.iter().map(|spec| graph.gpus(spec) * spec.nodes);
+    let per_worker = gpus.next().unwrap_or(0);
+    if gpus.any(|other| other != per_worker) {
+        return Err("role: the planner counts the same GPUs for workers of both roles; with other numbers leave `max` out"
+            .to_owned());
+    }
     let mut planner = json!({
         "mode": "act", "ttft": graph.level.ttft, "itl": graph.level.itl, "attainment": graph.level.attainment,
-        "gpus_max": graph.gpus_max().max(1),
+        "gpus_max": graph.gpus_max().max(1), "gpus": per_worker, "actuator": "kubernetes",
     });
     for spec in &graph.role {
         let (min, max) = match spec.role {
@@ -78,22 +126,9 @@ pub(crate) fn planner(graph: &Graph) -> Value {
             Role::Decode | Role::Both => ("decode_min", "decode_max"),
         };
         // A role without a maximum of its own keeps its number.
-        planner[min] = if spec.is_planned() { spec.min } else { spec.workers }.into();
+        planner[min] = spec.count().into();
         planner[max] = spec.most().into();
-        planner["gpus"] = (spec.gpus * spec.nodes).into();
     }
-    planner
-}
-
-/// The control service's file.
-pub(crate) fn control(graph: &Graph, targets: &[(Role, String)], gateways: &str) -> Result<String, String> {
-    let gpus: Vec<u32> = graph.role.iter().map(|spec| spec.gpus * spec.nodes).collect();
-    if gpus.windows(2).any(|pair| pair[0] != pair[1]) {
-        return Err("role: the planner counts the same GPUs for workers of both roles; with other numbers leave `max` out"
-            .to_owned());
-    }
-    let mut planner = planner(graph);
-    planner["actuator"] = "kubernetes".into();
     for (role, target) in targets {
         let key = if *role == Role::Prefill { "prefill_target" } else { "decode_target" };
         planner[key] = target.as_str().into();
@@ -101,7 +136,21 @@ pub(crate) fn control(graph: &Graph, targets: &[(Role, String)], gateways: &str)
     let control = json!({
         "gateways": [gateways], "listen": "0.0.0.0:8090", "leader": "lease", "lease": format!("{}-control", graph.name),
     });
-    checked(&json!({"planner": planner, "control": control}))
+    let mut all = json!({"planner": planner, "control": control});
+    merge_settings(graph, &mut all, true)?;
+    checked(&all)
+}
+
+/// Ports beside the API's that these settings open: name and number.
+pub(crate) fn more_ports(settings: &str) -> Result<Vec<(&'static str, u16)>, String> {
+    let read = control_config::parse(settings).map_err(|_| "gateway.settings cannot be read".to_owned())?;
+    let port = |listen: &str| listen.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+    let ports = [
+        ("grpc", port(&read.gateway.grpc_listen)),
+        ("picker", port(&read.picker.listen)),
+        ("picker-health", port(&read.picker.health_listen)),
+    ];
+    Ok(ports.into_iter().filter_map(|(name, port)| Some((name, port?))).collect())
 }
 
 fn merge(own: &mut Map<String, Value>, given: &Map<String, Value>) {
@@ -170,5 +219,27 @@ mod tests {
         assert_eq!(planner.ttft, std::time::Duration::from_secs(2));
         let uneven = from_toml(DISAGGREGATED).expect("a description");
         assert!(control(&uneven, &targets, "g").expect_err("other numbers").contains("same GPUs"));
+        // The planner's settings are the control service's, and what was derived stays.
+        let text = format!(
+            "{}\n[gateway.settings.planner]\nstart_time = \"9min\"\n",
+            DISAGGREGATED.replace("gpus = 4", "gpus = 2")
+        );
+        let text = text.replace("gateway = { replicas = 2 }\n", "");
+        let read = |settings: &str| control_config::parse(settings).expect("they are read back");
+        let own = from_toml(&text).expect("a description");
+        let told = read(&control(&own, &targets, "g:8000").expect("settings"));
+        assert_eq!(told.planner.start_time, std::time::Duration::from_secs(540));
+        let workers = Workers::Pods { selector: "a=b", port: 8000 };
+        let told = read(&gateway(&own, "0.0.0.0:8000", None, &workers, &[]).expect("settings"));
+        assert_ne!(told.planner.start_time, std::time::Duration::from_secs(540));
+        for key in ["gateway.listen = \"0.0.0.0:7777\"", "planner.actuator = \"keda\"", "discovery.port = 1"]
+        {
+            let (section, rest) = key.split_once('.').expect("a key");
+            let text = DISAGGREGATED.replace("gateway = { replicas = 2 }\n", "");
+            let graph =
+                from_toml(&format!("{text}\n[gateway.settings.{section}]\n{rest}\n")).expect("a description");
+            let said = gateway(&graph, "0.0.0.0:8000", None, &workers, &[]).expect_err(key);
+            assert!(said.contains("is derived from the description"), "{said}");
+        }
     }
 }

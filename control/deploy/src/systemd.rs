@@ -4,11 +4,12 @@
 
 use std::fmt::Write;
 
-use crate::File;
 use crate::engine::Program;
 use crate::graph::Graph;
-use crate::machine::{fixed_counts, workers};
+use crate::machine::workers;
 use crate::settings::{self, Workers};
+use crate::unused::{comment, unused};
+use crate::{File, Rendered};
 
 /// Where the rendered `kvasir.toml` and files of secrets are on the machine.
 fn folder(graph: &Graph) -> String {
@@ -29,7 +30,7 @@ fn quoted(word: &str) -> String {
     text
 }
 
-fn service(graph: &Graph, what: &str, program: &Program) -> String {
+fn service(graph: &Graph, what: &str, program: &Program, secrets: &[String]) -> String {
     // `env` looks the program up in the unit's PATH, which may be that of a virtual environment.
     let words = ["/usr/bin/env"].into_iter().chain(program.command.iter().map(String::as_str));
     let command: Vec<String> = words.map(|word| quoted(word).replace('$', "$$")).collect();
@@ -40,7 +41,7 @@ fn service(graph: &Graph, what: &str, program: &Program) -> String {
         // A String takes everything that is written to it.
         let _written = writeln!(text, "Environment={}", quoted(&format!("{name}={value}")));
     }
-    for secret in &graph.secrets {
+    for secret in secrets {
         let _written = writeln!(text, "EnvironmentFile=-{}/{secret}.env", folder(graph));
     }
     let _written = writeln!(text, "ExecStart={}", command.join(" "));
@@ -51,29 +52,38 @@ fn service(graph: &Graph, what: &str, program: &Program) -> String {
     text
 }
 
-pub(crate) fn render(graph: &Graph) -> Result<Vec<File>, String> {
-    if graph.gateway.replicas > 1 {
-        return Err("gateway: replicas is more than 1, and there is one machine here".to_owned());
-    }
+pub(crate) fn render(graph: &Graph) -> Result<Rendered, String> {
     let workers = workers(graph)?;
     let urls = workers.iter().map(|worker| worker.url()).collect();
     let listen = format!("0.0.0.0:{}", graph.gateway.port);
     let settings = settings::gateway(graph, &listen, None, &Workers::Urls(urls), &[])?;
     let file = |name: String, text: String| File { name, text };
-    let unit = |part: &str, what: &str, program: &Program| {
-        file(format!("{}-{part}.service", graph.name), service(graph, what, program))
+    let unit = |part: &str, program: &Program, secrets: &[String]| {
+        file(format!("{}-{part}.service", graph.name), service(graph, part, program, secrets))
     };
     let settings_path = format!("{}/kvasir.toml", folder(graph));
     let command = ["kvasir", "gateway", "--config", &settings_path].map(str::to_owned).to_vec();
     let gateway = Program { command, environment: std::collections::BTreeMap::new() };
-    let mut files = vec![
-        file("kvasir.toml".to_owned(), format!("{}{settings}", fixed_counts(graph))),
-        file(
-            format!("{}.target", graph.name),
-            format!("[Unit]\nDescription=Kvasir {}\n\n[Install]\nWantedBy=multi-user.target\n", graph.name),
-        ),
-        unit("gateway", "gateway", &gateway),
+    let mut services = vec![unit("gateway", &gateway, &[])];
+    services.extend(workers.iter().map(|worker| unit(&worker.name, &worker.program(graph), &graph.secrets)));
+    let wanted: Vec<&str> = services.iter().map(|unit| unit.name.as_str()).collect();
+    let name = &graph.name;
+    let mut needs = vec![
+        format!("kvasir.toml in {}, and the other files in /etc/systemd/system", folder(graph)),
+        format!("systemctl daemon-reload && systemctl enable --now {name}.target"),
+        "`kvasir` and the engine in the units' PATH; units run as root unless `systemctl edit` gives them a `User=`".to_owned(),
     ];
-    files.extend(workers.iter().map(|worker| unit(&worker.name, &worker.name, &worker.program(graph))));
-    Ok(files)
+    let variables = graph.secrets.iter();
+    needs.extend(
+        variables.map(|secret| format!("{}/{secret}.env, with variables of the engines", folder(graph))),
+    );
+    let unused = unused(graph, &["secrets"]);
+    let head = comment("What must be done:", &needs) + &comment("Without a meaning here:", &unused);
+    let target = format!(
+        "{head}[Unit]\nDescription=Kvasir {name}\nWants={}\n\n[Install]\nWantedBy=multi-user.target\n",
+        wanted.join(" ")
+    );
+    let mut files = vec![file("kvasir.toml".to_owned(), settings), file(format!("{name}.target"), target)];
+    files.extend(services);
+    Ok(Rendered { files, needs, unused })
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
-use control_deploy::{File, Graph, Target, Workload, from_dynamo, from_toml, render};
+use control_deploy::{Graph, Rendered, Target, Workload, from_dynamo, from_toml, render};
 use k8s_openapi::api::{
     apps::v1 as apps, core::v1 as core, networking::v1 as networking, policy::v1 as policy, rbac::v1 as rbac,
 };
@@ -25,11 +25,11 @@ fn graphs() -> Vec<(&'static str, Graph)> {
     own.into_iter().chain([("dynamo", dynamo)]).collect()
 }
 
-fn documents(files: &[File]) -> Vec<Value> {
-    assert_eq!(files.len(), 1);
-    files[0]
-        .text
-        .split("---\n")
+fn documents(rendered: &Rendered) -> Vec<Value> {
+    assert_eq!(rendered.files.len(), 1);
+    // A line of a text is indented.
+    let text = rendered.files[0].text.replace("\n---\n", "\n\0");
+    text.split('\0')
         .filter(|text| text.lines().any(|line| !line.starts_with('#')))
         .map(|text| serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}")))
         .collect()
@@ -94,6 +94,11 @@ fn manifests_have_no_field_that_kubernetes_does_not_know() {
         for workload in workloads {
             let objects = match render(&graph, Target::Kubernetes(workload)) {
                 Ok(files) => documents(&files),
+                // Grove keeps its counts itself.
+                Err(error) if workload == Workload::PodCliqueSet && graph.is_planned() => {
+                    assert!(error.contains("leave max out"), "{error}");
+                    continue;
+                }
                 Err(error) => panic!("{name} {workload:?}: {error}"),
             };
             let mut workers = 0;
@@ -154,10 +159,10 @@ fn another_engine_is_another_generation_and_another_count_is_not() {
     };
     let graph = from_toml(EXAMPLES[1].1).expect("a description");
     let mut more = graph.clone();
-    more.role[0].workers = 4;
+    more.role[0].max = 9;
     assert_eq!(generation(&graph), generation(&more));
     for change in [
-        (|graph: &mut Graph| graph.image = "other".to_owned()) as fn(&mut Graph),
+        (|graph: &mut Graph| graph.image = "other:2".to_owned()) as fn(&mut Graph),
         |graph| graph.arguments.push("--enforce-eager".to_owned()),
         |graph| drop(graph.role[1].environment.insert("A".to_owned(), "1".to_owned())),
     ] {
@@ -209,10 +214,10 @@ fn one_machine_gets_scripts_units_and_a_compose_file() {
             assert!(render(&graph, Target::Compose).expect_err(name).contains("nodes"));
             continue;
         }
-        let workers: u32 = graph.role.iter().map(|spec| spec.workers).sum();
+        let workers: u32 = graph.role.iter().map(control_deploy::RoleSpec::count).sum();
         let script = render(&graph, Target::Processes).expect(name);
-        sh_reads(&script[0].text);
-        assert_eq!(script[0].text.matches("pids=\"$pids $!\"").count(), workers as usize + 1);
+        sh_reads(&script.files[0].text);
+        assert_eq!(script.files[0].text.matches("pids=\"$pids $!\"").count(), workers as usize + 1);
         let compose = documents(&render(&graph, Target::Compose).expect(name)).remove(0);
         assert_eq!(
             compose["services"].as_object().expect("services").len(),
@@ -221,7 +226,7 @@ fn one_machine_gets_scripts_units_and_a_compose_file() {
         );
         let settings = compose["configs"]["kvasir"]["content"].as_str().expect("settings").replace("$$", "$");
         assert!(control_config::parse(&settings).is_ok(), "{settings}");
-        let units = render(&graph, Target::Systemd).expect(name);
+        let units = render(&graph, Target::Systemd).expect(name).files;
         assert_eq!(units.len(), workers as usize + 3);
         let services = units.iter().filter(|unit| unit.name.ends_with(".service"));
         for unit in services {
@@ -237,7 +242,7 @@ fn arguments_mean_themselves_everywhere() {
     let odd = "a 'b' \"c\" $HOME %n \\ `d`";
     let mut graph = from_toml(EXAMPLES[3].1).expect("a description");
     graph.role[0].arguments = vec!["--odd".to_owned(), odd.to_owned()];
-    let script = &render(&graph, Target::Processes).expect("a script")[0].text;
+    let script = &render(&graph, Target::Processes).expect("a script").files[0].text;
     // The script's own line, with a program in the engine's place that prints its last argument.
     let line = script.lines().find(|line| line.contains("--odd")).expect("a line").replace(" &", "");
     let printed = Command::new("sh")
@@ -251,7 +256,7 @@ fn arguments_mean_themselves_everywhere() {
         .output()
         .expect("sh");
     assert_eq!(String::from_utf8_lossy(&printed.stdout), odd, "{line}");
-    let units = render(&graph, Target::Systemd).expect("units");
+    let units = render(&graph, Target::Systemd).expect("units").files;
     let unit = units.iter().find(|unit| unit.text.contains("--odd")).expect("a unit");
     assert!(unit.text.contains(r#""a 'b' \"c\" $$HOME %%n \\ `d`""#), "{}", unit.text);
     let compose = documents(&render(&graph, Target::Compose).expect("a file")).remove(0);
@@ -262,5 +267,88 @@ fn arguments_mean_themselves_everywhere() {
         let command = pod["spec"]["containers"][0]["command"].as_array()?.clone();
         command.iter().any(|word| word == "--odd").then(|| command.last().cloned())?
     });
-    assert_eq!(said.as_ref().and_then(Value::as_str), Some(odd));
+    // The kubelet makes one dollar of two, and a variable's value of `$(NAME)`.
+    assert_eq!(said.as_ref().and_then(Value::as_str), Some(odd.replace('$', "$$").as_str()));
+}
+
+/// A description that somebody else wrote must not become another command, unit or object.
+#[test]
+fn settings_and_texts_stay_what_they_are() {
+    let hostile = "x\nEND\ntouch /tmp/kvasir-hostile\n'\"$(touch /tmp/kvasir-hostile)`\n---\nkind: Evil\n{{ .Values.image }}\n";
+    let mut graph = from_toml(EXAMPLES[3].1).expect("a description");
+    let file = serde_json::json!({"engine_key_file": hostile});
+    graph.gateway.settings.insert("gateway".to_owned(), file);
+    let script = &render(&graph, Target::Processes).expect("a script").files[0].text;
+    // Everything up to the first process, which writes the settings: then they are printed.
+    let (head, _) =
+        script.split_once("\nVLLM").or_else(|| script.split_once("\n\"$kvasir\"")).expect("a process");
+    let printed = Command::new("sh")
+        .args(["-c", &format!("{head}\ncat \"$folder/kvasir.toml\"")])
+        .output()
+        .expect("sh");
+    let settings = control_config::parse(&String::from_utf8_lossy(&printed.stdout)).expect("settings");
+    assert_eq!(settings.gateway.engine_key_file, hostile);
+    assert!(!std::path::Path::new("/tmp/kvasir-hostile").exists());
+    for target in [Target::Kubernetes(Workload::Auto), Target::Compose] {
+        let kinds: Vec<Value> = documents(&render(&graph, target).expect("a file"))
+            .iter()
+            .map(|object| object["kind"].clone())
+            .collect();
+        assert!(!kinds.contains(&Value::from("Evil")), "{kinds:?}");
+    }
+    let chart = render(&graph, Target::Helm(Workload::Auto)).expect("a chart").files;
+    let text = &chart.iter().find(|file| file.name == "templates/graph.yaml").expect("it").text;
+    assert!(text.contains("{{ \"{{\" }} .Values.image }}"), "{text}");
+    graph.role[0].arguments = vec!["kvasir-value-image".to_owned()];
+    assert!(render(&graph, Target::Helm(Workload::Auto)).expect_err("a mark").contains("kvasir-value-"));
+}
+
+#[test]
+fn what_does_not_fit_a_target_is_refused_or_told() {
+    let refused = |change: fn(&mut Graph), target, expected: &str| {
+        let mut graph = from_toml(EXAMPLES[3].1).expect("a description");
+        change(&mut graph);
+        let said = render(&graph, target).expect_err(expected);
+        assert!(said.contains(expected), "{said}");
+    };
+    let manifests = Target::Kubernetes(Workload::Auto);
+    refused(|graph| graph.gateway.port = 9090, manifests, "port 9090 is for administrators");
+    refused(|graph| graph.gateway.port = 9100, Target::Systemd, "are the workers'");
+    refused(|graph| graph.image = "engine:latest".to_owned(), manifests, "names no version");
+    refused(|graph| graph.name = "n".repeat(40), Target::Kubernetes(Workload::PodCliqueSet), "letters less");
+    // Mock engines take no GPU.
+    let graph = from_toml(EXAMPLES[3].1).expect("a description");
+    assert!(!render(&graph, manifests).expect("manifests").files[0].text.contains("nvidia.com/gpu"));
+    let mut graph = from_toml(EXAMPLES[1].1).expect("a description");
+    graph.gateway.replicas = 1;
+    let unused = render(&graph, Target::Processes).expect("a script").unused;
+    for field in
+        ["secrets", "storage", "role prefill: max", "role prefill: resources", "role prefill: placement"]
+    {
+        assert!(unused.iter().any(|said| said == field), "{field}: {unused:?}");
+    }
+    assert_eq!(render(&graph, manifests).expect("manifests").unused, Vec::<String>::new());
+    // A picker has its port in the pod, the Service and the NetworkPolicy.
+    graph.gateway.settings.insert("picker".to_owned(), serde_json::json!({"listen": "0.0.0.0:9002"}));
+    let text = &render(&graph, manifests).expect("manifests").files[0].text;
+    assert_eq!(text.matches("9002").count(), 4, "settings, container and two Services: {text}");
+}
+
+#[test]
+fn other_settings_are_other_pods() {
+    let hashes = |graph: &Graph| -> Vec<String> {
+        let objects = documents(&render(graph, Target::Kubernetes(Workload::Auto)).expect("manifests"));
+        let of = |object: &Value| {
+            object["spec"]["template"]["metadata"]["annotations"]["kvasir/settings"]
+                .as_str()
+                .map(str::to_owned)
+        };
+        objects.iter().filter_map(of).collect()
+    };
+    let graph = from_toml(EXAMPLES[1].1).expect("a description");
+    let mut other = graph.clone();
+    other.role[1].max += 1;
+    let (before, after) = (hashes(&graph), hashes(&other));
+    assert_eq!(before.len(), 2, "gateways and the control service");
+    assert!(before[0] == after[0] && before[1] != after[1], "{before:?} {after:?}");
 }

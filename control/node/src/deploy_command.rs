@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use control_deploy::{
-    File, Graph, Level, Target, Workload, from_dynamo, from_toml, from_yaml, metrics, monitoring, render,
+    File, Graph, Level, Target, Workload, from_dynamo, from_toml, from_yaml, is_dynamo, metrics, monitoring,
+    render,
 };
 
 use crate::process;
@@ -32,11 +33,11 @@ pub(crate) struct MonitoringArgs {
 
 #[derive(Args)]
 pub(crate) struct RenderArgs {
-    /// The description: TOML, the same in YAML, or a DynamoGraphDeployment. `-` reads TOML from the standard input.
+    /// The description: TOML, the same in YAML, or a DynamoGraphDeployment. `-` reads the standard input.
     file: PathBuf,
     /// Where it is to run.
     #[arg(long, value_enum, default_value = "kubernetes")]
-    to: Place,
+    to: TargetName,
     /// Objects of Kubernetes for the workers.
     #[arg(long, value_enum, default_value = "auto")]
     workload: WorkloadName,
@@ -46,7 +47,7 @@ pub(crate) struct RenderArgs {
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum TargetName {
     /// Plain manifests of Kubernetes.
     Kubernetes,
     /// The same manifests as a Helm chart.
@@ -61,7 +62,7 @@ enum Place {
     Description,
 }
 
-#[derive(ValueEnum, Clone, Copy)]
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq)]
 enum WorkloadName {
     /// Deployments; LeaderWorkerSets for workers of several machines.
     Auto,
@@ -79,6 +80,15 @@ pub(crate) fn run(command: &DeployCommand) -> Result<ExitCode> {
         DeployCommand::Monitoring(arguments) => return show_monitoring(arguments),
     };
     let graph = read(&arguments.file)?;
+    // What was taken of Dynamo's description can be looked at as it is.
+    if arguments.to != TargetName::Description {
+        graph.check().map_err(|error| problems(&arguments.file, &error))?;
+    }
+    if arguments.workload != WorkloadName::Auto
+        && ![TargetName::Kubernetes, TargetName::Helm].contains(&arguments.to)
+    {
+        bail!("--workload is for --to kubernetes and --to helm");
+    }
     let workload = match arguments.workload {
         WorkloadName::Auto => Workload::Auto,
         WorkloadName::StatefulSet => Workload::StatefulSet,
@@ -86,15 +96,21 @@ pub(crate) fn run(command: &DeployCommand) -> Result<ExitCode> {
         WorkloadName::PodCliqueSet => Workload::PodCliqueSet,
     };
     let target = match arguments.to {
-        Place::Kubernetes => Target::Kubernetes(workload),
-        Place::Helm => Target::Helm(workload),
-        Place::Compose => Target::Compose,
-        Place::Systemd => Target::Systemd,
-        Place::Processes => Target::Processes,
-        Place::Description => Target::Description,
+        TargetName::Kubernetes => Target::Kubernetes(workload),
+        TargetName::Helm => Target::Helm(workload),
+        TargetName::Compose => Target::Compose,
+        TargetName::Systemd => Target::Systemd,
+        TargetName::Processes => Target::Processes,
+        TargetName::Description => Target::Description,
     };
-    let files = render(&graph, target).map_err(|error| wrong(&arguments.file, &error))?;
-    give_out(arguments.output.as_deref(), &files)
+    let rendered = render(&graph, target).map_err(|error| problems(&arguments.file, &error))?;
+    for field in &rendered.unused {
+        eprintln!("unused {field}: it has no meaning for this target");
+    }
+    for need in &rendered.needs {
+        eprintln!("needs  {need}");
+    }
+    write_or_print(arguments.output.as_deref(), &rendered.files)
 }
 
 fn show_monitoring(arguments: &MonitoringArgs) -> Result<ExitCode> {
@@ -103,10 +119,10 @@ fn show_monitoring(arguments: &MonitoringArgs) -> Result<ExitCode> {
     let planner = &settings.planner;
     let level = Level { ttft: text(planner.ttft), itl: text(planner.itl), attainment: planner.attainment };
     let files = monitoring(&metrics(router_gateway::METRICS), &level).map_err(anyhow::Error::msg)?;
-    give_out(arguments.output.as_deref(), &files)
+    write_or_print(arguments.output.as_deref(), &files)
 }
 
-fn give_out(folder: Option<&Path>, files: &[File]) -> Result<ExitCode> {
+fn write_or_print(folder: Option<&Path>, files: &[File]) -> Result<ExitCode> {
     match folder {
         Some(folder) => write(folder, files)?,
         None => print(files)?,
@@ -114,38 +130,37 @@ fn give_out(folder: Option<&Path>, files: &[File]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Mistakes of a description, each in a line of its own behind the file's name.
-fn wrong(file: &Path, error: &str) -> anyhow::Error {
+/// Problems of a description, each in a line of its own behind the file's name.
+fn problems(file: &Path, error: &str) -> anyhow::Error {
     let lines: Vec<String> = error.lines().map(|line| format!("{}: {line}", file.display())).collect();
     anyhow::anyhow!("{}", lines.join("\n"))
 }
 
 fn read(file: &Path) -> Result<Graph> {
-    if file == Path::new("-") {
-        let text = std::io::read_to_string(std::io::stdin()).context("the standard input")?;
-        return from_toml(&text).map_err(|error| wrong(file, &error));
-    }
-    let text = std::fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
+    let is_piped = file == Path::new("-");
+    let text = match is_piped {
+        true => std::io::read_to_string(std::io::stdin()).context("the standard input")?,
+        false => std::fs::read_to_string(file).with_context(|| format!("{}", file.display()))?,
+    };
     let ending = file.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    match ending {
-        "toml" => from_toml(&text).map_err(|error| wrong(file, &error)),
-        "yaml" | "yml" | "json" if is_dynamos(&text) => {
-            let (graph, notes) = from_dynamo(&text).map_err(|error| wrong(file, &error))?;
-            for note in notes {
-                let outcome = if note.is_taken { "taken" } else { "left " };
-                eprintln!("{outcome} {}: {}", note.field, note.text);
-            }
-            Ok(graph)
-        }
-        "yaml" | "yml" | "json" => from_yaml(&text).map_err(|error| wrong(file, &error)),
-        _ => bail!("{}: a description ends in .toml, .yaml, .yml or .json", file.display()),
+    let is_yaml = ["yaml", "yml", "json"].contains(&ending);
+    if !is_yaml && !is_piped && ending != "toml" {
+        bail!("{}: a description ends in .toml, .yaml, .yml or .json", file.display());
     }
-}
-
-/// Whether a text says at its top that it is one of Dynamo's.
-fn is_dynamos(text: &str) -> bool {
-    text.lines().any(|line| line.trim_end() == "kind: DynamoGraphDeployment")
-        || text.contains("\"DynamoGraphDeployment\"")
+    let of_file = |error: String| problems(file, &error);
+    if (is_yaml || is_piped) && is_dynamo(&text) {
+        let (graph, notes) = from_dynamo(&text).map_err(of_file)?;
+        for note in notes {
+            let outcome = if note.is_taken { "taken " } else { "left  " };
+            eprintln!("{outcome} {}: {}", note.field, note.text);
+        }
+        if let Err(error) = graph.check() {
+            eprintln!("What was made of it (--to description) needs a change:");
+            error.lines().for_each(|line| eprintln!("  {line}"));
+        }
+        return Ok(graph);
+    }
+    if is_yaml { from_yaml(&text) } else { from_toml(&text) }.map_err(of_file)
 }
 
 fn write(folder: &Path, files: &[File]) -> Result<()> {

@@ -537,9 +537,7 @@ impl Pool {
         // A planner that has just started knows no demand: the count that it finds is taken to be needed.
         self.shrink.begin(now, seen.in_force);
         let current = self.asked.unwrap_or(seen.in_force).clamp(self.config.min, self.config.max);
-        // Nor does one that sees a part of it.
-        let unseen = if seen.is_partial { current } else { 0 };
-        let needed = self.shrink.most(now, wanted.max(high).max(unseen), config.down_after);
+        let needed = self.shrink.most(now, wanted.max(high), config.down_after);
         if wanted >= current {
             return (wanted, reason);
         }

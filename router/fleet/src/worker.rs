@@ -246,10 +246,7 @@ impl RankRef {
     /// read wrongly, and the model may be another one.
     #[must_use]
     pub fn pairs_with(&self, other: &Self) -> bool {
-        match (&self.worker.spec.generation, &other.worker.spec.generation) {
-            (Some(one), Some(another)) => one == another,
-            _ => true,
-        }
+        are_paired(self.worker.spec.generation.as_deref(), other.worker.spec.generation.as_deref())
     }
 
     /// Whether it serves this adapter; `None` is the pool's model itself.
@@ -259,7 +256,12 @@ impl RankRef {
     }
 }
 
-/// Generations of prefill workers that are told apart in one decision: an update has two.
+/// Whether workers of these generations may have a request together. A source that says none of a worker leaves that to its operator.
+fn are_paired(one: Option<&str>, other: Option<&str>) -> bool {
+    one.zip(other).is_none_or(|(one, other)| one == other)
+}
+
+/// Generations of prefill workers that are remembered in one decision: an update has two. With more the roster is searched again.
 const GENERATIONS_MAX: usize = 4;
 
 /// Selects the workers that may generate an answer. One that needs a prefill worker counts only while one of its generation is
@@ -270,21 +272,25 @@ pub fn able_to_decode(roster: &[RankRef], adapter: Option<&str>) -> impl Fn(&Ran
         move |rank: &&RankRef| rank.run.role == Role::Prefill && rank.is_ready() && rank.serves(adapter);
     // One ready prefill worker of each generation.
     let search = move || {
-        let mut found = [None::<&RankRef>; GENERATIONS_MAX];
+        let (mut found, mut has_more) = ([None::<&RankRef>; GENERATIONS_MAX], false);
         for rank in roster.iter().filter(computes) {
             let is_same = |known: &&RankRef| known.worker.spec.generation == rank.worker.spec.generation;
-            if !found.iter().flatten().any(is_same)
-                && let Some(free) = found.iter_mut().find(|known| known.is_none())
-            {
-                *free = Some(rank);
+            if !found.iter().flatten().any(is_same) {
+                match found.iter_mut().find(|known| known.is_none()) {
+                    Some(free) => *free = Some(rank),
+                    None => has_more = true,
+                }
             }
         }
-        found
+        (found, has_more)
     };
     move |rank: &RankRef| {
-        rank.run.role != Role::Prefill
-            && (!rank.run.needs_prefill()
-                || computing.get_or_init(search).iter().flatten().any(|prefill| prefill.pairs_with(rank)))
+        if rank.run.role == Role::Prefill || !rank.run.needs_prefill() {
+            return rank.run.role != Role::Prefill;
+        }
+        let (found, has_more) = computing.get_or_init(search);
+        found.iter().flatten().any(|prefill| prefill.pairs_with(rank))
+            || (*has_more && roster.iter().filter(computes).any(|prefill| prefill.pairs_with(rank)))
     }
 }
 
@@ -496,6 +502,12 @@ pub(crate) fn identity(name: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workers_of_two_generations_are_not_paired() {
+        assert!(are_paired(Some("1"), Some("1")) && !are_paired(Some("1"), Some("2")));
+        assert!(are_paired(None, Some("1")) && are_paired(Some("1"), None) && are_paired(None, None));
+    }
 
     /// The worker's health check was missed first at second 5 and given up at second 15.
     #[test]

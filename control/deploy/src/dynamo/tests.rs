@@ -22,12 +22,15 @@ fn services_become_roles_and_every_field_is_told() {
     assert_eq!(graph.secrets, ["hf-token-secret"]);
     assert_eq!((graph.storage[0].path.as_str(), graph.storage[0].claim.as_str()), ("/models", "model-cache"));
     let [prefill, decode] = graph.role.as_slice() else { panic!("{:?}", graph.role) };
-    assert_eq!((prefill.role, prefill.workers, prefill.gpus, prefill.nodes), (Role::Prefill, 3, 2, 1));
+    assert_eq!(
+        (prefill.role, prefill.workers, prefill.gpus, prefill.nodes),
+        (Role::Prefill, Some(3), Some(2), 1)
+    );
     assert_eq!((prefill.cpu.as_str(), prefill.memory.as_str()), ("8", "64Gi"));
     assert_eq!(prefill.resources, [("rdma/ib".to_owned(), "2".to_owned())].into());
-    assert_eq!(prefill.selector, [("gpu".to_owned(), "h100".to_owned())].into());
+    assert_eq!(prefill.placement, [("gpu".to_owned(), "h100".to_owned())].into());
     assert_eq!(prefill.arguments, ["--max-model-len", "32768"]);
-    assert_eq!((decode.role, decode.gpus, decode.nodes), (Role::Decode, 4, 2));
+    assert_eq!((decode.role, decode.gpus, decode.nodes), (Role::Decode, Some(4), 2));
     assert_eq!(
         decode.arguments,
         ["--tensor-parallel-size=8", "--speculative-config", "{\"method\": \"ngram\"}"]
@@ -93,7 +96,10 @@ spec:
         (Engine::Sglang, "/models/q", "q")
     );
     let decode = &graph.role[1];
-    assert_eq!((decode.workers, decode.gpus, decode.arguments.join(" ")), (2, 4, "--tp 4".to_owned()));
+    assert_eq!(
+        (decode.workers, decode.gpus, decode.arguments.join(" ")),
+        (Some(2), Some(4), "--tp 4".to_owned())
+    );
     assert_eq!(
         graph.storage,
         [Storage { path: "/models".into(), claim: "models".into(), folder: String::new() }]
@@ -129,5 +135,35 @@ fn what_no_graph_can_be_made_of_is_refused_with_the_reason() {
     let worker = "{ componentType: worker, extraPodSpec: { mainContainer: { image: x, args: [-m, dynamo.vllm, --model, m] } } }";
     assert!(with(&format!("  services:\n    a: {worker}\n    b: {worker}\n")).contains("several workers"));
     let unknown = worker.replace("dynamo.vllm", "dynamo.mocker");
-    assert!(with(&format!("  services:\n    a: {unknown}\n")).contains("model"), "a graph without a model");
+    let text = format!(
+        "kind: DynamoGraphDeployment\nmetadata: {{ name: a }}\nspec:\n  services:\n    a: {unknown}\n"
+    );
+    let (graph, _) = from_dynamo(&text).expect("a graph without a model");
+    assert!(graph.check().expect_err("no model").contains("model: "));
+}
+
+/// What surrounds an engine in a script is no option of it, and what is not known is told.
+#[test]
+fn scripts_are_read_up_to_their_next_command() {
+    let text = r#"
+kind: DynamoGraphDeployment
+metadata: { name: a }
+spec:
+  services:
+    w:
+      componentType: worker
+      replicas: 0
+      extraPodSpec:
+        mainContainer:
+          image: x:1
+          command: [bash, -c]
+          args: ["cd /w && exec python3 -m dynamo.vllm --model $MODEL --max-model-len 4096 2>&1 | tee /tmp/log"]
+"#;
+    let (graph, notes) = from_dynamo(text).expect("a graph");
+    assert_eq!(graph.role[0].arguments, ["--max-model-len", "4096"]);
+    assert_eq!(graph.role[0].workers, Some(1));
+    let container = "spec.services.w.extraPodSpec.mainContainer";
+    let left = notes.iter().filter(|note| !note.is_taken && note.field.starts_with(container)).count();
+    assert!(left >= 2, "{notes:#?}");
+    assert!(!noted(&notes, "spec.services.w.replicas").0);
 }

@@ -25,6 +25,9 @@ use actuation::Actuation;
 use gateways::Gateways;
 use report::{Report, Reporter};
 
+/// Ticks without a worker of one phase after which a fleet is planned as one whose workers do both: ten minutes by default.
+const FORGET_TICKS: u32 = 120;
+
 /// Arguments of `kvasir control`.
 #[derive(Args)]
 pub(crate) struct ControlArgs {
@@ -88,7 +91,7 @@ async fn control(
     let mut shown = Vec::new();
     let mut was_silent = false;
     // Once there were workers of one phase, there are two pools, and one of them may have no worker for a while.
-    let mut has_phases = false;
+    let (mut has_phases, mut ticks_without) = (false, 0);
     loop {
         ticks.tick().await;
         let clients = gateways.clients().await.to_vec();
@@ -110,7 +113,14 @@ async fn control(
             reporter.silent(report);
             continue;
         };
-        has_phases |= seen.workers.iter().any(|worker| worker.role != WorkerRole::Both);
+        let has_some = seen.workers.iter().any(|worker| worker.role != WorkerRole::Both);
+        let is_whole = silent == 0 && !seen.workers.is_empty();
+        ticks_without = if has_some || !is_whole { 0 } else { ticks_without + 1 };
+        has_phases |= has_some;
+        // A pool that has workers at all times and has had none for so long is none.
+        if ticks_without >= FORGET_TICKS && settings.planner.prefill_min > 0 {
+            has_phases = false;
+        }
         let has_prefill = actuation.has_prefill().unwrap_or(has_phases);
         // Without a workload to look at, pools of which no worker was ever seen are not known.
         if planning.is_none() && seen.workers.is_empty() && actuation.has_prefill().is_none() {

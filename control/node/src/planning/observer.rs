@@ -133,6 +133,8 @@ struct Sample {
 struct Gateway {
     client: EngineClient,
     before: Option<(Sample, Instant)>,
+    /// When it came into the list.
+    listed: Instant,
     /// Rates per second in the last interval in which the gateway answered.
     rate: Seen,
 }
@@ -146,8 +148,12 @@ pub(crate) struct Observer {
 
 impl Observer {
     pub(crate) fn new(clients: Vec<EngineClient>) -> Self {
-        let gateways =
-            clients.into_iter().map(|client| Gateway { client, before: None, rate: Seen::default() });
+        let gateways = clients.into_iter().map(|client| Gateway {
+            client,
+            before: None,
+            listed: Instant::now(),
+            rate: Seen::default(),
+        });
         Self { gateways: gateways.collect(), before: None, left: None }
     }
 
@@ -160,7 +166,12 @@ impl Observer {
             .position(|gateway| gateway.client.base() == client.base())
         {
             Some(at) => known.swap_remove(at),
-            None => Gateway { client: client.clone(), before: None, rate: Seen::default() },
+            None => Gateway {
+                client: client.clone(),
+                before: None,
+                listed: Instant::now(),
+                rate: Seen::default(),
+            },
         };
         self.gateways = clients.iter().map(gateway).collect();
         if !known.is_empty() {
@@ -180,7 +191,8 @@ impl Observer {
                 None => {
                     all.silent += 1;
                     // A gateway that is gone for good must not count for ever.
-                    match gateway.before.as_ref().is_none_or(|(_, at)| now - *at > GONE_AFTER) {
+                    let heard = gateway.before.as_ref().map_or(gateway.listed, |(_, at)| *at);
+                    match now - heard > GONE_AFTER {
                         true => gateway.rate = Seen::default(),
                         false => all.is_partial = true,
                     }
@@ -318,7 +330,7 @@ mod tests {
 
     fn gateway() -> Gateway {
         let client = EngineClient::new("http://127.0.0.1:9", None);
-        Gateway { client, before: None, rate: Seen::default() }
+        Gateway { client, before: None, listed: Instant::now(), rate: Seen::default() }
     }
 
     #[test]
