@@ -138,3 +138,118 @@ fn engines_that_are_killed_one_by_one_fail_no_request() {
     );
     assert!(failures.is_empty(), "{:?}", failures.first());
 }
+
+/// A conversation's prompt: some are long, and the first are asked for most.
+fn conversation(number: usize) -> Value {
+    let words: Vec<String> = (0..100 + number * 53 % 1_100).map(|at| format!("c{number}w{at}")).collect();
+    json!({"model": "tiny", "max_tokens": 2, "temperature": 0,
+        "messages": [{"role": "user", "content": words.join(" ")}]})
+}
+
+/// Prompt tokens, and those of them that were cached.
+fn tokens(gateway: &Process) -> [f64; 2] {
+    ["kvasir_gateway_prompt_tokens_total", "kvasir_gateway_cached_tokens_total"]
+        .map(|name| gateway.metric(name))
+}
+
+/// Half of a fleet is removed: those with the fewest cached blocks, or those that were started last, as a ReplicaSet without deletion
+/// costs does. The share of prompts' tokens that is cached before and in the next requests.
+fn hit_rates(by_cost: bool, seed: u64) -> [f64; 2] {
+    let scratch = Scratch::new("deletion-cost");
+    let mut random = support::Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let engines: Vec<Process> = (0..ENGINES)
+        .map(|_| {
+            Process::start(&[
+                "mock",
+                "--step-ms",
+                "1",
+                "--events",
+                "--blocks",
+                "1500",
+                "--context-tokens",
+                "16000",
+            ])
+        })
+        .collect();
+    let urls: Vec<String> = engines.iter().map(|engine| format!("\"{}\"", engine.url())).collect();
+    let config = scratch.config("kvasir.toml", &format!("[gateway]\nworkers = [{}]\n", urls.join(", ")));
+    let gateway = Process::start(&["gateway", "--config", &config]);
+    let address = gateway.address.clone();
+    wait_for("all engines", || {
+        get(&address, "/kvasir/status").is_ok()
+            && engines.iter().all(|engine| is_ready(&address, &engine.address))
+    });
+    let mut ask = |count: usize| {
+        // Popular conversations are a few of all.
+        let asked: Vec<usize> = (0..count)
+            .map(|_| {
+                let uniform = random.below(1 << 20) as f64 / f64::from(1 << 20);
+                ((64.0_f64.powf(uniform) - 1.0) * 64.0 / 63.0) as usize % 64
+            })
+            .collect();
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    while let Some(number) = asked.get(next.fetch_add(1, Ordering::SeqCst)) {
+                        let (status, answer) = support::site::ask(&address, &conversation(*number));
+                        assert_eq!(status, 200, "{answer}");
+                    }
+                });
+            }
+        });
+    };
+    let rate = |from: [f64; 2], to: [f64; 2]| (to[1] - from[1]) / (to[0] - from[0]).max(1.0);
+    ask(400);
+    let warm = tokens(&gateway);
+    ask(200);
+    let full = tokens(&gateway);
+    let mut all: Vec<(f64, String)> = workers(&address)
+        .iter()
+        .map(|worker| {
+            let pools = worker["pools"].as_array().cloned().unwrap_or_default();
+            let blocks = pools.iter().filter_map(|pool| pool["indexed"].as_f64()).sum();
+            (blocks, worker["name"].as_str().unwrap_or_default().to_owned())
+        })
+        .collect();
+    if by_cost {
+        all.sort_by(|one, other| one.0.total_cmp(&other.0));
+    } else {
+        let started = |name: &str| engines.iter().position(|engine| engine.address == name);
+        all.sort_by_key(|(_, name)| std::cmp::Reverse(started(name)));
+    }
+    for (_, name) in &all[..ENGINES / 2] {
+        let (status, said) = post_json(&address, &format!("/kvasir/workers/{name}/remove"), &json!({}));
+        assert_eq!(status, 200, "{said}");
+    }
+    wait_for("half of them", || workers(&address).len() == ENGINES / 2);
+    let before = tokens(&gateway);
+    ask(100);
+    [rate(warm, full), rate(before, tokens(&gateway))]
+}
+
+#[test]
+fn the_pods_with_the_smallest_cache_are_the_ones_to_go() {
+    let mut sums = [0.0; 2];
+    let seeds = [1, 2];
+    for seed in seeds {
+        for (sum, by_cost) in sums.iter_mut().zip([true, false]) {
+            let [before, after] = hit_rates(by_cost, seed);
+            *sum += after;
+            let how = if by_cost { "by deletion cost" } else { "started last" };
+            println!(
+                "half of {ENGINES} engines go, {how}: {:.1} % of prompts' tokens cached before, {:.1} % after",
+                100.0 * before,
+                100.0 * after
+            );
+        }
+    }
+    let [by_cost, others] = sums.map(|sum| sum / seeds.len() as f64);
+    println!(
+        "means of {} runs: {:.1} % by deletion cost, {:.1} % without",
+        seeds.len(),
+        100.0 * by_cost,
+        100.0 * others
+    );
+    assert!(by_cost > others - 0.05, "{by_cost} {others}");
+}

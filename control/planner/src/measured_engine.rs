@@ -146,12 +146,15 @@ fn solve_set(rows: &[Row], set: u32) -> Option<[f64; TERMS]> {
     // Augmented: the last column is the right side.
     let mut matrix = vec![vec![0.0; size + 1]; size];
     for row in &usable {
-        let scaled = |at: usize| row.factors[columns[at]] / row.seconds / scale[at];
-        for line in 0..size {
-            for column in 0..size {
-                matrix[line][column] += scaled(line) * scaled(column);
+        let scaled: Vec<f64> = columns
+            .iter()
+            .zip(&scale)
+            .map(|(&column, scale)| row.factors[column] / row.seconds / scale)
+            .collect();
+        for (line, factor) in matrix.iter_mut().zip(&scaled) {
+            for (cell, other) in line.iter_mut().zip(scaled.iter().chain([&1.0])) {
+                *cell += factor * other;
             }
-            matrix[line][size] += scaled(line);
         }
     }
     for pivot in 0..size {
@@ -161,13 +164,10 @@ fn solve_set(rows: &[Row], set: u32) -> Option<[f64; TERMS]> {
         if matrix[pivot][pivot].abs() < 1e-9 {
             return None;
         }
-        for line in 0..size {
-            if line != pivot {
-                let factor = matrix[line][pivot] / matrix[pivot][pivot];
-                for column in pivot..=size {
-                    matrix[line][column] -= factor * matrix[pivot][column];
-                }
-            }
+        let pivot_line = matrix[pivot].clone();
+        for (_, line) in matrix.iter_mut().enumerate().filter(|(at, _)| *at != pivot) {
+            let factor = line[pivot] / pivot_line[pivot];
+            line.iter_mut().zip(&pivot_line).for_each(|(cell, other)| *cell -= factor * other);
         }
     }
     let mut solution = [0.0; TERMS];

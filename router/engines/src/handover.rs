@@ -140,9 +140,10 @@ impl ReplySender {
     }
 
     /// The proxy answered in the engine's place, for this reason.
-    pub fn failed(self, worker: &str, reason: &str, is_workers: bool) {
+    pub fn failed(self, worker: &str, reason: &str, is_worker_failure: bool) {
         let error = upstream_error(worker, reason);
-        let error = if is_workers { HandoverError::Worker(error) } else { HandoverError::Proxy(error) };
+        let error =
+            if is_worker_failure { HandoverError::Worker(error) } else { HandoverError::Proxy(error) };
         // The request may have been given up.
         let _given_up = self.0.send(Err(error));
     }

@@ -1,9 +1,10 @@
 //! The exchange of messages about one request, from the proxy's first message to the last.
 //!
 //! ```text
-//! Receiving ──the gateway hands it over──▶ Sent ──the engine's head──▶ Answering ──▶ over
-//!     │                                                 (or Unseen, where answers are not shown)
-//!     └──the gateway answers itself──▶ ImmediateResponse
+//! receive ──the gateway hands it over──▶ engine_head ──the engine's head──▶ Answering ──▶ over
+//!    │                                     │   │                             (or unseen, where answers are not shown)
+//!    │                                     │   └──the proxy's own answer──▶ the gateway's error ──┐
+//!    └──the gateway answers itself─────────┴──the gateway gives up──────────────────────────────▶ ImmediateResponse
 //! ```
 //!
 //! Order of messages in the mode FULL_DUPLEX_STREAMED, which `external_processor.proto` asks for: headers are answered before
@@ -38,7 +39,7 @@ use http_body_util::{BodyExt, Limited};
 use prost_types::value::Kind;
 use router_engines::dialect::authority_of;
 use router_engines::handover::{HandedOver, Handover, Piece};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tonic::Status;
 use tower_service::Service;
 
@@ -231,27 +232,94 @@ where
     request.extensions_mut().insert(handover);
     let mut answer = pin!(routes.call(request));
 
-    // Receiving.
-    let mut feed = Feed::new((!is_complete).then_some(sender));
-    let (mut end, mut is_declined) = (is_complete.then_some(End::Body), false);
-    let handed_over = loop {
+    let upload = (!is_complete).then_some(sender);
+    let (handed_over, end) = match receive(&mut incoming, answer.as_mut(), &mut handed_over, upload).await? {
+        Received::HandedOver(handed_over, end) => (handed_over, end),
+        Received::Answered(response) => return send_immediately(&out, response).await,
+        Received::WithoutEnd => {
+            return refuse(&out, StatusCode::REQUEST_TIMEOUT, "the body has no end").await;
+        }
+        Received::Closed => return Ok(()),
+    };
+    let worker = handed_over.base.clone();
+    let reply = client.send(&out, *handed_over, end).await?;
+    let engine = match engine_head(&mut incoming, answer.as_mut()).await? {
+        Replied::Engine(engine) => engine,
+        Replied::Local(local) => {
+            let reason = format!("the proxy got no answer from it: {}", local.details);
+            reply.failed(&worker, &reason, local.is_worker_failure());
+            let Ok(response) = answer.await;
+            return send_immediately(&out, response).await;
+        }
+        Replied::Answered(response) => return send_immediately(&out, response).await,
+        Replied::Closed => return Ok(()),
+    };
+    let is_complete = engine.end_of_stream;
+    let engine = response_head(&engine.headers.unwrap_or_default());
+    let feed = Feed::new(reply.answered(engine.clone()).ok());
+    match shows_answers {
+        true if is_complete => without_body(&engine, feed, &out, answer).await,
+        true => Answering::new(engine, feed).run(&mut incoming, &out, answer).await,
+        false => unseen(&engine, is_complete, feed, &mut incoming, &out, answer).await,
+    }
+}
+
+/// How the request was taken.
+enum Received {
+    /// The proxy is to send it; its body ended like this.
+    HandedOver(Box<HandedOver>, End),
+    /// The gateway has answered it without an engine.
+    Answered(Response),
+    /// It was to be sent, but its body had all the bytes that were announced, and no end.
+    WithoutEnd,
+    /// The proxy has closed the stream.
+    Closed,
+}
+
+/// Takes the request's body, through `upload` if it has one, until the gateway hands the request over and the body is at its end.
+async fn receive<I>(
+    incoming: &mut I,
+    mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
+    handover: &mut oneshot::Receiver<HandedOver>,
+    upload: Option<mpsc::Sender<Bytes>>,
+) -> Result<Received, Status>
+where
+    I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
+{
+    let mut end = upload.is_none().then_some(End::Body);
+    let mut feed = Feed::new(upload);
+    let (mut handed_over, mut is_declined) = (None, false);
+    // From the hand-over on: the gateway may have read as many bytes as were announced, and the end is still to come.
+    let mut overdue = pin!(tokio::time::sleep(MESSAGE_WITHIN));
+    loop {
+        if let (Some(_), Some(end)) = (&handed_over, end) {
+            return Ok(
+                handed_over.map_or(Received::Closed, |handed_over| Received::HandedOver(handed_over, end))
+            );
+        }
         if end.is_some() && !feed.is_waiting() {
             feed.sender = None;
         }
         tokio::select! {
             biased;
-            handed_over = &mut handed_over, if !is_declined => match handed_over {
-                Ok(handed_over) => break handed_over,
+            taken = &mut *handover, if handed_over.is_none() && !is_declined => match taken {
+                Ok(taken) => {
+                    handed_over = Some(Box::new(taken));
+                    // What comes beyond the announced bytes is nobody's.
+                    feed = Feed::new(None);
+                    overdue.as_mut().reset(tokio::time::Instant::now() + MESSAGE_WITHIN);
+                }
                 // The gateway answers without an engine.
                 Err(_) => is_declined = true,
             },
             response = &mut answer => {
                 let Ok(response) = response;
-                return send_immediately(&out, response).await;
+                return Ok(Received::Answered(response));
             }
             () = feed.deliver(), if feed.is_waiting() => {}
-            part = next(&mut incoming), if !feed.is_waiting() => match part? {
-                None => return Ok(()),
+            () = &mut overdue, if handed_over.is_some() => return Ok(Received::WithoutEnd),
+            part = next(incoming), if !feed.is_waiting() => match part? {
+                None => return Ok(Received::Closed),
                 Some(Part::RequestBody(_) | Part::RequestTrailers(_)) if end.is_some() => {}
                 Some(Part::RequestBody(piece)) => {
                     feed.push(piece.body);
@@ -261,65 +329,44 @@ where
                 Some(part) => return Err(unexpected(&part, "the request was awaited")),
             },
         }
-    };
-    // The gateway may have read as many bytes as the client announced, and the end is still to come.
-    let mut overdue = pin!(tokio::time::sleep(MESSAGE_WITHIN));
-    let end = loop {
-        if let Some(end) = end {
-            break end;
-        }
-        let part = tokio::select! {
-            part = next(&mut incoming) => part?,
-            response = &mut answer => {
-                let Ok(response) = response;
-                return send_immediately(&out, response).await;
-            }
-            () = &mut overdue => {
-                return refuse(&out, StatusCode::REQUEST_TIMEOUT, "the body has no end").await;
-            }
-        };
-        match part {
-            None => return Ok(()),
-            Some(Part::RequestBody(piece)) => end = piece.end_of_stream.then_some(End::Body),
-            Some(Part::RequestTrailers(_)) => end = Some(End::Trailers),
-            Some(part) => return Err(unexpected(&part, "the request was awaited")),
-        }
-    };
+    }
+}
 
-    // Sent.
-    let worker = handed_over.base.clone();
-    let reply = client.send(&out, handed_over, end).await?;
-    let (engine, attributes) = loop {
+/// What came of a request that the proxy has sent.
+enum Replied {
+    /// The head of an engine's answer.
+    Engine(HttpHeaders),
+    /// The proxy answered in the engine's place.
+    Local(LocalReply),
+    /// The gateway ended the request (deadline, guardrail) before the engine's head came.
+    Answered(Response),
+    /// The proxy has closed the stream.
+    Closed,
+}
+
+/// Waits for the head of the engine's answer.
+async fn engine_head<I>(
+    incoming: &mut I,
+    mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
+) -> Result<Replied, Status>
+where
+    I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
+{
+    loop {
         tokio::select! {
-            part = next_message(&mut incoming) => match part? {
-                None => return Ok(()),
-                Some((Part::ResponseHeaders(headers), attributes)) => break (headers, attributes),
+            part = next_message(incoming) => match part? {
+                None => return Ok(Replied::Closed),
+                Some((Part::ResponseHeaders(headers), attributes)) => {
+                    return Ok(LocalReply::read(&attributes).map_or(Replied::Engine(headers), Replied::Local));
+                }
                 Some((Part::RequestBody(_) | Part::RequestTrailers(_), _)) => {}
                 Some((part, _)) => return Err(unexpected(&part, "the engine's answer was awaited")),
             },
-            // It is given up.
             response = &mut answer => {
                 let Ok(response) = response;
-                return send_immediately(&out, response).await;
+                return Ok(Replied::Answered(response));
             }
         }
-    };
-    if let Some(local) = LocalReply::read(&attributes) {
-        reply.failed(
-            &worker,
-            &format!("the proxy got no answer from it: {}", local.details),
-            local.is_workers(),
-        );
-        let Ok(response) = answer.await;
-        return send_immediately(&out, response).await;
-    }
-    let is_complete = engine.end_of_stream;
-    let engine = response_head(&engine.headers.unwrap_or_default());
-    let feed = Feed::new(reply.answered(engine.clone()).ok());
-    match shows_answers {
-        true if is_complete => without_body(&engine, feed, &out, answer).await,
-        true => Answering::new(engine, feed).run(&mut incoming, &out, answer).await,
-        false => unseen(&engine, is_complete, feed, &mut incoming, &out, answer).await,
     }
 }
 
@@ -587,7 +634,7 @@ impl Answering {
     }
 }
 
-/// The next bytes of a body; trailers of the gateway's own there are none.
+/// The next data frame. The gateway sends no trailers, so other frames are skipped.
 async fn data_of(body: &mut Body) -> Option<Result<Bytes, Error>> {
     loop {
         match poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await? {
@@ -601,24 +648,26 @@ async fn data_of(body: &mut Body) -> Option<Result<Bytes, Error>> {
 }
 
 /// An answer that the proxy made itself, in the engine's place.
-struct LocalReply<'a> {
+struct LocalReply {
     /// Envoy's `response.code_details`.
-    details: &'a str,
+    details: String,
 }
 
-impl<'a> LocalReply<'a> {
+impl LocalReply {
     /// From the attributes that come with the head of an answer; `None` for an engine's answer, and where the proxy does not
     /// say (`response_attributes` of its configuration).
-    fn read(attributes: &'a Attributes) -> Option<Self> {
+    fn read(attributes: &Attributes) -> Option<Self> {
         let mut details = attributes.values().filter_map(|values| values.fields.get("response.code_details"));
         match details.next()?.kind.as_ref()? {
-            Kind::StringValue(details) if details != "via_upstream" => Some(Self { details }),
+            Kind::StringValue(details) if details != "via_upstream" => {
+                Some(Self { details: details.clone() })
+            }
             _ => None,
         }
     }
 
     /// Whether the worker could not be reached, or broke the connection off. Source: Envoy's `response_code_details.rst`.
-    fn is_workers(&self) -> bool {
+    fn is_worker_failure(&self) -> bool {
         let Some(how) = self.details.strip_prefix("upstream_reset_before_response_started{") else {
             return false;
         };

@@ -365,7 +365,7 @@ async fn an_answer_of_the_proxys_own_is_no_engines_answer() {
         let told = proxy.told().await;
         assert!(told.starts_with(said) && (said == "answer" || told.contains(details)), "{told}");
     }
-    let local = |details| LocalReply { details }.is_workers();
+    let local = |details: &str| LocalReply { details: details.to_owned() }.is_worker_failure();
     assert!(local("upstream_reset_before_response_started{connection_failure,delayed_connect_error:_111}"));
     assert!(local("upstream_reset_before_response_started{connection_termination}"));
     assert!(!local("upstream_reset_before_response_started{overflow}") && !local("response_timeout"));
