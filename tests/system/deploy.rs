@@ -511,3 +511,43 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
     println!("of 100 requests from 50 ms after its deletion on {seen} went to it");
     assert_eq!(seen, 0);
 }
+
+/// `kvasir control` with the settings that `kvasir deploy operator` prints.
+#[cfg(feature = "kubernetes")]
+#[test]
+fn an_operator_makes_what_a_graph_of_the_cluster_says() {
+    let scratch = Scratch::new("deploy-operator");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let server = runtime.block_on(tests_apiserver::ApiServer::start(1)).expect("a port");
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_kvasir")).args(["deploy", "operator"]).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let documents: Vec<Value> =
+        text.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("YAML")).collect();
+    let bytes = documents[0].to_string().len();
+    println!("the custom resource's definition has {bytes} bytes");
+    assert!(documents[0]["kind"] == "CustomResourceDefinition" && bytes < 30_000);
+    let map = documents.iter().find(|object| object["kind"] == "ConfigMap").expect("settings");
+    let listen = free_address();
+    let settings = map["data"]["control.toml"].as_str().expect("settings").replace("0.0.0.0:8090", &listen);
+    let config = scratch.config("control.toml", &settings);
+    let kubeconfig = scratch.config("kubeconfig", &server.kubeconfig(NAMESPACE));
+    let mut operator = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    let operator = operator.args(["control", "--config", &config]).env("KUBECONFIG", &kubeconfig).spawn();
+    let _operator = Script(operator.expect("it runs"));
+    wait_for("the operator", || get(&listen, "/readyz").is_ok_and(|(status, _)| status == 200));
+    let began = Instant::now();
+    server.change(|store| {
+        store.put(
+            "kvasirgraphs",
+            json!({
+                "apiVersion": "kvasir.dev/v1alpha1", "kind": "KvasirGraph",
+                "metadata": {"name": "try", "namespace": NAMESPACE, "uid": "u", "generation": 1},
+                "spec": {"engine": "mock", "alias": "tiny", "role": [{"role": "both", "workers": 2}]},
+            }),
+        );
+    });
+    let workers = || server.change(|store| store.get("deployments", NAMESPACE, "try-both").cloned());
+    wait_for("its workers", || workers().is_some_and(|workers| workers["spec"]["replicas"] == 2));
+    println!("workers of a graph are there {:.0} ms after it was made", began.elapsed().as_secs_f64() * 1e3);
+}

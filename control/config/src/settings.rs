@@ -135,7 +135,9 @@ section! {
         leader: String = "none".to_owned(), one_of &["none", "lease"];
         /// Name of that Lease.
         lease: String = "kvasir-control".to_owned();
-        /// Namespace of the Lease and of the targets; empty is this pod's own, or that of the kubeconfig's context.
+        /// Reconcile the `KvasirGraph` objects of the namespace (`kvasir deploy operator`). With `planner.mode = "off"` that is all.
+        graphs: bool = false;
+        /// Namespace of the Lease, of the targets and of graphs; empty is this pod's own, or that of the kubeconfig's context.
         namespace: String = String::new();
     }
 }

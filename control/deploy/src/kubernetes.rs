@@ -280,9 +280,9 @@ fn http_probe(path: &str, port: u16, period: u32, failures: u32) -> Value {
 }
 
 /// Settings that every container of ours has: it needs no right of the machine.
-fn own_container(graph: &Graph, arguments: &[&str], port: u16) -> Value {
+pub(crate) fn own_container(image: &str, arguments: &[&str], port: u16) -> Value {
     json!({
-        "name": "kvasir", "image": graph.gateway.image, "command": ["kvasir"], "args": arguments,
+        "name": "kvasir", "image": image, "command": ["kvasir"], "args": arguments,
         "ports": [{"name": "http", "containerPort": port}],
         "readinessProbe": http_probe("/readyz", port, 2, 2),
         "livenessProbe": http_probe("/livez", port, 10, 3),
@@ -299,20 +299,24 @@ fn secret_variable(name: &str, secret: &str) -> Value {
     json!({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": "key", "optional": true}}})
 }
 
-fn settings_volume(graph: &Graph) -> Value {
-    json!([{"name": "settings", "configMap": {"name": format!("{}-settings", graph.name)}}])
+/// The volume with the files of this ConfigMap.
+pub(crate) fn settings_volume(config_map: &str) -> Value {
+    json!([{"name": "settings", "configMap": {"name": config_map}}])
 }
 
 fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &str) -> Vec<Value> {
     let (replicas, port) = (graph.gateway.replicas, graph.gateway.port);
     let labels = part_labels(graph, "gateway");
-    let mut container =
-        own_container(graph, &["gateway", "--config", "/etc/kvasir/kvasir.toml", "--log", "info"], port);
+    let mut container = own_container(
+        &graph.gateway.image,
+        &["gateway", "--config", "/etc/kvasir/kvasir.toml", "--log", "info"],
+        port,
+    );
     container["env"] = json!([secret_variable("KVASIR_PEER_KEY", &format!("{}-peers", graph.name))]);
     let opened: Vec<(&str, u16)> = [("http", port)].iter().chain(more_ports).copied().collect();
     let container_port = |(name, port): (&str, u16)| json!({"name": name, "containerPort": port});
     container["ports"] = opened.iter().copied().chain([("admin", ADMIN_PORT)]).map(container_port).collect();
-    let mut volumes = settings_volume(graph);
+    let mut volumes = settings_volume(&format!("{}-settings", graph.name));
     for secret in &graph.gateway.secrets {
         let path = format!("/etc/kvasir/secrets/{secret}");
         push(&mut container["volumeMounts"], json!({"name": secret, "mountPath": path, "readOnly": true}));
@@ -618,7 +622,7 @@ fn pod_clique_set(graph: &Graph) -> Value {
 fn control(graph: &Graph, targets: &[(Role, ScaleTarget)], settings_hash: &str) -> Vec<Value> {
     let labels = part_labels(graph, "control");
     let mut container = own_container(
-        graph,
+        &graph.gateway.image,
         &["control", "--config", "/etc/kvasir/control.toml", "--log", "info"],
         CONTROL_PORT,
     );
@@ -629,7 +633,7 @@ fn control(graph: &Graph, targets: &[(Role, ScaleTarget)], settings_hash: &str) 
             "metadata": {"labels": labels, "annotations": {SETTINGS_HASH: settings_hash}},
             "spec": {
                 "serviceAccountName": format!("{}-control", graph.name),
-                "containers": [container], "volumes": settings_volume(graph),
+                "containers": [container], "volumes": settings_volume(&format!("{}-settings", graph.name)),
             },
         },
     });

@@ -11,7 +11,7 @@
 //! Reading order: `graph` (the description and its checks), `dynamo` (NVIDIA Dynamo's description, field by field), `engine` (an
 //! engine's command line), `settings` (the gateway's and the control service's `kvasir.toml`), `machine` (workers of one machine:
 //! ports and devices), then the targets: `kubernetes`, `helm`, `compose`, `systemd`, `script`; `monitoring` (dashboard and
-//! alerts).
+//! alerts), `custom_resource` (the description as an object of Kubernetes).
 //!
 //! Invariant: `kvasir.toml` of every target is read back by `control_config` before it is given out, so a description whose
 //! settings are wrong is refused here, and not by a gateway that does not start.
@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod compose;
+pub mod custom_resource;
 mod dynamo;
 mod engine;
 mod graph;

@@ -121,7 +121,7 @@ fn quantiles(name: &str) -> Vec<Line> {
 
 /// The labels that a metric's series are told apart by, as its meaning says.
 fn labels(metric: &Metric) -> Vec<&'static str> {
-    let all = ["worker", "pool", "surface", "status", "source"];
+    let all = ["worker", "pool", "surface", "status", "source", "version"];
     let named = |label: &&str| metric.meaning.contains(&format!("`{label}`"));
     let mut labels: Vec<&str> = all.into_iter().filter(|label| named(&label)).collect();
     if metric.name.starts_with("kvasir_planner_") {
@@ -145,6 +145,7 @@ fn lines(metric: &Metric) -> Vec<Line> {
             let rate = |part: &str| format!("sum(rate({name}_{part}[$__rate_interval]))");
             vec![(format!("{} / {}", rate("sum"), rate("count")), "mean".to_owned())]
         }
+        Kind::Gauge if name.ends_with("_build_info") => vec![(format!("count{by} ({name})"), legend)],
         // What every gateway says of the same thing is not added up.
         Kind::Gauge if by.is_empty() && !is_shared(name) => vec![(format!("sum({name})"), legend)],
         Kind::Gauge => vec![(format!("max{by} ({name})"), legend)],
@@ -153,7 +154,7 @@ fn lines(metric: &Metric) -> Vec<Line> {
 
 /// Whether all gateways say the same of a fleet.
 fn is_shared(name: &str) -> bool {
-    ["_workers_ready", "_certificate_expires", "_index_", "_start_time_seconds", "_build_info", "_max_fds"]
+    ["_workers_ready", "_certificate_expires", "_index_", "_start_time_seconds", "_max_fds"]
         .iter()
         .any(|part| name.contains(part))
 }
@@ -252,16 +253,8 @@ fn dashboard(metrics: &[Metric]) -> Value {
     for (title, meaning, unit, lines) in &first {
         panel(&mut panels, title, meaning, unit, lines, &mut x, &mut y);
     }
-    let groups = [
-        ("Gateway", "kvasir_gateway_"),
-        ("Workers", "kvasir_gateway_"),
-        ("Index and KV events", "kvasir_gateway_"),
-        ("Discovery", "kvasir_discovery_"),
-        ("Planner", "kvasir_planner_"),
-        ("Process", "process_"),
-    ];
-    for (group, prefix) in groups {
-        let is_here = |metric: &&Metric| metric.name.starts_with(prefix) && group_of(&metric.name) == group;
+    for group in ["Gateway", "Workers", "Index and KV events", "Discovery", "Planner", "Process"] {
+        let is_here = |metric: &&Metric| group_of(&metric.name) == group;
         let mut members = metrics.iter().filter(is_here).peekable();
         if members.peek().is_none() {
             continue;

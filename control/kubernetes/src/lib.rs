@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod graphs;
 mod leader;
 mod pod;
 mod pool;
@@ -18,6 +19,7 @@ mod source;
 mod workload;
 
 pub use config::{KubernetesError, PodSourceConfig, Selection, connect};
+pub use graphs::GraphController;
 pub use leader::Election;
 pub use pod::{PodRules, object};
 pub use scale::{ScaleError, ScaleTarget, Workload};

@@ -17,6 +17,12 @@ use crate::process;
 pub(crate) enum DeployCommand {
     /// Render a description of a graph as manifests, a Compose file, units or a script.
     Render(RenderArgs),
+    /// The custom resource `KvasirGraph`, and a control service that reconciles its objects, as manifests for one namespace.
+    Operator {
+        /// Kvasir's image.
+        #[arg(long, default_value = concat!("kvasir:", env!("CARGO_PKG_VERSION")))]
+        image: String,
+    },
     /// A Grafana dashboard and Prometheus rules for the gateway's metrics.
     Monitoring(MonitoringArgs),
 }
@@ -78,6 +84,10 @@ pub(crate) fn run(command: &DeployCommand) -> Result<ExitCode> {
     let arguments = match command {
         DeployCommand::Render(arguments) => arguments,
         DeployCommand::Monitoring(arguments) => return show_monitoring(arguments),
+        DeployCommand::Operator { image } => {
+            print!("{}", control_deploy::custom_resource::operator(image).map_err(anyhow::Error::msg)?);
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     let graph = read(&arguments.file)?;
     // What was taken of Dynamo's description can be looked at as it is.

@@ -8,7 +8,7 @@ use axum::routing::{MethodRouter, get};
 use serde_json::{Value, json};
 
 /// Group (empty: the core group), version, plural and kind of each resource.
-const RESOURCES: [(&str, &str, &str, &str); 14] = [
+const RESOURCES: [(&str, &str, &str, &str); 15] = [
     ("", "v1", "pods", "Pod"),
     ("", "v1", "services", "Service"),
     ("", "v1", "configmaps", "ConfigMap"),
@@ -22,6 +22,7 @@ const RESOURCES: [(&str, &str, &str, &str); 14] = [
     ("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding"),
     ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet"),
     ("grove.io", "v1alpha1", "podcliquesets", "PodCliqueSet"),
+    ("kvasir.dev", "v1alpha1", "kvasirgraphs", "KvasirGraph"),
     ("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool"),
 ];
 

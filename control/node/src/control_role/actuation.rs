@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use control_actuate::{PoolTarget, WantedSender, Webhook, keda_routes, wanted_counts};
 use control_config::Settings;
 use control_planner::Decision;
+use futures_util::future::BoxFuture;
 use router_engines::client::EngineClient;
 use router_engines::upstream::Upstream;
 use router_serve::ServeConfig;
@@ -159,6 +160,23 @@ impl Actuation {
             Self::Kubernetes(workloads) => workloads.stop().await,
         }
     }
+}
+
+/// Reconciles graphs until it is dropped, if that is wanted.
+#[cfg_attr(not(feature = "kubernetes"), expect(clippy::unused_async, reason = "only Kubernetes has graphs"))]
+pub(super) async fn graphs(settings: &Settings) -> Result<Option<BoxFuture<'static, ()>>> {
+    if !settings.control.graphs {
+        return Ok(None);
+    }
+    #[cfg(feature = "kubernetes")]
+    {
+        let client = control_kubernetes::connect().await?;
+        let namespace = some(&settings.control.namespace);
+        let graphs = control_kubernetes::GraphController::new(client, namespace.as_deref());
+        Ok(Some(Box::pin(graphs.run())))
+    }
+    #[cfg(not(feature = "kubernetes"))]
+    bail!("control.graphs needs a binary that was built with `--features kubernetes`")
 }
 
 #[cfg(feature = "kubernetes")]

@@ -50,6 +50,8 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
     let names = if arguments.gateways.is_empty() { &settings.control.gateways } else { &arguments.gateways };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
+        let graphs = actuation::graphs(&settings).await?;
+        let _graphs = graphs.map(|graphs| AbortOnDrop(tokio::spawn(graphs)));
         let gateways = Gateways::new(names, &arguments.credentials, settings.control.gateways_interval)?;
         let mut actuation = Actuation::start(&settings, &arguments.credentials).await?;
         let reporter = report::start(&settings).await?;
@@ -58,18 +60,27 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
-            () = control(&settings, gateways, &mut actuation, &reporter) => {}
+            () = control(&settings, gateways, &mut actuation, &reporter), if settings.planner.mode != "off" => {}
         }
         actuation.stop().await;
         Ok(ExitCode::SUCCESS)
     })
 }
 
+/// Ends a task with this process's part that needs it.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// Refuses settings with which there is nothing to do, or that cannot be carried out.
 fn check(settings: &Settings) -> Result<()> {
     let planner = &settings.planner;
     match (planner.mode.as_str(), planner.actuator.as_str()) {
-        ("off", _) => bail!("planner.mode is off: there is nothing to do"),
+        ("off", _) if !settings.control.graphs => bail!("planner.mode is off: there is nothing to do"),
         ("act", "processes") => bail!(
             "planner.actuator = \"processes\" is for `kvasir serve`; `kvasir control` acts by kubernetes, keda or webhook"
         ),

@@ -47,6 +47,8 @@ struct Shown {
 pub(super) struct Reporter {
     shown: Arc<Mutex<Shown>>,
     ready_within: Duration,
+    /// Without a planner nothing is decided.
+    is_planning: bool,
 }
 
 impl Reporter {
@@ -71,14 +73,16 @@ impl Reporter {
     }
 
     fn is_ready(&self) -> bool {
-        self.with(|shown| shown.decided.is_some_and(|at| at.elapsed() < self.ready_within))
+        !self.is_planning
+            || self.with(|shown| shown.decided.is_some_and(|at| at.elapsed() < self.ready_within))
     }
 }
 
 /// Serves it, if that is wanted.
 pub(super) async fn start(settings: &Settings) -> Result<Reporter> {
     let ready_within = READY_WITHIN.max(3 * settings.planner.interval);
-    let reporter = Reporter { shown: Arc::default(), ready_within };
+    let is_planning = settings.planner.mode != "off";
+    let reporter = Reporter { shown: Arc::default(), ready_within, is_planning };
     if let Some(listen) = some(&settings.control.listen) {
         let address = listen.parse().with_context(|| format!("control.listen: {listen:?} is no IP:PORT"))?;
         let listener = PlainListener::new(http::bind(address).await?);

@@ -1,0 +1,282 @@
+//! Reconciles `KvasirGraph` objects: makes what is rendered from each, removes what is rendered no more, and says how it is.
+//!
+//! Objects are applied by the server ("Server-Side Apply"), so that fields of others, as the counts that the planner sets, stay
+//! theirs. Each has the graph as its owner: the cluster removes it with the graph. Several processes may do this at the same time;
+//! they do the same.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use control_deploy::custom_resource::{GROUP, KIND, KINDS, PLURAL, VERSION, manifests_of};
+use futures_util::{StreamExt, TryStreamExt};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+
+use crate::source::error_chain;
+
+/// The owner of applied fields.
+const MANAGER: &str = "kvasir-control";
+/// Every graph is looked at so often, beside its changes: for workers that have become ready, and what others have changed.
+const AGAIN_EVERY: Duration = Duration::from_secs(10);
+/// Longest time for one request.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Label that all objects of a graph have.
+const INSTANCE: &str = "app.kubernetes.io/instance";
+
+/// Reconciles the graphs of one namespace.
+pub struct GraphController {
+    client: Client,
+    namespace: String,
+}
+
+/// The resource with this API version, kind and plural.
+fn resource(version: &str, kind: &str, plural: &str) -> ApiResource {
+    let (group, short) = version.split_once('/').unwrap_or(("", version));
+    ApiResource {
+        group: group.to_owned(),
+        version: short.to_owned(),
+        api_version: version.to_owned(),
+        kind: kind.to_owned(),
+        plural: plural.to_owned(),
+    }
+}
+
+/// A request's answer, or its failure in words.
+async fn asked<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+    match tokio::time::timeout(ANSWER_WITHIN, request).await {
+        Ok(answer) => answer.map_err(|error| error_chain(&error)),
+        Err(_) => Err(format!("not answered within {ANSWER_WITHIN:?}")),
+    }
+}
+
+impl GraphController {
+    /// A controller of this namespace; `None` is the client's own.
+    #[must_use]
+    pub fn new(client: Client, namespace: Option<&str>) -> Self {
+        let namespace = namespace.map_or_else(|| client.default_namespace().to_owned(), str::to_owned);
+        Self { client, namespace }
+    }
+
+    fn api(&self, resource: &ApiResource) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), &self.namespace, resource)
+    }
+
+    /// Follows the graphs, and reconciles each whenever it has changed, and again and again. It does not end.
+    pub async fn run(self) {
+        let graphs = self.api(&resource(&format!("{GROUP}/{VERSION}"), KIND, PLURAL));
+        let mut events = watcher(graphs.clone(), watcher::Config::default()).boxed();
+        let mut known: BTreeMap<String, DynamicObject> = BTreeMap::new();
+        let mut again = tokio::time::interval(AGAIN_EVERY);
+        again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                event = events.try_next() => match event {
+                    Ok(Some(watcher::Event::Apply(graph) | watcher::Event::InitApply(graph))) => {
+                        // Its own status is no change of it.
+                        let is_new = known.get(&graph.name_any()).is_none_or(|known| {
+                            known.metadata.generation != graph.metadata.generation || known.uid() != graph.uid()
+                                || known.data["spec"] != graph.data["spec"]
+                        });
+                        known.insert(graph.name_any(), graph.clone());
+                        if is_new {
+                            self.reconcile(&graphs, &graph).await;
+                        }
+                    }
+                    Ok(Some(watcher::Event::Delete(graph))) => drop(known.remove(&graph.name_any())),
+                    Ok(Some(watcher::Event::Init)) => known.clear(),
+                    Ok(Some(watcher::Event::InitDone)) => {}
+                    Ok(None) => return,
+                    Err(error) => {
+                        tracing::warn!("graphs cannot be followed: {}", error_chain(&error));
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                },
+                _ = again.tick() => {
+                    for graph in known.values() {
+                        // The latest one has its status.
+                        match asked(graphs.get_opt(&graph.name_any())).await {
+                            Ok(Some(graph)) => self.reconcile(&graphs, &graph).await,
+                            Ok(None) => {}
+                            Err(error) => tracing::warn!(graph = graph.name_any(), "{error}"),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the cluster what the graph says, and writes down how that went.
+    async fn reconcile(&self, graphs: &Api<DynamicObject>, graph: &DynamicObject) {
+        if graph.metadata.deletion_timestamp.is_some() {
+            return;
+        }
+        let object = serde_json::to_value(graph).unwrap_or_default();
+        let outcome = match manifests_of(&object) {
+            Err(problem) => Outcome { accepted: Err(problem), ..Outcome::default() },
+            Ok(manifests) => self.carry_out(graph, manifests).await,
+        };
+        if let Err(problem) = outcome.accepted.as_ref().and(outcome.applied.as_ref()) {
+            tracing::warn!(graph = graph.name_any(), "{problem}");
+        }
+        let status = outcome.status(&object);
+        if status == object["status"] {
+            return;
+        }
+        let (name, parameters) = (graph.name_any(), PatchParams::default());
+        let patch = Patch::Merge(json!({"status": status}));
+        if let Err(error) = asked(graphs.patch_status(&name, &parameters, &patch)).await {
+            tracing::warn!(graph = name, "its status cannot be written: {error}");
+        }
+    }
+
+    async fn carry_out(&self, graph: &DynamicObject, manifests: Vec<Value>) -> Outcome {
+        let owner = json!([{
+            "apiVersion": format!("{GROUP}/{VERSION}"), "kind": KIND, "name": graph.name_any(),
+            "uid": graph.uid().unwrap_or_default(), "controller": true, "blockOwnerDeletion": false,
+        }]);
+        let mut outcome = Outcome::default();
+        let mut wanted = HashSet::new();
+        for mut manifest in manifests {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let (version, kind) = (text(&manifest["apiVersion"]), text(&manifest["kind"]));
+            let name = text(&manifest["metadata"]["name"]);
+            let Some(known) = KINDS.iter().find(|known| (known.0, known.1) == (&version, &kind)) else {
+                continue;
+            };
+            manifest["metadata"]["namespace"] = self.namespace.as_str().into();
+            manifest["metadata"]["ownerReferences"] = owner.clone();
+            let api = self.api(&resource(known.0, known.1, known.2));
+            wanted.insert((kind.clone(), name.clone()));
+            let parameters = PatchParams::apply(MANAGER).force();
+            match asked(api.patch(&name, &parameters, &Patch::Apply(&manifest))).await {
+                Ok(applied) => outcome.note(&manifest, &applied.data["status"]),
+                Err(error) => {
+                    outcome.applied = Err(format!("{kind} {name}: {error}"));
+                    // What follows may need it.
+                    return outcome;
+                }
+            }
+        }
+        if let Err(error) = self.prune(graph, &wanted).await {
+            outcome.applied = Err(error);
+        }
+        outcome
+    }
+
+    /// Deletes what the graph owns and is not rendered any more.
+    async fn prune(&self, graph: &DynamicObject, wanted: &HashSet<(String, String)>) -> Result<(), String> {
+        let selector = ListParams::default().labels(&format!("{INSTANCE}={}", graph.name_any()));
+        for (version, kind, plural) in KINDS.iter().filter(|(_, kind, _)| *kind != KIND) {
+            let api = self.api(&resource(version, kind, plural));
+            let owned = match tokio::time::timeout(ANSWER_WITHIN, api.list(&selector)).await {
+                Ok(Ok(list)) => list.items,
+                // A cluster without LeaderWorkerSets or Grove has none of them.
+                Ok(Err(kube::Error::Api(status))) if status.code == 404 => continue,
+                Ok(Err(error)) => return Err(format!("{plural}: {}", error_chain(&error))),
+                Err(_) => return Err(format!("{plural}: not answered within {ANSWER_WITHIN:?}")),
+            };
+            for object in owned {
+                let is_own = object
+                    .owner_references()
+                    .iter()
+                    .any(|owner| Some(&owner.uid) == graph.metadata.uid.as_ref());
+                if is_own && !wanted.contains(&((*kind).to_owned(), object.name_any())) {
+                    asked(api.delete(&object.name_any(), &DeleteParams::default())).await?;
+                    tracing::info!(graph = graph.name_any(), kind, name = object.name_any(), "removed");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a reconciliation went.
+struct Outcome {
+    accepted: Result<(), String>,
+    applied: Result<(), String>,
+    /// Role, workers and ready workers.
+    roles: Vec<(String, u64, u64)>,
+}
+
+impl Default for Outcome {
+    fn default() -> Self {
+        Self { accepted: Ok(()), applied: Ok(()), roles: Vec::new() }
+    }
+}
+
+impl Outcome {
+    /// Notes the workers of an object that was applied.
+    fn note(&mut self, manifest: &Value, status: &Value) {
+        let template = &manifest["spec"]["template"];
+        let template = if template.is_null() {
+            &manifest["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+        } else {
+            template
+        };
+        let Some(role) = template["metadata"]["labels"]["kvasir/role"].as_str() else { return };
+        let count = |name: &str| status[name].as_u64().unwrap_or(0);
+        self.roles.push((role.to_owned(), count("replicas"), count("readyReplicas")));
+    }
+
+    /// The object's status, with the times of conditions that have not changed.
+    fn status(&self, object: &Value) -> Value {
+        let waiting: Vec<String> = self
+            .roles
+            .iter()
+            .filter(|(_, _, ready)| *ready == 0)
+            .map(|(role, ..)| format!("no {role} worker is ready"))
+            .collect();
+        let problem = self.accepted.as_ref().and(self.applied.as_ref()).err();
+        let (is_ready, reason, message) = match problem {
+            Some(problem) => (false, "Problem", problem.clone()),
+            None if !waiting.is_empty() => (false, "WorkersStart", waiting.join("; ")),
+            None => (true, "Ready", String::new()),
+        };
+        let failed = |outcome: &Result<(), String>| outcome.as_ref().err().cloned().unwrap_or_default();
+        let conditions = [
+            (
+                "Accepted",
+                self.accepted.is_ok(),
+                if self.accepted.is_ok() { "Valid" } else { "Invalid" },
+                failed(&self.accepted),
+            ),
+            (
+                "Applied",
+                self.accepted.is_ok() && self.applied.is_ok(),
+                if self.applied.is_ok() { "Applied" } else { "Refused" },
+                failed(&self.applied),
+            ),
+            ("Ready", is_ready, reason, message),
+        ];
+        let conditions: Vec<Value> = conditions
+            .iter()
+            .map(|(kind, is_true, reason, message)| {
+                let status = if *is_true { "True" } else { "False" };
+                let known = object["status"]["conditions"].as_array().into_iter().flatten();
+                let before =
+                    known.into_iter().find(|before| before["type"] == *kind && before["status"] == status);
+                let since =
+                    before.and_then(|before| before["lastTransitionTime"].as_str()).map(str::to_owned);
+                json!({
+                    "type": kind, "status": status, "reason": reason, "message": message,
+                    "lastTransitionTime": since.unwrap_or_else(|| now()),
+                })
+            })
+            .collect();
+        let roles: Vec<Value> = self
+            .roles
+            .iter()
+            .map(|(role, workers, ready)| json!({"role": role, "workers": workers, "ready": ready}))
+            .collect();
+        json!({"observedGeneration": object["metadata"]["generation"], "conditions": conditions, "roles": roles})
+    }
+}
+
+/// Now, in whole seconds, as `metav1.Time` is written.
+fn now() -> String {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
+}
