@@ -14,7 +14,9 @@ use support::{Process, Scratch, free_address, get, post_json, wait_for};
 const ENGINES: usize = 8;
 
 fn engine(address: &str) -> Process {
-    Process::start_at(address, &["mock", "--step-ms", "4", "--prefill-rate", "200000", "--events"])
+    let folder = support::site::model_folder();
+    let pace = ["mock", "--step-ms", "4", "--prefill-rate", "200000", "--events", "--model-folder", &folder];
+    Process::start_at(address, &pace)
 }
 
 fn workers(gateway: &str) -> Vec<Value> {
@@ -72,7 +74,12 @@ fn replaced(name: &str, replace: impl Fn(&Process, &mut Process) + Sync) -> (usi
     let urls: Vec<String> = engines.iter().map(|engine| format!("\"{}\"", engine.url())).collect();
     let config = scratch.config(
         "kvasir.toml",
-        &format!("[gateway]\nworkers = [{}]\nhealth_interval = \"100ms\"\n", urls.join(", ")),
+        // The gateway makes the text: streams go on token for token.
+        &format!(
+            "[gateway]\nworkers = [{}]\nhealth_interval = \"100ms\"\nmodel_folder = \"{}\"\ntext = \"gateway\"\n",
+            urls.join(", "),
+            support::site::model_folder()
+        ),
     );
     let gateway = Process::start(&["gateway", "--config", &config]);
     let address = gateway.address.clone();

@@ -137,6 +137,8 @@ section! {
         lease: String = "kvasir-control".to_owned();
         /// Reconcile the `KvasirGraph` objects of the namespace (`kvasir deploy operator`). With `planner.mode = "off"` that is all.
         graphs: bool = false;
+        /// Kvasir's image for gateways of graphs that name none; empty is `kvasir` in this version.
+        graph_image: String = String::new();
         /// Namespace of the Lease, of the targets and of graphs; empty is this pod's own, or that of the kubeconfig's context.
         namespace: String = String::new();
     }

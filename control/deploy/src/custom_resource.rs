@@ -35,8 +35,8 @@ pub const KINDS: [(&str, &str, &str); 12] = [
     ("kvasir.dev/v1alpha1", "KvasirGraph", "kvasirgraphs"),
 ];
 
-/// The graph of an object of this kind; an error says what is wrong with its `spec`.
-pub fn from_object(object: &Value) -> Result<(Graph, Workload), String> {
+/// The graph of an object of this kind; an error says what is wrong with its `spec`. `image`: of gateways, where it names none.
+pub fn from_object(object: &Value, image: &str) -> Result<(Graph, Workload), String> {
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     let mut spec = object["spec"].as_object().cloned().unwrap_or_default();
     let workload = match spec.remove("workload") {
@@ -54,13 +54,23 @@ pub fn from_object(object: &Value) -> Result<(Graph, Workload), String> {
         },
     };
     spec.insert("name".to_owned(), name.into());
-    let graph: Graph = serde_json::from_value(Value::Object(spec)).map_err(|error| error.to_string())?;
-    graph.check().map(|()| (graph, workload))
+    let mut graph: Graph = serde_json::from_value(Value::Object(spec)).map_err(|error| error.to_string())?;
+    if object["spec"]["gateway"]["image"].is_null() && !image.is_empty() {
+        image.clone_into(&mut graph.gateway.image);
+    }
+    graph.check()?;
+    if graph.storage.iter().any(|storage| !storage.folder.is_empty()) {
+        // Who may make graphs need not be one who may mount a machine's folders.
+        return Err(
+            "storage: a folder of the machine is not for a graph of the cluster; name a claim".to_owned()
+        );
+    }
+    Ok((graph, workload))
 }
 
 /// The manifests of an object's graph.
-pub fn manifests_of(object: &Value) -> Result<Vec<Value>, String> {
-    let (graph, workload) = from_object(object)?;
+pub fn manifests_of(object: &Value, image: &str) -> Result<Vec<Value>, String> {
+    let (graph, workload) = from_object(object, image)?;
     objects(&graph, workload)
 }
 
@@ -76,12 +86,17 @@ pub fn operator(image: &str) -> Result<String, String> {
         }
         object
     };
-    let settings = "[planner]\nmode = \"off\"\n\n[control]\ngraphs = true\nlisten = \"0.0.0.0:8090\"\n";
-    control_config::parse(settings).map_err(|_| "the operator's settings".to_owned())?;
+    let settings = toml::to_string(&json!({
+        "planner": {"mode": "off"},
+        "control": {"graphs": true, "graph_image": image, "listen": "0.0.0.0:8090"},
+    }));
+    let settings = settings.map_err(|error| error.to_string())?;
+    control_config::parse(&settings).map_err(|_| format!("the image {image:?} cannot be written down"))?;
     let container =
         own_container(image, &["control", "--config", "/etc/kvasir/control.toml", "--log", "info"], 8090);
     let spec = json!({
-        "replicas": 1, "selector": {"matchLabels": labels},
+        // Two versions side by side would undo each other's work.
+        "replicas": 1, "strategy": {"type": "Recreate"}, "selector": {"matchLabels": labels},
         "template": {
             "metadata": {"labels": labels},
             "spec": {"serviceAccountName": name, "containers": [container], "volumes": settings_volume(name)},
@@ -246,13 +261,16 @@ mod tests {
         let mut spec = serde_json::to_value(&graph).expect("JSON");
         spec.as_object_mut().expect("an object").shift_remove("name");
         let mut object = json!({"metadata": {"name": "qwen"}, "spec": spec});
-        assert_eq!(from_object(&object), Ok((graph, Workload::Auto)));
+        assert_eq!(from_object(&object, ""), Ok((graph, Workload::Auto)));
         object["spec"]["workload"] = "pod-clique-set".into();
-        assert_eq!(from_object(&object).map(|read| read.1), Ok(Workload::PodCliqueSet));
+        assert_eq!(from_object(&object, "").map(|read| read.1), Ok(Workload::PodCliqueSet));
         object["spec"]["workload"] = "job".into();
-        assert!(from_object(&object).expect_err("no workload").contains("workload: "));
+        assert!(from_object(&object, "").expect_err("no workload").contains("workload: "));
+        object["spec"] =
+            json!({"engine": "mock", "role": [{"role": "both"}], "storage": [{"path": "/a", "folder": "/"}]});
+        assert!(from_object(&object, "").expect_err("a folder").contains("storage: "));
         object["spec"] = json!({"engine": "vllm", "role": [{"role": "both"}]});
-        assert!(from_object(&object).expect_err("no model").contains("model: "));
+        assert!(from_object(&object, "").expect_err("no model").contains("model: "));
         assert!(operator("kvasir:1").expect("manifests").contains("kind: CustomResourceDefinition"));
     }
 }

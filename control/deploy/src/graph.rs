@@ -359,6 +359,11 @@ impl Graph {
                 ));
             }
         }
+        let mut paths: Vec<&str> = self.storage.iter().map(|storage| storage.path.as_str()).collect();
+        paths.sort_unstable();
+        if paths.windows(2).any(|pair| pair[0] == pair[1]) {
+            wrong.push("storage: a path is there twice".to_owned());
+        }
         if !(1..=64).contains(&self.gateway.replicas) || self.gateway.port == 0 {
             wrong.push("gateway: replicas are 1 to 64, and port is not 0".to_owned());
         }
@@ -438,6 +443,9 @@ impl Graph {
     fn check_environment(&self, wrong: &mut Vec<String>) {
         let all = self.role.iter().flat_map(|role| &role.environment).chain(&self.environment);
         for (name, _) in all {
+            if name == "POD_IP" {
+                wrong.push("environment: POD_IP is set here".to_owned());
+            }
             if !is_variable(name) {
                 wrong.push(format!("environment: {name:?} is no variable of letters, digits and _"));
             }

@@ -19,8 +19,12 @@ use crate::source::error_chain;
 
 /// The owner of applied fields.
 const MANAGER: &str = "kvasir-control";
+/// The owner of counts that the planner sets from then on.
+const COUNT_MANAGER: &str = "kvasir-planner";
 /// Every graph is looked at so often, beside its changes: for workers that have become ready, and what others have changed.
-const AGAIN_EVERY: Duration = Duration::from_secs(10);
+const AGAIN_EVERY: Duration = Duration::from_secs(30);
+/// Graphs that are looked at side by side then.
+const SIDE_BY_SIDE: usize = 8;
 /// Longest time for one request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Label that all objects of a graph have.
@@ -30,6 +34,8 @@ const INSTANCE: &str = "app.kubernetes.io/instance";
 pub struct GraphController {
     client: Client,
     namespace: String,
+    /// Image of gateways of graphs that name none.
+    image: String,
 }
 
 /// The resource with this API version, kind and plural.
@@ -53,11 +59,12 @@ async fn asked<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Resu
 }
 
 impl GraphController {
-    /// A controller of this namespace; `None` is the client's own.
+    /// A controller of this namespace; `None` is the client's own. `image`: of gateways of graphs that name none; empty is that of
+    /// this version.
     #[must_use]
-    pub fn new(client: Client, namespace: Option<&str>) -> Self {
+    pub fn new(client: Client, namespace: Option<&str>, image: &str) -> Self {
         let namespace = namespace.map_or_else(|| client.default_namespace().to_owned(), str::to_owned);
-        Self { client, namespace }
+        Self { client, namespace, image: image.to_owned() }
     }
 
     fn api(&self, resource: &ApiResource) -> Api<DynamicObject> {
@@ -95,14 +102,17 @@ impl GraphController {
                     }
                 },
                 _ = again.tick() => {
-                    for graph in known.values() {
+                    let names: Vec<String> = known.keys().cloned().collect();
+                    let (this, graphs) = (&self, &graphs);
+                    let looks = names.into_iter().map(async |name| {
                         // The latest one has its status.
-                        match asked(graphs.get_opt(&graph.name_any())).await {
-                            Ok(Some(graph)) => self.reconcile(&graphs, &graph).await,
+                        match asked(graphs.get_opt(&name)).await {
+                            Ok(Some(graph)) => this.reconcile(graphs, &graph).await,
                             Ok(None) => {}
-                            Err(error) => tracing::warn!(graph = graph.name_any(), "{error}"),
+                            Err(error) => tracing::warn!(graph = name, "{error}"),
                         }
-                    }
+                    });
+                    futures_util::stream::iter(looks).buffer_unordered(SIDE_BY_SIDE).collect::<()>().await;
                 }
             }
         }
@@ -114,7 +124,7 @@ impl GraphController {
             return;
         }
         let object = serde_json::to_value(graph).unwrap_or_default();
-        let outcome = match manifests_of(&object) {
+        let outcome = match manifests_of(&object, &self.image) {
             Err(problem) => Outcome { accepted: Err(problem), ..Outcome::default() },
             Ok(manifests) => self.carry_out(graph, manifests).await,
         };
@@ -138,7 +148,7 @@ impl GraphController {
             "uid": graph.uid().unwrap_or_default(), "controller": true, "blockOwnerDeletion": false,
         }]);
         let mut outcome = Outcome::default();
-        let mut wanted = HashSet::new();
+        let (mut wanted, mut problems) = (HashSet::new(), Vec::new());
         for mut manifest in manifests {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let (version, kind) = (text(&manifest["apiVersion"]), text(&manifest["kind"]));
@@ -151,14 +161,33 @@ impl GraphController {
             let api = self.api(&resource(known.0, known.1, known.2));
             wanted.insert((kind.clone(), name.clone()));
             let parameters = PatchParams::apply(MANAGER).force();
-            match asked(api.patch(&name, &parameters, &Patch::Apply(&manifest))).await {
-                Ok(applied) => outcome.note(&manifest, &applied.data["status"]),
-                Err(error) => {
-                    outcome.applied = Err(format!("{kind} {name}: {error}"));
-                    // What follows may need it.
-                    return outcome;
+            let applied = async {
+                if let Some(known) = asked(api.get_opt(&name)).await? {
+                    // What somebody else has made stays theirs.
+                    if !is_owned(&known, graph) {
+                        return Err(
+                            "it exists, and is not this graph's; remove it, or name the graph otherwise"
+                                .to_owned(),
+                        );
+                    }
+                    // Another object of its name since then is refused.
+                    manifest["metadata"]["uid"] = known.uid().into();
+                    if let Some(count) = count_to_keep(&known, &manifest) {
+                        let count = Patch::Apply(count);
+                        asked(api.patch(&name, &PatchParams::apply(COUNT_MANAGER), &count)).await?;
+                    }
                 }
+                asked(api.patch(&name, &parameters, &Patch::Apply(&manifest))).await
+            };
+            match applied.await {
+                Ok(applied) => outcome.note(&applied),
+                Err(error) => problems.push(format!("{kind} {name}: {error}")),
             }
+        }
+        if !problems.is_empty() {
+            // What is not rendered any more may be all that works.
+            outcome.applied = Err(problems.join("; "));
+            return outcome;
         }
         if let Err(error) = self.prune(graph, &wanted).await {
             outcome.applied = Err(error);
@@ -179,12 +208,19 @@ impl GraphController {
                 Err(_) => return Err(format!("{plural}: not answered within {ANSWER_WITHIN:?}")),
             };
             for object in owned {
-                let is_own = object
-                    .owner_references()
-                    .iter()
-                    .any(|owner| Some(&owner.uid) == graph.metadata.uid.as_ref());
-                if is_own && !wanted.contains(&((*kind).to_owned(), object.name_any())) {
-                    asked(api.delete(&object.name_any(), &DeleteParams::default())).await?;
+                if is_owned(&object, graph) && !wanted.contains(&((*kind).to_owned(), object.name_any())) {
+                    match tokio::time::timeout(
+                        ANSWER_WITHIN,
+                        api.delete(&object.name_any(), &DeleteParams::default()),
+                    )
+                    .await
+                    {
+                        Ok(Ok(_)) => {}
+                        // Another process, or the cluster, was faster.
+                        Ok(Err(kube::Error::Api(status))) if status.code == 404 => continue,
+                        Ok(Err(error)) => return Err(format!("{plural}: {}", error_chain(&error))),
+                        Err(_) => return Err(format!("{plural}: not answered within {ANSWER_WITHIN:?}")),
+                    }
                     tracing::info!(graph = graph.name_any(), kind, name = object.name_any(), "removed");
                 }
             }
@@ -193,71 +229,118 @@ impl GraphController {
     }
 }
 
+/// Whether an object was made for this graph, and not for an earlier one of its name.
+fn is_owned(object: &DynamicObject, graph: &DynamicObject) -> bool {
+    object.owner_references().iter().any(|owner| Some(&owner.uid) == graph.metadata.uid.as_ref())
+}
+
+/// The live count of a workload whose manifest names none any more, if the count is still one of what was applied: leaving it out of
+/// the next apply would set it to 1. Applied by another owner it stays, until the planner changes it.
+fn count_to_keep(known: &DynamicObject, manifest: &Value) -> Option<Value> {
+    let owns_count = |entry: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry| {
+        let fields = serde_json::to_value(&entry.fields_v1).unwrap_or_default();
+        entry.manager.as_deref() == Some(MANAGER) && !fields["f:spec"]["f:replicas"].is_null()
+    };
+    let is_ours = known.metadata.managed_fields.iter().flatten().any(owns_count);
+    let count = known.data["spec"]["replicas"]
+        .as_u64()
+        .filter(|_| is_ours && manifest["spec"]["replicas"].is_null())?;
+    Some(json!({
+        "apiVersion": manifest["apiVersion"], "kind": manifest["kind"],
+        "metadata": {"name": manifest["metadata"]["name"], "namespace": manifest["metadata"]["namespace"]},
+        "spec": {"replicas": count},
+    }))
+}
+
 /// How a reconciliation went.
 struct Outcome {
     accepted: Result<(), String>,
     applied: Result<(), String>,
-    /// Role, workers and ready workers.
-    roles: Vec<(String, u64, u64)>,
+    /// Pods that matter: gateways, and workers of each role.
+    parts: Vec<Part>,
+    /// Whether there is a workload that does not say how its pods are.
+    is_opaque: bool,
+}
+
+/// The pods of a workload.
+struct Part {
+    name: String,
+    pods: u64,
+    ready: u64,
 }
 
 impl Default for Outcome {
     fn default() -> Self {
-        Self { accepted: Ok(()), applied: Ok(()), roles: Vec::new() }
+        Self { accepted: Ok(()), applied: Ok(()), parts: Vec::new(), is_opaque: false }
     }
 }
 
 impl Outcome {
-    /// Notes the workers of an object that was applied.
-    fn note(&mut self, manifest: &Value, status: &Value) {
-        let template = &manifest["spec"]["template"];
-        let template = if template.is_null() {
-            &manifest["spec"]["leaderWorkerTemplate"]["workerTemplate"]
-        } else {
-            template
+    /// Notes the pods of an object that was applied. A status that is older than the object says nothing of it.
+    fn note(&mut self, object: &DynamicObject) {
+        let data = &object.data;
+        let kind = object.types.as_ref().map_or("", |types| types.kind.as_str());
+        if kind == "PodCliqueSet" {
+            self.is_opaque = true;
+        }
+        let template = match kind {
+            "Deployment" | "StatefulSet" => &data["spec"]["template"],
+            "LeaderWorkerSet" => &data["spec"]["leaderWorkerTemplate"]["workerTemplate"],
+            _ => return,
         };
-        let Some(role) = template["metadata"]["labels"]["kvasir/role"].as_str() else { return };
-        let count = |name: &str| status[name].as_u64().unwrap_or(0);
-        self.roles.push((role.to_owned(), count("replicas"), count("readyReplicas")));
+        let labels = &template["metadata"]["labels"];
+        let name = labels["kvasir/role"].as_str().or_else(|| labels["app.kubernetes.io/component"].as_str());
+        let Some(name) = name.filter(|name| *name != "control") else { return };
+        let status = &data["status"];
+        let is_current = status["observedGeneration"].as_i64() >= object.metadata.generation;
+        let count = |field: &str| status[field].as_u64().filter(|_| is_current).unwrap_or(0);
+        self.parts.push(Part {
+            name: name.to_owned(),
+            pods: count("replicas"),
+            ready: count("readyReplicas"),
+        });
     }
 
     /// The object's status, with the times of conditions that have not changed.
     fn status(&self, object: &Value) -> Value {
-        let waiting: Vec<String> = self
-            .roles
-            .iter()
-            .filter(|(_, _, ready)| *ready == 0)
-            .map(|(role, ..)| format!("no {role} worker is ready"))
-            .collect();
+        let of = |part: &Part| match part.name.as_str() {
+            "gateway" => "no gateway is ready".to_owned(),
+            role => format!("no {role} worker is ready"),
+        };
+        let waiting: Vec<String> = self.parts.iter().filter(|part| part.ready == 0).map(of).collect();
         let problem = self.accepted.as_ref().and(self.applied.as_ref()).err();
         let (is_ready, reason, message) = match problem {
-            Some(problem) => (false, "Problem", problem.clone()),
-            None if !waiting.is_empty() => (false, "WorkersStart", waiting.join("; ")),
-            None => (true, "Ready", String::new()),
+            Some(problem) => ("False", "Problem", problem.clone()),
+            None if !waiting.is_empty() => ("False", "PodsStart", waiting.join("; ")),
+            None if self.is_opaque => {
+                ("Unknown", "NotObserved", "Grove says how a PodCliqueSet is".to_owned())
+            }
+            None => ("True", "Ready", String::new()),
         };
+        let truth = |is_true: bool| if is_true { "True" } else { "False" };
         let failed = |outcome: &Result<(), String>| outcome.as_ref().err().cloned().unwrap_or_default();
+        let is_applied = self.accepted.is_ok() && self.applied.is_ok();
         let conditions = [
             (
                 "Accepted",
-                self.accepted.is_ok(),
+                truth(self.accepted.is_ok()),
                 if self.accepted.is_ok() { "Valid" } else { "Invalid" },
                 failed(&self.accepted),
             ),
             (
                 "Applied",
-                self.accepted.is_ok() && self.applied.is_ok(),
-                if self.applied.is_ok() { "Applied" } else { "Refused" },
+                truth(is_applied),
+                if is_applied { "Applied" } else { "Refused" },
                 failed(&self.applied),
             ),
             ("Ready", is_ready, reason, message),
         ];
         let conditions: Vec<Value> = conditions
             .iter()
-            .map(|(kind, is_true, reason, message)| {
-                let status = if *is_true { "True" } else { "False" };
+            .map(|(kind, status, reason, message)| {
                 let known = object["status"]["conditions"].as_array().into_iter().flatten();
                 let before =
-                    known.into_iter().find(|before| before["type"] == *kind && before["status"] == status);
+                    known.into_iter().find(|before| before["type"] == *kind && before["status"] == **status);
                 let since =
                     before.and_then(|before| before["lastTransitionTime"].as_str()).map(str::to_owned);
                 json!({
@@ -267,9 +350,10 @@ impl Outcome {
             })
             .collect();
         let roles: Vec<Value> = self
-            .roles
+            .parts
             .iter()
-            .map(|(role, workers, ready)| json!({"role": role, "workers": workers, "ready": ready}))
+            .filter(|part| part.name != "gateway")
+            .map(|part| json!({"role": part.name, "workers": part.pods, "ready": part.ready}))
             .collect();
         json!({"observedGeneration": object["metadata"]["generation"], "conditions": conditions, "roles": roles})
     }

@@ -44,7 +44,8 @@ impl Cluster {
         let config =
             kube::Config::from_custom_kubeconfig(config, &Default::default()).await.expect("a configuration");
         let client = Client::try_from(config).expect("a client");
-        let running = tokio::spawn(GraphController::new(client, Some(NAMESPACE)).run());
+        let running =
+            tokio::spawn(GraphController::new(client, Some(NAMESPACE), "registry.example/kvasir:2").run());
         Self { server, running }
     }
 
@@ -72,7 +73,7 @@ impl Cluster {
     }
 
     async fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
-        let until = Instant::now() + Duration::from_secs(25);
+        let until = Instant::now() + Duration::from_secs(50);
         while !done(self) {
             assert!(
                 Instant::now() < until,
@@ -96,13 +97,18 @@ async fn a_graph_becomes_its_objects_and_its_status_says_how_it_is() {
     assert_eq!(prefill["metadata"]["ownerReferences"][0]["uid"], "graph-1");
     assert_eq!(prefill["spec"]["replicas"], 2);
     let ready = cluster.condition("Ready");
-    assert_eq!((&ready["status"], &ready["reason"]), (&json!("False"), &json!("WorkersStart")), "{ready}");
+    assert_eq!((&ready["status"], &ready["reason"]), (&json!("False"), &json!("PodsStart")), "{ready}");
     assert!(
         ready["message"].as_str().is_some_and(|text| text.contains("no decode worker is ready")),
         "{ready}"
     );
     // The planner has set a count, and workers have become ready.
     let mut generations = Vec::new();
+    let gateway = cluster.get("statefulsets", "qwen-gateway").expect("it");
+    assert_eq!(gateway["spec"]["template"]["spec"]["containers"][0]["image"], "registry.example/kvasir:2");
+    let mut gateway = gateway;
+    gateway["status"] = json!({"replicas": 2, "readyReplicas": 2});
+    cluster.put("statefulsets", gateway);
     for (name, count) in [("qwen-prefill", 2), ("qwen-decode", 3)] {
         let mut object = cluster.get("deployments", name).expect("it");
         object["spec"]["replicas"] = json!(count);
@@ -172,6 +178,19 @@ async fn mistakes_and_refusals_are_in_the_status_and_nothing_is_undone() {
         "{said}"
     );
     assert!(cluster.get("deployments", "qwen-decode").is_some(), "what was there stays");
+    // What somebody else has made is not taken over.
+    let mut others = spec();
+    others["role"] = json!([{"role": "both"}]);
+    cluster.put("deployments", json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "qwen-both", "namespace": NAMESPACE},
+        "spec": {"replicas": 7},
+    }));
+    cluster.change(others, 3);
+    let says = |cluster: &Cluster, words: &str| {
+        cluster.condition("Applied")["message"].as_str().is_some_and(|text| text.contains(words))
+    };
+    cluster.wait("the refusal", |cluster| says(cluster, "is not this graph's")).await;
+    assert_eq!(cluster.get("deployments", "qwen-both").expect("it")["spec"], json!({"replicas": 7}));
     // Rights that are missing are told by name.
     let all = |text: &str| vec![text.to_owned()];
     let rules = ["kvasirgraphs", "kvasirgraphs/status", "configmaps"].map(|resource| Rule {
@@ -181,8 +200,12 @@ async fn mistakes_and_refusals_are_in_the_status_and_nothing_is_undone() {
         ..Rule::default()
     });
     cluster.server.allow(rules.into());
-    cluster.change(spec(), 3);
-    cluster.wait("the refusal", |cluster| cluster.condition("Applied")["reason"] == "Refused").await;
+    cluster.change(spec(), 4);
+    cluster
+        .wait("the refusal", |cluster| {
+            cluster.condition("Applied")["message"].as_str().is_some_and(|text| text.contains("forbidden"))
+        })
+        .await;
     let said = cluster.condition("Applied");
     assert!(said["message"].as_str().is_some_and(|text| text.contains("forbidden")), "{said}");
 }

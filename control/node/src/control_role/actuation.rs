@@ -172,7 +172,11 @@ pub(super) async fn graphs(settings: &Settings) -> Result<Option<BoxFuture<'stat
     {
         let client = control_kubernetes::connect().await?;
         let namespace = some(&settings.control.namespace);
-        let graphs = control_kubernetes::GraphController::new(client, namespace.as_deref());
+        let graphs = control_kubernetes::GraphController::new(
+            client,
+            namespace.as_deref(),
+            &settings.control.graph_image,
+        );
         Ok(Some(Box::pin(graphs.run())))
     }
     #[cfg(not(feature = "kubernetes"))]

@@ -51,7 +51,9 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let graphs = actuation::graphs(&settings).await?;
-        let _graphs = graphs.map(|graphs| AbortOnDrop(tokio::spawn(graphs)));
+        let follows_graphs = graphs.is_some();
+        let graphs = tokio::spawn(graphs.unwrap_or_else(|| Box::pin(std::future::pending())));
+        let mut graphs = AbortOnDrop(graphs);
         let gateways = Gateways::new(names, &arguments.credentials, settings.control.gateways_interval)?;
         let mut actuation = Actuation::start(&settings, &arguments.credentials).await?;
         let reporter = report::start(&settings).await?;
@@ -60,6 +62,8 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
+            // It never ends by itself.
+            _ = &mut graphs.0, if follows_graphs => bail!("graphs are not followed any more"),
             () = control(&settings, gateways, &mut actuation, &reporter), if settings.planner.mode != "off" => {}
         }
         actuation.stop().await;
