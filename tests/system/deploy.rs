@@ -309,13 +309,10 @@ fn bare(object: &Value) -> Value {
             ] {
                 fields.remove(name);
             }
-            fields.retain(|name, value| {
-                !name.starts_with("meta.helm.sh/")
-                    && !(name == "annotations"
-                        && value
-                            .as_object()
-                            .is_some_and(|all| all.keys().all(|key| key.starts_with("meta.helm.sh/"))))
-            });
+            let is_helms = |name: &String| name.starts_with("meta.helm.sh/");
+            // Annotations of Helm's alone are none.
+            let is_empty = |value: &Value| value.as_object().is_some_and(|all| all.keys().all(is_helms));
+            fields.retain(|name, value| !is_helms(name) && (name != "annotations" || !is_empty(value)));
             fields.values_mut().for_each(clean);
         } else if let Value::Array(values) = value {
             values.iter_mut().for_each(clean);

@@ -123,7 +123,7 @@ fn quantiles(name: &str) -> Vec<Line> {
 fn labels(metric: &Metric) -> Vec<&'static str> {
     let all = ["worker", "pool", "surface", "status", "source", "version"];
     let named = |label: &&str| metric.meaning.contains(&format!("`{label}`"));
-    let mut labels: Vec<&str> = all.into_iter().filter(|label| named(&label)).collect();
+    let mut labels: Vec<&str> = all.into_iter().filter(named).collect();
     if metric.name.starts_with("kvasir_planner_") {
         labels.push("pool");
     } else if metric.name.starts_with("kvasir_discovery_") && metric.kind != Kind::Summary {

@@ -345,7 +345,7 @@ impl Outcome {
                     before.and_then(|before| before["lastTransitionTime"].as_str()).map(str::to_owned);
                 json!({
                     "type": kind, "status": status, "reason": reason, "message": message,
-                    "lastTransitionTime": since.unwrap_or_else(|| now()),
+                    "lastTransitionTime": since.unwrap_or_else(now),
                 })
             })
             .collect();
