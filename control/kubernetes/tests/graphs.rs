@@ -44,8 +44,9 @@ impl Cluster {
         let config =
             kube::Config::from_custom_kubeconfig(config, &Default::default()).await.expect("a configuration");
         let client = Client::try_from(config).expect("a client");
-        let running =
-            tokio::spawn(GraphController::new(client, Some(NAMESPACE), "registry.example/kvasir:2").run());
+        // Every 30 s is too seldom for a test.
+        let graphs = GraphController::new(client, Some(NAMESPACE), "registry.example/kvasir:2");
+        let running = tokio::spawn(graphs.again_every(Duration::from_millis(300)).run());
         Self { server, running }
     }
 
