@@ -86,7 +86,8 @@ fn two_gateways_see_each_others_requests() {
     let mut a = site.gateway("a.toml", "[gateway]\npeers = [\"http://127.0.0.1:1\"]\n");
     let b = site.gateway("b.toml", &format!("[gateway]\npeers = [\"{}\"]\n", a.url()));
     a.kill();
-    site.scratch.config("a.toml", &format!("[gateway]\npeers = [\"{}\"]\n", b.url()));
+    // All gateways of a Deployment have one configuration: it finds itself among its peers.
+    site.scratch.config("a.toml", &format!("[gateway]\npeers = [\"{}\", \"{}\"]\n", a.url(), b.url()));
     a.restart();
     wait_for("both to be ready", || ready(&a) == 2 && ready(&b) == 2);
 

@@ -352,3 +352,21 @@ fn other_settings_are_other_pods() {
     assert_eq!(before.len(), 2, "gateways and the control service");
     assert!(before[0] == after[0] && before[1] != after[1], "{before:?} {after:?}");
 }
+
+#[test]
+fn the_readmes_example_is_a_description() {
+    let readme = include_str!("../../../README.md");
+    let (_, example) = readme.split_once("```toml\n# qwen.toml\n").expect("the example");
+    let (example, _) = example.split_once("```").expect("its end");
+    let graph = from_toml(example).expect("a description");
+    assert_eq!(graph.gpus_max(), 4);
+    let rendered = render(&graph, Target::Kubernetes(Workload::Auto)).expect("manifests");
+    for needed in [
+        "Secret qwen-peers",
+        "Secret hf-token",
+        "PersistentVolumeClaim models",
+        "registry.example/kvasir:0.1.0",
+    ] {
+        assert!(rendered.needs.iter().any(|need| need.contains(needed)), "{needed}: {:?}", rendered.needs);
+    }
+}
