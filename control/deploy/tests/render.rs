@@ -370,3 +370,33 @@ fn the_readmes_example_is_a_description() {
         assert!(rendered.needs.iter().any(|need| need.contains(needed)), "{needed}: {:?}", rendered.needs);
     }
 }
+
+/// systemd's own reading of the units.
+#[test]
+fn systemd_finds_no_mistake_in_the_units() {
+    if !Command::new("systemd-analyze").arg("--version").output().is_ok_and(|output| output.status.success())
+    {
+        eprintln!("SKIPPED: no systemd-analyze");
+        return;
+    }
+    for (name, mut graph) in
+        graphs().into_iter().filter(|(_, graph)| graph.role.iter().all(|spec| spec.nodes == 1))
+    {
+        graph.gateway.replicas = 1;
+        graph.role[0].arguments.push("a 'b' \"c\" $HOME %n \\ ; x".to_owned());
+        let folder = std::env::temp_dir().join(format!("kvasir-units-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let units = render(&graph, Target::Systemd).expect(name).files;
+        let units: Vec<_> = units.iter().filter(|unit| !unit.name.ends_with(".toml")).collect();
+        let paths: Vec<_> = units.iter().map(|unit| folder.join(&unit.name)).collect();
+        for (unit, path) in units.iter().zip(&paths) {
+            std::fs::write(path, &unit.text).expect("a file");
+        }
+        let verified = Command::new("systemd-analyze").arg("verify").args(&paths).output().expect("it runs");
+        let _removed = std::fs::remove_dir_all(&folder);
+        let said = String::from_utf8_lossy(&verified.stderr).into_owned();
+        // What it says of other units of the machine is theirs.
+        let ours: Vec<&str> = said.lines().filter(|line| line.contains(&graph.name)).collect();
+        assert!(ours.is_empty(), "{name}: {ours:?}");
+    }
+}
