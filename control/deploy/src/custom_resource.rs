@@ -16,7 +16,7 @@ pub const GROUP: &str = "kvasir.dev";
 pub const VERSION: &str = "v1alpha1";
 /// Kind of the resource.
 pub const KIND: &str = "KvasirGraph";
-/// Its name in paths.
+/// Plural name, in paths of the API.
 pub const PLURAL: &str = "kvasirgraphs";
 
 /// Kinds of what a graph becomes: API version, kind and plural.

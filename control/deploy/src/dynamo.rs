@@ -12,10 +12,10 @@ use serde_json::{Map, Value};
 
 use crate::graph::{Engine, Gateway, Graph, Level, Role, RoleSpec, Storage};
 
-/// What became of a field.
+/// Outcome of reading one field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// Its path.
+    /// Path of the field.
     pub field: String,
     /// Whether it was taken.
     pub is_taken: bool,

@@ -31,13 +31,13 @@ pub(crate) struct Place<'a> {
     pub(crate) own: &'a str,
     /// Port of its HTTP surface.
     pub(crate) port: u16,
-    /// Its machine among those of one worker, where there are several.
+    /// The machine, for a worker that spans several.
     pub(crate) node: Option<Node<'a>>,
 }
 
-/// One machine of a worker that takes several.
+/// A machine of a worker that spans several.
 pub(crate) struct Node<'a> {
-    /// Its number, or a variable with that.
+    /// Rank of the machine, or a variable that holds it.
     pub(crate) rank: &'a str,
     /// Address of the first machine, or a variable with that.
     pub(crate) leader: &'a str,

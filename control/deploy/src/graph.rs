@@ -95,7 +95,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Its name in labels and files.
+    /// Name in labels and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -120,7 +120,7 @@ pub(crate) fn objects(graph: &Graph, workload: Workload) -> Result<Vec<Value>, S
     Ok(objects)
 }
 
-/// What must be there before the manifests are applied, or be known.
+/// Prerequisites of the manifests, and warnings.
 pub(crate) fn needs(graph: &Graph, workload: Workload) -> Vec<String> {
     let name = &graph.name;
     let mut needs = vec![format!(
@@ -167,7 +167,7 @@ pub(crate) fn needs(graph: &Graph, workload: Workload) -> Vec<String> {
     needs
 }
 
-/// What this target cannot do.
+/// Refuses graphs that Kubernetes, or this workload, cannot run.
 fn check(graph: &Graph, workload: Workload) -> Result<(), String> {
     graph.check_version()?;
     if [ADMIN_PORT, CONTROL_PORT].contains(&graph.gateway.port) {
@@ -482,7 +482,7 @@ fn worker_pod(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
         container["livenessProbe"] = http_probe(HEALTH, PORT, 15, 12);
         let hook = match graph.engine {
             Engine::Kvasir | Engine::Mock => None,
-            // It has no gauges of what it runs.
+            // TensorRT-LLM has no gauges of running requests.
             Engine::TensorrtLlm => Some(json!(["sleep", BLIND_DRAIN_SECONDS.to_string()])),
             Engine::Vllm | Engine::Sglang => {
                 let script =
@@ -512,7 +512,7 @@ fn template(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
     if node.as_ref().is_some_and(|node| node.rank != "0")
         && let Some(labels) = labels.as_object_mut()
     {
-        // It answers no requests: gateways must not find it.
+        // Only the first machine serves HTTP: gateways must not find the others.
         labels.shift_remove("kvasir/graph");
     }
     let mut metadata = json!({"labels": labels});

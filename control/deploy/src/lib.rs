@@ -47,12 +47,12 @@ pub struct File {
     pub text: String,
 }
 
-/// What a graph was rendered as.
+/// Result of rendering a graph.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rendered {
     /// The files.
     pub files: Vec<File>,
-    /// What must be there beforehand, or be done.
+    /// Prerequisites: objects, files and commands.
     pub needs: Vec<String>,
     /// Fields of the description that have no meaning for the target.
     pub unused: Vec<String>,

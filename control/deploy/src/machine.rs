@@ -14,7 +14,7 @@ const LAST_PORT: u16 = FIRST_PORT + 5 * EVENTS;
 
 /// One worker.
 pub(crate) struct Worker<'a> {
-    /// Its role and number.
+    /// Role and number, as `decode-0`.
     pub(crate) name: String,
     pub(crate) spec: &'a RoleSpec,
     pub(crate) port: u16,
@@ -58,7 +58,7 @@ pub(crate) fn workers(graph: &Graph) -> Result<Vec<Worker<'_>>, String> {
 }
 
 impl Worker<'_> {
-    /// Its process, on loopback.
+    /// The worker's process, listening on loopback.
     pub(crate) fn program(&self, graph: &Graph) -> Program {
         let place = Place { listen: "127.0.0.1", own: "127.0.0.1", port: self.port, node: None };
         let mut program = engine::program(graph, self.spec, &place);
@@ -68,7 +68,7 @@ impl Worker<'_> {
         program
     }
 
-    /// Its role and URL, for gateways of the same machine.
+    /// The worker's role and URL, for gateways of the same machine.
     pub(crate) fn url(&self) -> (Role, String) {
         (self.spec.role, format!("http://127.0.0.1:{}", self.port))
     }

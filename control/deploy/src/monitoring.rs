@@ -146,7 +146,7 @@ fn lines(metric: &Metric) -> Vec<Line> {
             vec![(format!("{} / {}", rate("sum"), rate("count")), "mean".to_owned())]
         }
         Kind::Gauge if name.ends_with("_build_info") => vec![(format!("count{by} ({name})"), legend)],
-        // What every gateway says of the same thing is not added up.
+        // Gauges that describe the fleet are equal on all gateways: no sum.
         Kind::Gauge if by.is_empty() && !is_shared(name) => vec![(format!("sum({name})"), legend)],
         Kind::Gauge => vec![(format!("max{by} ({name})"), legend)],
     }

@@ -57,7 +57,7 @@ pub(crate) fn gateway(
             gateway["kv_events"] = format!("tcp://*:+{EVENTS}").into();
             gateway["kv_replay"] = format!("tcp://*:+{REPLAY}").into();
         }
-        // It tells each event once.
+        // TensorRT-LLM returns each event once, so only one gateway may poll.
         Engine::TensorrtLlm if graph.gateway.replicas == 1 => gateway["kv_events"] = "poll".into(),
         _ => {}
     }

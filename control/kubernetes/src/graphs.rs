@@ -89,7 +89,7 @@ impl GraphController {
             tokio::select! {
                 event = events.try_next() => match event {
                     Ok(Some(watcher::Event::Apply(graph) | watcher::Event::InitApply(graph))) => {
-                        // Its own status is no change of it.
+                        // A changed status alone is no reason to reconcile.
                         let is_new = known.get(&graph.name_any()).is_none_or(|known| {
                             known.metadata.generation != graph.metadata.generation || known.uid() != graph.uid()
                                 || known.data["spec"] != graph.data["spec"]
@@ -170,7 +170,7 @@ impl GraphController {
             let parameters = PatchParams::apply(MANAGER).force();
             let applied = async {
                 if let Some(known) = asked(api.get_opt(&name)).await? {
-                    // What somebody else has made stays theirs.
+                    // Objects of others are not taken over.
                     if !is_owned(&known, graph) {
                         return Err(
                             "it exists, and is not this graph's; remove it, or name the graph otherwise"
@@ -192,7 +192,7 @@ impl GraphController {
             }
         }
         if !problems.is_empty() {
-            // What is not rendered any more may be all that works.
+            // Nothing is pruned then: the old objects may be the only ones that work.
             outcome.applied = Err(problems.join("; "));
             return outcome;
         }

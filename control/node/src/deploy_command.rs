@@ -90,7 +90,7 @@ pub(crate) fn run(command: &DeployCommand) -> Result<ExitCode> {
         }
     };
     let graph = read(&arguments.file)?;
-    // What was taken of Dynamo's description can be looked at as it is.
+    // A converted description is printed even if it has problems.
     if arguments.to != TargetName::Description {
         graph.check().map_err(|error| problems(&arguments.file, &error))?;
     }

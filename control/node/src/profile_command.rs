@@ -37,7 +37,7 @@ const REQUEST_WITHIN: Duration = Duration::from_secs(120);
 pub(crate) struct ProfileArgs {
     /// The engine, as http://HOST:PORT. It should have nothing else to do.
     engine: String,
-    /// Its model, where it serves several.
+    /// Model to measure, if the engine serves several.
     #[arg(long)]
     model: Option<String>,
     /// Write the values into this file as well.

@@ -82,7 +82,7 @@ impl MeasuredEngine {
     }
 }
 
-/// One measurement: what the coefficients are multiplied with, and the seconds that come of it.
+/// A measurement: the factors of the coefficients, and the measured seconds.
 #[derive(Clone, Copy)]
 struct Row {
     factors: [f64; TERMS],

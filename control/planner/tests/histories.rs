@@ -260,7 +260,7 @@ fn a_planner_that_starts_again_keeps_what_it_finds() {
     assert_eq!(later.wanted, 1, "once it has watched long enough: {later}");
 }
 
-/// What a silent gateway serves is not seen: nothing is stopped until it is.
+/// Demand at a silent gateway is unknown: no worker is stopped while there is one.
 #[test]
 fn nothing_is_stopped_while_a_part_of_the_demand_is_not_seen() {
     let (mut planner, mut now, mut count) = (planner(0, 20), 0.0, 1);

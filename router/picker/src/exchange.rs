@@ -270,7 +270,7 @@ enum Received {
     HandedOver(Box<HandedOver>, End),
     /// The gateway has answered it without an engine.
     Answered(Response),
-    /// It was to be sent, but its body had all the bytes that were announced, and no end.
+    /// Handed over, but the body had all announced bytes and no end.
     WithoutEnd,
     /// The proxy has closed the stream.
     Closed,
@@ -305,7 +305,7 @@ where
             taken = &mut *handover, if handed_over.is_none() && !is_declined => match taken {
                 Ok(taken) => {
                     handed_over = Some(Box::new(taken));
-                    // What comes beyond the announced bytes is nobody's.
+                    // Bytes beyond the announced length are dropped.
                     feed = Feed::new(None);
                     overdue.as_mut().reset(tokio::time::Instant::now() + MESSAGE_WITHIN);
                 }
@@ -332,7 +332,7 @@ where
     }
 }
 
-/// What came of a request that the proxy has sent.
+/// Outcome of a request that the proxy has sent.
 enum Replied {
     /// The head of an engine's answer.
     Engine(HttpHeaders),
@@ -468,7 +468,7 @@ where
                 Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
                 Some(part) => return Err(unexpected(&part, "the answer's end was awaited")),
             },
-            // It is given up in the middle: the client must not take what it has for the whole.
+            // Given up in the middle: the client must not take a part for the whole answer.
             _ = &mut answer => return Err(Status::aborted("the answer was given up")),
         }
     }
@@ -513,7 +513,7 @@ struct Answering {
     engine_body: EngineBody,
 }
 
-/// What has come of an engine's body.
+/// Progress of an engine's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EngineBody {
     Awaited,

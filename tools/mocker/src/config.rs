@@ -61,9 +61,9 @@ pub struct MockConfig {
     pub decode_seconds_per_request: f64,
     /// What every step takes.
     pub decode_seconds_per_step: f64,
-    /// What a step takes per token of KV that running requests hold.
+    /// Seconds of a step per token of KV that running requests hold.
     pub decode_seconds_per_kv_token: f64,
-    /// What a step takes per square of a prompt's tokens: tokens `a` to `b` of it take `b² − a²` of these.
+    /// Seconds per square of a prompt's tokens: computing tokens `a` to `b` takes `b² − a²` of these.
     pub prefill_seconds_per_square: f64,
     /// Divides all these times. With all of them zero a request is answered at once.
     pub speedup: f64,

@@ -142,7 +142,7 @@ fn what_no_graph_can_be_made_of_is_refused_with_the_reason() {
     assert!(graph.check().expect_err("no model").contains("model: "));
 }
 
-/// What surrounds an engine in a script is no option of it, and what is not known is told.
+/// Commands around an engine in a script are no options of the engine; unknown variables are reported.
 #[test]
 fn scripts_are_read_up_to_their_next_command() {
     let text = r#"

@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
-            // It never ends by itself.
+            // The controller's loop does not end by itself.
             _ = &mut graphs.0, if follows_graphs => bail!("graphs are not followed any more"),
             () = control(&settings, gateways, &mut actuation, &reporter), if settings.planner.mode != "off" => {}
         }
@@ -142,7 +142,7 @@ async fn control(
             reporter.silent(report);
             continue;
         }
-        // What was learned of workers that do both is of no use for others.
+        // Step times learned for workers of both phases do not apply to workers of one phase.
         if planning.as_ref().is_some_and(|planning| (planning.roles().len() > 1) != has_prefill) {
             planning = None;
         }
