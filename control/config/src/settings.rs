@@ -135,7 +135,8 @@ section! {
         leader: String = "none".to_owned(), one_of &["none", "lease"];
         /// Name of that Lease.
         lease: String = "kvasir-control".to_owned();
-        /// Reconcile the `KvasirGraph` objects of the namespace (`kvasir deploy operator`). With `planner.mode = "off"` that is all.
+        /// Reconcile the `KvasirGraph` objects of the namespace (`kvasir deploy operator`). Without a planner (`planner.mode` is
+        /// `off`) that is all.
         graphs: bool = false;
         /// Kvasir's image for gateways of graphs that name none; empty is `kvasir` in this version.
         graph_image: String = String::new();
