@@ -60,7 +60,7 @@ pub fn from_object(object: &Value, image: &str) -> Result<(Graph, Workload), Str
     }
     graph.check()?;
     if graph.storage.iter().any(|storage| !storage.folder.is_empty()) {
-        // Who may make graphs need not be one who may mount a machine's folders.
+        // The right to make graphs is no right to mount a machine's folders.
         return Err(
             "storage: a folder of the machine is not for a graph of the cluster; name a claim".to_owned()
         );

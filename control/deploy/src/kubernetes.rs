@@ -358,7 +358,7 @@ fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &s
         "publishNotReadyAddresses": true,
     });
     objects.push(object(graph, "v1", "Service", "gateway-peers", json!({"spec": headless})));
-    // Who reaches the listener for administrators may change the roster.
+    // Callers of the listener for administrators may change the roster.
     let control = json!({"podSelector": {"matchLabels": part_labels(graph, "control")}});
     let prometheus =
         json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING}}});

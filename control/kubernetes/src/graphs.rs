@@ -1,8 +1,8 @@
 //! Reconciles `KvasirGraph` objects: makes what is rendered from each, removes what is rendered no more, and says how it is.
 //!
 //! Objects are applied by the server ("Server-Side Apply"), so that fields of others, as the counts that the planner sets, stay
-//! theirs. Each has the graph as its owner: the cluster removes it with the graph. Several processes may do this at the same time;
-//! they do the same.
+//! theirs. Each has the graph as its owner: the cluster removes it with the graph. Several processes of one version may do this at
+//! the same time; those of two versions would undo each other's work, so the operator's Deployment has one process.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;

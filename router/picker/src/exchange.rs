@@ -307,7 +307,10 @@ where
                     handed_over = Some(Box::new(taken));
                     // Bytes beyond the announced length are dropped.
                     feed = Feed::new(None);
-                    overdue.as_mut().reset(tokio::time::Instant::now() + MESSAGE_WITHIN);
+                    // Most bodies are at their end by now, and need no timer.
+                    if end.is_none() {
+                        overdue.as_mut().reset(tokio::time::Instant::now() + MESSAGE_WITHIN);
+                    }
                 }
                 // The gateway answers without an engine.
                 Err(_) => is_declined = true,
@@ -546,7 +549,7 @@ impl Answering {
                 biased;
                 response = &mut answer => {
                     let Ok(response) = response;
-                    // Nobody reads what the engine says, or it has no body, and the client's has one.
+                    // The gateway does not read the engine's body, or the engine has none, and the client's has one.
                     let is_own = self.feed.is_unread() || self.engine_body != EngineBody::Awaited;
                     if is_own && !self.engine_body.has_begun() && !response.body().is_end_stream() {
                         return send_immediately(out, response).await;
@@ -589,6 +592,8 @@ impl Answering {
                 };
             }
             tokio::select! {
+                // The engine's end is there in most cases: the timer is set only if it is not.
+                biased;
                 is_open = self.follow(incoming) => if !is_open? { return Ok(()) },
                 // The gateway wants no more of it.
                 () = &mut overdue => return send(out, response_body(Bytes::new(), true)).await,
