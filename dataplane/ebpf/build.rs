@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PROGRAMS: [&str; 3] = ["redirect", "admission", "latency"];
+const PROGRAMS: [&str; 4] = ["redirect", "admission", "latency", "engines"];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

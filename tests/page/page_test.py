@@ -388,6 +388,8 @@ def planned(page, gateway):
         assert len(changes) == min(5, len(plan["changes"])), changes
         for change, text in zip(reversed(plan["changes"]), changes):
             assert f"{change['from']} → {change['to']}: {change['text']}" in text, (change, text)
+        dots = page.js("return document.querySelectorAll('#scaling-trials circle').length")
+        assert dots == sum(len(pool["trials"]) for pool in plan["pools"]), dots
         return rows
 
     page.until("the plan is as the status says", same)

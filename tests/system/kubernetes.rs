@@ -3,11 +3,10 @@
 mod support;
 
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use support::load::Load;
 use support::site::{ask, chat, mock, model_folder};
 use support::{Process, Scratch, get, wait_for};
 use tests_apiserver::ApiServer;
@@ -97,45 +96,6 @@ fn not_ready(mut pod: Value) -> Value {
 fn deleted(mut pod: Value) -> Value {
     pod["metadata"]["deletionTimestamp"] = json!("2026-11-24T10:00:00Z");
     pod
-}
-
-/// Requests at a steady rate, until it is dropped; none may fail.
-struct Load {
-    is_over: Arc<AtomicBool>,
-    answered: Arc<AtomicU64>,
-    threads: Vec<std::thread::JoinHandle<()>>,
-}
-
-impl Load {
-    fn start(address: &str, per_second: u64) -> Self {
-        const THREADS: u64 = 8;
-        let (is_over, answered): (Arc<AtomicBool>, Arc<AtomicU64>) = Default::default();
-        let thread = |number: u64| {
-            let (is_over, answered, address) =
-                (Arc::clone(&is_over), Arc::clone(&answered), address.to_owned());
-            std::thread::spawn(move || {
-                let pause = Duration::from_micros(1_000_000 * THREADS / per_second);
-                let (began, mut sent) = (Instant::now(), 0_u32);
-                while !is_over.load(Ordering::SeqCst) {
-                    let (status, answer) =
-                        ask(&address, &chat(8, (number * 1_000) as usize + sent as usize, 1));
-                    assert_eq!(status, 200, "{answer}");
-                    answered.fetch_add(1, Ordering::SeqCst);
-                    sent += 1;
-                    std::thread::sleep((pause * sent).saturating_sub(began.elapsed()));
-                }
-            })
-        };
-        let threads = (0..THREADS).map(thread).collect();
-        Self { is_over, answered, threads }
-    }
-
-    /// Ends it; the number of answers.
-    fn end(self) -> u64 {
-        self.is_over.store(true, Ordering::SeqCst);
-        self.threads.into_iter().for_each(|thread| thread.join().expect("no request failed"));
-        self.answered.load(Ordering::SeqCst)
-    }
 }
 
 /// A pod that fails its readiness probe, or is deleted, gets no new request from then on.

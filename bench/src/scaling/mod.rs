@@ -179,7 +179,7 @@ fn decisions() {
             decoding: 20_000.0,
             kv_tokens: 9e7,
             itl_mean: Some(0.02),
-            workers: WorkerCounts { ready: WORKERS - 10, starting: 10, draining: 0 },
+            workers: WorkerCounts { ready: WORKERS - 10, starting: 10, ..WorkerCounts::default() },
             starting_for: vec![20.0; 10],
             in_force: WORKERS,
             ..Observation::default()

@@ -38,6 +38,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
         planner,
         control,
         discovery,
+        etcd,
         gateway,
         picker,
         access,
@@ -66,6 +67,7 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     compare(&mut all, planner, &new.planner);
     compare(&mut all, control, &new.control);
     compare(&mut all, discovery, &new.discovery);
+    compare(&mut all, etcd, &new.etcd);
     compare(&mut all, gateway, &new.gateway);
     compare(&mut all, picker, &new.picker);
     compare(&mut all, access, &new.access);
@@ -99,6 +101,7 @@ fn to_json(settings: &Settings) -> Value {
         planner,
         control,
         discovery,
+        etcd,
         gateway,
         picker,
         access,
@@ -128,6 +131,7 @@ fn to_json(settings: &Settings) -> Value {
     add(table(planner));
     add(table(control));
     add(table(discovery));
+    add(table(etcd));
     add(table(gateway));
     add(table(picker));
     add(table(access));

@@ -25,8 +25,9 @@ pub use reference::{example, explain, json_schema, markdown};
 pub use seasons::seconds as season_seconds;
 pub use settings::{
     AccessSettings, ControlSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings,
-    EbpfSettings, EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings,
-    ObjectTierSettings, PickerSettings, PlannerSettings, RdmaSettings, RemoteTierSettings, RouterSettings,
-    ServeSettings, Settings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
+    EbpfSettings, EngineSettings, EtcdSettings, FaultSettings, GatewaySettings, GuardrailSettings,
+    HostTierSettings, ObjectTierSettings, PickerSettings, PlannerSettings, RdmaSettings, RemoteTierSettings,
+    RouterSettings, ServeSettings, Settings, StoreSettings, TlsSettings, TraceSettings, TransferSettings,
+    WorkerSettings,
 };
 pub use value::{Bytes, Kind, Range, Setting};

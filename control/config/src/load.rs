@@ -164,6 +164,7 @@ impl Reader<'_> {
             "planner",
             "control",
             "discovery",
+            "etcd",
             "gateway",
             "picker",
             "access",
@@ -195,6 +196,7 @@ impl Reader<'_> {
             planner: self.section(root),
             control: self.section(root),
             discovery: self.section(root),
+            etcd: self.section(root),
             gateway: self.section(root),
             picker: self.section(root),
             access: self.section(root),
@@ -263,9 +265,13 @@ impl Reader<'_> {
                 self.report(offset, format!("planner.{role}_min is above planner.{role}_max"));
             }
         }
-        let least = (planner.prefill_min.min(planner.prefill_max) + planner.decode_min) * planner.gpus;
+        let least = (planner.prefill_min.min(planner.prefill_max) + planner.decode_min + planner.spares)
+            * planner.gpus;
         if least > planner.gpus_max {
-            let problem = format!("planner.gpus_max is {}, and the minimums need {least}", planner.gpus_max);
+            let problem = format!(
+                "planner.gpus_max is {}, and the minimums need {least}, planner.spares included",
+                planner.gpus_max
+            );
             self.report(offset, problem);
         }
         if planner.mode == "act" && !settings.gateway.peers.is_empty() {

@@ -8,9 +8,10 @@ use crate::load::{Key, Section};
 use crate::pools::{PoolSettings, SplitSettings};
 use crate::settings::{
     AccessSettings, ControlSettings, DatabaseSettings, DiscoverySettings, DiskTierSettings, DrainSettings,
-    EbpfSettings, EngineSettings, FaultSettings, GatewaySettings, GuardrailSettings, HostTierSettings,
-    ObjectTierSettings, PickerSettings, PlannerSettings, RdmaSettings, RemoteTierSettings, RouterSettings,
-    ServeSettings, StoreSettings, TlsSettings, TraceSettings, TransferSettings, WorkerSettings,
+    EbpfSettings, EngineSettings, EtcdSettings, FaultSettings, GatewaySettings, GuardrailSettings,
+    HostTierSettings, ObjectTierSettings, PickerSettings, PlannerSettings, RdmaSettings, RemoteTierSettings,
+    RouterSettings, ServeSettings, StoreSettings, TlsSettings, TraceSettings, TransferSettings,
+    WorkerSettings,
 };
 use crate::value::Kind;
 
@@ -62,13 +63,14 @@ fn describe_list<S: Section>() -> Described {
     Described { is_list: true, ..describe::<S>() }
 }
 
-fn sections() -> [Described; 26] {
+fn sections() -> [Described; 27] {
     [
         describe::<ServeSettings>(),
         describe::<DrainSettings>(),
         describe::<PlannerSettings>(),
         describe::<ControlSettings>(),
         describe::<DiscoverySettings>(),
+        describe::<EtcdSettings>(),
         describe::<GatewaySettings>(),
         describe::<PickerSettings>(),
         describe::<AccessSettings>(),

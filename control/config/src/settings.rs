@@ -62,9 +62,18 @@ section! {
         itl: Duration = Duration::from_millis(50), in Duration::from_micros(100) => Duration::from_secs(60);
         /// Share of requests that should keep both.
         attainment: f64 = 0.99, in 0.5 => 0.999;
-        /// Share of a worker's capacity that is used; the rest is headroom for bursts and for the time that a worker takes to
-        /// start. `kvasir plan replay` finds the share that one's own demand needs.
+        /// Share of a worker's capacity that is used, until enough demand is recorded to choose it (`choose_after`); the rest is
+        /// headroom for bursts and for the time that a worker takes to start.
         utilisation: f64 = 0.7, in 0.05 => 1.0;
+        /// How far back demand is recorded; `"0s"` turns that off, and `utilisation` is used for good.
+        history: Duration = Duration::from_secs(14 * 86400), in Duration::from_secs(0) => Duration::from_secs(90 * 86400);
+        /// Folder in which recorded demand outlives this process; empty keeps it in memory alone.
+        history_folder: String = String::new();
+        /// From so much recorded demand on the share is chosen: it is replayed with several shares in simulation, and the one that
+        /// keeps the service level with the fewest workers is used.
+        choose_after: Duration = Duration::from_secs(86400), in Duration::from_secs(1) => Duration::from_secs(14 * 86400);
+        /// How often it is chosen anew.
+        choose_every: Duration = Duration::from_secs(3600), in Duration::from_secs(1) => Duration::from_secs(86400);
         /// Time between two decisions.
         interval: Duration = Duration::from_secs(5), in Duration::from_millis(200) => Duration::from_secs(30);
         /// Time that a worker takes to start, until starts have been measured. With `keda` and `webhook` no count is told for so
@@ -78,6 +87,10 @@ section! {
         down_after: Duration = Duration::from_secs(120), in Duration::from_secs(1) => Duration::from_secs(86400);
         /// With `act`: how long a number of workers that was changed by hand (`kvasir drain`) is kept.
         manual_hold: Duration = Duration::from_secs(1800), in Duration::from_secs(0) => Duration::from_secs(86400);
+        /// Workers of each role that are kept asleep beside those that demand asks for, and woken first when it grows: vLLM with
+        /// `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`, SGLang with `--enable-memory-saver` and
+        /// `--enable-weights-cpu-backup`. For `kvasir control` with `act`; `gpus_max` and the targets' counts include them.
+        spares: u64 = 0, in 0 => 1000;
         /// Periods after which demand repeats: `day`, `week`. Each is used once two of them have been seen without a restart of
         /// the planner.
         seasons: Vec<String> = vec!["day".to_owned(), "week".to_owned()];
@@ -131,9 +144,10 @@ section! {
         /// Where changes are posted, for the actuator `webhook`. The variable KVASIR_WEBHOOK_KEY, if set, is shown as a bearer
         /// token.
         webhook: String = String::new();
-        /// Election among several control services: `none` for one alone, `lease` for the holder of a Lease of Kubernetes.
-        leader: String = "none".to_owned(), one_of &["none", "lease"];
-        /// Name of that Lease.
+        /// Election among several control services: `none` for one alone, `lease` for the holder of a Lease of Kubernetes, `etcd`
+        /// for the holder of a key of `[etcd]`.
+        leader: String = "none".to_owned(), one_of &["none", "lease", "etcd"];
+        /// Name of that Lease or key.
         lease: String = "kvasir-control".to_owned();
         /// Reconcile the `KvasirGraph` objects of the namespace (`kvasir deploy operator`). Without a planner (`planner.mode` is
         /// `off`) that is all.
@@ -184,6 +198,27 @@ section! {
         guard_share: f64 = 0.5, in 0.0 => 1.0;
         /// How long workers stay that such a list lacks.
         guard_time: Duration = Duration::from_secs(600), in Duration::from_secs(0) => Duration::from_secs(86400);
+    }
+}
+
+section! {
+    /// etcd, version 3: gateways find workers below `PREFIX/workers/` (`kvasir register` puts them there), and control services
+    /// elect their leader below `PREFIX/leaders/`. While etcd is away nothing changes.
+    EtcdSettings, "etcd" {
+        /// Members of the cluster, as `http://HOST:PORT` or `https://HOST:PORT`; one is asked at a time. Empty: none.
+        endpoints: Vec<String> = Vec::new();
+        /// Beginning of all keys; one for each fleet.
+        prefix: String = "/kvasir".to_owned();
+        /// Name of a user, where etcd asks for one.
+        user: String = String::new();
+        /// File with that user's password, not readable by everybody.
+        password_file: String = String::new();
+        /// Certificate authority of the members (PEM); empty is the system's.
+        ca_file: String = String::new();
+        /// Certificate to show to them (PEM), where they ask for one.
+        certificate_file: String = String::new();
+        /// Its private key (PEM).
+        key_file: String = String::new();
     }
 }
 
@@ -482,6 +517,10 @@ section! {
     EngineSettings, "engine" {
         /// Hugging Face folder of a Llama or Qwen model; empty is the built-in tiny model.
         model_folder: String = String::new();
+        /// Folder for images of the weights, ready to be computed with: a worker that starts again maps its own, and all workers of
+        /// the machine share one. Below `/dev/shm` they are in memory that outlives workers, as large as the model in f32. Empty:
+        /// none; the weights are read from the model's folder.
+        weights_folder: String = String::new();
         /// Name under which the model is served; empty is the folder's name, or `kvasir-tiny`.
         model_name: String = String::new();
         /// Seed of the built-in model's weights.
@@ -812,6 +851,8 @@ pub struct Settings {
     pub control: ControlSettings,
     /// `[discovery]`
     pub discovery: DiscoverySettings,
+    /// `[etcd]`
+    pub etcd: EtcdSettings,
     /// `[gateway]`
     pub gateway: GatewaySettings,
     /// `[picker]`

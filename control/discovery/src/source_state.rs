@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `Changed`, or in a list | trusted, with the new content |
 //! | `Deleted` | removed |
+//! | `Expired` | suspect for `time` |
 //! | missing from a list that lacks at most `share` | removed |
 //! | missing from a list that lacks more | suspect for `time` from the first such list on |
 //! | missing from the first list after the source selects other objects (`Replaced`) | removed |
@@ -76,6 +77,13 @@ impl SourceState {
             }
             Update::Changed(object) => self.put(object),
             Update::Deleted(key) => self.objects.remove(&key).is_some_and(|gone| !gone.endpoints.is_empty()),
+            Update::Expired(key) => match self.objects.get_mut(&key) {
+                Some(object) if object.suspect_until.is_none() => {
+                    object.suspect_until = Some(now + guard.time);
+                    !object.endpoints.is_empty()
+                }
+                _ => false,
+            },
             Update::Failed(reason) => {
                 self.error = Some(reason);
                 false
@@ -210,6 +218,21 @@ mod tests {
         assert!(state.apply(Update::Changed(object("b")), GUARD, now));
         assert!(!state.apply(Update::Changed(object("b")), GUARD, now));
         assert_eq!(hosts(&state), trusted(&["b"]));
+    }
+
+    #[test]
+    fn an_object_whose_time_ran_out_is_suspect_until_somebody_vouches_for_it_again() {
+        let (mut state, now) = (SourceState::default(), Instant::now());
+        state.apply(listed(&["a", "b"]), GUARD, now);
+        assert!(state.apply(Update::Expired("a".to_owned()), GUARD, now));
+        let later = now + Duration::from_secs(300);
+        assert!(!state.apply(Update::Expired("a".to_owned()), GUARD, later), "its time does not begin again");
+        assert!(!state.apply(Update::Expired("z".to_owned()), GUARD, now));
+        assert_eq!(hosts(&state), [("a".to_owned(), true), ("b".to_owned(), false)]);
+        assert!(!state.apply(listed(&["b"]), GUARD, later), "a list that lacks it changes nothing");
+        assert_eq!(state.next_expiry(), Some(now + GUARD.time));
+        assert!(state.apply(Update::Changed(object("a")), GUARD, later));
+        assert_eq!(hosts(&state), trusted(&["a", "b"]));
     }
 
     #[test]

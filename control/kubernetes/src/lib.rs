@@ -20,7 +20,7 @@ mod workload;
 
 pub use config::{KubernetesError, PodSourceConfig, Selection, connect};
 pub use graphs::GraphController;
-pub use leader::Election;
+pub use leader::KubernetesLease;
 pub use pod::{PodRules, object};
 pub use scale::{ScaleError, ScaleTarget, Workload};
 pub use source::{PodSource, error_chain};

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use control_kubernetes::{Election, ScaleError, ScaleTarget, Workload};
+use control_kubernetes::{KubernetesLease, ScaleError, ScaleTarget, Workload};
 use kube::Client;
 use serde_json::{Value, json};
 use tests_apiserver::{ApiServer, Faults, Rule};
@@ -104,8 +104,8 @@ struct Candidate {
 impl Candidate {
     fn start(client: &Client, identity: &str) -> Self {
         let (sender, leads) = watch::channel(false);
-        let election = Election::new(client.clone(), None, "kvasir-control", identity);
-        Self { leads, task: tokio::spawn(election.run(sender)) }
+        let lease = KubernetesLease::new(client.clone(), None, "kvasir-control", identity);
+        Self { leads, task: tokio::spawn(control_election::run(lease, sender)) }
     }
 
     fn leads(&self) -> bool {

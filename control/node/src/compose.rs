@@ -59,7 +59,17 @@ fn kv_f32(settings: &Settings, of_model: bool) -> bool {
 
 pub(crate) fn model(settings: &Settings) -> Result<Model> {
     let model = match model_folder(settings) {
-        Some(folder) => Model::from_folder(folder)?,
+        Some(folder) => match some(&settings.engine.weights_folder) {
+            None => Model::from_folder(folder)?,
+            Some(images) => {
+                let began = std::time::Instant::now();
+                let image =
+                    Path::new(&images).join(format!("{}.weights", model_name(settings).replace('/', "-")));
+                let (model, was_mapped) = Model::from_folder_and_image(folder, &image)?;
+                tracing::info!(was_mapped, took = ?began.elapsed(), "weights");
+                model
+            }
+        },
         None => Model::tiny(settings.engine.seed),
     };
     let kv_f32 = kv_f32(settings, model.config().kv_f32);

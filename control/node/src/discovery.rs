@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use control_config::DiscoverySettings;
+use control_config::{DiscoverySettings, Settings};
 use control_discovery::{
     Batch, Dns, Endpoint, EndpointState, FileSource, Guard, Role, Roster, Sender, SourceStatus, channel,
     follow,
@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::compose::some;
+use crate::etcd::Etcd;
 use crate::secret;
 
 /// Reasons for workers left out that an administrator is shown.
@@ -30,6 +31,7 @@ const REFUSED_SHOWN_MAX: usize = 20;
 enum Source {
     File(FileSource),
     Dns(Dns, Duration),
+    Etcd(control_etcd::EtcdSource),
     #[cfg(feature = "kubernetes")]
     Pods(control_kubernetes::PodSource),
 }
@@ -39,6 +41,7 @@ impl Source {
         match self {
             Self::File(file) => file.name(),
             Self::Dns(dns, _) => dns.name(),
+            Self::Etcd(etcd) => etcd.name(),
             #[cfg(feature = "kubernetes")]
             Self::Pods(pods) => pods.name(),
         }
@@ -48,6 +51,7 @@ impl Source {
         match self {
             Self::File(file) => tokio::spawn(file.watch(sender)),
             Self::Dns(dns, interval) => tokio::spawn(dns.watch(interval, sender)),
+            Self::Etcd(etcd) => tokio::spawn(etcd.watch(sender)),
             #[cfg(feature = "kubernetes")]
             Self::Pods(pods) => tokio::spawn(pods.watch(sender)),
         }
@@ -108,6 +112,7 @@ impl PodArgs {
 pub(crate) struct Discovery {
     settings: DiscoverySettings,
     sources: Vec<Source>,
+    etcd: Option<Etcd>,
     pods: Vec<Pods>,
     guard: Guard,
 }
@@ -166,9 +171,9 @@ async fn connect(_: &[Pods], _: &DiscoverySettings) -> Result<Vec<Source>> {
 }
 
 impl Discovery {
-    /// The sources of `[discovery]` and of the command line; `None` when there are none.
-    pub(crate) fn new(settings: &DiscoverySettings, given: &PodArgs) -> Result<Option<Self>> {
-        let discovery = given.over(settings)?;
+    /// The sources of `[discovery]`, of `[etcd]` and of the command line; `None` when there are none.
+    pub(crate) fn new(settings: &Settings, given: &PodArgs) -> Result<Option<Self>> {
+        let discovery = given.over(&settings.discovery)?;
         let mut sources = Vec::new();
         if let Some(file) = some(&discovery.file) {
             sources.push(Source::File(FileSource::new(PathBuf::from(file))));
@@ -185,12 +190,18 @@ impl Discovery {
             );
         }
         let guard = Guard { share: discovery.guard_share, time: discovery.guard_time };
-        let is_empty = sources.is_empty() && pods.is_empty();
-        Ok((!is_empty).then_some(Self { settings: discovery, sources, pods, guard }))
+        let etcd = Etcd::new(settings)?;
+        let is_empty = sources.is_empty() && pods.is_empty() && etcd.is_none();
+        Ok((!is_empty).then_some(Self { settings: discovery, sources, etcd, pods, guard }))
     }
 
     /// Starts the sources. To be called within a Tokio runtime.
     pub(crate) async fn start(mut self, gateway: &Arc<Gateway>, keys: EngineKeys) -> Result<()> {
+        if let Some(etcd) = self.etcd.take() {
+            let client = etcd.client()?;
+            let source = control_etcd::EtcdSource::new(client, &etcd.prefix, self.settings.relist);
+            self.sources.push(Source::Etcd(source));
+        }
         self.sources.extend(connect(&self.pods, &self.settings).await?);
         let names = self.sources.iter().map(Source::name).collect();
         let (senders, receiver) = channel(self.sources.len());
@@ -327,6 +338,7 @@ impl Publisher {
             pool: pool.name.clone(),
             generation: endpoint.generation,
             is_draining: endpoint.state != EndpointState::Ready,
+            is_asleep: false,
         }
     }
 }

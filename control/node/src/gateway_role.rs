@@ -36,7 +36,7 @@ pub(crate) fn run(
     let settings = process::start(common)?;
     let keys = secret::of_engines(&settings, common.supervised, &given.urls())?;
     let workers = roster::workers(&settings, given, &keys)?;
-    let discovery = Discovery::new(&settings.discovery, pods)?;
+    let discovery = Discovery::new(&settings, pods)?;
     if discovery.is_none() {
         roster::must_have_workers(&workers)?;
     }
@@ -174,7 +174,7 @@ fn could_start(
     keys: &EngineKeys,
 ) -> Result<Vec<WorkerSpec>> {
     let workers = roster::workers(settings, given, keys)?;
-    if Discovery::new(&settings.discovery, pods)?.is_none() {
+    if Discovery::new(settings, pods)?.is_none() {
         roster::must_have_workers(&workers)?;
     }
     grpc_address(settings)?;

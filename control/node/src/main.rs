@@ -10,6 +10,9 @@ mod deep_check;
 mod deploy_command;
 mod discovery;
 mod doctor;
+mod engine_processes;
+mod engine_watch;
+mod etcd;
 mod exposure;
 mod gateway_role;
 mod http;
@@ -25,6 +28,7 @@ mod planning;
 mod process;
 mod profile_command;
 mod rails;
+mod register_command;
 mod replay_command;
 mod roster;
 mod secret;
@@ -155,6 +159,8 @@ enum Command {
     Workers(workers_command::WorkersArgs),
     /// Give a worker no new requests; those that it has go on.
     Drain(workers_command::DrainArgs),
+    /// Put an engine into etcd while it answers, so that gateways find it.
+    Register(register_command::RegisterArgs),
     /// Keys of clients.
     Key {
         #[command(subcommand)]
@@ -253,6 +259,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top_command::execute(&args),
         Command::Workers(args) => workers_command::workers(&args),
         Command::Drain(args) => workers_command::drain(&args),
+        Command::Register(args) => register_command::run(&args),
         Command::Mock(args) => mock_command::run(&args),
         Command::Config { command } => config_command::run(command),
         Command::Doctor(args) => doctor::run(&args),

@@ -63,6 +63,9 @@ pub(crate) struct MockArgs {
     /// Microseconds of a prompt for the square of its tokens.
     #[arg(long, default_value_t = 0.0)]
     prompt_square_us: f64,
+    /// Can be put to sleep, and takes so many milliseconds to wake.
+    #[arg(long, value_name = "MILLISECONDS")]
+    wake_ms: Option<u64>,
     /// A fault from the start, as `POST /mock/faults` takes it; may be given several times.
     #[arg(long = "fault", value_name = "JSON")]
     faults: Vec<String>,
@@ -100,6 +103,7 @@ fn config(args: &MockArgs, number: u16) -> Result<MockConfig> {
         seed: args.seed + u64::from(number),
         tokenizer,
         body_bytes_max: 256 << 20,
+        wake: args.wake_ms.map(Duration::from_millis),
         ..MockConfig::tiny()?
     })
 }

@@ -106,12 +106,26 @@ fn explain(gateway: &str, credentials: &Credentials) -> Result<ExitCode> {
     let plan: Value = serde_json::from_slice(&told).context("the gateway's answer is no JSON")?;
     for pool in plan["pools"].as_array().into_iter().flatten() {
         println!(
-            "{} ({} ready, {} starting, {} draining)",
+            "{} ({} ready, {} starting, {} draining, {} asleep)",
             pool["text"].as_str().unwrap_or_default(),
             pool["ready"],
             pool["starting"],
-            pool["draining"]
+            pool["draining"],
+            pool["sleeping"]
         );
+    }
+    for pool in plan["pools"].as_array().into_iter().flatten() {
+        let trials = pool["trials"].as_array().filter(|trials| !trials.is_empty());
+        let Some(trials) = trials else { continue };
+        println!(
+            "{}: recorded demand, replayed in simulation (utilisation: in time, workers):",
+            pool["pool"].as_str().unwrap_or_default()
+        );
+        for trial in trials {
+            let number = |at: usize| trial[at].as_f64().unwrap_or(0.0);
+            let mark = if trial[0] == pool["utilisation"] { "  <- in force" } else { "" };
+            println!("  {:.2}: {:.1} %, {:.2}{mark}", number(0), 100.0 * number(1), number(2));
+        }
     }
     for change in plan["changes"].as_array().into_iter().flatten() {
         println!("  {} -> {}: {}", change["from"], change["to"], change["text"].as_str().unwrap_or_default());

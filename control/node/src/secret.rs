@@ -84,7 +84,7 @@ fn plain(url: &str) -> &str {
     url.trim_end_matches('/')
 }
 
-fn read(name: &str, path: &str) -> Result<String> {
+pub(crate) fn read(name: &str, path: &str) -> Result<String> {
     let found = std::fs::metadata(path).with_context(|| format!("{name} = \"{path}\""))?;
     let is_private = found.permissions().mode() & 0o007 == 0;
     ensure!(is_private, "{name} = \"{path}\" can be read by everybody (chmod 600)");

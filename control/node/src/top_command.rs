@@ -1,17 +1,25 @@
-//! `kvasir top`.
+//! `kvasir top`: a gateway and its workers in the terminal; with `--kernel` what the kernel of this machine sees of engines that
+//! run on it.
 
 use std::io::IsTerminal;
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use clap::Args;
+use http::Method;
+use router_engines::client::EngineClient;
+use serde_json::{Map, Value, json};
 use tools_top::{TopConfig, once, run};
 
 use crate::credentials::Credentials;
+use crate::engine_watch::{EngineWatch, table};
 
 /// Size of a frame that goes to no terminal.
 const FRAME: (u16, u16) = (120, 40);
+/// A gateway that takes longer is asked again with the next sample.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// Arguments.
 #[derive(Args)]
@@ -27,9 +35,23 @@ pub(crate) struct TopArgs {
     /// Print one frame as text and end, as is done when the output is no terminal.
     #[arg(long)]
     once: bool,
+    /// Show why engines of this machine are slow: how long their requests, threads and disk reads wait, from programs in the
+    /// kernel that end with this command. Needs root, or CAP_BPF and CAP_PERFMON, and the machine's own process numbers.
+    #[arg(long)]
+    kernel: bool,
+    /// With --kernel: an engine as HOST:PORT, beside the gateway's workers; may be given several times.
+    #[arg(long = "engine", value_name = "HOST:PORT", requires = "kernel")]
+    engines: Vec<String>,
+    /// With --kernel: show it on the gateway's page as well, and to its planner.
+    #[arg(long, requires = "kernel")]
+    tell: bool,
 }
 
 pub(crate) fn execute(arguments: &TopArgs) -> Result<ExitCode> {
+    if arguments.kernel {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        return runtime.block_on(watch(arguments));
+    }
     let config = TopConfig {
         gateway: arguments.gateway.clone(),
         key: arguments.credentials.key()?,
@@ -42,4 +64,75 @@ pub(crate) fn execute(arguments: &TopArgs) -> Result<ExitCode> {
         run(config)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a table of engines after each interval.
+async fn watch(arguments: &TopArgs) -> Result<ExitCode> {
+    let gateway = arguments.credentials.client(&arguments.gateway)?;
+    let mut watch = EngineWatch::attach().context("--kernel")?;
+    let (interval, mut is_first) = (Duration::from_millis(arguments.interval.max(100)), true);
+    loop {
+        let mut names = arguments.engines.clone();
+        match workers(&gateway).await {
+            Ok(workers) => names.extend(workers),
+            Err(error) if names.is_empty() && is_first => {
+                return Err(
+                    error.context("the gateway's workers; --engine HOST:PORT names engines without one")
+                );
+            }
+            Err(_) => {}
+        }
+        watch.set(&resolved(&names).await);
+        if std::mem::take(&mut is_first) {
+            // Watches from here on.
+            if watch.sample()?.is_empty() {
+                bail!("none of these engines is on this machine: {}", names.join(", "));
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
+        }
+        let samples = watch.sample()?;
+        print!("{}", table(&samples));
+        if arguments.tell {
+            let told: Map<String, Value> =
+                samples.iter().map(|sample| (sample.name.clone(), sample.to_json())).collect();
+            let body = json!({ "workers": told }).to_string();
+            let asked = gateway.ask(Method::POST, "/kvasir/kernel", body.into());
+            match tokio::time::timeout(ANSWER_WITHIN, asked).await {
+                Ok(answered) => drop(answered.context("--tell")?),
+                Err(_) => eprintln!("the gateway does not answer"),
+            }
+        }
+        if arguments.once {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+/// Names of a gateway's workers.
+async fn workers(gateway: &EngineClient) -> Result<Vec<String>> {
+    let asked = tokio::time::timeout(ANSWER_WITHIN, gateway.get("/kvasir/workers")).await;
+    let told: Value = serde_json::from_slice(&asked.context("no answer")??)?;
+    let names = told["workers"].as_array().into_iter().flatten();
+    Ok(names.filter_map(|worker| worker["name"].as_str().map(str::to_owned)).collect())
+}
+
+/// Engines with their addresses; names that have none are left out.
+async fn resolved(names: &[String]) -> Vec<(String, (IpAddr, u16))> {
+    let mut all = Vec::new();
+    for name in names {
+        let with_port = if name.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
+            name.clone()
+        } else {
+            format!("{name}:80")
+        };
+        if let Ok(mut found) = tokio::net::lookup_host(with_port).await
+            && let Some(address) = found.next()
+        {
+            all.push((name.clone(), (address.ip(), address.port())));
+        }
+    }
+    all
 }

@@ -16,6 +16,8 @@ use crate::credentials::Credentials;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// A gateway that takes longer is not there.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// The gateway itself gives up before: ten minutes for requests, five for the engine.
+const TURN_WITHIN: Duration = Duration::from_secs(1000);
 
 /// The gateway to ask.
 #[derive(Args)]
@@ -53,6 +55,16 @@ enum WorkersCommand {
         /// The pool that it belongs to.
         #[arg(long, default_value = router_fleet::DEFAULT_POOL)]
         pool: String,
+    },
+    /// Put a worker's engine to sleep when its requests are over: it gives its GPU's memory back. Waits until it sleeps.
+    Sleep {
+        /// As `kvasir workers` shows it.
+        name: String,
+    },
+    /// Wake a worker that sleeps. Waits until it takes requests.
+    Wake {
+        /// As `kvasir workers` shows it.
+        name: String,
     },
     /// Remove a worker, also one that the configuration names. Requests that it has go on.
     Remove {
@@ -94,8 +106,21 @@ impl Admin {
         self.answer(self.0.ask(Method::POST, path, body.to_string().into())).await
     }
 
+    /// The same, for what takes as long as a worker's requests.
+    async fn post_long(&self, path: &str, body: &Value) -> Result<Value> {
+        self.answer_within(TURN_WITHIN, self.0.ask(Method::POST, path, body.to_string().into())).await
+    }
+
     async fn answer(&self, asked: impl Future<Output = Result<bytes::Bytes, EngineError>>) -> Result<Value> {
-        let answer = tokio::time::timeout(ANSWER_WITHIN, asked).await;
+        self.answer_within(ANSWER_WITHIN, asked).await
+    }
+
+    async fn answer_within(
+        &self,
+        most: Duration,
+        asked: impl Future<Output = Result<bytes::Bytes, EngineError>>,
+    ) -> Result<Value> {
+        let answer = tokio::time::timeout(most, asked).await;
         let answer = answer.with_context(|| format!("{}: no answer in time", self.0.base()))?;
         match answer {
             Ok(answer) => serde_json::from_slice(&answer).context("the gateway's answer is no JSON"),
@@ -106,7 +131,7 @@ impl Admin {
 }
 
 /// A path below a worker; its name may hold brackets of an IPv6 address.
-fn path_of(name: &str, rest: &str) -> String {
+pub(crate) fn path_of(name: &str, rest: &str) -> String {
     format!("/kvasir/workers/{}{rest}", name.replace('[', "%5B").replace(']', "%5D"))
 }
 
@@ -126,6 +151,17 @@ pub(crate) fn workers(arguments: &WorkersArgs) -> Result<ExitCode> {
                 let worker = json!({ "url": url, "role": role, "pool": pool });
                 let told = admin.post("/kvasir/workers", &worker).await?;
                 println!("{url}: {}", if told["replaced"] == 1 { "replaced" } else { "added" });
+            }
+            Some(WorkersCommand::Sleep { name }) => {
+                let told = admin.post_long(&path_of(name, "/sleep"), &Value::Null).await?;
+                println!(
+                    "{name}: sleeps, {:.1} s after its last request",
+                    told["seconds"].as_f64().unwrap_or(0.0)
+                );
+            }
+            Some(WorkersCommand::Wake { name }) => {
+                let told = admin.post_long(&path_of(name, "/wake"), &Value::Null).await?;
+                println!("{name}: takes requests after {:.1} s", told["seconds"].as_f64().unwrap_or(0.0));
             }
             Some(WorkersCommand::Remove { name }) => {
                 admin.post(&path_of(name, "/remove"), &Value::Null).await?;

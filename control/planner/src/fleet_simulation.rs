@@ -478,9 +478,10 @@ impl PlannerLaw {
             ttft_mean: mean(&ttfts),
             itl_p90: p90(itls),
             ttft_p90: p90(ttfts),
-            workers: WorkerCounts { ready, starting, draining: view.draining },
+            workers: WorkerCounts { ready, starting, draining: view.draining, sleeping: 0 },
             starting_for: self.asked_at.iter().map(|asked| view.now - asked).collect(),
             started_in: vec![self.start_time; view.started as usize],
+            woken_in: Vec::new(),
             in_force: view.wanted,
             is_partial: false,
         };

@@ -12,8 +12,8 @@
 //! 4. `demand`, `season`, `start_time`: what a fleet is asked for, now and by the time a new worker is ready.
 //! 5. `planner`: demand over capacity, and the rules of when to follow it; `budget`: counts of several roles within the
 //!    GPUs that there are.
-//! 6. `fleet_simulation`, `headroom`: a whole fleet in virtual time under any scaling law, and how much headroom recorded
-//!    demand needs.
+//! 6. `fleet_simulation`, `recorded_demand`, `headroom`: a whole fleet in virtual time under any scaling law, demand that was
+//!    measured, and how much headroom it needs.
 
 #![forbid(unsafe_code)]
 
@@ -26,6 +26,7 @@ mod headroom;
 mod learned_engine;
 mod measured_engine;
 mod planner;
+mod recorded_demand;
 mod season;
 mod simulated_worker;
 mod start_time;
@@ -38,3 +39,4 @@ pub use measured_engine::{DecodeSample, MeasuredEngine, PromptSample, SAMPLES_MI
 pub use planner::{
     CAPACITY_OF, Decision, Observation, Planner, PlannerConfig, PoolConfig, Reason, WorkerCounts,
 };
+pub use recorded_demand::RecordedDemand;

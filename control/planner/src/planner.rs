@@ -9,6 +9,7 @@
 //!
 //! * `capacity` is requests/s of a worker within the service level for the lengths of the last requests, with the
 //!   engine's step times learned from what gateways measure.
+//! * Demand is looked at as far ahead as the next worker needs: as waking takes while one sleeps, as starting takes otherwise.
 //! * Nothing waits for workers that are starting: `wanted` is a count, and they are part of it. One that has been starting
 //!   for twice the usual time is reported as stuck; its place is not asked for twice.
 //! * Up at once. Down only when the need stayed lower for `down_after`, and an eighth of the workers at a time. Each
@@ -91,7 +92,7 @@ pub struct PlannerConfig {
     pub level: ServiceLevel,
     /// The engine, as far as it is known before the first request.
     pub engine: Engine,
-    /// Share of the capacity that is used.
+    /// Share of the capacity that is used, until [`Planner::set_headroom`] says otherwise.
     pub headroom: Headroom,
     /// Seconds from asking for a worker to its first request, until starts have been seen.
     pub start_time: f64,
@@ -116,6 +117,8 @@ pub struct WorkerCounts {
     pub starting: u32,
     /// Take no more.
     pub draining: u32,
+    /// Are asleep, and would be woken before any other is started.
+    pub sleeping: u32,
 }
 
 /// Measurements of one pool since the last tick.
@@ -147,6 +150,8 @@ pub struct Observation {
     pub starting_for: Vec<f64>,
     /// Workers that became ready: seconds since each was asked for.
     pub started_in: Vec<f64>,
+    /// Workers that were woken: seconds since each was asked for.
+    pub woken_in: Vec<f64>,
     /// The count in force where workers are started and stopped.
     pub in_force: u32,
     /// A part of the demand was not measured: a gateway is silent, or has just gone. There may be more than is seen.
@@ -320,6 +325,19 @@ impl Planner {
         }
     }
 
+    /// Uses another share of the capacity of a pool's workers from now on.
+    pub fn set_headroom(&mut self, pool: usize, headroom: Headroom) {
+        if let Some(pool) = self.pools.get_mut(pool) {
+            pool.headroom = headroom;
+        }
+    }
+
+    /// Workers of a pool as far as they are known by now, and seconds that they take to start.
+    #[must_use]
+    pub fn learned(&self, pool: usize) -> Option<(Engine, f64)> {
+        self.pools.get(pool).map(|pool| (pool.engine.engine(), pool.start_time.p90()))
+    }
+
     fn keep_budget(&self, observations: &[Observation], decisions: &mut [Decision]) {
         let claims: Vec<Claim> = self
             .pools
@@ -346,12 +364,14 @@ impl Planner {
 #[derive(Debug)]
 struct Pool {
     config: PoolConfig,
+    headroom: Headroom,
     level: Level,
     lengths: VecDeque<Lengths>,
     /// Of the engines that were in force lately.
     capacities: VecDeque<(EngineKey, Capacity)>,
     engine: LearnedEngine,
     start_time: StartTime,
+    wake_time: StartTime,
     seasons: Vec<Season>,
     shrink: Shrink,
     late_ticks: u32,
@@ -366,11 +386,13 @@ impl Pool {
     fn new(config: PoolConfig, planner: &PlannerConfig) -> Self {
         Self {
             config,
+            headroom: planner.headroom,
             level: Level::new(LEVEL_WINDOW),
             lengths: VecDeque::new(),
             capacities: VecDeque::new(),
             engine: LearnedEngine::new(planner.engine),
             start_time: StartTime::new(planner.start_time),
+            wake_time: StartTime::new(planner.start_time),
             seasons: planner
                 .seasons
                 .iter()
@@ -387,7 +409,9 @@ impl Pool {
 
     fn decide(&mut self, config: &PlannerConfig, now: f64, seen: &Observation) -> Decision {
         self.observe(seen);
-        let horizon = self.start_time.p90() + seen.seconds.clamp(0.0, 60.0);
+        // The next worker is one that sleeps, where there is one.
+        let next = if seen.workers.sleeping > 0 { &self.wake_time } else { &self.start_time };
+        let horizon = next.p90() + seen.seconds.clamp(0.0, 60.0);
         let capacity = self.capacity(config);
         let (mut wanted, mut reason, need) = match capacity {
             Some(capacity) if capacity > 0.0 => self.by_capacity(config, now, horizon, capacity, seen),
@@ -410,7 +434,7 @@ impl Pool {
             rate: self.level.rate(),
             capacity,
             need,
-            utilisation: config.headroom.utilisation,
+            utilisation: self.headroom.utilisation,
             horizon,
             stuck: stuck as u32,
         }
@@ -429,6 +453,7 @@ impl Pool {
             self.lengths.push_front(*lengths);
         }
         seen.started_in.iter().for_each(|&seconds| self.start_time.observe(seconds));
+        seen.woken_in.iter().for_each(|&seconds| self.wake_time.observe(seconds));
         self.engine.observe(self.config.role, self.lengths.make_contiguous(), seen);
     }
 
@@ -456,7 +481,7 @@ impl Pool {
         capacity: f64,
         seen: &Observation,
     ) -> (u32, Reason, Option<f64>) {
-        let utilisation = config.headroom.utilisation;
+        let utilisation = self.headroom.utilisation;
         let level = self.level.rate() / capacity;
         self.seasons.iter_mut().for_each(|season| {
             season.observe(now, seen.arrivals / seen.seconds.max(1e-3) / capacity, seen.seconds)

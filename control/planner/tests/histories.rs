@@ -96,9 +96,11 @@ fn observation(random: &mut fastrand::Rng, workers: &mut Workers, usual: Lengths
             ready: workers.ready,
             starting: workers.starting.len() as u32,
             draining: workers.draining,
+            sleeping: 0,
         },
         starting_for: workers.starting.clone(),
         started_in: vec![60.0; started as usize],
+        woken_in: Vec::new(),
         in_force: workers.in_force,
         is_partial: random.u8(..10) == 0,
     }
@@ -185,7 +187,7 @@ fn tick(arrivals: f64, in_force: u32) -> Observation {
         seconds: 5.0,
         arrivals,
         finished: vec![Lengths { prompt: 4000.0, cached: 0.0, output: 1000.0 }; arrivals as usize],
-        workers: WorkerCounts { ready: in_force, starting: 0, draining: 0 },
+        workers: WorkerCounts { ready: in_force, ..WorkerCounts::default() },
         in_force,
         ..Observation::default()
     }
@@ -224,7 +226,7 @@ fn a_worker_that_never_starts_holds_nothing_and_is_not_asked_for_twice() {
     for number in 0..100 {
         now += 5.0;
         let seen = Observation {
-            workers: WorkerCounts { ready: 1, starting: count - 1, draining: 0 },
+            workers: WorkerCounts { ready: 1, starting: count - 1, ..WorkerCounts::default() },
             starting_for: vec![f64::from(number) * 5.0; count as usize - 1],
             ..tick(20.0, count)
         };

@@ -7,7 +7,7 @@
  * connected it; a request by the process that issued it or by its device. Tracked sockets and requests
  * live in a map keyed by their address, and leave it when they close or complete.
  */
-#include "shared.h"
+#include "histogram.h"
 
 #define TCP_STATE_ESTABLISHED 1
 #define TCP_STATE_SYN_SENT 2
@@ -98,46 +98,6 @@ struct {
 	TYPE(key, u32);
 	TYPE(value, u64);
 } counters SEC(".maps");
-
-/* The position of the highest set bit, in six steps: this instruction set has no such operation. */
-INLINE u32 highest_bit(u64 value)
-{
-	u32 bit = 0;
-
-	if (value >> 32) {
-		bit += 32;
-		value >>= 32;
-	}
-	if (value >> 16) {
-		bit += 16;
-		value >>= 16;
-	}
-	if (value >> 8) {
-		bit += 8;
-		value >>= 8;
-	}
-	if (value >> 4) {
-		bit += 4;
-		value >>= 4;
-	}
-	if (value >> 2) {
-		bit += 2;
-		value >>= 2;
-	}
-	return bit + (u32)(value >> 1);
-}
-
-/* src/histogram.rs computes the same index, and is tested against this. */
-INLINE u32 bucket_of(u64 ns)
-{
-	u32 bit, index;
-
-	if (ns < 4)
-		return (u32)ns;
-	bit = highest_bit(ns);
-	index = bit * 4 + (u32)((ns >> (bit - 2)) & 3);
-	return index < BUCKETS ? index : BUCKETS - 1;
-}
 
 INLINE void record(u32 histogram, u64 ns)
 {

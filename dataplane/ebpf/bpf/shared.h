@@ -105,6 +105,22 @@ struct histogram_values {
 	u64 sum_ns;
 };
 
+/* A listening port within a network namespace: an engine. */
+struct engine_port {
+	u32 netns; /* inode number of the namespace */
+	u32 port;
+};
+
+#define ENGINES_MAX 32
+
+enum engine_histogram {
+	FIRST_BYTE,
+	READ_LATE,
+	RUN_QUEUE,
+	DISK_READ,
+	ENGINE_HISTOGRAMS,
+};
+
 enum latency_counter {
 	RETRANSMITS,
 	UNTRACKED,

@@ -51,6 +51,14 @@ pub enum Off {
         /// What is wrong, with the range.
         reason: String,
     },
+    /// Processes of the machine have other numbers here.
+    #[error(
+        "{feature} needs the machine's own process numbers: run it in the host's PID namespace (hostPID: true)"
+    )]
+    PidNamespace {
+        /// What was asked for.
+        feature: &'static str,
+    },
     /// The kernel said no.
     #[error("the kernel refused {step}: {reason}")]
     Refused {

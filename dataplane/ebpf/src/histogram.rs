@@ -29,6 +29,17 @@ impl Histogram {
         self.sum_ns = self.sum_ns.wrapping_add(sum_ns);
     }
 
+    /// What was counted since an earlier look at the same histogram.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut since = self.clone();
+        for (own, before) in since.counts.iter_mut().zip(&before.counts) {
+            *own = own.saturating_sub(*before);
+        }
+        since.sum_ns = since.sum_ns.saturating_sub(before.sum_ns);
+        since
+    }
+
     /// Counts one duration.
     pub fn record(&mut self, value: Duration) {
         let ns = u64::try_from(value.as_nanos()).unwrap_or(u64::MAX);
@@ -72,7 +83,7 @@ impl Histogram {
     }
 }
 
-/// The bucket of a duration; `bpf/latency.bpf.c` computes the same.
+/// The bucket of a duration; `bpf/histogram.h` computes the same.
 fn bucket_of(ns: u64) -> usize {
     if ns < 4 {
         return ns as usize;

@@ -47,6 +47,20 @@ pub(crate) struct LatencySettings {
 }
 const _: () = assert!(size_of::<LatencySettings>() == 24);
 
+/// A listening port within a network namespace.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct EnginePort {
+    pub(crate) netns: u32,
+    pub(crate) port: u32,
+}
+const _: () = assert!(size_of::<EnginePort>() == 8);
+
+/// Engines that are watched at a time.
+pub(crate) const ENGINES_MAX: u32 = 32;
+/// Histograms of each.
+pub(crate) const ENGINE_HISTOGRAMS: u32 = 4;
+
 /// Buckets of a histogram: a quarter of an octave each.
 pub(crate) const BUCKETS: usize = 160;
 
@@ -60,6 +74,8 @@ const _: () = assert!(size_of::<HistogramValues>() == (BUCKETS + 1) * 8);
 
 // SAFETY: repr(C), integers only, and the size above shows that there is no padding.
 unsafe impl Pod for Endpoint {}
+// SAFETY: as for `Endpoint`.
+unsafe impl Pod for EnginePort {}
 // SAFETY: as for `Endpoint`.
 unsafe impl Pod for RedirectSettings {}
 // SAFETY: as for `Endpoint`.

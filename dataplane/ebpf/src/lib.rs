@@ -2,13 +2,14 @@
 //!
 //! - [`Redirect`]: short messages between two sockets of this host skip the TCP stack (sockops + sk_msg).
 //! - [`Admission`]: who may open connections to the appliance's ports, decided in the driver (XDP).
+//! - [`EngineProbe`]: why an engine of this machine is slow, as the kernel sees it; nothing of the engine is changed.
 //! - [`Latency`]: histograms, kept in the kernel, of the appliance's TCP sockets and block requests.
 //!
 //! Invariants:
 //! - Nothing is pinned. Cgroup, XDP and tracepoint attachments are kernel links held by a file descriptor of
 //!   this process, so that they end with it, however it ends.
 //! - A program only ever passes what the kernel would pass, faster (`Redirect`), drops TCP to listed ports
-//!   (`Admission`) or looks (`Latency`). What it cannot judge goes its usual way and is counted.
+//!   (`Admission`) or looks (`Latency`, `EngineProbe`). What it cannot judge goes its usual way and is counted.
 //! - Whatever is missing (clang, capability, BTF, cgroup, interface) is an [`Off`] that says so and what to do.
 //!
 //! The programs are C in `bpf/`, compiled by `build.rs` and embedded: aya's Rust side needs a nightly
@@ -19,6 +20,7 @@
 mod admission;
 mod bucket;
 mod config;
+mod engines;
 mod error;
 mod histogram;
 mod host;
@@ -36,6 +38,7 @@ pub use config::{
     AdmissionConfig, LatencyConfig, OVERLOAD_PERCENT_MAX, PORTS_MAX, PREFIXES_MAX, RATE_MAX, RedirectConfig,
     Scope,
 };
+pub use engines::{EngineProbe, EngineTimes, WatchedEngine};
 pub use error::Off;
 pub use histogram::Histogram;
 pub use host::own_cgroup;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::admission::Admission;
 use crate::config::AdmissionConfig;
+use crate::engines::EngineProbe;
 use crate::error::Off;
 use crate::latency::Latency;
 use crate::redirect::Redirect;
@@ -34,5 +35,6 @@ pub fn probe() -> Vec<Finding> {
         Finding { feature: "redirect", off: Redirect::check().err() },
         Finding { feature: "admission", off: Admission::load(&admission).err() },
         Finding { feature: "latency", off: Latency::check().err() },
+        Finding { feature: "engines", off: EngineProbe::check().err() },
     ]
 }

@@ -33,6 +33,8 @@ pub enum Wish {
     Drain,
     /// The fleet does not have it.
     Remove,
+    /// It is put to sleep, or asleep: it gets no requests until it is woken.
+    Sleep,
 }
 
 /// A worker that no configuration names.
@@ -180,19 +182,25 @@ impl Changes {
             if wish == Some(Wish::Remove) {
                 continue;
             }
-            let is_draining = spec.is_draining || wish == Some(Wish::Drain);
+            let is_asleep = wish == Some(Wish::Sleep);
+            let is_draining = spec.is_draining || is_asleep || wish == Some(Wish::Drain);
             let anew = change.and_then(|change| described(change.added.as_ref()?)).map(|anew| {
                 let uid = anew.uid.or_else(|| spec.uid.clone());
                 WorkerSpec { uid, generation: spec.generation.clone(), ..anew }
             });
-            workers.push(WorkerSpec { is_draining, ..anew.unwrap_or_else(|| spec.clone()) });
+            workers.push(WorkerSpec { is_draining, is_asleep, ..anew.unwrap_or_else(|| spec.clone()) });
         }
         for (_, change) in self.0.iter().filter(|(name, _)| !seen.contains(*name)) {
             if change.wish == Wish::Remove || workers.len() >= WORKERS_MAX {
                 continue;
             }
             if let Some(added) = change.added.as_ref().and_then(&described) {
-                workers.push(WorkerSpec { is_draining: change.wish == Wish::Drain, ..added });
+                let is_asleep = change.wish == Wish::Sleep;
+                workers.push(WorkerSpec {
+                    is_draining: is_asleep || change.wish == Wish::Drain,
+                    is_asleep,
+                    ..added
+                });
             }
         }
         workers
@@ -217,7 +225,9 @@ impl Changes {
                     Wish::Serve => change.added.is_none(),
                     Wish::Remove => !is_current,
                     // A pod that was drained and is gone; where no source tells workers apart it may come back.
-                    Wish::Drain => change.uid.is_some() && change.added.is_none() && !is_current,
+                    Wish::Drain | Wish::Sleep => {
+                        change.uid.is_some() && change.added.is_none() && !is_current
+                    }
                 }
             };
             let without = self.0.iter().filter(|(name, change)| has_no_effect(name, change));

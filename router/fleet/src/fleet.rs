@@ -293,7 +293,7 @@ impl Fleet {
         self.wish_for(name, Wish::Remove)
     }
 
-    fn wish_for(self: &Arc<Self>, name: &str, wish: Wish) -> Result<Applied, SpecError> {
+    pub(crate) fn wish_for(self: &Arc<Self>, name: &str, wish: Wish) -> Result<Applied, SpecError> {
         // In the spelling of names, however it was typed.
         let name = &name_of(name);
         self.wish(|roster| {
@@ -400,6 +400,7 @@ impl Fleet {
             pool: added.pool.clone(),
             generation: None,
             is_draining: false,
+            is_asleep: false,
         })
     }
 
@@ -437,6 +438,7 @@ impl Fleet {
             let there = before.get(&name).filter(|worker| worker.spec.is_same_worker(wanted));
             let worker = match (there, self.pool(&wanted.pool)) {
                 (Some(worker), _) => {
+                    worker.update(|condition| condition.wants_sleep = wanted.is_asleep);
                     if worker.is_draining() != wanted.is_draining {
                         applied.drained += 1;
                         worker.update(|condition| condition.is_draining = wanted.is_draining);

@@ -9,6 +9,8 @@
 //! | has not come after `health_misses` times that | is given up, with the requests that were silent since the first miss |
 //! | is a refused connection, or an error | gets no new requests, and is asked again soon; ever later, up to `health_interval`, while it goes on |
 //!
+//! An engine that says it is asleep gets no requests; its blocks leave the index, and it is described anew when it wakes.
+//!
 //! A late answer is one all the same: an engine that computes a long prompt may take seconds for it and generates meanwhile.
 //! The engine's load is not asked for here (`report`).
 
@@ -16,7 +18,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use router_engines::client::EngineError;
-use router_engines::dialect::{Description, Engine, Hints, detect};
+use router_engines::dialect::{Description, Dialect, Engine, Hints, detect};
 
 use crate::agreement::Verdict;
 use crate::config::FleetConfig;
@@ -38,6 +40,8 @@ struct Asked {
     engine: Option<Engine>,
     /// The last check failed, so an engine without instance numbers may have restarted.
     was_down: bool,
+    /// This run of the engine does not tell whether it is asleep.
+    hides_sleep: bool,
 }
 
 impl Asked {
@@ -50,6 +54,10 @@ impl Asked {
         };
         self.engine = Some(engine);
         let dialect = engine.dialect();
+        if self.is_asleep(worker, dialect).await? {
+            dialect.alive_asleep(client).await?;
+            return Ok(Answer::Asleep);
+        }
         let known = worker.runs.load().first().map(|run| run.description.instance);
         if let Some(before) = known {
             let mut now = dialect.alive(client).await?;
@@ -69,17 +77,44 @@ impl Asked {
         }
         let model = worker.pool.model.name().map(|name| name.to_string());
         let hints = Hints { model, ..config.hints.clone() };
+        self.hides_sleep = false;
         Ok(Answer::New(Box::new(dialect.describe(client, &hints).await?)))
     }
 }
 
+impl Asked {
+    /// Whether it is asleep, by its own word; by that of an administrator, for an engine that does not tell.
+    async fn is_asleep(&mut self, worker: &Worker, dialect: &dyn Dialect) -> Result<bool, EngineError> {
+        if !self.hides_sleep {
+            if let Some(is_asleep) = dialect.is_asleep(&worker.client).await? {
+                return Ok(is_asleep);
+            }
+            self.hides_sleep = true;
+        }
+        Ok(worker.is_sleep_wanted())
+    }
+}
+
 enum Answer {
+    Asleep,
     Same,
     New(Box<Description>),
 }
 
 async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdict {
-    let Answer::New(description) = answer else { return Verdict::Serves };
+    let description = match answer {
+        Answer::Same => return Verdict::Serves,
+        Answer::Asleep => {
+            let _turn = fleet.joining.lock().await;
+            // Its blocks are gone, and what was sent to it would wait until somebody wakes it.
+            fleet.end_runs(worker).await;
+            worker.give_up(Instant::now());
+            worker.update(|condition| condition.is_asleep = true);
+            return Verdict::Serves;
+        }
+        Answer::New(description) => description,
+    };
+    worker.update(|condition| condition.is_asleep = false);
     // One after the other: of two that come at the same instant the second must see the first.
     let _turn = fleet.joining.lock().await;
     if worker.is_removed() {

@@ -67,7 +67,7 @@ impl Fleet {
 
     /// Ends a worker's runs: they are out of every decision, and their blocks out of the index. The caller
     /// holds `joining`.
-    async fn end_runs(&self, worker: &Arc<Worker>) {
+    pub(crate) async fn end_runs(&self, worker: &Arc<Worker>) {
         let before = worker.runs.swap(Arc::default());
         if before.is_empty() {
             return;

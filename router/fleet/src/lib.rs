@@ -3,7 +3,7 @@
 //!
 //! Reading order: `spec` (the roster that is wanted), `changes` (what administrators want, agreed on among gateways),
 //! `fleet` (making itself equal to the roster), `pool` (a model and its workers), `agreement` (which model that is),
-//! `state` and `worker` (one of them), `join` (its runs in the index), `health` and `report` (asking it), `capacity`, `load`
+//! `state` and `worker` (one of them), `join` (its runs in the index), `health` and `report` (asking it), `sleep` (putting it to sleep and waking it), `capacity`, `load`
 //! and `breaker` (what it can take, does, and fails), `peers` (other gateways), `snapshots` (a warm start), `route` and
 //! `booking` (who gets a request), `decisions` (what was decided), `routed` and `poll` (workers without events, and with
 //! events that must be asked for).
@@ -31,6 +31,7 @@ mod report;
 mod roster;
 mod route;
 mod routed;
+mod sleep;
 mod snapshots;
 mod spec;
 mod state;
@@ -50,6 +51,7 @@ pub use peers::{SharedState, Shares};
 pub use pool::Pool;
 pub use roster::Roster;
 pub use route::{Chooser, Route, RouteRequest};
+pub use sleep::SleepError;
 pub use spec::{DEFAULT_POOL, FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
 pub use state::WorkerState;
 pub use worker::{RankRef, Reported, Worker, WorkerRun, able_to_decode};

@@ -37,6 +37,8 @@ pub struct WorkerSpec {
     pub generation: Option<String>,
     /// The source wants no new requests there.
     pub is_draining: bool,
+    /// An administrator has it put to sleep; it is draining then, too.
+    pub is_asleep: bool,
 }
 
 impl WorkerSpec {
@@ -51,6 +53,7 @@ impl WorkerSpec {
             pool: DEFAULT_POOL.to_owned(),
             generation: None,
             is_draining: false,
+            is_asleep: false,
         }
     }
 
@@ -69,9 +72,9 @@ impl WorkerSpec {
         }
     }
 
-    /// Whether this describes the same worker: everything but the wish to drain it.
+    /// Whether this describes the same worker: everything but the wishes to drain it and to have it asleep.
     pub(crate) fn is_same_worker(&self, other: &Self) -> bool {
-        Self { is_draining: other.is_draining, ..self.clone() } == *other
+        Self { is_draining: other.is_draining, is_asleep: other.is_asleep, ..self.clone() } == *other
     }
 }
 

@@ -5,6 +5,7 @@
 //! | none yet, or the pool still chooses a model | any | any | any | `Joining` |
 //! | late, or a request failed since | any | any | any | `Suspect` |
 //! | unanswered, refused, or unfit | any | any | any | `Down` |
+//! | answered: it is asleep | any | any | any | `Sleeping` |
 //! | answered | no | any | any | `Joining` |
 //! | answered | yes | yes | any | `Draining` |
 //! | answered | yes | no | no | `Warming` |
@@ -26,6 +27,8 @@ pub enum WorkerState {
     Ready,
     /// Takes no new requests; requests that it has go on.
     Draining,
+    /// Its memory is given back, and requests would wait until it is woken; it takes none.
+    Sleeping,
     /// A health check is late, or a request failed in a way that speaks against it. It takes no new requests until it
     /// answers its health check.
     Suspect,
@@ -34,8 +37,15 @@ pub enum WorkerState {
 }
 
 impl WorkerState {
-    const ALL: [Self; 6] =
-        [Self::Joining, Self::Warming, Self::Ready, Self::Draining, Self::Suspect, Self::Down];
+    const ALL: [Self; 7] = [
+        Self::Joining,
+        Self::Warming,
+        Self::Ready,
+        Self::Draining,
+        Self::Sleeping,
+        Self::Suspect,
+        Self::Down,
+    ];
 
     /// As it is shown: in small letters.
     #[must_use]
@@ -45,6 +55,7 @@ impl WorkerState {
             Self::Warming => "warming",
             Self::Ready => "ready",
             Self::Draining => "draining",
+            Self::Sleeping => "sleeping",
             Self::Suspect => "suspect",
             Self::Down => "down",
         }
@@ -79,6 +90,10 @@ pub(crate) struct Condition {
     pub(crate) is_warm: bool,
     /// The operator wants no new requests there.
     pub(crate) is_draining: bool,
+    /// An administrator has it put to sleep.
+    pub(crate) wants_sleep: bool,
+    /// Its memory is given back.
+    pub(crate) is_asleep: bool,
     /// It is no worker of the fleet any more.
     pub(crate) is_removed: bool,
 }
@@ -90,6 +105,7 @@ impl Condition {
             Health::Unknown => WorkerState::Joining,
             Health::Suspect => WorkerState::Suspect,
             Health::Down => WorkerState::Down,
+            Health::Answers if self.is_asleep => WorkerState::Sleeping,
             Health::Answers if !self.has_run => WorkerState::Joining,
             Health::Answers if self.is_draining => WorkerState::Draining,
             Health::Answers if !self.is_warm => WorkerState::Warming,
@@ -110,7 +126,10 @@ mod tests {
             for (has_run, is_warm, is_draining) in bools.iter().flat_map(|&run| {
                 bools.iter().flat_map(move |&warm| bools.map(move |drain| (run, warm, drain)))
             }) {
-                let condition = Condition { health, has_run, is_warm, is_draining, is_removed: false };
+                let condition = Condition { health, has_run, is_warm, is_draining, ..Condition::default() };
+                let asleep = Condition { is_asleep: true, ..condition };
+                assert_eq!(asleep.state() == WorkerState::Sleeping, health == Health::Answers);
+                assert_ne!(asleep.state(), WorkerState::Ready);
                 let removed = Condition { is_removed: true, ..condition };
                 assert_eq!(removed.state(), WorkerState::Down);
                 let expected = health == Health::Answers && has_run && is_warm && !is_draining;

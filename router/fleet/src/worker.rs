@@ -297,7 +297,7 @@ pub fn able_to_decode(roster: &[RankRef], adapter: Option<&str>) -> impl Fn(&Ran
 /// A worker of the roster. Replaced as a whole when its [`WorkerSpec`] changes in anything but the wish to drain it.
 #[derive(Debug)]
 pub struct Worker {
-    /// What its source says of it, without the wish to drain it.
+    /// What its source says of it, without the wishes to drain it and to have it asleep.
     pub spec: WorkerSpec,
     /// The pool that the worker belongs to.
     pub pool: Arc<Pool>,
@@ -319,6 +319,8 @@ pub struct Worker {
     pub breaker: Breaker,
     /// Wakes its watcher: a request failed, or a report named another run.
     pub(crate) suspected: Notify,
+    /// It is being put to sleep or woken by this gateway.
+    pub(crate) is_turning: AtomicBool,
     /// It may be another run of the process than the one that described itself.
     in_doubt: AtomicBool,
     /// The first miss of the health check that has given the worker up; `None` while health checks are answered.
@@ -335,12 +337,13 @@ pub struct Worker {
 impl Worker {
     pub(crate) fn new(spec: &WorkerSpec, pool: &Arc<Pool>, tls: Option<&Arc<ClientTls>>) -> Arc<Self> {
         let upstream = Upstream::with_key(&spec.url, tls, spec.key.as_ref());
-        let condition = Condition { is_draining: spec.is_draining, ..Condition::default() };
+        let (is_draining, wants_sleep) = (spec.is_draining, spec.is_asleep);
+        let condition = Condition { is_draining, wants_sleep, ..Condition::default() };
         Arc::new(Self {
             client: EngineClient::over(&upstream),
             upstream,
             name: spec.name(),
-            spec: WorkerSpec { is_draining: false, ..spec.clone() },
+            spec: WorkerSpec { is_draining: false, is_asleep: false, ..spec.clone() },
             pool: Arc::clone(pool),
             runs: ArcSwap::default(),
             state: AtomicU8::new(condition.state() as u8),
@@ -348,6 +351,7 @@ impl Worker {
             reason: Mutex::default(),
             breaker: Breaker::new(Instant::now()),
             suspected: Notify::new(),
+            is_turning: AtomicBool::new(false),
             in_doubt: AtomicBool::new(false),
             silent_since: Mutex::new(None),
             down: Notify::new(),
@@ -372,6 +376,11 @@ impl Worker {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.lock_condition().is_draining
+    }
+
+    /// Whether an administrator has it put to sleep.
+    pub(crate) fn is_sleep_wanted(&self) -> bool {
+        self.lock_condition().wants_sleep
     }
 
     fn lock_condition(&self) -> std::sync::MutexGuard<'_, Condition> {
@@ -449,6 +458,11 @@ impl Worker {
             }
         });
         self.doubt();
+    }
+
+    /// Something may have changed: asks it at once how it is.
+    pub(crate) fn look_now(&self) {
+        self.suspected.notify_one();
     }
 
     /// Something speaks for another run of the process: ask at once which one it is.

@@ -25,6 +25,7 @@ mod gate;
 mod grpc;
 mod guardrail;
 mod history;
+mod kernel;
 mod lengths;
 mod memory;
 mod metrics;

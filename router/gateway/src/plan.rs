@@ -20,6 +20,7 @@ pub(crate) const BYTES_MAX: usize = 64 << 10;
 /// Pools and changes of a plan at most.
 const POOLS_MAX: usize = 64;
 const CHANGES_MAX: usize = 64;
+const TRIALS_MAX: usize = 64;
 /// A plan this old is no metric any more.
 const STALE_AFTER_MS: u64 = 60_000;
 
@@ -46,6 +47,8 @@ struct PoolPlan {
     ready: u32,
     starting: u32,
     draining: u32,
+    #[serde(default)]
+    sleeping: u32,
     stuck: u32,
     /// A word for metrics, and a sentence.
     reason: String,
@@ -58,6 +61,10 @@ struct PoolPlan {
     need: Option<f64>,
     utilisation: f64,
     horizon_seconds: f64,
+    /// What came of replaying recorded demand: share of the capacity that was used, share of requests in time, mean count of
+    /// workers.
+    #[serde(default)]
+    trials: Vec<[f64; 3]>,
 }
 
 #[derive(Debug, Clone, Deserialize, Serialize)]
@@ -105,6 +112,9 @@ fn parse(body: &[u8]) -> Result<Plan, String> {
     if plan.pools.len() > POOLS_MAX || plan.changes.len() > CHANGES_MAX {
         return Err(format!("at most {POOLS_MAX} pools and {CHANGES_MAX} changes are taken"));
     }
+    if plan.pools.iter().any(|pool| pool.trials.len() > TRIALS_MAX) {
+        return Err(format!("at most {TRIALS_MAX} trials of a pool are taken"));
+    }
     let mut names = std::collections::HashSet::new();
     match plan.pools.iter().find(|pool| !names.insert(&pool.pool)) {
         Some(twice) => Err(format!("the pool {:?} is there twice", twice.pool)),
@@ -118,8 +128,9 @@ pub(crate) fn append_metrics(plan: &Plan, out: &mut String) {
         return;
     }
     type Series = (&'static str, &'static str, fn(&PoolPlan) -> Option<f64>);
-    let series: [Series; 7] = [
+    let series: [Series; 8] = [
         ("wanted", "Workers that the planner wants", |pool| Some(pool.wanted.into())),
+        ("sleeping", "Workers that are kept asleep, and woken first", |pool| Some(pool.sleeping.into())),
         ("stuck", "Workers that have been starting for more than twice the usual time", |pool| {
             Some(pool.stuck.into())
         }),

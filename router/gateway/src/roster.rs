@@ -1,8 +1,10 @@
-//! The roster over HTTP, for administrators: which workers there are and how they are; adding, draining and removing them.
+//! The roster over HTTP, for administrators: which workers there are and how they are; adding, draining and removing them,
+//! putting them to sleep and waking them.
 //! What is changed here is told to the gateway's peers. It counts until the gateways have all been stopped; the
 //! configuration names workers for good.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -13,13 +15,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use router_engines::dialect::Role;
 use router_engines::key::ApiKey;
-use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, SpecError, Worker, name_of};
+use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, SleepError, SpecError, Worker, name_of};
 use router_openai::ApiError;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::Gateway;
 use crate::caller::Caller;
+use crate::kernel;
 use crate::plan;
 use crate::service::json_response;
 
@@ -47,8 +50,11 @@ pub(crate) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/kvasir/workers/{name}/drain", post(drain))
         .route("/kvasir/workers/{name}/serve", post(serve_again))
         .route("/kvasir/workers/{name}/remove", post(remove))
+        .route("/kvasir/workers/{name}/sleep", post(sleep))
+        .route("/kvasir/workers/{name}/wake", post(wake))
         .route("/kvasir/config", get(configuration))
         .route("/kvasir/plan", get(plan::show).post(plan::post).layer(DefaultBodyLimit::max(plan::BYTES_MAX)))
+        .route("/kvasir/kernel", post(kernel::post).layer(DefaultBodyLimit::max(kernel::BYTES_MAX)))
         .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), may_change))
 }
 
@@ -166,6 +172,39 @@ async fn serve_again(State(gateway): State<Arc<Gateway>>, Path(name): Path<Strin
 
 async fn remove(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
     changed(&gateway, &name, Fleet::remove)
+}
+
+/// `POST /kvasir/workers/NAME/sleep`: answered when the worker sleeps, which its last request may delay.
+async fn sleep(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
+    let fleet = Arc::clone(gateway.fleet());
+    turned(tokio::spawn(async move { fleet.put_to_sleep(&name).await })).await
+}
+
+/// `POST /kvasir/workers/NAME/wake`: answered when the worker takes requests.
+async fn wake(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
+    let fleet = Arc::clone(gateway.fleet());
+    turned(tokio::spawn(async move { fleet.wake(&name).await })).await
+}
+
+/// A task of its own goes on when the one who asked has gone: half asleep an engine would be of no use.
+async fn turned(turning: tokio::task::JoinHandle<Result<Duration, SleepError>>) -> Response {
+    let (status, code, message) = match turning.await {
+        Ok(Ok(took)) => {
+            return json_response(StatusCode::OK, json!({ "seconds": took.as_secs_f64() }).to_string());
+        }
+        Ok(Err(SleepError::Roster(error))) => return refused(&error),
+        Ok(Err(error)) => {
+            let (status, code) = match &error {
+                SleepError::Busy(_) => (StatusCode::CONFLICT, "busy"),
+                SleepError::Requests(_) => (StatusCode::GATEWAY_TIMEOUT, "has_requests"),
+                SleepError::Engine { .. } => (StatusCode::BAD_GATEWAY, "engine_failed"),
+                _ => (StatusCode::CONFLICT, "cannot_sleep"),
+            };
+            (status, code, error.to_string())
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, "failed", error.to_string()),
+    };
+    ApiError::new(status, message, code).into_response()
 }
 
 fn changed(gateway: &Gateway, name: &str, change: Change) -> Response {

@@ -64,6 +64,7 @@ pub struct Gateway {
     shown_discovery: ArcSwapOption<Value>,
     /// What a planner posted last.
     pub(crate) plan: ArcSwapOption<crate::plan::Plan>,
+    pub(crate) kernel: crate::kernel::KernelTimes,
     pub(crate) lengths: crate::lengths::Lengths,
 }
 
@@ -105,6 +106,7 @@ impl Gateway {
             shown_configuration: ArcSwapOption::empty(),
             shown_discovery: ArcSwapOption::empty(),
             plan: ArcSwapOption::empty(),
+            kernel: crate::kernel::KernelTimes::default(),
             lengths: crate::lengths::Lengths::default(),
         });
         let weak = || Arc::downgrade(&gateway);

@@ -8,6 +8,7 @@ use std::time::Instant;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use router_engines::dialect::Role;
 use router_engines::exposition;
 use router_fleet::{Pool, Worker, WorkerRun, WorkerState};
 use router_openai::ApiError;
@@ -56,7 +57,7 @@ fn worker_status(gateway: &Gateway, worker: &Arc<Worker>) -> Vec<Value> {
     if runs.is_empty() {
         return vec![json!({
             "name": worker.name, "pool": worker.pool.name, "ready": false, "state": worker.state().name(),
-            "reason": worker.reason(),
+            "reason": worker.reason(), "role": worker.spec.role.map(Role::name),
         })];
     }
     runs.iter().map(|run| live_status(gateway, worker, run)).collect()
@@ -99,6 +100,7 @@ fn live_status(gateway: &Gateway, worker: &Worker, run: &WorkerRun) -> Value {
         "engine_waiting": reported.waiting,
         "kv_usage": reported.kv_usage,
         "slowness": run.load.factor(),
+        "kernel": gateway.kernel.of(&worker.name),
         "pools": pools.collect::<Vec<Value>>(),
         "audit": {
             "requests": audit.requests.load(Ordering::Relaxed),

@@ -3,6 +3,8 @@
 #![allow(dead_code)] // Each test binary uses its own part.
 #![allow(unreachable_pub, missing_docs)] // A module of test binaries, not an interface.
 
+pub mod etcd;
+pub mod load;
 pub mod site;
 
 use std::collections::HashMap;

@@ -89,6 +89,8 @@ pub struct MockConfig {
     pub load_failure: LoadFailure,
     /// Largest request body in bytes; larger ones are refused with 413.
     pub body_bytes_max: usize,
+    /// How long it takes to wake; `None` for an engine that was started without sleep.
+    pub wake: Option<Duration>,
 }
 
 impl MockConfig {
@@ -119,6 +121,7 @@ impl MockConfig {
             bootstrap_timeout: Duration::from_secs(300),
             load_failure: LoadFailure::Fail,
             body_bytes_max: 32 << 20,
+            wake: None,
         })
     }
 

@@ -51,7 +51,8 @@ pub(crate) async fn step_while_busy(worker: Arc<Worker>) {
     loop {
         let took = {
             let mut state = worker.lock();
-            let is_over = state.scheduler.waiting.is_empty() && state.scheduler.running.is_empty();
+            let waits = !state.scheduler.waiting.is_empty() && !state.is_asleep && !state.is_paused;
+            let is_over = !waits && state.scheduler.running.is_empty();
             if is_over || worker.is_stopped.load(Ordering::Relaxed) {
                 state.scheduler.is_stepping = false;
                 return;
@@ -99,7 +100,8 @@ fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
         budget -= chunk;
         at += 1;
     }
-    while state.scheduler.running.len() < worker.config.batch_max && budget > 0 {
+    let takes_new = !state.is_asleep && !state.is_paused;
+    while takes_new && state.scheduler.running.len() < worker.config.batch_max && budget > 0 {
         let Some(mut sequence) = state.scheduler.waiting.pop_front() else { break };
         let goal = sequence.prompt + sequence.emitted;
         let tokens = &sequence.tokens[..goal];

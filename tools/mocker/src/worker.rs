@@ -53,6 +53,10 @@ pub(crate) struct State {
     pub(crate) scheduler: Scheduler,
     pub(crate) leases: Leases,
     pub(crate) events: Option<EventSink>,
+    /// Whether the memory is given back; the scheduler makes no step then.
+    pub(crate) is_asleep: bool,
+    /// Whether new requests are held back (SGLang's `/pause_generation`).
+    pub(crate) is_paused: bool,
     next_id: u64,
 }
 
@@ -152,6 +156,8 @@ impl Worker {
                 scheduler: Scheduler::default(),
                 leases: Leases::default(),
                 events,
+                is_asleep: false,
+                is_paused: false,
                 next_id: 0,
             }),
             config,
@@ -186,7 +192,9 @@ impl Worker {
         };
         let mut state = self.lock();
         let is_idle = state.scheduler.waiting.is_empty() && state.scheduler.running.is_empty();
-        let is_now = self.config.is_instant() && is_idle && !self.faults.is_armed(FaultKind::Slow);
+        let is_stopped = state.is_asleep || state.is_paused;
+        let is_now =
+            self.config.is_instant() && is_idle && !is_stopped && !self.faults.is_armed(FaultKind::Slow);
         if is_now && let Some(cached) = self.run_now(&mut state, &mut sequence) {
             drop(state);
             add(&self.counters.requests, 1);
@@ -206,7 +214,7 @@ impl Worker {
         let running =
             Running { worker: Arc::clone(self), id: sequence.id, ticket: Arc::clone(&sequence.ticket) };
         state.scheduler.waiting.push_back(sequence);
-        if !std::mem::replace(&mut state.scheduler.is_stepping, true) {
+        if !is_stopped && !std::mem::replace(&mut state.scheduler.is_stepping, true) {
             tokio::spawn(scheduler::step_while_busy(Arc::clone(self)));
         }
         Ok(running)

@@ -23,15 +23,23 @@ use router_serve::ServeConfig;
 use router_tls::PlainListener;
 use tokio::task::JoinHandle;
 
+use super::leadership::Leadership;
 use crate::compose::some;
 use crate::credentials::Credentials;
 use crate::planning::{PoolCounts, Seen};
 use crate::{http, secret};
 
-pub(super) enum Actuation {
-    /// Decisions are shown only.
+pub(super) struct Actuation {
+    means: Means,
+    /// `None` when this process is the only one.
+    leadership: Option<Leadership>,
+}
+
+/// How decisions are carried out.
+enum Means {
+    /// They are shown only.
     Advise,
-    /// Decisions are published to a task that serves or posts them, from then on.
+    /// They are published to a task that serves or posts them, from then on.
     Publish { counts: WantedSender, serving: JoinHandle<()>, publishes_from: Instant },
     #[cfg(feature = "kubernetes")]
     Kubernetes(Box<kubernetes::Workloads>),
@@ -40,12 +48,88 @@ pub(super) enum Actuation {
 impl Actuation {
     /// Connects to what the settings name.
     pub(super) async fn start(settings: &Settings, credentials: &Credentials) -> Result<Self> {
-        let (planner, control) = (&settings.planner, &settings.control);
-        if control.leader == "lease" && (planner.mode != "act" || planner.actuator != "kubernetes") {
-            bail!(
-                "control.leader = \"lease\" is for planner.mode = \"act\" with planner.actuator = \"kubernetes\""
-            );
+        let means = Means::start(settings, credentials).await?;
+        Ok(Self { means, leadership: Leadership::start(settings).await? })
+    }
+
+    /// Whether this process may act and show its plan.
+    pub(super) fn leads(&self) -> bool {
+        self.leadership.as_ref().is_none_or(Leadership::leads)
+    }
+
+    /// Whether there are to be prefill workers, where the settings say so.
+    pub(super) fn has_prefill(&self) -> Option<bool> {
+        match &self.means {
+            #[cfg(feature = "kubernetes")]
+            Means::Kubernetes(workloads) => Some(workloads.has_prefill()),
+            _ => None,
         }
+    }
+
+    /// Requests that were refused so far.
+    pub(super) fn failures(&self) -> u64 {
+        match &self.means {
+            #[cfg(feature = "kubernetes")]
+            Means::Kubernetes(workloads) => workloads.failures(),
+            _ => 0,
+        }
+    }
+
+    /// The counts of each pool; `None` where gateways tell them; an error, which was logged, when they cannot be read now.
+    pub(super) async fn read(&mut self) -> Result<Option<Vec<PoolCounts>>, ()> {
+        match &mut self.means {
+            #[cfg(feature = "kubernetes")]
+            Means::Kubernetes(workloads) => workloads.read().await.map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Carries out the decisions on all pools; the numbers of those whose counts were set at once.
+    #[cfg_attr(
+        not(feature = "kubernetes"),
+        expect(unused_variables, reason = "only Kubernetes uses counts of blocks")
+    )]
+    pub(super) async fn carry_out(
+        &mut self,
+        decisions: &[Decision],
+        counts: &[PoolCounts],
+        seen: &Seen,
+    ) -> Vec<usize> {
+        match &mut self.means {
+            Means::Advise => Vec::new(),
+            Means::Publish { publishes_from, .. } if Instant::now() < *publishes_from => Vec::new(),
+            Means::Publish { counts: sender, .. } => {
+                let target = |(decision, counts): (&Decision, &PoolCounts)| PoolTarget {
+                    pool: decision.pool.clone(),
+                    wanted: decision.wanted,
+                    current: counts.in_force,
+                    text: decision.to_string(),
+                };
+                sender.publish(decisions.iter().zip(counts).map(target).collect());
+                Vec::new()
+            }
+            #[cfg(feature = "kubernetes")]
+            Means::Kubernetes(workloads) => {
+                let leads = || self.leadership.as_ref().is_none_or(Leadership::leads);
+                workloads.carry_out(decisions, seen, leads).await
+            }
+        }
+    }
+
+    /// Stops serving, and releases the lease.
+    pub(super) async fn stop(self) {
+        if let Means::Publish { serving, .. } = self.means {
+            serving.abort();
+        }
+        if let Some(leadership) = self.leadership {
+            leadership.stop().await;
+        }
+    }
+}
+
+impl Means {
+    async fn start(settings: &Settings, credentials: &Credentials) -> Result<Self> {
+        let (planner, control) = (&settings.planner, &settings.control);
         if planner.mode != "act" {
             return Ok(Self::Advise);
         }
@@ -85,81 +169,6 @@ impl Actuation {
             ),
         }
     }
-
-    /// Whether this process may act and show its plan.
-    pub(super) fn leads(&self) -> bool {
-        match self {
-            #[cfg(feature = "kubernetes")]
-            Self::Kubernetes(workloads) => workloads.leads(),
-            _ => true,
-        }
-    }
-
-    /// Whether there are to be prefill workers, where the settings say so.
-    pub(super) fn has_prefill(&self) -> Option<bool> {
-        match self {
-            #[cfg(feature = "kubernetes")]
-            Self::Kubernetes(workloads) => Some(workloads.has_prefill()),
-            _ => None,
-        }
-    }
-
-    /// Requests that were refused so far.
-    pub(super) fn failures(&self) -> u64 {
-        match self {
-            #[cfg(feature = "kubernetes")]
-            Self::Kubernetes(workloads) => workloads.failures(),
-            _ => 0,
-        }
-    }
-
-    /// The counts of each pool; `None` where gateways tell them; an error, which was logged, when they cannot be read now.
-    pub(super) async fn read(&mut self) -> Result<Option<Vec<PoolCounts>>, ()> {
-        match self {
-            #[cfg(feature = "kubernetes")]
-            Self::Kubernetes(workloads) => workloads.read().await.map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    /// Carries out the decisions on all pools; the numbers of those whose counts were set at once.
-    #[cfg_attr(
-        not(feature = "kubernetes"),
-        expect(unused_variables, reason = "only Kubernetes uses counts of blocks")
-    )]
-    pub(super) async fn carry_out(
-        &mut self,
-        decisions: &[Decision],
-        counts: &[PoolCounts],
-        seen: &Seen,
-    ) -> Vec<usize> {
-        match self {
-            Self::Advise => Vec::new(),
-            Self::Publish { publishes_from, .. } if Instant::now() < *publishes_from => Vec::new(),
-            Self::Publish { counts: sender, .. } => {
-                let target = |(decision, counts): (&Decision, &PoolCounts)| PoolTarget {
-                    pool: decision.pool.clone(),
-                    wanted: decision.wanted,
-                    current: counts.in_force,
-                    text: decision.to_string(),
-                };
-                sender.publish(decisions.iter().zip(counts).map(target).collect());
-                Vec::new()
-            }
-            #[cfg(feature = "kubernetes")]
-            Self::Kubernetes(workloads) => workloads.carry_out(decisions, seen).await,
-        }
-    }
-
-    /// Stops serving, or releases the Lease.
-    pub(super) async fn stop(self) {
-        match self {
-            Self::Advise => {}
-            Self::Publish { serving, .. } => serving.abort(),
-            #[cfg(feature = "kubernetes")]
-            Self::Kubernetes(workloads) => workloads.stop().await,
-        }
-    }
 }
 
 /// Reconciles graphs until it is dropped, if that is wanted.
@@ -189,10 +198,8 @@ mod kubernetes {
 
     use anyhow::{Context, Result, bail};
     use control_config::Settings;
-    use control_kubernetes::{Election, ScaleTarget, Workload, WorkloadCounts, connect, error_chain};
+    use control_kubernetes::{ScaleTarget, Workload, WorkloadCounts, connect, error_chain};
     use control_planner::{Decision, WorkerCounts};
-    use tokio::sync::watch;
-    use tokio::task::JoinHandle;
 
     use crate::compose::some;
     use crate::planning::{PoolCounts, Seen};
@@ -205,8 +212,6 @@ mod kubernetes {
         /// A workload for each pool, in the pools' order, with the counts that were last read.
         pools: Vec<(Workload, WorkloadCounts)>,
         has_deletion_cost: bool,
-        /// Whether this process leads, and the task that takes part in the election.
-        election: Option<(watch::Receiver<bool>, JoinHandle<()>)>,
         failures: u64,
         /// The last failure of a request, and the last reasons of pods that do not start: each is logged when it changes.
         problem: Option<String>,
@@ -228,27 +233,15 @@ mod kubernetes {
             let Some(decode) = target("decode_target", &planner.decode_target)? else {
                 bail!("planner.actuator = \"kubernetes\" needs planner.decode_target");
             };
-            let election = (control.leader == "lease").then(|| {
-                let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-                let identity = format!("{host}_{:016x}", router_gateway::random_number());
-                let election = Election::new(client.clone(), namespace.as_deref(), &control.lease, &identity);
-                let (sender, leads) = watch::channel(false);
-                (leads, tokio::spawn(election.run(sender)))
-            });
             let pools =
                 prefill.into_iter().chain([decode]).map(|workload| (workload, WorkloadCounts::default()));
             Ok(Self {
                 pools: pools.collect(),
                 has_deletion_cost: planner.deletion_cost,
-                election,
                 failures: 0,
                 problem: None,
                 reasons: String::new(),
             })
-        }
-
-        pub(crate) fn leads(&self) -> bool {
-            self.election.as_ref().is_none_or(|(leads, task)| !task.is_finished() && *leads.borrow())
         }
 
         pub(crate) fn has_prefill(&self) -> bool {
@@ -293,7 +286,12 @@ mod kubernetes {
         }
 
         /// Sets replicas, lower counts first: what they give back may be what higher ones need.
-        pub(crate) async fn carry_out(&mut self, decisions: &[Decision], seen: &Seen) -> Vec<usize> {
+        pub(crate) async fn carry_out(
+            &mut self,
+            decisions: &[Decision],
+            seen: &Seen,
+            leads: impl Fn() -> bool,
+        ) -> Vec<usize> {
             let (mut problems, mut set) = (Vec::new(), Vec::new());
             let is_down = |&pool: &usize| decisions[pool].wanted < self.pools[pool].1.replicas;
             let (down, other): (Vec<usize>, Vec<usize>) =
@@ -301,7 +299,7 @@ mod kubernetes {
             for pool in down.into_iter().chain(other) {
                 let ((workload, counts), decision) = (&self.pools[pool], &decisions[pool]);
                 // Leadership may have ended meanwhile.
-                if decision.wanted == counts.replicas || !self.leads() {
+                if decision.wanted == counts.replicas || !leads() {
                     continue;
                 }
                 if self.has_deletion_cost && decision.wanted < counts.replicas {
@@ -327,14 +325,6 @@ mod kubernetes {
             problems.into_iter().for_each(|problem| self.failed(problem));
             set
         }
-
-        pub(crate) async fn stop(self) {
-            if let Some((leads, task)) = self.election {
-                drop(leads);
-                // The task releases the Lease. A panic in it has been logged.
-                let _ended = task.await;
-            }
-        }
     }
 
     fn pool_counts(counts: WorkloadCounts) -> PoolCounts {
@@ -343,9 +333,11 @@ mod kubernetes {
                 ready: counts.ready,
                 starting: counts.starting_for.len() as u32,
                 draining: counts.draining,
+                sleeping: 0,
             },
             starting_for: counts.starting_for,
             started_in: counts.started_in,
+            woken_in: Vec::new(),
             in_force: counts.replicas,
         }
     }
@@ -374,10 +366,12 @@ mod kubernetes {
                 role: WorkerRole::Both,
                 is_ready: true,
                 is_draining: false,
+                is_asleep: false,
                 requests: 0.0,
                 waiting: 0.0,
                 kv_tokens: 0.0,
                 cached_blocks,
+                why_slow: String::new(),
             };
             let workers = vec![
                 worker("10.0.0.1:8000", 640.0),

@@ -1,12 +1,15 @@
 //! `kvasir control`: plans how many workers there should be behind running gateways, shows it on them and, with
 //! `planner.mode = "act"`, carries it out. No request passes through it; while it is away nothing changes.
 //!
-//! Reading order: `gateways` (the gateways that are observed), `actuation` (how counts are read and carried out), `report` (its own HTTP
+//! Reading order: `gateways` (the gateways that are observed), `actuation` (how counts are read and carried out), `leadership` (which of several processes may do so), `spares`
+//! (workers that are kept asleep), `report` (its own HTTP
 //! surface).
 
 mod actuation;
 mod gateways;
+mod leadership;
 mod report;
+mod spares;
 
 use std::process::ExitCode;
 
@@ -24,6 +27,7 @@ use crate::{Common, exposure, process};
 use actuation::Actuation;
 use gateways::Gateways;
 use report::{Report, Reporter};
+use spares::Spares;
 
 /// Ticks without a worker of one phase after which a fleet is planned as one whose workers do both: ten minutes by default.
 const FORGET_TICKS: u32 = 120;
@@ -100,6 +104,7 @@ async fn control(
     reporter: &Reporter,
 ) {
     let mut observer = Observer::new(Vec::new());
+    let mut spares = Spares::new(settings);
     let mut planning: Option<Planning> = None;
     let mut ticks = tokio::time::interval(settings.planner.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -158,20 +163,28 @@ async fn control(
                 continue;
             }
         };
-        let decisions = planning.decide(&seen, &counts);
+        let mut awake = counts.clone();
+        for (&role, counts) in planning.roles().iter().zip(&mut awake) {
+            spares.count(role, has_prefill, &seen, counts);
+        }
+        let decisions = planning.decide(&seen, &awake);
         let wanted: Vec<u32> = decisions.iter().map(|decision| decision.wanted).collect();
         if wanted != shown {
             decisions.iter().for_each(|decision| println!("{decision}"));
             shown = wanted;
         }
         if actuation.leads() {
-            for pool in actuation.carry_out(&decisions, &counts, &seen).await {
+            let replicas = spares.replicas(&decisions);
+            for pool in actuation.carry_out(&replicas, &counts, &seen).await {
                 planning.carried_out(pool);
+            }
+            for (&role, decision) in planning.roles().iter().zip(&decisions) {
+                spares.carry_out(role, has_prefill, decision, &seen, &clients);
             }
         } else {
             planning.forget_asked();
         }
-        let plan = planning.to_json(&decisions, &counts);
+        let plan = planning.to_json(&decisions, &awake);
         if actuation.leads() {
             join_all(clients.iter().map(|client| post(client, &plan))).await;
         }
@@ -185,11 +198,13 @@ fn seen_counts(role: WorkerRole, has_prefill: bool, seen: &Seen) -> PoolCounts {
     let mut counts = PoolCounts::default();
     for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
         match (worker.is_draining, worker.is_ready) {
+            // Spares are counted where they are kept.
+            _ if worker.is_asleep => counts.in_force += 1,
             (true, _) => counts.workers.draining += 1,
             (false, true) => counts.workers.ready += 1,
             (false, false) => counts.workers.starting += 1,
         }
     }
-    counts.in_force = counts.workers.ready + counts.workers.starting;
+    counts.in_force += counts.workers.ready + counts.workers.starting;
     counts
 }

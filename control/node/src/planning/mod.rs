@@ -1,5 +1,6 @@
 //! The planner beside running gateways: observes them, decides, and shows them what was decided.
 
+mod headroom_choice;
 mod observer;
 
 use std::collections::VecDeque;
@@ -15,6 +16,7 @@ use http::Method;
 use router_engines::client::EngineClient;
 use serde_json::{Value, json};
 
+use headroom_choice::HeadroomChoice;
 pub(crate) use observer::{Observer, Seen, SeenWorker};
 
 /// Changes that are shown.
@@ -30,6 +32,8 @@ pub(crate) struct PoolCounts {
     pub(crate) starting_for: Vec<f64>,
     /// Workers that became ready since the last decision: seconds since each was asked for.
     pub(crate) started_in: Vec<f64>,
+    /// Workers that were woken since the last decision: seconds since each was asked for.
+    pub(crate) woken_in: Vec<f64>,
     /// The count that was last set.
     pub(crate) in_force: u32,
 }
@@ -39,8 +43,11 @@ pub(crate) struct Planning {
     planner: Planner,
     roles: Vec<WorkerRole>,
     is_acting: bool,
+    headroom: HeadroomChoice,
     wanted: Vec<Option<u32>>,
     changes: VecDeque<Value>,
+    /// For each role, what the kernels of its workers' machines say of why answers are late.
+    slow: Vec<String>,
 }
 
 impl Planning {
@@ -53,8 +60,11 @@ impl Planning {
         let pools: Vec<PoolConfig> = roles.iter().map(|&role| pool(settings, role)).collect();
         let is_acting = settings.mode == "act";
         let wanted = vec![None; roles.len()];
-        let planner = Planner::new(config(settings, is_acting), pools);
-        Self { planner, roles, is_acting, wanted, changes: VecDeque::new() }
+        let config = config(settings, is_acting, &pools);
+        let headroom = HeadroomChoice::new(settings, &config, &pools);
+        let planner = Planner::new(config, pools);
+        let slow = vec![String::new(); roles.len()];
+        Self { planner, roles, is_acting, headroom, wanted, changes: VecDeque::new(), slow }
     }
 
     pub(crate) fn roles(&self) -> &[WorkerRole] {
@@ -66,7 +76,10 @@ impl Planning {
         let has_prefill = self.roles.len() > 1;
         let observe = |(&role, counts)| observation(role, has_prefill, seen, counts);
         let observations: Vec<Observation> = self.roles.iter().zip(counts).map(observe).collect();
-        let decisions = self.planner.decide(unix_now().as_secs_f64(), &observations);
+        self.slow = self.roles.iter().map(|&role| slow(role, has_prefill, seen)).collect();
+        let now = unix_now().as_secs_f64();
+        self.headroom.tick(now, &observations, &mut self.planner);
+        let decisions = self.planner.decide(now, &observations);
         for (decision, before) in decisions.iter().zip(&mut self.wanted) {
             if let Some(from) = before.replace(decision.wanted).filter(|&from| from != decision.wanted) {
                 tracing::info!(from, "planner: {decision}");
@@ -95,16 +108,18 @@ impl Planning {
 
     /// The plan as gateways show it.
     pub(crate) fn to_json(&self, decisions: &[Decision], counts: &[PoolCounts]) -> Value {
-        let pools = decisions.iter().zip(counts).map(|(decision, counts)| {
+        let pools = decisions.iter().zip(counts).enumerate().map(|(pool, (decision, counts))| {
             json!({
+                "trials": self.headroom.trials(pool),
                 "pool": decision.pool,
                 "wanted": decision.wanted,
                 "ready": counts.workers.ready,
                 "starting": counts.workers.starting,
                 "draining": counts.workers.draining,
+                "sleeping": counts.workers.sleeping,
                 "stuck": decision.stuck,
                 "reason": decision.reason.name(),
-                "text": decision.to_string(),
+                "text": format!("{decision}{}", self.slow[pool]),
                 "rate": decision.rate,
                 "capacity": decision.capacity,
                 "need": decision.need,
@@ -118,6 +133,14 @@ impl Planning {
             "changes": self.changes,
         })
     }
+}
+
+/// What the kernels say of the workers of a role, the first few.
+fn slow(role: WorkerRole, has_prefill: bool, seen: &Seen) -> String {
+    const SHOWN: usize = 3;
+    let of_role = seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role);
+    let slow = of_role.filter(|worker| !worker.why_slow.is_empty()).take(SHOWN);
+    slow.map(|worker| format!("; {}: {}", worker.name, worker.why_slow)).collect()
 }
 
 /// Posts a plan to a gateway, which shows it.
@@ -174,7 +197,9 @@ pub(crate) fn level(settings: &PlannerSettings) -> ServiceLevel {
     }
 }
 
-fn config(settings: &PlannerSettings, is_acting: bool) -> PlannerConfig {
+fn config(settings: &PlannerSettings, is_acting: bool, pools: &[PoolConfig]) -> PlannerConfig {
+    // Workers that sleep have their GPUs all the same.
+    let of_spares: u64 = pools.iter().map(|pool| settings.spares * u64::from(pool.gpus)).sum();
     PlannerConfig {
         level: level(settings),
         engine: engine(settings),
@@ -188,7 +213,7 @@ fn config(settings: &PlannerSettings, is_acting: bool) -> PlannerConfig {
             true => settings.manual_hold.as_secs_f64(),
             false => 0.0,
         },
-        gpus_max: settings.gpus_max as u32,
+        gpus_max: settings.gpus_max.saturating_sub(of_spares) as u32,
         seasons: settings.seasons.iter().filter_map(|season| season_seconds(season)).collect(),
     }
 }
@@ -233,6 +258,7 @@ fn observation(role: WorkerRole, has_prefill: bool, seen: &Seen, counts: &PoolCo
         workers: counts.workers,
         starting_for: counts.starting_for.clone(),
         started_in: counts.started_in.clone(),
+        woken_in: counts.woken_in.clone(),
         in_force: counts.in_force,
         is_partial: seen.is_partial,
     }

@@ -91,6 +91,7 @@ pub(crate) struct SeenWorker {
     pub(crate) role: WorkerRole,
     pub(crate) is_ready: bool,
     pub(crate) is_draining: bool,
+    pub(crate) is_asleep: bool,
     /// Requests of all gateways.
     pub(crate) requests: f64,
     /// Requests that wait in the engine, by its own word.
@@ -99,6 +100,8 @@ pub(crate) struct SeenWorker {
     pub(crate) kv_tokens: f64,
     /// Blocks that the index has of it.
     pub(crate) cached_blocks: f64,
+    /// Why its answers are late, as the kernel of its machine sees it; empty when that is not known.
+    pub(crate) why_slow: String,
 }
 
 /// Requests, lengths and latencies since the last look, and the workers now.
@@ -237,10 +240,14 @@ impl Gateway {
                 Some(known) => {
                     known.is_ready |= worker.is_ready;
                     known.is_draining |= worker.is_draining;
+                    known.is_asleep |= worker.is_asleep;
                     known.requests = known.requests.max(worker.requests);
                     known.waiting = known.waiting.max(worker.waiting);
                     known.kv_tokens += worker.kv_tokens;
                     known.cached_blocks = known.cached_blocks.max(worker.cached_blocks);
+                    if known.why_slow.is_empty() {
+                        known.why_slow = worker.why_slow;
+                    }
                 }
                 None => all.workers.push(worker),
             }
@@ -299,10 +306,12 @@ fn parse_worker(told: &Value) -> Option<SeenWorker> {
         },
         is_ready: told["ready"] == true,
         is_draining: state == "draining",
+        is_asleep: state == "sleeping",
         requests: number("requests") + number("peers_requests"),
         waiting: number("engine_waiting"),
         kv_tokens: number("kv_tokens"),
         cached_blocks: cached.sum(),
+        why_slow: told["kernel"]["why"].as_str().unwrap_or_default().to_owned(),
     })
 }
 

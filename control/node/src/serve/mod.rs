@@ -37,6 +37,9 @@ const FAILED_STARTS_MAX: u32 = 3;
 pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCode> {
     let settings = process::start(common)?;
     let planner = &settings.planner;
+    if planner.spares > 0 {
+        bail!("planner.spares is for `kvasir control`: the workers of `kvasir serve` cannot be put to sleep");
+    }
     if planner.mode == "act" && planner.actuator != "processes" {
         let actuator = &planner.actuator;
         bail!("planner.actuator = \"{actuator}\" is for `kvasir control`; `kvasir serve` acts by processes");

@@ -112,7 +112,7 @@ impl Scaling {
             seen.workers.iter().map(|worker| (worker.name.as_str(), worker)).collect();
         let count = |&role: &WorkerRole| {
             let mut counts = PoolCounts::default();
-            let WorkerCounts { ready: takes, starting, draining } = &mut counts.workers;
+            let WorkerCounts { ready: takes, starting, draining, .. } = &mut counts.workers;
             for worker in fleet.workers.iter_mut().filter(|worker| worker.role == role_of(role)) {
                 let is_ready = seen.get(name(worker)).is_some_and(|seen| seen.is_ready);
                 // An administrator drains or has removed it.

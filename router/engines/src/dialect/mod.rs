@@ -229,6 +229,41 @@ pub trait Dialect: Debug + Send + Sync {
     /// How much it has to do. It may take long, and says nothing of whether the engine is well.
     fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>>;
 
+    /// Whether it is asleep: its memory is given back, and requests would wait until it is woken. `None` when the engine does not
+    /// tell.
+    fn is_asleep<'a>(
+        &'a self,
+        _client: &'a EngineClient,
+    ) -> BoxFuture<'a, Result<Option<bool>, EngineError>> {
+        async { Ok(None) }.boxed()
+    }
+
+    /// Whether it is there although it is asleep: for engines whose `/health` must not be asked then.
+    fn alive_asleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
+        async move { self.alive(client).await.map(drop) }.boxed()
+    }
+
+    /// Why an engine that was started so cannot be put to sleep; `None` when it can.
+    fn why_sleepless<'a>(
+        &'a self,
+        _client: &'a EngineClient,
+        _description: &'a Description,
+        _role: Role,
+    ) -> BoxFuture<'a, Result<Option<String>, EngineError>> {
+        let engine = self.engine().name();
+        async move { Ok(Some(format!("engines of the make {engine} cannot be put to sleep"))) }.boxed()
+    }
+
+    /// Puts it to sleep. It must have no request.
+    fn sleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
+        async move { Err(client.protocol("this make of engine cannot be put to sleep")) }.boxed()
+    }
+
+    /// Wakes it. An engine that is awake must not be woken.
+    fn wake<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
+        async move { Err(client.protocol("this make of engine cannot be woken")) }.boxed()
+    }
+
     /// Whether a completion of token ids answers with token ids, so that text can be made by the gateway.
     fn returns_token_ids(&self) -> bool {
         false

@@ -10,8 +10,10 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use http::Method;
 use serde_json::Value;
 
 use super::prometheus::loads;
@@ -153,6 +155,62 @@ impl Dialect for Sglang {
             let names = ("sglang:num_running_reqs", "sglang:num_queue_reqs");
             let loads = loads(&metrics, "dp_rank", names.0, names.1, &["sglang:token_usage"]);
             Ok(Report { instance: instance(&info), loads, requests_max: requests_max(&info) })
+        }
+        .boxed()
+    }
+
+    /// `/health` has the engine generate a token: asleep it would wait 20 s, and call itself unhealthy.
+    fn alive_asleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
+        async move {
+            match client.get("/model_info").await {
+                Ok(_) => Ok(()),
+                Err(EngineError::Protocol { .. }) => client.get("/get_model_info").await.map(drop),
+                Err(error) => Err(error),
+            }
+        }
+        .boxed()
+    }
+
+    fn why_sleepless<'a>(
+        &'a self,
+        client: &'a EngineClient,
+        _description: &'a Description,
+        role: Role,
+    ) -> BoxFuture<'a, Result<Option<String>, EngineError>> {
+        async move {
+            let info = server_info(client).await?;
+            // Without the copy of the weights they would come back empty.
+            let is_prepared =
+                info["enable_memory_saver"] == true && info["enable_weights_cpu_backup"] == true;
+            let why = match (is_prepared, role) {
+                (false, _) => {
+                    Some("SGLang must be started with --enable-memory-saver and --enable-weights-cpu-backup")
+                }
+                (true, Role::Prefill | Role::Decode) => Some(
+                    "SGLang's prefill and decode servers do not register their memory again when they wake",
+                ),
+                (true, Role::Both) => None,
+            };
+            Ok(why.map(str::to_owned))
+        }
+        .boxed()
+    }
+
+    /// A server that has a request when its memory is released dies: new ones are held back first, and the rest is ended.
+    fn sleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
+        async move {
+            let abort = Bytes::from_static(b"{\"mode\": \"abort\"}");
+            client.ask(Method::POST, "/pause_generation", abort).await?;
+            client.ask(Method::POST, "/release_memory_occupation", Bytes::from_static(b"{}")).await.map(drop)
+        }
+        .boxed()
+    }
+
+    /// A server whose memory was not released dies of this.
+    fn wake<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
+        async move {
+            client.ask(Method::POST, "/resume_memory_occupation", Bytes::from_static(b"{}")).await?;
+            client.ask(Method::POST, "/continue_generation", Bytes::from_static(b"{}")).await.map(drop)
         }
         .boxed()
     }

@@ -5,12 +5,16 @@
 //! publishers by data-parallel rank; before that, the operator names the endpoint. vLLM does not say whether it
 //! computes prompts or generates: `kv_role` is the launcher's affair, so the operator does.
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use http::Method;
 use serde_json::Value;
 
 use super::prometheus::{first, loads, samples};
-use super::{Description, Dialect, Engine, Feed, Hints, Report, TokenCount, feed, hinted, json, of_rank};
+use super::{
+    Description, Dialect, Engine, Feed, Hints, Report, Role, TokenCount, feed, hinted, json, of_rank,
+};
 use crate::client::{EngineClient, EngineError};
 
 const BLOCK_TOKENS: usize = 16;
@@ -29,6 +33,15 @@ pub(super) fn model_names(models: &Value) -> Vec<String> {
         entries.iter().partition(|entry| entry["parent"].is_string());
     let names = bases.into_iter().chain(adapters);
     names.filter_map(|entry| entry["id"].as_str().map(str::to_owned)).collect()
+}
+
+/// Major and minor number of a version; `None` for one of another form, such as a build from source.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(str::parse);
+    match (numbers.next()?, numbers.next()?) {
+        (Ok(major), Ok(minor)) if (major, minor) != (0, 0) => Some((major, minor)),
+        _ => None,
+    }
 }
 
 /// What `/kv_event_sources` says, by rank.
@@ -113,6 +126,71 @@ impl Dialect for Vllm {
         .boxed()
     }
 
+    /// The routes of sleep are there with `VLLM_SERVER_DEV_MODE=1` only.
+    fn is_asleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Option<bool>, EngineError>> {
+        async move {
+            let told = match client.get("/is_sleeping").await {
+                Ok(body) => serde_json::from_slice::<Value>(&body).unwrap_or_default(),
+                // No such route.
+                Err(EngineError::Protocol { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            Ok(told["is_sleeping"].as_bool())
+        }
+        .boxed()
+    }
+
+    fn why_sleepless<'a>(
+        &'a self,
+        client: &'a EngineClient,
+        description: &'a Description,
+        role: Role,
+    ) -> BoxFuture<'a, Result<Option<String>, EngineError>> {
+        async move {
+            if self.is_asleep(client).await?.is_none() {
+                let needs = "vLLM must be started with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1";
+                return Ok(Some(needs.to_owned()));
+            }
+            // Before 0.17 requests that come while it sleeps kill it.
+            let why = match release(&description.version) {
+                Some(version) if version < (0, 17) => {
+                    Some("vLLM before 0.17 dies of requests that come while it sleeps")
+                }
+                Some(version) if version < (0, 33) && role != Role::Both => {
+                    Some("vLLM before 0.33 does not register its memory for hand-offs again when it wakes")
+                }
+                _ => None,
+            };
+            Ok(why.map(str::to_owned))
+        }
+        .boxed()
+    }
+
+    /// Level 1: weights go to host memory, blocks are dropped. With `wait` a request that came after all is finished first;
+    /// the answer has come when the memory is free.
+    fn sleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
+        async move {
+            client.ask(Method::POST, "/sleep?level=1&mode=wait", Bytes::new()).await?;
+            match self.is_asleep(client).await? {
+                Some(true) => Ok(()),
+                _ => Err(client.protocol("/sleep was answered, and it does not sleep")),
+            }
+        }
+        .boxed()
+    }
+
+    /// Wakes it as a whole: before 0.30 an engine that is woken in parts computes with memory that it does not have.
+    fn wake<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
+        async move {
+            client.ask(Method::POST, "/wake_up", Bytes::new()).await?;
+            match self.is_asleep(client).await? {
+                Some(true) => Err(client.protocol("/wake_up was answered, and it still sleeps")),
+                _ => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
     fn returns_token_ids(&self) -> bool {
         true
     }
@@ -151,6 +229,14 @@ mod tests {
         let told: Vec<_> = feeds.iter().flatten().map(|feed| (feed.events.as_str(), feed.bind)).collect();
         assert_eq!(told, [("tcp://gateway:5557", true), ("tcp://gateway:5558", true)]);
         assert!(feeds.iter().flatten().all(|feed| feed.topic.as_deref() == Some("kv@10.0.0.7:8000@m")));
+    }
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        assert_eq!(release("0.32.0"), Some((0, 32)));
+        assert_eq!(release("1.2.0rc1"), Some((1, 2)));
+        assert_eq!(release("dev"), None);
+        assert_eq!(release("0.0.0+unknown"), None);
     }
 
     #[test]

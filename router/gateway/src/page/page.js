@@ -335,7 +335,7 @@ function readWorkers(value) {
     const name = text(worker.name) ?? "(unnamed)";
     const time = times.get(name) ?? 0;
     times.set(name, time + 1);
-    const state = worker.ready !== true ? "Not ready" : worker.is_out === true ? "Out" : "Ready";
+    const state = worker.state === "sleeping" ? "Asleep" : worker.ready !== true ? "Not ready" : worker.is_out === true ? "Out" : "Ready";
     const engine = [text(worker.engine), text(worker.version)].filter((part) => part !== null).join(" ");
     const pools = new Map();
     for (const each of list(worker.pools).slice(0, 8)) {
@@ -754,6 +754,7 @@ const WORKER_COLUMNS = [
 const STATES = {
   "Ready": ["● Ready", "line is-good", "It takes requests."],
   "Out": ["▲ Out", "line is-failed", "Its circuit breaker is open: it gets no requests until it answers again."],
+  "Asleep": ["◑ Asleep", "line is-faint", "Its engine sleeps, and is woken when demand grows."],
   "Not ready": ["○ Not ready", "line is-faint", "It has not said yet what it is, or is still warming up."],
 };
 const workersBody = makeBody();
@@ -794,8 +795,12 @@ function workerRow() {
     put(eventLine, typeof worker.events !== "boolean" ? NONE : worker.events ? "exact" : "approximate");
     hint(eventLine, typeof worker.events !== "boolean" ? "" : worker.events ? "The index follows its KV events." : "What it holds is guessed from what was sent to it.");
     const slow = number(worker.slowness);
-    put(slownessLine, slow === null ? NONE : `${slow >= 1.5 ? "▲ " : ""}${three(slow)}×`);
-    dress(slownessLine, slow !== null && slow >= 1.5 ? "line is-warned" : "line");
+    // What the kernel of its machine says of why it is slow.
+    const why = text(object(worker.kernel).why) ?? "";
+    const isSlow = why !== "" || (slow !== null && slow >= 1.5);
+    put(slownessLine, slow === null ? NONE : `${isSlow ? "▲ " : ""}${three(slow)}×`);
+    dress(slownessLine, isSlow ? "line is-warned" : "line");
+    hint(slowness, why);
     const ejected = number(worker.ejections);
     put(ejectionLine, count(ejected));
     dress(ejectionLine, ejected ? "line strong" : "line");
@@ -839,7 +844,7 @@ function scalingRow() {
   });
   const fill = ({ pool }) => {
     const parts = [`${count(amount(pool.ready))} ready`];
-    for (const word of ["starting", "draining", "stuck"]) if (amount(pool[word])) parts.push(`${count(pool[word])} ${word}`);
+    for (const word of ["starting", "draining", "sleeping", "stuck"]) if (amount(pool[word])) parts.push(`${count(pool[word])} ${word}`);
     const values = [text(pool.pool) ?? NONE, count(amount(pool.wanted)), parts.join(", "), rate(amount(pool.rate)), rate(amount(pool.capacity)), text(pool.text) ?? NONE];
     values.forEach((value, index) => put(lines[index], value));
     dress(lines[1], "line strong");
@@ -847,6 +852,49 @@ function scalingRow() {
     hint(cells.at(-1), values.at(-1));
   };
   return { element, fill };
+}
+
+/** For each pool whose recorded demand was replayed: what each share of capacity would have cost, and attained. */
+function showTrials(pools) {
+  const drawn = pools.map((pool) => [text(pool.pool) ?? NONE, number(pool.utilisation), list(pool.trials).slice(0, 64).map(list)]);
+  const shown = drawn.filter(([, , trials]) => trials.length > 1);
+  const element = at("scaling-trials");
+  const key = JSON.stringify(shown);
+  if (element.dataset.shown === key) return;
+  element.dataset.shown = key;
+  element.replaceChildren(...shown.map(([name, chosen, trials]) => trialsChart(name, chosen, trials)));
+}
+
+function trialsChart(name, chosen, trials) {
+  const [width, height, left, top, right, base] = [420, 170, 46, 16, 404, 140];
+  const points = trials.map((trial) => trial.map((value) => number(value) ?? 0));
+  const [workers, attained] = [points.map((point) => point[2]), points.map((point) => point[1])];
+  const span = (values) => [Math.min(...values), Math.max(...values)];
+  const place = (value, [low, high], from, to) => from + ((high > low ? (value - low) / (high - low) : 0.5) * (to - from));
+  const x = (point) => place(point[2], span(workers), left, right);
+  const y = (point) => place(point[1], span(attained), base, top);
+  const svg = draw("svg", "", { role: "img", viewBox: `0 0 ${width} ${height}`, width, height });
+  svg.append(draw("line", "grid", { x1: left, x2: right, y1: base, y2: base }), draw("line", "grid", { x1: left, x2: left, y1: top, y2: base }));
+  const words = (value, attributes) => {
+    const element = draw("text", "", attributes);
+    element.textContent = value;
+    svg.append(element);
+  };
+  for (const end of new Set(span(attained))) words(percent(end), { x: left - 4, y: place(end, span(attained), base, top) + 4, "text-anchor": "end" });
+  for (const end of new Set(span(workers))) words(three(end), { x: place(end, span(workers), left, right), y: base + 14, "text-anchor": "middle" });
+  words("workers", { x: (left + right) / 2, y: base + 26, "text-anchor": "middle" });
+  const sorted = [...points].sort((one, other) => one[2] - other[2]);
+  svg.append(draw("polyline", "curve", { points: sorted.map((point) => `${x(point).toFixed(1)},${y(point).toFixed(1)}`).join(" ") }));
+  for (const point of points) {
+    const isChosen = point[0] === chosen;
+    const dot = draw("circle", isChosen ? "dot chosen" : "dot", { cx: x(point).toFixed(1), cy: y(point).toFixed(1), r: isChosen ? 5 : 3 });
+    dot.append(draw("title"));
+    put(dot.firstElementChild, `used to ${percent(point[0])}: ${percent(point[1])} in time with ${three(point[2])} workers${isChosen ? "; in force" : ""}`);
+    svg.append(dot);
+  }
+  const title = make("figcaption", "", `${name}: recorded demand replayed in simulation, requests in time by workers`);
+  svg.setAttribute("aria-label", `${title.textContent}; in force is a use of ${chosen === null ? NONE : percent(chosen)}`);
+  return make("figure", "panel trials blue", title, svg);
 }
 
 /** What a planner has posted; without one the section is hidden. */
@@ -859,6 +907,7 @@ function showScaling() {
   const acts = plan.mode === "act" ? "the planner starts and stops workers" : "the planner advises; nobody acts on it";
   put(at("scaling-note"), age > PLAN_OLD_MS ? `from ${clock(number(plan.unix_ms))}: the planner has fallen silent` : acts);
   showScalingRows(pools.map((pool, index) => ({ key: `${index}`, pool })));
+  showTrials(pools);
   const changes = list(plan.changes).slice(-CHANGES_SHOWN).reverse().map(object);
   const words = changes.map((each) => `${clock(number(each.unix_ms))} ${count(amount(each.from))} → ${count(amount(each.to))}: ${text(each.text) ?? NONE}`);
   const element = at("scaling-changes");

@@ -7,6 +7,7 @@ use super::attention::{Span, attend};
 use super::matrix::{View, multiply};
 use super::rope::Rope;
 use super::weights::{Layer, Weights};
+use super::weights_image;
 use crate::EngineError;
 use crate::kv::{KEYS, KvPool, VALUES};
 
@@ -55,6 +56,27 @@ impl Model {
     pub fn from_folder(folder: &Path) -> Result<Self, EngineError> {
         let config = ModelConfig::from_folder(folder)?;
         Ok(Self::assemble(Weights::from_folder(folder, &config)?, config))
+    }
+
+    /// The same, with an image of the weights: mapped if it is that of this model, else written for the next process. Whether
+    /// it was mapped. An image that cannot be used or written is no reason not to start.
+    pub fn from_folder_and_image(folder: &Path, image: &Path) -> Result<(Self, bool), EngineError> {
+        let config = ModelConfig::from_folder(folder)?;
+        let key = weights_image::key(folder)?;
+        match weights_image::open(image, &key, &config) {
+            Ok((weights, fingerprint)) => {
+                let rope = Rope::new(&config);
+                return Ok((Self { config, weights, rope, fingerprint }, true));
+            }
+            Err(reason) => {
+                tracing::info!("{}: the weights are read from the model's folder: {reason}", image.display())
+            }
+        }
+        let model = Self::assemble(Weights::from_folder(folder, &config)?, config);
+        if let Err(error) = weights_image::write(image, &key, &model.weights, model.fingerprint) {
+            tracing::warn!("{}: the next process cannot map the weights: {error}", image.display());
+        }
+        Ok((model, false))
     }
 
     fn assemble(weights: Weights, config: ModelConfig) -> Self {
@@ -130,7 +152,7 @@ impl Model {
             let (span, at) = span_row;
             let qkv = &mut qkv[row * width..(row + 1) * width];
             if let Some(bias) = &layer.qkv_bias {
-                qkv.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+                qkv.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
             }
             let position = span.start + at;
             let (heads, values) = qkv.split_at_mut(queries + keys);
@@ -218,7 +240,7 @@ fn rms_norm_in_place(row: &mut [f32], weights: &[f32], epsilon: f32) {
 fn fingerprint(weights: &Weights, config: &ModelConfig) -> u64 {
     let mut hasher = xxhash_rust::xxh3::Xxh3::new();
     hasher.update(format!("{config:?}").as_bytes());
-    weights.for_each_tensor(|tensor| {
+    weights.for_each_tensor(|_, tensor| {
         let mut bytes = [0; 1024];
         for chunk in tensor.chunks(bytes.len() / 4) {
             for (value, out) in chunk.iter().zip(bytes.chunks_exact_mut(4)) {

@@ -6,6 +6,7 @@ mod forward;
 mod matrix;
 mod rope;
 mod weights;
+mod weights_image;
 
 pub use config::{ModelConfig, RopeScaling};
 pub use forward::{Item, Model, Rows};

@@ -1,41 +1,73 @@
-//! Weights: from safetensors files, or from a seed. Kept as f32, queries, keys and values fused into one
-//! matrix, gate and up into another.
+//! Weights: from safetensors files, from a seed, or from an image of such weights. Kept as f32, queries, keys and values fused
+//! into one matrix, gate and up into another.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::ModelConfig;
+use super::weights_image::MappedTensor;
 use crate::EngineError;
 
 /// One layer's weights, each matrix as (out × in).
 #[derive(Debug)]
 pub(super) struct Layer {
-    pub(super) attention_norm: Vec<f32>,
-    pub(super) qkv: Vec<f32>,
-    pub(super) qkv_bias: Option<Vec<f32>>,
-    pub(super) query_norm: Option<Vec<f32>>,
-    pub(super) key_norm: Option<Vec<f32>>,
-    pub(super) attention_out: Vec<f32>,
-    pub(super) mlp_norm: Vec<f32>,
-    pub(super) gate_up: Vec<f32>,
-    pub(super) down: Vec<f32>,
+    pub(super) attention_norm: Tensor,
+    pub(super) qkv: Tensor,
+    pub(super) qkv_bias: Option<Tensor>,
+    pub(super) query_norm: Option<Tensor>,
+    pub(super) key_norm: Option<Tensor>,
+    pub(super) attention_out: Tensor,
+    pub(super) mlp_norm: Tensor,
+    pub(super) gate_up: Tensor,
+    pub(super) down: Tensor,
 }
 
 #[derive(Debug)]
 pub(super) struct Weights {
-    pub(super) embedding: Vec<f32>,
+    pub(super) embedding: Tensor,
     pub(super) layers: Vec<Layer>,
-    pub(super) final_norm: Vec<f32>,
+    pub(super) final_norm: Tensor,
     /// `None`: the embedding matrix.
-    pub(super) output: Option<Vec<f32>>,
+    pub(super) output: Option<Tensor>,
+}
+
+/// One tensor, or several below each other.
+#[derive(Debug)]
+pub(super) enum Tensor {
+    /// In this process's own memory.
+    Owned(Vec<f32>),
+    /// In an image that other processes map as well.
+    Mapped(MappedTensor),
+}
+
+impl Deref for Tensor {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Owned(values) => values,
+            Self::Mapped(mapped) => mapped,
+        }
+    }
 }
 
 /// Where tensors come from.
-trait Source {
+pub(super) trait Source {
+    /// The tensor of this name.
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError>;
+
+    /// Tensors below each other. `name` is that of the whole.
+    fn stacked(&mut self, _name: &str, parts: &[(String, Vec<usize>)]) -> Result<Tensor, EngineError> {
+        let mut all = Vec::new();
+        for (name, shape) in parts {
+            all.extend(self.tensor(name, shape)?);
+        }
+        Ok(Tensor::Owned(all))
+    }
 }
 
 impl Weights {
@@ -50,76 +82,103 @@ impl Weights {
         built.unwrap_or_else(|error| unreachable!("a seed gives every tensor: {error}"))
     }
 
-    /// Visits every tensor, in a fixed order.
-    pub(super) fn for_each_tensor(&self, mut visit: impl FnMut(&[f32])) {
-        visit(&self.embedding);
-        for layer in &self.layers {
+    /// Visits every tensor with its name, in a fixed order.
+    pub(super) fn for_each_tensor<'a>(&'a self, mut visit: impl FnMut(String, &'a Tensor)) {
+        visit("embedding".to_owned(), &self.embedding);
+        for (index, layer) in self.layers.iter().enumerate() {
             let always = [
-                &layer.attention_norm,
-                &layer.qkv,
-                &layer.attention_out,
-                &layer.mlp_norm,
-                &layer.gate_up,
-                &layer.down,
+                ("attention_norm", &layer.attention_norm),
+                ("qkv", &layer.qkv),
+                ("attention_out", &layer.attention_out),
+                ("mlp_norm", &layer.mlp_norm),
+                ("gate_up", &layer.gate_up),
+                ("down", &layer.down),
             ];
-            let sometimes = [&layer.qkv_bias, &layer.query_norm, &layer.key_norm];
-            always.into_iter().chain(sometimes.into_iter().flatten()).for_each(|tensor| visit(tensor));
+            always.into_iter().for_each(|(name, tensor)| visit(in_layer(index, name), tensor));
+            let sometimes = [
+                ("qkv_bias", &layer.qkv_bias),
+                ("query_norm", &layer.query_norm),
+                ("key_norm", &layer.key_norm),
+            ];
+            for (name, tensor) in sometimes {
+                tensor.iter().for_each(|tensor| visit(in_layer(index, name), tensor));
+            }
         }
-        visit(&self.final_norm);
-        self.output.iter().for_each(|tensor| visit(tensor));
+        visit("final_norm".to_owned(), &self.final_norm);
+        self.output.iter().for_each(|tensor| visit("output".to_owned(), tensor));
     }
 
-    fn build(config: &ModelConfig, source: &mut impl Source) -> Result<Self, EngineError> {
+    pub(super) fn build(config: &ModelConfig, source: &mut impl Source) -> Result<Self, EngineError> {
         let hidden = config.hidden;
-        let embedding = source.tensor("model.embed_tokens.weight", &[config.vocabulary, hidden])?;
+        let one = |of: &str, shape: &[usize]| [(of.to_owned(), shape.to_vec())];
+        let vocabulary = [config.vocabulary, hidden];
+        // In the order of most files: of a sharded model one is held at a time.
+        let embedding = source.stacked("embedding", &one("model.embed_tokens.weight", &vocabulary))?;
         let layers =
             (0..config.layers).map(|index| Layer::build(config, index, source)).collect::<Result<_, _>>()?;
-        let final_norm = source.tensor("model.norm.weight", &[hidden])?;
+        let final_norm = source.stacked("final_norm", &one("model.norm.weight", &[hidden]))?;
         let output = match config.tied_embeddings {
             true => None,
-            false => Some(source.tensor("lm_head.weight", &[config.vocabulary, hidden])?),
+            false => Some(source.stacked("output", &one("lm_head.weight", &vocabulary))?),
         };
         Ok(Self { embedding, layers, final_norm, output })
     }
+}
+
+/// The name of a layer's tensor.
+fn in_layer(index: usize, name: &str) -> String {
+    format!("layers.{index}.{name}")
 }
 
 impl Layer {
     fn build(config: &ModelConfig, index: usize, source: &mut impl Source) -> Result<Self, EngineError> {
         let hidden = config.hidden;
         let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let mut get =
-            |name: &str, shape: &[usize]| source.tensor(&format!("model.layers.{index}.{name}"), shape);
-        let mut qkv = get("self_attn.q_proj.weight", &[queries, hidden])?;
-        qkv.extend(get("self_attn.k_proj.weight", &[keys, hidden])?);
-        qkv.extend(get("self_attn.v_proj.weight", &[keys, hidden])?);
-        let qkv_bias = match config.qkv_bias {
-            false => None,
-            true => {
-                let mut bias = get("self_attn.q_proj.bias", &[queries])?;
-                bias.extend(get("self_attn.k_proj.bias", &[keys])?);
-                bias.extend(get("self_attn.v_proj.bias", &[keys])?);
-                Some(bias)
-            }
+        let mut get = |name: &str, parts: &[(&str, &[usize])]| {
+            let parts: Vec<(String, Vec<usize>)> = parts
+                .iter()
+                .map(|(of, shape)| (format!("model.layers.{index}.{of}"), shape.to_vec()))
+                .collect();
+            source.stacked(&in_layer(index, name), &parts)
         };
-        let (query_norm, key_norm) = match config.qk_norm {
-            false => (None, None),
-            true => {
-                let shape = [config.head_dim];
-                (Some(get("self_attn.q_norm.weight", &shape)?), Some(get("self_attn.k_norm.weight", &shape)?))
-            }
-        };
-        let mut gate_up = get("mlp.gate_proj.weight", &[config.intermediate, hidden])?;
-        gate_up.extend(get("mlp.up_proj.weight", &[config.intermediate, hidden])?);
+        let (q, k, v) = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
+        let [q_weight, k_weight, v_weight] = [q, k, v].map(|of| format!("{of}.weight"));
+        let [q_bias, k_bias, v_bias] = [q, k, v].map(|of| format!("{of}.bias"));
+        let head = [config.head_dim];
         Ok(Self {
-            attention_norm: get("input_layernorm.weight", &[hidden])?,
-            qkv,
-            qkv_bias,
-            query_norm,
-            key_norm,
-            attention_out: get("self_attn.o_proj.weight", &[hidden, queries])?,
-            mlp_norm: get("post_attention_layernorm.weight", &[hidden])?,
-            gate_up,
-            down: get("mlp.down_proj.weight", &[hidden, config.intermediate])?,
+            attention_norm: get("attention_norm", &[("input_layernorm.weight", &[hidden])])?,
+            qkv: get(
+                "qkv",
+                &[
+                    (&q_weight, &[queries, hidden]),
+                    (&k_weight, &[keys, hidden]),
+                    (&v_weight, &[keys, hidden]),
+                ],
+            )?,
+            qkv_bias: match config.qkv_bias {
+                true => {
+                    Some(get("qkv_bias", &[(&q_bias, &[queries]), (&k_bias, &[keys]), (&v_bias, &[keys])])?)
+                }
+                false => None,
+            },
+            query_norm: match config.qk_norm {
+                true => Some(get("query_norm", &[("self_attn.q_norm.weight", &head)])?),
+                false => None,
+            },
+            key_norm: match config.qk_norm {
+                true => Some(get("key_norm", &[("self_attn.k_norm.weight", &head)])?),
+                false => None,
+            },
+            attention_out: get("attention_out", &[("self_attn.o_proj.weight", &[hidden, queries])])?,
+            mlp_norm: get("mlp_norm", &[("post_attention_layernorm.weight", &[hidden])])?,
+            gate_up: get(
+                "gate_up",
+                &[
+                    ("mlp.gate_proj.weight", &[config.intermediate, hidden]),
+                    ("mlp.up_proj.weight", &[config.intermediate, hidden]),
+                ],
+            )?,
+            down: get("down", &[("mlp.down_proj.weight", &[hidden, config.intermediate])])?,
         })
     }
 }

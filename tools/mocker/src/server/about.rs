@@ -68,6 +68,9 @@ pub(super) fn server_info(served: &Served) -> Value {
         "max_total_num_tokens": config.usable_blocks() * config.block_tokens,
         "host": served.site.address.ip(), "port": served.site.address.port(), "kv_events": null,
     });
+    if config.wake.is_some() {
+        (info["enable_memory_saver"], info["enable_weights_cpu_backup"]) = (true.into(), true.into());
+    }
     if let Some(port) = served.site.events_port {
         info["kv_events"] = json!({
             "publisher": "zmq", "endpoint_host": served.site.address.ip(), "endpoint_port_base": port,

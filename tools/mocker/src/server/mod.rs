@@ -19,6 +19,7 @@ mod request;
 mod responses;
 mod routes;
 mod schema;
+mod sleep;
 
 use std::io;
 use std::net::SocketAddr;

@@ -14,7 +14,7 @@ use super::ask::{Ask, Surface, chat_prompt};
 use super::generate::{Failure, generate};
 use super::refusal::Refusal;
 use super::request::Body;
-use super::{Served, about, anthropic, metrics, recording, reply, responses};
+use super::{Served, about, anthropic, metrics, recording, reply, responses, sleep};
 use crate::fault::{Fault, FaultKind};
 use crate::{Dialect, Role};
 
@@ -102,6 +102,7 @@ fn found(value: &Value) -> Answered {
 
 async fn post(served: &Arc<Served>, path: &str, body: &[u8]) -> Answered {
     let worker = &served.worker;
+    let is_vllm = served.dialect() == Dialect::Vllm;
     match path {
         "/v1/messages/count_tokens" => {
             let object: Value = parsed(body)?;
@@ -118,6 +119,11 @@ async fn post(served: &Arc<Served>, path: &str, body: &[u8]) -> Answered {
             let is_cleared = worker.lock().pool.clear();
             let status = if is_cleared { StatusCode::OK } else { StatusCode::BAD_REQUEST };
             Ok(reply::json(status, json!({ "success": is_cleared })))
+        }
+        "/sleep" | "/wake_up" if is_vllm && worker.config.wake.is_some() => sleep::vllm(worker, path).await,
+        "/pause_generation" | "/continue_generation" if !is_vllm => Ok(sleep::pause(worker, path).await),
+        "/release_memory_occupation" | "/resume_memory_occupation" if !is_vllm => {
+            sleep::sglang(worker, path).await
         }
         "/mock/faults" => {
             let fault: Fault = parsed(body)?;
@@ -144,7 +150,11 @@ async fn get(served: &Arc<Served>, path: &str) -> Answered {
     }
     let is_vllm = served.dialect() == Dialect::Vllm;
     match path {
+        "/health" if !is_vllm && worker.lock().is_paused => sleep::silent().await,
         "/health" => Ok(reply::empty()),
+        "/is_sleeping" if is_vllm && worker.config.wake.is_some() => {
+            found(&json!({ "is_sleeping": worker.lock().is_asleep }))
+        }
         "/ping" if is_vllm => Ok(reply::empty()),
         "/health_generate" if !is_vllm => Ok(reply::empty()),
         "/v1/models" => found(&about::models(worker)),

@@ -1,0 +1,38 @@
+//! etcd as a source of workers, and as the keeper of the lease by which control services elect a leader.
+//!
+//! Reading order: `client` (etcd's API over gRPC, from several endpoints), `worker` (a worker as a value of a key), `source` (the
+//! keys of workers, listed and watched), `registration` (the key of a worker, kept while it runs), `lease` (the election's
+//! lease).
+//!
+//! | Key below the prefix | Value | Lease of etcd |
+//! | --- | --- | --- |
+//! | `workers/NAME` | a worker, as JSON ([`Worker`]), or its URL alone | of whoever registered it, or none |
+//! | `leaders/NAME` | identity of the leader | of the leader |
+//!
+//! Requests need nothing of this: an etcd that is away changes nothing. A worker's key whose lease has run out says that
+//! nobody vouched for it in time, not that it is gone: it is served while it answers its health checks.
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod lease;
+mod registration;
+mod source;
+mod worker;
+
+/// Messages and clients generated from `proto/`.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+mod rpc {
+    pub(crate) mod mvccpb {
+        tonic::include_proto!("mvccpb");
+    }
+    pub(crate) mod etcdserverpb {
+        tonic::include_proto!("etcdserverpb");
+    }
+}
+
+pub use client::{Client, ClientConfig, EtcdError};
+pub use lease::EtcdLease;
+pub use registration::Registration;
+pub use source::EtcdSource;
+pub use worker::Worker;

@@ -1,0 +1,268 @@
+//! Workers that are kept asleep beside those that demand asks for.
+//!
+//! The planner decides how many workers of a role are awake. Whoever starts and stops workers is told of `planner.spares`
+//! more; which of them sleep is decided here, and gateways do it (`/kvasir/workers/NAME/sleep`):
+//!
+//! | Awake | Then |
+//! | --- | --- |
+//! | fewer than wanted | sleepers are woken; workers that start meanwhile take their places as spares |
+//! | more than wanted, and fewer spares than there should be | those with the fewest cached blocks are put to sleep |
+//! | more than wanted, and enough spares | whoever starts and stops workers stops some |
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use control_config::Settings;
+use control_planner::{Decision, WorkerRole};
+use http::Method;
+use router_engines::client::EngineClient;
+
+use crate::planning::{PoolCounts, Seen, SeenWorker, planned_role};
+use crate::workers_command::path_of;
+
+/// A worker that could not be put to sleep, or not woken, is left alone for so long.
+const LEFT_ALONE: Duration = Duration::from_secs(60);
+/// A gateway gives up before.
+const TURN_MAX: Duration = Duration::from_secs(1000);
+
+/// What is being done with a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    FallsAsleep,
+    Wakes,
+    /// It failed then.
+    Failed(Instant),
+}
+
+/// What is under way, by the worker's name, and how long those that were woken took.
+#[derive(Debug, Default)]
+struct Turns {
+    by_name: HashMap<String, Turn>,
+    woken_in: Vec<(WorkerRole, f64)>,
+}
+
+/// The spares of all roles.
+pub(super) struct Spares {
+    wanted: u32,
+    /// Whether this process acts.
+    is_acting: bool,
+    turns: Arc<Mutex<Turns>>,
+    /// Requests so far: gateways are asked in turn.
+    asked: usize,
+}
+
+/// A worker with all its ranks.
+#[derive(Debug, Clone, PartialEq)]
+struct Whole {
+    name: String,
+    is_awake: bool,
+    is_asleep: bool,
+    /// Cost of putting it to sleep: cached blocks, then requests.
+    value: (f64, f64),
+}
+
+/// The workers of a role, ranks of one process together.
+fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<Whole> {
+    let mut all: Vec<Whole> = Vec::new();
+    for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
+        let SeenWorker { name, is_ready, is_draining, is_asleep, cached_blocks, requests, .. } = worker;
+        let name = name.split_once('@').map_or(name.as_str(), |(name, _)| name);
+        let is_awake = *is_ready && !is_draining;
+        match all.iter_mut().find(|known| known.name == name) {
+            Some(known) => {
+                known.is_awake &= is_awake;
+                known.is_asleep &= is_asleep;
+                known.value = (known.value.0 + cached_blocks, known.value.1 + requests);
+            }
+            None => all.push(Whole {
+                name: name.to_owned(),
+                is_awake,
+                is_asleep: *is_asleep,
+                value: (*cached_blocks, *requests),
+            }),
+        }
+    }
+    all
+}
+
+/// Names to wake and to put to sleep, so that `wanted` are awake and at most `spares` asleep.
+fn choose(
+    mut workers: Vec<Whole>,
+    turns: &HashMap<String, Turn>,
+    wanted: u32,
+    spares: u32,
+) -> (Vec<String>, Vec<String>) {
+    let turn = |worker: &Whole| turns.get(&worker.name).copied();
+    let count = |is: &dyn Fn(&Whole) -> bool| workers.iter().filter(|worker| is(worker)).count();
+    let waking = count(&|worker| turn(worker) == Some(Turn::Wakes));
+    let falling = count(&|worker| turn(worker) == Some(Turn::FallsAsleep));
+    let asleep = count(&|worker| worker.is_asleep && turn(worker) != Some(Turn::Wakes));
+    let awake = count(&|worker| worker.is_awake && turn(worker) != Some(Turn::FallsAsleep));
+    let (wanted, spares) = (wanted as usize, spares as usize);
+    let to_wake = wanted.saturating_sub(awake + waking);
+    let to_sleep = awake.saturating_sub(wanted).min(spares.saturating_sub(asleep + falling));
+    workers.sort_by(|a, b| a.value.0.total_cmp(&b.value.0).then(a.value.1.total_cmp(&b.value.1)));
+    let free = |worker: &&Whole| turn(worker).is_none();
+    let names = |is: fn(&&Whole) -> bool, most: usize| -> Vec<String> {
+        workers.iter().filter(is).filter(free).take(most).map(|worker| worker.name.clone()).collect()
+    };
+    (names(|worker| worker.is_asleep, to_wake), names(|worker| worker.is_awake, to_sleep))
+}
+
+impl Spares {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let is_acting = settings.planner.mode == "act";
+        let wanted = if is_acting { settings.planner.spares as u32 } else { 0 };
+        Self { wanted, is_acting, turns: Arc::default(), asked: 0 }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Turns> {
+        // Every field is whole at any time.
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes sleepers out of the counts of a role: the planner decides on those that are awake.
+    pub(super) fn count(&self, role: WorkerRole, has_prefill: bool, seen: &Seen, counts: &mut PoolCounts) {
+        let workers = whole(role, has_prefill, seen);
+        let sleeping = workers.iter().filter(|worker| worker.is_asleep).count() as u32;
+        let mut turns = self.lock();
+        let is_falling = |worker: &&Whole| {
+            !worker.is_asleep && turns.by_name.get(&worker.name) == Some(&Turn::FallsAsleep)
+        };
+        let falling = workers.iter().filter(is_falling).count() as u32;
+        counts.workers.sleeping = sleeping;
+        counts.in_force = counts.in_force.saturating_sub(self.wanted);
+        // A workload calls sleepers ready; gateways do not.
+        let awake = workers.iter().filter(|worker| worker.is_awake).count() as u32;
+        if counts.workers.ready > awake {
+            counts.workers.ready =
+                counts.workers.ready.saturating_sub(sleeping + falling).max(awake.min(counts.workers.ready));
+        }
+        let (own, others) = std::mem::take(&mut turns.woken_in).into_iter().partition(|(of, _)| *of == role);
+        turns.woken_in = others;
+        let own: Vec<(WorkerRole, f64)> = own;
+        counts.woken_in = own.into_iter().map(|(_, seconds)| seconds).collect();
+    }
+
+    /// The decisions for whoever starts and stops workers.
+    pub(super) fn replicas(&self, decisions: &[Decision]) -> Vec<Decision> {
+        let with_spares =
+            |decision: &Decision| Decision { wanted: decision.wanted + self.wanted, ..decision.clone() };
+        decisions.iter().map(with_spares).collect()
+    }
+
+    /// Has gateways wake workers of a role and put them to sleep.
+    pub(super) fn carry_out(
+        &mut self,
+        role: WorkerRole,
+        has_prefill: bool,
+        decision: &Decision,
+        seen: &Seen,
+        clients: &[EngineClient],
+    ) {
+        if !self.is_acting || clients.is_empty() {
+            return;
+        }
+        let workers = whole(role, has_prefill, seen);
+        let (wake, sleep) = {
+            let mut turns = self.lock();
+            turns.by_name.retain(|_, turn| !matches!(turn, Turn::Failed(at) if at.elapsed() > LEFT_ALONE));
+            choose(workers, &turns.by_name, decision.wanted, self.wanted)
+        };
+        let wake = wake.into_iter().map(|name| (name, Turn::Wakes));
+        for (name, turn) in wake.chain(sleep.into_iter().map(|name| (name, Turn::FallsAsleep))) {
+            self.asked += 1;
+            let client = clients[self.asked % clients.len()].clone();
+            self.lock().by_name.insert(name.clone(), turn);
+            tokio::spawn(ask(client, role, name, turn, Arc::clone(&self.turns)));
+        }
+    }
+}
+
+/// Has a gateway turn a worker, and notes the end.
+async fn ask(client: EngineClient, role: WorkerRole, name: String, turn: Turn, turns: Arc<Mutex<Turns>>) {
+    let (began, wakes) = (Instant::now(), turn == Turn::Wakes);
+    let path = path_of(&name, if wakes { "/wake" } else { "/sleep" });
+    let asked = client.ask(Method::POST, &path, bytes::Bytes::from_static(b"{}"));
+    let problem = match tokio::time::timeout(TURN_MAX, asked).await {
+        Ok(Ok(_)) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(_) => Some(format!("no answer within {TURN_MAX:?}")),
+    };
+    let took = began.elapsed();
+    let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
+    match problem {
+        None => {
+            turns.by_name.remove(&name);
+            if wakes {
+                turns.woken_in.push((role, took.as_secs_f64()));
+            }
+            tracing::info!(worker = name, ?took, wakes, "worker turned");
+        }
+        Some(problem) => {
+            turns.by_name.insert(name.clone(), Turn::Failed(Instant::now()));
+            tracing::warn!(worker = name, wakes, "the worker is left alone for {LEFT_ALONE:?}: {problem}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(name: &str, state: &str, blocks: f64) -> Whole {
+        let (is_awake, is_asleep) = (state == "awake", state == "asleep");
+        Whole { name: name.to_owned(), is_awake, is_asleep, value: (blocks, 0.0) }
+    }
+
+    fn turns(of: &[(&str, Turn)]) -> HashMap<String, Turn> {
+        of.iter().map(|(name, turn)| ((*name).to_owned(), *turn)).collect()
+    }
+
+    #[test]
+    fn sleepers_are_woken_first_and_the_emptiest_workers_sleep() {
+        let fleet = || {
+            vec![
+                worker("a", "awake", 9.0),
+                worker("b", "awake", 2.0),
+                worker("c", "asleep", 0.0),
+                worker("d", "starting", 0.0),
+            ]
+        };
+        let none = HashMap::new();
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(choose(fleet(), &none, 2, 1), (names(&[]), names(&[])));
+        assert_eq!(choose(fleet(), &none, 3, 1), (names(&["c"]), names(&[])));
+        assert_eq!(choose(fleet(), &none, 9, 1), (names(&["c"]), names(&[])));
+        assert_eq!(choose(fleet(), &none, 1, 1), (names(&[]), names(&[])), "there are spares enough");
+        assert_eq!(choose(fleet(), &none, 1, 2), (names(&[]), names(&["b"])));
+        // What is under way counts, and is not asked for twice.
+        assert_eq!(choose(fleet(), &turns(&[("c", Turn::Wakes)]), 3, 1), (names(&[]), names(&[])));
+        assert_eq!(choose(fleet(), &turns(&[("b", Turn::FallsAsleep)]), 1, 2), (names(&[]), names(&[])));
+        let failed = turns(&[("c", Turn::Failed(Instant::now()))]);
+        assert_eq!(choose(fleet(), &failed, 3, 1), (names(&[]), names(&[])), "it is left alone");
+    }
+
+    #[test]
+    fn a_worker_is_all_its_ranks() {
+        let rank = |name: &str, is_ready: bool| SeenWorker {
+            name: name.to_owned(),
+            role: WorkerRole::Both,
+            is_ready,
+            is_draining: false,
+            is_asleep: false,
+            requests: 1.0,
+            waiting: 0.0,
+            kv_tokens: 0.0,
+            cached_blocks: 2.0,
+            why_slow: String::new(),
+        };
+        let workers = vec![rank("a:1@0", true), rank("a:1@1", false), rank("b:1", true)];
+        let seen = Seen { workers, ..Seen::default() };
+        let all = whole(WorkerRole::Both, false, &seen);
+        let told: Vec<(&str, bool, f64)> =
+            all.iter().map(|worker| (worker.name.as_str(), worker.is_awake, worker.value.0)).collect();
+        assert_eq!(told, [("a:1", false, 4.0), ("b:1", true, 2.0)]);
+    }
+}

@@ -1,0 +1,231 @@
+//! Why engines of this machine are slow: samples of what the kernel saw of them.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use dataplane_ebpf::{EngineProbe, EngineTimes, Histogram, Off};
+use serde_json::{Value, json};
+
+use crate::engine_processes::Machine;
+
+/// How often the processes of engines are looked for: they start again, and begin children.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// From these times on (p99) they are a reason for slow answers.
+const RUN_QUEUE_SLOW: Duration = Duration::from_millis(10);
+const READ_SLOW: Duration = Duration::from_millis(50);
+const DISK_SLOW: Duration = Duration::from_millis(50);
+/// Segments sent again each second from which on the network is one.
+const RESENT_SLOW: f64 = 10.0;
+/// Fewer events say nothing.
+const EVENTS_MIN: u64 = 5;
+
+/// An engine by the name that gateways have for it.
+struct Engine {
+    name: String,
+    address: (IpAddr, u16),
+    is_here: bool,
+    processes: usize,
+    before: EngineTimes,
+}
+
+/// The engines that are watched.
+pub(crate) struct EngineWatch {
+    probe: EngineProbe,
+    engines: Vec<Engine>,
+    looked: Option<Instant>,
+    sampled: Instant,
+}
+
+/// What the kernel saw of an engine between two samples.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Sample {
+    pub(crate) name: String,
+    pub(crate) processes: usize,
+    pub(crate) seconds: f64,
+    pub(crate) times: EngineTimes,
+}
+
+impl EngineWatch {
+    pub(crate) fn attach() -> Result<Self, Off> {
+        let probe = EngineProbe::attach()?;
+        Ok(Self { probe, engines: Vec::new(), looked: None, sampled: Instant::now() })
+    }
+
+    /// Watches these engines, as far as they are on this machine and there is room. One that was watched before keeps its place.
+    pub(crate) fn set(&mut self, engines: &[(String, (IpAddr, u16))]) {
+        for (name, address) in engines {
+            if self.engines.iter().any(|known| known.name == *name)
+                || self.engines.len() >= EngineProbe::ENGINES_MAX
+            {
+                continue;
+            }
+            let (name, before) = (name.clone(), EngineTimes::default());
+            self.engines.push(Engine { name, address: *address, is_here: false, processes: 0, before });
+            self.looked = None;
+        }
+    }
+
+    /// What was seen of each engine of this machine since the last sample.
+    pub(crate) fn sample(&mut self) -> Result<Vec<Sample>, Off> {
+        if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
+            self.looked = Some(Instant::now());
+            self.look()?;
+        }
+        let seconds = std::mem::replace(&mut self.sampled, Instant::now()).elapsed().as_secs_f64();
+        let mut samples = Vec::new();
+        for (number, engine) in self.engines.iter_mut().enumerate().filter(|(_, engine)| engine.is_here) {
+            let now = self.probe.times(number)?;
+            let times = now.since(&engine.before);
+            engine.before = now;
+            samples.push(Sample { name: engine.name.clone(), processes: engine.processes, seconds, times });
+        }
+        Ok(samples)
+    }
+
+    fn look(&mut self) -> Result<(), Off> {
+        let machine = Machine::read();
+        for (number, engine) in self.engines.iter_mut().enumerate() {
+            let (host, port) = engine.address;
+            let found = machine.engine(host, port);
+            engine.is_here = found.is_some();
+            if let Some(found) = found {
+                engine.processes = found.processes.len();
+                self.probe.watch(number, &found)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn p99(histogram: &Histogram) -> Option<Duration> {
+    histogram.quantile(0.99).filter(|_| histogram.count() >= EVENTS_MIN)
+}
+
+fn millis(time: Option<Duration>) -> Value {
+    time.map_or(Value::Null, |time| json!((time.as_secs_f64() * 1e6).round() / 1e3))
+}
+
+impl Sample {
+    fn resent_per_second(&self) -> f64 {
+        self.times.retransmits as f64 / self.seconds.max(1e-3)
+    }
+
+    /// Why its answers are late, as far as the kernel can tell; empty when nothing speaks for it.
+    pub(crate) fn why(&self) -> String {
+        let mut reasons = Vec::new();
+        let mut slow = |histogram: &Histogram, from: Duration, text: &str| {
+            if let Some(time) = p99(histogram).filter(|time| *time >= from) {
+                reasons.push(format!("{text} {:.0} ms", time.as_secs_f64() * 1e3));
+            }
+        };
+        slow(&self.times.run_queue, RUN_QUEUE_SLOW, "its threads wait for a processor for");
+        slow(&self.times.read_late, READ_SLOW, "its server reads requests after");
+        slow(&self.times.disk_read, DISK_SLOW, "its disk reads take");
+        if self.resent_per_second() >= RESENT_SLOW {
+            reasons.push(format!("{:.0} segments/s are sent again", self.resent_per_second()));
+        }
+        reasons.join("; ")
+    }
+
+    /// As gateways take it.
+    pub(crate) fn to_json(&self) -> Value {
+        let times = &self.times;
+        json!({
+            "processes": self.processes,
+            "requests": times.first_byte.count(),
+            "first_byte_p50_ms": millis(times.first_byte.quantile(0.5)),
+            "first_byte_p99_ms": millis(p99(&times.first_byte)),
+            "read_late_p99_ms": millis(p99(&times.read_late)),
+            "run_queue_p99_ms": millis(p99(&times.run_queue)),
+            "disk_read_p99_ms": millis(p99(&times.disk_read)),
+            "resent_per_second": self.resent_per_second(),
+            "why": self.why(),
+        })
+    }
+}
+
+/// The samples as a table.
+pub(crate) fn table(samples: &[Sample]) -> String {
+    let head = [
+        "ENGINE",
+        "PROCESSES",
+        "REQUESTS/S",
+        "FIRST BYTE p50",
+        "p99",
+        "READ p99",
+        "RUN QUEUE p99",
+        "DISK p99",
+        "RESENT/S",
+        "WHY",
+    ];
+    let time = |time: Option<Duration>| {
+        time.map_or("-".to_owned(), |time| format!("{:.2} ms", time.as_secs_f64() * 1e3))
+    };
+    let row = |sample: &Sample| {
+        let times = &sample.times;
+        [
+            sample.name.clone(),
+            sample.processes.to_string(),
+            format!("{:.1}", times.first_byte.count() as f64 / sample.seconds.max(1e-3)),
+            time(times.first_byte.quantile(0.5)),
+            time(p99(&times.first_byte)),
+            time(p99(&times.read_late)),
+            time(p99(&times.run_queue)),
+            time(p99(&times.disk_read)),
+            format!("{:.1}", sample.resent_per_second()),
+            if sample.why().is_empty() { "-".to_owned() } else { sample.why() },
+        ]
+    };
+    let rows: Vec<[String; 10]> =
+        std::iter::once(head.map(str::to_owned)).chain(samples.iter().map(row)).collect();
+    let widths: [usize; 10] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let line = |row: &[String; 10]| {
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        cells.join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Sample {
+        let mut times = EngineTimes::default();
+        for _ in 0..10 {
+            times.first_byte.record(Duration::from_millis(80));
+            times.run_queue.record(Duration::from_millis(40));
+            times.read_late.record(Duration::from_millis(1));
+        }
+        times.disk_read.record(Duration::from_secs(9));
+        Sample { name: "a:1".to_owned(), processes: 3, seconds: 2.0, times }
+    }
+
+    #[test]
+    fn what_is_slow_is_named_and_few_events_say_nothing() {
+        let mut sample = sample();
+        let why = sample.why();
+        assert!(why.starts_with("its threads wait for a processor for ") && !why.contains(';'), "{why}");
+        let told = sample.to_json();
+        assert_eq!(
+            (&told["requests"], &told["disk_read_p99_ms"], &told["why"]),
+            (&json!(10), &Value::Null, &json!(why))
+        );
+        sample.times = EngineTimes { retransmits: 30, ..EngineTimes::default() };
+        assert_eq!(sample.why(), "15 segments/s are sent again");
+        sample.times.retransmits = 0;
+        assert_eq!(sample.why(), "");
+    }
+
+    #[test]
+    fn a_table_has_a_line_for_each_engine() {
+        let shown = table(&[sample()]);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0].find("WHY"), lines[1].find("its threads"));
+        assert!(lines[1].starts_with("a:1") && lines[1].contains(" 5.0 "), "{}", lines[1]);
+    }
+}

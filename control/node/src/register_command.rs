@@ -1,0 +1,163 @@
+//! `kvasir register`: puts an engine into etcd while it answers, so that gateways find it.
+//!
+//! The engine is asked every few seconds. Its key is written when it answers for the first time, goes when it has refused to
+//! answer for `--gone-after`, and is written again when it answers. SIGTERM and SIGINT tell gateways that it takes no more
+//! requests, wait for `--drain`, and delete the key.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use control_etcd::{Registration, Worker};
+use http::Method;
+use router_engines::client::{EngineClient, EngineError};
+use router_engines::upstream::Upstream;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::etcd::Etcd;
+use crate::{Common, process, secret, tls};
+
+/// Interval between two questions to the engine, and the longest wait for an answer.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+#[derive(Args)]
+pub(crate) struct RegisterArgs {
+    #[command(flatten)]
+    common: Common,
+    /// The engine as gateways reach it, as http://HOST:PORT.
+    url: String,
+    /// A member of etcd, as http://HOST:PORT; may be given several times (default: `etcd.endpoints`).
+    #[arg(long = "etcd", value_name = "URL")]
+    endpoints: Vec<String>,
+    /// Name of its key (default: HOST:PORT).
+    #[arg(long)]
+    name: Option<String>,
+    /// What it does: prefill, decode or both; else what it says itself.
+    #[arg(long)]
+    role: Option<String>,
+    /// The pool that it belongs to.
+    #[arg(long)]
+    pool: Option<String>,
+    /// The model that it serves, where a pool is named by it.
+    #[arg(long)]
+    model: Option<String>,
+    /// Version of what it runs: prefill and decode workers of two generations are not paired.
+    #[arg(long)]
+    generation: Option<String>,
+    /// Delete its key when it has not answered for so many seconds.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    gone_after: u64,
+    /// How many seconds before the end gateways are told.
+    #[arg(long, default_value_t = 2, value_name = "SECONDS")]
+    drain: u64,
+}
+
+pub(crate) fn run(arguments: &RegisterArgs) -> Result<ExitCode> {
+    let mut settings = process::start(&arguments.common)?;
+    if !arguments.endpoints.is_empty() {
+        settings.etcd.endpoints.clone_from(&arguments.endpoints);
+    }
+    let Some(etcd) = Etcd::new(&settings)? else {
+        bail!("no endpoint of etcd is named, neither by --etcd nor by etcd.endpoints");
+    };
+    let worker = Worker {
+        url: arguments.url.trim_end_matches('/').to_owned(),
+        role: arguments.role.clone(),
+        pool: arguments.pool.clone(),
+        model: arguments.model.clone(),
+        generation: arguments.generation.clone(),
+        ..Worker::default()
+    };
+    // As gateways will read it.
+    let worker = Worker::parse(worker.to_value().as_bytes()).map_err(anyhow::Error::msg)?;
+    let (_, address) = worker.url.split_once("://").unwrap_or_default();
+    let name = arguments.name.clone().unwrap_or_else(|| address.to_owned());
+    ensure!(!name.is_empty() && !name.contains(char::is_whitespace), "--name {name:?} is no name of a key");
+    let upstream = tls::upstream(&settings, &[&worker.url])?;
+    let key = secret::variable(secret::ENGINE_KEY)?;
+    let engine = EngineClient::over(&Upstream::with_key(&worker.url, upstream.as_ref(), key.as_ref()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let registration = Registration::new(etcd.client()?, &etcd.prefix, &name, worker);
+        register(arguments, &engine, registration).await
+    })
+}
+
+/// Keeps the engine registered until a signal comes.
+async fn register(
+    arguments: &RegisterArgs,
+    engine: &EngineClient,
+    mut registration: Registration,
+) -> Result<ExitCode> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let gone_after = Duration::from_secs(arguments.gone_after);
+    let mut questions = tokio::time::interval(ASK_EVERY);
+    questions.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // Since when it has not answered; whether its key is to be there.
+    let (mut silent_since, mut is_wanted) = (Some(Instant::now()), false);
+    let mut problem = None;
+    println!("waits for {} to answer", engine.base());
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            _ = questions.tick() => {
+                if answers(engine).await {
+                    silent_since = None;
+                    is_wanted = true;
+                } else {
+                    let since = *silent_since.get_or_insert_with(Instant::now);
+                    if is_wanted && since.elapsed() >= gone_after {
+                        is_wanted = false;
+                        match registration.remove().await {
+                            Ok(()) => println!("{} removed: the engine has not answered for {gone_after:?}", registration.key()),
+                            Err(error) => tracing::warn!("{error}; the key goes with its lease"),
+                        }
+                    }
+                }
+            }
+            () = registration.due(), if is_wanted => match registration.renew().await {
+                Ok(is_written) => {
+                    if is_written {
+                        println!("{} written", registration.key());
+                    }
+                    problem = None;
+                }
+                Err(error) => {
+                    let said = error.to_string();
+                    if problem.as_ref() != Some(&said) {
+                        tracing::warn!("{said}; it is tried again");
+                        problem = Some(said);
+                    }
+                }
+            },
+        }
+    }
+    if !is_wanted {
+        return Ok(ExitCode::SUCCESS);
+    }
+    registration.drain().await.context("gateways cannot be told that the engine takes no more requests")?;
+    println!("{} takes no more requests", registration.key());
+    tokio::select! {
+        () = tokio::time::sleep(Duration::from_secs(arguments.drain)) => {}
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    registration.remove().await?;
+    println!("{} removed", registration.key());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether something answers there that is no proxy's complaint about it.
+async fn answers(engine: &EngineClient) -> bool {
+    let asked = engine.ask(Method::GET, "/health", bytes::Bytes::new());
+    match tokio::time::timeout(ANSWER_MAX, asked).await {
+        Ok(Ok(_)) => true,
+        // An engine that asks for a key, or has no such route, is there.
+        Ok(Err(EngineError::Refused(error))) => error.status.as_u16() < 500,
+        _ => false,
+    }
+}

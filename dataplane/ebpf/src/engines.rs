@@ -1,0 +1,194 @@
+//! Loads `bpf/engines.bpf.c`: for each engine of this machine, how long its requests and its threads wait, kept in the kernel.
+
+use aya::maps::{HashMap, MapData, PerCpuArray};
+use aya::programs::raw_trace_point::RawTracePoint;
+use aya::programs::tp_btf::BtfTracePoint;
+use aya::programs::{RawTracePointRunOptions, TestRun};
+use aya::{Btf, Ebpf};
+
+use crate::error::Off;
+use crate::histogram::Histogram;
+use crate::host;
+use crate::layout::{ENGINE_HISTOGRAMS, ENGINES_MAX, EnginePort, HistogramValues};
+use crate::load::{self, refused};
+
+const FEATURE: &str = "kernel times of engines";
+
+const PROGRAMS: &[(&str, &str)] = &[
+    ("request_arrives", "tcp_probe"),
+    ("request_read", "sock_recv_length"),
+    ("answer_begins", "sock_send_length"),
+    ("socket_ends", "inet_sock_set_state"),
+    ("engine_resends", "tcp_retransmit_skb"),
+    ("task_wakes", "sched_wakeup"),
+    ("task_begins", "sched_wakeup_new"),
+    ("task_switches", "sched_switch"),
+    ("read_issued", "block_rq_issue"),
+    ("read_done", "block_rq_complete"),
+];
+
+/// An engine: where it listens, and the processes that do its work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchedEngine {
+    /// Inode number of its network namespace.
+    pub netns: u32,
+    /// Its port.
+    pub port: u16,
+    /// The listening process and those below it.
+    pub processes: Vec<u32>,
+}
+
+/// Times of one engine since it was first watched.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineTimes {
+    /// From the arrival of a request's first bytes to the first bytes of its answer.
+    pub first_byte: Histogram,
+    /// From the arrival of a request's first bytes to the read that takes them.
+    pub read_late: Histogram,
+    /// From the moment a thread could run to the moment it does.
+    pub run_queue: Histogram,
+    /// Disk reads, from issue to completion.
+    pub disk_read: Histogram,
+    /// Segments sent again.
+    pub retransmits: u64,
+}
+
+impl EngineTimes {
+    /// What was counted since an earlier look.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            first_byte: self.first_byte.since(&before.first_byte),
+            read_late: self.read_late.since(&before.read_late),
+            run_queue: self.run_queue.since(&before.run_queue),
+            disk_read: self.disk_read.since(&before.disk_read),
+            retransmits: self.retransmits.saturating_sub(before.retransmits),
+        }
+    }
+}
+
+/// The attached programs; dropping it detaches them.
+pub struct EngineProbe {
+    ports: HashMap<MapData, EnginePort, u32>,
+    processes: HashMap<MapData, u32, u32>,
+    histograms: PerCpuArray<MapData, HistogramValues>,
+    resent: PerCpuArray<MapData, u64>,
+    /// What the maps hold, by engine.
+    watched: Vec<Option<WatchedEngine>>,
+    ebpf: Ebpf,
+}
+
+impl EngineProbe {
+    /// Engines that are watched at a time.
+    pub const ENGINES_MAX: usize = ENGINES_MAX as usize;
+
+    /// Loads and attaches the programs; no engine is watched yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Off`]: not built, capabilities, BTF, another PID namespace than the machine's, or the kernel refused: before Linux 6.3
+    /// it does not tell of sends.
+    pub fn attach() -> Result<Self, Off> {
+        let (mut probe, btf) = Self::load()?;
+        let program: &mut RawTracePoint = load::program(&mut probe.ebpf, "own_tgid", RawTracePoint::load)?;
+        let told = program
+            .test_run(RawTracePointRunOptions::new())
+            .map_err(|error| refused("running own_tgid".to_owned(), &error))?;
+        if told.return_value != std::process::id() {
+            return Err(Off::PidNamespace { feature: FEATURE });
+        }
+        for (name, tracepoint) in PROGRAMS {
+            let program: &mut BtfTracePoint =
+                load::program(&mut probe.ebpf, name, |program: &mut BtfTracePoint| {
+                    program.load(tracepoint, &btf)
+                })?;
+            program.attach().map_err(|error| refused(format!("attaching to {tracepoint}"), &error))?;
+        }
+        Ok(probe)
+    }
+
+    /// Loads all programs and attaches none: whether [`EngineProbe::attach`] would work.
+    pub(crate) fn check() -> Result<(), Off> {
+        let (mut probe, btf) = Self::load()?;
+        for (name, tracepoint) in PROGRAMS {
+            load::program(&mut probe.ebpf, name, |program: &mut BtfTracePoint| {
+                program.load(tracepoint, &btf)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn load() -> Result<(Self, Btf), Off> {
+        load::ENGINES.map_err(Off::NotBuilt)?;
+        host::check_capabilities(FEATURE, host::STRUCTURES)?;
+        host::check_btf(FEATURE)?;
+        let btf = Btf::from_sys_fs().map_err(|error| refused("the kernel's BTF".to_owned(), &error))?;
+        let mut ebpf = load::load("engines", load::ENGINES, &[])?;
+        let probe = Self {
+            ports: load::map(&mut ebpf, "ports")?,
+            processes: load::map(&mut ebpf, "processes")?,
+            histograms: load::map(&mut ebpf, "histograms")?,
+            resent: load::map(&mut ebpf, "resent")?,
+            watched: vec![None; Self::ENGINES_MAX],
+            ebpf,
+        };
+        Ok((probe, btf))
+    }
+
+    /// Watches this engine under a number below [`Self::ENGINES_MAX`] from now on, in place of the one before.
+    ///
+    /// # Errors
+    ///
+    /// [`Off`]: a number that is too large, or a map that is full.
+    pub fn watch(&mut self, number: usize, engine: &WatchedEngine) -> Result<(), Off> {
+        let too_many = || Off::Configuration {
+            key: "engines",
+            reason: format!("at most {} are watched", Self::ENGINES_MAX),
+        };
+        let before = self.watched.get_mut(number).ok_or_else(too_many)?.replace(engine.clone());
+        let (index, key) = (number as u32, |engine: &WatchedEngine| EnginePort {
+            netns: engine.netns,
+            port: u32::from(engine.port),
+        });
+        if let Some(before) = before.as_ref().filter(|before| **before != *engine) {
+            // What is gone already need not be removed.
+            let _gone = self.ports.remove(&key(before));
+            for process in before.processes.iter().filter(|process| !engine.processes.contains(process)) {
+                let _gone = self.processes.remove(process);
+            }
+        }
+        self.ports
+            .insert(key(engine), index, 0)
+            .map_err(|error| refused(format!("watching port {}", engine.port), &error))?;
+        let known = before.map_or_else(Vec::new, |before| before.processes);
+        for process in engine.processes.iter().filter(|process| !known.contains(process)) {
+            self.processes
+                .insert(process, index, 0)
+                .map_err(|error| refused(format!("watching process {process}"), &error))?;
+        }
+        Ok(())
+    }
+
+    /// Times of the engine with this number, summed over CPUs.
+    ///
+    /// # Errors
+    ///
+    /// [`Off::Refused`] where a map cannot be read.
+    pub fn times(&self, number: usize) -> Result<EngineTimes, Off> {
+        let first = number as u32 * ENGINE_HISTOGRAMS;
+        let histogram = |which| {
+            let mut sum = Histogram::default();
+            for values in load::per_cpu(&self.histograms, first + which)?.iter() {
+                sum.add(&values.counts, values.sum_ns);
+            }
+            Ok(sum)
+        };
+        Ok(EngineTimes {
+            first_byte: histogram(0)?,
+            read_late: histogram(1)?,
+            run_queue: histogram(2)?,
+            disk_read: histogram(3)?,
+            retransmits: load::counter(&self.resent, number as u32)?,
+        })
+    }
+}

@@ -1,0 +1,93 @@
+//! An engine that is slow for a known reason, watched from the kernel.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use dataplane_ebpf::{EngineProbe, EngineTimes, Off, WatchedEngine};
+
+/// How long the engine takes to look at a request, and to answer it then.
+const READS_AFTER: Duration = Duration::from_millis(40);
+const ANSWERS_AFTER: Duration = Duration::from_millis(60);
+const REQUESTS: u64 = 10;
+
+fn attached() -> Option<EngineProbe> {
+    match EngineProbe::attach() {
+        Ok(probe) => Some(probe),
+        Err(
+            off @ (Off::NotBuilt(_) | Off::Capability { .. } | Off::NoBtf { .. } | Off::PidNamespace { .. }),
+        ) => {
+            println!("SKIPPED: {off}");
+            None
+        }
+        // Before Linux 6.3 there is no tracepoint of sends.
+        Err(Off::Refused { step, reason }) if step.contains("answer_begins") => {
+            println!("SKIPPED: {step}: {reason}");
+            None
+        }
+        Err(off) => panic!("{off}"),
+    }
+}
+
+fn netns() -> u32 {
+    std::fs::metadata("/proc/self/ns/net").expect("a network namespace").ino() as u32
+}
+
+#[test]
+fn requests_that_wait_for_the_engine_are_told_from_those_that_it_computes() {
+    let Some(mut probe) = attached() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let engine = WatchedEngine { netns: netns(), port: address.port(), processes: vec![std::process::id()] };
+    probe.watch(3, &engine).expect("watched");
+    let before = probe.times(3).expect("times");
+    let serving = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        stream.set_nodelay(true).expect("set");
+        let mut request = [0; 64];
+        for _ in 0..REQUESTS {
+            // The engine is busy with something else while the request comes.
+            std::thread::sleep(READS_AFTER);
+            let count = stream.read(&mut request).expect("a request");
+            assert_eq!(count, 5);
+            std::thread::sleep(ANSWERS_AFTER);
+            // In two parts: the first one counts.
+            stream.write_all(b"first").expect("sent");
+            std::thread::sleep(Duration::from_millis(5));
+            stream.write_all(b"rest").expect("sent");
+        }
+    });
+    let mut client = TcpStream::connect(address).expect("the engine");
+    client.set_nodelay(true).expect("set");
+    let mut answer = [0; 9];
+    for _ in 0..REQUESTS {
+        client.write_all(b"hello").expect("sent");
+        client.read_exact(&mut answer).expect("an answer");
+    }
+    serving.join().expect("no panic");
+    let times = probe.times(3).expect("times").since(&before);
+    let at = |histogram: &dataplane_ebpf::Histogram| histogram.quantile(0.5).expect("some were counted");
+    println!(
+        "read after {:?}, answered after {:?}, threads waited {:?} for a processor (p50)",
+        at(&times.read_late),
+        at(&times.first_byte),
+        at(&times.run_queue)
+    );
+    assert_eq!(times.first_byte.count(), REQUESTS);
+    assert!(at(&times.first_byte) >= READS_AFTER + ANSWERS_AFTER, "{:?}", at(&times.first_byte));
+    assert_eq!(times.read_late.count(), REQUESTS);
+    // The request comes a moment after the engine has begun to be busy.
+    let late = at(&times.read_late);
+    assert!(late >= READS_AFTER - Duration::from_millis(5) && late < at(&times.first_byte), "{late:?}");
+    assert!(times.run_queue.count() >= REQUESTS);
+    assert_eq!(probe.times(2).expect("times"), EngineTimes::default(), "another number is another engine");
+
+    // Watched no more: another engine has its number.
+    let other = WatchedEngine { netns: 1, port: 1, processes: Vec::new() };
+    probe.watch(3, &other).expect("watched");
+    let before = probe.times(3).expect("times");
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(probe.times(3).expect("times").since(&before).run_queue.count(), 0);
+    assert!(probe.watch(EngineProbe::ENGINES_MAX, &other).is_err());
+}

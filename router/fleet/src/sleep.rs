@@ -1,0 +1,229 @@
+//! Workers that are put to sleep and woken, by an administrator or a planner.
+//!
+//! An engine that sleeps keeps its process and has given its GPU's memory back; waking takes seconds where a start takes
+//! minutes. The gateway that is asked does it; its peers learn of it as of every other wish (`changes`):
+//!
+//! ```text
+//!        drain                 no request for IDLE_FOR                 the engine's answer
+//! Ready ───────▶ Draining ──────────────────────────▶ (its sleep call) ──────────────────▶ Sleeping
+//!   ▲                                                                                         │
+//!   └── serve ◀── first token of a request of one token ◀── (its wake call) ◀────────────────┘ wake
+//! ```
+//!
+//! Requests of others than this fleet's gateways are seen in the engine's own count. A call that fails leaves the worker
+//! draining, with the reason shown; for an engine that tells whether it is asleep the call is taken back. An engine whose make
+//! does not tell (SGLang) dies of being woken twice, so after a failure an administrator has to look.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Method;
+use router_engines::client::EngineError;
+use router_engines::dialect::{Dialect, Engine, detect};
+use serde_json::json;
+
+use crate::changes::Wish;
+use crate::fleet::Fleet;
+use crate::spec::{SpecError, name_of};
+use crate::state::WorkerState;
+use crate::worker::Worker;
+
+/// Interval between two looks at a worker.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// A worker has been without requests for so long before it is put to sleep: a peer may not have heard of the drain yet.
+const IDLE_FOR: Duration = Duration::from_secs(1);
+/// Longest wait for its requests.
+const DRAIN_MAX: Duration = Duration::from_secs(600);
+/// Longest time for going to sleep, which copies all weights to the host, and for waking.
+const TURN_MAX: Duration = Duration::from_secs(300);
+/// Longest time for its first token, and until it takes requests.
+const WARM_MAX: Duration = Duration::from_secs(60);
+
+/// Why a worker was not put to sleep, or not woken.
+#[derive(Debug, thiserror::Error)]
+pub enum SleepError {
+    /// It is not in the roster, or the roster cannot be changed.
+    #[error(transparent)]
+    Roster(#[from] SpecError),
+    /// It is being put to sleep or woken already.
+    #[error("{0} is being put to sleep or woken already")]
+    Busy(String),
+    /// It cannot be put to sleep or woken as it is.
+    #[error("{worker}: {reason}")]
+    Refused {
+        /// The worker's name.
+        worker: String,
+        /// Why.
+        reason: String,
+    },
+    /// Its requests did not end in time; it serves again.
+    #[error("{0} still has requests after {DRAIN_MAX:?}")]
+    Requests(String),
+    /// The engine failed.
+    #[error("{worker}: {reason}")]
+    Engine {
+        /// The worker's name.
+        worker: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+/// Ends with the worker's turn.
+struct Turn(Arc<Worker>);
+
+impl Turn {
+    fn begin(worker: &Arc<Worker>) -> Result<Self, SleepError> {
+        match worker.is_turning.swap(true, Ordering::AcqRel) {
+            true => Err(SleepError::Busy(worker.name.clone())),
+            false => Ok(Self(Arc::clone(worker))),
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.is_turning.store(false, Ordering::Release);
+    }
+}
+
+impl Fleet {
+    /// Puts a worker to sleep when its requests are over; the time that the engine took. One that sleeps already stays so.
+    pub async fn put_to_sleep(self: &Arc<Self>, name: &str) -> Result<Duration, SleepError> {
+        let worker = self.named(name)?;
+        let _turn = Turn::begin(&worker)?;
+        if worker.state() == WorkerState::Sleeping {
+            return Ok(Duration::ZERO);
+        }
+        let refused = |reason: String| SleepError::Refused { worker: worker.name.clone(), reason };
+        let runs = worker.runs.load_full();
+        let Some(first) = runs.first() else {
+            return Err(refused("it has not yet said what it is".to_owned()));
+        };
+        let dialect = first.description.engine.dialect();
+        let why = dialect.why_sleepless(&worker.client, &first.description, first.role).await;
+        if let Some(reason) = why.map_err(|error| failed(&worker, &error))? {
+            return Err(refused(reason));
+        }
+        let was_draining = worker.is_draining();
+        self.wish_for(name, Wish::Drain)?;
+        if !is_idle_within(&worker, dialect, DRAIN_MAX).await {
+            if !was_draining {
+                self.wish_for(name, Wish::Serve)?;
+            }
+            return Err(SleepError::Requests(worker.name.clone()));
+        }
+        self.wish_for(name, Wish::Sleep)?;
+        let began = Instant::now();
+        let slept = within(TURN_MAX, &worker, dialect.sleep(&worker.client)).await;
+        let took = began.elapsed();
+        if let Err(error) = slept {
+            // An engine that tells how it is may be half asleep: its scheduler stands still, and its memory is held.
+            let is_asleep = tokio::time::timeout(WARM_MAX, dialect.is_asleep(&worker.client)).await;
+            if matches!(is_asleep, Ok(Ok(Some(true)))) {
+                let _taken_back = within(TURN_MAX, &worker, dialect.wake(&worker.client)).await;
+            }
+            self.wish_for(name, Wish::Drain)?;
+            worker.look_now();
+            tracing::warn!(worker = worker.name, "{error}");
+            return Err(error);
+        }
+        tracing::info!(worker = worker.name, ?took, "worker sleeps");
+        worker.look_now();
+        Ok(took)
+    }
+
+    /// Wakes a worker; the time until it takes requests.
+    pub async fn wake(self: &Arc<Self>, name: &str) -> Result<Duration, SleepError> {
+        let worker = self.named(name)?;
+        let _turn = Turn::begin(&worker)?;
+        let began = Instant::now();
+        if worker.state() != WorkerState::Sleeping {
+            let reason = format!("it does not sleep: it is {}", worker.state().name());
+            return Err(SleepError::Refused { worker: worker.name.clone(), reason });
+        }
+        let engine = match worker.pool.engine() {
+            Some(engine) => engine,
+            None => detect(&worker.client).await.map_err(|error| failed(&worker, &error))?,
+        };
+        within(TURN_MAX, &worker, engine.dialect().wake(&worker.client)).await.inspect_err(|error| {
+            tracing::warn!(worker = worker.name, "{error}");
+        })?;
+        // Kernels are loaded with the first request, and vLLM tells only then that its blocks are gone.
+        if let Err(error) = within(WARM_MAX, &worker, first_token(&worker, engine)).await {
+            tracing::warn!(worker = worker.name, "the first request after waking failed: {error}");
+        }
+        self.wish_for(name, Wish::Serve)?;
+        worker.look_now();
+        while worker.state() != WorkerState::Ready
+            && !worker.is_removed()
+            && began.elapsed() < TURN_MAX + WARM_MAX
+        {
+            tokio::time::sleep(LOOK_EVERY / 10).await;
+        }
+        let took = began.elapsed();
+        tracing::info!(worker = worker.name, ?took, "worker woke");
+        Ok(took)
+    }
+
+    fn named(&self, name: &str) -> Result<Arc<Worker>, SpecError> {
+        let found = self.workers().get(&name_of(name)).map(Arc::clone);
+        found.ok_or_else(|| SpecError::UnknownWorker(name.to_owned()))
+    }
+}
+
+fn failed(worker: &Worker, error: &EngineError) -> SleepError {
+    SleepError::Engine { worker: worker.name.clone(), reason: error.to_string() }
+}
+
+async fn within(
+    most: Duration,
+    worker: &Worker,
+    call: impl Future<Output = Result<(), EngineError>>,
+) -> Result<(), SleepError> {
+    match tokio::time::timeout(most, call).await {
+        Ok(answered) => answered.map_err(|error| failed(worker, &error)),
+        Err(_) => {
+            let reason = format!("no answer within {most:?}");
+            Err(SleepError::Engine { worker: worker.name.clone(), reason })
+        }
+    }
+}
+
+/// Whether all gateways and the engine itself have seen no request for [`IDLE_FOR`], before `most` is over.
+async fn is_idle_within(worker: &Worker, dialect: &dyn Dialect, most: Duration) -> bool {
+    let began = Instant::now();
+    let mut idle_since: Option<Instant> = None;
+    while began.elapsed() < most && !worker.is_removed() {
+        let runs = worker.runs.load_full();
+        let of_gateways: u32 = runs.iter().map(|run| run.load.own.get()[0] + run.load.peers.get()[0]).sum();
+        // An engine that does not tell its load is taken by the gateways' word.
+        let reported = match of_gateways {
+            0 => tokio::time::timeout(LOOK_EVERY * 10, dialect.report(&worker.client)).await.ok(),
+            _ => None,
+        };
+        let is_idle = match reported {
+            Some(Ok(report)) => report.loads.iter().all(|load| load.running == 0 && load.waiting == 0),
+            _ => false,
+        };
+        if !is_idle {
+            idle_since = None;
+        } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= IDLE_FOR {
+            return true;
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    false
+}
+
+/// Has it generate one token.
+async fn first_token(worker: &Worker, engine: Engine) -> Result<(), EngineError> {
+    let name = worker.pool.model.name().map(|name| name.to_string()).unwrap_or_default();
+    let body = match engine {
+        Engine::Sglang | Engine::Vllm => json!({ "model": name, "prompt": "Hello", "max_tokens": 1 }),
+        _ => return Ok(()),
+    };
+    worker.client.ask(Method::POST, "/v1/completions", Bytes::from(body.to_string())).await.map(drop)
+}

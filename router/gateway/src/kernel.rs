@@ -1,0 +1,122 @@
+//! What the kernels of engines' machines see of them (`kvasir top --kernel --tell`): shown beside the workers, and to a planner,
+//! which says with it why answers are late.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use router_fleet::name_of;
+use router_openai::ApiError;
+use serde::{Deserialize, Serialize};
+
+use crate::Gateway;
+use crate::roster::must_be_json;
+use crate::service::json_response;
+
+/// Largest body.
+pub(crate) const BYTES_MAX: usize = 256 << 10;
+/// Workers of which something is kept.
+const WORKERS_MAX: usize = 4096;
+/// Longest reason, in bytes.
+const WHY_MAX: usize = 400;
+/// What was told longer ago says nothing of now.
+const STALE_AFTER: Duration = Duration::from_secs(30);
+
+/// Times of one engine, in milliseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EngineTimes {
+    processes: u32,
+    requests: u64,
+    first_byte_p50_ms: Option<f64>,
+    first_byte_p99_ms: Option<f64>,
+    read_late_p99_ms: Option<f64>,
+    run_queue_p99_ms: Option<f64>,
+    disk_read_p99_ms: Option<f64>,
+    resent_per_second: f64,
+    /// Why its answers are late; empty when nothing speaks for it.
+    why: String,
+}
+
+/// Body of `POST /kvasir/kernel`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Told {
+    workers: HashMap<String, EngineTimes>,
+}
+
+/// The last word on each engine.
+#[derive(Debug, Default)]
+pub(crate) struct KernelTimes(Mutex<HashMap<String, (Instant, EngineTimes)>>);
+
+impl KernelTimes {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Instant, EngineTimes)>> {
+        // Each entry is whole at any time.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was told of a worker lately.
+    pub(crate) fn of(&self, name: &str) -> Option<EngineTimes> {
+        let known = self.lock();
+        known.get(name).filter(|(at, _)| at.elapsed() < STALE_AFTER).map(|(_, times)| times.clone())
+    }
+
+    fn take(&self, told: HashMap<String, EngineTimes>) -> Result<(), String> {
+        let mut known = self.lock();
+        known.retain(|_, (at, _)| at.elapsed() < STALE_AFTER);
+        for (name, times) in told {
+            if times.why.len() > WHY_MAX {
+                return Err(format!("`why` has at most {WHY_MAX} bytes"));
+            }
+            let name = name_of(&name);
+            if !known.contains_key(&name) && known.len() >= WORKERS_MAX {
+                return Err(format!("at most {WORKERS_MAX} workers are kept"));
+            }
+            known.insert(name, (Instant::now(), times));
+        }
+        Ok(())
+    }
+}
+
+/// `POST /kvasir/kernel`.
+pub(crate) async fn post(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
+    if let Err(error) = must_be_json(&headers) {
+        return error.into_response();
+    }
+    let taken = serde_json::from_slice::<Told>(&body).map_err(|error| error.to_string());
+    match taken.and_then(|told| gateway.kernel.take(told.workers)) {
+        Ok(()) => json_response(StatusCode::OK, "{}".to_owned()),
+        Err(problem) => {
+            ApiError::malformed(format!("The body tells of no engines: {problem}.")).into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(why: &str) -> EngineTimes {
+        let text = format!(
+            "{{\"processes\": 2, \"requests\": 9, \"first_byte_p50_ms\": 1.5, \"first_byte_p99_ms\": null, \"read_late_p99_ms\": null, \
+             \"run_queue_p99_ms\": 20, \"disk_read_p99_ms\": null, \"resent_per_second\": 0, \"why\": {why:?}}}"
+        );
+        serde_json::from_str(&text).expect("times")
+    }
+
+    #[test]
+    fn the_last_word_counts_and_there_are_bounds() {
+        let known = KernelTimes::default();
+        known.take(HashMap::from([("A:1".to_owned(), times(""))])).expect("room");
+        known.take(HashMap::from([("a:1".to_owned(), times("slow"))])).expect("room");
+        assert_eq!(known.of("a:1"), Some(times("slow")));
+        assert_eq!(known.of("b:1"), None);
+        assert!(known.take(HashMap::from([("a:1".to_owned(), times(&"x".repeat(WHY_MAX + 1)))])).is_err());
+        let many = (0..WORKERS_MAX).map(|number| (format!("w{number}:1"), times(""))).collect();
+        assert!(known.take(many).is_err(), "there is one already");
+    }
+}

@@ -1,0 +1,140 @@
+//! A real etcd on this machine, with a folder of its own; Debian's package is `etcd-server`.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+/// An etcd that is killed, and its folder removed, when the test is over.
+pub struct Etcd {
+    child: Child,
+    folder: PathBuf,
+    address: String,
+    peer: String,
+    extra: Vec<String>,
+}
+
+/// Two ports that no other etcd of this process was given.
+fn ports() -> (u16, u16) {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Below the range from which the kernel gives ports away: etcd is started there a second time.
+    let first = 12_000 + (std::process::id() % 9_000) as u16 * 2;
+    let mut free = std::iter::from_fn(|| Some(first + NEXT.fetch_add(1, Ordering::Relaxed)))
+        .filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let mut next = || free.next().expect("ports without end");
+    (next(), next())
+}
+
+impl Etcd {
+    /// `None`, after a loud word, when this machine has none.
+    pub fn start(name: &str, extra: &[&str]) -> Option<Self> {
+        let version = Command::new("etcd").arg("--version").output();
+        if !version.is_ok_and(|output| output.status.success()) {
+            eprintln!("SKIPPED {name}: there is no etcd here (Debian: apt-get install etcd-server)");
+            return None;
+        }
+        let folder = std::env::temp_dir().join(format!("kvasir-{name}-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let (client, peer) = ports();
+        let (address, peer) = (format!("127.0.0.1:{client}"), format!("127.0.0.1:{peer}"));
+        let extra: Vec<String> = extra.iter().map(|argument| (*argument).to_owned()).collect();
+        let child = spawn(&folder, &address, &peer, &extra);
+        let etcd = Self { child, folder, address, peer, extra };
+        etcd.wait();
+        Some(etcd)
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// As a power cut would.
+    pub fn kill(&mut self) {
+        // It may be dead already.
+        let _gone = self.child.kill();
+        let _status = self.child.wait();
+    }
+
+    /// Starts it again with what it had.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.child = spawn(&self.folder, &self.address, &self.peer, &self.extra);
+        self.wait();
+    }
+
+    /// Starts it again with nothing.
+    pub fn restart_empty(&mut self) {
+        self.kill();
+        std::fs::remove_dir_all(&self.folder).expect("removed");
+        self.restart();
+    }
+
+    /// Runs `etcdctl`; its output.
+    pub fn ctl(&self, arguments: &[&str]) -> String {
+        let output = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &self.url()])
+            .args(arguments)
+            .output()
+            .expect("etcdctl, of Debian's etcd-client");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Writes all keys of `put KEY VALUE` lines at one revision.
+    pub fn transaction(&self, puts: &str) {
+        let mut child = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &self.url(), "txn"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("etcdctl, of Debian's etcd-client");
+        let mut stdin = child.stdin.take().expect("piped");
+        // No comparison; what is done; nothing else.
+        stdin.write_all(format!("\n{puts}\n\n").as_bytes()).expect("written");
+        drop(stdin);
+        assert!(child.wait().expect("an end").success());
+    }
+
+    /// The newest revision.
+    pub fn revision(&self) -> String {
+        let status = self.ctl(&["get", "--write-out", "json", "no-such-key"]);
+        let (_, rest) = status.split_once("\"revision\":").expect("a revision");
+        rest.chars().take_while(char::is_ascii_digit).collect()
+    }
+
+    fn wait(&self) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while std::net::TcpStream::connect(&self.address).is_err() {
+            assert!(Instant::now() < deadline, "etcd does not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn spawn(folder: &std::path::Path, address: &str, peer: &str, extra: &[String]) -> Child {
+    Command::new("etcd")
+        .arg("--data-dir")
+        .arg(folder)
+        .args(["--listen-client-urls", &format!("http://{address}")])
+        .args(["--advertise-client-urls", &format!("http://{address}")])
+        .args(["--listen-peer-urls", &format!("http://{peer}")])
+        .args(["--initial-advertise-peer-urls", &format!("http://{peer}")])
+        .args(["--initial-cluster", &format!("default=http://{peer}")])
+        .args(["--log-level", "error"])
+        .args(extra)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("etcd")
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.kill();
+        drop(std::fs::remove_dir_all(&self.folder));
+    }
+}
