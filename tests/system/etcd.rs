@@ -26,6 +26,8 @@ impl Register {
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let is_written = lines.any(|line| line.is_ok_and(|line| line.ends_with(" written")));
         assert!(is_written, "{url} is registered");
+        // What it prints later is read, so that it can go on.
+        std::thread::spawn(move || lines.for_each(drop));
         Self(child)
     }
 
@@ -114,7 +116,6 @@ fn what_cannot_be_registered_is_refused_by_name() {
         (&["a:1", "--etcd", "http://127.0.0.1:2379"], "a:1"),
         (&["http://a:1", "--etcd", "127.0.0.1:2379"], "127.0.0.1:2379"),
         (&["http://a:1", "--etcd", "http://127.0.0.1:2379", "--role", "boss"], "boss"),
-        (&["http://a:1", "--etcd", "https://127.0.0.1:2379"], "etcd"),
     ] {
         let said = run(arguments);
         assert!(said.contains(part), "{arguments:?}: {said}");

@@ -4,6 +4,7 @@
 //! answer for `--gone-after`, and is written again when it answers. SIGTERM and SIGINT tell gateways that it takes no more
 //! requests, wait for `--drain`, and delete the key.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -99,7 +100,7 @@ async fn register(
     // Since when it has not answered; whether its key is to be there.
     let (mut silent_since, mut is_wanted) = (Some(Instant::now()), false);
     let mut problem = None;
-    println!("waits for {} to answer", engine.base());
+    say(format_args!("waits for {} to answer", engine.base()));
     loop {
         tokio::select! {
             _ = interrupt.recv() => break,
@@ -113,7 +114,7 @@ async fn register(
                     if is_wanted && since.elapsed() >= gone_after {
                         is_wanted = false;
                         match registration.remove().await {
-                            Ok(()) => println!("{} removed: the engine has not answered for {gone_after:?}", registration.key()),
+                            Ok(()) => say(format_args!("{} removed: the engine has not answered for {gone_after:?}", registration.key())),
                             Err(error) => tracing::warn!("{error}; the key goes with its lease"),
                         }
                     }
@@ -122,7 +123,7 @@ async fn register(
             () = registration.due(), if is_wanted => match registration.renew().await {
                 Ok(is_written) => {
                     if is_written {
-                        println!("{} written", registration.key());
+                        say(format_args!("{} written", registration.key()));
                     }
                     problem = None;
                 }
@@ -140,15 +141,20 @@ async fn register(
         return Ok(ExitCode::SUCCESS);
     }
     registration.drain().await.context("gateways cannot be told that the engine takes no more requests")?;
-    println!("{} takes no more requests", registration.key());
+    say(format_args!("{} takes no more requests", registration.key()));
     tokio::select! {
         () = tokio::time::sleep(Duration::from_secs(arguments.drain)) => {}
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
     registration.remove().await?;
-    println!("{} removed", registration.key());
+    say(format_args!("{} removed", registration.key()));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a line; a registration goes on when nobody reads it any more.
+fn say(line: std::fmt::Arguments<'_>) {
+    let _nobody_reads = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Whether something answers there that is no proxy's complaint about it.
