@@ -283,7 +283,7 @@ fn http_probe(path: &str, port: u16, period: u32, failures: u32) -> Value {
 pub(crate) fn own_container(image: &str, arguments: &[&str], port: u16) -> Value {
     json!({
         "name": "kvasir", "image": image, "command": ["kvasir"], "args": arguments,
-        "ports": [{"name": "http", "containerPort": port}],
+        "ports": [{"name": "http", "containerPort": port, "protocol": "TCP"}],
         "readinessProbe": http_probe("/readyz", port, 2, 2),
         "livenessProbe": http_probe("/livez", port, 10, 3),
         "securityContext": {
@@ -314,7 +314,7 @@ fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &s
     );
     container["env"] = json!([secret_variable("KVASIR_PEER_KEY", &format!("{}-peers", graph.name))]);
     let opened: Vec<(&str, u16)> = [("http", port)].iter().chain(more_ports).copied().collect();
-    let container_port = |(name, port): (&str, u16)| json!({"name": name, "containerPort": port});
+    let container_port = |(name, port): (&str, u16)| json!({"name": name, "containerPort": port, "protocol": "TCP"});
     container["ports"] = opened.iter().copied().chain([("admin", ADMIN_PORT)]).map(container_port).collect();
     let mut volumes = settings_volume(&format!("{}-settings", graph.name));
     for secret in &graph.gateway.secrets {
@@ -345,13 +345,13 @@ fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &s
             },
         },
     });
-    let service_port = |(name, port): (&str, u16)| json!({"name": name, "port": port, "targetPort": name});
+    let service_port = |(name, port): (&str, u16)| json!({"name": name, "port": port, "targetPort": name, "protocol": "TCP"});
     let ports: Vec<Value> = opened.iter().copied().map(service_port).collect();
     let rules = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]);
     let mut objects = rights(graph, "gateway", &rules).to_vec();
     objects.push(object(graph, "apps/v1", "StatefulSet", "gateway", json!({"spec": spec})));
     objects.push(object(graph, "v1", "Service", "", json!({"spec": {"selector": labels, "ports": ports}})));
-    let admin = json!({"name": "admin", "port": ADMIN_PORT, "targetPort": "admin"});
+    let admin = json!({"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"});
     let headless = json!({
         "clusterIP": "None", "selector": labels, "ports": ports.iter().cloned().chain([admin]).collect::<Vec<Value>>(),
         // A gateway that starts asks the others for what they know.
@@ -474,7 +474,7 @@ fn worker_pod(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
         container["securityContext"] = json!({"capabilities": {"add": ["IPC_LOCK"]}});
     }
     if serves {
-        container["ports"] = json!([{"name": "http", "containerPort": PORT}]);
+        container["ports"] = json!([{"name": "http", "containerPort": PORT, "protocol": "TCP"}]);
         // Weights may take an hour to load.
         container["startupProbe"] = http_probe(HEALTH, PORT, 10, 360);
         container["readinessProbe"] = http_probe(HEALTH, PORT, 5, 2);

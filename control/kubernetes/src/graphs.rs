@@ -322,23 +322,26 @@ impl Outcome {
             None if self.is_opaque => {
                 ("Unknown", "NotObserved", "Grove says how a PodCliqueSet is".to_owned())
             }
-            None => ("True", "Ready", String::new()),
+            None => ("True", "Ready", "a gateway and workers of each role are ready".to_owned()),
         };
         let truth = |is_true: bool| if is_true { "True" } else { "False" };
-        let failed = |outcome: &Result<(), String>| outcome.as_ref().err().cloned().unwrap_or_default();
+        let told = |outcome: &Result<(), String>, good: &str| match outcome {
+            Ok(()) => good.to_owned(),
+            Err(problem) => problem.clone(),
+        };
         let is_applied = self.accepted.is_ok() && self.applied.is_ok();
         let conditions = [
             (
                 "Accepted",
                 truth(self.accepted.is_ok()),
                 if self.accepted.is_ok() { "Valid" } else { "Invalid" },
-                failed(&self.accepted),
+                told(&self.accepted, "the description is valid"),
             ),
             (
                 "Applied",
                 truth(is_applied),
                 if is_applied { "Applied" } else { "Refused" },
-                failed(&self.applied),
+                told(&self.applied, "its objects are as described"),
             ),
             ("Ready", is_ready, reason, message),
         ];
