@@ -265,8 +265,10 @@ impl Reader<'_> {
                 self.report(offset, format!("planner.{role}_min is above planner.{role}_max"));
             }
         }
-        let least = (planner.prefill_min.min(planner.prefill_max) + planner.decode_min + planner.spares)
-            * planner.gpus;
+        let roles = if planner.prefill_min.min(planner.prefill_max) > 0 { 2 } else { 1 };
+        let least =
+            (planner.prefill_min.min(planner.prefill_max) + planner.decode_min + roles * planner.spares)
+                * planner.gpus;
         if least > planner.gpus_max {
             let problem = format!(
                 "planner.gpus_max is {}, and the minimums need {least}, planner.spares included",

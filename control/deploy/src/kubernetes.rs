@@ -314,7 +314,8 @@ fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &s
     );
     container["env"] = json!([secret_variable("KVASIR_PEER_KEY", &format!("{}-peers", graph.name))]);
     let opened: Vec<(&str, u16)> = [("http", port)].iter().chain(more_ports).copied().collect();
-    let container_port = |(name, port): (&str, u16)| json!({"name": name, "containerPort": port, "protocol": "TCP"});
+    let container_port =
+        |(name, port): (&str, u16)| json!({"name": name, "containerPort": port, "protocol": "TCP"});
     container["ports"] = opened.iter().copied().chain([("admin", ADMIN_PORT)]).map(container_port).collect();
     let mut volumes = settings_volume(&format!("{}-settings", graph.name));
     for secret in &graph.gateway.secrets {

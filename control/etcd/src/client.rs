@@ -88,6 +88,9 @@ pub enum EtcdError {
     /// The lease has run out, or was revoked.
     #[error("the lease is gone")]
     LeaseGone,
+    /// Another process has registered this key.
+    #[error("another process has registered {0}: names must differ")]
+    Taken(String),
     /// The watched revision is not kept any more.
     #[error("the watched revision is compacted")]
     Compacted,
@@ -189,6 +192,12 @@ impl Client {
     fn refused(&self, at: usize, status: Status) -> EtcdError {
         match status.code() {
             Code::Unauthenticated => *self.token() = None,
+            // A token of before users or roles were changed: etcd's ErrGRPCAuthOldRevision, in two wordings.
+            _ if status.message().contains("revision of auth store is old")
+                || status.message().contains("revision in header is old") =>
+            {
+                *self.token() = None;
+            }
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
                 // Of several requests that failed at once one moves on.
                 let next = (at + 1) % self.0.members.len();

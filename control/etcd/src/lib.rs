@@ -10,7 +10,8 @@
 //! | `leaders/NAME` | identity of the leader | of the leader |
 //!
 //! Requests need nothing of this: an etcd that is away changes nothing. A worker's key whose lease has run out says that
-//! nobody vouched for it in time, not that it is gone: it is served while it answers its health checks.
+//! nobody vouched for it in time, not that it is gone: it is served while it answers its health checks, for
+//! `discovery.guard_time`.
 
 #![forbid(unsafe_code)]
 

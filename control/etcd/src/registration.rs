@@ -20,6 +20,8 @@ pub struct Registration {
     lease: Option<i64>,
     /// The value that etcd has.
     written: Option<String>,
+    /// Another process has taken the key over, and keeps it.
+    is_lost: bool,
     next: Instant,
 }
 
@@ -28,7 +30,7 @@ impl Registration {
     #[must_use]
     pub fn new(client: Client, prefix: &str, name: &str, worker: Worker) -> Self {
         let key = format!("{}{name}", workers_prefix(prefix));
-        Self { client, key, worker, lease: None, written: None, next: Instant::now() }
+        Self { client, key, worker, lease: None, written: None, is_lost: false, next: Instant::now() }
     }
 
     /// The key.
@@ -46,9 +48,13 @@ impl Registration {
     ///
     /// # Errors
     ///
-    /// etcd does not answer or refuses. It is due again soon.
+    /// etcd does not answer or refuses: it is due again soon. [`EtcdError::Taken`] when another process has registered the same
+    /// name since, whose key it is now.
     pub async fn renew(&mut self) -> Result<bool, EtcdError> {
         self.next = Instant::now() + RENEW_EVERY;
+        if self.is_lost {
+            return Err(EtcdError::Taken(self.key.clone()));
+        }
         if let Some(lease) = self.lease {
             match self.client.keep_alive(lease).await {
                 Err(EtcdError::LeaseGone) => (self.lease, self.written) = (None, None),
@@ -60,6 +66,17 @@ impl Registration {
             None => *self.lease.insert(self.client.grant(LEASE_SECONDS).await?),
         };
         let value = self.worker.to_value();
+        if self.written.is_some() {
+            match self.client.get(&self.key).await? {
+                Some(found) if found.lease == lease => {}
+                Some(_) => {
+                    self.is_lost = true;
+                    return Err(EtcdError::Taken(self.key.clone()));
+                }
+                // Somebody has deleted it, and the engine is there.
+                None => self.written = None,
+            }
+        }
         if self.written.as_ref() == Some(&value) {
             return Ok(false);
         }
@@ -85,7 +102,11 @@ impl Registration {
     pub async fn drain(&mut self) -> Result<(), EtcdError> {
         self.worker.draining = true;
         match self.lease {
-            Some(_) => self.renew().await.map(drop),
+            // What is another process's is not told to drain.
+            Some(_) => match self.renew().await {
+                Err(EtcdError::Taken(_)) => Ok(()),
+                renewed => renewed.map(drop),
+            },
             None => Ok(()),
         }
     }
@@ -96,9 +117,10 @@ impl Registration {
     ///
     /// etcd does not answer or refuses: the key goes when its lease runs out.
     pub async fn remove(&mut self) -> Result<(), EtcdError> {
-        self.drain().await?;
+        let told = self.drain().await;
         self.worker.draining = false;
         self.written = None;
+        told?;
         match self.lease.take() {
             Some(lease) => self.client.revoke(lease).await,
             None => Ok(()),

@@ -7,7 +7,7 @@ use control_etcd::{Client, ClientConfig, EtcdLease, EtcdSource, Registration, Wo
 use tokio::sync::{mpsc, watch};
 
 #[path = "../../../tests/system/support/etcd.rs"]
-#[expect(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
+#[expect(unreachable_pub, reason = "a module of test binaries")]
 mod support;
 
 use support::Etcd;

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use control_deploy::custom_resource::definition;
 use control_discovery::{EndpointState, Guard, Roster, channel, follow};
 use control_kubernetes::{
-    GraphController, KubernetesLease, PodSource, PodSourceConfig, ScaleError, ScaleTarget, Selection, Workload,
+    GraphController, KubernetesLease, PodSource, PodSourceConfig, ScaleError, ScaleTarget, Selection,
+    Workload,
 };
 use futures_util::TryStreamExt;
 use kube::Client;
-use kube::core::WatchEvent;
 use kube::api::DynamicObject;
+use kube::core::WatchEvent;
 use serde_json::{Value, json};
 use tests_apiserver::{ApiServer, Rule};
 use tokio::sync::watch;
@@ -55,8 +56,12 @@ fn pod(name: &str, app: &str) -> Value {
 }
 
 fn names(list: &Value) -> String {
-    let mut names: Vec<&str> =
-        list["items"].as_array().into_iter().flatten().filter_map(|item| item["metadata"]["name"].as_str()).collect();
+    let mut names: Vec<&str> = list["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|item| item["metadata"]["name"].as_str())
+        .collect();
     names.sort_unstable();
     names.join(" ")
 }
@@ -93,7 +98,8 @@ async fn transcript(client: &Client, namespace: &str) -> Vec<String> {
     let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
     let null = Value::Null;
     let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    let version = |object: &Value| object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
+    let version =
+        |object: &Value| object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
     let mut lines = Vec::new();
     macro_rules! line {
         ($what:literal, $said:expr) => {
@@ -119,7 +125,13 @@ async fn transcript(client: &Client, namespace: &str) -> Vec<String> {
     let label = |app: &str| json!({"metadata": {"labels": {"app": app}}});
     line!("leave a selection", said(ask(client, "PATCH", &patch("a"), &label("other")).await, name));
     line!("enter a selection", said(ask(client, "PATCH", &patch("c"), &label("vllm")).await, name));
-    line!("change within it", said(ask(client, "PATCH", &patch("b"), &json!({"metadata": {"annotations": {"x": "1"}}})).await, name));
+    line!(
+        "change within it",
+        said(
+            ask(client, "PATCH", &patch("b"), &json!({"metadata": {"annotations": {"x": "1"}}})).await,
+            name
+        )
+    );
     let status = json!({"status": {"phase": "Running", "podIP": "10.0.0.7"}});
     let set = ask(client, "PATCH", &format!("{}/status", patch("b")), &status).await;
     line!("set a status", said(set, |pod| pod["status"]["podIP"].to_string()));
@@ -128,9 +140,15 @@ async fn transcript(client: &Client, namespace: &str) -> Vec<String> {
 
     // Versions.
     let before = ask(client, "GET", &patch("b"), &null).await.expect("it is there");
-    let unchanged = ask(client, "PATCH", &patch("b"), &json!({"metadata": {"annotations": {"x": "1"}}})).await;
-    line!("an update without a difference makes a version", said(unchanged, |pod| (version(pod) != version(&before)).to_string()));
-    ask(client, "PATCH", &patch("b"), &json!({"metadata": {"annotations": {"x": "2"}}})).await.expect("a change");
+    let unchanged =
+        ask(client, "PATCH", &patch("b"), &json!({"metadata": {"annotations": {"x": "1"}}})).await;
+    line!(
+        "an update without a difference makes a version",
+        said(unchanged, |pod| (version(pod) != version(&before)).to_string())
+    );
+    ask(client, "PATCH", &patch("b"), &json!({"metadata": {"annotations": {"x": "2"}}}))
+        .await
+        .expect("a change");
     let stale = json!({"metadata": {"resourceVersion": version(&before), "annotations": {"x": "3"}}});
     line!("patch of an old version", said(ask(client, "PATCH", &patch("b"), &stale).await, name));
     line!("update of an old version", said(ask(client, "PUT", &patch("b"), &before).await, name));
@@ -149,7 +167,10 @@ async fn transcript(client: &Client, namespace: &str) -> Vec<String> {
     line!("its selector", read["status"]["selector"].to_string());
     let to = |count: u32, version: &str| json!({"metadata": {"resourceVersion": version}, "spec": {"replicas": count}});
     line!("set its scale", said(ask(client, "PATCH", &scale, &to(3, &version(&read))).await, replicas));
-    line!("set it from an old version", said(ask(client, "PATCH", &scale, &to(4, &version(&read))).await, replicas));
+    line!(
+        "set it from an old version",
+        said(ask(client, "PATCH", &scale, &to(4, &version(&read))).await, replicas)
+    );
     line!("the workload then", said(ask(client, "GET", &format!("{apps}/decode"), &null).await, replicas));
 
     // Leases.
@@ -238,7 +259,9 @@ async fn the_double_answers_as_a_real_api_server_does() {
     let (Ok(admin), Ok(user)) =
         (std::env::var("KVASIR_APISERVER_KUBECONFIG"), std::env::var("KVASIR_APISERVER_USER_KUBECONFIG"))
     else {
-        println!("SKIPPED the real API server: KVASIR_APISERVER_KUBECONFIG is not set; see tests/apiserver/real/run.sh");
+        println!(
+            "SKIPPED the real API server: KVASIR_APISERVER_KUBECONFIG is not set; see tests/apiserver/real/run.sh"
+        );
         return;
     };
     // Of its own: the lane may be run several times.
@@ -294,7 +317,8 @@ async fn pods_of_a_real_api_server_come_are_ready_and_leave() {
     let (sender, mut state) = watch::channel(Vec::<(String, EndpointState)>::new());
     tokio::spawn(follow(roster, receiver, move |batch| {
         if let Some(endpoints) = batch.endpoints {
-            sender.send_replace(endpoints.into_iter().map(|endpoint| (endpoint.url, endpoint.state)).collect());
+            sender
+                .send_replace(endpoints.into_iter().map(|endpoint| (endpoint.url, endpoint.state)).collect());
         }
     }));
     tokio::spawn(source.watch(senders.remove(0)));
@@ -306,14 +330,19 @@ async fn pods_of_a_real_api_server_come_are_ready_and_leave() {
         "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-25T10:00:00Z"}]}});
     let began = Instant::now();
     ask(&client, "PATCH", &format!("{base}/a/status"), &ready).await.expect("a status");
-    let is = |wanted: EndpointState| move |all: &Vec<(String, EndpointState)>| all.iter().any(|one| one.1 == wanted);
+    let is = |wanted: EndpointState| {
+        move |all: &Vec<(String, EndpointState)>| all.iter().any(|one| one.1 == wanted)
+    };
     state.wait_for(is(EndpointState::Ready)).await.expect("it goes on");
     let appeared = began.elapsed();
     let began = Instant::now();
     // With time to end: nobody is there who ends it.
     ask(&client, "DELETE", &format!("{base}/a"), &Value::Null).await.expect("a deletion");
     state.wait_for(is(EndpointState::Draining)).await.expect("it goes on");
-    println!("real API server: a pod is ready after {appeared:?}, drains {:?} after its deletion", began.elapsed());
+    println!(
+        "real API server: a pod is ready after {appeared:?}, drains {:?} after its deletion",
+        began.elapsed()
+    );
     let now = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0});
     ask(&client, "DELETE", &format!("{base}/a"), &now).await.expect("a deletion");
     state.wait_for(Vec::is_empty).await.expect("it goes on");
@@ -325,7 +354,9 @@ async fn a_workload_is_scaled_and_one_leads_at_a_real_api_server() {
     let workload = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "decode"},
         "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "vllm"}}, "template": {
             "metadata": {"labels": {"app": "vllm"}}, "spec": {"containers": [{"name": "engine", "image": "engine:1"}]}}}});
-    ask(&client, "POST", &format!("/apis/apps/v1/namespaces/{namespace}/deployments"), &workload).await.expect("it");
+    ask(&client, "POST", &format!("/apis/apps/v1/namespaces/{namespace}/deployments"), &workload)
+        .await
+        .expect("it");
     let target = ScaleTarget::parse("Deployment/decode").expect("a target");
     let mut decode = Workload::new(&client, Some(&namespace), target);
     let counts = decode.read().await.expect("it is read");
@@ -381,9 +412,12 @@ async fn a_graph_is_reconciled_at_a_real_api_server() {
     let of = |kind: &str, name: &str| format!("/apis/apps/v1/namespaces/{namespace}/{kind}/{name}");
     let decode = of("deployments", "qwen-decode");
     let made = until("the workers", async || ask(&client, "GET", &decode, &Value::Null).await.is_ok()).await;
-    let replicas = async || ask(&client, "GET", &decode, &Value::Null).await.expect("it")["spec"]["replicas"].clone();
+    let replicas =
+        async || ask(&client, "GET", &decode, &Value::Null).await.expect("it")["spec"]["replicas"].clone();
     assert_eq!(replicas().await, 2);
-    let status = async || ask(&client, "GET", &format!("{graphs}/qwen"), &Value::Null).await.expect("it")["status"].clone();
+    let status = async || {
+        ask(&client, "GET", &format!("{graphs}/qwen"), &Value::Null).await.expect("it")["status"].clone()
+    };
     let observed = async |generation: u32| {
         let began = Instant::now();
         while status().await["observedGeneration"] != generation {
@@ -405,7 +439,8 @@ async fn a_graph_is_reconciled_at_a_real_api_server() {
     observed(3).await;
     assert_eq!(replicas().await, 4, "the planner's count stays");
     let bad = json!({"spec": {"role": [{"role": "boss"}]}});
-    let refused = ask(&client, "PATCH", &format!("{graphs}/qwen"), &bad).await.expect_err("the definition refuses it");
+    let refused =
+        ask(&client, "PATCH", &format!("{graphs}/qwen"), &bad).await.expect_err("the definition refuses it");
     assert!(refused.starts_with("422"), "{refused}");
     println!(
         "real API server: workers of a graph {made:?} after it was made; a role that may be scaled from now on has {kept} workers, \

@@ -338,7 +338,7 @@ impl Publisher {
             pool: pool.name.clone(),
             generation: endpoint.generation,
             is_draining: endpoint.state != EndpointState::Ready,
-            is_asleep: false,
+            asleep: None,
         }
     }
 }

@@ -20,11 +20,9 @@ const RESENT_SLOW: f64 = 10.0;
 /// Fewer events say nothing.
 const EVENTS_MIN: u64 = 5;
 
-/// An engine by the name that gateways have for it.
+/// An engine that is on this machine.
 struct Engine {
     name: String,
-    address: (IpAddr, u16),
-    is_here: bool,
     processes: usize,
     before: EngineTimes,
 }
@@ -32,7 +30,10 @@ struct Engine {
 /// The engines that are watched.
 pub(crate) struct EngineWatch {
     probe: EngineProbe,
-    engines: Vec<Engine>,
+    /// Those that are looked for, by the name that gateways have for them.
+    wanted: Vec<(String, (IpAddr, u16))>,
+    /// Those that were found here, by their number.
+    engines: Vec<Option<Engine>>,
     looked: Option<Instant>,
     sampled: Instant,
 }
@@ -49,20 +50,14 @@ pub(crate) struct Sample {
 impl EngineWatch {
     pub(crate) fn attach() -> Result<Self, Off> {
         let probe = EngineProbe::attach()?;
-        Ok(Self { probe, engines: Vec::new(), looked: None, sampled: Instant::now() })
+        let engines = (0..EngineProbe::ENGINES_MAX).map(|_| None).collect();
+        Ok(Self { probe, wanted: Vec::new(), engines, looked: None, sampled: Instant::now() })
     }
 
-    /// Watches these engines, as far as they are on this machine and there is room. One that was watched before keeps its place.
-    pub(crate) fn set(&mut self, engines: &[(String, (IpAddr, u16))]) {
-        for (name, address) in engines {
-            if self.engines.iter().any(|known| known.name == *name)
-                || self.engines.len() >= EngineProbe::ENGINES_MAX
-            {
-                continue;
-            }
-            let (name, before) = (name.clone(), EngineTimes::default());
-            self.engines.push(Engine { name, address: *address, is_here: false, processes: 0, before });
-            self.looked = None;
+    /// Watches these engines, as far as they are on this machine and there is room.
+    pub(crate) fn set(&mut self, engines: Vec<(String, (IpAddr, u16))>) {
+        if self.wanted != engines {
+            (self.wanted, self.looked) = (engines, None);
         }
     }
 
@@ -74,7 +69,8 @@ impl EngineWatch {
         }
         let seconds = std::mem::replace(&mut self.sampled, Instant::now()).elapsed().as_secs_f64();
         let mut samples = Vec::new();
-        for (number, engine) in self.engines.iter_mut().enumerate().filter(|(_, engine)| engine.is_here) {
+        for (number, engine) in self.engines.iter_mut().enumerate() {
+            let Some(engine) = engine else { continue };
             let now = self.probe.times(number)?;
             let times = now.since(&engine.before);
             engine.before = now;
@@ -83,16 +79,30 @@ impl EngineWatch {
         Ok(samples)
     }
 
+    /// Looks for the engines and their processes: they come, start again, and begin children.
     fn look(&mut self) -> Result<(), Off> {
         let machine = Machine::read();
-        for (number, engine) in self.engines.iter_mut().enumerate() {
-            let (host, port) = engine.address;
-            let found = machine.engine(host, port);
-            engine.is_here = found.is_some();
-            if let Some(found) = found {
-                engine.processes = found.processes.len();
-                self.probe.watch(number, &found)?;
+        let here =
+            self.wanted.iter().filter_map(|(name, (host, port))| Some((name, machine.engine(*host, *port)?)));
+        let here: Vec<_> = here.take(EngineProbe::ENGINES_MAX).collect();
+        for (number, place) in self.engines.iter_mut().enumerate() {
+            if place.as_ref().is_some_and(|engine| !here.iter().any(|(name, _)| **name == engine.name)) {
+                self.probe.unwatch(number);
+                *place = None;
             }
+        }
+        for (name, found) in here {
+            let is_its = |engine: &Option<Engine>| engine.as_ref().is_some_and(|engine| engine.name == *name);
+            let free = || self.engines.iter().position(Option::is_none);
+            let Some(number) = self.engines.iter().position(is_its).or_else(free) else { break };
+            self.probe.watch(number, &found)?;
+            // Its number may have been another one's.
+            let before = match self.engines[number].take() {
+                Some(engine) => engine.before,
+                None => self.probe.times(number)?,
+            };
+            self.engines[number] =
+                Some(Engine { name: name.clone(), processes: found.processes.len(), before });
         }
         Ok(())
     }

@@ -157,9 +157,13 @@ fn say(line: std::fmt::Arguments<'_>) {
     let _nobody_reads = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Whether something answers there that is no proxy's complaint about it.
+/// Whether an engine is there. One that sleeps may not answer how it is (SGLang), and is there all the same.
 async fn answers(engine: &EngineClient) -> bool {
-    let asked = engine.ask(Method::GET, "/health", bytes::Bytes::new());
+    answers_at(engine, "/health").await || answers_at(engine, "/v1/models").await
+}
+
+async fn answers_at(engine: &EngineClient, path: &str) -> bool {
+    let asked = engine.ask(Method::GET, path, bytes::Bytes::new());
     match tokio::time::timeout(ANSWER_MAX, asked).await {
         Ok(Ok(_)) => true,
         // An engine that asks for a key, or has no such route, is there.

@@ -82,7 +82,7 @@ async fn watch(arguments: &TopArgs) -> Result<ExitCode> {
             }
             Err(_) => {}
         }
-        watch.set(&resolved(&names).await);
+        watch.set(resolved(&names).await);
         if std::mem::take(&mut is_first) {
             // Watches from here on.
             if watch.sample()?.is_empty() {
@@ -100,9 +100,11 @@ async fn watch(arguments: &TopArgs) -> Result<ExitCode> {
                 samples.iter().map(|sample| (sample.name.clone(), sample.to_json())).collect();
             let body = json!({ "workers": told }).to_string();
             let asked = gateway.ask(Method::POST, "/kvasir/kernel", body.into());
+            // A gateway that restarts is told the next time.
             match tokio::time::timeout(ANSWER_WITHIN, asked).await {
-                Ok(answered) => drop(answered.context("--tell")?),
-                Err(_) => eprintln!("the gateway does not answer"),
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => eprintln!("--tell: {error}"),
+                Err(_) => eprintln!("--tell: the gateway does not answer"),
             }
         }
         if arguments.once {

@@ -409,12 +409,15 @@ impl Pool {
 
     fn decide(&mut self, config: &PlannerConfig, now: f64, seen: &Observation) -> Decision {
         self.observe(seen);
+        let ahead = |time: &StartTime| time.p90() + seen.seconds.clamp(0.0, 60.0);
+        let start = ahead(&self.start_time);
         // The next worker is one that sleeps, where there is one.
-        let next = if seen.workers.sleeping > 0 { &self.wake_time } else { &self.start_time };
-        let horizon = next.p90() + seen.seconds.clamp(0.0, 60.0);
+        let horizon = if seen.workers.sleeping > 0 { ahead(&self.wake_time) } else { start };
         let capacity = self.capacity(config);
         let (mut wanted, mut reason, need) = match capacity {
-            Some(capacity) if capacity > 0.0 => self.by_capacity(config, now, horizon, capacity, seen),
+            Some(capacity) if capacity > 0.0 => {
+                self.by_capacity(config, now, [horizon, start], capacity, seen)
+            }
             Some(_) => (self.by_thresholds(config, seen), Reason::LevelImpossible, None),
             None => (self.by_thresholds(config, seen), Reason::Thresholds, None),
         };
@@ -477,7 +480,7 @@ impl Pool {
         &mut self,
         config: &PlannerConfig,
         now: f64,
-        horizon: f64,
+        [horizon, start]: [f64; 2],
         capacity: f64,
         seen: &Observation,
     ) -> (u32, Reason, Option<f64>) {
@@ -486,8 +489,12 @@ impl Pool {
         self.seasons.iter_mut().for_each(|season| {
             season.observe(now, seen.arrivals / seen.seconds.max(1e-3) / capacity, seen.seconds)
         });
-        let season =
-            self.seasons.iter().filter_map(|season| season.forecast(now, horizon)).fold(0.0, f64::max);
+        let ahead = |horizon: f64| {
+            self.seasons.iter().filter_map(|season| season.forecast(now, horizon)).fold(0.0, f64::max)
+        };
+        // What sleepers will not be enough for has to be started as long before as that takes.
+        let sleeping = f64::from(seen.workers.sleeping) * utilisation;
+        let season = ahead(horizon).max(ahead(start) - sleeping);
         let backlog = seen.queued.max(0.0) / config.clear_within / capacity;
         let need = (level.max(season) + backlog) / utilisation;
         let reason = if backlog > level.max(season) {

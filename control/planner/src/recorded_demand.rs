@@ -52,15 +52,18 @@ impl RecordedDemand {
         Self { records: VecDeque::new(), keep }
     }
 
-    /// Takes the arrivals of the `seconds` before `at` (seconds since 1970), and lengths of requests that finished. What is no
-    /// count or no time is left out, and so is a tick before the last one: the clock went back.
-    pub fn observe(&mut self, at: f64, seconds: f64, arrivals: f64, lengths: &[Lengths]) {
+    /// Takes the arrivals of the `seconds` before `at` (seconds since 1970), and lengths of requests that finished; whether it
+    /// did. What is no count or no time is left out. When the clock went back, the records of the times to come are dropped.
+    pub fn observe(&mut self, at: f64, seconds: f64, arrivals: f64, lengths: &[Lengths]) -> bool {
         let is_number = at.is_finite()
             && seconds > 0.0
             && seconds <= TICK_MAX
             && (0.0..=ARRIVALS_MAX).contains(&arrivals);
         if !is_number {
-            return;
+            return false;
+        }
+        while self.records.back().is_some_and(|last| last.at > at) {
+            self.records.pop_back();
         }
         let whole = |lengths: &Lengths| [lengths.prompt as u32, lengths.cached as u32, lengths.output as u32];
         let every = lengths.len().div_ceil(LENGTHS_MAX).max(1);
@@ -70,6 +73,7 @@ impl RecordedDemand {
             arrivals: arrivals.round() as u32,
             lengths: lengths.iter().step_by(every).map(whole).collect(),
         });
+        true
     }
 
     fn push(&mut self, record: Record) {
@@ -102,11 +106,11 @@ impl RecordedDemand {
         self.records.iter().map(|record| line(record) + "\n").collect()
     }
 
-    /// Takes the lines of a file over; how many could not be read.
-    pub fn read(&mut self, text: &str) -> usize {
+    /// Takes the lines of a file over that are of before `now`; how many were left out.
+    pub fn read(&mut self, text: &str, now: f64) -> usize {
         let mut bad = 0;
         for line in text.lines().filter(|line| !line.is_empty()) {
-            match parse(line) {
+            match parse(line).filter(|record| record.at <= now) {
                 Some(record) => self.push(record),
                 None => bad += 1,
             }
@@ -114,16 +118,37 @@ impl RecordedDemand {
         bad
     }
 
-    /// The newest requests, `most` of them at most, from time 0 on; times in which nothing was recorded are left out. `None` when
+    /// The records to replay, with `most` requests at most: where there are more, those around the steepest rise, two thirds of
+    /// them before it. A quiet night would say that no headroom is needed.
+    fn window(&self, most: usize) -> std::ops::Range<usize> {
+        let arrivals = |at: usize| self.records[at].arrivals as usize;
+        let all = 0..self.records.len();
+        if all.clone().map(arrivals).sum::<usize>() <= most {
+            return all;
+        }
+        // Sums over so many records each, before and after a time.
+        const SIDE: usize = 60;
+        let sum = |range: std::ops::Range<usize>| range.map(arrivals).sum::<usize>() as f64;
+        let rise = |at: usize| sum(at..(at + SIDE).min(all.end)) - sum(at.saturating_sub(SIDE)..at);
+        let steepest = all.clone().max_by(|&a, &b| rise(a).total_cmp(&rise(b))).unwrap_or(0);
+        let (mut begin, mut count) = (steepest, 0);
+        while begin > 0 && count + arrivals(begin - 1) <= most * 2 / 3 {
+            begin -= 1;
+            count += arrivals(begin);
+        }
+        let mut end = steepest;
+        while end < all.end && count + arrivals(end) <= most {
+            count += arrivals(end);
+            end += 1;
+        }
+        begin..end
+    }
+
+    /// Requests of a replay, `most` of them at most, from time 0 on; times in which nothing was recorded are left out. `None` when
     /// no lengths are known.
     #[must_use]
     pub fn requests(&self, most: usize) -> Option<Vec<Request>> {
-        let mut count = 0;
-        let of_newest = self.records.iter().rev().take_while(|record| {
-            count += record.arrivals as usize;
-            count <= most
-        });
-        let first = self.records.len() - of_newest.count();
+        let window = self.window(most);
         let known: Vec<[u32; 3]> =
             self.records.iter().flat_map(|record| record.lengths.iter().copied()).collect();
         if known.is_empty() {
@@ -133,7 +158,7 @@ impl RecordedDemand {
         let (mut requests, mut began, mut seen) = (Vec::new(), 0.0, 0);
         for (at, record) in self.records.iter().enumerate() {
             seen += record.lengths.len();
-            if at < first {
+            if !window.contains(&at) {
                 continue;
             }
             let lengths = &known[seen.saturating_sub(DRAWN_FROM)..seen.max(1).min(known.len())];
@@ -194,8 +219,11 @@ mod tests {
         assert_eq!(recorded.last_line().as_deref(), Some("1005 5 0"));
         let mut again = RecordedDemand::new(3600.0);
         assert_eq!(
-            again.read(&format!("{}nonsense\n1010 5\n1010 -1 2\n1010 5 1 1,2\n", recorded.to_text())),
-            4
+            again.read(
+                &format!("{}2000 5 1\nnonsense\n1010 5\n1010 -1 2\n1010 5 1 1,2\n", recorded.to_text()),
+                1500.0
+            ),
+            5
         );
         assert_eq!(again.to_text(), recorded.to_text());
         assert!((again.known_seconds() - 10.0).abs() < 1e-9);
@@ -204,7 +232,9 @@ mod tests {
     #[test]
     fn old_demand_is_forgotten_and_nonsense_is_left_out() {
         let mut recorded = RecordedDemand::new(100.0);
-        (0..100).for_each(|tick| recorded.observe(1000.0 + 5.0 * f64::from(tick), 5.0, 1.0, &[LENGTHS]));
+        (0..100).for_each(|tick| {
+            assert!(recorded.observe(1000.0 + 5.0 * f64::from(tick), 5.0, 1.0, &[LENGTHS]));
+        });
         assert!((recorded.known_seconds() - 105.0).abs() < 1e-9, "{}", recorded.known_seconds());
         let before = recorded.to_text();
         for (at, seconds, arrivals) in [
@@ -215,9 +245,13 @@ mod tests {
             (9e9, 5.0, f64::NAN),
             (3.0, 5.0, 1.0),
         ] {
-            recorded.observe(at, seconds, arrivals, &[]);
+            assert!(!recorded.observe(at, seconds, arrivals, &[]));
         }
         assert_eq!(recorded.to_text(), before);
+        // The clock was wrong for a tick.
+        assert!(recorded.observe(9e9, 5.0, 7.0, &[]));
+        assert!(recorded.observe(2000.0, 5.0, 8.0, &[]));
+        assert_eq!(recorded.to_text(), "2000 5 8\n");
     }
 
     #[test]
@@ -225,7 +259,7 @@ mod tests {
         let mut recorded = RecordedDemand::new(1e6);
         assert_eq!(recorded.requests(10), None);
         (0..20).for_each(|tick| {
-            recorded.observe(1000.0 + 5.0 * f64::from(tick), 5.0, f64::from(tick), &[LENGTHS])
+            assert!(recorded.observe(1000.0 + 5.0 * f64::from(tick), 5.0, f64::from(tick), &[LENGTHS]));
         });
         let all = recorded.requests(1000).expect("lengths are known");
         assert_eq!(all.len(), 190);
@@ -235,8 +269,22 @@ mod tests {
         assert_eq!((within(0.0, 5.0), within(45.0, 50.0)), (0, 9));
         assert!(all.iter().all(|request| request.lengths() == LENGTHS));
         assert_eq!(recorded.requests(1000), Some(all), "equal records, equal replays");
-        let newest = recorded.requests(40).expect("lengths are known");
-        assert_eq!(newest.len(), 19 + 18);
-        assert!(newest[0].at < 5.0);
+    }
+
+    #[test]
+    fn of_more_than_can_be_replayed_the_steepest_rise_is() {
+        let mut recorded = RecordedDemand::new(1e6);
+        // A quiet time, a step, a busy time, and a quiet one again.
+        let arrivals = |tick: u32| if (400..700).contains(&tick) { 20.0 } else { 1.0 };
+        (0..1200).for_each(|tick| {
+            assert!(recorded.observe(1000.0 + 5.0 * f64::from(tick), 5.0, arrivals(tick), &[LENGTHS]));
+        });
+        let requests = recorded.requests(1500).expect("lengths are known");
+        assert!(requests.len() <= 1500 && requests.len() > 1000, "{}", requests.len());
+        let within =
+            |from: f64| requests.iter().filter(|request| (from..from + 5.0).contains(&request.at)).count();
+        assert_eq!(within(0.0), 1, "it begins before the step");
+        let last = requests.last().expect("some").at;
+        assert!(within(last - 5.0) >= 10, "and ends after it");
     }
 }

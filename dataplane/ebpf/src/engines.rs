@@ -169,6 +169,16 @@ impl EngineProbe {
         Ok(())
     }
 
+    /// Watches nothing under this number any more.
+    pub fn unwatch(&mut self, number: usize) {
+        let Some(before) = self.watched.get_mut(number).and_then(Option::take) else { return };
+        // What is gone already need not be removed.
+        let _gone = self.ports.remove(&EnginePort { netns: before.netns, port: u32::from(before.port) });
+        for process in &before.processes {
+            let _gone = self.processes.remove(process);
+        }
+    }
+
     /// Times of the engine with this number, summed over CPUs.
     ///
     /// # Errors

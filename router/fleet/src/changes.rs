@@ -16,7 +16,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use router_engines::dialect::Role;
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{DEFAULT_POOL, SpecError, UID_BYTES_MAX, WORKERS_MAX, WorkerSpec, check_url, name_of};
+use crate::spec::{
+    AsleepRun, DEFAULT_POOL, SpecError, UID_BYTES_MAX, WORKERS_MAX, WorkerSpec, check_url, name_of,
+};
 
 /// Wishes that are kept.
 pub(crate) const CHANGES_MAX: usize = WORKERS_MAX;
@@ -68,6 +70,9 @@ struct Change {
     /// pod at its address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uid: Option<String>,
+    /// With [`Wish::Sleep`]: which run of its process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    asleep: Option<AsleepRun>,
 }
 
 impl Change {
@@ -77,6 +82,11 @@ impl Change {
             [added.url.as_str(), &added.role, &added.pool, added.uid.as_deref().unwrap_or_default()]
         });
         (self.version, self.wish as u8, words.unwrap_or_default(), self.uid.as_deref())
+    }
+
+    /// The run that is put to sleep, if that is what is wished.
+    fn asleep(&self) -> Option<AsleepRun> {
+        (self.wish == Wish::Sleep).then(|| self.asleep.unwrap_or(AsleepRun(None)))
     }
 
     /// Whether it was made for this worker: for its address, where no source tells workers apart.
@@ -124,6 +134,7 @@ impl Changes {
     }
 
     /// Notes a wish for a worker that is known by its name, and of which its source says this identity.
+    #[cfg(test)]
     pub(crate) fn wish(
         &mut self,
         name: &str,
@@ -131,9 +142,21 @@ impl Changes {
         wish: Wish,
         is_current: impl Fn(&str, Option<&str>) -> bool,
     ) -> Result<(), SpecError> {
+        self.wish_with(name, uid, wish, None, is_current)
+    }
+
+    /// The same; a wish to sleep is for a run of the worker's process.
+    pub(crate) fn wish_with(
+        &mut self,
+        name: &str,
+        uid: Option<String>,
+        wish: Wish,
+        asleep: Option<AsleepRun>,
+        is_current: impl Fn(&str, Option<&str>) -> bool,
+    ) -> Result<(), SpecError> {
         let version = self.next_version();
         let added = self.0.get(name).and_then(|change| change.added.clone());
-        self.put(name.to_owned(), Change { version, wish, added, uid }, is_current)
+        self.put(name.to_owned(), Change { version, wish, added, uid, asleep }, is_current)
     }
 
     /// Adds a worker, or describes one anew.
@@ -146,7 +169,7 @@ impl Changes {
         let version = self.next_version();
         self.put(
             name_of(&added.url),
-            Change { version, wish: Wish::Serve, added: Some(added), uid: None },
+            Change { version, wish: Wish::Serve, added: Some(added), uid: None, asleep: None },
             is_current,
         )
     }
@@ -182,23 +205,23 @@ impl Changes {
             if wish == Some(Wish::Remove) {
                 continue;
             }
-            let is_asleep = wish == Some(Wish::Sleep);
-            let is_draining = spec.is_draining || is_asleep || wish == Some(Wish::Drain);
+            let asleep = change.and_then(Change::asleep);
+            let is_draining = spec.is_draining || asleep.is_some() || wish == Some(Wish::Drain);
             let anew = change.and_then(|change| described(change.added.as_ref()?)).map(|anew| {
                 let uid = anew.uid.or_else(|| spec.uid.clone());
                 WorkerSpec { uid, generation: spec.generation.clone(), ..anew }
             });
-            workers.push(WorkerSpec { is_draining, is_asleep, ..anew.unwrap_or_else(|| spec.clone()) });
+            workers.push(WorkerSpec { is_draining, asleep, ..anew.unwrap_or_else(|| spec.clone()) });
         }
         for (_, change) in self.0.iter().filter(|(name, _)| !seen.contains(*name)) {
             if change.wish == Wish::Remove || workers.len() >= WORKERS_MAX {
                 continue;
             }
             if let Some(added) = change.added.as_ref().and_then(&described) {
-                let is_asleep = change.wish == Wish::Sleep;
+                let asleep = change.asleep();
                 workers.push(WorkerSpec {
-                    is_draining: is_asleep || change.wish == Wish::Drain,
-                    is_asleep,
+                    is_draining: asleep.is_some() || change.wish == Wish::Drain,
+                    asleep,
                     ..added
                 });
             }
@@ -352,8 +375,13 @@ mod tests {
 
     #[test]
     fn wishes_of_peers_that_cannot_be_are_left_out_and_the_rest_is_taken() {
-        let change =
-            |version, url: &str| Change { version, wish: Wish::Serve, added: Some(added(url)), uid: None };
+        let change = |version, url: &str| Change {
+            version,
+            wish: Wish::Serve,
+            added: Some(added(url)),
+            uid: None,
+            asleep: None,
+        };
         let now = now_ns();
         let told = [
             ("good:1", change(now, "http://good:1")),
@@ -364,7 +392,7 @@ mod tests {
         let mut told = Changes(told.map(|(name, change)| (name.to_owned(), change)).into());
         told.0.insert("role:1".to_owned(), {
             let role = Added { role: "boss".to_owned(), ..added("http://role:1") };
-            Change { version: now, wish: Wish::Serve, added: Some(role), uid: None }
+            Change { version: now, wish: Wish::Serve, added: Some(role), uid: None, asleep: None }
         });
         let mut own = Changes::default();
         assert!(own.merge(told, nowhere));
@@ -386,8 +414,13 @@ mod tests {
             let configured = changes.over([WorkerSpec::new("http://a:1")].iter(), described);
             assert_eq!(configured.len(), workers, "no source says which one it is");
         }
-        let long =
-            Change { version: 1, wish: Wish::Drain, added: None, uid: Some("u".repeat(UID_BYTES_MAX + 1)) };
+        let long = Change {
+            version: 1,
+            wish: Wish::Drain,
+            added: None,
+            uid: Some("u".repeat(UID_BYTES_MAX + 1)),
+            asleep: None,
+        };
         let told = Changes([("a:1".to_owned(), long)].into());
         assert!(!Changes::default().merge(told, nowhere), "it is too long");
     }

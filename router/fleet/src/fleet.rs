@@ -33,7 +33,7 @@ use crate::pool::Pool;
 use crate::report::report;
 use crate::route::{Chooser, Route, RouteRequest};
 use crate::snapshots::{self, SnapshotCache};
-use crate::spec::{FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
+use crate::spec::{AsleepRun, FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
 use crate::worker::{RankRef, Worker, WorkerRun};
 
 /// Interval at which blocks of removed workers are swept out of the index and silent peers are dropped.
@@ -294,6 +294,15 @@ impl Fleet {
     }
 
     pub(crate) fn wish_for(self: &Arc<Self>, name: &str, wish: Wish) -> Result<Applied, SpecError> {
+        self.wish_with(name, wish, None)
+    }
+
+    fn wish_with(
+        self: &Arc<Self>,
+        name: &str,
+        wish: Wish,
+        asleep: Option<AsleepRun>,
+    ) -> Result<Applied, SpecError> {
         // In the spelling of names, however it was typed.
         let name = &name_of(name);
         self.wish(|roster| {
@@ -306,8 +315,13 @@ impl Fleet {
             let uid = reported.unwrap_or(in_force).uid.clone();
             let known = roster.identities();
             let is_current = |name: &str, uid: Option<&str>| is_current(&known, name, uid);
-            Arc::make_mut(&mut roster.changes).wish(name, uid, wish, is_current)
+            Arc::make_mut(&mut roster.changes).wish_with(name, uid, wish, asleep, is_current)
         })
+    }
+
+    /// Notes that this run of a worker's process is put to sleep.
+    pub(crate) fn wish_sleep(self: &Arc<Self>, name: &str, run: Option<u64>) -> Result<Applied, SpecError> {
+        self.wish_with(name, Wish::Sleep, Some(AsleepRun(run)))
     }
 
     fn wish(
@@ -400,7 +414,7 @@ impl Fleet {
             pool: added.pool.clone(),
             generation: None,
             is_draining: false,
-            is_asleep: false,
+            asleep: None,
         })
     }
 
@@ -438,7 +452,7 @@ impl Fleet {
             let there = before.get(&name).filter(|worker| worker.spec.is_same_worker(wanted));
             let worker = match (there, self.pool(&wanted.pool)) {
                 (Some(worker), _) => {
-                    worker.update(|condition| condition.wants_sleep = wanted.is_asleep);
+                    worker.update(|condition| condition.sleep_wish = wanted.asleep);
                     if worker.is_draining() != wanted.is_draining {
                         applied.drained += 1;
                         worker.update(|condition| condition.is_draining = wanted.is_draining);

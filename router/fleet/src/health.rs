@@ -14,6 +14,7 @@
 //! A late answer is one all the same: an engine that computes a long prompt may take seconds for it and generates meanwhile.
 //! The engine's load is not asked for here (`report`).
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,8 +22,10 @@ use router_engines::client::EngineError;
 use router_engines::dialect::{Description, Dialect, Engine, Hints, detect};
 
 use crate::agreement::Verdict;
+use crate::changes::Wish;
 use crate::config::FleetConfig;
 use crate::fleet::Fleet;
+use crate::spec::AsleepRun;
 use crate::state::Health;
 use crate::worker::Worker;
 
@@ -56,7 +59,10 @@ impl Asked {
         let dialect = engine.dialect();
         if self.is_asleep(worker, dialect).await? {
             dialect.alive_asleep(client).await?;
-            return Ok(Answer::Asleep);
+            return Ok(match has_restarted(worker, dialect, config).await {
+                true => Answer::Restarted,
+                false => Answer::Asleep,
+            });
         }
         let known = worker.runs.load().first().map(|run| run.description.instance);
         if let Some(before) = known {
@@ -91,12 +97,22 @@ impl Asked {
             }
             self.hides_sleep = true;
         }
-        Ok(worker.is_sleep_wanted())
+        Ok(worker.sleep_wish().is_some())
     }
+}
+
+/// Whether the process of a worker that was put to sleep has started again since: it is awake then.
+async fn has_restarted(worker: &Worker, dialect: &dyn Dialect, config: &FleetConfig) -> bool {
+    let Some(AsleepRun(Some(run))) = worker.sleep_wish() else { return false };
+    // What is late, or refused, says nothing.
+    let reported = tokio::time::timeout(config.health_timeout, dialect.report(&worker.client)).await;
+    matches!(reported, Ok(Ok(report)) if report.instance.is_some_and(|now| now != run))
 }
 
 enum Answer {
     Asleep,
+    /// It was put to sleep, and is another run of its process now.
+    Restarted,
     Same,
     New(Box<Description>),
 }
@@ -112,8 +128,15 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdi
             worker.update(|condition| condition.is_asleep = true);
             return Verdict::Serves;
         }
+        Answer::Restarted => {
+            tracing::info!(worker = worker.name, "worker was asleep, and has started again");
+            // It may have left the roster meanwhile.
+            let _gone = fleet.wish_for(&worker.name, Wish::Serve);
+            return Verdict::Waits;
+        }
         Answer::New(description) => description,
     };
+    worker.is_uncertain.store(false, Ordering::Release);
     worker.update(|condition| condition.is_asleep = false);
     // One after the other: of two that come at the same instant the second must see the first.
     let _turn = fleet.joining.lock().await;

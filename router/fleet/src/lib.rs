@@ -52,6 +52,6 @@ pub use pool::Pool;
 pub use roster::Roster;
 pub use route::{Chooser, Route, RouteRequest};
 pub use sleep::SleepError;
-pub use spec::{DEFAULT_POOL, FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
+pub use spec::{AsleepRun, DEFAULT_POOL, FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
 pub use state::WorkerState;
 pub use worker::{RankRef, Reported, Worker, WorkerRun, able_to_decode};

@@ -10,9 +10,10 @@
 //!   └── serve ◀── first token of a request of one token ◀── (its wake call) ◀────────────────┘ wake
 //! ```
 //!
-//! Requests of others than this fleet's gateways are seen in the engine's own count. A call that fails leaves the worker
-//! draining, with the reason shown; for an engine that tells whether it is asleep the call is taken back. An engine whose make
-//! does not tell (SGLang) dies of being woken twice, so after a failure an administrator has to look.
+//! Requests of others than this fleet's gateways are seen in the engine's own count. An engine that tells whether it is asleep
+//! (vLLM) is believed, whoever turned it; a call that fails is taken back, and it serves again. Of an engine whose make does not
+//! tell (SGLang) the gateways know by the wish `Sleep`, which names the run of the process: one that has started again is
+//! awake. It dies of being woken twice, so after a failure it is not turned any more until it starts again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -71,6 +72,8 @@ pub enum SleepError {
     },
 }
 
+const UNCERTAIN: &str = "a call to it failed, and nobody knows whether it sleeps: it has to be started again";
+
 /// Ends with the worker's turn.
 struct Turn(Arc<Worker>);
 
@@ -98,40 +101,62 @@ impl Fleet {
             return Ok(Duration::ZERO);
         }
         let refused = |reason: String| SleepError::Refused { worker: worker.name.clone(), reason };
+        if worker.is_uncertain.load(Ordering::Acquire) {
+            return Err(refused(UNCERTAIN.to_owned()));
+        }
         let runs = worker.runs.load_full();
         let Some(first) = runs.first() else {
             return Err(refused("it has not yet said what it is".to_owned()));
         };
         let dialect = first.description.engine.dialect();
-        let why = dialect.why_sleepless(&worker.client, &first.description, first.role).await;
-        if let Some(reason) = why.map_err(|error| failed(&worker, &error))? {
+        let asked = dialect.why_sleepless(&worker.client, &first.description, first.role);
+        if let Some(reason) = within(WARM_MAX, &worker, asked).await? {
             return Err(refused(reason));
         }
+        let tells =
+            matches!(within(WARM_MAX, &worker, dialect.is_asleep(&worker.client)).await?, Some(false));
         let was_draining = worker.is_draining();
         self.wish_for(name, Wish::Drain)?;
+        let serve_again = || match was_draining {
+            true => Ok(()),
+            false => self.wish_for(name, Wish::Serve).map(drop),
+        };
         if !is_idle_within(&worker, dialect, DRAIN_MAX).await {
-            if !was_draining {
-                self.wish_for(name, Wish::Serve)?;
+            if !worker.is_draining() {
+                return Err(refused("somebody wants it to serve".to_owned()));
             }
+            serve_again()?;
             return Err(SleepError::Requests(worker.name.clone()));
         }
-        self.wish_for(name, Wish::Sleep)?;
+        if !tells {
+            self.wish_sleep(name, first.description.instance)?;
+        }
         let began = Instant::now();
         let slept = within(TURN_MAX, &worker, dialect.sleep(&worker.client)).await;
         let took = began.elapsed();
         if let Err(error) = slept {
-            // An engine that tells how it is may be half asleep: its scheduler stands still, and its memory is held.
-            let is_asleep = tokio::time::timeout(WARM_MAX, dialect.is_asleep(&worker.client)).await;
-            if matches!(is_asleep, Ok(Ok(Some(true)))) {
-                let _taken_back = within(TURN_MAX, &worker, dialect.wake(&worker.client)).await;
-            }
-            self.wish_for(name, Wish::Drain)?;
-            worker.look_now();
             tracing::warn!(worker = worker.name, "{error}");
+            if tells {
+                // It may be half asleep: its scheduler stands still, and its memory is held.
+                let is_asleep = within(WARM_MAX, &worker, dialect.is_asleep(&worker.client)).await;
+                if matches!(is_asleep, Ok(Some(true))) {
+                    let _taken_back = within(TURN_MAX, &worker, dialect.wake(&worker.client)).await;
+                }
+                serve_again()?;
+            } else {
+                worker.is_uncertain.store(true, Ordering::Release);
+                self.wish_for(name, Wish::Drain)?;
+            }
+            worker.look_now();
             return Err(error);
         }
         tracing::info!(worker = worker.name, ?took, "worker sleeps");
         worker.look_now();
+        if tells {
+            // Peers see it by themselves with their next health check. Whoever wakes it then need tell nobody.
+            tokio::time::sleep(self.config.health_interval * 2 + IDLE_FOR).await;
+            serve_again()?;
+        }
         Ok(took)
     }
 
@@ -144,13 +169,21 @@ impl Fleet {
             let reason = format!("it does not sleep: it is {}", worker.state().name());
             return Err(SleepError::Refused { worker: worker.name.clone(), reason });
         }
+        if worker.is_uncertain.load(Ordering::Acquire) {
+            return Err(SleepError::Refused { worker: worker.name.clone(), reason: UNCERTAIN.to_owned() });
+        }
         let engine = match worker.pool.engine() {
             Some(engine) => engine,
-            None => detect(&worker.client).await.map_err(|error| failed(&worker, &error))?,
+            None => within(WARM_MAX, &worker, detect(&worker.client)).await?,
         };
-        within(TURN_MAX, &worker, engine.dialect().wake(&worker.client)).await.inspect_err(|error| {
-            tracing::warn!(worker = worker.name, "{error}");
-        })?;
+        // What it says itself may have changed since the last health check.
+        let is_asleep = within(WARM_MAX, &worker, engine.dialect().is_asleep(&worker.client)).await?;
+        if is_asleep != Some(false) {
+            within(TURN_MAX, &worker, engine.dialect().wake(&worker.client)).await.inspect_err(|error| {
+                tracing::warn!(worker = worker.name, "{error}");
+                worker.is_uncertain.store(is_asleep.is_none(), Ordering::Release);
+            })?;
+        }
         // Kernels are loaded with the first request, and vLLM tells only then that its blocks are gone.
         if let Err(error) = within(WARM_MAX, &worker, first_token(&worker, engine)).await {
             tracing::warn!(worker = worker.name, "the first request after waking failed: {error}");
@@ -164,6 +197,10 @@ impl Fleet {
             tokio::time::sleep(LOOK_EVERY / 10).await;
         }
         let took = began.elapsed();
+        if worker.state() != WorkerState::Ready {
+            let reason = format!("it is awake, and is {} after {took:?}", worker.state().name());
+            return Err(SleepError::Engine { worker: worker.name.clone(), reason });
+        }
         tracing::info!(worker = worker.name, ?took, "worker woke");
         Ok(took)
     }
@@ -178,11 +215,11 @@ fn failed(worker: &Worker, error: &EngineError) -> SleepError {
     SleepError::Engine { worker: worker.name.clone(), reason: error.to_string() }
 }
 
-async fn within(
+async fn within<T>(
     most: Duration,
     worker: &Worker,
-    call: impl Future<Output = Result<(), EngineError>>,
-) -> Result<(), SleepError> {
+    call: impl Future<Output = Result<T, EngineError>>,
+) -> Result<T, SleepError> {
     match tokio::time::timeout(most, call).await {
         Ok(answered) => answered.map_err(|error| failed(worker, &error)),
         Err(_) => {
@@ -196,7 +233,7 @@ async fn within(
 async fn is_idle_within(worker: &Worker, dialect: &dyn Dialect, most: Duration) -> bool {
     let began = Instant::now();
     let mut idle_since: Option<Instant> = None;
-    while began.elapsed() < most && !worker.is_removed() {
+    while began.elapsed() < most && !worker.is_removed() && worker.is_draining() {
         let runs = worker.runs.load_full();
         let of_gateways: u32 = runs.iter().map(|run| run.load.own.get()[0] + run.load.peers.get()[0]).sum();
         // An engine that does not tell its load is taken by the gateways' word.

@@ -37,9 +37,13 @@ pub struct WorkerSpec {
     pub generation: Option<String>,
     /// The source wants no new requests there.
     pub is_draining: bool,
-    /// An administrator has it put to sleep; it is draining then, too.
-    pub is_asleep: bool,
+    /// The run of its process that was put to sleep, where its engine does not tell that; it is draining then, too.
+    pub asleep: Option<AsleepRun>,
 }
+
+/// The run of a process that sleeps: as its engine tells runs apart, if it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct AsleepRun(pub Option<u64>);
 
 impl WorkerSpec {
     /// A worker of [`DEFAULT_POOL`] that says itself what it does.
@@ -53,7 +57,7 @@ impl WorkerSpec {
             pool: DEFAULT_POOL.to_owned(),
             generation: None,
             is_draining: false,
-            is_asleep: false,
+            asleep: None,
         }
     }
 
@@ -74,7 +78,7 @@ impl WorkerSpec {
 
     /// Whether this describes the same worker: everything but the wishes to drain it and to have it asleep.
     pub(crate) fn is_same_worker(&self, other: &Self) -> bool {
-        Self { is_draining: other.is_draining, is_asleep: other.is_asleep, ..self.clone() } == *other
+        Self { is_draining: other.is_draining, asleep: other.asleep, ..self.clone() } == *other
     }
 }
 

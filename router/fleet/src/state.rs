@@ -15,6 +15,8 @@
 //! so the facts behind it cannot disagree with it. The worker's health task, its event tasks and administrators change
 //! conditions; readers load an `AtomicU8` (`Worker::state`).
 
+use crate::spec::AsleepRun;
+
 /// State of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -90,8 +92,8 @@ pub(crate) struct Condition {
     pub(crate) is_warm: bool,
     /// The operator wants no new requests there.
     pub(crate) is_draining: bool,
-    /// An administrator has it put to sleep.
-    pub(crate) wants_sleep: bool,
+    /// The run of its process that was put to sleep, where its engine does not tell that.
+    pub(crate) sleep_wish: Option<AsleepRun>,
     /// Its memory is given back.
     pub(crate) is_asleep: bool,
     /// It is no worker of the fleet any more.

@@ -26,6 +26,7 @@ use crate::load::Load;
 use crate::pool::Pool;
 use crate::roster::Seat;
 use crate::routed::Routed;
+use crate::spec::AsleepRun;
 use crate::spec::WorkerSpec;
 use crate::state::{Condition, Health, WorkerState};
 
@@ -321,6 +322,8 @@ pub struct Worker {
     pub(crate) suspected: Notify,
     /// It is being put to sleep or woken by this gateway.
     pub(crate) is_turning: AtomicBool,
+    /// A call to put it to sleep or to wake it has failed, and its engine does not tell whether it sleeps.
+    pub(crate) is_uncertain: AtomicBool,
     /// It may be another run of the process than the one that described itself.
     in_doubt: AtomicBool,
     /// The first miss of the health check that has given the worker up; `None` while health checks are answered.
@@ -337,13 +340,13 @@ pub struct Worker {
 impl Worker {
     pub(crate) fn new(spec: &WorkerSpec, pool: &Arc<Pool>, tls: Option<&Arc<ClientTls>>) -> Arc<Self> {
         let upstream = Upstream::with_key(&spec.url, tls, spec.key.as_ref());
-        let (is_draining, wants_sleep) = (spec.is_draining, spec.is_asleep);
-        let condition = Condition { is_draining, wants_sleep, ..Condition::default() };
+        let (is_draining, sleep_wish) = (spec.is_draining, spec.asleep);
+        let condition = Condition { is_draining, sleep_wish, ..Condition::default() };
         Arc::new(Self {
             client: EngineClient::over(&upstream),
             upstream,
             name: spec.name(),
-            spec: WorkerSpec { is_draining: false, is_asleep: false, ..spec.clone() },
+            spec: WorkerSpec { is_draining: false, asleep: None, ..spec.clone() },
             pool: Arc::clone(pool),
             runs: ArcSwap::default(),
             state: AtomicU8::new(condition.state() as u8),
@@ -352,6 +355,7 @@ impl Worker {
             breaker: Breaker::new(Instant::now()),
             suspected: Notify::new(),
             is_turning: AtomicBool::new(false),
+            is_uncertain: AtomicBool::new(false),
             in_doubt: AtomicBool::new(false),
             silent_since: Mutex::new(None),
             down: Notify::new(),
@@ -378,9 +382,9 @@ impl Worker {
         self.lock_condition().is_draining
     }
 
-    /// Whether an administrator has it put to sleep.
-    pub(crate) fn is_sleep_wanted(&self) -> bool {
-        self.lock_condition().wants_sleep
+    /// The run of its process that was put to sleep, where its engine does not tell that.
+    pub(crate) fn sleep_wish(&self) -> Option<AsleepRun> {
+        self.lock_condition().sleep_wish
     }
 
     fn lock_condition(&self) -> std::sync::MutexGuard<'_, Condition> {

@@ -21,6 +21,8 @@ use crate::service::json_response;
 pub(crate) const BYTES_MAX: usize = 256 << 10;
 /// Workers of which something is kept.
 const WORKERS_MAX: usize = 4096;
+/// Longest name: a host name has at most 253 bytes.
+const NAME_MAX: usize = 280;
 /// Longest reason, in bytes.
 const WHY_MAX: usize = 400;
 /// What was told longer ago says nothing of now.
@@ -71,6 +73,9 @@ impl KernelTimes {
         for (name, times) in told {
             if times.why.len() > WHY_MAX {
                 return Err(format!("`why` has at most {WHY_MAX} bytes"));
+            }
+            if name.len() > NAME_MAX {
+                return Err(format!("a worker's name has at most {NAME_MAX} bytes"));
             }
             let name = name_of(&name);
             if !known.contains_key(&name) && known.len() >= WORKERS_MAX {

@@ -89,6 +89,10 @@ fn check(settings: &Settings) -> Result<()> {
     let planner = &settings.planner;
     match (planner.mode.as_str(), planner.actuator.as_str()) {
         ("off", _) if !settings.control.graphs => bail!("planner.mode is off: there is nothing to do"),
+        // KEDA asks any of several control services, and each of them would turn workers.
+        ("act", "keda") if planner.spares > 0 => {
+            bail!("planner.spares is for planner.actuator = \"kubernetes\" or \"webhook\"")
+        }
         ("act", "processes") => bail!(
             "planner.actuator = \"processes\" is for `kvasir serve`; `kvasir control` acts by kubernetes, keda or webhook"
         ),

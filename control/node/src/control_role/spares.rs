@@ -5,9 +5,12 @@
 //!
 //! | Awake | Then |
 //! | --- | --- |
-//! | fewer than wanted | sleepers are woken; workers that start meanwhile take their places as spares |
-//! | more than wanted, and fewer spares than there should be | those with the fewest cached blocks are put to sleep |
+//! | fewer than wanted, for [`LACKING_TICKS`] or with requests that wait | sleepers are woken; workers that start meanwhile take their places as spares |
+//! | more than wanted, for [`SPARE_TICKS`], and fewer spares than there should be | those with the fewest cached blocks are put to sleep |
 //! | more than wanted, and enough spares | whoever starts and stops workers stops some |
+//!
+//! Nothing is turned while a gateway is not heard. All that concerns a worker is asked of one gateway, which notices when
+//! that is under way already.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,8 +26,14 @@ use crate::workers_command::path_of;
 
 /// A worker that could not be put to sleep, or not woken, is left alone for so long.
 const LEFT_ALONE: Duration = Duration::from_secs(60);
-/// A gateway gives up before.
-const TURN_MAX: Duration = Duration::from_secs(1000);
+/// A gateway gives up before: ten minutes for requests, five for each of two calls, and what lies between.
+const TURN_MAX: Duration = Duration::from_secs(1500);
+/// A worker that has been turned is left alone for so long: what is seen of it may be older.
+const SETTLES_WITHIN: Duration = Duration::from_secs(15);
+/// Decisions in a row with too few awake before sleepers are woken.
+const LACKING_TICKS: u32 = 2;
+/// Decisions in a row with too many awake before one is put to sleep.
+const SPARE_TICKS: u32 = 3;
 
 /// What is being done with a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +42,8 @@ enum Turn {
     Wakes,
     /// It failed then.
     Failed(Instant),
+    /// It came to its end then.
+    Done(Instant),
 }
 
 /// What is under way, by the worker's name, and how long those that were woken took.
@@ -48,8 +59,8 @@ pub(super) struct Spares {
     /// Whether this process acts.
     is_acting: bool,
     turns: Arc<Mutex<Turns>>,
-    /// Requests so far: gateways are asked in turn.
-    asked: usize,
+    /// Decisions in a row with too few workers of a role awake, and with too many.
+    rows: HashMap<WorkerRole, (u32, u32)>,
 }
 
 /// A worker with all its ranks.
@@ -114,7 +125,7 @@ impl Spares {
     pub(super) fn new(settings: &Settings) -> Self {
         let is_acting = settings.planner.mode == "act";
         let wanted = if is_acting { settings.planner.spares as u32 } else { 0 };
-        Self { wanted, is_acting, turns: Arc::default(), asked: 0 }
+        Self { wanted, is_acting, turns: Arc::default(), rows: HashMap::new() }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Turns> {
@@ -133,12 +144,18 @@ impl Spares {
         let falling = workers.iter().filter(is_falling).count() as u32;
         counts.workers.sleeping = sleeping;
         counts.in_force = counts.in_force.saturating_sub(self.wanted);
+        if self.wanted == 0 {
+            return;
+        }
         // A workload calls sleepers ready; gateways do not.
         let awake = workers.iter().filter(|worker| worker.is_awake).count() as u32;
         if counts.workers.ready > awake {
             counts.workers.ready =
                 counts.workers.ready.saturating_sub(sleeping + falling).max(awake.min(counts.workers.ready));
         }
+        // Those beyond the count in force are to be spares, and are not what demand asked for.
+        counts.workers.ready = counts.workers.ready.min(counts.in_force);
+        counts.workers.starting = counts.workers.starting.min(counts.in_force - counts.workers.ready);
         let (own, others) = std::mem::take(&mut turns.woken_in).into_iter().partition(|(of, _)| *of == role);
         turns.woken_in = others;
         let own: Vec<(WorkerRole, f64)> = own;
@@ -161,19 +178,34 @@ impl Spares {
         seen: &Seen,
         clients: &[EngineClient],
     ) {
-        if !self.is_acting || clients.is_empty() {
+        if !self.is_acting || self.wanted == 0 || clients.is_empty() || seen.silent > 0 || seen.is_partial {
             return;
         }
         let workers = whole(role, has_prefill, seen);
-        let (wake, sleep) = {
+        let (mut wake, mut sleep) = {
             let mut turns = self.lock();
-            turns.by_name.retain(|_, turn| !matches!(turn, Turn::Failed(at) if at.elapsed() > LEFT_ALONE));
+            turns.by_name.retain(|_, turn| match turn {
+                Turn::Failed(at) => at.elapsed() <= LEFT_ALONE,
+                Turn::Done(at) => at.elapsed() <= SETTLES_WITHIN,
+                Turn::FallsAsleep | Turn::Wakes => true,
+            });
             choose(workers, &turns.by_name, decision.wanted, self.wanted)
         };
+        let row = self.rows.entry(role).or_default();
+        *row = (if wake.is_empty() { 0 } else { row.0 + 1 }, if sleep.is_empty() { 0 } else { row.1 + 1 });
+        if row.0 < LACKING_TICKS && seen.waiting <= 0.0 {
+            wake.clear();
+        }
+        if row.1 < SPARE_TICKS {
+            sleep.clear();
+        }
         let wake = wake.into_iter().map(|name| (name, Turn::Wakes));
         for (name, turn) in wake.chain(sleep.into_iter().map(|name| (name, Turn::FallsAsleep))) {
-            self.asked += 1;
-            let client = clients[self.asked % clients.len()].clone();
+            // The same one each time, as long as there are the same gateways.
+            let first = |client: &&EngineClient| {
+                xxhash_rust::xxh3::xxh3_64(format!("{name} {}", client.base()).as_bytes())
+            };
+            let Some(client) = clients.iter().min_by_key(first).cloned() else { return };
             self.lock().by_name.insert(name.clone(), turn);
             tokio::spawn(ask(client, role, name, turn, Arc::clone(&self.turns)));
         }
@@ -194,13 +226,21 @@ async fn ask(client: EngineClient, role: WorkerRole, name: String, turn: Turn, t
     let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
     match problem {
         None => {
-            turns.by_name.remove(&name);
+            turns.by_name.insert(name.clone(), Turn::Done(Instant::now()));
             if wakes {
                 turns.woken_in.push((role, took.as_secs_f64()));
             }
             tracing::info!(worker = name, ?took, wakes, "worker turned");
         }
         Some(problem) => {
+            if !wakes {
+                // The gateway may have ended half-way: a worker that is awake serves again.
+                let path = path_of(&name, "/serve");
+                tokio::spawn(async move {
+                    let asked = client.ask(Method::POST, &path, bytes::Bytes::from_static(b"{}"));
+                    let _best_effort = tokio::time::timeout(LEFT_ALONE, asked).await;
+                });
+            }
             turns.by_name.insert(name.clone(), Turn::Failed(Instant::now()));
             tracing::warn!(worker = name, wakes, "the worker is left alone for {LEFT_ALONE:?}: {problem}");
         }

@@ -75,8 +75,9 @@ impl HeadroomChoice {
         // A part of the demand, taken for all of it, would choose too few workers.
         let whole = self.pools.iter_mut().zip(observations).filter(|(_, seen)| !seen.is_partial);
         for (pool, seen) in whole {
-            pool.demand.observe(now, seen.seconds, seen.arrivals, &seen.finished);
-            pool.write_last();
+            if pool.demand.observe(now, seen.seconds, seen.arrivals, &seen.finished) {
+                pool.write_last();
+            }
         }
         self.take_choice(planner);
         let is_due = self.begun.is_none_or(|begun| begun.elapsed() >= self.choose_every);
@@ -169,7 +170,7 @@ impl Pool {
 fn open(path: &PathBuf, demand: &mut RecordedDemand) -> std::io::Result<File> {
     match std::fs::read(path) {
         Ok(bytes) => {
-            let bad = demand.read(&String::from_utf8_lossy(&bytes));
+            let bad = demand.read(&String::from_utf8_lossy(&bytes), super::unix_now().as_secs_f64());
             if bad > 0 {
                 tracing::warn!("{}: {bad} lines are no records and were left out", path.display());
             }

@@ -20,6 +20,8 @@ use super::ModelConfig;
 use super::weights::{Source, Tensor, Weights};
 use crate::EngineError;
 
+/// Which tensors are fused, and how: another number is another format.
+const FORMAT: u32 = 1;
 /// Names in the metadata.
 const KEY: &str = "kvasir.source";
 const FINGERPRINT: &str = "kvasir.fingerprint";
@@ -60,7 +62,7 @@ pub(super) fn key(folder: &Path) -> Result<String, EngineError> {
         }
     }
     files.sort();
-    Ok(files.join(";"))
+    Ok(format!("{FORMAT};{}", files.join(";")))
 }
 
 /// Maps an image, and the fingerprint of its weights; why not, where it is none of this model.
