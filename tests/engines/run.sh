@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Kvasir in front of and below real engines on the CPU: run.sh [routing|pools|disaggregation|offload|all] [--direct] (vLLM)
+# Kvasir in front of and below real engines on the CPU: run.sh [routing|pools|control|disaggregation|offload|all] [--direct] (vLLM)
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
 # started. With --direct the gateway is left out: what do the engines and the check itself do?
 # LAB is the folder for vLLM (7 GB) and the logs. Succeeds with `SKIPPED: reason` where vLLM cannot be had.
@@ -16,8 +16,8 @@ fi
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
-"routing "* | "pools " | "disaggregation "* | "offload " | "all "*) ;;
-*) echo "run.sh [routing|pools|disaggregation|offload|all] [--direct]" >&2 && exit 2 ;;
+"routing "* | "pools " | "control " | "disaggregation "* | "offload " | "all "*) ;;
+*) echo "run.sh [routing|pools|control|disaggregation|offload|all] [--direct]" >&2 && exit 2 ;;
 esac
 first=8101 second=8102 gateway=127.0.0.1:8200
 
@@ -115,6 +115,13 @@ if [ "$what" = pools ] || [ "$what" = all ] && [ -z "$direct" ]; then
     pool+="workers = [\"http://127.0.0.1:$second\"]\nmodel_folder = \"$LAB/tinymodel\"\n"
     gateway "$pool"'[[split]]\nmodel = "mix"\npools = ["gateway=90", "other=10"]\n' --worker "http://127.0.0.1:$first"
     check pools "$python" "$here/pools.py" "http://$gateway" "http://127.0.0.1:$first" "http://127.0.0.1:$second"
+fi
+if [ "$what" = control ] || [ "$what" = all ] && [ -z "$direct" ]; then
+    engines alone alone
+    # The gateway makes the text: streams go on token for token.
+    gateway 'text = "gateway"\n' --worker "http://127.0.0.1:$first" --worker "http://127.0.0.1:$second"
+    check control "$python" "$here/control.py" "http://$gateway" --kvasir "$kvasir" --ports "$first,$second" \
+        --cores "$core1,$core2"
 fi
 if [ "$what" = disaggregation ] || [ "$what" = all ]; then
     engines prefill decode

@@ -103,6 +103,87 @@ fn an_etcd_that_is_away_fails_no_request() {
     assert!(last < Duration::from_millis(500), "{last:?}");
 }
 
+/// A network namespace behind a link that can be cut; gone when the test is over.
+struct Namespace {
+    name: String,
+    link: String,
+}
+
+fn ip(arguments: &[&str]) -> bool {
+    Command::new("ip").args(arguments).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+impl Namespace {
+    /// `None`, after a loud word, where that is not allowed.
+    fn start() -> Option<Self> {
+        let number = std::process::id();
+        let (name, link) = (format!("kvasir-{number}"), format!("kv{number}"));
+        let peer = format!("{link}p");
+        if !ip(&["netns", "add", &name]) {
+            eprintln!("SKIPPED the network split: `ip netns add` fails here (needs iproute2 and root)");
+            return None;
+        }
+        let namespace = Self { name, link };
+        let (name, link) = (namespace.name.as_str(), namespace.link.as_str());
+        for arguments in [
+            &["link", "add", link, "type", "veth", "peer", "name", &peer, "netns", name][..],
+            &["address", "add", "10.231.7.1/30", "dev", link],
+            &["link", "set", link, "up"],
+            &["-n", name, "address", "add", "10.231.7.2/30", "dev", &peer],
+            &["-n", name, "link", "set", &peer, "up"],
+            &["-n", name, "link", "set", "lo", "up"],
+        ] {
+            if !ip(arguments) {
+                eprintln!("SKIPPED the network split: `ip {}` fails here", arguments.join(" "));
+                return None;
+            }
+        }
+        Some(namespace)
+    }
+
+    fn set_cut(&self, is_cut: bool) {
+        assert!(ip(&["link", "set", &self.link, if is_cut { "down" } else { "up" }]));
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _gone = ip(&["link", "delete", &self.link]);
+        let _gone = ip(&["netns", "delete", &self.name]);
+    }
+}
+
+/// The network between etcd and everything else is cut: nobody is told, and no request fails.
+#[test]
+fn a_network_that_is_split_from_etcd_fails_no_request() {
+    let Some(namespace) = Namespace::start() else { return };
+    let place = Some((namespace.name.as_str(), "10.231.7.2"));
+    let Some(etcd) = Etcd::start_in("etcd-split", place, &[]) else { return };
+    let site = site("etcd-split", &etcd, 2);
+    let _registered: Vec<Register> =
+        site.mocks.iter().map(|mock| Register::start(&etcd, &mock.url(), &[])).collect();
+    wait_for("the workers", || site.ready() == 2);
+    let load = Load::start(&site.gateway.address, 200);
+    namespace.set_cut(true);
+    let cut = Instant::now();
+    wait_for("it to be noticed", || site.gateway.metric("kvasir_discovery_failing") == 1.0);
+    let noticed = cut.elapsed();
+    // Longer than the leases of the registrations.
+    std::thread::sleep(Duration::from_secs(10));
+    assert_eq!(site.ready(), 2);
+    namespace.set_cut(false);
+    wait_for("etcd to be read again", || site.gateway.metric("kvasir_discovery_failing") == 0.0);
+    wait_for("both to be registered", || {
+        site.gateway.metric("kvasir_discovery_suspect") == 0.0
+            && site.gateway.metric("kvasir_discovery_workers") == 2.0
+    });
+    let answered = load.end();
+    println!(
+        "the network to etcd was cut for {:?}, which was noticed after {noticed:?}: {answered} requests at 200/s, 0 failed",
+        cut.elapsed()
+    );
+}
+
 #[test]
 fn what_cannot_be_registered_is_refused_by_name() {
     let run = |arguments: &[&str]| {

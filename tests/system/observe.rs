@@ -536,3 +536,37 @@ fn metrics_of_every_role_have_one_naming_scheme_types_and_help() {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&said));
     }
 }
+
+/// What the kernel sees of an engine is printed, and shown on the gateway.
+#[test]
+fn why_an_engine_is_slow_is_seen_from_the_kernel() {
+    let site = Site::start("observe-kernel", vec![mock(Dialect::Vllm, Role::Both, true)], &["--worker"], "");
+    let name = site.mocks[0].url().trim_start_matches("http://").to_owned();
+    let load = support::load::Load::start(&site.gateway.address, 50);
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"))
+        .args(["top", "--kernel", "--once", "--tell", "--interval", "2000", &site.gateway.address])
+        .output()
+        .expect("kvasir top");
+    let answered = load.end();
+    let (printed, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let is_off =
+        ["built without eBPF", "needs CAP_", "CONFIG_DEBUG_INFO_BTF", "PID namespace", "answer_begins"];
+    if !output.status.success() && is_off.iter().any(|part| said.contains(part)) {
+        println!("SKIPPED: {}", said.trim());
+        return;
+    }
+    assert!(output.status.success(), "{said}");
+    println!("{answered} requests; {printed}");
+    let line = printed.lines().find(|line| line.starts_with(&name)).expect("a line for the engine");
+    let rate: f64 = line.split_whitespace().nth(2).and_then(|rate| rate.parse().ok()).expect("requests/s");
+    // Health checks and questions for the load are requests as well.
+    assert!(rate > 20.0, "{printed}");
+    let (_, status) = get(&site.gateway.address, "/kvasir/status").expect("a status");
+    let status: Value = serde_json::from_str(&status).expect("JSON");
+    let kernel = &status["workers"][0]["kernel"];
+    assert!(kernel["first_byte_p50_ms"].as_f64().is_some_and(|time| time > 0.0), "{kernel}");
+    assert!(
+        kernel["processes"].as_u64().is_some_and(|count| count > 0) && kernel["why"].is_string(),
+        "{kernel}"
+    );
+}

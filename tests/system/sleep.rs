@@ -113,6 +113,29 @@ fn an_engine_that_somebody_else_put_to_sleep_gets_no_requests() {
     );
 }
 
+/// An SGLang does not tell whether it sleeps: one that has started again while asleep is seen to be another run, and serves.
+#[test]
+fn an_engine_that_starts_again_while_it_sleeps_serves() {
+    let mut site = Site::start(
+        "sleep-restart",
+        vec![sleeper(Dialect::Sglang), sleeper(Dialect::Sglang)],
+        &["--worker", "--worker"],
+        "",
+    );
+    workers(&site, "sleep", 0).expect("it sleeps");
+    wait_for("the gateway to see it", || state(&site, 0) == "sleeping");
+    let address = name(&site, 0).parse().expect("an address");
+    let old = site.mocks.remove(0);
+    site.runtime.block_on(old.stop());
+    // Another run at the same address, awake.
+    let again = site.runtime.block_on(tools_mocker::Mock::start(sleeper(Dialect::Sglang), address));
+    site.mocks.insert(0, again.expect("the port is free again"));
+    wait_for("it to serve", || state(&site, 0) == "ready");
+    let load = Load::start(&site.gateway.address, 50);
+    wait_for("requests", || site.mocks[0].stats().requests > 5);
+    println!("an SGLang that started again while asleep serves: {} requests, 0 failed", load.end());
+}
+
 #[test]
 fn what_cannot_sleep_is_refused_with_the_reason() {
     for (dialect, part) in

@@ -151,6 +151,9 @@ pub fn parse(text: &str) -> Result<Settings, Vec<Problem>> {
     Err(reader.problems)
 }
 
+/// Intervals of demand that the planner keeps (`RecordedDemand`).
+const HISTORY_INTERVALS_MAX: u32 = 14 * 24 * 720;
+
 struct Reader<'a> {
     problems: Vec<Problem>,
     line_of: &'a dyn Fn(usize) -> usize,
@@ -264,6 +267,13 @@ impl Reader<'_> {
             if min > max && max > 0 {
                 self.report(offset, format!("planner.{role}_min is above planner.{role}_max"));
             }
+        }
+        let kept = planner.history.min(planner.interval * HISTORY_INTERVALS_MAX);
+        if !planner.history.is_zero() && planner.choose_after > kept {
+            let problem = format!(
+                "planner.choose_after is above what is kept of planner.history ({HISTORY_INTERVALS_MAX} intervals at most)"
+            );
+            self.report(offset, problem);
         }
         let roles = if planner.prefill_min.min(planner.prefill_max) > 0 { 2 } else { 1 };
         let least =

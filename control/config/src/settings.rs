@@ -65,9 +65,11 @@ section! {
         /// Share of a worker's capacity that is used, until enough demand is recorded to choose it (`choose_after`); the rest is
         /// headroom for bursts and for the time that a worker takes to start.
         utilisation: f64 = 0.7, in 0.05 => 1.0;
-        /// How far back demand is recorded; `"0s"` turns that off, and `utilisation` is used for good.
+        /// How far back demand is recorded, at most 241,920 intervals (14 days at 5 s); `"0s"` turns that off, and `utilisation` is
+        /// used for good.
         history: Duration = Duration::from_secs(14 * 86400), in Duration::from_secs(0) => Duration::from_secs(90 * 86400);
-        /// Folder in which recorded demand outlives this process; empty keeps it in memory alone.
+        /// Existing folder in which recorded demand outlives this process, one for each control service; empty keeps it in memory
+        /// alone.
         history_folder: String = String::new();
         /// From so much recorded demand on the share is chosen: it is replayed with several shares in simulation, and the one that
         /// keeps the service level with the fewest workers is used.
@@ -89,7 +91,8 @@ section! {
         manual_hold: Duration = Duration::from_secs(1800), in Duration::from_secs(0) => Duration::from_secs(86400);
         /// Workers of each role that are kept asleep beside those that demand asks for, and woken first when it grows: vLLM with
         /// `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`, SGLang with `--enable-memory-saver` and
-        /// `--enable-weights-cpu-backup`. For `kvasir control` with `act`; `gpus_max` and the targets' counts include them.
+        /// `--enable-weights-cpu-backup`. For `kvasir control` with `act`; `gpus_max` and the targets' counts include them,
+        /// `prefill_max` and `decode_max` do not.
         spares: u64 = 0, in 0 => 1000;
         /// Periods after which demand repeats: `day`, `week`. Each is used once two of them have been seen without a restart of
         /// the planner.
@@ -145,7 +148,7 @@ section! {
         /// token.
         webhook: String = String::new();
         /// Election among several control services: `none` for one alone, `lease` for the holder of a Lease of Kubernetes, `etcd`
-        /// for the holder of a key of `[etcd]`.
+        /// for the holder of a key of `[etcd]`. For a planner that acts by `kubernetes`.
         leader: String = "none".to_owned(), one_of &["none", "lease", "etcd"];
         /// Name of that Lease or key.
         lease: String = "kvasir-control".to_owned();
@@ -203,7 +206,8 @@ section! {
 
 section! {
     /// etcd, version 3: gateways find workers below `PREFIX/workers/` (`kvasir register` puts them there), and control services
-    /// elect their leader below `PREFIX/leaders/`. While etcd is away nothing changes.
+    /// elect their leader below `PREFIX/leaders/`. While etcd cannot be reached gateways keep the workers that they know, and no control service
+    /// leads.
     EtcdSettings, "etcd" {
         /// Members of the cluster, as `http://HOST:PORT` or `https://HOST:PORT`; one is asked at a time. Empty: none.
         endpoints: Vec<String> = Vec::new();
@@ -223,7 +227,7 @@ section! {
 }
 
 section! {
-    /// The endpoint picker: a proxy that speaks Envoy's `ext_proc` (Envoy itself, Istio, kgateway, GKE's gateway) asks it where to
+    /// The endpoint picker: a proxy that speaks Envoy's `ext_proc` (Envoy itself, kgateway, GKE's gateway; of Istio see the README) asks it where to
     /// send each request, and sends it itself.
     PickerSettings, "picker" {
         /// Where proxies ask, as `0.0.0.0:9002`; empty is nowhere.
@@ -517,9 +521,9 @@ section! {
     EngineSettings, "engine" {
         /// Hugging Face folder of a Llama or Qwen model; empty is the built-in tiny model.
         model_folder: String = String::new();
-        /// Folder for images of the weights, ready to be computed with: a worker that starts again maps its own, and all workers of
-        /// the machine share one. Below `/dev/shm` they are in memory that outlives workers, as large as the model in f32. Empty:
-        /// none; the weights are read from the model's folder.
+        /// Folder for images of the weights in f32, fused as they are computed with. The first worker writes the image; later
+        /// workers of the machine with the same model map it instead of converting the files. Below `/dev/shm` it stays in memory
+        /// when all workers have ended. Empty: none.
         weights_folder: String = String::new();
         /// Name under which the model is served; empty is the folder's name, or `kvasir-tiny`.
         model_name: String = String::new();

@@ -21,7 +21,7 @@ pub struct SourceStatus {
     pub name: String,
     /// Endpoints that it reports, or reported before it became unreadable.
     pub endpoints: usize,
-    /// Endpoints that the last list lacked, and that are served while they answer.
+    /// Endpoints that the last list lacked or whose registration expired, served while they answer.
     pub suspects: usize,
     /// Updates so far.
     pub updates: u64,

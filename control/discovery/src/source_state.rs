@@ -110,7 +110,7 @@ impl SourceState {
         })
     }
 
-    /// Endpoints that the last list lacked, and that are served while they answer.
+    /// Endpoints that the last list lacked or whose registration expired, served while they answer.
     pub(crate) fn suspects(&self) -> usize {
         self.endpoints().filter(|(_, is_suspect)| *is_suspect).count()
     }

@@ -29,7 +29,7 @@ pub enum Update {
     Changed(Object),
     /// The object with this key was deleted.
     Deleted(String),
-    /// Nobody has vouched for the object with this key in time, and nobody has deleted it: see the guard.
+    /// The registration of the object with this key was not renewed in time. The object becomes suspect: see the guard.
     Expired(String),
     /// The source cannot be read, and the reason. Its objects stay as they are.
     Failed(String),

@@ -1,4 +1,4 @@
-//! Leader election by a lease that somebody else keeps: Kubernetes or etcd.
+//! Leader election by a lease that Kubernetes or etcd keeps.
 //!
 //! ```text
 //!            the lease is free, or was not renewed for its duration
@@ -57,9 +57,8 @@ pub async fn run(mut lease: impl Lease, leads: watch::Sender<bool>) {
             Ok(Err(error)) => Some(error.to_string()),
             Err(_) => Some("no answer".to_owned()),
         };
-        // An answer may come so late that the renewal is old already. After a failure there must be time for another attempt.
-        let margin = if failure.is_some() { RETRY_EVERY } else { Duration::ZERO };
-        let is_leader = renewed.is_some_and(|at| at.elapsed() + margin < RENEW_WITHIN);
+        // There must be time for another attempt before the leader has to give up; an answer may come late, too.
+        let is_leader = renewed.is_some_and(|at| at.elapsed() + RETRY_EVERY < RENEW_WITHIN);
         if let Some(reason) = failure {
             if !is_leader {
                 renewed = None;

@@ -1,8 +1,8 @@
 //! A client of etcd's API, version 3.
 //!
 //! One endpoint is asked at a time. When it cannot be reached, or says that its cluster has no leader, the next request goes
-//! to the next one. Connections are made when they are needed; the kernel's silence about a machine that is gone is broken
-//! by HTTP/2 pings. A user's token is fetched with the first request, and again after one was refused.
+//! to the next one. Connections are made when they are needed; HTTP/2 pings end one whose machine vanished without
+//! closing it. A user's token is fetched with the first request, and again after one was refused.
 
 use std::future::Future;
 use std::io;
@@ -46,7 +46,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 pub struct ClientConfig {
     /// `http://HOST:PORT` or `https://HOST:PORT` of the cluster's members.
     pub endpoints: Vec<String>,
-    /// Whom an https connection trusts, and as whom it comes; needed for `https` endpoints. It must offer HTTP/2.
+    /// Trusted authorities and the client certificate of `https` endpoints, which need it. Its ALPN must offer HTTP/2.
     pub tls: Option<Arc<ClientTls>>,
     /// A user and its password, where etcd asks for one.
     pub user: Option<(String, String)>,
@@ -98,7 +98,7 @@ pub enum EtcdError {
 
 fn message(status: &Status) -> String {
     let mut text = match status.code() {
-        Code::DeadlineExceeded | Code::Cancelled => format!("no answer within {ANSWER_MAX:?}"),
+        Code::DeadlineExceeded => format!("no answer within {ANSWER_MAX:?}"),
         _ => status.message().to_owned(),
     };
     let mut cause = std::error::Error::source(status);

@@ -111,7 +111,8 @@ impl Registration {
         }
     }
 
-    /// Deletes the key, as a draining worker's. [`Self::renew`] writes it again.
+    /// Marks the worker as draining, so that the deletion counts as one, then deletes its key. A later [`Self::renew`] writes it
+    /// again, unless the key was lost ([`EtcdError::Taken`]).
     ///
     /// # Errors
     ///

@@ -5,6 +5,7 @@
 //! | a key is written | changed |
 //! | a key is deleted that had no lease, or whose worker was draining | deleted |
 //! | a key with a lease is deleted | expired: nobody vouches for it; see the guard of `control-discovery` |
+//! | a key with a lease is missing from a list | the same |
 //! | a value that cannot be read | a failure with the key's name; its worker stays as it was |
 //! | etcd cannot be reached, the watched revision is gone | a failure; listed anew as soon as that succeeds |
 //!
@@ -141,7 +142,12 @@ impl Keys {
             let key = before.remove(&name).unwrap_or_default().with(&found);
             self.0.insert(name, key);
         }
-        [self.listed()].into_iter().chain(self.mistakes()).collect()
+        // Their leases ran out while nobody watched.
+        let is_expired =
+            |key: &Key| key.has_lease && key.worker.as_ref().is_some_and(|worker| !worker.draining);
+        let expired =
+            before.into_iter().filter(|(_, key)| is_expired(key)).map(|(name, _)| Update::Expired(name));
+        expired.chain([self.listed()]).chain(self.mistakes()).collect()
     }
 
     /// Takes the events of an answer.
@@ -238,6 +244,16 @@ mod tests {
         assert_eq!(listed, [Update::Listed(vec![worker("a", "http://a:1"), worker("b", "http://b:1")])]);
         assert_eq!(keys.events(PREFIX, vec![delete("b")]), [Update::Deleted("b".to_owned())]);
         assert_eq!(keys.events(PREFIX, vec![delete("a"), delete("a")]), [Update::Expired("a".to_owned())]);
+        let mut unseen = Keys::default();
+        unseen.list(
+            PREFIX,
+            vec![key("a", "http://a:1", 7), key("b", "http://b:1", 0), key("c", "http://c:1", 0)],
+        );
+        let listed = unseen.list(PREFIX, vec![key("b", "http://b:1", 0)]);
+        assert_eq!(
+            listed,
+            [Update::Expired("a".to_owned()), Update::Listed(vec![worker("b", "http://b:1")])]
+        );
         let draining = "{\"url\": \"http://a:1\", \"draining\": true}";
         let updates =
             keys.events(PREFIX, vec![put("a", "http://a:1", 8), put("a", draining, 8), delete("a")]);

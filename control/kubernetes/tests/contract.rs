@@ -91,7 +91,7 @@ async fn events(client: &Client, path: &str, count: usize) -> String {
     told.join(", ")
 }
 
-/// Asks for everything that the double promises; a line for each answer.
+/// Asks for what callers of the double need; a line for each answer. Not asked: lists in pages, bookmarks, versions that are gone.
 async fn transcript(client: &Client, namespace: &str) -> Vec<String> {
     let base = format!("/api/v1/namespaces/{namespace}");
     let apps = format!("/apis/apps/v1/namespaces/{namespace}/deployments");

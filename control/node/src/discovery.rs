@@ -252,9 +252,12 @@ impl Shown {
         type Value = fn(&SourceStatus) -> u64;
         let series: [(&str, &str, &str, Value); 4] = [
             ("workers", "", "Workers that the source reports", |source| source.endpoints as u64),
-            ("suspect", "", "Workers that its last list lacked, served while they answer", |source| {
-                source.suspects as u64
-            }),
+            (
+                "suspect",
+                "",
+                "Workers that the last list lacked or whose registration expired, served while they answer",
+                |source| source.suspects as u64,
+            ),
             ("failing", "", "1 while it cannot be read", |source| u64::from(source.error.is_some())),
             ("events", "_total", "Updates that it reported", |source| source.updates),
         ];

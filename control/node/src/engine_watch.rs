@@ -11,13 +11,13 @@ use crate::engine_processes::Machine;
 /// How often the processes of engines are looked for: they start again, and begin children.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// From these times on (p99) they are a reason for slow answers.
+/// p99 from which a time is named as a reason for slow answers.
 const RUN_QUEUE_SLOW: Duration = Duration::from_millis(10);
 const READ_SLOW: Duration = Duration::from_millis(50);
 const DISK_SLOW: Duration = Duration::from_millis(50);
-/// Segments sent again each second from which on the network is one.
+/// Retransmitted segments per second from which the network is named.
 const RESENT_SLOW: f64 = 10.0;
-/// Fewer events say nothing.
+/// Fewest events for a p99.
 const EVENTS_MIN: u64 = 5;
 
 /// An engine that is on this machine.
@@ -30,9 +30,9 @@ struct Engine {
 /// The engines that are watched.
 pub(crate) struct EngineWatch {
     probe: EngineProbe,
-    /// Those that are looked for, by the name that gateways have for them.
+    /// Engines to look for: the gateway's name and the address.
     wanted: Vec<(String, (IpAddr, u16))>,
-    /// Those that were found here, by their number.
+    /// Engines found on this machine, by their number in the probe.
     engines: Vec<Option<Engine>>,
     looked: Option<Instant>,
     sampled: Instant,

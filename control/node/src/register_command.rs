@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use control_etcd::{Registration, Worker};
-use http::Method;
-use router_engines::client::{EngineClient, EngineError};
+use control_etcd::{EtcdError, Registration, Worker};
+use router_engines::client::EngineClient;
 use router_engines::upstream::Upstream;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -127,6 +126,7 @@ async fn register(
                     }
                     problem = None;
                 }
+                Err(error @ EtcdError::Taken(_)) => return Err(error.into()),
                 Err(error) => {
                     let said = error.to_string();
                     if problem.as_ref() != Some(&said) {
@@ -163,11 +163,7 @@ async fn answers(engine: &EngineClient) -> bool {
 }
 
 async fn answers_at(engine: &EngineClient, path: &str) -> bool {
-    let asked = engine.ask(Method::GET, path, bytes::Bytes::new());
-    match tokio::time::timeout(ANSWER_MAX, asked).await {
-        Ok(Ok(_)) => true,
-        // An engine that asks for a key, or has no such route, is there.
-        Ok(Err(EngineError::Refused(error))) => error.status.as_u16() < 500,
-        _ => false,
-    }
+    let asked = tokio::time::timeout(ANSWER_MAX, engine.status(path)).await;
+    // An engine that asks for a key, or has no such route, is there.
+    matches!(asked, Ok(Ok(status)) if status.as_u16() < 500)
 }

@@ -36,7 +36,8 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     once: bool,
     /// Show why engines of this machine are slow: how long their requests, threads and disk reads wait, from programs in the
-    /// kernel that end with this command. Needs root, or CAP_BPF and CAP_PERFMON, and the machine's own process numbers.
+    /// kernel that end with this command. Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE, and the
+    /// host's PID namespace.
     #[arg(long)]
     kernel: bool,
     /// With --kernel: an engine as HOST:PORT, beside the gateway's workers; may be given several times.

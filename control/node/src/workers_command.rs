@@ -16,8 +16,6 @@ use crate::credentials::Credentials;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// A gateway that takes longer is not there.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// The gateway itself gives up before: ten minutes for requests, five for the engine.
-const TURN_WITHIN: Duration = Duration::from_secs(1000);
 
 /// The gateway to ask.
 #[derive(Args)]
@@ -108,7 +106,11 @@ impl Admin {
 
     /// The same, for what takes as long as a worker's requests.
     async fn post_long(&self, path: &str, body: &Value) -> Result<Value> {
-        self.answer_within(TURN_WITHIN, self.0.ask(Method::POST, path, body.to_string().into())).await
+        self.answer_within(
+            router_fleet::SLEEP_REQUEST_MAX,
+            self.0.ask(Method::POST, path, body.to_string().into()),
+        )
+        .await
     }
 
     async fn answer(&self, asked: impl Future<Output = Result<bytes::Bytes, EngineError>>) -> Result<Value> {
@@ -154,10 +156,7 @@ pub(crate) fn workers(arguments: &WorkersArgs) -> Result<ExitCode> {
             }
             Some(WorkersCommand::Sleep { name }) => {
                 let told = admin.post_long(&path_of(name, "/sleep"), &Value::Null).await?;
-                println!(
-                    "{name}: sleeps, {:.1} s after its last request",
-                    told["seconds"].as_f64().unwrap_or(0.0)
-                );
+                println!("{name}: sleeps; its engine took {:.1} s", told["seconds"].as_f64().unwrap_or(0.0));
             }
             Some(WorkersCommand::Wake { name }) => {
                 let told = admin.post_long(&path_of(name, "/wake"), &Value::Null).await?;

@@ -244,7 +244,8 @@ pub struct Decision {
     pub need: Option<f64>,
     /// Share of the capacity that is used.
     pub utilisation: f64,
-    /// Seconds from asking for a worker to its first request: how far ahead demand must be known.
+    /// How far ahead demand is looked at, in seconds: the time that the next worker needs, to wake where one sleeps, else to start,
+    /// and one interval.
     pub horizon: f64,
     /// Workers that have been starting for more than twice the usual time.
     pub stuck: u32,
@@ -415,9 +416,7 @@ impl Pool {
         let horizon = if seen.workers.sleeping > 0 { ahead(&self.wake_time) } else { start };
         let capacity = self.capacity(config);
         let (mut wanted, mut reason, need) = match capacity {
-            Some(capacity) if capacity > 0.0 => {
-                self.by_capacity(config, now, [horizon, start], capacity, seen)
-            }
+            Some(capacity) if capacity > 0.0 => self.by_capacity(config, now, horizon, start, capacity, seen),
             Some(_) => (self.by_thresholds(config, seen), Reason::LevelImpossible, None),
             None => (self.by_thresholds(config, seen), Reason::Thresholds, None),
         };
@@ -480,7 +479,8 @@ impl Pool {
         &mut self,
         config: &PlannerConfig,
         now: f64,
-        [horizon, start]: [f64; 2],
+        horizon: f64,
+        start: f64,
         capacity: f64,
         seen: &Observation,
     ) -> (u32, Reason, Option<f64>) {
@@ -492,7 +492,7 @@ impl Pool {
         let ahead = |horizon: f64| {
             self.seasons.iter().filter_map(|season| season.forecast(now, horizon)).fold(0.0, f64::max)
         };
-        // What sleepers will not be enough for has to be started as long before as that takes.
+        // Demand beyond the sleepers needs new workers: look as far ahead as a start takes, without what the sleepers serve.
         let sleeping = f64::from(seen.workers.sleeping) * utilisation;
         let season = ahead(horizon).max(ahead(start) - sleeping);
         let backlog = seen.queued.max(0.0) / config.clear_within / capacity;

@@ -3,7 +3,7 @@
  * Why an engine is slow, as the kernel sees it: histograms for each engine, which is a listening port and the processes behind
  * it. Nothing of the engine is changed.
  *
- * All programs are BTF tracepoints; that of sends is there since Linux 6.3. A socket is an engine's by its network namespace
+ * All attached programs are BTF tracepoints (`own_tgid` is only run once); that of sends is there since Linux 6.3. A socket is an engine's by its network namespace
  * and its local port, which an accepted connection has from its listener; a task or a disk read by its process.
  */
 #include "histogram.h"

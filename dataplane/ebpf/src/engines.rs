@@ -90,13 +90,6 @@ impl EngineProbe {
     /// it does not tell of sends.
     pub fn attach() -> Result<Self, Off> {
         let (mut probe, btf) = Self::load()?;
-        let program: &mut RawTracePoint = load::program(&mut probe.ebpf, "own_tgid", RawTracePoint::load)?;
-        let told = program
-            .test_run(RawTracePointRunOptions::new())
-            .map_err(|error| refused("running own_tgid".to_owned(), &error))?;
-        if told.return_value != std::process::id() {
-            return Err(Off::PidNamespace { feature: FEATURE });
-        }
         for (name, tracepoint) in PROGRAMS {
             let program: &mut BtfTracePoint =
                 load::program(&mut probe.ebpf, name, |program: &mut BtfTracePoint| {
@@ -124,7 +117,7 @@ impl EngineProbe {
         host::check_btf(FEATURE)?;
         let btf = Btf::from_sys_fs().map_err(|error| refused("the kernel's BTF".to_owned(), &error))?;
         let mut ebpf = load::load("engines", load::ENGINES, &[])?;
-        let probe = Self {
+        let mut probe = Self {
             ports: load::map(&mut ebpf, "ports")?,
             processes: load::map(&mut ebpf, "processes")?,
             histograms: load::map(&mut ebpf, "histograms")?,
@@ -132,6 +125,13 @@ impl EngineProbe {
             watched: vec![None; Self::ENGINES_MAX],
             ebpf,
         };
+        let program: &mut RawTracePoint = load::program(&mut probe.ebpf, "own_tgid", RawTracePoint::load)?;
+        let told = program
+            .test_run(RawTracePointRunOptions::new())
+            .map_err(|error| refused("running own_tgid".to_owned(), &error))?;
+        if told.return_value != std::process::id() {
+            return Err(Off::PidNamespace { feature: FEATURE });
+        }
         Ok((probe, btf))
     }
 

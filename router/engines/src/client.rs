@@ -140,6 +140,25 @@ impl EngineClient {
         }
     }
 
+    /// A small `GET`; the body of a 200, `None` when it is refused (4xx): there is no such path, or not for this gateway.
+    pub async fn get_if_present(&self, path: &str) -> Result<Option<Bytes>, EngineError> {
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
+        let status = response.status();
+        let body = self.whole_body(response).await?;
+        match status {
+            StatusCode::OK => Ok(Some(body)),
+            _ if status.is_client_error() => Ok(None),
+            _ => Err(self.protocol(format!("GET {path} answered {status}"))),
+        }
+    }
+
+    /// A small `GET`; only its status.
+    pub async fn status(&self, path: &str) -> Result<StatusCode, EngineError> {
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
+        let status = response.status();
+        self.whole_body(response).await.map(|_| status)
+    }
+
     /// A small request; the body of a 2xx, or what its refusal says.
     pub async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
         let response = self.send(method, path, body).await?;

@@ -133,20 +133,8 @@ impl Changes {
         self.0.is_empty()
     }
 
-    /// Notes a wish for a worker that is known by its name, and of which its source says this identity.
-    #[cfg(test)]
+    /// Notes a wish for a worker by its name. `uid`: its identity by its source. `asleep`: with [`Wish::Sleep`], the run of its process.
     pub(crate) fn wish(
-        &mut self,
-        name: &str,
-        uid: Option<String>,
-        wish: Wish,
-        is_current: impl Fn(&str, Option<&str>) -> bool,
-    ) -> Result<(), SpecError> {
-        self.wish_with(name, uid, wish, None, is_current)
-    }
-
-    /// The same; a wish to sleep is for a run of the worker's process.
-    pub(crate) fn wish_with(
         &mut self,
         name: &str,
         uid: Option<String>,
@@ -293,14 +281,14 @@ mod tests {
         let mut changes = Changes::default();
         let configured = ["http://a:1", "http://b:1"];
         changes.add(added("http://c:1"), nowhere).expect("a URL");
-        changes.wish("a:1", None, Wish::Drain, nowhere).expect("room");
+        changes.wish("a:1", None, Wish::Drain, None, nowhere).expect("room");
         let (a, b, c) = ("a:1".to_owned(), "b:1".to_owned(), "c:1".to_owned());
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (b.clone(), false), (c.clone(), false)]);
-        changes.wish("b:1", None, Wish::Remove, nowhere).expect("room");
-        changes.wish("c:1", None, Wish::Drain, nowhere).expect("room");
+        changes.wish("b:1", None, Wish::Remove, None, nowhere).expect("room");
+        changes.wish("c:1", None, Wish::Drain, None, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (c, true)]);
-        changes.wish("c:1", None, Wish::Remove, nowhere).expect("room");
-        changes.wish("a:1", None, Wish::Serve, nowhere).expect("room");
+        changes.wish("c:1", None, Wish::Remove, None, nowhere).expect("room");
+        changes.wish("a:1", None, Wish::Serve, None, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a, false)]);
         assert_eq!(changes.add(added("c:1"), nowhere), Err(SpecError::Url("c:1".to_owned())));
     }
@@ -319,9 +307,9 @@ mod tests {
                 let (which, name) = (next() % 3, format!("w{}:1", next() % 4));
                 match next() % 4 {
                     0 => gateways[which].add(added(&format!("http://{name}")), nowhere),
-                    1 => gateways[which].wish(&name, None, Wish::Serve, nowhere),
-                    2 => gateways[which].wish(&name, None, Wish::Drain, nowhere),
-                    _ => gateways[which].wish(&name, None, Wish::Remove, nowhere),
+                    1 => gateways[which].wish(&name, None, Wish::Serve, None, nowhere),
+                    2 => gateways[which].wish(&name, None, Wish::Drain, None, nowhere),
+                    _ => gateways[which].wish(&name, None, Wish::Remove, None, nowhere),
                 }
                 .expect("room");
                 if next() % 2 == 0 {
@@ -346,11 +334,11 @@ mod tests {
         let mut changes = Changes::default();
         let is_configured = |name: &str, _: Option<&str>| name.starts_with("configured");
         changes.add(added("http://kept:1"), is_configured).expect("room");
-        changes.wish("drained:1", None, Wish::Drain, is_configured).expect("room");
-        changes.wish("configured:1", None, Wish::Remove, is_configured).expect("room");
+        changes.wish("drained:1", None, Wish::Drain, None, is_configured).expect("room");
+        changes.wish("configured:1", None, Wish::Remove, None, is_configured).expect("room");
         for number in 0..10_000 {
             changes.add(added(&format!("http://w{number}:1")), is_configured).expect("room");
-            changes.wish(&format!("w{number}:1"), None, Wish::Remove, is_configured).expect("room");
+            changes.wish(&format!("w{number}:1"), None, Wish::Remove, None, is_configured).expect("room");
         }
         assert_eq!(changes.0.len(), CHANGES_MAX);
         for name in ["kept:1", "drained:1", "configured:1", "w9999:1"] {
@@ -361,7 +349,7 @@ mod tests {
         let mut pods = Changes::default();
         for number in 0..2 * CHANGES_MAX {
             let uid = Some(format!("uid-{number}"));
-            pods.wish(&format!("10.0.0.{number}:1"), uid, Wish::Drain, nowhere).expect("room");
+            pods.wish(&format!("10.0.0.{number}:1"), uid, Wish::Drain, None, nowhere).expect("room");
         }
         assert_eq!(pods.0.len(), CHANGES_MAX);
         let mut full = Changes::default();
@@ -369,7 +357,7 @@ mod tests {
             full.add(added(&format!("http://w{number}:1")), nowhere).expect("room");
         }
         assert_eq!(full.add(added("http://more:1"), nowhere), Err(SpecError::TooManyChanges));
-        full.wish("w7:1", None, Wish::Remove, nowhere).expect("it is known");
+        full.wish("w7:1", None, Wish::Remove, None, nowhere).expect("it is known");
         full.add(added("http://more:1"), nowhere).expect("its place is free");
     }
 
@@ -397,7 +385,7 @@ mod tests {
         let mut own = Changes::default();
         assert!(own.merge(told, nowhere));
         assert_eq!(own.0.keys().collect::<Vec<_>>(), ["good:1"]);
-        own.wish("good:1", None, Wish::Remove, nowhere).expect("room");
+        own.wish("good:1", None, Wish::Remove, None, nowhere).expect("room");
         assert!(own.next_version() < now + AHEAD_MAX_NS);
     }
 
@@ -406,7 +394,7 @@ mod tests {
         let pod = |uid: &str| WorkerSpec { uid: Some(uid.to_owned()), ..WorkerSpec::new("http://a:1") };
         for (wish, workers) in [(Wish::Drain, 1), (Wish::Remove, 0)] {
             let mut changes = Changes::default();
-            changes.wish("a:1", Some("first".to_owned()), wish, |_, _| true).expect("room");
+            changes.wish("a:1", Some("first".to_owned()), wish, None, |_, _| true).expect("room");
             let first = changes.over([pod("first")].iter(), described);
             assert_eq!(first.iter().filter(|worker| worker.is_draining).count(), workers);
             let second = changes.over([pod("second")].iter(), described);
@@ -441,7 +429,7 @@ mod tests {
     fn what_peers_tell_comes_back_as_it_was() {
         let mut changes = Changes::default();
         changes.add(Added { role: "prefill".to_owned(), ..added("http://a:1") }, nowhere).expect("a URL");
-        changes.wish("b:1", None, Wish::Drain, nowhere).expect("room");
+        changes.wish("b:1", None, Wish::Drain, None, nowhere).expect("room");
         let text = serde_json::to_string(&changes).expect("JSON");
         assert_eq!(serde_json::from_str::<Changes>(&text).expect("the same"), changes);
     }

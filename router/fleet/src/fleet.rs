@@ -294,10 +294,10 @@ impl Fleet {
     }
 
     pub(crate) fn wish_for(self: &Arc<Self>, name: &str, wish: Wish) -> Result<Applied, SpecError> {
-        self.wish_with(name, wish, None)
+        self.wish_for_run(name, wish, None)
     }
 
-    fn wish_with(
+    fn wish_for_run(
         self: &Arc<Self>,
         name: &str,
         wish: Wish,
@@ -315,13 +315,13 @@ impl Fleet {
             let uid = reported.unwrap_or(in_force).uid.clone();
             let known = roster.identities();
             let is_current = |name: &str, uid: Option<&str>| is_current(&known, name, uid);
-            Arc::make_mut(&mut roster.changes).wish_with(name, uid, wish, asleep, is_current)
+            Arc::make_mut(&mut roster.changes).wish(name, uid, wish, asleep, is_current)
         })
     }
 
     /// Notes that this run of a worker's process is put to sleep.
     pub(crate) fn wish_sleep(self: &Arc<Self>, name: &str, run: Option<u64>) -> Result<Applied, SpecError> {
-        self.wish_with(name, Wish::Sleep, Some(AsleepRun(run)))
+        self.wish_for_run(name, Wish::Sleep, Some(AsleepRun(run)))
     }
 
     fn wish(

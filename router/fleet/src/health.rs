@@ -8,6 +8,7 @@
 //! | is late | gets no new requests until it comes |
 //! | has not come after `health_misses` times that | is given up, with the requests that were silent since the first miss |
 //! | is a refused connection, or an error | gets no new requests, and is asked again soon; ever later, up to `health_interval`, while it goes on |
+//! | are refused connections for `health_misses` times that | is given up, with the requests that were silent since the first one |
 //!
 //! An engine that says it is asleep gets no requests; its blocks leave the index, and it is described anew when it wakes.
 //!
@@ -34,6 +35,8 @@ use crate::worker::Worker;
 const STARTS_WITHIN: Duration = Duration::from_secs(15);
 /// Failed checks in a row after which the engine is detected again: another one may have taken its place.
 const SAME_ENGINE_FOR: u32 = 20;
+/// An engine that takes longer to say whether it is asleep is as it was.
+const SLEEP_TOLD_WITHIN: Duration = Duration::from_secs(1);
 /// First pause between two checks of a worker that is down; see `pause_while_down`.
 const QUICK: Duration = Duration::from_millis(100);
 
@@ -91,13 +94,19 @@ impl Asked {
 impl Asked {
     /// Whether it is asleep, by its own word; by that of an administrator, for an engine that does not tell.
     async fn is_asleep(&mut self, worker: &Worker, dialect: &dyn Dialect) -> Result<bool, EngineError> {
-        if !self.hides_sleep {
-            if let Some(is_asleep) = dialect.is_asleep(&worker.client).await? {
-                return Ok(is_asleep);
-            }
-            self.hides_sleep = true;
+        if self.hides_sleep {
+            return Ok(worker.sleep_wish().is_some());
         }
-        Ok(worker.sleep_wish().is_some())
+        // vLLM's scheduler answers this between two steps, which may take seconds; that says nothing of whether it is well.
+        match tokio::time::timeout(SLEEP_TOLD_WITHIN, dialect.is_asleep(&worker.client)).await {
+            Ok(Ok(Some(is_asleep))) => Ok(is_asleep),
+            Ok(Ok(None)) => {
+                self.hides_sleep = true;
+                Ok(worker.sleep_wish().is_some())
+            }
+            Ok(Err(error @ EngineError::Connection { .. })) => Err(error),
+            Ok(Err(_)) | Err(_) => Ok(worker.is_asleep()),
+        }
     }
 }
 
@@ -193,6 +202,8 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
     let interval = config.health_interval;
     let mut asked = Asked::default();
     let mut failures = 0;
+    // Since when connections are refused, without an answer since.
+    let mut refused_since: Option<Instant> = None;
     let began = tokio::time::Instant::now();
     let mut complained = String::new();
     loop {
@@ -205,6 +216,13 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
         let was_refused = matches!(answered, Some(Err(EngineError::Connection { .. })));
         if was_refused {
             worker.disconnected.notify_waiters();
+            // An engine that is stopped may close its port, and leave the requests that it has without an end.
+            let since = *refused_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= config.health_timeout * config.health_misses {
+                worker.give_up(since);
+            }
+        } else {
+            refused_since = None;
         }
         let verdict = match answered {
             None => {

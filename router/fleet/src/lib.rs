@@ -51,7 +51,7 @@ pub use peers::{SharedState, Shares};
 pub use pool::Pool;
 pub use roster::Roster;
 pub use route::{Chooser, Route, RouteRequest};
-pub use sleep::SleepError;
+pub use sleep::{SLEEP_REQUEST_MAX, SleepError};
 pub use spec::{AsleepRun, DEFAULT_POOL, FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
 pub use state::WorkerState;
 pub use worker::{RankRef, Reported, Worker, WorkerRun, able_to_decode};

@@ -42,6 +42,11 @@ const TURN_MAX: Duration = Duration::from_secs(300);
 /// Longest time for its first token, and until it takes requests.
 const WARM_MAX: Duration = Duration::from_secs(60);
 
+/// Longest time from asking for a worker's sleep, or for its waking, to the answer: for its requests, for two calls that turn it
+/// (the second one takes the first one back), and for what is asked in between.
+pub const SLEEP_REQUEST_MAX: Duration =
+    Duration::from_secs(DRAIN_MAX.as_secs() + 2 * TURN_MAX.as_secs() + 5 * WARM_MAX.as_secs());
+
 /// Why a worker was not put to sleep, or not woken.
 #[derive(Debug, thiserror::Error)]
 pub enum SleepError {

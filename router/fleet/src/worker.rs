@@ -387,6 +387,11 @@ impl Worker {
         self.lock_condition().sleep_wish
     }
 
+    /// Whether it was asleep when it was last heard of.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.lock_condition().is_asleep
+    }
+
     fn lock_condition(&self) -> std::sync::MutexGuard<'_, Condition> {
         // A condition is a plain value: it is whole at any time.
         self.condition.lock().unwrap_or_else(PoisonError::into_inner)

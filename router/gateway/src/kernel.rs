@@ -70,13 +70,15 @@ impl KernelTimes {
     fn take(&self, told: HashMap<String, EngineTimes>) -> Result<(), String> {
         let mut known = self.lock();
         known.retain(|_, (at, _)| at.elapsed() < STALE_AFTER);
-        for (name, times) in told {
-            if times.why.len() > WHY_MAX {
-                return Err(format!("`why` has at most {WHY_MAX} bytes"));
-            }
+        for (name, times) in &told {
             if name.len() > NAME_MAX {
                 return Err(format!("a worker's name has at most {NAME_MAX} bytes"));
             }
+            if times.why.len() > WHY_MAX {
+                return Err(format!("{name:?}: `why` has at most {WHY_MAX} bytes"));
+            }
+        }
+        for (name, times) in told {
             let name = name_of(&name);
             if !known.contains_key(&name) && known.len() >= WORKERS_MAX {
                 return Err(format!("at most {WORKERS_MAX} workers are kept"));

@@ -138,9 +138,11 @@ pub(crate) fn append_metrics(plan: &Plan, out: &mut String) {
         ("capacity", "Requests per second of one worker within the service level", |pool| pool.capacity),
         ("need", "Workers that demand asks for, before limits", |pool| pool.need),
         ("utilisation", "Share of the capacity that is used", |pool| Some(pool.utilisation)),
-        ("horizon_seconds", "From asking for a worker to its first request", |pool| {
-            Some(pool.horizon_seconds)
-        }),
+        (
+            "horizon_seconds",
+            "How far ahead demand is looked at: the time that the next worker needs to wake or to start, and one interval",
+            |pool| Some(pool.horizon_seconds),
+        ),
     ];
     for (name, help, value) in series {
         let values: Vec<(&str, f64)> =

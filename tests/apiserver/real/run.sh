@@ -4,12 +4,13 @@
 #     tests/apiserver/real/run.sh [FOLDER]
 #
 # FOLDER keeps the two binaries for the next run (default: a folder below TMPDIR). Building takes four minutes of two cores and
-# 2.5 GB of disk the first time. KVASIR_HELM_PYTHON names a Python with helm-sdkpy for the chart's part.
+# 2.5 GB of disk the first time.
 # 77 with `SKIPPED: reason` where the server cannot be had.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 root=$here/../../..
 folder=${1:-${TMPDIR:-/tmp}/kvasir-apiserver}
+command -v python3 >/dev/null || { echo "SKIPPED: no python3" && exit 77; }
 mkdir -p "$folder"
 "$here/build.sh" "$folder/kube-apiserver" "$folder/etcd"
 run=$(mktemp -d)
@@ -19,7 +20,8 @@ PORT=$(free) ETCD_PORT=$(free)
 export PORT ETCD_PORT
 trap 'RUN=$run "$here/stop.sh"; rm -rf "$run"' EXIT
 trap 'exit 130' INT TERM
-eval "$("$here/start.sh")"
+started=$("$here/start.sh") || { status=$?; echo "$started"; exit $status; }
+eval "$started"
 kubeconfig() { # the user, its token
     python3 - "$URL" "$CA" "$1" "$2" <<'P' >"$run/$1.json"
 import base64, json, sys

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 /// An etcd that is killed, and its folder removed, when the test is over.
 pub struct Etcd {
     child: Child,
+    namespace: Option<String>,
     folder: PathBuf,
     address: String,
     peer: String,
@@ -20,7 +21,7 @@ pub struct Etcd {
 fn ports() -> (u16, u16) {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Below the range from which the kernel gives ports away: etcd is started there a second time.
-    let first = 12_000 + (std::process::id() % 9_000) as u16 * 2;
+    let first = 12_000 + (std::process::id() % 500) as u16 * 32;
     let mut free = std::iter::from_fn(|| Some(first + NEXT.fetch_add(1, Ordering::Relaxed)))
         .filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
     let mut next = || free.next().expect("ports without end");
@@ -30,18 +31,28 @@ fn ports() -> (u16, u16) {
 impl Etcd {
     /// `None`, after a loud word, when this machine has none.
     pub fn start(name: &str, extra: &[&str]) -> Option<Self> {
-        let version = Command::new("etcd").arg("--version").output();
-        if !version.is_ok_and(|output| output.status.success()) {
-            eprintln!("SKIPPED {name}: there is no etcd here (Debian: apt-get install etcd-server)");
+        Self::start_in(name, None, extra)
+    }
+
+    /// The same in a network namespace, at its address there.
+    pub fn start_in(name: &str, namespace: Option<(&str, &str)>, extra: &[&str]) -> Option<Self> {
+        let is_there = |program: &str, argument: &str| {
+            let output = Command::new(program).env("ETCDCTL_API", "3").arg(argument).output();
+            output.is_ok_and(|output| output.status.success())
+        };
+        if !is_there("etcd", "--version") || !is_there("etcdctl", "version") {
+            eprintln!("SKIPPED {name}: etcd and etcdctl are needed (Debian: etcd-server etcd-client)");
             return None;
         }
         let folder = std::env::temp_dir().join(format!("kvasir-{name}-{}", std::process::id()));
         drop(std::fs::remove_dir_all(&folder));
         let (client, peer) = ports();
-        let (address, peer) = (format!("127.0.0.1:{client}"), format!("127.0.0.1:{peer}"));
+        let ip = namespace.map_or("127.0.0.1", |(_, ip)| ip);
+        let (address, peer) = (format!("{ip}:{client}"), format!("{ip}:{peer}"));
+        let namespace = namespace.map(|(namespace, _)| namespace.to_owned());
         let extra: Vec<String> = extra.iter().map(|argument| (*argument).to_owned()).collect();
-        let child = spawn(&folder, &address, &peer, &extra);
-        let etcd = Self { child, folder, address, peer, extra };
+        let child = spawn(namespace.as_deref(), &folder, &address, &peer, &extra);
+        let etcd = Self { child, namespace, folder, address, peer, extra };
         etcd.wait();
         Some(etcd)
     }
@@ -60,7 +71,7 @@ impl Etcd {
     /// Starts it again with what it had.
     pub fn restart(&mut self) {
         self.kill();
-        self.child = spawn(&self.folder, &self.address, &self.peer, &self.extra);
+        self.child = spawn(self.namespace.as_deref(), &self.folder, &self.address, &self.peer, &self.extra);
         self.wait();
     }
 
@@ -115,8 +126,18 @@ impl Etcd {
     }
 }
 
-fn spawn(folder: &std::path::Path, address: &str, peer: &str, extra: &[String]) -> Child {
-    Command::new("etcd")
+fn spawn(
+    namespace: Option<&str>,
+    folder: &std::path::Path,
+    address: &str,
+    peer: &str,
+    extra: &[String],
+) -> Child {
+    let mut command = Command::new(if namespace.is_some() { "ip" } else { "etcd" });
+    if let Some(namespace) = namespace {
+        command.args(["netns", "exec", namespace, "etcd"]);
+    }
+    command
         .arg("--data-dir")
         .arg(folder)
         .args(["--listen-client-urls", &format!("http://{address}")])

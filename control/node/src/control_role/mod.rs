@@ -202,7 +202,7 @@ fn seen_counts(role: WorkerRole, has_prefill: bool, seen: &Seen) -> PoolCounts {
     let mut counts = PoolCounts::default();
     for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
         match (worker.is_draining, worker.is_ready) {
-            // Spares are counted where they are kept.
+            // A sleeper counts as in force; `Spares::count` subtracts the spares.
             _ if worker.is_asleep => counts.in_force += 1,
             (true, _) => counts.workers.draining += 1,
             (false, true) => counts.workers.ready += 1,

@@ -26,8 +26,8 @@ use crate::workers_command::path_of;
 
 /// A worker that could not be put to sleep, or not woken, is left alone for so long.
 const LEFT_ALONE: Duration = Duration::from_secs(60);
-/// A gateway gives up before: ten minutes for requests, five for each of two calls, and what lies between.
-const TURN_MAX: Duration = Duration::from_secs(1500);
+/// Longest time for one call: a gateway gives up before.
+const TURN_MAX: Duration = router_fleet::SLEEP_REQUEST_MAX;
 /// A worker that has been turned is left alone for so long: what is seen of it may be older.
 const SETTLES_WITHIN: Duration = Duration::from_secs(15);
 /// Decisions in a row with too few awake before sleepers are woken.
@@ -37,7 +37,7 @@ const SPARE_TICKS: u32 = 3;
 
 /// What is being done with a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum SleepChange {
     FallsAsleep,
     Wakes,
     /// It failed then.
@@ -48,24 +48,22 @@ enum Turn {
 
 /// What is under way, by the worker's name, and how long those that were woken took.
 #[derive(Debug, Default)]
-struct Turns {
-    by_name: HashMap<String, Turn>,
+struct SleepChanges {
+    by_name: HashMap<String, SleepChange>,
     woken_in: Vec<(WorkerRole, f64)>,
 }
 
 /// The spares of all roles.
 pub(super) struct Spares {
     wanted: u32,
-    /// Whether this process acts.
-    is_acting: bool,
-    turns: Arc<Mutex<Turns>>,
+    turns: Arc<Mutex<SleepChanges>>,
     /// Decisions in a row with too few workers of a role awake, and with too many.
     rows: HashMap<WorkerRole, (u32, u32)>,
 }
 
 /// A worker with all its ranks.
 #[derive(Debug, Clone, PartialEq)]
-struct Whole {
+struct WholeWorker {
     name: String,
     is_awake: bool,
     is_asleep: bool,
@@ -74,8 +72,8 @@ struct Whole {
 }
 
 /// The workers of a role, ranks of one process together.
-fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<Whole> {
-    let mut all: Vec<Whole> = Vec::new();
+fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<WholeWorker> {
+    let mut all: Vec<WholeWorker> = Vec::new();
     for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
         let SeenWorker { name, is_ready, is_draining, is_asleep, cached_blocks, requests, .. } = worker;
         let name = name.split_once('@').map_or(name.as_str(), |(name, _)| name);
@@ -86,7 +84,7 @@ fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<Whole> {
                 known.is_asleep &= is_asleep;
                 known.value = (known.value.0 + cached_blocks, known.value.1 + requests);
             }
-            None => all.push(Whole {
+            None => all.push(WholeWorker {
                 name: name.to_owned(),
                 is_awake,
                 is_asleep: *is_asleep,
@@ -99,23 +97,23 @@ fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<Whole> {
 
 /// Names to wake and to put to sleep, so that `wanted` are awake and at most `spares` asleep.
 fn choose(
-    mut workers: Vec<Whole>,
-    turns: &HashMap<String, Turn>,
+    mut workers: Vec<WholeWorker>,
+    turns: &HashMap<String, SleepChange>,
     wanted: u32,
     spares: u32,
 ) -> (Vec<String>, Vec<String>) {
-    let turn = |worker: &Whole| turns.get(&worker.name).copied();
-    let count = |is: &dyn Fn(&Whole) -> bool| workers.iter().filter(|worker| is(worker)).count();
-    let waking = count(&|worker| turn(worker) == Some(Turn::Wakes));
-    let falling = count(&|worker| turn(worker) == Some(Turn::FallsAsleep));
-    let asleep = count(&|worker| worker.is_asleep && turn(worker) != Some(Turn::Wakes));
-    let awake = count(&|worker| worker.is_awake && turn(worker) != Some(Turn::FallsAsleep));
+    let turn = |worker: &WholeWorker| turns.get(&worker.name).copied();
+    let count = |is: &dyn Fn(&WholeWorker) -> bool| workers.iter().filter(|worker| is(worker)).count();
+    let waking = count(&|worker| turn(worker) == Some(SleepChange::Wakes));
+    let falling = count(&|worker| turn(worker) == Some(SleepChange::FallsAsleep));
+    let asleep = count(&|worker| worker.is_asleep && turn(worker) != Some(SleepChange::Wakes));
+    let awake = count(&|worker| worker.is_awake && turn(worker) != Some(SleepChange::FallsAsleep));
     let (wanted, spares) = (wanted as usize, spares as usize);
     let to_wake = wanted.saturating_sub(awake + waking);
     let to_sleep = awake.saturating_sub(wanted).min(spares.saturating_sub(asleep + falling));
     workers.sort_by(|a, b| a.value.0.total_cmp(&b.value.0).then(a.value.1.total_cmp(&b.value.1)));
-    let free = |worker: &&Whole| turn(worker).is_none();
-    let names = |is: fn(&&Whole) -> bool, most: usize| -> Vec<String> {
+    let free = |worker: &&WholeWorker| turn(worker).is_none();
+    let names = |is: fn(&&WholeWorker) -> bool, most: usize| -> Vec<String> {
         workers.iter().filter(is).filter(free).take(most).map(|worker| worker.name.clone()).collect()
     };
     (names(|worker| worker.is_asleep, to_wake), names(|worker| worker.is_awake, to_sleep))
@@ -125,10 +123,10 @@ impl Spares {
     pub(super) fn new(settings: &Settings) -> Self {
         let is_acting = settings.planner.mode == "act";
         let wanted = if is_acting { settings.planner.spares as u32 } else { 0 };
-        Self { wanted, is_acting, turns: Arc::default(), rows: HashMap::new() }
+        Self { wanted, turns: Arc::default(), rows: HashMap::new() }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Turns> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, SleepChanges> {
         // Every field is whole at any time.
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -138,8 +136,8 @@ impl Spares {
         let workers = whole(role, has_prefill, seen);
         let sleeping = workers.iter().filter(|worker| worker.is_asleep).count() as u32;
         let mut turns = self.lock();
-        let is_falling = |worker: &&Whole| {
-            !worker.is_asleep && turns.by_name.get(&worker.name) == Some(&Turn::FallsAsleep)
+        let is_falling = |worker: &&WholeWorker| {
+            !worker.is_asleep && turns.by_name.get(&worker.name) == Some(&SleepChange::FallsAsleep)
         };
         let falling = workers.iter().filter(is_falling).count() as u32;
         counts.workers.sleeping = sleeping;
@@ -147,13 +145,13 @@ impl Spares {
         if self.wanted == 0 {
             return;
         }
-        // A workload calls sleepers ready; gateways do not.
+        // A workload counts sleepers as ready; gateways do not.
         let awake = workers.iter().filter(|worker| worker.is_awake).count() as u32;
         if counts.workers.ready > awake {
             counts.workers.ready =
                 counts.workers.ready.saturating_sub(sleeping + falling).max(awake.min(counts.workers.ready));
         }
-        // Those beyond the count in force are to be spares, and are not what demand asked for.
+        // Workers beyond the count in force become spares; demand did not ask for them.
         counts.workers.ready = counts.workers.ready.min(counts.in_force);
         counts.workers.starting = counts.workers.starting.min(counts.in_force - counts.workers.ready);
         let (own, others) = std::mem::take(&mut turns.woken_in).into_iter().partition(|(of, _)| *of == role);
@@ -178,16 +176,16 @@ impl Spares {
         seen: &Seen,
         clients: &[EngineClient],
     ) {
-        if !self.is_acting || self.wanted == 0 || clients.is_empty() || seen.silent > 0 || seen.is_partial {
+        if self.wanted == 0 || clients.is_empty() || seen.silent > 0 || seen.is_partial {
             return;
         }
         let workers = whole(role, has_prefill, seen);
         let (mut wake, mut sleep) = {
             let mut turns = self.lock();
             turns.by_name.retain(|_, turn| match turn {
-                Turn::Failed(at) => at.elapsed() <= LEFT_ALONE,
-                Turn::Done(at) => at.elapsed() <= SETTLES_WITHIN,
-                Turn::FallsAsleep | Turn::Wakes => true,
+                SleepChange::Failed(at) => at.elapsed() <= LEFT_ALONE,
+                SleepChange::Done(at) => at.elapsed() <= SETTLES_WITHIN,
+                SleepChange::FallsAsleep | SleepChange::Wakes => true,
             });
             choose(workers, &turns.by_name, decision.wanted, self.wanted)
         };
@@ -199,8 +197,8 @@ impl Spares {
         if row.1 < SPARE_TICKS {
             sleep.clear();
         }
-        let wake = wake.into_iter().map(|name| (name, Turn::Wakes));
-        for (name, turn) in wake.chain(sleep.into_iter().map(|name| (name, Turn::FallsAsleep))) {
+        let wake = wake.into_iter().map(|name| (name, SleepChange::Wakes));
+        for (name, turn) in wake.chain(sleep.into_iter().map(|name| (name, SleepChange::FallsAsleep))) {
             // The same one each time, as long as there are the same gateways.
             let first = |client: &&EngineClient| {
                 xxhash_rust::xxh3::xxh3_64(format!("{name} {}", client.base()).as_bytes())
@@ -213,8 +211,14 @@ impl Spares {
 }
 
 /// Has a gateway turn a worker, and notes the end.
-async fn ask(client: EngineClient, role: WorkerRole, name: String, turn: Turn, turns: Arc<Mutex<Turns>>) {
-    let (began, wakes) = (Instant::now(), turn == Turn::Wakes);
+async fn ask(
+    client: EngineClient,
+    role: WorkerRole,
+    name: String,
+    turn: SleepChange,
+    turns: Arc<Mutex<SleepChanges>>,
+) {
+    let (began, wakes) = (Instant::now(), turn == SleepChange::Wakes);
     let path = path_of(&name, if wakes { "/wake" } else { "/sleep" });
     let asked = client.ask(Method::POST, &path, bytes::Bytes::from_static(b"{}"));
     let problem = match tokio::time::timeout(TURN_MAX, asked).await {
@@ -226,7 +230,7 @@ async fn ask(client: EngineClient, role: WorkerRole, name: String, turn: Turn, t
     let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
     match problem {
         None => {
-            turns.by_name.insert(name.clone(), Turn::Done(Instant::now()));
+            turns.by_name.insert(name.clone(), SleepChange::Done(Instant::now()));
             if wakes {
                 turns.woken_in.push((role, took.as_secs_f64()));
             }
@@ -241,7 +245,7 @@ async fn ask(client: EngineClient, role: WorkerRole, name: String, turn: Turn, t
                     let _best_effort = tokio::time::timeout(LEFT_ALONE, asked).await;
                 });
             }
-            turns.by_name.insert(name.clone(), Turn::Failed(Instant::now()));
+            turns.by_name.insert(name.clone(), SleepChange::Failed(Instant::now()));
             tracing::warn!(worker = name, wakes, "the worker is left alone for {LEFT_ALONE:?}: {problem}");
         }
     }
@@ -251,12 +255,12 @@ async fn ask(client: EngineClient, role: WorkerRole, name: String, turn: Turn, t
 mod tests {
     use super::*;
 
-    fn worker(name: &str, state: &str, blocks: f64) -> Whole {
+    fn worker(name: &str, state: &str, blocks: f64) -> WholeWorker {
         let (is_awake, is_asleep) = (state == "awake", state == "asleep");
-        Whole { name: name.to_owned(), is_awake, is_asleep, value: (blocks, 0.0) }
+        WholeWorker { name: name.to_owned(), is_awake, is_asleep, value: (blocks, 0.0) }
     }
 
-    fn turns(of: &[(&str, Turn)]) -> HashMap<String, Turn> {
+    fn turns(of: &[(&str, SleepChange)]) -> HashMap<String, SleepChange> {
         of.iter().map(|(name, turn)| ((*name).to_owned(), *turn)).collect()
     }
 
@@ -278,26 +282,63 @@ mod tests {
         assert_eq!(choose(fleet(), &none, 1, 1), (names(&[]), names(&[])), "there are spares enough");
         assert_eq!(choose(fleet(), &none, 1, 2), (names(&[]), names(&["b"])));
         // What is under way counts, and is not asked for twice.
-        assert_eq!(choose(fleet(), &turns(&[("c", Turn::Wakes)]), 3, 1), (names(&[]), names(&[])));
-        assert_eq!(choose(fleet(), &turns(&[("b", Turn::FallsAsleep)]), 1, 2), (names(&[]), names(&[])));
-        let failed = turns(&[("c", Turn::Failed(Instant::now()))]);
+        assert_eq!(choose(fleet(), &turns(&[("c", SleepChange::Wakes)]), 3, 1), (names(&[]), names(&[])));
+        assert_eq!(
+            choose(fleet(), &turns(&[("b", SleepChange::FallsAsleep)]), 1, 2),
+            (names(&[]), names(&[]))
+        );
+        let failed = turns(&[("c", SleepChange::Failed(Instant::now()))]);
         assert_eq!(choose(fleet(), &failed, 3, 1), (names(&[]), names(&[])), "it is left alone");
     }
 
-    #[test]
-    fn a_worker_is_all_its_ranks() {
-        let rank = |name: &str, is_ready: bool| SeenWorker {
+    fn seen_worker(name: &str, state: &str) -> SeenWorker {
+        SeenWorker {
             name: name.to_owned(),
             role: WorkerRole::Both,
-            is_ready,
-            is_draining: false,
-            is_asleep: false,
+            is_ready: state == "ready",
+            is_draining: state == "draining",
+            is_asleep: state == "sleeping",
             requests: 1.0,
             waiting: 0.0,
             kv_tokens: 0.0,
             cached_blocks: 2.0,
             why_slow: String::new(),
-        };
+        }
+    }
+
+    /// A workload counts sleepers as ready, and workers that start as what it was told to have.
+    #[test]
+    fn sleepers_and_workers_that_are_to_be_spares_are_not_what_demand_asked_for() {
+        let mut settings = Settings::default();
+        settings.planner.mode = "act".to_owned();
+        settings.planner.spares = 1;
+        let spares = Spares::new(&settings);
+        // States at gateways; ready, starting and replicas of the workload; then ready, starting, in force and sleeping.
+        for (states, workload, expected) in [
+            (&[][..], (0, 2, 2), (0, 1, 1, 0)),
+            (&["ready", "ready"], (2, 0, 2), (1, 0, 1, 0)),
+            (&["ready", "sleeping"], (2, 0, 2), (1, 0, 1, 1)),
+            (&["ready", "ready", "sleeping"], (3, 0, 3), (2, 0, 2, 1)),
+            (&["ready", "sleeping"], (2, 1, 3), (1, 1, 2, 1)),
+        ] {
+            let names = ["a:1", "b:1", "c:1"];
+            let workers = states.iter().zip(names).map(|(state, name)| seen_worker(name, state)).collect();
+            let seen = Seen { workers, ..Seen::default() };
+            let mut counts = PoolCounts { in_force: workload.2, ..PoolCounts::default() };
+            (counts.workers.ready, counts.workers.starting) = (workload.0, workload.1);
+            spares.count(WorkerRole::Both, false, &seen, &mut counts);
+            let told = counts.workers;
+            assert_eq!(
+                (told.ready, told.starting, counts.in_force, told.sleeping),
+                expected,
+                "{states:?} {workload:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_worker_is_all_its_ranks() {
+        let rank = |name: &str, is_ready: bool| seen_worker(name, if is_ready { "ready" } else { "joining" });
         let workers = vec![rank("a:1@0", true), rank("a:1@1", false), rank("b:1", true)];
         let seen = Seen { workers, ..Seen::default() };
         let all = whole(WorkerRole::Both, false, &seen);

@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 
 use crate::compose::some;
 
-/// The newest requests of a replay. More take minutes of a core.
+/// Most requests of a replay; of more, those around the steepest rise ([`RecordedDemand::requests`]). More would take minutes
+/// of a core.
 const REPLAYED_MAX: usize = 100_000;
 /// Requests of the first seconds are replayed and not judged: the simulated fleet begins at its minimum.
 const WARM_UP: f64 = 600.0;
@@ -44,7 +45,8 @@ pub(super) struct HeadroomChoice {
 }
 
 impl HeadroomChoice {
-    /// Takes over what the files of `planner.history_folder` have. A file that cannot be used is told of, and not used.
+    /// Takes over what the files of `planner.history_folder` have. A file that cannot be read or written is logged;
+    /// that pool's demand is then kept in memory only.
     pub(super) fn new(settings: &PlannerSettings, planner: &PlannerConfig, pools: &[PoolConfig]) -> Self {
         let keep = settings.history.as_secs_f64();
         let pool = |config: &PoolConfig| {

@@ -199,7 +199,8 @@ pub(crate) fn level(settings: &PlannerSettings) -> ServiceLevel {
 
 fn config(settings: &PlannerSettings, is_acting: bool, pools: &[PoolConfig]) -> PlannerConfig {
     // Workers that sleep have their GPUs all the same.
-    let of_spares: u64 = pools.iter().map(|pool| settings.spares * u64::from(pool.gpus)).sum();
+    let spares = if is_acting { settings.spares } else { 0 };
+    let of_spares: u64 = pools.iter().map(|pool| spares * u64::from(pool.gpus)).sum();
     PlannerConfig {
         level: level(settings),
         engine: engine(settings),

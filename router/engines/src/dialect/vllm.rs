@@ -129,13 +129,10 @@ impl Dialect for Vllm {
     /// The routes of sleep are there with `VLLM_SERVER_DEV_MODE=1` only.
     fn is_asleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Option<bool>, EngineError>> {
         async move {
-            let told = match client.get("/is_sleeping").await {
-                Ok(body) => serde_json::from_slice::<Value>(&body).unwrap_or_default(),
-                // No such route.
-                Err(EngineError::Protocol { .. }) => return Ok(None),
-                Err(error) => return Err(error),
-            };
-            Ok(told["is_sleeping"].as_bool())
+            let Some(body) = client.get_if_present("/is_sleeping").await? else { return Ok(None) };
+            let told: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let is_asleep = told["is_sleeping"].as_bool();
+            is_asleep.map(Some).ok_or_else(|| client.protocol("/is_sleeping answered no boolean is_sleeping"))
         }
         .boxed()
     }

@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::dispatch::{LegReply, ask};
 use super::failure::Failure;
+use super::scanner::{GAVE_UP, gave_up};
 use super::{EngineRequest, Generation};
 
 /// First pause of a request that keeps failing.
@@ -306,6 +307,9 @@ async fn read_buffered_reply(
         () = down => return Err(Failure::hung(&route.decode)),
     };
     let bad = |reason: String| Failure::protocol(&route.decode, reason);
+    if gave_up(&body) {
+        return Err(bad(GAVE_UP.to_owned()));
+    }
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
     // Sound and plain texts say nothing of their usage.
     let usage = match generation.surface.is_audio() && !content_type.as_ref().is_some_and(is_json) {

@@ -4,6 +4,8 @@
 //! when the letters of a usage are in it: inside JSON's strings their quotes would be escaped, so a search of the bytes
 //! cannot be misled by what a model writes. Hot path: a frame is not copied as long as frames end where events end.
 
+use std::sync::LazyLock;
+
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 use router_openai::Usage;
@@ -124,6 +126,9 @@ impl Scanner {
         if !data.starts_with(b"{") {
             return Err("an event that is no JSON object".to_owned());
         }
+        if gave_up(data) {
+            return Err(GAVE_UP.to_owned());
+        }
         let bad = |_| "an event that is no JSON".to_owned();
         if !self.has_usage(data) {
             return serde_json::from_slice::<serde::de::IgnoredAny>(data).map(|_| false).map_err(bad);
@@ -137,6 +142,18 @@ impl Scanner {
     }
 }
 
+/// What is said of an engine that ended an answer before its end, as vLLM and SGLang do when they are paused or go to sleep.
+pub(super) const GAVE_UP: &str = "it gave the request up";
+
+/// Whether an answer or an event says that the engine gave the request up: its finish reason is `abort`. In JSON's strings the
+/// quotes would be escaped, so a search of the bytes cannot be misled by what a model writes.
+pub(super) fn gave_up(json: &[u8]) -> bool {
+    static FINISH: LazyLock<memmem::Finder<'static>> =
+        LazyLock::new(|| memmem::Finder::new(b"\"finish_reason\":"));
+    let behind = |at: usize| json[at + FINISH.needle().len()..].trim_ascii_start();
+    FINISH.find_iter(json).any(|at| behind(at).starts_with(b"\"abort\""))
+}
+
 #[derive(Deserialize)]
 struct Event {
     usage: Option<Usage>,
@@ -146,6 +163,24 @@ struct Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_engine_that_gives_a_request_up_has_not_answered_it() {
+        assert!(gave_up(b"{\"choices\":[{\"text\":\"a\",\"finish_reason\": \"abort\"}]}"));
+        for other in [
+            &b"{\"choices\":[{\"text\":\"a\",\"finish_reason\":\"stop\"}]}"[..],
+            b"{\"choices\":[{\"text\":\"\\\"finish_reason\\\":\\\"abort\\\"\",\"finish_reason\":null}]}",
+            b"{}",
+        ] {
+            assert!(!gave_up(other), "{}", String::from_utf8_lossy(other));
+        }
+        let aborted = b"data: {\"choices\":[{\"delta\":{\"content\":\"x\"},\"finish_reason\":null}]}\n\n\
+                        data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"abort\"}]}\n\ndata: [DONE]\n\n";
+        let mut scanner = Scanner::passing_on(false);
+        let batch = scanner.push(Bytes::from_static(aborted)).expect("small events");
+        assert_eq!((batch.failure.as_deref(), batch.events, batch.is_done), (Some(GAVE_UP), 1, false));
+        assert!(!batch.out.windows(5).any(|word| word == b"abort"), "the client does not get it");
+    }
 
     const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a \\\"usage\\\":{ b\"}}],\"usage\":null}\n\n\
         : ping\n\ndata: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n\

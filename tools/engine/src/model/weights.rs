@@ -35,7 +35,7 @@ pub(super) struct Weights {
     pub(super) output: Option<Tensor>,
 }
 
-/// One tensor, or several below each other.
+/// One tensor, or several concatenated along their rows.
 #[derive(Debug)]
 pub(super) enum Tensor {
     /// In this process's own memory.

@@ -121,7 +121,9 @@ pub(super) fn write(path: &Path, key: &str, weights: &Weights, fingerprint: u64)
 fn create(path: &Path, new: &Path) -> Result<(), String> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(|error| error.to_string())?;
-    let created = OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(new);
+    // Of an earlier process with this number; a planted link is not followed.
+    let _gone = fs::remove_file(new);
+    let created = OpenOptions::new().write(true).create_new(true).mode(0o644).open(new);
     created.map(drop).map_err(|error| error.to_string())
 }
 
