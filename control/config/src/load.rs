@@ -151,9 +151,6 @@ pub fn parse(text: &str) -> Result<Settings, Vec<Problem>> {
     Err(reader.problems)
 }
 
-/// Intervals of demand that the planner keeps (`RecordedDemand`).
-const HISTORY_INTERVALS_MAX: u32 = 14 * 24 * 720;
-
 struct Reader<'a> {
     problems: Vec<Problem>,
     line_of: &'a dyn Fn(usize) -> usize,
@@ -268,12 +265,9 @@ impl Reader<'_> {
                 self.report(offset, format!("planner.{role}_min is above planner.{role}_max"));
             }
         }
-        let kept = planner.history.min(planner.interval * HISTORY_INTERVALS_MAX);
-        if !planner.history.is_zero() && planner.choose_after > kept {
-            let problem = format!(
-                "planner.choose_after is above what is kept of planner.history ({HISTORY_INTERVALS_MAX} intervals at most)"
-            );
-            self.report(offset, problem);
+        if !planner.history.is_zero() && planner.choose_after > planner.history {
+            let problem = "planner.choose_after is above planner.history: no share would ever be chosen";
+            self.report(offset, problem.to_owned());
         }
         let roles = if planner.prefill_min.min(planner.prefill_max) > 0 { 2 } else { 1 };
         let least =
@@ -515,6 +509,7 @@ mod tests {
             ("[gateway]\nfallback = [\"c\"]\n", 1, "gateway.fallback"),
             ("\n[discovery]\ndns_pool = \"c\"\n", 2, "discovery.dns_pool"),
             ("\n[planner]\ndecode_min = 9\n", 2, "planner.decode_min is above"),
+            ("\n[planner]\nhistory = \"1h\"\n", 2, "planner.choose_after is above planner.history"),
             ("\n[planner]\ngpus_max = 1\n", 2, "planner.gpus_max is 1, and the minimums need 2"),
             (
                 "\n[planner]\nmode = \"act\"\n[gateway]\npeers = [\"http://a:1\"]\n",

@@ -101,9 +101,10 @@ pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Rendered, Stri
 fn count_of<'a>(object: &'a mut Value, graph: &str, role: &str) -> Option<&'a mut Value> {
     if object["kind"] != "PodCliqueSet" {
         let is_roles = object["metadata"]["name"] == format!("{graph}-{role}").as_str();
-        return object["spec"].get_mut("replicas").filter(|_| is_roles);
+        // An index would put a null into objects that have no spec, and a real API server refuses them then.
+        return object.get_mut("spec")?.get_mut("replicas").filter(|_| is_roles);
     }
-    let template = &mut object["spec"]["template"];
+    let template = object.get_mut("spec")?.get_mut("template")?;
     let has_group = template["podCliqueScalingGroups"]
         .as_array()
         .is_some_and(|all| all.iter().any(|group| group["name"] == role));

@@ -303,6 +303,21 @@ fn settings_and_texts_stay_what_they_are() {
     assert!(render(&graph, Target::Helm(Workload::Auto)).expect_err("a mark").contains("kvasir-value-"));
 }
 
+/// A real API server refuses a field that a kind does not have, also as null.
+#[test]
+fn no_object_has_a_field_without_a_value() {
+    for (name, text) in EXAMPLES {
+        let graph = from_toml(text).expect("a description");
+        for target in [Target::Kubernetes(Workload::Auto), Target::Helm(Workload::Auto)] {
+            let files = render(&graph, target).expect("a rendering").files;
+            for file in files.iter().filter(|file| file.name.ends_with(".yaml")) {
+                let empty = file.text.lines().find(|line| line.trim_end().ends_with(": null"));
+                assert_eq!(empty, None, "{name}: {}", file.name);
+            }
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_a_target_is_refused_or_told() {
     let refused = |change: fn(&mut Graph), target, expected: &str| {

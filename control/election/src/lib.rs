@@ -89,9 +89,11 @@ mod tests {
 
     use super::*;
 
-    /// What the next attempts answer; none is left: they hang.
+    type Answer = Result<bool, &'static str>;
+
+    /// What the next attempts answer, and whether the lease was released. Without an answer an attempt hangs.
     #[derive(Clone, Default)]
-    struct Script(Arc<Mutex<(Vec<Result<bool, &'static str>>, bool)>>);
+    struct Script(Arc<Mutex<(Vec<Answer>, bool)>>);
 
     impl Lease for Script {
         type Error = &'static str;

@@ -79,10 +79,10 @@ pub enum SleepError {
 
 const UNCERTAIN: &str = "a call to it failed, and nobody knows whether it sleeps: it has to be started again";
 
-/// Ends with the worker's turn.
-struct Turn(Arc<Worker>);
+/// Held while a worker is put to sleep or woken: one at a time.
+struct SleepGuard(Arc<Worker>);
 
-impl Turn {
+impl SleepGuard {
     fn begin(worker: &Arc<Worker>) -> Result<Self, SleepError> {
         match worker.is_turning.swap(true, Ordering::AcqRel) {
             true => Err(SleepError::Busy(worker.name.clone())),
@@ -91,7 +91,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for SleepGuard {
     fn drop(&mut self) {
         self.0.is_turning.store(false, Ordering::Release);
     }
@@ -101,7 +101,7 @@ impl Fleet {
     /// Puts a worker to sleep when its requests are over; the time that the engine took. One that sleeps already stays so.
     pub async fn put_to_sleep(self: &Arc<Self>, name: &str) -> Result<Duration, SleepError> {
         let worker = self.named(name)?;
-        let _turn = Turn::begin(&worker)?;
+        let _guard = SleepGuard::begin(&worker)?;
         if worker.state() == WorkerState::Sleeping {
             return Ok(Duration::ZERO);
         }
@@ -118,8 +118,11 @@ impl Fleet {
         if let Some(reason) = within(WARM_MAX, &worker, asked).await? {
             return Err(refused(reason));
         }
-        let tells =
-            matches!(within(WARM_MAX, &worker, dialect.is_asleep(&worker.client)).await?, Some(false));
+        let told = within(WARM_MAX, &worker, dialect.is_asleep(&worker.client)).await?;
+        if told == Some(true) {
+            return Ok(Duration::ZERO);
+        }
+        let tells = told.is_some();
         let was_draining = worker.is_draining();
         self.wish_for(name, Wish::Drain)?;
         let serve_again = || match was_draining {
@@ -168,7 +171,7 @@ impl Fleet {
     /// Wakes a worker; the time until it takes requests.
     pub async fn wake(self: &Arc<Self>, name: &str) -> Result<Duration, SleepError> {
         let worker = self.named(name)?;
-        let _turn = Turn::begin(&worker)?;
+        let _guard = SleepGuard::begin(&worker)?;
         let began = Instant::now();
         if worker.state() != WorkerState::Sleeping {
             let reason = format!("it does not sleep: it is {}", worker.state().name());
