@@ -80,7 +80,7 @@ pub enum EtcdError {
     /// etcd answered with an error, or not at all.
     #[error("etcd at {endpoint}: {}", message(status))]
     Refused {
-        /// Who was asked.
+        /// The endpoint that was asked.
         endpoint: String,
         /// The answer.
         status: Box<Status>,
@@ -209,7 +209,7 @@ impl Client {
     }
 
     fn token(&self) -> std::sync::MutexGuard<'_, Option<MetadataValue<Ascii>>> {
-        // Its value is whole at any time.
+        // A token is replaced as a whole.
         self.0.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

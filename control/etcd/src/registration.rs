@@ -73,7 +73,7 @@ impl Registration {
                     self.is_lost = true;
                     return Err(EtcdError::Taken(self.key.clone()));
                 }
-                // Somebody has deleted it, and the engine is there.
+                // The key was deleted although the engine is there: write it again.
                 None => self.written = None,
             }
         }
@@ -83,7 +83,7 @@ impl Registration {
         match self.client.put(&self.key, &value, lease).await {
             Ok(()) => self.written = Some(value),
             Err(error) => {
-                // It may have been written all the same.
+                // A put whose answer is lost may have been carried out.
                 self.written = None;
                 if matches!(error, EtcdError::LeaseGone) {
                     self.lease = None;
@@ -102,7 +102,7 @@ impl Registration {
     pub async fn drain(&mut self) -> Result<(), EtcdError> {
         self.worker.draining = true;
         match self.lease {
-            // What is another process's is not told to drain.
+            // A key of another process is left as it is.
             Some(_) => match self.renew().await {
                 Err(EtcdError::Taken(_)) => Ok(()),
                 renewed => renewed.map(drop),

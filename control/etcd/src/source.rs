@@ -35,7 +35,7 @@ pub struct EtcdSource {
     relist: Duration,
 }
 
-/// What is known of a key.
+/// State of a key.
 #[derive(Debug, Default)]
 struct Key {
     /// `None` while its value has never been one that can be read.
@@ -44,7 +44,7 @@ struct Key {
     mistake: Option<String>,
 }
 
-/// What is known of all keys.
+/// State of all keys.
 #[derive(Debug, Default)]
 struct Keys(BTreeMap<String, Key>);
 
@@ -52,7 +52,7 @@ struct Keys(BTreeMap<String, Key>);
 enum End {
     /// Nothing receives the updates.
     Closed,
-    /// It is time to list anew.
+    /// The list is due again.
     Relist,
 }
 
@@ -142,7 +142,7 @@ impl Keys {
             let key = before.remove(&name).unwrap_or_default().with(&found);
             self.0.insert(name, key);
         }
-        // Their leases ran out while nobody watched.
+        // Leases that ran out between two watches.
         let is_expired =
             |key: &Key| key.has_lease && key.worker.as_ref().is_some_and(|worker| !worker.draining);
         let expired =

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Largest value: what a worker says of itself is short.
 const BYTES_MAX: usize = 16 << 10;
 
-/// What a key says of a worker, as JSON. The fields are those of a file's `[[worker]]`.
+/// Value of a worker's key, as JSON. The fields are those of a file's `[[worker]]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Worker {
@@ -27,7 +27,7 @@ pub struct Worker {
     /// Version of what it runs: prefill and decode workers of two generations are not paired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<String>,
-    /// It is about to stop: no new requests.
+    /// The worker is about to stop: no new requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
 }
@@ -37,7 +37,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// The mistake, in words.
     pub fn parse(value: &[u8]) -> Result<Self, String> {
         if value.len() > BYTES_MAX {
             return Err(format!("the value has more than {BYTES_MAX} bytes"));

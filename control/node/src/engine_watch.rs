@@ -38,7 +38,7 @@ pub(crate) struct EngineWatch {
     sampled: Instant,
 }
 
-/// What the kernel saw of an engine between two samples.
+/// Times of an engine between two samples.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) name: String,
@@ -61,7 +61,7 @@ impl EngineWatch {
         }
     }
 
-    /// What was seen of each engine of this machine since the last sample.
+    /// Times of each engine of this machine since the last sample.
     pub(crate) fn sample(&mut self) -> Result<Vec<Sample>, Off> {
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             self.looked = Some(Instant::now());
@@ -96,7 +96,7 @@ impl EngineWatch {
             let free = || self.engines.iter().position(Option::is_none);
             let Some(number) = self.engines.iter().position(is_its).or_else(free) else { break };
             self.probe.watch(number, &found)?;
-            // Its number may have been another one's.
+            // The number may have been another engine's: begin from its counts.
             let before = match self.engines[number].take() {
                 Some(engine) => engine.before,
                 None => self.probe.times(number)?,

@@ -54,7 +54,7 @@ pub struct EngineTimes {
 }
 
 impl EngineTimes {
-    /// What was counted since an earlier look.
+    /// Counts since an earlier look.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -73,7 +73,7 @@ pub struct EngineProbe {
     processes: HashMap<MapData, u32, u32>,
     histograms: PerCpuArray<MapData, HistogramValues>,
     resent: PerCpuArray<MapData, u64>,
-    /// What the maps hold, by engine.
+    /// Contents of the maps, by engine.
     watched: Vec<Option<WatchedEngine>>,
     ebpf: Ebpf,
 }

@@ -29,7 +29,7 @@ impl Histogram {
         self.sum_ns = self.sum_ns.wrapping_add(sum_ns);
     }
 
-    /// What was counted since an earlier look at the same histogram.
+    /// Counts since an earlier look at the same histogram.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();

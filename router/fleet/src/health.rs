@@ -113,14 +113,14 @@ impl Asked {
 /// Whether the process of a worker that was put to sleep has started again since: it is awake then.
 async fn has_restarted(worker: &Worker, dialect: &dyn Dialect, config: &FleetConfig) -> bool {
     let Some(AsleepRun(Some(run))) = worker.sleep_wish() else { return false };
-    // What is late, or refused, says nothing.
+    // A late or refused report says nothing.
     let reported = tokio::time::timeout(config.health_timeout, dialect.report(&worker.client)).await;
     matches!(reported, Ok(Ok(report)) if report.instance.is_some_and(|now| now != run))
 }
 
 enum Answer {
     Asleep,
-    /// It was put to sleep, and is another run of its process now.
+    /// The worker was put to sleep, and is another run of its process now.
     Restarted,
     Same,
     New(Box<Description>),
@@ -131,7 +131,7 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdi
         Answer::Same => return Verdict::Serves,
         Answer::Asleep => {
             let _turn = fleet.joining.lock().await;
-            // Its blocks are gone, and what was sent to it would wait until somebody wakes it.
+            // The engine's blocks are gone, and requests sent to it would wait until it is woken.
             fleet.end_runs(worker).await;
             worker.give_up(Instant::now());
             worker.update(|condition| condition.is_asleep = true);
@@ -139,7 +139,7 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdi
         }
         Answer::Restarted => {
             tracing::info!(worker = worker.name, "worker was asleep, and has started again");
-            // It may have left the roster meanwhile.
+            // The worker may have left the roster meanwhile.
             let _gone = fleet.wish_for(&worker.name, Wish::Serve);
             return Verdict::Waits;
         }

@@ -72,7 +72,7 @@ pub enum SleepError {
     Engine {
         /// The worker's name.
         worker: String,
-        /// What it said.
+        /// The engine's answer.
         reason: String,
     },
 }
@@ -145,7 +145,7 @@ impl Fleet {
         if let Err(error) = slept {
             tracing::warn!(worker = worker.name, "{error}");
             if tells {
-                // It may be half asleep: its scheduler stands still, and its memory is held.
+                // The engine may be half asleep: the scheduler stands still, and the memory is held.
                 let is_asleep = within(WARM_MAX, &worker, dialect.is_asleep(&worker.client)).await;
                 if matches!(is_asleep, Ok(Some(true))) {
                     let _taken_back = within(TURN_MAX, &worker, dialect.wake(&worker.client)).await;
@@ -184,7 +184,7 @@ impl Fleet {
             Some(engine) => engine,
             None => within(WARM_MAX, &worker, detect(&worker.client)).await?,
         };
-        // What it says itself may have changed since the last health check.
+        // The engine's own word may have changed since the last health check.
         let is_asleep = within(WARM_MAX, &worker, engine.dialect().is_asleep(&worker.client)).await?;
         if is_asleep != Some(false) {
             within(TURN_MAX, &worker, engine.dialect().wake(&worker.client)).await.inspect_err(|error| {

@@ -29,7 +29,7 @@ pub enum WorkerState {
     Ready,
     /// Takes no new requests; requests that it has go on.
     Draining,
-    /// Its memory is given back, and requests would wait until it is woken; it takes none.
+    /// The engine has released its memory, and requests would wait until it is woken; it takes none.
     Sleeping,
     /// A health check is late, or a request failed in a way that speaks against it. It takes no new requests until it
     /// answers its health check.
@@ -94,7 +94,7 @@ pub(crate) struct Condition {
     pub(crate) is_draining: bool,
     /// The run of its process that was put to sleep, where its engine does not tell that.
     pub(crate) sleep_wish: Option<AsleepRun>,
-    /// Its memory is given back.
+    /// The engine has released its memory.
     pub(crate) is_asleep: bool,
     /// It is no worker of the fleet any more.
     pub(crate) is_removed: bool,

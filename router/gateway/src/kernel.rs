@@ -25,7 +25,7 @@ const WORKERS_MAX: usize = 4096;
 const NAME_MAX: usize = 280;
 /// Longest reason, in bytes.
 const WHY_MAX: usize = 400;
-/// What was told longer ago says nothing of now.
+/// Age from which times are not shown any more.
 const STALE_AFTER: Duration = Duration::from_secs(30);
 
 /// Times of one engine, in milliseconds.
@@ -61,7 +61,7 @@ impl KernelTimes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was told of a worker lately.
+    /// Times of a worker, unless they are stale.
     pub(crate) fn of(&self, name: &str) -> Option<EngineTimes> {
         let known = self.lock();
         known.get(name).filter(|(at, _)| at.elapsed() < STALE_AFTER).map(|(_, times)| times.clone())

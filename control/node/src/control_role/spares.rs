@@ -35,18 +35,18 @@ const LACKING_TICKS: u32 = 2;
 /// Decisions in a row with too many awake before one is put to sleep.
 const SPARE_TICKS: u32 = 3;
 
-/// What is being done with a worker.
+/// Change of a worker's sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SleepChange {
     FallsAsleep,
     Wakes,
-    /// It failed then.
+    /// The change failed at this time.
     Failed(Instant),
-    /// It came to its end then.
+    /// The change was done at this time.
     Done(Instant),
 }
 
-/// What is under way, by the worker's name, and how long those that were woken took.
+/// Changes by the worker's name, and how long woken workers took.
 #[derive(Debug, Default)]
 struct SleepChanges {
     by_name: HashMap<String, SleepChange>,
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(choose(fleet(), &none, 9, 1), (names(&["c"]), names(&[])));
         assert_eq!(choose(fleet(), &none, 1, 1), (names(&[]), names(&[])), "there are spares enough");
         assert_eq!(choose(fleet(), &none, 1, 2), (names(&[]), names(&["b"])));
-        // What is under way counts, and is not asked for twice.
+        // Changes under way count, and are not asked for twice.
         assert_eq!(choose(fleet(), &turns(&[("c", SleepChange::Wakes)]), 3, 1), (names(&[]), names(&[])));
         assert_eq!(
             choose(fleet(), &turns(&[("b", SleepChange::FallsAsleep)]), 1, 2),

@@ -111,7 +111,7 @@ pub(super) fn write(path: &Path, key: &str, weights: &Weights, fingerprint: u64)
         })
         .and_then(|()| fs::rename(&new, path).map_err(|error| error.to_string()));
     if written.is_err() {
-        // It may never have been there.
+        // The file may not exist.
         let _gone = fs::remove_file(&new);
     }
     written
