@@ -1,4 +1,11 @@
-# For scripts that start gateways: free ports, and waiting for a gateway that lives. Sourced, not run.
+# For scripts that start gateways, sourced at the repository's root: the binary (KVASIR, or one that is built here), free
+# ports, and waiting for a gateway that lives.
+
+kvasir=${KVASIR:-}
+if [ -z "$kvasir" ]; then
+    cargo build --quiet -p control-node
+    kvasir=${CARGO_TARGET_DIR:-target}/debug/kvasir
+fi
 
 # A left-over process on a fixed port would be tested in place of this one.
 port() { "${python:-python3}" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }

@@ -1,13 +1,11 @@
 #!/usr/bin/env bash
 # Holds the gateway against its own OpenAPI document: schemathesis makes requests from it, good and bad, and checks the answers.
 #   tests/schema.sh [examples for each operation]
-# Needs `schemathesis` on the path or in VENV.
+# Needs `schemathesis` on the path or in VENV. KVASIR is a binary that is built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 examples=${1:-30}
 schemathesis=${VENV:+$VENV/bin/}schemathesis
-cargo build --quiet -p control-node
-kvasir=${CARGO_TARGET_DIR:-target}/debug/kvasir
 source tests/gateways.bash
 mock=$(port) gateway=$(port)
 "$kvasir" mock --listen "127.0.0.1:$mock" --model-folder tests/fixtures/golden/llama >"$scratch/mock.log" &

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Builds a fuzz target with stable Rust and runs it a bounded number of times: run.sh [target] [runs] [seconds].
+# `all` in place of a target builds and runs every one, as many at a time as there are processors.
 # Needs a C++ compiler for libFuzzer. Prints how many inputs were tried; fails on a crash, keeping the input.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -12,8 +13,16 @@ log=$dir/$target.log
 sancov=-Cllvm-args=-sanitizer-coverage
 export RUSTFLAGS="--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module $sancov-level=4 \
 $sancov-inline-8bit-counters $sancov-pc-table $sancov-trace-compares -Cllvm-args=-max-loads-per-memcmp=0 ${EXTRA:-}"
-# --target keeps the flags away from build scripts, which could not link with them.
-CARGO_TARGET_DIR=$dir cargo build --quiet --locked --release --target "$triple" --bin "$target"
+build() { # which binaries
+    # --target keeps the flags away from build scripts, which could not link with them.
+    CARGO_TARGET_DIR=$dir cargo build --quiet --locked --release --target "$triple" "$@"
+}
+if [ "$target" = all ]; then
+    build --bins
+    sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' Cargo.toml | xargs -P "$(nproc)" -I TARGET "./$(basename "$0")" TARGET "$runs" "$seconds"
+    exit
+fi
+build --bin "$target"
 
 corpus=$(mktemp -d)
 trap 'rm -rf "$corpus"' EXIT

@@ -18,18 +18,21 @@ built() { # what cargo was asked for, what was found
 }
 
 build_test() { # package/target
-    local package=${1%%/*} target=${1#*/} what=(--test "${1#*/}") found
+    local package=${1%%/*} target=${1#*/} found
+    # With all features of the whole workspace, as the README's test command has them: after it nothing is built again.
+    local what=(--workspace --all-features --test "$target")
     if [ "$target" = lib ]; then
-        what=(--lib)
+        what=(-p "$package" --lib)
         target=${package//-/_}
     fi
-    found=$(cargo test --no-run --quiet -p "$package" "${what[@]}" --message-format=json-render-diagnostics |
+    found=$(cargo test --no-run --quiet "${what[@]}" --message-format=json-render-diagnostics |
         executables true "$target" | tail -n 1)
     built "$1" "$found"
 }
 
 build_kvasir() {
     local found
+    [ -z "${KVASIR:-}" ] || { built "KVASIR=$KVASIR" "$KVASIR" && return; }
     found=$(cargo build --release --quiet -p control-node --message-format=json-render-diagnostics |
         executables false kvasir | tail -n 1)
     built kvasir "$found"

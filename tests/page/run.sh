@@ -2,13 +2,11 @@
 # The gateway's own page in headless Chromium: first before a made-up gateway that behaves badly, then before a real one
 # with mock engines, open and closed.
 #   tests/page/run.sh [screenshot.png]
-# Needs Chromium with chromedriver, and selenium for python3 (on the path or in VENV).
+# Needs Chromium with chromedriver, and selenium for python3 (on the path or in VENV). KVASIR is a binary that is built already.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${VENV:+$VENV/bin/}python3
 screenshot=${1:+--screenshot $1}
-cargo build --quiet -p control-node
-kvasir=${CARGO_TARGET_DIR:-target}/debug/kvasir
 source tests/gateways.bash
 
 if [ -z "${SKIP_STUB:-}" ]; then "$python" tests/page/page_test.py --stub --page router/gateway/src/page; fi

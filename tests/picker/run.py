@@ -91,7 +91,7 @@ def chat(words, seed=0, max_tokens=8, **more):
 class Engine:
     """An engine that looks like vLLM and says which bytes it got; it can hang, and answers of any size."""
 
-    def __init__(self):
+    def __init__(self, host="127.0.0.1", port=0):
         engine = self
         self.seen, self.broken = [], 0
 
@@ -161,9 +161,10 @@ class Engine:
             def log_message(self, *_):
                 pass
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = http.server.ThreadingHTTPServer((host, port), Handler)
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
+        self.address = f"{host}:{self.port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
@@ -533,6 +534,210 @@ def tls():
     passed("the picker over TLS with a certificate of its own")
 
 
+ORIGINAL_DST = """    type: ORIGINAL_DST
+    connect_timeout: 2s
+    lb_policy: CLUSTER_PROVIDED
+    original_dst_lb_config: {use_http_header: true, http_header_name: x-gateway-destination-endpoint}
+"""
+# What implementations of the Gateway API make of an InferencePool: a cluster that knows its endpoints, takes the picker's word
+# and tells which one served.
+OVERRIDE_HOST = """    type: STATIC
+    connect_timeout: 2s
+    load_balancing_policy:
+      policies:
+      - typed_extension_config:
+          name: envoy.load_balancing_policies.override_host
+          typed_config:
+            "@type": type.googleapis.com/envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost
+            override_host_sources:
+            - header: x-gateway-destination-endpoint
+            - metadata: {key: envoy.lb, path: [{key: x-gateway-destination-endpoint}]}
+            selected_host_key: {key: envoy.lb, path: [{key: x-gateway-destination-endpoint-served}]}
+            fallback_policy:
+              policies:
+              - typed_extension_config:
+                  name: envoy.load_balancing_policies.round_robin
+                  typed_config: {"@type": type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin}
+"""
+
+
+def override_host(addresses, http2=False):
+    """The example's cluster of workers as one that knows its endpoints."""
+    def lines(address):
+        host, port = address.rsplit(":", 1)
+        return f"        - endpoint: {{address: {{socket_address: {{address: {host}, port_value: {port}}}}}}}\n"
+
+    cluster = OVERRIDE_HOST + "    load_assignment:\n      cluster_name: workers\n      endpoints:\n      - lb_endpoints:\n"
+    cluster += "".join(lines(address) for address in addresses)
+    if http2:
+        cluster += """    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {http2_protocol_options: {}}
+"""
+
+    def change(text):
+        assert ORIGINAL_DST in text
+        return text.replace(ORIGINAL_DST, cluster)
+
+    return change
+
+
+def many(port, count, headers, at_a_time):
+    """Statuses of so many requests."""
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
+        return list(pool.map(lambda seed: ask(port, "POST", "/v1/chat/completions", chat(20, seed, 0).replace(b"tiny", b"hash"), headers)[0], range(count)))
+
+
+def authority():
+    """Envoy's clusters as Istio names them: their names are the authority of each call."""
+    urls = mocks(1)
+    gateway = Gateway("authority", [("--worker", url) for url in urls])
+    name = '"outbound|9002||epp.default.svc.cluster.local"'
+    port, _ = envoy("authority", [gateway.picker], change=lambda text: text.replace("name: picker", f"name: {name}").replace("cluster_name: picker", f"cluster_name: {name}"))
+    statuses = [ask(port, "POST", "/v1/chat/completions", chat(5, seed))[0] for seed in range(20)]
+    assert statuses == [200] * 20, statuses
+    passed("clusters with Istio's names, which no authority of HTTP may have: 20 requests, none failed")
+
+
+def destinations():
+    """A cluster that knows its endpoints (GAIE: GatewayFollowingEPPRouting, GatewayDestinationEndpointServed)."""
+    engines = [Engine() for _ in range(3)]
+    gateway = Gateway("destinations", [("--worker", f"http://{engine.address}") for engine in engines])
+
+    def one(port, seed):
+        counts = [len(engine.seen) for engine in engines]
+        status, headers, body = ask(port, "POST", "/v1/chat/completions", chat(30, seed, 0).replace(b"tiny", b"hash"))
+        assert status == 200, (status, body)
+        served = [engine.address for engine, count in zip(engines, counts) if len(engine.seen) > count]
+        picked = [engine.address for engine in engines if engine.address in headers["x-kvasir-route"]]
+        assert len(served) == len(picked) == 1, (served, picked)
+        return picked[0], served[0]
+
+    port, child = envoy("destinations", [gateway.picker], change=override_host([engine.address for engine in engines]))
+    pairs = [one(port, seed) for seed in range(60)]
+    assert all(picked == served for picked, served in pairs), pairs
+    assert len({served for _, served in pairs}) == 3, "all three serve some"
+    assert gateway.metric("kvasir_gateway_served_elsewhere_total") == 0
+    child.kill()
+    # Envoy knows two of the three: what is picked beyond them is served by another, which Envoy tells.
+    port, _ = envoy("fewer", [gateway.picker], change=override_host([engine.address for engine in engines[:2]]))
+    pairs = [one(port, seed) for seed in range(60, 120)]
+    elsewhere = sum(picked != served for picked, served in pairs)
+    assert all(picked == served or picked == engines[2].address for picked, served in pairs), pairs
+    assert elsewhere > 0 and gateway.metric("kvasir_gateway_served_elsewhere_total") == elsewhere, elsewhere
+    passed(f"endpoints that Envoy knows itself: all 60 requests are served by the picked one; where it lacks one, {elsewhere} of 60 are served elsewhere, and counted")
+
+
+def ranks():
+    """Three pods with three ports each (GAIE: GatewayFollowingEPPRoutingWithDataParallelism); the suite's header is the subset."""
+    hosts, ports = [f"127.0.0.{at}" for at in (2, 3, 4)], [free_port() for _ in range(3)]
+    engines = {(host, port): Engine(host, port) for host in hosts for port in ports}
+    gateway = Gateway("ranks", [("--worker", f"http://{engine.address}") for engine in engines.values()])
+    filters = """          - name: envoy.filters.http.header_to_metadata
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config
+              request_rules:
+              - header: test-epp-endpoint-selection
+                on_header_present: {metadata_namespace: envoy.lb.subset_hint, key: x-gateway-destination-endpoint-subset, type: STRING}
+                remove: true
+          - name: envoy.filters.http.ext_proc
+"""
+    knows = override_host([engine.address for engine in engines.values()])
+    port, _ = envoy("ranks", [gateway.picker], change=lambda text: knows(text).replace("          - name: envoy.filters.http.ext_proc\n", filters))
+    one_rank, two_ranks = f"{hosts[2]}:{ports[1]}", [f"{hosts[1]}:{ports[0]}", f"{hosts[1]}:{ports[2]}"]
+    cases = {hosts[0]: hosts[0], hosts[1]: hosts[1], hosts[2]: hosts[2], "one pod, any rank": hosts[1],
+             "two pods, one with a fixed rank": f"{hosts[0]},{one_rank}",
+             "all pods, one with two of its ranks": ",".join([hosts[0], *two_ranks, hosts[2]])}
+    for selection in cases.values():
+        allowed = {address for address in engines if f"{address[0]}:{address[1]}" in selection.split(",") or address[0] in selection.split(",")}
+        before = {address: len(engine.seen) for address, engine in engines.items()}
+        statuses = many(port, 100, {"test-epp-endpoint-selection": selection}, 10)
+        assert statuses == [200] * 100, statuses
+        served = {address for address, engine in engines.items() if len(engine.seen) > before[address]}
+        assert served == allowed, (selection, served)
+    passed(f"pods with several ranks: {len(cases)} selections of addresses and ports, 100 requests each, all within them and none left out")
+
+
+def two_pools():
+    """Traffic split among two pools, each with a picker of its own (GAIE: GatewayWeightedAcrossTwoInferencePools), and rules that choose
+    a pool (InferencePoolMultipleRulesDifferentPools)."""
+    pools = [[Engine() for _ in range(3)] for _ in range(2)]
+    gateways = [Gateway(f"pool-{at}", [("--worker", f"http://{engine.address}") for engine in pool]) for at, pool in enumerate(pools)]
+    second = """{envoy.filters.http.ext_proc: {"@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute,
+                                               overrides: {grpc_service: {envoy_grpc: {cluster_name: picker-2}}}}}"""
+    routes = f"""              routes:
+              - match: {{prefix: "/", headers: [{{name: pool, string_match: {{exact: second}}}}]}}
+                route: {{cluster: workers, timeout: 0s}}
+                typed_per_filter_config: {second}
+              - match: {{prefix: "/"}}
+                route:
+                  timeout: 0s
+                  weighted_clusters:
+                    clusters:
+                    - {{name: workers, weight: 70}}
+                    - name: workers
+                      weight: 30
+                      typed_per_filter_config: {second}
+"""
+
+    def change(text):
+        before, rest = text.split("              routes: [", 1)
+        text = before + routes + rest.split("\n", 1)[1]
+        clusters = text.index("  # Several pickers share one load")
+        workers = text.index("  # Each request goes to")
+        again = text[clusters:workers].replace("name: picker", "name: picker-2").replace(str(gateways[0].picker), str(gateways[1].picker))
+        return text[:workers] + again + text[workers:]
+
+    port, _ = envoy("two-pools", [gateways[0].picker], change=change)
+    statuses = many(port, 200, {}, 5)
+    assert statuses == [200] * 200, statuses
+    counts = [sum(len(engine.seen) for engine in pool) for pool in pools]
+    handed = [gateway.metric("kvasir_gateway_handed_over_total") for gateway in gateways]
+    assert counts == handed and sum(counts) == 200 and abs(counts[0] / 200 - 0.7) <= 0.1, (counts, handed)
+    statuses = many(port, 50, {"pool": "second"}, 5)
+    assert statuses == [200] * 50 and sum(len(engine.seen) for engine in pools[1]) == counts[1] + 50, statuses
+    passed(f"two pools with a picker each, weights 70 and 30: {counts[0]} and {counts[1]} of 200 requests, each at its own pool; a rule that chooses the second: 50 of 50")
+
+
+def fail_open():
+    """A picker that is gone, and a proxy that may do without (GAIE: EppUnAvailableFailOpen)."""
+    engines = [Engine() for _ in range(3)]
+    gateway = Gateway("fail-open", [("--worker", f"http://{engine.address}") for engine in engines])
+    knows = override_host([engine.address for engine in engines])
+
+    def change(text):
+        text = knows(text).replace("              grpc_service: {envoy_grpc: {cluster_name: picker}}\n", "              grpc_service: {envoy_grpc: {cluster_name: picker}}\n              failure_mode_allow: true\n")
+        # A cluster without a healthy host has none, so that Envoy knows it before it has sent anything.
+        return text.replace("    # A picker that is stopped says so first", "    common_lb_config: {healthy_panic_threshold: {value: 0}}\n    # A picker that is stopped says so first").replace("max_ejection_percent: 60", "max_ejection_percent: 100")
+
+    port, _ = envoy("fail-open", [gateway.picker], change=change)
+    body = chat(20, 0, 0).replace(b"tiny", b"hash")
+    assert ask(port, "POST", "/v1/chat/completions", body)[0] == 200
+    gateway.child.kill()
+    wait_for("a request without a picker", lambda: ask(port, "POST", "/v1/chat/completions", body)[0] == 200)
+    statuses = [ask(port, "POST", "/v1/chat/completions", body)[0] for _ in range(30)] + [ask(port, "GET", "/v1/models")[0] for _ in range(5)]
+    assert statuses == [200] * 35, statuses
+    gateway.start()
+    began = gateway.metric("kvasir_gateway_handed_over_total")
+    wait_for("the picker to be asked again", lambda: ask(port, "POST", "/v1/chat/completions", body)[0] == 200 and gateway.metric("kvasir_gateway_handed_over_total") > began)
+    passed("a killed picker, where the proxy may do without one: 35 requests, none failed; asked again when it is back")
+
+
+def cleartext_http2():
+    """Engines behind HTTP/2 in clear text (GAIE: InferencePoolAppProtocol)."""
+    urls = mocks(3)
+    gateway = Gateway("h2c", [("--worker", url) for url in urls])
+    port, _ = envoy("h2c", [gateway.picker], change=override_host([url.removeprefix("http://") for url in urls], http2=True))
+    for seed in range(12):
+        body = chat(40, seed, 6, stream=seed % 2 == 0)
+        through, direct = ask(port, "POST", "/v1/chat/completions", body), ask(gateway.port, "POST", "/v1/chat/completions", body)
+        assert through[0] == 200, through
+        said = [text_of(answer[2]) if seed % 2 == 0 else json.loads(answer[2])["choices"][0]["message"]["content"] for answer in (direct, through)]
+        assert said[0] == said[1] and said[0], said
+    passed("engines that Envoy reaches by HTTP/2 in clear text")
+
+
 def end():
     for child in children:
         if child.poll() is None:
@@ -541,7 +746,8 @@ def end():
 
 
 def main():
-    for part in (answers_and_surfaces, bodies, given_up, keys_and_subsets, prefill_and_decode, tls, idle, rolled, two_pickers):
+    for part in (answers_and_surfaces, bodies, given_up, keys_and_subsets, prefill_and_decode, tls, authority, destinations, ranks,
+                 two_pools, fail_open, cleartext_http2, idle, rolled, two_pickers):
         if not arguments.only or part.__name__ in arguments.only:
             part()
     print("all of it works")

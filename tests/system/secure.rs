@@ -458,7 +458,8 @@ fn a_hang_up_opens_the_audit_log_anew() {
     assert_eq!(lines(&old), 1);
     let line: Value = serde_json::from_str(&std::fs::read_to_string(&log).expect("the log")).expect("JSON");
     assert_eq!((&line["client"], &line["status"]), (&json!("127.0.0.1"), &json!(200)), "{line}");
-    assert_eq!(site.gateway.metric("kvasir_gateway_audit_log_lines_total"), 2.0);
+    // A line is counted once it is in the file.
+    wait_for("both to be counted", || site.gateway.metric("kvasir_gateway_audit_log_lines_total") == 2.0);
     // A client that leaves is written down as one.
     site.mocks[0].heal();
     let hang = tools_mocker::FaultKind::Hang;

@@ -68,6 +68,11 @@ fn upstream_error(worker: &str, reason: &str) -> UpstreamError {
     UpstreamError { worker: worker.to_owned(), reason: reason.to_owned(), is_too_large: false }
 }
 
+/// Among the extensions of an answer's head: another endpoint served the request, `HOST:PORT`, because the proxy could not use
+/// the one that it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedElsewhere(pub String);
+
 /// A part of an answer's body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
@@ -79,7 +84,7 @@ pub enum Piece {
 
 impl Handover {
     /// A way to a proxy, and its other end. `shows_answers`: the proxy shows the bodies of answers, not only their heads.
-    /// `among`: the only workers that it can reach, as `HOST:PORT`.
+    /// `among`: the only workers that it can reach, as `HOST:PORT`, or as `HOST` for all ports of it.
     #[must_use]
     pub fn new(shows_answers: bool, among: Option<Vec<String>>) -> (Self, oneshot::Receiver<HandedOver>) {
         let (sender, receiver) = oneshot::channel();
@@ -99,7 +104,7 @@ impl Handover {
         self.0.shows_answers
     }
 
-    /// The only workers that the proxy can reach, as `HOST:PORT`; `None` is all.
+    /// The only workers that the proxy can reach, as `HOST:PORT` or `HOST`; `None` is all.
     #[must_use]
     pub fn among(&self) -> Option<&[String]> {
         self.0.among.as_deref()

@@ -115,13 +115,15 @@ pub struct RouteRequest<'a> {
     pub without_prefill: bool,
     /// Names of workers that have just failed this request.
     pub avoid: &'a [String],
-    /// The only workers that may generate, as `HOST:PORT`; `None` is all.
+    /// The only workers that may generate, as `HOST:PORT`, or as `HOST` for all ports of it; `None` is all.
     pub among: Option<&'a [String]>,
 }
 
 impl RouteRequest<'_> {
     fn allows(&self, rank: &RankRef) -> bool {
-        self.among.is_none_or(|among| among.contains(&rank.worker.name))
+        let name = rank.worker.name.as_str();
+        let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
+        self.among.is_none_or(|among| among.iter().any(|allowed| allowed == name || allowed == host))
     }
 }
 

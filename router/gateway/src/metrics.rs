@@ -35,6 +35,7 @@ pub(crate) struct Metrics {
     pub(crate) generated_tokens: Counter,
     pub(crate) disaggregated: Counter,
     pub(crate) handed_over: Counter,
+    pub(crate) served_elsewhere: Counter,
     pub(crate) migrations: Counter,
     pub(crate) hedged: Counter,
     pub(crate) late: Counter,
@@ -98,6 +99,7 @@ impl Metrics {
             generated_tokens: Counter::default(),
             disaggregated: Counter::default(),
             handed_over: Counter::default(),
+            served_elsewhere: Counter::default(),
             migrations: Counter::default(),
             hedged: Counter::default(),
             late: Counter::default(),
@@ -171,6 +173,11 @@ impl Metrics {
             "handed_over",
             "Requests that a proxy sends to their workers",
             this.handed_over.clone(),
+        );
+        registry.register(
+            "served_elsewhere",
+            "Requests that a proxy had another endpoint serve",
+            this.served_elsewhere.clone(),
         );
         registry.register("migrations", "Attempts that went on elsewhere", this.migrations.clone());
         registry.register("hedged", "Second attempts beside a slow first one", this.hedged.clone());

@@ -38,17 +38,17 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt, Limited};
 use prost_types::value::Kind;
 use router_engines::dialect::authority_of;
-use router_engines::handover::{HandedOver, Handover, Piece};
+use router_engines::handover::{HandedOver, Handover, Piece, ReplySender, ServedElsewhere};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tonic::Status;
 use tower_service::Service;
 
 use crate::message::{
     Head, immediate, pieces, request_body, request_headers, request_trailers, response_body, response_head,
-    response_headers, response_trailers,
+    response_headers, response_trailers, served,
 };
 use crate::proto::ext_proc::processing_request::Request as Part;
-use crate::proto::ext_proc::{BodySendMode, HttpHeaders, ProcessingRequest, ProcessingResponse};
+use crate::proto::ext_proc::{BodySendMode, HttpHeaders, Metadata, ProcessingRequest, ProcessingResponse};
 
 /// Pieces of a request's body between the proxy and the gateway.
 const PIECES_MAX: usize = 1;
@@ -91,18 +91,20 @@ async fn next<I>(incoming: &mut I) -> Result<Option<Part>, Status>
 where
     I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
 {
-    Ok(next_message(incoming).await?.map(|(part, _)| part))
+    Ok(next_message(incoming).await?.map(|(part, _, _)| part))
 }
 
-/// The next message's part, and the attributes of the proxy that come with it.
-async fn next_message<I>(incoming: &mut I) -> Result<Option<(Part, Attributes)>, Status>
+/// The next message's part, and the attributes and the metadata of the proxy that come with it.
+async fn next_message<I>(incoming: &mut I) -> Result<Option<(Part, Attributes, Option<Metadata>)>, Status>
 where
     I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
 {
     match incoming.next().await {
         None => Ok(None),
         Some(message) => match message? {
-            ProcessingRequest { request: Some(part), attributes, .. } => Ok(Some((part, attributes))),
+            ProcessingRequest { request: Some(part), attributes, metadata_context, .. } => {
+                Ok(Some((part, attributes, metadata_context)))
+            }
             _ => Err(Status::invalid_argument("a message without a part that is known here")),
         },
     }
@@ -242,9 +244,9 @@ where
         Received::Closed => return Ok(()),
     };
     let worker = handed_over.base.clone();
-    let reply = client.send(&out, *handed_over, end).await?;
-    let engine = match engine_head(&mut incoming, answer.as_mut()).await? {
-        Replied::Engine(engine) => engine,
+    let (reply, destination) = client.send(&out, *handed_over, end).await?;
+    let (engine, served) = match engine_head(&mut incoming, answer.as_mut()).await? {
+        Replied::Engine(engine, served) => (engine, served),
         Replied::Local(local) => {
             let reason = format!("the proxy got no answer from it: {}", local.details);
             reply.failed(&worker, &reason, local.is_worker_failure());
@@ -255,7 +257,10 @@ where
         Replied::Closed => return Ok(()),
     };
     let is_complete = engine.end_of_stream;
-    let engine = response_head(&engine.headers.unwrap_or_default());
+    let mut engine = response_head(&engine.headers.unwrap_or_default());
+    if let Some(served) = served.filter(|served| *served != destination) {
+        engine.extensions_mut().insert(ServedElsewhere(served));
+    }
     let feed = Feed::new(reply.answered(engine.clone()).ok());
     match shows_answers {
         true if is_complete => without_body(&engine, feed, &out, answer).await,
@@ -337,8 +342,8 @@ where
 
 /// Outcome of a request that the proxy has sent.
 enum Replied {
-    /// The head of an engine's answer.
-    Engine(HttpHeaders),
+    /// The head of an engine's answer, and which engine's it is, if the proxy tells.
+    Engine(HttpHeaders, Option<String>),
     /// The proxy answered in the engine's place.
     Local(LocalReply),
     /// The gateway ended the request (deadline, guardrail) before the engine's head came.
@@ -359,11 +364,15 @@ where
         tokio::select! {
             part = next_message(incoming) => match part? {
                 None => return Ok(Replied::Closed),
-                Some((Part::ResponseHeaders(headers), attributes)) => {
-                    return Ok(LocalReply::read(&attributes).map_or(Replied::Engine(headers), Replied::Local));
+                Some((Part::ResponseHeaders(headers), attributes, metadata)) => {
+                    let served = served(metadata.as_ref()).map(str::to_owned);
+                    return Ok(match LocalReply::read(&attributes) {
+                        Some(local) => Replied::Local(local),
+                        None => Replied::Engine(headers, served),
+                    });
                 }
-                Some((Part::RequestBody(_) | Part::RequestTrailers(_), _)) => {}
-                Some((part, _)) => return Err(unexpected(&part, "the engine's answer was awaited")),
+                Some((Part::RequestBody(_) | Part::RequestTrailers(_), ..)) => {}
+                Some((part, ..)) => return Err(unexpected(&part, "the engine's answer was awaited")),
             },
             response = &mut answer => {
                 let Ok(response) = response;
@@ -381,13 +390,13 @@ struct Client {
 }
 
 impl Client {
-    /// Tells the proxy where to send the request, and what.
+    /// Tells the proxy where to send the request, and what; the destination is returned.
     async fn send(
         &self,
         out: &Outgoing,
         handed_over: HandedOver,
         end: End,
-    ) -> Result<router_engines::handover::ReplySender, Status> {
+    ) -> Result<(ReplySender, String), Status> {
         let destination = destination(&handed_over.base).await.map_err(|reason| {
             tracing::error!(worker = handed_over.base, "{reason}");
             Status::unavailable(reason)
@@ -401,7 +410,7 @@ impl Client {
         if end == End::Trailers {
             send(out, request_trailers()).await?;
         }
-        Ok(handed_over.reply)
+        Ok((handed_over.reply, destination))
     }
 }
 

@@ -21,13 +21,14 @@
 //! `docs/proposals/004-endpoint-picker-protocol/README.md`.
 //!
 //! Reading order: `message` (between Envoy's messages and HTTP's; no I/O), `exchange` (one request from its first message to
-//! its last), `service` (the gRPC services and their listener), `health`.
+//! its last), `service` (the gRPC services and their listener), `authority` (bytes that the HTTP/2 library would refuse), `health`.
 //!
 //! Threads: an exchange is polled by the task of its gRPC stream, so a message wakes one task. Memory of a request: its body,
 //! which the gateway charges and bounds, and a few messages of up to 4 MiB on their way, which it does not charge.
 
 #![forbid(unsafe_code)]
 
+mod authority;
 mod exchange;
 mod health;
 mod message;

@@ -19,6 +19,7 @@ use crate::proto::ext_proc::{
 /// Where the proxy is to send a request: header, and key of the metadata in [`DESTINATION_NAMESPACE`].
 pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";
 const DESTINATION_NAMESPACE: &str = "envoy.lb";
+const SERVED: &str = "x-gateway-destination-endpoint-served";
 /// The only endpoints that a proxy can reach.
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 const SUBSET: &str = "x-gateway-destination-endpoint-subset";
@@ -130,6 +131,14 @@ impl Head {
         *request.uri_mut() = self.uri;
         *request.headers_mut() = self.headers;
         request
+    }
+}
+
+/// The endpoint that a proxy says has served a request: key of the metadata in [`DESTINATION_NAMESPACE`].
+pub(crate) fn served(metadata: Option<&Metadata>) -> Option<&str> {
+    match &metadata?.filter_metadata.get(DESTINATION_NAMESPACE)?.fields.get(SERVED)?.kind {
+        Some(Kind::StringValue(endpoint)) => Some(endpoint),
+        _ => None,
     }
 }
 

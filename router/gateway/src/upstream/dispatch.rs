@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::Response as HttpResponse;
 use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
 use router_engines::dialect::{Engine, host_of};
-use router_engines::handover::{Handover, HandoverError};
+use router_engines::handover::{Handover, HandoverError, ServedElsewhere};
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
 use router_fleet::{Booking, RankRef, Route};
 use router_openai::{FORM_USAGE, RawBody, Usage};
@@ -23,6 +23,7 @@ use tokio::task::JoinHandle;
 
 use super::Generation;
 use super::failure::{Failure, Refusal};
+use crate::metrics::Metrics;
 use crate::service::{Gateway, fresh_number};
 use crate::traced::LegSpan;
 
@@ -128,11 +129,18 @@ fn call(
     (call, span)
 }
 
+/// The proxy that sends a request in the gateway's place.
+struct Proxy<'a> {
+    handover: &'a Handover,
+    metrics: &'a Metrics,
+}
+
 /// The proxy that sends the leg that generates, if one does; counted as handed over.
-fn handed_over(generation: &Generation) -> Option<&Handover> {
+fn handed_over(generation: &Generation) -> Option<Proxy<'_>> {
     let handover = generation.handover.as_ref()?;
-    generation.gateway.metrics.handed_over.inc();
-    Some(handover)
+    let metrics = &generation.gateway.metrics;
+    metrics.handed_over.inc();
+    Some(Proxy { handover, metrics })
 }
 
 /// Sends to one worker; its answer's head has a status of success.
@@ -140,7 +148,7 @@ async fn send(
     rank: &RankRef,
     call: &Call,
     span: &mut Option<LegSpan>,
-    handover: Option<&Handover>,
+    proxy: Option<Proxy<'_>>,
 ) -> Result<HttpResponse<ReplyBody>, Failure> {
     let mut failed = |how| {
         if let Some(span) = span {
@@ -148,14 +156,22 @@ async fn send(
         }
     };
     let upstream = &rank.worker.upstream;
-    let sent = match handover {
+    let sent = match &proxy {
         None => upstream.send(call).await.map_err(|error| Failure::connection(&error)),
-        Some(handover) => handover.send(upstream, call.clone()).await.map_err(|error| match error {
+        Some(proxy) => proxy.handover.send(upstream, call.clone()).await.map_err(|error| match error {
             HandoverError::Worker(error) => Failure::connection(&error),
             HandoverError::Proxy(error) => Failure::of_proxy(error.to_string()),
         }),
     };
     let reply = sent.inspect_err(|_| failed("connection"))?;
+    if let (Some(proxy), Some(ServedElsewhere(endpoint))) = (proxy, reply.extensions().get()) {
+        proxy.metrics.served_elsewhere.inc();
+        tracing::debug!(
+            worker = rank.worker.name,
+            endpoint,
+            "the proxy had another endpoint serve a request"
+        );
+    }
     let status = reply.status();
     if status.is_success() {
         return Ok(reply);
