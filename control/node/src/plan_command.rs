@@ -8,7 +8,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use bench::scaling::{Comparison, compare, plot};
 use clap::{Args, Subcommand};
-use control_planner::{CAPACITY_OF, Capacity, Engine, Lengths, Request, ServiceLevel, Setup, WorkerRole};
+use control_planner::{
+    CAPACITY_OF, Capacity, Engine, LEVEL_WINDOW, Lengths, Request, ServiceLevel, Setup, WorkerRole,
+    forecast_error,
+};
 use serde_json::Value;
 use tools_workload::{azure, mooncake};
 
@@ -207,6 +210,7 @@ fn replay(arguments: &ReplayArgs) -> Result<ExitCode> {
     let lengths: Vec<Lengths> = requests.iter().map(Request::lengths).collect();
     let capacity = Capacity::new(engine, WorkerRole::Both, level).of(&lengths, setup.max.min(CAPACITY_OF));
     println!("each of a few workers serves {capacity:.2} requests/s of this mix in time");
+    print_forecast_errors(&requests);
     let Comparison { rows, chosen, trials } = compare(&setup, &requests, capacity, half);
     println!("{:<38}{:>10}{:>10}{:>7}", "law, on the second half", "attained", "workers", "peak");
     for row in &rows {
@@ -232,6 +236,20 @@ fn replay(arguments: &ReplayArgs) -> Result<ExitCode> {
         println!("plot: {}", file.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How far the planner's rate of the last seconds is from the demand of the next ones, beside a rate of five minutes, which
+/// knows steady demand better and a step later.
+fn print_forecast_errors(requests: &[Request]) {
+    let arrivals: Vec<f64> = requests.iter().map(|request| request.at).collect();
+    println!("demand of the next seconds, forecast by a rate of the last ones; errors over demand (WAPE):");
+    for window in [LEVEL_WINDOW, 300.0] {
+        for ahead in [30.0, 60.0] {
+            if let Some(error) = forecast_error(&arrivals, window, ahead) {
+                println!("  of the next {ahead:.0} s by the last {window:.0} s: {:.1} %", 100.0 * error);
+            }
+        }
+    }
 }
 
 fn size(arguments: &SizeArgs) -> Result<ExitCode> {

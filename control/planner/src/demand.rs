@@ -44,9 +44,59 @@ impl Level {
     }
 }
 
+/// Seconds between two looks of a forecast that is judged, as of a planner's ticks.
+const TICK: f64 = 5.0;
+
+/// How far a forecast of the next `ahead` seconds is off: the sum of absolute errors over the sum of requests (WAPE), if the
+/// forecast is the rate of the last `window` seconds. Every stretch of `ahead` seconds but the first is forecast once.
+/// `arrivals` are seconds in rising order; `None` where they fill no two stretches, or `ahead` is no multiple of 5 s.
+#[must_use]
+pub fn forecast_error(arrivals: &[f64], window: f64, ahead: f64) -> Option<f64> {
+    let ticks_ahead = (ahead / TICK).round() as usize;
+    if ticks_ahead == 0 || (ticks_ahead as f64 * TICK - ahead).abs() > 1e-9 {
+        return None;
+    }
+    let count = |from: f64, to: f64| {
+        arrivals.partition_point(|at| *at < to) - arrivals.partition_point(|at| *at < from)
+    };
+    let stretches = (arrivals.last()? / ahead) as usize;
+    let mut level = Level::new(window);
+    let (mut errors, mut all) = (0.0, 0.0);
+    for stretch in 0..stretches {
+        let begun = stretch as f64 * ahead;
+        if stretch > 0 {
+            let arrived = count(begun, begun + ahead) as f64;
+            errors += (level.rate() * ahead - arrived).abs();
+            all += arrived;
+        }
+        for tick in 0..ticks_ahead {
+            let tick = begun + tick as f64 * TICK;
+            level.observe(count(tick, tick + TICK) as f64, TICK);
+        }
+    }
+    (all > 0.0).then(|| errors / all)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forecast_of_steady_demand_is_right_and_one_of_a_step_is_late() {
+        let steady: Vec<f64> = (0..600).map(|at| f64::from(at) + 0.5).collect();
+        assert!(forecast_error(&steady, 40.0, 30.0).is_some_and(|error| error < 1e-9));
+        // 30 s of 1 request/s, 30 s of 3, an instant to end the second stretch: 30 are forecast, 90 come.
+        let step: Vec<f64> = (0..30)
+            .map(f64::from)
+            .chain((0..90).map(|at| 30.0 + f64::from(at) / 3.0))
+            .chain([60.0])
+            .collect();
+        let error = forecast_error(&step, 40.0, 30.0).expect("two stretches");
+        assert!((error - 60.0 / 90.0).abs() < 1e-9, "{error}");
+        assert_eq!(forecast_error(&step, 40.0, 7.0), None, "no multiple of a tick");
+        assert_eq!(forecast_error(&step[..40], 40.0, 60.0), None, "less than two stretches");
+        assert_eq!(forecast_error(&[], 40.0, 30.0), None);
+    }
 
     #[test]
     fn a_rate_is_right_from_the_first_count_and_forgets_after_the_window() {

@@ -32,11 +32,13 @@ mod simulated_worker;
 mod start_time;
 
 pub use capacity::{Capacity, Lengths};
+pub use demand::forecast_error;
 pub use engine::{Engine, ServiceLevel, StepTime, WorkerRole};
 pub use fleet_simulation::{FleetView, Law, Outcome, PlannerLaw, Replica, Request, Setup, poisson, simulate};
 pub use headroom::{HEADROOMS, Headroom, Trial, choose as choose_headroom};
 pub use measured_engine::{DecodeSample, MeasuredEngine, PromptSample, SAMPLES_MIN};
 pub use planner::{
-    CAPACITY_OF, Decision, Observation, Planner, PlannerConfig, PoolConfig, Reason, WorkerCounts,
+    CAPACITY_OF, Decision, LEVEL_WINDOW, Observation, Planner, PlannerConfig, PoolConfig, Reason,
+    WorkerCounts,
 };
 pub use recorded_demand::RecordedDemand;

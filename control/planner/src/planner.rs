@@ -42,7 +42,7 @@ pub const CAPACITY_OF: u32 = 4;
 /// Tokens of a prompt or an answer beyond which a length is not believed.
 const TOKENS_MAX: f64 = 1e6;
 /// Seconds over which arrivals are counted.
-const LEVEL_WINDOW: f64 = 40.0;
+pub const LEVEL_WINDOW: f64 = 40.0;
 /// Of a worker more than `n`, this much does not count as a need for `n + 1`.
 const ROUNDING: f64 = 0.02;
 /// Learned step times are rounded to powers of this ratio: each engine has its capacities computed once.

@@ -122,8 +122,10 @@ pub struct RouteRequest<'a> {
 impl RouteRequest<'_> {
     fn allows(&self, rank: &RankRef) -> bool {
         let name = rank.worker.name.as_str();
-        let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
-        self.among.is_none_or(|among| among.iter().any(|allowed| allowed == name || allowed == host))
+        let host = name.rsplit_once(':').map_or(name, |(host, _)| host).trim_matches(['[', ']']);
+        self.among.is_none_or(|among| {
+            among.iter().any(|allowed| allowed == name || allowed.trim_matches(['[', ']']) == host)
+        })
     }
 }
 
