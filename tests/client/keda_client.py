@@ -217,12 +217,16 @@ def main(folder):
         except grpc.RpcError as error:
             assert error.code() == code, error
     passed("triggers without a pool, of an unknown pool, with a wrong tolerance are refused")
-    pushed = scaler.method("StreamIsActive", "ScaledObjectRef", "IsActiveResponse", stream=True)(scaler.ref(pool="both"), timeout=5)
-    began = time.monotonic()
-    assert next(pushed).result
-    lag = time.monotonic() - began
-    pushed.cancel()
-    assert lag < 0.5, f"{lag} s"
+    lags = []
+    for _ in range(5):
+        subscribe = scaler.method("StreamIsActive", "ScaledObjectRef", "IsActiveResponse", stream=True)
+        began = time.monotonic()
+        pushed = subscribe(scaler.ref(pool="both"), timeout=5)
+        assert next(pushed).result
+        lags.append(time.monotonic() - began)
+        pushed.cancel()
+    lag = sorted(lags)[2]
+    assert lag < 0.1, f"{lags} s"
     passed(f"whether the pool is active is pushed {1000 * lag:.1f} ms after it was asked for")
 
 

@@ -61,7 +61,7 @@ class Fleet:
         name = HOSTILE if is_hostile else "both"
         self.plan = {
             "mode": "act", "unix_ms": int(time.time() * 1000),
-            "pools": [{"pool": name, "wanted": 4, "ready": 3, "starting": 1, "draining": 0, "stuck": 1, "reason": "demand", "text": f"{name}: 4 workers, by demand",
+            "pools": [{"pool": name, "wanted": 4, "ready": 3, "starting": 1, "draining": 0, "stuck": 1, "reason": "demand", "trials": [[0.5, 1.0, 5.2], [0.7, 0.995, 4.1], [0.9, 0.93, 3.4]], "text": f"{name}: 4 workers, by demand",
                        "rate": 5.25, "capacity": None, "need": 3.5, "utilisation": 0.7, "horizon_seconds": 90.0}],
             "changes": [{"unix_ms": int(time.time() * 1000), "pool": name, "from": 3, "to": 4, "text": f"{name}: 4 workers, by demand"}],
         }  # fmt: skip

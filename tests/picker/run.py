@@ -708,22 +708,27 @@ def fail_open():
     gateway = Gateway("fail-open", [("--worker", f"http://{engine.address}") for engine in engines])
     knows = override_host([engine.address for engine in engines])
 
-    def change(text):
-        text = knows(text).replace("              grpc_service: {envoy_grpc: {cluster_name: picker}}\n", "              grpc_service: {envoy_grpc: {cluster_name: picker}}\n              failure_mode_allow: true\n")
+    def opened(text):
+        text = text.replace("              grpc_service: {envoy_grpc: {cluster_name: picker}}\n", "              grpc_service: {envoy_grpc: {cluster_name: picker}}\n              failure_mode_allow: true\n")
         # A cluster without a healthy host has none, so that Envoy knows it before it has sent anything.
         return text.replace("    # A picker that is stopped says so first", "    common_lb_config: {healthy_panic_threshold: {value: 0}}\n    # A picker that is stopped says so first").replace("max_ejection_percent: 60", "max_ejection_percent: 100")
 
-    port, _ = envoy("fail-open", [gateway.picker], change=change)
+    port, _ = envoy("fail-open", [gateway.picker], change=lambda text: opened(knows(text)))
+    # A cluster that goes where a header says: without a picker nobody says it, least of all a client.
+    plain, _ = envoy("fail-open-plain", [gateway.picker], change=opened)
     body = chat(20, 0, 0).replace(b"tiny", b"hash")
     assert ask(port, "POST", "/v1/chat/completions", body)[0] == 200
     gateway.child.kill()
     wait_for("a request without a picker", lambda: ask(port, "POST", "/v1/chat/completions", body)[0] == 200)
     statuses = [ask(port, "POST", "/v1/chat/completions", body)[0] for _ in range(30)] + [ask(port, "GET", "/v1/models")[0] for _ in range(5)]
     assert statuses == [200] * 35, statuses
+    seen = [len(engine.seen) for engine in engines]
+    status = ask(plain, "POST", "/v1/chat/completions", body, {"x-gateway-destination-endpoint": engines[0].address})[0]
+    assert status >= 500 and [len(engine.seen) for engine in engines] == seen, (status, seen)
     gateway.start()
     began = gateway.metric("kvasir_gateway_handed_over_total")
     wait_for("the picker to be asked again", lambda: ask(port, "POST", "/v1/chat/completions", body)[0] == 200 and gateway.metric("kvasir_gateway_handed_over_total") > began)
-    passed("a killed picker, where the proxy may do without one: 35 requests, none failed; asked again when it is back")
+    passed("a killed picker, where the proxy may do without one: 35 requests, none failed, and no client chooses its engine; asked again when it is back")
 
 
 def cleartext_http2():

@@ -416,8 +416,13 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
     let scratch = Scratch::new("deploy-pods");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let server = runtime.block_on(tests_apiserver::ApiServer::start(1)).expect("a port");
+    // The README's example.
+    let readme = include_str!("../../README.md");
+    let (_, text) = readme.split_once("```toml\n# qwen.toml\n").expect("the example");
+    let (text, _) = text.split_once("```").expect("its end");
+    let description = scratch.config("qwen.toml", text);
     let began = Instant::now();
-    let rendered = render(&example("vllm.toml"), &[]);
+    let rendered = render(&description, &[]);
     let objects = manifests(&String::from_utf8_lossy(&rendered.stdout), NAMESPACE);
     server.change(|store| {
         objects.iter().for_each(|(resource, object)| drop(store.put(resource, object.clone())))
@@ -506,6 +511,31 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
     assert_eq!(left + stayed, 100, "each request names its worker");
     println!("of 100 requests from 50 ms after its deletion on {seen} went to it");
     assert_eq!(seen, 0);
+}
+
+/// What every example's gateways, control services and workers read is found right by `kvasir config check`.
+#[test]
+fn the_settings_of_every_example_pass_the_check() {
+    let scratch = Scratch::new("deploy-check");
+    let mut checked = 0;
+    for name in ["dynamo.yaml", "mock.toml", "sglang-large.toml", "vllm-disaggregated.toml", "vllm.toml"] {
+        let rendered = render(&example(name), &[]);
+        assert!(rendered.status.success(), "{name}: {rendered:?}");
+        for (resource, object) in manifests(&String::from_utf8_lossy(&rendered.stdout), NAMESPACE) {
+            let Some(files) = object["data"].as_object().filter(|_| resource == "configmaps") else {
+                continue;
+            };
+            for (file, text) in files.iter().filter(|(file, _)| file.ends_with(".toml")) {
+                let path = scratch.config(file, text.as_str().expect("text"));
+                let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+                let output = command.args(["config", "check", &path]).output().expect("it runs");
+                assert!(output.status.success(), "{name}: {file}: {output:?}");
+                checked += 1;
+            }
+        }
+    }
+    println!("{checked} files of settings in the examples' manifests, none with a mistake");
+    assert!(checked >= 5, "each example has settings: {checked}");
 }
 
 /// `kvasir control` with the settings that `kvasir deploy operator` prints.

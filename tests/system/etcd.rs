@@ -2,48 +2,15 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::etcd::Etcd;
 use support::load::Load;
+use support::register::Register;
 use support::site::{Site, mock};
 use support::{get, wait_for};
 use tools_mocker::{Dialect, Role};
-
-/// `kvasir register` beside an engine; it is killed when the test is over.
-struct Register(Child);
-
-impl Register {
-    fn start(etcd: &Etcd, url: &str, more: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kvasir"))
-            .args(["register", url, "--etcd", &etcd.url()])
-            .args(more)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("kvasir register");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let is_written = lines.any(|line| line.is_ok_and(|line| line.ends_with(" written")));
-        assert!(is_written, "{url} is registered");
-        // What it prints later is read, so that it can go on.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self(child)
-    }
-
-    fn terminate(&mut self) {
-        let sent = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
-        assert!(sent.is_ok_and(|status| status.success()));
-    }
-}
-
-impl Drop for Register {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _gone = self.0.kill();
-        let _status = self.0.wait();
-    }
-}
 
 fn site(name: &str, etcd: &Etcd, mocks: usize) -> Site {
     let config = format!(
@@ -79,7 +46,7 @@ fn an_etcd_that_is_away_fails_no_request() {
             && site.gateway.metric("kvasir_discovery_workers") == 3.0
     });
     // Who registered the first worker dies: nobody vouches for it, and it answers.
-    registered[0].0.kill().expect("killed");
+    registered[0].kill();
     wait_for("its lease to run out", || site.gateway.metric("kvasir_discovery_suspect") == 1.0);
     let before = site.mocks[0].stats().requests;
     wait_for("requests all the same", || site.mocks[0].stats().requests > before + 20);
@@ -153,9 +120,11 @@ impl Drop for Namespace {
     }
 }
 
-/// The network between etcd and everything else is cut: nobody is told, and no request fails.
+/// The network between etcd and everything else is cut for `KVASIR_SECONDS`: nobody is told, and no request fails.
 #[test]
 fn a_network_that_is_split_from_etcd_fails_no_request() {
+    // Longer than the leases of the registrations.
+    let seconds = std::env::var("KVASIR_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(10);
     let Some(namespace) = Namespace::start() else { return };
     let place = Some((namespace.name.as_str(), "10.231.7.2"));
     let Some(etcd) = Etcd::start_in("etcd-split", place, &[]) else { return };
@@ -168,8 +137,7 @@ fn a_network_that_is_split_from_etcd_fails_no_request() {
     let cut = Instant::now();
     wait_for("it to be noticed", || site.gateway.metric("kvasir_discovery_failing") == 1.0);
     let noticed = cut.elapsed();
-    // Longer than the leases of the registrations.
-    std::thread::sleep(Duration::from_secs(10));
+    std::thread::sleep(Duration::from_secs(seconds));
     assert_eq!(site.ready(), 2);
     namespace.set_cut(false);
     wait_for("etcd to be read again", || site.gateway.metric("kvasir_discovery_failing") == 0.0);

@@ -2,13 +2,15 @@
 
 mod support;
 
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use support::etcd::Etcd;
 use support::load::Load;
+use support::register::Register;
 use support::site::{ask, chat, mock, model_folder};
-use support::{Process, Scratch, get, wait_for};
+use support::{Process, Scratch, free_address, get, wait_for};
 use tests_apiserver::ApiServer;
 use tools_mocker::{Dialect, Mock, Role};
 
@@ -74,10 +76,15 @@ impl Cluster {
         self.mocks[which].stats().requests
     }
 
-    fn error(&self) -> Value {
+    /// What discovery says of its sources.
+    fn sources(&self) -> Vec<Value> {
         let (_, body) = get(&self.gateway.address, "/kvasir/workers").expect("an answer");
         let told: Value = serde_json::from_str(&body).expect("JSON");
-        told["discovery"]["sources"][0]["error"].clone()
+        told["discovery"]["sources"].as_array().cloned().unwrap_or_default()
+    }
+
+    fn error(&self) -> Value {
+        self.sources().first().map_or(Value::Null, |source| source["error"].clone())
     }
 }
 
@@ -150,7 +157,7 @@ fn an_api_server_that_is_away_or_lies_fails_no_request() {
     let cluster = Cluster::start("k8s-away", 3, config);
     (0..3).for_each(|which| cluster.put(cluster.pod(which, "a")));
     wait_for("the pods", || cluster.ready() == 3);
-    let load = Load::start(&cluster.gateway.address, 100);
+    let load = Load::start(&cluster.gateway.address, 200);
     cluster.server.set_down(true);
     wait_for("it to be noticed", || cluster.error().is_string());
     std::thread::sleep(Duration::from_secs(seconds));
@@ -169,6 +176,69 @@ fn an_api_server_that_is_away_or_lies_fails_no_request() {
     let answered = load.end();
     assert!(answered > 100, "{answered}");
     println!("API server away for {seconds} s and restored without its pods: {answered} requests, 0 failed");
+}
+
+/// A control service that plans for a gateway; it is killed when the test is over.
+struct Control(Child);
+
+impl Control {
+    fn start(gateway: &str, config: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        let command = command.args(["control", "--gateway", gateway, "--config", config]);
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("kvasir control"))
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // It may be dead already.
+        let _gone = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+/// The control service, etcd and the API server are away at once for `KVASIR_SECONDS`, and come back: no request fails.
+#[test]
+fn control_etcd_and_the_api_server_are_away_and_no_request_fails() {
+    let Some(mut etcd) = Etcd::start("k8s-all-etcd", &[]) else { return };
+    let seconds = std::env::var("KVASIR_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
+    let discovery =
+        format!("selector = \"app=vllm\"\nguard_time = \"1h\"\n[etcd]\nendpoints = [{:?}]\n", etcd.url());
+    let cluster = Cluster::start("k8s-all", 3, &discovery);
+    (0..2).for_each(|which| cluster.put(cluster.pod(which, "a")));
+    let _registered = Register::start(&etcd, &cluster.mocks[2].url(), &[]);
+    wait_for("two pods and a registered worker", || cluster.ready() == 3);
+    let scratch = Scratch::new("k8s-all-control");
+    let config = scratch.config(
+        "control.toml",
+        &format!("[planner]\ninterval = \"300ms\"\n[control]\nlisten = \"{}\"\n", free_address()),
+    );
+    let address = &cluster.gateway.address;
+    let planned_at = || {
+        let (_, body) = get(address, "/kvasir/plan").unwrap_or_default();
+        serde_json::from_str::<Value>(&body).ok().and_then(|plan| plan["unix_ms"].as_u64()).unwrap_or(0)
+    };
+    let control = Control::start(address, &config);
+    wait_for("a plan", || planned_at() > 0);
+    let load = Load::start(address, 200);
+    drop(control);
+    etcd.kill();
+    cluster.server.set_down(true);
+    let failing = || cluster.sources().iter().filter(|source| source["error"].is_string()).count();
+    wait_for("both to be noticed", || failing() == 2);
+    let last_plan = planned_at();
+    std::thread::sleep(Duration::from_secs(seconds));
+    assert_eq!((cluster.ready(), planned_at()), (3, last_plan), "workers stay, and nobody plans");
+    etcd.restart_empty();
+    cluster.server.set_down(false);
+    let _control = Control::start(address, &config);
+    wait_for("both to be read again", || failing() == 0);
+    wait_for("a plan again", || planned_at() > last_plan);
+    let sum = |of: &str| cluster.sources().iter().filter_map(|source| source[of].as_u64()).sum::<u64>();
+    wait_for("all workers to be reported again", || (sum("workers"), sum("suspect")) == (3, 0));
+    assert_eq!(cluster.ready(), 3);
+    let answered = load.end();
+    println!("control, etcd and the API server away for {seconds} s: {answered} requests at 200/s, 0 failed");
 }
 
 /// A pod under the same name and address with another UID is another worker; one whose labels change leaves the selection.

@@ -1,10 +1,12 @@
-//! `kvasir profile` on mock engines whose step times are known.
+//! `kvasir profile` and `kvasir plan size` on mock engines whose step times are known.
 
 mod support;
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use support::{Scratch, wait_for};
+use serde_json::json;
+use support::{Events, Process, Random, Scratch, wait_for};
 
 /// Microseconds: a step, a request, a token of KV, a prompt token, the square of a prompt's tokens.
 const TRUTH: [f64; 5] = [8_000.0, 60.0, 0.1, 20.0, 0.004];
@@ -16,11 +18,10 @@ const KEYS: [&str; 5] = [
     "step_per_prompt_square_us",
 ];
 
-#[test]
-fn the_step_times_of_a_known_engine_are_found() {
-    let scratch = Scratch::new("profile");
+/// An engine with the step times of [`TRUTH`].
+fn known_engine() -> Process {
     let [base, request, kv_token, prompt_token, square] = TRUTH;
-    let engine = support::Process::start(&[
+    let engine = Process::start(&[
         "mock",
         "--step-ms",
         &(base / 1e3).to_string(),
@@ -36,6 +37,13 @@ fn the_step_times_of_a_known_engine_are_found() {
     wait_for("the engine", || {
         support::get(&engine.address, "/health").is_ok_and(|(status, _)| status == 200)
     });
+    engine
+}
+
+#[test]
+fn the_step_times_of_a_known_engine_are_found() {
+    let scratch = Scratch::new("profile");
+    let engine = known_engine();
     let file = scratch.config("planner.toml", "");
     let output = Command::new(env!("CARGO_BIN_EXE_kvasir"))
         .args(["profile", &engine.url(), "--output", &file])
@@ -71,6 +79,88 @@ fn the_step_times_of_a_known_engine_are_found() {
     println!("times between and within the measured loads are off by {:.1} % at most", worst * 100.0);
     // A shared machine is late now and then: 2 to 4 % on a quiet one.
     assert!(worst < 0.25, "{text}");
+}
+
+const PROMPT_TOKENS: usize = 4_000;
+const ANSWER_TOKENS: usize = 40;
+const TTFT: Duration = Duration::from_secs(1);
+const ITL: Duration = Duration::from_millis(100);
+
+/// Whether a stream that was due at `due` kept the service level.
+fn is_in_time(gateway: &str, seed: u64, due: Instant) -> bool {
+    let body = json!({"model": "tiny", "prompt": support::prompt(seed, PROMPT_TOKENS), "stream": true,
+        "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": true});
+    let mut events = Events::new(support::open(gateway, "/v1/completions", &body).expect("a connection"));
+    let head = events.head();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}{}", events.rest());
+    let mut pieces = Vec::new();
+    while let Some(data) = events.next_data() {
+        if data != "[DONE]" {
+            pieces.push(Instant::now());
+        }
+    }
+    let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return false };
+    *first - due <= TTFT && (*last - *first) / ANSWER_TOKENS as u32 <= ITL
+}
+
+/// The share of requests that keep the service level, at a rate that waits for nobody.
+fn attained(engines: &[Process], rate: f64, seconds: f64) -> f64 {
+    let mut arguments = vec!["gateway".to_owned()];
+    arguments.extend(engines.iter().flat_map(|engine| ["--worker".to_owned(), engine.url()]));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let gateway = Process::start(&arguments);
+    wait_for("all engines", || {
+        let (_, body) = support::get(&gateway.address, "/kvasir/status").unwrap_or_default();
+        body.matches("\"ready\":true").count() == engines.len()
+    });
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let mut uniform = || (random.below(1 << 32) as f64 + 1.0) / 2_f64.powi(32);
+    let (began, mut at) = (Instant::now(), 0.0);
+    std::thread::scope(|scope| {
+        let mut asked = Vec::new();
+        while at < seconds {
+            at -= uniform().ln() / rate;
+            let (due, seed) = (began + Duration::from_secs_f64(at), asked.len() as u64);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            let address = gateway.address.as_str();
+            asked.push(scope.spawn(move || is_in_time(address, seed, due)));
+        }
+        let all = asked.len();
+        let in_time = asked.into_iter().filter_map(|asked| asked.join().ok()).filter(|is| *is).count();
+        in_time as f64 / all as f64
+    })
+}
+
+/// As many engines as `kvasir plan size` says keep the service level under an open load, and half as many do not.
+#[test]
+fn a_fleet_of_the_planned_size_keeps_the_service_level() {
+    const RATE: f64 = 10.0;
+    let scratch = Scratch::new("plan-size");
+    let known: String = KEYS.iter().zip(TRUTH).map(|(key, value)| format!("{key} = {value:?}\n")).collect();
+    let config = scratch.config("planner.toml", &format!("[planner]\n{known}kv_tokens = {}\n", 16_384 * 16));
+    let output = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+        .args(["plan", "size", "--config", &config])
+        .args(["--prompt", &PROMPT_TOKENS.to_string(), "--output", &ANSWER_TOKENS.to_string()])
+        .args(["--rate", &RATE.to_string()])
+        .args(["--ttft", &TTFT.as_secs_f64().to_string(), "--itl", &ITL.as_secs_f64().to_string()])
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    let (before, _) = said.split_once(" workers that do both").expect(&said);
+    let size: usize = before.rsplit(' ').next().and_then(|count| count.parse().ok()).expect(&said);
+    println!("{}", said.lines().take(2).collect::<Vec<_>>().join("\n"));
+    assert!(size >= 2, "{said}");
+    let engines: Vec<Process> = (0..size).map(|_| known_engine()).collect();
+    let (planned, half) = (attained(&engines, RATE, 15.0), attained(&engines[..size / 2], RATE, 15.0));
+    println!(
+        "{RATE} requests/s in time: {:.1} % with {size} engines, {:.1} % with {}",
+        planned * 100.0,
+        half * 100.0,
+        size / 2
+    );
+    // 99 % is planned for; a shared machine is late now and then.
+    assert!(planned >= 0.9 && half < 0.7, "{said}");
 }
 
 #[test]

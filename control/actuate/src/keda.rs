@@ -206,8 +206,10 @@ mod tests {
         sender.publish(vec![target(2)]);
         assert_eq!(next().await, Some(true));
         sender.publish(vec![target(2)]);
+        let published = std::time::Instant::now();
         sender.publish(vec![target(0)]);
         assert_eq!(next().await, Some(false));
+        assert!(published.elapsed() < std::time::Duration::from_millis(100), "{:?}", published.elapsed());
         drop(sender);
         assert_eq!(next().await, None);
     }

@@ -29,6 +29,7 @@ use crate::rpc::etcdserverpb::{
     RangeRequest, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse, watch_request,
 };
 use crate::rpc::mvccpb::KeyValue;
+use crate::worker::BYTES_MAX;
 
 /// Longest time for a connection, and for the answer to one request.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
@@ -242,18 +243,35 @@ impl Client {
         let range_end = range_end(prefix.as_bytes());
         let mut listed = Listed { revision: 0, keys: Vec::new() };
         let mut key = prefix.as_bytes().to_vec();
+        let mut limit = PAGE;
         loop {
-            let range =
-                RangeRequest { key, range_end: range_end.clone(), limit: PAGE, revision: listed.revision };
+            let range = RangeRequest {
+                key: key.clone(),
+                range_end: range_end.clone(),
+                limit,
+                revision: listed.revision,
+            };
             let request = self.request(range).await?;
             let (at, member) = self.member();
             let mut kv = KvClient::new(member.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
-            let answer = within(kv.range(request)).await.map_err(|status| self.refused(at, status))?;
+            let answer = match within(kv.range(request)).await {
+                // The page is larger than an answer may be.
+                Err(status) if status.code() == Code::OutOfRange && limit > 1 => {
+                    limit /= 10;
+                    continue;
+                }
+                answer => answer.map_err(|status| self.refused(at, status))?,
+            };
             if listed.revision == 0 {
                 listed.revision = answer.header.map_or(0, |header| header.revision);
             }
             let last = answer.kvs.last().map(|last| last.key.clone());
-            listed.keys.extend(answer.kvs);
+            // Larger values are no workers, and are not kept: one byte more says so.
+            listed.keys.extend(answer.kvs.into_iter().map(|mut found| {
+                found.value.truncate(BYTES_MAX + 1);
+                found.value.shrink_to_fit();
+                found
+            }));
             match last {
                 Some(mut last) if answer.more => {
                     last.push(0);

@@ -128,9 +128,10 @@ async fn send(sender: &Sender, updates: Vec<Update>) -> bool {
     true
 }
 
-/// The name of a worker's key.
+/// The name of a worker's key, as it may be logged and shown.
 fn name(prefix: &str, key: &[u8]) -> String {
-    String::from_utf8_lossy(key.strip_prefix(prefix.as_bytes()).unwrap_or(key)).into_owned()
+    let name = String::from_utf8_lossy(key.strip_prefix(prefix.as_bytes()).unwrap_or(key));
+    name.escape_debug().to_string()
 }
 
 impl Keys {

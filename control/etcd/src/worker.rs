@@ -4,7 +4,7 @@ use control_discovery::{Endpoint, EndpointState, Role};
 use serde::{Deserialize, Serialize};
 
 /// Largest value: what a worker says of itself is short.
-const BYTES_MAX: usize = 16 << 10;
+pub(crate) const BYTES_MAX: usize = 16 << 10;
 
 /// Value of a worker's key, as JSON. The fields are those of a file's `[[worker]]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

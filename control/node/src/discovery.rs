@@ -197,12 +197,13 @@ impl Discovery {
 
     /// Starts the sources. To be called within a Tokio runtime.
     pub(crate) async fn start(mut self, gateway: &Arc<Gateway>, keys: EngineKeys) -> Result<()> {
+        self.sources.extend(connect(&self.pods, &self.settings).await?);
+        // The last one: of two sources that name one address the first counts, and many may write into etcd.
         if let Some(etcd) = self.etcd.take() {
             let client = etcd.client()?;
             let source = control_etcd::EtcdSource::new(client, &etcd.prefix, self.settings.relist);
             self.sources.push(Source::Etcd(source));
         }
-        self.sources.extend(connect(&self.pods, &self.settings).await?);
         let names = self.sources.iter().map(Source::name).collect();
         let (senders, receiver) = channel(self.sources.len());
         let shown: Arc<Mutex<Shown>> = Arc::default();

@@ -74,6 +74,7 @@ mod tests {
         assert_eq!(fit(&[large, claim(4, 1)], 8), [1, 4], "a worker of four GPUs does not fit");
     }
 
+    /// Dynamo #12428: a shift between two pools exceeded the budget between its two updates.
     #[test]
     fn a_shift_between_roles_goes_down_first() {
         assert_eq!(fit(&[claim(6, 2), claim(2, 6)], 8), [2, 2], "their GPUs are in use still");

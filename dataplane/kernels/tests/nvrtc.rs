@@ -195,6 +195,11 @@ fn the_source_compiles_with_accesses_of_16_bytes_and_no_spills() {
     if version >= (12, 8) {
         architectures.push(("100", true));
     }
+    // A minute each.
+    if let Ok(only) = std::env::var("KVASIR_NVRTC_ONLY") {
+        architectures.retain(|(number, _)| *number == only);
+        assert!(!architectures.is_empty(), "KVASIR_NVRTC_ONLY={only}: none of 80, 90, 100");
+    }
     for (number, has_conversion) in architectures {
         let virtual_architecture = format!("compute_{number}");
         let ptx = nvrtc.compile(KernelSet::All, &virtual_architecture, &[]);

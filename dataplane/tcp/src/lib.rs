@@ -12,7 +12,7 @@
 //! checked before a byte is written; generations once more when the bytes have landed or been gathered.
 //!
 //! Chosen by measurement on loopback, Linux 6.18, two contended cores, ratios within one run:
-//! * `examples/limit.rs` against plain `writev`/`recv`, by processor time of the busier side: 0.95 to 1.3 from
+//! * `examples/writev_limit.rs` against plain `writev`/`recv`, by processor time of the busier side: 0.95 to 1.3 from
 //!   64 KiB on the urgent lane, 0.76 to 1.1 on the background's, 0.92 to 1.03 at 4 KiB. Ping-pong: 1.3 times sockets
 //!   that are asked in a loop, of which io_uring itself costs 1.17.
 //! * Deferred task work against cooperative: equal in streams, ping-pong 1.17 against 1.22 times sockets.

@@ -72,6 +72,7 @@ pub struct Booking {
     moved_blocks: u32,
     started: Instant,
     is_prefilling: bool,
+    is_served_elsewhere: bool,
     /// Compared once.
     expected: Option<Expected>,
 }
@@ -88,6 +89,7 @@ impl Booking {
             moved_blocks: route.moved_blocks,
             started: Instant::now(),
             is_prefilling: true,
+            is_served_elsewhere: false,
             expected,
         };
         let decode = &this.decode.run.load.own;
@@ -104,6 +106,19 @@ impl Booking {
 
     fn computing(&self) -> &RankRef {
         self.prefill.as_ref().unwrap_or(&self.decode)
+    }
+
+    /// A proxy had another endpoint serve the request: its answer says nothing of this worker's cache or speed.
+    pub fn served_elsewhere(&mut self) {
+        self.is_served_elsewhere = true;
+        self.expected = None;
+        self.prompt_done();
+    }
+
+    /// Whether a proxy had another endpoint serve the request.
+    #[must_use]
+    pub fn is_served_elsewhere(&self) -> bool {
+        self.is_served_elsewhere
     }
 
     /// The decode worker says how many of the prompt's tokens were cached.

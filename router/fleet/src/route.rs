@@ -121,11 +121,27 @@ pub struct RouteRequest<'a> {
 
 impl RouteRequest<'_> {
     fn allows(&self, rank: &RankRef) -> bool {
-        let name = rank.worker.name.as_str();
-        let host = name.rsplit_once(':').map_or(name, |(host, _)| host).trim_matches(['[', ']']);
-        self.among.is_none_or(|among| {
-            among.iter().any(|allowed| allowed == name || allowed.trim_matches(['[', ']']) == host)
+        let Some(among) = self.among else { return true };
+        let (host, port) = host_and_port(&rank.worker.name);
+        among.iter().map(|allowed| host_and_port(allowed)).any(|(allowed_host, allowed_port)| {
+            // A worker's name has no port where it is its scheme's own.
+            let is_port = match port {
+                Some(port) => allowed_port.is_none_or(|allowed| allowed == port),
+                None => allowed_port.is_none_or(|allowed| ["80", "443"].contains(&allowed)),
+            };
+            allowed_host == host && is_port
         })
+    }
+}
+
+/// Host, without the brackets of an IPv6 address, and port of `HOST`, `HOST:PORT`, `[HOST]`, `[HOST]:PORT` or an IPv6 address.
+fn host_and_port(address: &str) -> (&str, Option<&str>) {
+    if let Some((host, rest)) = address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return (host, rest.strip_prefix(':'));
+    }
+    match address.split_once(':') {
+        Some((host, port)) if !port.contains(':') => (host, Some(port)),
+        _ => (address, None),
     }
 }
 

@@ -10,7 +10,7 @@
 //! 4.1), so the sender's table and the library's stay equal, and no table is needed here: only the structure of a header
 //! block is followed, and only a literal value of `:authority` is decoded.
 //!
-//! Memory of a connection: nothing, but for a header block that came in part or is changed, of at most [`BLOCK_BYTES_MAX`].
+//! Memory of a connection: room for a header block that came in part or is changed, of at most [`BLOCK_BYTES_MAX`].
 
 use std::io;
 use std::pin::Pin;
@@ -30,6 +30,9 @@ const FRAME_HEAD_BYTES: usize = 9;
 const FRAME_BYTES_MAX: usize = 16_384;
 /// Header blocks beyond this are left to the library, which refuses them.
 const BLOCK_BYTES_MAX: usize = 64 << 10;
+
+/// Frames of a header block at most, so that one that comes in many small pieces is judged cheaply. The library allows fewer.
+const BLOCK_FRAMES_MAX: usize = 8;
 
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
@@ -217,12 +220,13 @@ fn next(bytes: &[u8]) -> Next {
     }
     let mut block = Vec::new();
     let mut at = 0;
-    loop {
+    for frame in 0.. {
         let rest = bytes.get(at..).unwrap_or_default();
         let Some(head) = frame_head(rest) else { return Next::Incomplete };
         let end = at + FRAME_HEAD_BYTES + head.length;
         let follows = at == 0 || (head.kind == CONTINUATION && head.stream == first.stream);
-        if !follows || head.length > FRAME_BYTES_MAX || end > BLOCK_BYTES_MAX {
+        let is_large = head.length > FRAME_BYTES_MAX || end > BLOCK_BYTES_MAX || frame >= BLOCK_FRAMES_MAX;
+        if !follows || is_large {
             // Against the protocol, or too large: the library says so.
             return Next::Unchanged(end);
         }
@@ -248,6 +252,7 @@ fn next(bytes: &[u8]) -> Next {
             };
         }
     }
+    Next::Incomplete
 }
 
 /// A HEADERS frame's part of the header block, without padding and priority (RFC 9113, section 6.2).

@@ -247,9 +247,11 @@ where
     let (reply, destination) = client.send(&out, *handed_over, end).await?;
     let (engine, served) = match engine_head(&mut incoming, answer.as_mut()).await? {
         Replied::Engine(engine, served) => (engine, served),
-        Replied::Local(local) => {
+        Replied::Local(local, served) => {
+            let is_worker_failure =
+                local.is_worker_failure() && served.is_none_or(|served| served == destination);
             let reason = format!("the proxy got no answer from it: {}", local.details);
-            reply.failed(&worker, &reason, local.is_worker_failure());
+            reply.failed(&worker, &reason, is_worker_failure);
             let Ok(response) = answer.await;
             return send_immediately(&out, response).await;
         }
@@ -344,8 +346,8 @@ where
 enum Replied {
     /// The head of an engine's answer, and which engine's it is, if the proxy tells.
     Engine(HttpHeaders, Option<String>),
-    /// The proxy answered in the engine's place.
-    Local(LocalReply),
+    /// The proxy answered in the engine's place, and which engine it had tried, if it tells.
+    Local(LocalReply, Option<String>),
     /// The gateway ended the request (deadline, guardrail) before the engine's head came.
     Answered(Response),
     /// The proxy has closed the stream.
@@ -367,7 +369,7 @@ where
                 Some((Part::ResponseHeaders(headers), attributes, metadata)) => {
                     let served = served(metadata.as_ref()).map(str::to_owned);
                     return Ok(match LocalReply::read(&attributes) {
-                        Some(local) => Replied::Local(local),
+                        Some(local) => Replied::Local(local, served),
                         None => Replied::Engine(headers, served),
                     });
                 }

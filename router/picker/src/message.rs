@@ -19,6 +19,10 @@ use crate::proto::ext_proc::{
 /// Where the proxy is to send a request: header, and key of the metadata in [`DESTINATION_NAMESPACE`].
 pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";
 const DESTINATION_NAMESPACE: &str = "envoy.lb";
+/// Longest address of an endpoint that is read: a name of DNS and a port.
+const ENDPOINT_BYTES_MAX: usize = 253 + 6;
+/// Endpoints of a hint at most, so that looking through them for every worker stays short.
+const SUBSET_MAX: usize = 4096;
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 /// The only endpoints that a proxy can reach.
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
@@ -137,31 +141,28 @@ impl Head {
 /// The endpoint that a proxy says has served a request: key of the metadata in [`DESTINATION_NAMESPACE`].
 pub(crate) fn served(metadata: Option<&Metadata>) -> Option<&str> {
     match &metadata?.filter_metadata.get(DESTINATION_NAMESPACE)?.fields.get(SERVED)?.kind {
-        Some(Kind::StringValue(endpoint)) => Some(endpoint),
+        Some(Kind::StringValue(endpoint)) if endpoint.len() <= ENDPOINT_BYTES_MAX => Some(endpoint),
         _ => None,
     }
 }
 
-/// The endpoints of a subset hint: a list, or one text with commas.
+/// The endpoints of a subset hint: a list, or one text with commas; at most [`SUBSET_MAX`] of them. A hint of another kind
+/// allows no worker.
 fn subset(metadata: Option<&Metadata>) -> Option<Vec<String>> {
     let hint = metadata?.filter_metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET)?;
-    let split = |text: &str| {
-        text.split(',').map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect::<Vec<_>>()
+    let texts: Vec<&str> = match hint.kind.as_ref() {
+        Some(Kind::StringValue(text)) => vec![text],
+        Some(Kind::ListValue(ListValue { values })) => values
+            .iter()
+            .filter_map(|value| match &value.kind {
+                Some(Kind::StringValue(text)) => Some(text.as_str()),
+                _ => None,
+            })
+            .collect(),
+        _ => Vec::new(),
     };
-    match hint.kind.as_ref()? {
-        Kind::StringValue(text) => Some(split(text)),
-        Kind::ListValue(ListValue { values }) => Some(
-            values
-                .iter()
-                .filter_map(|value| match &value.kind {
-                    Some(Kind::StringValue(text)) => Some(split(text)),
-                    _ => None,
-                })
-                .flatten()
-                .collect(),
-        ),
-        _ => None,
-    }
+    let parts = texts.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|part| !part.is_empty());
+    Some(parts.take(SUBSET_MAX).map(str::to_owned).collect())
 }
 
 /// The head of an engine's answer. Its trailers and connection are the proxy's.

@@ -5,6 +5,7 @@
 
 pub mod etcd;
 pub mod load;
+pub mod register;
 pub mod site;
 
 use std::collections::HashMap;

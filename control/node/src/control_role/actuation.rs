@@ -30,13 +30,13 @@ use crate::planning::{PoolCounts, Seen};
 use crate::{http, secret};
 
 pub(super) struct Actuation {
-    means: Means,
+    actuator: Actuator,
     /// `None` when this process is the only one.
     leadership: Option<Leadership>,
 }
 
 /// How decisions are carried out.
-enum Means {
+enum Actuator {
     /// They are shown only.
     Advise,
     /// They are published to a task that serves or posts them, from then on.
@@ -48,8 +48,8 @@ enum Means {
 impl Actuation {
     /// Connects to what the settings name.
     pub(super) async fn start(settings: &Settings, credentials: &Credentials) -> Result<Self> {
-        let means = Means::start(settings, credentials).await?;
-        Ok(Self { means, leadership: Leadership::start(settings).await? })
+        let actuator = Actuator::start(settings, credentials).await?;
+        Ok(Self { actuator, leadership: Leadership::start(settings).await? })
     }
 
     /// Whether this process may act and show its plan.
@@ -59,27 +59,27 @@ impl Actuation {
 
     /// Whether there are to be prefill workers, where the settings say so.
     pub(super) fn has_prefill(&self) -> Option<bool> {
-        match &self.means {
+        match &self.actuator {
             #[cfg(feature = "kubernetes")]
-            Means::Kubernetes(workloads) => Some(workloads.has_prefill()),
+            Actuator::Kubernetes(workloads) => Some(workloads.has_prefill()),
             _ => None,
         }
     }
 
     /// Requests that were refused so far.
     pub(super) fn failures(&self) -> u64 {
-        match &self.means {
+        match &self.actuator {
             #[cfg(feature = "kubernetes")]
-            Means::Kubernetes(workloads) => workloads.failures(),
+            Actuator::Kubernetes(workloads) => workloads.failures(),
             _ => 0,
         }
     }
 
     /// The counts of each pool; `None` where gateways tell them; an error, which was logged, when they cannot be read now.
     pub(super) async fn read(&mut self) -> Result<Option<Vec<PoolCounts>>, ()> {
-        match &mut self.means {
+        match &mut self.actuator {
             #[cfg(feature = "kubernetes")]
-            Means::Kubernetes(workloads) => workloads.read().await.map(Some),
+            Actuator::Kubernetes(workloads) => workloads.read().await.map(Some),
             _ => Ok(None),
         }
     }
@@ -95,10 +95,10 @@ impl Actuation {
         counts: &[PoolCounts],
         seen: &Seen,
     ) -> Vec<usize> {
-        match &mut self.means {
-            Means::Advise => Vec::new(),
-            Means::Publish { publishes_from, .. } if Instant::now() < *publishes_from => Vec::new(),
-            Means::Publish { counts: sender, .. } => {
+        match &mut self.actuator {
+            Actuator::Advise => Vec::new(),
+            Actuator::Publish { publishes_from, .. } if Instant::now() < *publishes_from => Vec::new(),
+            Actuator::Publish { counts: sender, .. } => {
                 let target = |(decision, counts): (&Decision, &PoolCounts)| PoolTarget {
                     pool: decision.pool.clone(),
                     wanted: decision.wanted,
@@ -109,7 +109,7 @@ impl Actuation {
                 Vec::new()
             }
             #[cfg(feature = "kubernetes")]
-            Means::Kubernetes(workloads) => {
+            Actuator::Kubernetes(workloads) => {
                 let leads = || self.leadership.as_ref().is_none_or(Leadership::leads);
                 workloads.carry_out(decisions, seen, leads).await
             }
@@ -118,7 +118,7 @@ impl Actuation {
 
     /// Stops serving, and releases the lease.
     pub(super) async fn stop(self) {
-        if let Means::Publish { serving, .. } = self.means {
+        if let Actuator::Publish { serving, .. } = self.actuator {
             serving.abort();
         }
         if let Some(leadership) = self.leadership {
@@ -127,7 +127,7 @@ impl Actuation {
     }
 }
 
-impl Means {
+impl Actuator {
     async fn start(settings: &Settings, credentials: &Credentials) -> Result<Self> {
         let (planner, control) = (&settings.planner, &settings.control);
         if planner.mode != "act" {

@@ -325,7 +325,9 @@ async fn read_buffered_reply(
         }
     }
     booking.first_token();
-    route.decode.worker.breaker.succeeded();
+    if !booking.is_served_elsewhere() {
+        route.decode.worker.breaker.succeeded();
+    }
     if let Some(span) = &mut span {
         span.succeeded();
     }

@@ -89,8 +89,12 @@ pub(super) struct LegReply {
 }
 
 impl LegReply {
-    /// What the prefill worker found in its cache is compared with what was predicted.
+    /// What the prefill worker found in its cache is compared with what was predicted. Of an answer of another endpoint than the
+    /// picked one nothing is learned.
     pub(super) fn audit(&self, booking: &mut Booking) {
+        if self.reply.extensions().get::<ServedElsewhere>().is_some() {
+            booking.served_elsewhere();
+        }
         if let Some(cached) = self.prefill_cached {
             booking.prefill_cached_tokens(cached);
         }
@@ -164,13 +168,19 @@ async fn send(
         }),
     };
     let reply = sent.inspect_err(|_| failed("connection"))?;
-    if let (Some(proxy), Some(ServedElsewhere(endpoint))) = (proxy, reply.extensions().get()) {
+    let elsewhere = reply.extensions().get::<ServedElsewhere>();
+    let is_elsewhere = elsewhere.is_some();
+    if let (Some(proxy), Some(ServedElsewhere(endpoint))) = (proxy, elsewhere) {
         proxy.metrics.served_elsewhere.inc();
         tracing::debug!(
             worker = rank.worker.name,
             endpoint,
             "the proxy had another endpoint serve a request"
         );
+        // The proxy does not know it, or not yet: others are chosen for a while.
+        if rank.worker.breaker.failed(Instant::now()) {
+            tracing::warn!(worker = rank.run.name, "the proxy sends its requests elsewhere: out for a while");
+        }
     }
     let status = reply.status();
     if status.is_success() {
@@ -179,7 +189,7 @@ async fn send(
     failed(if status.is_server_error() { "engine_error" } else { "refused_by_engine" });
     let content_type = reply.headers().get(header::CONTENT_TYPE).cloned();
     let body = reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))?;
-    Err(Failure::refused(rank, Refusal { status, content_type, body }))
+    Err(Failure::refused(rank, Refusal { status, content_type, body }).behind_proxy(is_elsewhere))
 }
 
 /// Asks the workers of a route.

@@ -276,7 +276,9 @@ impl Leg {
         }
         self.stalled.as_mut().reset(tokio::time::Instant::now() + self.stall);
         self.booking.first_token();
-        self.route.decode.worker.breaker.succeeded();
+        if !self.booking.is_served_elsewhere() {
+            self.route.decode.worker.breaker.succeeded();
+        }
         self.transfer_started.take()
     }
 

@@ -3,7 +3,7 @@
 //! `wall` is bytes by time passed; `busy` is bytes by the processor time of the busier side, which other load on
 //! the machine disturbs less. Both peers sleep when they have nothing to do.
 //!
-//! `limit [rounds] [connections] [socket buffer bytes] [only this size in KiB, and the ping-pong]`
+//! `writev_limit [rounds] [connections] [socket buffer bytes] [only this size in KiB, and the ping-pong]`
 
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

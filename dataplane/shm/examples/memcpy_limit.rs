@@ -1,8 +1,8 @@
 //! How far writes and reads are from `memcpy` of the same bytes between the same slabs, in one run.
 //!
-//! `limit`: one thread drives both ends. `limit processes`: the receiver is another process, and `memcpy` is
-//! within this one. `limit count N`: N writes of 4 KiB and nothing else, for `valgrind --tool=callgrind`: run
-//! it with two counts and divide the difference. `limit count-memcpy N`: the same of `memcpy`.
+//! `memcpy_limit`: one thread drives both ends. `memcpy_limit processes`: the receiver is another process, and `memcpy` is
+//! within this one. `memcpy_limit count N`: N writes of 4 KiB and nothing else, for `valgrind --tool=callgrind`: run
+//! it with two counts and divide the difference. `memcpy_limit count-memcpy N`: the same of `memcpy`.
 //!
 //! Each line: the median over rounds of the time of `memcpy` divided by ours, both measured in each round in turn.
 //! Batches are 64 pieces, flushed once, and timed until the receiver has polled the immediate of the last.
