@@ -5,9 +5,9 @@ cd "$root"
 
 # Reads cargo's messages, one JSON object per line, and prints the executables among them. Only cargo knows where it
 # puts them: the target folder is configurable, and the names of test binaries end in a hash.
-executables() { # whether built as a test (true or false), the target's name
+executables() { # whether built as a test (true or false), the target's name, its package
     sed -n '/"reason":"compiler-artifact"/ {
-        /"name":"'"$2"'"/ { /"test":'"$1"'},/ s/.*"executable":"\([^"]*\)".*/\1/p; }
+        /"package_id":"[^"]*[/#]'"$3"'[#@]/ { /"name":"'"$2"'"/ { /"test":'"$1"'},/ s/.*"executable":"\([^"]*\)".*/\1/p; }; }
     }'
 }
 
@@ -26,7 +26,7 @@ build_test() { # package/target
         target=${package//-/_}
     fi
     found=$(cargo test --no-run --quiet "${what[@]}" --message-format=json-render-diagnostics |
-        executables true "$target" | tail -n 1)
+        executables true "$target" "$package" | tail -n 1)
     built "$1" "$found"
 }
 
@@ -34,6 +34,6 @@ build_kvasir() {
     local found
     [ -z "${KVASIR:-}" ] || { built "KVASIR=$KVASIR" "$KVASIR" && return; }
     found=$(cargo build --release --quiet -p control-node --message-format=json-render-diagnostics |
-        executables false kvasir | tail -n 1)
+        executables false kvasir control-node | tail -n 1)
     built kvasir "$found"
 }

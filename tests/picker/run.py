@@ -28,7 +28,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "control/deploy/envoy/envoy.yaml"
 parser = argparse.ArgumentParser()
-parser.add_argument("--kvasir", default=str(ROOT / "target/debug/kvasir"))
+parser.add_argument("--kvasir", default=os.environ.get("KVASIR", str(ROOT / "target/debug/kvasir")))
 parser.add_argument("--only", action="append", help="only this part; may be given several times")
 arguments = parser.parse_args()
 
@@ -594,7 +594,12 @@ def authority():
     urls = mocks(1)
     gateway = Gateway("authority", [("--worker", url) for url in urls])
     name = '"outbound|9002||epp.default.svc.cluster.local"'
-    port, _ = envoy("authority", [gateway.picker], change=lambda text: text.replace("name: picker", f"name: {name}").replace("cluster_name: picker", f"cluster_name: {name}"))
+
+    def change(text):
+        assert text.count("name: picker") == 3, "the cluster's name, and where it is named"
+        return text.replace("name: picker", f"name: {name}")
+
+    port, _ = envoy("authority", [gateway.picker], change=change)
     statuses = [ask(port, "POST", "/v1/chat/completions", chat(5, seed))[0] for seed in range(20)]
     assert statuses == [200] * 20, statuses
     passed("clusters with Istio's names, which no authority of HTTP may have: 20 requests, none failed")
@@ -646,7 +651,7 @@ def ranks():
     knows = override_host([engine.address for engine in engines.values()])
     port, _ = envoy("ranks", [gateway.picker], change=lambda text: knows(text).replace("          - name: envoy.filters.http.ext_proc\n", filters))
     one_rank, two_ranks = f"{hosts[2]}:{ports[1]}", [f"{hosts[1]}:{ports[0]}", f"{hosts[1]}:{ports[2]}"]
-    cases = {hosts[0]: hosts[0], hosts[1]: hosts[1], hosts[2]: hosts[2], "one pod, any rank": hosts[1],
+    cases = {hosts[0]: hosts[0], hosts[1]: hosts[1], hosts[2]: hosts[2], "one rank": one_rank,
              "two pods, one with a fixed rank": f"{hosts[0]},{one_rank}",
              "all pods, one with two of its ranks": ",".join([hosts[0], *two_ranks, hosts[2]])}
     shares = []

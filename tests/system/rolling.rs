@@ -15,22 +15,18 @@ const ENGINES: usize = 8;
 /// Clients, each with one stream at a time.
 const STREAMS: usize = 200;
 
-/// An address below the ports that the system gives to connections: while an engine is down nothing may take it.
-fn lasting_address() -> String {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    loop {
-        let at = std::process::id() as usize * 64 + NEXT.fetch_add(1, Ordering::SeqCst);
-        let address = format!("127.0.0.1:{}", 20_000 + at % 10_000);
-        if std::net::TcpListener::bind(&address).is_ok() {
-            return address;
-        }
-    }
-}
-
-fn engine(address: &str) -> Process {
+fn engine() -> Process {
     let folder = support::site::model_folder();
-    let pace = ["mock", "--step-ms", "4", "--prefill-rate", "200000", "--events", "--model-folder", &folder];
-    Process::start_at(address, &pace)
+    Process::start(&[
+        "mock",
+        "--step-ms",
+        "4",
+        "--prefill-rate",
+        "200000",
+        "--events",
+        "--model-folder",
+        &folder,
+    ])
 }
 
 fn workers(gateway: &str) -> Vec<Value> {
@@ -84,7 +80,7 @@ fn stream(seed: usize) -> Value {
 /// A fleet under load, whose engines are replaced one after the other by `replace`; requests, and those that failed.
 fn replaced(name: &str, replace: impl Fn(&Process, &mut Process) + Sync) -> (usize, Vec<String>, Duration) {
     let scratch = Scratch::new(name);
-    let mut engines: Vec<Process> = (0..ENGINES).map(|_| engine(&lasting_address())).collect();
+    let mut engines: Vec<Process> = (0..ENGINES).map(|_| engine()).collect();
     let urls: Vec<String> = engines.iter().map(|engine| format!("\"{}\"", engine.url())).collect();
     let config = scratch.config(
         "kvasir.toml",

@@ -255,8 +255,12 @@ impl Client {
             let (at, member) = self.member();
             let mut kv = KvClient::new(member.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
             let answer = match within(kv.range(request)).await {
-                // The page is larger than an answer may be.
-                Err(status) if status.code() == Code::OutOfRange && limit > 1 => {
+                // The library's word for a page beyond ANSWER_BYTES_MAX; etcd has the same code for a compacted revision.
+                Err(status)
+                    if status.code() == Code::OutOfRange
+                        && status.message().contains("too large")
+                        && limit > 1 =>
+                {
                     limit /= 10;
                     continue;
                 }

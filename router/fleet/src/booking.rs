@@ -115,6 +115,13 @@ impl Booking {
         self.prompt_done();
     }
 
+    /// The worker that generates has answered: its breaker is closed, unless a proxy had another endpoint serve the request.
+    pub fn decode_succeeded(&self) {
+        if !self.is_served_elsewhere {
+            self.decode.worker.breaker.succeeded();
+        }
+    }
+
     /// Whether a proxy had another endpoint serve the request.
     #[must_use]
     pub fn is_served_elsewhere(&self) -> bool {

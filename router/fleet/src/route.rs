@@ -121,17 +121,21 @@ pub struct RouteRequest<'a> {
 
 impl RouteRequest<'_> {
     fn allows(&self, rank: &RankRef) -> bool {
-        let Some(among) = self.among else { return true };
-        let (host, port) = host_and_port(&rank.worker.name);
-        among.iter().map(|allowed| host_and_port(allowed)).any(|(allowed_host, allowed_port)| {
-            // A worker's name has no port where it is its scheme's own.
-            let is_port = match port {
-                Some(port) => allowed_port.is_none_or(|allowed| allowed == port),
-                None => allowed_port.is_none_or(|allowed| ["80", "443"].contains(&allowed)),
-            };
-            allowed_host == host && is_port
-        })
+        self.among.is_none_or(|among| is_among(among, &rank.worker.name))
     }
+}
+
+/// Whether one of these addresses is that of the worker with this name.
+fn is_among(among: &[String], name: &str) -> bool {
+    let (host, port) = host_and_port(name);
+    among.iter().map(|allowed| host_and_port(allowed)).any(|(allowed_host, allowed_port)| {
+        // A worker's name has no port where it is its scheme's own.
+        let is_port = match port {
+            Some(port) => allowed_port.is_none_or(|allowed| allowed == port),
+            None => allowed_port.is_none_or(|allowed| ["80", "443"].contains(&allowed)),
+        };
+        allowed_host == host && is_port
+    })
 }
 
 /// Host, without the brackets of an IPv6 address, and port of `HOST`, `HOST:PORT`, `[HOST]`, `[HOST]:PORT` or an IPv6 address.
@@ -525,4 +529,28 @@ fn scrambled(number: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_among_addresses_by_host_and_port() {
+        for (allowed, name, expected) in [
+            ("10.0.0.1:8000", "10.0.0.1:8000", true),
+            ("10.0.0.1:8000", "10.0.0.1:8001", false),
+            ("10.0.0.1", "10.0.0.1:8001", true),
+            ("10.0.0.1:80", "10.0.0.1", true),
+            ("10.0.0.1:8000", "10.0.0.1", false),
+            ("10.0.0.1", "10.0.0.11:8000", false),
+            ("[fd00::7]:8000", "[fd00::7]:8000", true),
+            ("fd00::7", "[fd00::7]:8000", true),
+            ("[fd00::7]", "[fd00::7]", true),
+            ("fd00::7", "[fd00::8]:8000", false),
+        ] {
+            assert_eq!(is_among(&[allowed.to_owned()], name), expected, "{allowed} {name}");
+        }
+        assert!(!is_among(&[], "10.0.0.1:8000"), "an empty hint allows none");
+    }
 }

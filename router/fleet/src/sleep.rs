@@ -13,7 +13,7 @@
 //! Requests of others than this fleet's gateways are seen in the engine's own count. An engine that tells whether it is asleep
 //! (vLLM) is believed, whoever turned it; a call that fails is taken back, and it serves again. Of an engine whose make does not
 //! tell (SGLang) the gateways know by the wish `Sleep`, which names the run of the process: one that has started again is
-//! awake. It dies of being woken twice, so after a failure it is not turned any more until it starts again.
+//! awake. SGLang ends when it is woken twice, so after a failure it is not turned any more until it starts again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -77,7 +77,7 @@ pub enum SleepError {
     },
 }
 
-const UNCERTAIN: &str = "a call to it failed, and nobody knows whether it sleeps: it has to be started again";
+const UNCERTAIN: &str = "a call to sleep or wake it failed, and its engine does not tell whether it sleeps: it has to be started again";
 
 /// Held while a worker is put to sleep or woken: one at a time.
 struct SleepGuard(Arc<Worker>);
@@ -131,7 +131,7 @@ impl Fleet {
         };
         if !is_idle_within(&worker, dialect, DRAIN_MAX).await {
             if !worker.is_draining() {
-                return Err(refused("somebody wants it to serve".to_owned()));
+                return Err(refused("its drain was taken back by a request to serve".to_owned()));
             }
             serve_again()?;
             return Err(SleepError::Requests(worker.name.clone()));

@@ -1,10 +1,9 @@
-//! Authorities that are none, made readable for the HTTP/2 library.
+//! Rewrites `:authority` values that RFC 3986 does not allow, before the HTTP/2 library reads them.
 //!
 //! Envoy calls a gRPC service by the name of its cluster, where no other authority is configured. Names of clusters are free:
 //! Istio's are `outbound|9002||epp.default.svc.cluster.local`, Envoy Gateway's have slashes. RFC 3986, section 3.2, does not
 //! allow those characters, and the HTTP/2 library resets the stream, which Envoy makes a 500 of every request. Nothing here reads
-//! the authority of a picker's own service. So each character that may not be there is replaced by a dot before the
-//! library reads the bytes.
+//! the authority of a picker's own service. So in such a value every octet but letters, digits, `-` and `_` becomes a dot.
 //!
 //! A value keeps its length. An entry of HPACK's dynamic table counts the octets of the decoded strings (RFC 7541, section
 //! 4.1), so the sender's table and the library's stay equal, and no table is needed here: only the structure of a header

@@ -248,8 +248,8 @@ where
     let (engine, served) = match engine_head(&mut incoming, answer.as_mut()).await? {
         Replied::Engine(engine, served) => (engine, served),
         Replied::Local(local, served) => {
-            let is_worker_failure =
-                local.is_worker_failure() && served.is_none_or(|served| served == destination);
+            let is_worker_failure = local.is_worker_failure()
+                && !served.is_some_and(|served| is_elsewhere(&served, &destination));
             let reason = format!("the proxy got no answer from it: {}", local.details);
             reply.failed(&worker, &reason, is_worker_failure);
             let Ok(response) = answer.await;
@@ -260,7 +260,7 @@ where
     };
     let is_complete = engine.end_of_stream;
     let mut engine = response_head(&engine.headers.unwrap_or_default());
-    if let Some(served) = served.filter(|served| *served != destination) {
+    if let Some(served) = served.filter(|served| is_elsewhere(served, &destination)) {
         engine.extensions_mut().insert(ServedElsewhere(served));
     }
     let feed = Feed::new(reply.answered(engine.clone()).ok());
@@ -352,6 +352,12 @@ enum Replied {
     Answered(Response),
     /// The proxy has closed the stream.
     Closed,
+}
+
+/// Whether the endpoint that a proxy names is another one than the destination that it was given. What is no address tells nothing.
+fn is_elsewhere(served: &str, destination: &str) -> bool {
+    let address = |text: &str| text.trim().parse::<SocketAddr>().ok();
+    address(served).zip(address(destination)).is_some_and(|(served, destination)| served != destination)
 }
 
 /// Waits for the head of the engine's answer.

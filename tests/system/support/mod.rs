@@ -13,6 +13,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -113,9 +114,17 @@ fn spawn(arguments: &[String], variables: &[(&'static str, String)]) -> Child {
         .expect("kvasir starts")
 }
 
+/// An address below the ports that the system gives to connections (`ip_local_port_range`): between here and the process that
+/// binds it, and while that one is down, no connection of another test may take it.
 pub fn free_address() -> String {
-    let probe = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    probe.local_addr().expect("bound").to_string()
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    loop {
+        let at = std::process::id() as usize * 64 + NEXT.fetch_add(1, Ordering::SeqCst);
+        let address = format!("127.0.0.1:{}", 20_000 + at % 10_000);
+        if TcpListener::bind(&address).is_ok() {
+            return address;
+        }
+    }
 }
 
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {

@@ -37,9 +37,9 @@ pub(super) struct Actuation {
 
 /// How decisions are carried out.
 enum Actuator {
-    /// They are shown only.
+    /// Decisions are shown only.
     Advise,
-    /// They are published to a task that serves or posts them, from then on.
+    /// Decisions are published to a task that serves or posts them, from then on.
     Publish { counts: WantedSender, serving: JoinHandle<()>, publishes_from: Instant },
     #[cfg(feature = "kubernetes")]
     Kubernetes(Box<kubernetes::Workloads>),

@@ -216,7 +216,11 @@ pub(crate) async fn attempt_buffered(
     booking: Booking,
 ) -> Result<BufferedReply, (Route, Failure)> {
     let answered = match ask(&generation, &request.body, &route).await {
-        Ok(asked) => read_buffered_reply(&generation, asked, booking, &route).await,
+        Ok(asked) => {
+            let is_elsewhere = asked.is_served_elsewhere();
+            let read = read_buffered_reply(&generation, asked, booking, &route).await;
+            read.map_err(|failure| failure.of_elsewhere(is_elsewhere))
+        }
         Err(failure) => Err(failure),
     };
     match answered {
@@ -242,7 +246,7 @@ pub(crate) async fn attempt_unseen(
     };
     asked.audit(&mut booking);
     booking.prompt_done();
-    route.decode.worker.breaker.succeeded();
+    booking.decode_succeeded();
     let LegReply { reply, prefill: _prefill, mut span, .. } = asked;
     // The proxy does not say why it ended.
     let _whole = reply.into_body().whole(ANSWER_BYTES_MAX).await;
@@ -325,9 +329,7 @@ async fn read_buffered_reply(
         }
     }
     booking.first_token();
-    if !booking.is_served_elsewhere() {
-        route.decode.worker.breaker.succeeded();
-    }
+    booking.decode_succeeded();
     if let Some(span) = &mut span {
         span.succeeded();
     }

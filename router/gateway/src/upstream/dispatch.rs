@@ -89,10 +89,15 @@ pub(super) struct LegReply {
 }
 
 impl LegReply {
-    /// What the prefill worker found in its cache is compared with what was predicted. Of an answer of another endpoint than the
-    /// picked one nothing is learned.
+    /// Whether a proxy had another endpoint answer than the picked one.
+    pub(super) fn is_served_elsewhere(&self) -> bool {
+        self.reply.extensions().get::<ServedElsewhere>().is_some()
+    }
+
+    /// Compares the cached tokens that the prefill worker reported with the prediction. Nothing is learned from the answer of
+    /// another endpoint than the picked one.
     pub(super) fn audit(&self, booking: &mut Booking) {
-        if self.reply.extensions().get::<ServedElsewhere>().is_some() {
+        if self.is_served_elsewhere() {
             booking.served_elsewhere();
         }
         if let Some(cached) = self.prefill_cached {
@@ -177,7 +182,7 @@ async fn send(
             endpoint,
             "the proxy had another endpoint serve a request"
         );
-        // The proxy does not know it, or not yet: others are chosen for a while.
+        // The proxy does not know the picked worker, or holds it for unhealthy: after several in a row others are picked.
         if rank.worker.breaker.failed(Instant::now()) {
             tracing::warn!(worker = rank.run.name, "the proxy sends its requests elsewhere: out for a while");
         }
@@ -188,8 +193,12 @@ async fn send(
     }
     failed(if status.is_server_error() { "engine_error" } else { "refused_by_engine" });
     let content_type = reply.headers().get(header::CONTENT_TYPE).cloned();
-    let body = reply.into_body().whole(LEG_BYTES_MAX).await.map_err(|error| Failure::connection(&error))?;
-    Err(Failure::refused(rank, Refusal { status, content_type, body }).behind_proxy(is_elsewhere))
+    let body = reply
+        .into_body()
+        .whole(LEG_BYTES_MAX)
+        .await
+        .map_err(|error| Failure::connection(&error).of_elsewhere(is_elsewhere))?;
+    Err(Failure::refused(rank, Refusal { status, content_type, body }).of_elsewhere(is_elsewhere))
 }
 
 /// Asks the workers of a route.

@@ -131,8 +131,14 @@ impl Failure {
         self
     }
 
-    /// Silence behind a proxy, where a client that does not read, or does not end its body, looks the same, or a failure of another
-    /// endpoint than the picked one: no worker is blamed.
+    /// A failure of another endpoint than the picked one blames no worker.
+    #[must_use]
+    pub(super) fn of_elsewhere(self, is_elsewhere: bool) -> Self {
+        Self { is_workers: self.is_workers && !is_elsewhere, ..self }
+    }
+
+    /// Silence behind a proxy: a client that does not read, or does not end its body, looks the same from here, so no worker is
+    /// blamed.
     #[must_use]
     pub(super) fn behind_proxy(self, is_behind_proxy: bool) -> Self {
         match is_behind_proxy {

@@ -87,6 +87,7 @@ pub(super) async fn begin(
         }
         Err(failure) => {
             leg.failed();
+            let failure = failure.of_elsewhere(leg.booking.is_served_elsewhere());
             Err((leg.route, failure))
         }
     }
@@ -276,9 +277,7 @@ impl Leg {
         }
         self.stalled.as_mut().reset(tokio::time::Instant::now() + self.stall);
         self.booking.first_token();
-        if !self.booking.is_served_elsewhere() {
-            self.route.decode.worker.breaker.succeeded();
-        }
+        self.booking.decode_succeeded();
         self.transfer_started.take()
     }
 

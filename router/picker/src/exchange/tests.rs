@@ -453,3 +453,18 @@ async fn a_destination_is_an_address_with_a_port() {
     }
     assert!(destination("http://localhost:8000").await.is_ok_and(|found| found.ends_with(":8000")));
 }
+
+#[test]
+fn an_endpoint_is_another_one_by_address_and_not_by_spelling() {
+    for (served, expected) in [
+        ("10.0.0.1:8000", false),
+        (" 10.0.0.1:8000 ", false),
+        ("10.0.0.2:8000", true),
+        ("10.0.0.1:8001", true),
+        ("", false),
+        ("engine:8000", false),
+    ] {
+        assert_eq!(is_elsewhere(served, "10.0.0.1:8000"), expected, "{served:?}");
+    }
+    assert!(!is_elsewhere("[fd00:0::7]:8000", "[fd00::7]:8000"));
+}
