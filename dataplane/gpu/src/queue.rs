@@ -1,7 +1,7 @@
 //! Batches of blocks over routes: checked, launched on one stream, polled. This is the hot path.
 //!
 //! A batch is a copy of its items to the device, a launch, and a copy of status words and checksums back, in the order
-//! of the stream. Batches run one after the other and complete in that order. One thread drives a queue; it may be
+//! of the stream; a small one is a launch alone. Batches run one after the other and complete in that order. One thread drives a queue; it may be
 //! moved to another. Dropping a queue waits for the device; batches that were not polled until then are forgotten.
 //!
 //! A failed device is final: what is in flight and what is submitted later completes with its error.
@@ -235,6 +235,9 @@ impl KernelQueue {
     /// Puts both copies and the launch on the stream. There is room for them: each batch in flight has two tokens and
     /// two flushes of the copy queue, which has no other work.
     fn hand_over(&mut self, slot: u32, parts: &Parts, launch: &Launch) -> Result<(), CudaError> {
+        if parts.is_near() {
+            return self.launch_near(launch);
+        }
         let there = self.ring.there(slot, parts);
         let launched = if self.copy(&[there]) {
             let stream = self.ring.copies.stream();
@@ -248,6 +251,22 @@ impl KernelQueue {
         };
         let back = self.ring.back(slot, parts);
         self.copy(if launched.is_ok() { std::slice::from_ref(&back) } else { &[] });
+        launched
+    }
+
+    /// A launch whose items and words stay in host memory. Both of the batch's completions come with the event behind it.
+    fn launch_near(&mut self, launch: &Launch) -> Result<(), CudaError> {
+        let accepted = self.ring.copies.submit_batch(&[], 0);
+        debug_assert_eq!(accepted, Ok(()), "a batch in flight has room for both its copies");
+        let launched = if self.ring.copies.dead().is_none() {
+            // SAFETY: the items were checked against memory that the flight keeps, and lie in host memory that the device
+            // reaches; the ring and the kernels outlive the stream's work.
+            unsafe { self.kernels.launch(self.stream(), launch) }
+        } else {
+            // The error comes with the completions.
+            Ok(())
+        };
+        self.copy(&[]);
         launched
     }
 

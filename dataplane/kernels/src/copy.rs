@@ -171,7 +171,9 @@ impl CopyPlan {
             self.check_sum()?;
         }
         let units = bounded("units of an item", self.units())?;
-        let (tile_units, item_tiles, tiles, grid) = cut(units, batch.count, THREADS, LOADS, device)?;
+        let (tile_units, item_tiles, tiles, shares) = cut(units, batch.count, THREADS, LOADS, device)?;
+        // Sums want long shares of an item, since each share of it is delivered; copies alone go by tiles, in order.
+        let grid = if batch.sums.is_some() { shares } else { tiles };
         let run_units = self.run_units() as u32;
         let token_units = run_units * self.runs;
         let parameters = CopyParameters {

@@ -125,6 +125,23 @@ impl StoreBackend {
         identities.iter().zip(held).take_while(is_unchanged).count()
     }
 
+    /// Holds all of these blocks, if host memory has them now and they are right; else none. Waits for nothing.
+    pub(crate) fn hold_present(
+        &self,
+        identities: &[Identity],
+        is_right: impl Fn(&HostBlock) -> bool,
+    ) -> Vec<HostBlock> {
+        let mut present = Vec::with_capacity(identities.len());
+        for identity in identities {
+            let held = self.store().hold_now(&[BlockIdentity(*identity)]);
+            let Some(block) = held.and_then(|mut held| held.pop()).filter(&is_right) else {
+                return Vec::new();
+            };
+            present.push(block);
+        }
+        present
+    }
+
     /// Holds the leading blocks of these that are right in host memory, as far as it has room for all of them at a time, and
     /// the first one if it is there at all.
     pub(crate) fn hold_prefix(

@@ -76,10 +76,14 @@ impl StoreBackend {
         self.counters.throttled.fetch_add((wanted - stored) as u64, Ordering::Relaxed);
     }
 
-    /// Counts blocks that somebody else read together; none is a miss.
-    pub(crate) fn count_loaded(&self, count: usize) {
+    /// Counts blocks that somebody else read.
+    pub(crate) fn count_hits(&self, count: usize) {
         self.counters.hits.fetch_add(count as u64, Ordering::Relaxed);
-        self.counters.misses.fetch_add(u64::from(count == 0), Ordering::Relaxed);
+    }
+
+    /// Counts a block that somebody else looked for in vain.
+    pub(crate) fn count_miss(&self) {
+        count(&self.counters.misses);
     }
 
     /// Whether a block that is held went whole to where it is wanted; its memory is let go of. One that is damaged is
@@ -132,6 +136,12 @@ impl StoreBackend {
     fn throttled(&self) -> PutOutcome {
         count(&self.counters.throttled);
         PutOutcome::Throttled
+    }
+
+    /// Counts a block that a device found damaged, and throws it away.
+    pub(crate) fn throw_away_damaged(&self, identity: &Identity) -> Result<(), BackendError> {
+        count(&self.counters.damaged);
+        self.throw_away(identity)
     }
 
     /// Throws a block away that a reader found damaged: the reader's caller is going to put it again, and must not hear

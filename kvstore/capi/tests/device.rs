@@ -129,6 +129,32 @@ fn a_load_ends_at_what_is_not_there_or_not_of_these_tensors() {
 }
 
 #[test]
+fn more_blocks_than_staging_slots_come_in_rounds() {
+    let Some((_double, device, image)) = device() else { return };
+    let random = &mut Random(seed(510));
+    let configuration =
+        "[store]\nslot = \"500 KiB\"\n[host_tier]\ncapacity = \"32 MiB\"\n[device]\nstaging = \"1 MiB\"\n";
+    // So many staging slots for saves, and for loads.
+    for (slots, bytes) in [(1, 400 << 10), (2, 240 << 10), (3, 160 << 10), (11, 44 << 10)] {
+        let bytes = bytes - 64;
+        let rig = open(&image, configuration);
+        let shapes = [(bytes, bytes)];
+        let (source, mut target) =
+            (Engine::new(&device, random, &shapes, 40), Engine::new(&device, random, &shapes, 40));
+        let (from, to) = (rig.register(&source), rig.register(&target));
+        let count = 3 * slots + 2;
+        let (names, blocks): (Vec<Identity>, Vec<u64>) = (0..count).map(|at| (name(slots, at), at)).unzip();
+        assert_eq!(rig.save(from, &names, &blocks), (0, count), "{slots} slots");
+        assert_eq!(rig.load(to, &names, &blocks), (0, count), "{slots} slots");
+        blocks.iter().for_each(|block| target.put(*block, &source.payload(*block)));
+        assert!(target.read() == target.bytes, "{slots} slots");
+        // In the last round.
+        rig.delete(&names[count as usize - 1]);
+        assert_eq!(rig.load(to, &names, &blocks), (Status::Miss as i32, count - 1), "{slots} slots");
+    }
+}
+
+#[test]
 fn more_than_host_memory_holds_comes_back_from_the_disk() {
     let Some((_double, device, image)) = device() else { return };
     let random = &mut Random(seed(503));
@@ -298,6 +324,39 @@ fn a_device_that_fails_is_no_mistake_of_the_planes() {
     assert!(rig.last_error().contains("CUDA_ERROR"), "{}", rig.last_error());
 }
 
+#[test]
+fn a_bit_that_flips_on_the_bus_is_found_by_the_device() {
+    let Some((double, device, image)) = device() else { return };
+    let random = &mut Random(seed(509));
+    let rig = open(&image, SMALL);
+    let shapes = [(4096, 4096)];
+    let (source, mut target) =
+        (Engine::new(&device, random, &shapes, 8), Engine::new(&device, random, &shapes, 8));
+    let (from, to) = (rig.register(&source), rig.register(&target));
+    let names: Vec<Identity> = (0..8).map(|at| name(1, at)).collect();
+    let blocks: Vec<u64> = (0..8).collect();
+    assert_eq!(rig.save(from, &names, &blocks), (0, 8));
+    // On the way to the device: the block in host memory is whole, and comes again.
+    double.set("damage_copies", 1);
+    assert_eq!(rig.load(to, &names, &blocks), (0, 8));
+    blocks.iter().for_each(|block| target.put(*block, &source.payload(*block)));
+    assert!(target.read() == target.bytes);
+    assert_eq!((double.get("damage_copies"), rig.statistics().damaged), (0, 1));
+    // A bus that never carries it whole: a miss, and no endless trying.
+    double.set("damage_copies", 1 << 40);
+    assert_eq!(rig.load(to, &names, &blocks), (Status::Miss as i32, 0));
+    double.set("damage_copies", 0);
+    assert_eq!(rig.load(to, &names, &blocks), (0, 8));
+    // On the way to the host: found when it is read, and thrown away.
+    double.set("damage_copies", 1);
+    assert_eq!(rig.save(from, &[name(2, 0)], &[3]), (0, 1));
+    assert_eq!(double.get("damage_copies"), 0);
+    assert_eq!(rig.load(to, &[name(2, 0)], &[3]), (Status::Miss as i32, 0));
+    assert_eq!(rig.get(&name(2, 0)), None);
+    assert_eq!(rig.save(from, &[name(2, 0)], &[3]), (0, 1));
+    assert_eq!(rig.load(to, &[name(2, 0)], &[3]), (0, 1));
+}
+
 #[cfg(debug_assertions)]
 #[test]
 fn a_transfer_that_panics_is_told_when_the_device_is_done() {
@@ -307,9 +366,11 @@ fn a_transfer_that_panics_is_told_when_the_device_is_done() {
     let from = rig.register(&source);
     let (launches, calls) = (double.get("launches"), double.get("copy_calls"));
     double.set("delay_us", 100_000);
-    rig.submit(5, 1, from, &[name(1, 0)], &[3], std::ptr::null_mut());
-    // Everything is on the stream, and nothing has run.
-    while double.get("copy_calls") < calls + 2 {
+    // More blocks than a kernel reads the numbers of in host memory.
+    let (names, blocks): (Vec<Identity>, Vec<u64>) = (0..9).map(|at| (name(1, at), at)).unzip();
+    rig.submit(5, 1, from, &names, &blocks, std::ptr::null_mut());
+    // Everything is on the stream, two launches with their arguments and results, and nothing has run.
+    while double.get("copy_calls") < calls + 4 {
         std::thread::yield_now();
     }
     assert_eq!(double.get("launches"), launches);
@@ -317,7 +378,7 @@ fn a_transfer_that_panics_is_told_when_the_device_is_done() {
     double.set("wrong_pop", 1);
     let end = rig.poll(PATIENCE);
     assert_eq!((end.user, end.status), (1, Status::Panicked as i32));
-    assert_eq!(double.get("launches"), launches + 1, "the kernel has run");
+    assert_eq!(double.get("launches"), launches + 2, "the kernels have run");
     double.set("delay_us", 0);
     assert_eq!(rig.unregister(from), 0);
     let again = rig.register(&source);
@@ -334,7 +395,7 @@ fn a_lost_device_fails_transfers_and_blocks_stay() {
     let from = rig.register(&source);
     let names: Vec<Identity> = (0..10).map(|at| name(1, at)).collect();
     assert_eq!(rig.save(from, &names[..5], &[0, 1, 2, 3, 4]), (0, 5));
-    double.set("fault_copy", 1);
+    double.set("fault_launch", 1);
     for (operation, names, blocks) in [(5, &names[5..], [5, 6, 7, 8, 9]), (6, &names[..5], [0, 1, 2, 3, 4])] {
         for _ in 0..2 {
             rig.submit(operation, 1, from, names, &blocks, std::ptr::null_mut());

@@ -3,7 +3,8 @@
 //! an end cost a hash map's entry each, besides what the copier does.
 //!
 //! The processor cannot read what arrived on the device. A block that goes there is verified in host memory right before
-//! its copy begins; one that comes from there gets its checksum from what arrived here.
+//! its copy begins; one that comes from there gets its checksum from what arrived here. Where the caller lets the device take
+//! the checksums, on its side of the copies, neither is done.
 //!
 //! Until its copy is over a block in host memory stays leased, and so do the slots on both sides, whatever becomes of the
 //! request: nothing is reused under a copy.

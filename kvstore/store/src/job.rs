@@ -172,6 +172,8 @@ pub(crate) struct LoadRequest {
     /// Blocks before them in their prompt.
     pub(crate) first: u32,
     pub(crate) destination: Destination,
+    /// What goes to a device's memory is verified there, by whoever asked for it.
+    pub(crate) is_verified_there: bool,
     pub(crate) deadline: Instant,
 }
 
@@ -192,6 +194,8 @@ pub(crate) struct NewBlock {
     pub(crate) identity: BlockIdentity,
     pub(crate) description: Description,
     pub(crate) source: Source,
+    /// Its checksum, where whoever hands it over has taken it.
+    pub(crate) checksum: Option<u64>,
     /// Told whether it was stored.
     pub(crate) done: Option<Box<dyn FnOnce(bool) + Send>>,
 }

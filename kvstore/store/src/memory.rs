@@ -6,11 +6,13 @@
 
 use std::sync::Arc;
 
+use dataplane_checksum::{LANE_BYTES, Sum};
 use dataplane_memory::{MemoryError, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_catalog::Lease;
 use kvstore_quantise::QuantisedLayout;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::Xxh3;
 
+/// Whole lanes of the checksum.
 const CHUNK_BYTES: usize = 16 << 10;
 /// Slots are whole pages, so that any disk can read into them and write from them.
 pub(crate) const SLOT_ALIGNMENT: usize = 4096;
@@ -109,7 +111,8 @@ impl HostMemory {
         let mut kept = vec![0; bytes];
         self.slab.read(lease.slot(), 0, &mut kept);
         let mut plain = vec![0; quantised.layout().block_bytes()];
-        let is_good = xxh3_64(&kept) == lease.checksum() && quantised.dequantise(&kept, &mut plain).is_ok();
+        let is_good = dataplane_checksum::checksum(&kept) == lease.checksum()
+            && quantised.dequantise(&kept, &mut plain).is_ok();
         if is_good {
             target.slab().write(target.slot(), 0, &plain);
         }
@@ -128,31 +131,31 @@ impl HostMemory {
     }
 }
 
-/// xxh3-64 of a slot's bytes, through a buffer that stays in the L1 cache: the slot may be written meanwhile by a peer
-/// that misbehaves, so no reference to its bytes is made.
+/// The checksum of a slot's bytes (`dataplane-checksum`, which a GPU takes too), through a buffer that stays in the L1 cache: the
+/// slot may be written meanwhile by a peer that misbehaves, so no reference to its bytes is made.
 fn checksum(slab: &Slab, slot: u32, bytes: usize) -> u64 {
     checksum_of_pieces(slab, slot, bytes, |_| {})
 }
 
 /// The same, with a look at each piece of the bytes that it is taken from.
 fn checksum_of_pieces(slab: &Slab, slot: u32, bytes: usize, mut look: impl FnMut(&[u8])) -> u64 {
-    let mut hasher = Xxh3::new();
+    let mut sum = Sum::default();
     let mut chunk = [0; CHUNK_BYTES];
     let mut at = 0;
     while at < bytes {
         let len = CHUNK_BYTES.min(bytes - at);
         slab.read(slot, at, &mut chunk[..len]);
-        hasher.update(&chunk[..len]);
+        sum.add((at / LANE_BYTES) as u64, &chunk[..len]);
         look(&chunk[..len]);
         at += len;
     }
-    hasher.digest()
+    sum.seal(bytes as u64)
 }
 
 /// A check of a held block that goes on by a bounded piece at a time.
 #[derive(Default)]
 pub(crate) struct BlockCheck {
-    hasher: Xxh3,
+    sum: Sum,
     at: usize,
 }
 
@@ -172,12 +175,12 @@ impl BlockCheck {
             }
             let len = CHUNK_BYTES.min(block.len() - self.at);
             block.memory.slab.read(block.lease.slot(), self.at, &mut chunk[..len]);
-            self.hasher.update(&chunk[..len]);
+            self.sum.add((self.at / LANE_BYTES) as u64, &chunk[..len]);
             look(&chunk[..len]);
             self.at += len;
             *budget = budget.saturating_sub(len);
         }
-        Some(self.hasher.digest() == block.lease.checksum())
+        Some(self.sum.seal(block.len() as u64) == block.lease.checksum())
     }
 }
 
@@ -207,6 +210,12 @@ impl HostBlock {
         Arc::ptr_eq(&self.memory, &other.memory) && self.lease.slot() == other.lease.slot()
     }
 
+    /// What [`dataplane_checksum::checksum`] of its bytes must be.
+    #[must_use]
+    pub fn checksum(&self) -> u64 {
+        self.lease.checksum()
+    }
+
     /// Whether it begins with these bytes. Whether it is intact is not looked at.
     #[must_use]
     pub fn begins_with<const BYTES: usize>(&self, bytes: &[u8; BYTES]) -> bool {
@@ -230,6 +239,6 @@ impl HostBlock {
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.len()];
         self.memory.slab.read(self.lease.slot(), 0, &mut bytes);
-        (xxh3_64(&bytes) == self.lease.checksum()).then_some(bytes)
+        (dataplane_checksum::checksum(&bytes) == self.lease.checksum()).then_some(bytes)
     }
 }

@@ -125,7 +125,8 @@ impl Mover {
                     if let Some(took) = took {
                         shared.observe_copy(bytes, took);
                     }
-                    let checksum = self.tiers.checksum(filling.slot(), bytes);
+                    let taken = block.checksum;
+                    let checksum = taken.unwrap_or_else(|| self.tiers.checksum(filling.slot(), bytes));
                     self.take_in(block, filling, bytes, checksum);
                 }
                 Purpose::In { block, filling, .. } => {

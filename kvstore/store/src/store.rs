@@ -146,8 +146,19 @@ impl Store {
 
     /// Queues a block for the copy into host memory; [`crate::Moved::Offloaded`] follows.
     pub fn offload(&self, offload: Offload) -> Result<(), Throttled<Offload>> {
+        self.queue_offload(offload, None)
+    }
+
+    /// The same of a block whose checksum ([`dataplane_checksum::checksum`] of the slot's bytes) is known: one in a device's
+    /// memory, which the device has summed. It is not taken again of what arrives, so that damage on the way shows when the block
+    /// is read.
+    pub fn offload_summed(&self, offload: Offload, checksum: u64) -> Result<(), Throttled<Offload>> {
+        self.queue_offload(offload, Some(checksum))
+    }
+
+    fn queue_offload(&self, offload: Offload, checksum: Option<u64>) -> Result<(), Throttled<Offload>> {
         let Offload { identity, description, slot } = offload;
-        let block = NewBlock { identity, description, source: Source::Slot(slot), done: None };
+        let block = NewBlock { identity, description, source: Source::Slot(slot), checksum, done: None };
         self.offloads.try_send(block).map_err(|error| {
             StoreCounters::add(&self.shared.counters.throttled, 1);
             let (TrySendError::Full(block) | TrySendError::Disconnected(block)) = error;
@@ -168,8 +179,8 @@ impl Store {
         if length > self.shared.config.block_bytes {
             return Err(Throttled(()));
         }
-        let block =
-            NewBlock { identity, description, source: Source::Bytes(bytes), done: Some(Box::new(done)) };
+        let (source, done) = (Source::Bytes(bytes), Some(Box::new(done) as _));
+        let block = NewBlock { identity, description, source, checksum: None, done };
         self.offloads.try_send(block).map_err(|_| {
             StoreCounters::add(&self.shared.counters.throttled, 1);
             Throttled(())
@@ -179,11 +190,21 @@ impl Store {
     /// Queues the copy of a chain into slots; [`crate::Moved::Onboarded`] with the request's number follows. Blocks that
     /// have gone since the plan was made are simply not counted as verified.
     pub fn onboard(&self, onboard: Onboard) -> Result<(), Throttled<Onboard>> {
+        self.queue_onboard(onboard, false)
+    }
+
+    /// The same into slots of a device's memory, for a caller who verifies there what arrived: blocks count as verified when
+    /// they were copied. The caller holds the blocks, and so knows their checksums ([`HostBlock::checksum`]).
+    pub fn onboard_unverified(&self, onboard: Onboard) -> Result<(), Throttled<Onboard>> {
+        self.queue_onboard(onboard, true)
+    }
+
+    fn queue_onboard(&self, onboard: Onboard, is_verified_there: bool) -> Result<(), Throttled<Onboard>> {
         assert_eq!(onboard.chain.len(), onboard.targets.len(), "one slot for each block");
         let Onboard { request, chain, first, targets, deadline } = onboard;
         let destination = Destination::Slots(targets);
-        let job = Job::Load(LoadRequest { request, chain, first, destination, deadline });
-        self.send(job).map_err(|job| match job {
+        let wanted = LoadRequest { request, chain, first, destination, is_verified_there, deadline };
+        self.send(Job::Load(wanted)).map_err(|job| match job {
             Job::Load(LoadRequest { chain, destination: Destination::Slots(targets), .. }) => {
                 Throttled(Onboard { request, chain, first, targets, deadline })
             }
@@ -201,7 +222,8 @@ impl Store {
     ) -> Result<(), Throttled<()>> {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let destination = Destination::Held(Box::new(reply));
-        let wanted = LoadRequest { request, chain, first: 0, destination, deadline };
+        let wanted =
+            LoadRequest { request, chain, first: 0, destination, is_verified_there: false, deadline };
         self.send(Job::Load(wanted)).map_err(|_| Throttled(()))
     }
 

@@ -39,7 +39,9 @@ kubeconfig admin "$ADMIN_TOKEN"
 kubeconfig plain "$USER_TOKEN"
 export KVASIR_APISERVER_KUBECONFIG=$run/admin.json KVASIR_APISERVER_USER_KUBECONFIG=$run/plain.json
 cd "$root"
-cargo test -p control-kubernetes --test contract -- --nocapture
+[ -x "${KVASIR:-target/debug/kvasir}" ] || cargo build --workspace --all-features --bin kvasir
+# The features of the README's test command, so that nothing that it built is built again.
+cargo test --workspace --all-features --test contract -- --nocapture
 
 if [ -z "${KVASIR_HELM_PYTHON:-}" ]; then
     echo "SKIPPED Helm: KVASIR_HELM_PYTHON names no Python with helm-sdkpy"
@@ -47,7 +49,7 @@ if [ -z "${KVASIR_HELM_PYTHON:-}" ]; then
 fi
 # A count of its own for each role, as the client expects.
 sed 's/^max = 6$/workers = 2/' control/deploy/examples/vllm-disaggregated.toml >"$run/graph.toml"
-cargo run --quiet -p control-node -- deploy render "$run/graph.toml" --to helm --output "$run/chart"
+"${KVASIR:-target/debug/kvasir}" deploy render "$run/graph.toml" --to helm --output "$run/chart"
 # policy/v1 came with Kubernetes 1.21.
 python3 - "$run/chart/templates/graph.yaml" <<'P'
 import sys

@@ -41,7 +41,7 @@ const DRIVER: &str = concat!(
 );
 
 /// Faults and settings, as they are without anybody's doing.
-const SETTINGS: [(&str, i64); 23] = [
+const SETTINGS: [(&str, i64); 25] = [
     ("devices", 2),
     ("version", 12_080),
     ("initialise", 0),
@@ -52,6 +52,8 @@ const SETTINGS: [(&str, i64); 23] = [
     ("no_pcie_flag", 0),
     ("no_ipc", 0),
     ("fault_copy", 0),
+    ("fault_launch", 0),
+    ("damage_copies", 0),
     ("refuse_copy", 0),
     ("refuse_batch", 0),
     ("refuse_register", 0),

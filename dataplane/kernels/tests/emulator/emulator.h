@@ -83,6 +83,7 @@ template <class T, class V> T atomicExch(T *place, V value) {
 
 template <class T> T __ldg(const T *place) { return *place; }
 template <class T> T __ldcs(const T *place) { return *place; }
+template <class T> void __stcs(T *place, T value) { *place = value; }
 template <class T> void __stwb(T *place, T value) { *place = value; }
 
 inline unsigned min(unsigned one, unsigned other) { return one < other ? one : other; }

@@ -8,10 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dataplane_cuda::{CudaError, DeviceSlab};
-use dataplane_gpu::{CopyRoute, KernelQueue, Pair, Refusal};
+use dataplane_gpu::{Finished, KernelQueue, Refusal};
 use dataplane_memory::SlotRef;
 use kvstore_store::Moved;
 
@@ -23,8 +23,12 @@ use crate::status::{Failure, Status};
 use crate::store::StoreBackend;
 use crate::transfer::{Blocks, Direction};
 
+/// Kernels take microseconds: the device is asked again at once, and after this with pauses.
+const SPIN_MAX: Duration = Duration::from_millis(1);
 /// Pause before the device is asked again whether it has finished.
 const KERNEL_PAUSE: Duration = Duration::from_micros(20);
+/// The token of a batch that takes or compares checksums; others have 0.
+pub(super) const SUMS: u64 = 1;
 
 /// A transfer of blocks in a device's memory, which the queue has admitted.
 pub(crate) struct Job {
@@ -149,29 +153,33 @@ impl Lane {
         Ok(slots)
     }
 
-    /// Launches a batch over each route, and waits for all.
+    /// Launches what `start` puts on the stream, and waits for all of it. `sums` gets the end of batches with the token [`SUMS`];
+    /// of others each item must have been done.
     pub(super) fn launch(
         &mut self,
-        places: &Places,
-        pairs: &[Pair],
-        start: impl Fn(&mut KernelQueue, &CopyRoute, &[Pair]) -> Result<(), Refusal>,
+        start: impl FnOnce(&mut KernelQueue) -> Result<(), Refusal>,
+        mut sums: impl FnMut(&Finished<'_>),
     ) -> Result<(), Failure> {
-        let mut result = Ok(());
-        for route in &places.routes {
-            result = start(&mut self.queue, route, pairs).map_err(|refusal| failed("launch", &refusal));
-            if result.is_err() {
-                break;
-            }
-        }
-        // Also after a refusal: those before it must be over before anybody uses the slots again.
+        let result = start(&mut self.queue).map_err(|refusal| failed("launch", &refusal));
+        // Also after a refusal: what is on the stream must be over before anybody uses the slots again.
         let mut device: Result<(), CudaError> = Ok(());
         let mut has_refused_items = false;
+        let began = Instant::now();
         while self.queue.in_flight() > 0 {
             let ended = self.queue.poll(usize::MAX, |end| {
                 device = device.and(end.result);
-                has_refused_items |= end.statuses.iter().any(|status| *status != 0);
+                if end.token == SUMS {
+                    sums(&end);
+                } else {
+                    has_refused_items |= end.statuses.iter().any(|status| *status != 0);
+                }
             });
-            if ended == 0 {
+            if ended > 0 {
+                continue;
+            }
+            if began.elapsed() < SPIN_MAX {
+                std::thread::yield_now();
+            } else {
                 std::thread::sleep(KERNEL_PAUSE);
             }
         }

@@ -1,82 +1,199 @@
 //! Blocks of the store into a device's tensors.
+//!
+//! Two rounds go on at a time: while the blocks of one are verified and scattered, those of the next are on the bus. The device
+//! compares the checksum of what arrived in a staging slot with the one that the store has, and scatters it in any case: what is
+//! not what had been stored ends the prefix, and blocks beyond the prefix may hold anything.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use dataplane_gpu::{Pair, Sums};
+use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_store::{HostBlock, Moved, Onboard, Throttled};
 
-use super::lane::Lane;
-use super::{Places, failed};
+use super::Places;
+use super::lane::{Lane, SUMS};
 use crate::format::HEAD_BYTES_MIN;
-use crate::status::Failure;
+use crate::status::{Failure, Status};
 use crate::store::{QUEUE_PAUSE, READ_MAX};
 use crate::transfer::Blocks;
+
+/// Blocks on their way into staging slots.
+struct Round {
+    request: u64,
+    /// Number of its first block in the transfer.
+    first: usize,
+    /// In host memory: its blocks, so that no name stands for another block meanwhile.
+    held: Vec<HostBlock>,
+}
+
+/// The store's report of a round.
+struct Arrived {
+    request: u64,
+    slots: Vec<SlotRef>,
+    /// Leading slots with a block.
+    count: usize,
+}
+
+/// The rounds of one transfer.
+#[derive(Default)]
+struct Rounds {
+    under_way: VecDeque<Round>,
+    /// Reports of rounds whose turn has not come.
+    early: Vec<Arrived>,
+}
+
+/// How far a round came.
+struct Ended {
+    /// Leading blocks that are in the tensors.
+    good: usize,
+    /// The one behind them arrived, but not as it had been stored.
+    is_damaged: bool,
+}
 
 impl Lane {
     /// How many blocks, from the first on, are in the tensors then.
     pub(super) fn load(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
-        let mut loaded = 0;
-        while loaded < what.identities.len() && !self.is_closing() {
-            // Fewer than there is room for come when host memory cannot hold as many at a time.
-            let count = self.load_round(places, what, loaded)?;
-            loaded += count;
-            self.store.count_loaded(count);
-            if count == 0 {
+        let mut rounds = Rounds::default();
+        let loaded = self.load_rounds(places, what, &mut rounds);
+        // Those behind the end of the prefix: their slots are the store's until it reports.
+        while let Some(round) = rounds.under_way.pop_front() {
+            self.arrival(round.request, &mut rounds.early)?;
+        }
+        loaded
+    }
+
+    fn load_rounds(&mut self, places: &Places, what: &Blocks, rounds: &mut Rounds) -> Result<usize, Failure> {
+        let total = what.identities.len();
+        let slots = places.pool.slot_count();
+        let (rounds_max, round_max) = (slots.min(2), (slots / 2).max(1));
+        let (mut loaded, mut asked, mut tried_again) = (0, 0, None);
+        while loaded < total && !self.is_closing() {
+            while asked < total && rounds.under_way.len() < rounds_max {
+                let end = total.min(asked + round_max);
+                let is_ahead = !rounds.under_way.is_empty();
+                let Some(round) = self.begin_round(places, what, asked..end, is_ahead)? else { break };
+                asked += round.held.len();
+                rounds.under_way.push_back(round);
+            }
+            let Some(round) = rounds.under_way.pop_front() else { break };
+            let (first, count) = (round.first, round.held.len());
+            let Ended { good, is_damaged } = self.end_round(places, what, round, &mut rounds.early)?;
+            loaded = first + good;
+            self.store.count_hits(good);
+            if good == count {
+                continue;
+            }
+            if !is_damaged || tried_again == Some(loaded) {
                 break;
             }
+            // The disk may have the block as it had been stored.
+            tried_again = Some(loaded);
+            let damaged = self.store.throw_away_damaged(&what.identities[loaded]);
+            damaged.map_err(|error| super::failed("load", &error))?;
+            while let Some(round) = rounds.under_way.pop_front() {
+                self.arrival(round.request, &mut rounds.early)?;
+            }
+            asked = loaded;
+        }
+        if loaded < total && !self.is_closing() {
+            self.store.count_miss();
         }
         Ok(loaded)
     }
 
-    /// Has the store bring blocks from `first` on into staging slots, and scatters those that came.
-    fn load_round(&mut self, places: &Places, what: &Blocks, first: usize) -> Result<usize, Failure> {
-        let end = what.identities.len().min(first + places.pool.slot_count());
+    /// Has the store bring blocks into staging slots. `None`: not one of them is there, or, ahead of time, not all.
+    fn begin_round(
+        &mut self,
+        places: &Places,
+        what: &Blocks,
+        numbers: std::ops::Range<usize>,
+        is_ahead: bool,
+    ) -> Result<Option<Round>, Failure> {
+        let first = numbers.start;
+        let identities = &what.identities[numbers];
         // The store copies what has the right length. That a block has no meta, and so the right payload, shows in its head.
         let is_right =
             |block: &HostBlock| block.len() == places.block_bytes && block.begins_with(&[0; HEAD_BYTES_MIN]);
-        let held = self.store.hold_prefix(&what.identities[first..end], is_right)?;
+        let held = if is_ahead {
+            // The round before holds host memory: no waiting for more of it.
+            self.store.hold_present(identities, is_right)
+        } else {
+            self.store.hold_prefix(identities, is_right)?
+        };
         if held.is_empty() {
-            return Ok(0);
+            return Ok(None);
         }
-        let identities = &what.identities[first..first + held.len()];
         let mut targets = self.slots(places, held.len())?;
         let deadline = Instant::now() + READ_MAX;
         self.next_request += 1;
         let request = self.next_request;
         loop {
-            let chain = identities.iter().copied().map(BlockIdentity).collect();
-            match self.store.store().onboard(Onboard { request, chain, first: 0, targets, deadline }) {
-                Ok(()) => break,
+            let chain = identities[..held.len()].iter().copied().map(BlockIdentity).collect();
+            let onboard = Onboard { request, chain, first: 0, targets, deadline };
+            match self.store.store().onboard_unverified(onboard) {
+                Ok(()) => return Ok(Some(Round { request, first, held })),
                 Err(_) if !self.store.store().is_alive() => return Err(self.stopped()),
-                Err(_) if Instant::now() >= deadline => return Ok(0),
+                Err(_) if Instant::now() >= deadline => return Ok(None),
                 Err(Throttled(refused)) => {
                     targets = refused.targets;
                     std::thread::sleep(QUEUE_PAUSE);
                 }
             }
         }
-        let (slots, verified) = loop {
-            match self.next_report()? {
-                Moved::Onboarded { request: ended, slots, verified } if ended == request => {
-                    break (slots, verified);
-                }
-                _ => {}
-            }
-        };
-        if verified < held.len() {
-            // A block that is damaged, or a device that is lost.
-            self.queue.stream().synchronise().map_err(|error| failed("the device", &error))?;
+    }
+
+    /// Waits for a round's blocks, verifies them, and scatters them.
+    fn end_round(
+        &mut self,
+        places: &Places,
+        what: &Blocks,
+        round: Round,
+        early: &mut Vec<Arrived>,
+    ) -> Result<Ended, Failure> {
+        let Round { request, first, held } = round;
+        let Arrived { slots, count, .. } = self.arrival(request, early)?;
+        if count < held.len() {
+            // A device that is lost.
+            let device = self.queue.stream().synchronise();
+            device.map_err(|error| super::failed("the device", &error))?;
         }
         // The store went by the names, and another block may have had one of them by then.
-        let verified = verified.min(self.store.unchanged(identities, &held));
+        let count = count.min(self.store.unchanged(&what.identities[first..], &held));
+        let checksums: Vec<u64> = held.iter().take(count).map(HostBlock::checksum).collect();
         drop(held);
-        let pairs: Vec<Pair> = (slots.iter().zip(&what.blocks[first..]).take(verified))
-            .map(|(slot, block)| Pair { block: *block, slot: slot.slot() })
-            .collect();
-        if !pairs.is_empty() {
-            self.launch(places, &pairs, |queue, route, pairs| queue.scatter(route, pairs, Sums::None, 0))?;
+        if count == 0 {
+            return Ok(Ended { good: 0, is_damaged: false });
         }
-        Ok(verified)
+        let filled: Vec<u32> = slots[..count].iter().map(SlotRef::slot).collect();
+        let pairs: Vec<Pair> = (filled.iter().zip(&what.blocks[first..]))
+            .map(|(slot, block)| Pair { block: *block, slot: *slot })
+            .collect();
+        let mut good = None;
+        self.launch(
+            |queue| {
+                queue.verify(&places.sums, &filled, &checksums, SUMS)?;
+                places.routes.iter().try_for_each(|route| queue.scatter(route, &pairs, Sums::None, 0))
+            },
+            |end| good = Some(end.statuses.iter().take_while(|status| **status == 0).count()),
+        )?;
+        let good = good.ok_or_else(|| Failure::new(Status::Panicked, "checksums are missing"))?;
+        Ok(Ended { good, is_damaged: good < count })
+    }
+
+    /// The store's report of a request, which comes in any order.
+    fn arrival(&mut self, request: u64, early: &mut Vec<Arrived>) -> Result<Arrived, Failure> {
+        if let Some(at) = early.iter().position(|arrived| arrived.request == request) {
+            return Ok(early.swap_remove(at));
+        }
+        loop {
+            let Moved::Onboarded { request: ended, slots, verified } = self.next_report()? else { continue };
+            let arrived = Arrived { request: ended, slots, count: verified };
+            if ended == request {
+                return Ok(arrived);
+            }
+            early.push(arrived);
+        }
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use dataplane_cuda::{BorrowError, Device, DeviceMemory, DeviceSlab};
-use dataplane_gpu::{CopyRoute, Plane, RouteError};
+use dataplane_gpu::{CopyRoute, Plane, RouteError, SlotRoute};
 use dataplane_kernels::{HeadRange, PagedLayout, SlotLayout};
 use dataplane_memory::{Slab, SlabLayout, SlotPool};
 
@@ -23,6 +23,8 @@ pub(crate) const ITEMS_MAX: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Places {
     pub(crate) routes: Vec<CopyRoute>,
+    /// For the checksum of a block as the store keeps it.
+    pub(crate) sums: SlotRoute,
     pub(crate) pool: Arc<SlotPool>,
     /// A block as the store keeps it.
     pub(crate) block_bytes: usize,
@@ -97,7 +99,8 @@ impl Places {
             CopyRoute::new(group.tensors.clone(), slots.clone(), layout, HeadRange::all(1)).map_err(no_route)
         };
         let routes = groups.iter().map(route).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { routes, pool: SlotPool::new(Arc::new(slab)), block_bytes })
+        let sums = SlotRoute::new(slots, block_bytes as u64).map_err(no_route)?;
+        Ok(Self { routes, sums, pool: SlotPool::new(Arc::new(slab)), block_bytes })
     }
 }
 

@@ -99,7 +99,9 @@ impl Prepared {
         let lane = |offset, priority, moved| -> Result<PreparedLane, Failure> {
             let failed = |error: &dyn std::fmt::Display| failed(&name, error);
             let stream = Stream::new(&device, priority).map_err(|error| failed(&error))?;
-            let config = KernelQueueConfig { items_max: ITEMS_MAX as u32, batches_max: GROUPS_MAX as u32 };
+            // A launch for each group, and one for the checksums.
+            let config =
+                KernelQueueConfig { items_max: ITEMS_MAX as u32, batches_max: GROUPS_MAX as u32 + 1 };
             let queue =
                 KernelQueue::new(Arc::clone(&kernels), stream, config).map_err(|error| failed(&error))?;
             let staging = DeviceSlab::part(&staging, offset, one(bytes)).map_err(|error| failed(&error))?;

@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use dataplane_gpu::{Pair, Sums};
+use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_store::{Moved, Offload, Throttled};
 
 use super::Places;
-use super::lane::Lane;
+use super::lane::{Lane, SUMS};
 use crate::backend::Identity;
-use crate::status::Failure;
+use crate::status::{Failure, Status};
 use crate::store::{QUEUE_PAUSE, description};
 use crate::transfer::Blocks;
 
@@ -42,8 +43,8 @@ impl Lane {
         Ok(count)
     }
 
-    /// Gathers blocks into staging slots and hands these to the store, until it has copied them or has no room. Adds those to
-    /// `saved` that it has taken.
+    /// Gathers blocks into staging slots, takes their checksums there, and hands them to the store, until it has copied them or
+    /// has no room. Adds those to `saved` that it has taken.
     fn save_round(
         &mut self,
         places: &Places,
@@ -54,16 +55,29 @@ impl Lane {
         let pairs: Vec<Pair> = (blocks.iter().zip(&slots))
             .map(|((_, block), slot)| Pair { block: *block, slot: slot.slot() })
             .collect();
-        self.launch(places, &pairs, |queue, route, pairs| queue.gather(route, pairs, Sums::None, 0))?;
+        let gathered: Vec<u32> = slots.iter().map(SlotRef::slot).collect();
+        let mut checksums = Vec::with_capacity(slots.len());
+        self.launch(
+            |queue| {
+                for route in &places.routes {
+                    queue.gather(route, &pairs, Sums::None, 0)?;
+                }
+                queue.checksum(&places.sums, &gathered, SUMS)
+            },
+            |end| checksums.extend_from_slice(end.checksums),
+        )?;
+        if checksums.len() < slots.len() {
+            return Err(Failure::new(Status::Panicked, "checksums are missing"));
+        }
         // Of blocks that were stored in between nobody here wants to hear.
         while self.moved.try_recv().is_ok() {}
         let listening = self.listening.clone();
         let _until_the_end = listening.begin();
-        for ((identity, _), slot) in blocks.iter().zip(slots) {
+        for (((identity, _), slot), checksum) in blocks.iter().zip(slots).zip(checksums) {
             let identity = BlockIdentity(*identity);
             let mut offload = Offload { identity, description: description(), slot };
             // Others' blocks are before it; the store works them off.
-            while let Err(Throttled(refused)) = self.store.store().offload(offload) {
+            while let Err(Throttled(refused)) = self.store.store().offload_summed(offload, checksum) {
                 if !self.store.store().is_alive() {
                     return Err(self.stopped());
                 }

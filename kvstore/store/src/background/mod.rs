@@ -124,7 +124,7 @@ impl Mover {
     /// Brings blocks into host memory for which nobody waits.
     fn load_ahead(&mut self, chain: Vec<BlockIdentity>, first: u32, deadline: Instant) {
         let (request, destination) = (BACKGROUND_REQUEST, Destination::Host);
-        let wanted = LoadRequest { request, chain, first, destination, deadline };
+        let wanted = LoadRequest { request, chain, first, destination, is_verified_there: false, deadline };
         self.loads.start(wanted, &mut self.tiers, &self.device);
     }
 

@@ -121,8 +121,8 @@ impl Load {
         true
     }
 
-    /// Starts the copy of the block at the cursor to a device's memory, after it was verified here; false when there is no
-    /// room for it now.
+    /// Starts the copy of the block at the cursor to a device's memory, after it was verified here unless it is verified there;
+    /// false when there is no room for it now.
     fn move_out(
         &mut self,
         number: u64,
@@ -132,7 +132,7 @@ impl Load {
         device: &mut DeviceCopies,
     ) -> bool {
         let (index, bytes) = (self.cursor, lease.bytes() as usize);
-        if tiers.shared.memory.checksum(lease.slot(), bytes) != lease.checksum() {
+        if !self.is_verified_there && tiers.shared.memory.checksum(lease.slot(), bytes) != lease.checksum() {
             drop(lease);
             self.states[index] = damaged(self.chain[index], number, index, tiers);
             return true;

@@ -35,6 +35,7 @@ pub(super) struct Load {
     /// Blocks from this one on have not been looked at.
     pub(super) next: usize,
     pub(super) destination: Destination,
+    pub(super) is_verified_there: bool,
     pub(super) deadline: Instant,
     pub(super) started: Instant,
     pub(super) disk_bytes: u64,
@@ -50,7 +51,7 @@ pub(super) struct Load {
 
 impl Load {
     pub(super) fn new(wanted: LoadRequest) -> Self {
-        let LoadRequest { request, chain, first, destination, deadline } = wanted;
+        let LoadRequest { request, chain, first, destination, is_verified_there, deadline } = wanted;
         Self {
             first,
             request,
@@ -59,6 +60,7 @@ impl Load {
             cursor: 0,
             next: 0,
             destination,
+            is_verified_there,
             deadline,
             started: Instant::now(),
             disk_bytes: 0,

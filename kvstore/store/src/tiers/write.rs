@@ -19,6 +19,8 @@ const LEAVING_MAX: usize = 16;
 const WRITES_MAX: usize = 64;
 /// A block's place in its chain and its checksum stand before what its owner keeps with it.
 pub(crate) const META_FIXED: usize = 12;
+/// In the word of the place: the checksum is that of `dataplane-checksum`. Blocks of releases that took another have it not.
+const LANES: u32 = 1 << 31;
 
 /// A block that was not handed to the disk.
 struct NotWritten {
@@ -218,15 +220,17 @@ impl Tiers {
 /// the block is read.
 fn meta_of(description: &Description, checksum: u64) -> Vec<u8> {
     let mut meta = Vec::with_capacity(META_FIXED + description.meta.len());
-    meta.extend_from_slice(&description.position.to_le_bytes());
+    meta.extend_from_slice(&(description.position | LANES).to_le_bytes());
     meta.extend_from_slice(&checksum.to_le_bytes());
     meta.extend_from_slice(&description.meta);
     meta
 }
 
-/// What the disk keeps with a block: its place in its chain, its checksum, and what its owner keeps with it.
+/// What the disk keeps with a block: its place in its chain, its checksum, and what its owner keeps with it. `None` for one that
+/// was written with another checksum: it counts as not there.
 pub(crate) fn parse_meta(meta: &[u8]) -> Option<(u32, u64, &[u8])> {
     let (position, rest) = meta.split_first_chunk::<4>()?;
     let (checksum, rest) = rest.split_first_chunk::<8>()?;
-    Some((u32::from_le_bytes(*position), u64::from_le_bytes(*checksum), rest))
+    let position = u32::from_le_bytes(*position);
+    (position & LANES != 0).then(|| (position & !LANES, u64::from_le_bytes(*checksum), rest))
 }
