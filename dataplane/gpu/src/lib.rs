@@ -5,7 +5,7 @@
 //! * [`CopyRoute`], [`QuantiseRoute`], [`SlotRoute`]: tensors, slots and how one becomes the other, one [`Route`] with
 //!   three plans. Made once.
 //! * [`KernelQueue`]: batches of blocks over a route, submitted and polled. The hot path: no allocation, no lock of
-//!   ours, no wait; per batch two small copies, one launch, two events.
+//!   ours, no wait; per batch two small copies, one launch, two events, and for one of few items a launch and an event.
 //! * [`SlotChecksummer`]: the `Checksummer` of `dataplane-memory` over such a queue, for whoever shall not know CUDA.
 //!
 //! Invariants: every block and slot of a batch is checked before its launch, so a wrong number is a [`Refusal`] and not

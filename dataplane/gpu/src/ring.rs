@@ -132,8 +132,12 @@ impl Ring {
     /// The device's addresses of a batch.
     pub(crate) fn batch(&self, slot: u32, parts: &Parts, planes: u64, sums: Option<bool>) -> Batch {
         let scratch = self.device.address() + slot as u64 * self.device.layout().stride() as u64;
-        let near = parts.is_near().then(|| self.pinned.device_address(slot, 0, parts.end)).flatten();
-        let items = near.unwrap_or(scratch + self.scratch_bytes as u64);
+        let items = if parts.is_near() {
+            let near = self.pinned.device_address(slot, 0, parts.end);
+            near.unwrap_or_else(|| unreachable!("a slot of the ring has room for {} bytes", parts.end))
+        } else {
+            scratch + self.scratch_bytes as u64
+        };
         let at = |offset: usize| items + offset as u64;
         let sums = sums.map(|are_expected| SumPlaces {
             checksums: at(parts.checksums),

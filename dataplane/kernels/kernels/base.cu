@@ -13,7 +13,7 @@ typedef unsigned long long u64;
 
 #ifndef KVASIR_EMULATED
 // A device address as a pointer. The emulator translates here. Loads and stores name global memory (`__ldcs`,
-// `__stwb`), because the compiler cannot know from a number which memory it is in.
+// `__stcs`, `__stwb`), because the compiler cannot know from a number which memory it is in.
 template <class T> KVASIR_INLINE T *pointer(u64 address) { return reinterpret_cast<T *>(address); }
 #endif
 

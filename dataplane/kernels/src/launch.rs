@@ -1,4 +1,4 @@
-//! One launch: what to start, and the device memory that a batch names.
+//! One launch: what to start, and the memory that a batch names.
 
 use crate::error::PlanError;
 use crate::parameters::{ChecksumParameters, CopyParameters, QuantiseParameters, SumParameters};
@@ -51,7 +51,7 @@ pub struct Device {
     pub multiprocessors: u32,
 }
 
-/// Places in device memory that one batch names. Each is a multiple of 16 unless stated.
+/// Places in memory that the device reaches, which one batch names. Each is a multiple of 16 unless stated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batch {
     /// Array of [`Item`](crate::Item).

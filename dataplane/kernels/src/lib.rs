@@ -15,11 +15,11 @@
 //! with an item is in its [`status`] word; content after that is undefined, so a block is published only
 //! after its word was read.
 //!
-//! Bandwidth, a model and *not measured* on a GPU. A gather or scatter of `n` bytes reads `n` and writes `n`
+//! Bandwidth, a model; what was measured is in `bench/RESULTS.md`. A gather or scatter of `n` bytes reads `n` and writes `n`
 //! ([`CopyPlan::bytes_moved`]), like a device-to-device copy; beside that 16 bytes an item and 8 a plane,
 //! which the caches keep. Quantising 16-bit elements reads `n` and writes a little over `n / 2`. A thread has
 //! four 16-byte loads in flight (quantising: up to sixteen). A grid has up to eight thread blocks a
-//! multiprocessor; fewer are resident at a time, and the others wait for their end. For an H100 or H200 the
+//! multiprocessor (a copy without checksums: one for each tile); fewer are resident at a time, and the others wait for their end. For an H100 or H200 the
 //! assembler takes 64 registers for a plain copy, 80 with a checksum and at most 252 for quantising, without
 //! spills (`tests/nvrtc.sh` prints them): 4, 3 and 2 thread blocks, or 1,024, 768 and 256 threads, so for
 //! copies 132 × 48 KiB = 6.5 MB in flight, if loads of all resident threads overlap, where 4.8 TB/s × about

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::divider::Divider;
 
-/// One block of the engine and one slot: what an array of items in device memory holds.
+/// One block of the engine and one slot: what an array of items holds.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Item {

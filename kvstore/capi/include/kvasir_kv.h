@@ -195,7 +195,8 @@ typedef struct kvasir_kv_statistics {
     uint64_t disk_read;      /* blocks that came from the disk */
     uint64_t disk_written;   /* blocks written to the disk */
     uint64_t disk_evicted;   /* left the disk to make room */
-    uint64_t damaged;        /* were found not to be what had been stored, in memory or on the disk */
+    uint64_t damaged;        /* were found not to be what had been stored, in memory, on the disk or on the way to a
+                              * device */
 } kvasir_kv_statistics;
 
 /*

@@ -347,14 +347,16 @@ fn a_bit_that_flips_on_the_bus_is_found_by_the_device() {
     assert_eq!(rig.load(to, &names, &blocks), (Status::Miss as i32, 0));
     double.set("damage_copies", 0);
     assert_eq!(rig.load(to, &names, &blocks), (0, 8));
-    // On the way to the host: found when it is read, and thrown away.
-    double.set("damage_copies", 1);
-    assert_eq!(rig.save(from, &[name(2, 0)], &[3]), (0, 1));
-    assert_eq!(double.get("damage_copies"), 0);
-    assert_eq!(rig.load(to, &[name(2, 0)], &[3]), (Status::Miss as i32, 0));
-    assert_eq!(rig.get(&name(2, 0)), None);
-    assert_eq!(rig.save(from, &[name(2, 0)], &[3]), (0, 1));
-    assert_eq!(rig.load(to, &[name(2, 0)], &[3]), (0, 1));
+    // On the way to the host: found when it is read, and thrown away, also where the head of the block is.
+    for (at, copies) in [(2, 1), (3, -1)] {
+        double.set("damage_copies", copies);
+        assert_eq!(rig.save(from, &[name(at, 0)], &[3]), (0, 1));
+        assert_eq!(double.get("damage_copies"), 0);
+        assert_eq!(rig.load(to, &[name(at, 0)], &[3]), (Status::Miss as i32, 0));
+        assert_eq!(rig.get(&name(at, 0)), None);
+        assert_eq!(rig.save(from, &[name(at, 0)], &[3]), (0, 1));
+        assert_eq!(rig.load(to, &[name(at, 0)], &[3]), (0, 1));
+    }
 }
 
 #[cfg(debug_assertions)]

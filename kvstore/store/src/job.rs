@@ -110,13 +110,14 @@ pub enum Moved {
         /// The block.
         identity: BlockIdentity,
     },
-    /// Blocks were brought into the given slots; the leading `verified` of them are good.
+    /// Blocks were brought into the given slots; the leading `verified` of them are good, or
+    /// copied, where whoever asked verifies them.
     Onboarded {
         /// The caller's number for the request.
         request: u64,
         /// The slots that were given.
         slots: Vec<SlotRef>,
-        /// How many of them hold verified blocks.
+        /// How many of them hold verified, or copied, blocks.
         verified: usize,
     },
     /// The search in other nodes' tiers is over.

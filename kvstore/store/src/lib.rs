@@ -6,7 +6,8 @@
 //! from; the disk and the tiers of other nodes have threads of their own.
 //!
 //! Invariants: a block is served only after its checksum was verified where it arrived (a pool in a device's memory cannot
-//! be read here: such a block is verified in host memory right before its copy), and only under the identity that it was
+//! be read here: such a block is verified in host memory right before its copy, or there by whoever asked for it:
+//! [`Store::onboard_unverified`]), and only under the identity that it was
 //! stored with; a full queue gives the job back ([`Throttled`]) and never blocks; memory is taken at the start;
 //! a tier that does not answer costs a request its deadline at most, and no other request anything. Look-ups take no
 //! lock; a plan takes one that is held for arithmetic only.

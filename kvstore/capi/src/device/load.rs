@@ -1,6 +1,7 @@
 //! Blocks of the store into a device's tensors.
 //!
-//! Two rounds go on at a time: while the blocks of one are verified and scattered, those of the next are on the bus. The device
+//! Two rounds of blocks that host memory has go on at a time: while those of one are verified and scattered, those of the next
+//! are on the bus. Blocks that the disk has are asked for as many at a time as there are staging slots. The device
 //! compares the checksum of what arrived in a staging slot with the one that the store has, and scatters it in any case: what is
 //! not what had been stored ends the prefix, and blocks beyond the prefix may hold anything.
 
@@ -24,7 +25,8 @@ struct Round {
     request: u64,
     /// Number of its first block in the transfer.
     first: usize,
-    /// In host memory: its blocks, so that no name stands for another block meanwhile.
+    /// Its blocks in host memory. While they are held their slots go to no other block, so that a name that came to stand for
+    /// another one shows ([`StoreBackend::unchanged`](crate::store::StoreBackend::unchanged)).
     held: Vec<HostBlock>,
 }
 
@@ -66,14 +68,12 @@ impl Lane {
 
     fn load_rounds(&mut self, places: &Places, what: &Blocks, rounds: &mut Rounds) -> Result<usize, Failure> {
         let total = what.identities.len();
-        let slots = places.pool.slot_count();
-        let (rounds_max, round_max) = (slots.min(2), (slots / 2).max(1));
+        let rounds_max = places.pool.slot_count().min(2);
         let (mut loaded, mut asked, mut tried_again) = (0, 0, None);
         while loaded < total && !self.is_closing() {
             while asked < total && rounds.under_way.len() < rounds_max {
-                let end = total.min(asked + round_max);
                 let is_ahead = !rounds.under_way.is_empty();
-                let Some(round) = self.begin_round(places, what, asked..end, is_ahead)? else { break };
+                let Some(round) = self.begin_round(places, what, asked, is_ahead)? else { break };
                 asked += round.held.len();
                 rounds.under_way.push_back(round);
             }
@@ -85,13 +85,15 @@ impl Lane {
             if good == count {
                 continue;
             }
-            if !is_damaged || tried_again == Some(loaded) {
+            if !is_damaged {
+                break;
+            }
+            let _unless_stopped = self.store.throw_away_damaged(&what.identities[loaded]);
+            if tried_again == Some(loaded) {
                 break;
             }
             // The disk may have the block as it had been stored.
             tried_again = Some(loaded);
-            let damaged = self.store.throw_away_damaged(&what.identities[loaded]);
-            damaged.map_err(|error| super::failed("load", &error))?;
             while let Some(round) = rounds.under_way.pop_front() {
                 self.arrival(round.request, &mut rounds.early)?;
             }
@@ -103,25 +105,31 @@ impl Lane {
         Ok(loaded)
     }
 
-    /// Has the store bring blocks into staging slots. `None`: not one of them is there, or, ahead of time, not all.
+    /// Has the store bring blocks from number `first` on into staging slots: as many as half of the slots take if host memory
+    /// has them all, else as many as all slots take. Ahead of a round that is under way there is only the former, and no waiting.
+    /// `None`: there is none.
     fn begin_round(
         &mut self,
         places: &Places,
         what: &Blocks,
-        numbers: std::ops::Range<usize>,
+        first: usize,
         is_ahead: bool,
     ) -> Result<Option<Round>, Failure> {
-        let first = numbers.start;
-        let identities = &what.identities[numbers];
+        let rest = &what.identities[first..];
+        let slots = places.pool.slot_count();
+        let identities = &rest[..rest.len().min(slots)];
+        let near = identities.len().min((slots / 2).max(1)).min(places.pool.free_count());
         // The store copies what has the right length. That a block has no meta, and so the right payload, shows in its head.
         let is_right =
             |block: &HostBlock| block.len() == places.block_bytes && block.begins_with(&[0; HEAD_BYTES_MIN]);
-        let held = if is_ahead {
-            // The round before holds host memory: no waiting for more of it.
-            self.store.hold_present(identities, is_right)
-        } else {
-            self.store.hold_prefix(identities, is_right)?
-        };
+        let mut held = self.store.hold_present(&identities[..near], is_right);
+        if held.is_empty() && !is_ahead {
+            held = self.store.hold_prefix(identities, is_right)?;
+            if held.is_empty() && self.store.is_there(&identities[0]) {
+                // One that is damaged where its head is: whoever saves it again must not hear that it is there.
+                let _unless_stopped = self.store.throw_away(&identities[0]);
+            }
+        }
         if held.is_empty() {
             return Ok(None);
         }
@@ -135,7 +143,7 @@ impl Lane {
             match self.store.store().onboard_unverified(onboard) {
                 Ok(()) => return Ok(Some(Round { request, first, held })),
                 Err(_) if !self.store.store().is_alive() => return Err(self.stopped()),
-                Err(_) if Instant::now() >= deadline => return Ok(None),
+                Err(_) if is_ahead || Instant::now() >= deadline => return Ok(None),
                 Err(Throttled(refused)) => {
                     targets = refused.targets;
                     std::thread::sleep(QUEUE_PAUSE);

@@ -7,7 +7,7 @@
 //!
 //! A staging slot has a block as the store keeps it: the head of `format`, without meta, then the planes. The store's
 //! own thread starts the copies, which it can since the staging memory exists before it. The device takes the checksum of a
-//! staging slot, and compares it there with the store's: one thread of the processor sums a tenth of what the bus carries.
+//! staging slot, and compares it there with the store's: one thread of the processor sums a third of what the bus carries at best.
 //! Saves and loads have a lane each: a thread, a stream and half of the staging memory, so that what a request waits for never
 //! stands behind what nobody waits for. A lane carries out one transfer after the other, in rounds: of as many blocks as it has
 //! slots (a save: kernels, then the copies), or of half as many, two at a time (a load: the copies, then kernels). A kernel

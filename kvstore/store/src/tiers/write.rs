@@ -216,8 +216,8 @@ impl Tiers {
     }
 }
 
-/// What the disk keeps with a block. The checksum is that of the copy into host memory: damage since then is found when
-/// the block is read.
+/// What the disk keeps with a block. The checksum is that of the copy into host memory, or of a device's memory before it:
+/// damage since then is found when the block is read.
 fn meta_of(description: &Description, checksum: u64) -> Vec<u8> {
     let mut meta = Vec::with_capacity(META_FIXED + description.meta.len());
     meta.extend_from_slice(&(description.position | LANES).to_le_bytes());
@@ -233,4 +233,20 @@ pub(crate) fn parse_meta(meta: &[u8]) -> Option<(u32, u64, &[u8])> {
     let (checksum, rest) = rest.split_first_chunk::<8>()?;
     let position = u32::from_le_bytes(*position);
     (position & LANES != 0).then(|| (position & !LANES, u64::from_le_bytes(*checksum), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TenantId;
+
+    #[test]
+    fn what_another_release_wrote_is_not_there() {
+        let description = Description { parent: None, position: 7, meta: [1, 2].into(), tenant: TenantId(0) };
+        let mut meta = meta_of(&description, 99);
+        assert_eq!(parse_meta(&meta), Some((7, 99, &[1, 2][..])));
+        // Its checksum was another: the word of the place has no bit for it.
+        meta[..4].copy_from_slice(&7_u32.to_le_bytes());
+        assert_eq!(parse_meta(&meta), None);
+    }
 }

@@ -33,9 +33,9 @@ static void perform(struct stream *stream, struct operation *operation) {
         for (size_t row = 0; row < piece.rows; row++)
             memmove(piece.to + row * piece.to_pitch, piece.from + row * piece.from_pitch, piece.bytes);
         pthread_mutex_lock(&lock);
-        if (kvasir_double_damage_copies > 0 && piece.rows == 1 && piece.bytes >= 2048) {
-            kvasir_double_damage_copies--;
-            piece.to[piece.bytes / 2] ^= 1;
+        if (kvasir_double_damage_copies && piece.rows == 1 && piece.bytes >= 2048) {
+            piece.to[kvasir_double_damage_copies > 0 ? piece.bytes / 2 : 0] ^= 1;
+            kvasir_double_damage_copies += kvasir_double_damage_copies > 0 ? -1 : 1;
         }
     }
     if (operation->kind == LAUNCH && !context->sticky && counted_down(&kvasir_double_fault_launch)) {
