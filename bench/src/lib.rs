@@ -9,6 +9,7 @@ mod engine;
 mod events;
 mod gateway;
 pub mod gpu;
+mod hand_off;
 mod index;
 mod measure;
 mod rails;
@@ -46,6 +47,8 @@ pub struct BenchArgs {
 enum Bench {
     /// Latency, bandwidth and rate of transfers over shared memory, TCP and RDMA, beside memcpy or perftest.
     Transfer(Box<TransferArgs>),
+    /// Many hand-offs between two nodes: how long one round of the thread that carries them takes.
+    HandOff(hand_off::HandOffArgs),
     /// The prefix index: stores, look-ups, removals, with readers beside a writer.
     Index {
         /// Work of your own as text, one operation a line, in file order: `S worker parent|- block:sequence …`, `R worker
@@ -139,6 +142,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let smoke = args.smoke;
     match args.command {
         Bench::Transfer(args) => run_transfer(&args, smoke),
+        Bench::HandOff(args) => hand_off::run(&args, smoke),
         Bench::Index { workload: Some(file), .. } => index::run_file(&file),
         Bench::Index { grow: Some(pairs), .. } => index::grow(pairs),
         Bench::Index { workload: None, trace, .. } => index::run(smoke, trace.as_deref()),
@@ -162,6 +166,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         Bench::Gateway(args) => gateway::run(smoke, &args),
         Bench::All => {
             run_transfer(&TransferArgs::with_defaults(), smoke)?;
+            hand_off::run(&hand_off::HandOffArgs::with_defaults(), smoke)?;
             index::run(smoke, None)?;
             route::run(smoke)?;
             scaling::run(smoke)?;

@@ -33,6 +33,10 @@ impl Latencies {
         Ok(self.0.add(&other.0)?)
     }
 
+    pub(crate) fn count(&self) -> u64 {
+        self.0.len()
+    }
+
     pub(crate) fn at(&self, quantile: f64) -> f64 {
         self.0.value_at_quantile(quantile) as f64
     }

@@ -24,6 +24,9 @@ use crate::{ShmConfig, ShmCounters, ShmError};
 
 /// Completions that may wait for `poll` before `post` says full.
 const COMPLETIONS_MAX: usize = 4096;
+/// Bytes that `post` copies between two polls before it says full, but for the last request, which is copied whole: whoever
+/// posts without end comes back to its other work.
+const COPIED_BYTES_MAX: usize = 192 << 10;
 
 /// What the descriptors of the epoll set mean; greetings and peers have tokens above these.
 pub(crate) const TOKEN_DOORBELL: u64 = 0;
@@ -43,6 +46,8 @@ pub struct ShmFabric {
     /// Connections with something to publish.
     dirty: Vec<PeerId>,
     pub(crate) completions: VecDeque<(u64, Completion)>,
+    /// Bytes copied since the last poll.
+    pub(crate) copied: usize,
     /// Connections made and ended: at most two for each.
     pub(crate) notices: VecDeque<Event>,
     /// Connections in [`State::Ended`].
@@ -83,6 +88,7 @@ impl ShmFabric {
             table: Table::new(config.connections_max),
             dirty: Vec::with_capacity(config.connections_max),
             completions: VecDeque::with_capacity(COMPLETIONS_MAX),
+            copied: 0,
             notices: VecDeque::with_capacity(2 * config.connections_max),
             ended: 0,
             polls: 0,
@@ -157,6 +163,15 @@ impl Fabric for ShmFabric {
         let Some(connection) = self.table.get_mut(request.peer) else { return Err(Full(request)) };
         let Some(remote) = &mut connection.remote else { return Err(Full(request)) };
         let lane = request.priority.index();
+        let bytes = match &request.operation {
+            Operation::Write { source, .. } => source.len(),
+            Operation::Read { into, .. } => into.len as usize,
+            Operation::Send { .. } => 0,
+        };
+        if bytes > 0 && self.copied >= COPIED_BYTES_MAX {
+            return Err(Full(request));
+        }
+        self.copied += bytes;
         let access = match &request.operation {
             Operation::Write { source, target, rows, immediate } => {
                 if immediate.is_some() && !remote.outbound.has_room(lane, 0) {
@@ -242,6 +257,7 @@ impl Fabric for ShmFabric {
         let undisturbed = self.doorbell.announce();
         // The look at the rings comes after the announcement: see `word.rs`.
         let idle = undisturbed
+            && self.copied < COPIED_BYTES_MAX
             && self.completions.is_empty()
             && self.notices.is_empty()
             && self.table.iter().all(|connection| !connection.delivers() || connection.inbound.is_empty());

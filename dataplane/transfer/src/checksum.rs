@@ -6,9 +6,13 @@
 //! Peers can write to the slab while we read, so the bytes are copied into a private buffer first: a slice
 //! into shared memory would be a data race in the language's terms. The copy stays in the L1 cache.
 
+use std::ops::Range;
+
 use dataplane_checksum::{LANE_BYTES, Sum};
 use dataplane_memory::Slab;
 use xxhash_rust::xxh3::Xxh3;
+
+use crate::budget::Budget;
 
 const CHUNK_BYTES: usize = 8 << 10;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(LANE_BYTES), "only the last chunk may end within a lane");
@@ -22,62 +26,90 @@ pub(crate) enum Checksum {
     Lanes,
 }
 
-impl Checksum {
-    /// The sum of `len` bytes from `offset` on, which lie in rows of (bytes, stride).
-    pub(crate) fn of_rows(
-        self,
-        slab: &Slab,
-        slot: u32,
-        offset: usize,
-        len: usize,
-        row: (usize, usize),
-    ) -> u64 {
-        let mut chunk = [0; CHUNK_BYTES];
-        match self {
-            Self::Xxh3 => {
-                let mut hasher = Xxh3::new();
-                gather(&mut chunk, slab, (slot, offset), len, row, |bytes| hasher.update(bytes));
-                hasher.digest()
-            }
-            Self::Lanes => {
-                let (mut sum, mut lane) = (Sum::default(), 0);
-                gather(&mut chunk, slab, (slot, offset), len, row, |bytes| {
-                    sum.add(lane, bytes);
-                    lane += (bytes.len() / LANE_BYTES) as u64;
-                });
-                sum.seal(len as u64)
-            }
-        }
+/// Bytes of a slot, in rows that lie a stride apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub(crate) slab: &'a Slab,
+    pub(crate) slot: u32,
+    /// First byte within the slot.
+    pub(crate) offset: usize,
+    /// Bytes of all rows.
+    pub(crate) len: usize,
+    /// Bytes of a row, and from the start of one to the start of the next.
+    pub(crate) row: (usize, usize),
+}
+
+/// The checksum of one piece after the other, in steps of a bounded number of bytes.
+#[derive(Default)]
+pub(crate) struct PieceSum {
+    xxh3: Xxh3,
+    lanes: Sum,
+    /// Bytes of the present piece that are summed: a multiple of a chunk.
+    done: usize,
+}
+
+impl std::fmt::Debug for PieceSum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PieceSum").field("done", &self.done).finish_non_exhaustive()
     }
 }
 
-/// Brings the rows' bytes chunk by chunk, each full but the last: checksums take long inputs faster, so small rows share
-/// a chunk.
-fn gather(
-    chunk: &mut [u8; CHUNK_BYTES],
-    slab: &Slab,
-    from: (u32, usize),
-    len: usize,
-    row: (usize, usize),
-    mut each: impl FnMut(&[u8]),
-) {
-    let (slot, offset) = from;
-    // Rows without gaps are one row.
-    let (row_bytes, stride) = if row.0 == row.1 { (len.max(1), 0) } else { row };
-    let mut filled = 0;
-    for number in 0..len / row_bytes.max(1) {
-        let (mut at, end) = (offset + number * stride, offset + number * stride + row_bytes);
-        while at < end {
-            let bytes = (CHUNK_BYTES - filled).min(end - at);
-            slab.read(slot, at, &mut chunk[filled..filled + bytes]);
-            (at, filled) = (at + bytes, filled + bytes);
-            if filled == CHUNK_BYTES {
-                each(chunk);
-                filled = 0;
+impl PieceSum {
+    /// Sums more of a piece, until the budget is spent; its checksum once all of it is summed. The next piece comes then.
+    pub(crate) fn advance(&mut self, kind: Checksum, piece: &Piece<'_>, budget: &mut Budget) -> Option<u64> {
+        let bytes = (piece.len - self.done).min(budget.left().next_multiple_of(CHUNK_BYTES));
+        let mut lane = (self.done / LANE_BYTES) as u64;
+        gather(piece, self.done..self.done + bytes, |chunk| match kind {
+            Checksum::Xxh3 => self.xxh3.update(chunk),
+            Checksum::Lanes => {
+                self.lanes.add(lane, chunk);
+                lane += (chunk.len() / LANE_BYTES) as u64;
             }
+        });
+        budget.spend(bytes);
+        self.done += bytes;
+        (self.done == piece.len).then(|| self.take(kind, piece.len))
+    }
+
+    fn take(&mut self, kind: Checksum, len: usize) -> u64 {
+        self.done = 0;
+        match kind {
+            Checksum::Xxh3 => {
+                let sum = self.xxh3.digest();
+                self.xxh3.reset();
+                sum
+            }
+            Checksum::Lanes => std::mem::take(&mut self.lanes).seal(len as u64),
         }
     }
-    each(&chunk[..filled]);
+
+    /// Forgets what was summed of the present piece.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Brings a range of a piece's bytes chunk by chunk, each full but the last: checksums take long inputs faster, so small rows
+/// share a chunk.
+fn gather(piece: &Piece<'_>, range: Range<usize>, mut each: impl FnMut(&[u8])) {
+    // Rows without gaps are one row.
+    let (row_bytes, stride) = if piece.row.0 == piece.row.1 { (piece.len.max(1), 0) } else { piece.row };
+    let mut chunk = [0; CHUNK_BYTES];
+    let (mut at, mut filled) = (range.start, 0);
+    while at < range.end {
+        let (row, within) = (at / row_bytes, at % row_bytes);
+        let bytes = (CHUNK_BYTES - filled).min(row_bytes - within).min(range.end - at);
+        let from = piece.offset + row * stride + within;
+        piece.slab.read(piece.slot, from, &mut chunk[filled..filled + bytes]);
+        (at, filled) = (at + bytes, filled + bytes);
+        if filled == CHUNK_BYTES {
+            each(&chunk);
+            filled = 0;
+        }
+    }
+    if filled > 0 {
+        each(&chunk[..filled]);
+    }
 }
 
 #[cfg(test)]
@@ -105,9 +137,33 @@ mod tests {
         ] {
             let gathered: Vec<u8> =
                 (0..count).flat_map(|number| bytes[10 + number * stride..][..row].to_vec()).collect();
-            let sum = |kind: Checksum| kind.of_rows(&slab, 0, 10, row * count, (row, stride));
-            assert_eq!(sum(Checksum::Xxh3), xxhash_rust::xxh3::xxh3_64(&gathered), "rows of {row}");
-            assert_eq!(sum(Checksum::Lanes), dataplane_checksum::checksum(&gathered), "rows of {row}");
+            let piece = Piece { slab: &slab, slot: 0, offset: 10, len: row * count, row: (row, stride) };
+            for budget in [1, CHUNK_BYTES, 3 * CHUNK_BYTES + 1, 1 << 20] {
+                let mut pieces = PieceSum::default();
+                let mut sum = |kind: Checksum| {
+                    let steps_max = piece.len / CHUNK_BYTES + 1;
+                    let mut steps =
+                        (0..steps_max).map(|_| pieces.advance(kind, &piece, &mut Budget::of(budget)));
+                    steps.find_map(|sum| sum).expect("a sum after a step for each chunk")
+                };
+                assert_eq!(sum(Checksum::Xxh3), xxhash_rust::xxh3::xxh3_64(&gathered), "rows of {row}");
+                assert_eq!(sum(Checksum::Lanes), dataplane_checksum::checksum(&gathered), "rows of {row}");
+                assert_eq!(sum(Checksum::Xxh3), xxhash_rust::xxh3::xxh3_64(&gathered), "a second piece");
+            }
         }
+    }
+
+    #[test]
+    fn a_step_goes_no_further_than_its_budget() {
+        let layout = SlabLayout { slot_bytes: 100_000, slot_count: 1 };
+        let slab = Slab::create("sum", layout, PageSize::Standard).expect("slab");
+        let piece = Piece { slab: &slab, slot: 0, offset: 0, len: 100_000, row: (100_000, 100_000) };
+        let mut pieces = PieceSum::default();
+        let mut budget = Budget::of(50_000);
+        assert_eq!(pieces.advance(Checksum::Xxh3, &piece, &mut budget), None);
+        assert!(budget.is_spent() && pieces.done == 56 << 10, "the chunk that was begun is summed");
+        pieces.reset();
+        let whole = pieces.advance(Checksum::Xxh3, &piece, &mut Budget::of(100_000));
+        assert_eq!(whole, Some(xxhash_rust::xxh3::xxh3_64(&[0; 100_000])));
     }
 }

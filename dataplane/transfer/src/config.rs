@@ -9,6 +9,9 @@ pub struct Limits {
     pub lease: Duration,
     /// Events handled in one poll.
     pub poll_budget: usize,
+    /// Bytes that the processor sums in one poll, of what is sent and of what has come each: the connections of the node wait
+    /// for no more than that.
+    pub round_bytes: usize,
     /// Batches of moves under way or waiting, over all peers.
     pub moves_max: usize,
     /// Bytes of urgent moves that may be in flight to one peer.
@@ -32,6 +35,7 @@ impl Default for Limits {
             transfers_max: 4096,
             lease: Duration::from_secs(30),
             poll_budget: 256,
+            round_bytes: 192 << 10,
             moves_max: 1024,
             urgent_window_bytes: 64 << 20,
             background_window_bytes: 8 << 20,

@@ -1,11 +1,13 @@
 //! The receiving side of one transfer: what was announced, what has landed, what is verified.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use dataplane_fabric::PeerId;
 use dataplane_memory::SlotRef;
 
+use crate::budget::Budget;
+use crate::checksum::{Piece, PieceSum};
 use crate::direct::{Purpose, Wanted};
 use crate::node::Outcome;
 use crate::shard::Cut;
@@ -18,6 +20,21 @@ struct Announcement {
     layers: u16,
     first_block: u32,
     sums: Vec<u64>,
+}
+
+/// What has come of a part: it is verified once both have.
+#[derive(Debug)]
+enum Half {
+    Announced(Announcement),
+    Landed,
+}
+
+/// A part that the processor verifies.
+#[derive(Debug)]
+struct Verifying {
+    announcement: Announcement,
+    /// Leading blocks of it that are over.
+    blocks: usize,
 }
 
 /// One transfer that we wait for.
@@ -47,18 +64,23 @@ pub(crate) struct Inbound {
     layers: u16,
     /// What was agreed with the sender, once it has told what it holds.
     terms: Option<Terms>,
-    announced: HashMap<u16, Announcement>,
-    /// Immediates whose announcement has not come (possible only on a fabric that reorders).
-    landed_early: Vec<u16>,
+    /// Parts of which half has come, by their sequence numbers.
+    halves: HashMap<u16, Half>,
+    /// Parts that the processor has to verify, in the order in which they became whole.
+    verifying: VecDeque<Verifying>,
+    /// The checksum of the first block of those.
+    summing: PieceSum,
 }
 
-/// What a piece that has landed comes to.
+/// What a part that is whole comes to.
 #[derive(Debug, Default)]
 pub(crate) struct Landing {
     /// Blocks that failed verification.
     pub(crate) failures: u64,
     /// Sums that the device has to take before more is known.
     pub(crate) wanted: Vec<Wanted>,
+    /// There is something for [`Inbound::verify`].
+    pub(crate) is_verifiable: bool,
 }
 
 /// Announcements and immediates that may wait for their other half.
@@ -92,8 +114,9 @@ impl Inbound {
             sums_open: 0,
             layers,
             terms: None,
-            announced: HashMap::new(),
-            landed_early: Vec::new(),
+            halves: HashMap::new(),
+            verifying: VecDeque::new(),
+            summing: PieceSum::default(),
         }
     }
 
@@ -122,64 +145,110 @@ impl Inbound {
             .checked_sub(self.first_block)
             .is_some_and(|first| first as usize + sums.len() <= self.slots.len());
         let layers_fit = layers > 0 && first_layer.checked_add(layers).is_some_and(|end| end <= self.layers);
-        if !blocks_fit || !layers_fit || self.announced.len() >= UNMATCHED_MAX {
+        if !blocks_fit || !layers_fit || self.halves.len() >= UNMATCHED_MAX {
             return None;
         }
-        self.announced.insert(sequence, Announcement { first_layer, layers, first_block, sums });
-        match self.landed_early.iter().position(|&early| early == sequence) {
-            Some(at) => {
-                self.landed_early.swap_remove(at);
-                Some(self.verify(transfer, sequence))
+        let announcement = Announcement { first_layer, layers, first_block, sums };
+        match self.halves.remove(&sequence) {
+            Some(Half::Landed) => Some(self.whole(transfer, announcement)),
+            Some(Half::Announced(_)) => None,
+            None => {
+                self.halves.insert(sequence, Half::Announced(announcement));
+                Some(Landing::default())
             }
-            None => Some(Landing::default()),
         }
     }
 
     /// Takes an immediate.
     pub(crate) fn landed(&mut self, transfer: u64, sequence: u16) -> Landing {
-        if self.announced.contains_key(&sequence) {
-            return self.verify(transfer, sequence);
+        match self.halves.remove(&sequence) {
+            Some(Half::Announced(announcement)) => self.whole(transfer, announcement),
+            None if self.halves.len() >= UNMATCHED_MAX => Landing::default(),
+            None | Some(Half::Landed) => {
+                self.halves.insert(sequence, Half::Landed);
+                Landing::default()
+            }
         }
-        if self.landed_early.len() < UNMATCHED_MAX {
-            self.landed_early.push(sequence);
-        }
-        Landing::default()
     }
 
-    fn verify(&mut self, transfer: u64, sequence: u16) -> Landing {
+    /// A part has landed and is announced.
+    fn whole(&mut self, transfer: u64, announcement: Announcement) -> Landing {
         let mut landing = Landing::default();
-        let (Some(announcement), Some(terms)) = (self.announced.remove(&sequence), self.terms) else {
+        let Some(terms) = self.terms else { return landing };
+        let Some(number) = self.number else {
+            self.verifying.push_back(Verifying { announcement, blocks: 0 });
+            landing.is_verifiable = true;
             return landing;
         };
-        let Announcement { first_layer, layers, .. } = announcement;
-        let cut = terms.cut;
-        let (offset, len) = (cut.offset_here(first_layer), cut.len(&(first_layer..first_layer + layers)));
-        let first = (announcement.first_block - self.first_block) as usize;
-        for (block, expected) in (first..).zip(announcement.sums) {
-            let slot = &self.slots[block];
-            if let Some(number) = self.number {
-                let started = &mut self.layers_started[block];
-                if *started == first_layer {
-                    *started += layers;
-                    let block = block as u32;
-                    let purpose = Purpose::Verify { transfer, number, block, layers, expected };
-                    landing.wanted.push(Wanted { purpose, slot: slot.clone(), offset, len });
-                    continue;
-                }
-            } else if self.layers_verified[block] == first_layer {
-                let (offset, len) = (offset as usize, len as usize);
-                let sum = terms.checksum.of_rows(slot.slab(), slot.slot(), offset, len, cut.row_here());
-                if sum == expected {
-                    self.layers_verified[block] += layers;
-                    continue;
-                }
+        let Announcement { first_layer, layers, first_block, sums } = announcement;
+        let offset = terms.cut.offset_here(first_layer);
+        let len = terms.cut.len(&(first_layer..first_layer + layers));
+        let first = (first_block - self.first_block) as usize;
+        for (block, expected) in (first..).zip(sums) {
+            let started = &mut self.layers_started[block];
+            if *started == first_layer {
+                *started += layers;
+                let slot = self.slots[block].clone();
+                let block = block as u32;
+                let purpose = Purpose::Verify { transfer, number, block, layers, expected };
+                landing.wanted.push(Wanted { purpose, slot, offset, len });
+            } else {
+                landing.failures += 1;
+                self.corrupted = true;
             }
-            landing.failures += 1;
-            self.corrupted = true;
         }
         self.sums_open += landing.wanted.len();
-        self.advance();
         landing
+    }
+
+    /// Verifies with the processor what is whole, until the budget is spent. Returns the number of blocks that failed.
+    pub(crate) fn verify(&mut self, budget: &mut Budget) -> u64 {
+        let failures = self.verify_parts(budget);
+        self.advance();
+        failures
+    }
+
+    fn verify_parts(&mut self, budget: &mut Budget) -> u64 {
+        let mut failures = 0;
+        let Some(terms) = self.terms else { return failures };
+        while let Some(Verifying { announcement, blocks }) = self.verifying.front_mut() {
+            let Announcement { first_layer, layers, first_block, sums } = announcement;
+            let (first_layer, layers) = (*first_layer, *layers);
+            let offset = terms.cut.offset_here(first_layer) as usize;
+            let len = terms.cut.len(&(first_layer..first_layer + layers)) as usize;
+            let first = (*first_block - self.first_block) as usize;
+            while let Some(expected) = sums.get(*blocks) {
+                let block = first + *blocks;
+                let is_next = self.layers_verified[block] == first_layer;
+                let mut is_good = false;
+                if is_next {
+                    if budget.is_spent() {
+                        return failures;
+                    }
+                    let slot = &self.slots[block];
+                    let row = terms.cut.row_here();
+                    let piece = Piece { slab: slot.slab(), slot: slot.slot(), offset, len, row };
+                    let Some(sum) = self.summing.advance(terms.checksum, &piece, budget) else {
+                        return failures;
+                    };
+                    is_good = sum == *expected;
+                }
+                if is_good {
+                    self.layers_verified[block] += layers;
+                } else {
+                    failures += 1;
+                    self.corrupted = true;
+                }
+                *blocks += 1;
+            }
+            self.verifying.pop_front();
+        }
+        failures
+    }
+
+    /// Whether parts that have come are not verified yet.
+    pub(crate) fn is_verifying(&self) -> bool {
+        self.sums_open > 0 || !self.verifying.is_empty()
     }
 
     /// The device has summed layers of a block. Returns the number of failures, as `landed` does.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub struct TransferCounters {
     pub(crate) bytes_sent: AtomicU64,
+    pub(crate) bytes_summed: AtomicU64,
     pub(crate) blocks_received: AtomicU64,
     pub(crate) checksum_failures: AtomicU64,
     pub(crate) transfers_completed: AtomicU64,
@@ -28,10 +29,15 @@ impl TransferCounters {
 
     /// Name, help text and value of each counter; the last two are levels.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 14] {
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 15] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
             ("bytes_sent", "Bytes of blocks written to peers", read(&self.bytes_sent)),
+            (
+                "bytes_summed",
+                "Bytes of blocks for peers whose checksum the processor took",
+                read(&self.bytes_summed),
+            ),
             ("blocks_received", "Blocks received and verified", read(&self.blocks_received)),
             ("checksum_failures", "Pieces whose checksum did not match", read(&self.checksum_failures)),
             ("completed", "Transfers received whole", read(&self.transfers_completed)),

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use dataplane_fabric::{Completion, Event, Fabric, PeerId};
 use dataplane_memory::{DeviceError, Lease, LeaseTable, SlotRef};
 
+use crate::budget::Budget;
 use crate::config::Limits;
 use crate::direct::{Purpose, Summing, Wanted};
 use crate::flight::{FlightTable, MoveOutcome, Ticket};
@@ -59,6 +60,10 @@ pub struct TransferNode<F> {
     outbound: LeaseTable<TransferId, Option<PeerId>, Outbound>,
     /// Outbound transfers with something to post, in an order that does not depend on chance.
     active: BTreeSet<TransferId>,
+    /// The one of them whose turn to be summed is next.
+    next_turn: TransferId,
+    /// Inbound transfers with something for the processor to verify, first come first.
+    verifying: VecDeque<TransferId>,
     finishing: HashMap<u64, TransferId>,
     next_id: u64,
     /// Outbound transfers that were cancelled, and until when that is remembered: their other half may still
@@ -103,6 +108,8 @@ impl<F: Fabric> TransferNode<F> {
             next_tag: 0,
             outbound: LeaseTable::new(limits.transfers_max),
             active: BTreeSet::new(),
+            next_turn: 0,
+            verifying: VecDeque::new(),
             finishing: HashMap::new(),
             next_id: 1,
             cancelled: HashMap::new(),
@@ -179,6 +186,7 @@ impl<F: Fabric> TransferNode<F> {
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         !self.active.is_empty()
+            || !self.verifying.is_empty()
             || self.mover.has_backlog()
             || !self.unasked.is_empty()
             || self.summing.as_ref().is_some_and(Summing::has_waiting)
@@ -285,12 +293,14 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Makes progress: posts, polls, expires. Returns the number of events handled; notices are appended.
+    /// Makes progress: posts, polls, sums, expires, each as far as [`Limits`] let it. Returns how much was done: zero when there
+    /// is nothing to do before something happens. Notices are appended.
     pub fn poll(&mut self, now: Instant, notices: &mut Vec<Notice>) -> usize {
         self.now = now;
         self.stop_returned();
         let summed = self.reap_sums();
-        self.pump();
+        let mut posts = Budget::of(self.limits.round_bytes);
+        self.write(&mut posts);
         self.fabric.flush();
         let mut events = std::mem::take(&mut self.events);
         let count = self.fabric.poll(self.limits.poll_budget, &mut events);
@@ -300,13 +310,19 @@ impl<F: Fabric> TransferNode<F> {
         self.events = events;
         self.start_sums();
         self.expire(now);
-        self.pump();
+        self.write(&mut posts);
+        self.fabric.flush();
+        // What takes the processor's time comes last: the writes are on the wire meanwhile.
+        let [mut sums, mut verifications] = [(); 2].map(|()| Budget::of(self.limits.round_bytes));
+        self.announce(&mut sums);
+        self.verify(&mut verifications);
         self.fabric.flush();
         let moved = self.mover.drain_ended();
         self.notices.extend(moved.map(|(ticket, outcome)| Notice::Moved { ticket, outcome }));
         self.publish_levels();
         notices.append(&mut self.notices);
-        count + summed
+        let spent = [posts, sums, verifications].iter().filter(|budget| budget.spent() > 0).count();
+        count + summed + spent
     }
 
     fn digest(&mut self, event: Event, now: Instant) {

@@ -3,13 +3,23 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use dataplane_fabric::{Fabric, Operation, PeerId, Priority, Source, Target, WorkRequest};
+use dataplane_fabric::{Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest};
 use dataplane_memory::SlotRef;
 
+use crate::budget::Budget;
+use crate::checksum::{Piece, PieceSum};
 use crate::config::ANNOUNCED_BLOCKS_MAX;
 use crate::direct::{Purpose, Wanted};
+use crate::pieces::{bytes_of, join_rest, split_front};
 use crate::terms::Terms;
 use crate::wire::{Message, SlotName};
+
+/// A write is posted in pieces of at most about so many bytes: a fabric that copies does so while it takes one.
+const WRITE_BYTES_MAX: u32 = 128 << 10;
+/// What posting one request counts for in a budget of bytes to be summed: about the time that it takes.
+const POST_COST: usize = 2 << 10;
+/// Parts that are written and not announced yet, at most: the receiver remembers that they have come.
+const WRITTEN_AHEAD_MAX: usize = 64;
 
 /// Where the receiver wants the blocks: the whole of it, or what one message brings.
 #[derive(Debug)]
@@ -47,7 +57,7 @@ pub(crate) enum Reserved {
     Refused,
 }
 
-/// Layers `layers` of blocks `first_block..`, computed and waiting.
+/// Layers `layers` of blocks `first_block..`, computed and waiting: to be written, to be summed, and then to be announced.
 #[derive(Debug)]
 struct Ready {
     /// Number of the part within its transfer: one more than that of the part before.
@@ -55,20 +65,27 @@ struct Ready {
     first_block: u32,
     slots: Vec<SlotRef>,
     layers: Range<u16>,
-    announced: bool,
-    /// Blocks of this part already posted.
+    /// What its immediate and its announcement carry, once its writing has begun.
+    sequence: Option<u16>,
+    /// Leading blocks that are written, all but the one in `writing`.
     posted: usize,
-    /// The device's sums; `None`: the processor takes them when the part is announced.
-    sums: Option<DeviceSums>,
+    /// What is left to write of the block behind those.
+    writing: Option<Operation>,
+    sums: Sums,
 }
 
-/// The sums of one part, as they come.
+/// The checksums of the blocks of one part, as they come.
 #[derive(Debug)]
-struct DeviceSums {
-    /// For each block.
-    values: VecDeque<Option<u64>>,
-    /// Blocks without one.
-    missing: usize,
+enum Sums {
+    /// The processor takes them one after the other: those of the leading blocks.
+    Processor(Vec<u64>),
+    /// A device takes them, in any order.
+    Device {
+        /// For each block.
+        values: VecDeque<Option<u64>>,
+        /// Blocks without one.
+        missing: usize,
+    },
 }
 
 /// Layers of blocks that were pushed, given back.
@@ -89,11 +106,19 @@ pub(crate) struct Outbound {
     /// What the blocks are, once the owner has pushed some.
     pub(crate) content: Option<[u8; 16]>,
     ready: VecDeque<Ready>,
-    sequence: u16,
+    /// Leading parts of `ready` that are written.
+    written: usize,
+    /// The checksum of the first block that has none.
+    summing: PieceSum,
+    /// The announcement of the first part, which the fabric has not taken yet.
+    announcement: Option<Box<[u8]>>,
+    next_sequence: u16,
     pub(crate) ended: bool,
     /// `Finished` has been posted; its completion ends the transfer.
     pub(crate) finish_posted: bool,
     pub(crate) bytes_posted: u64,
+    /// Bytes that the processor has summed.
+    pub(crate) bytes_summed: u64,
     /// Tells the device's sums of its slots from others, once there are any.
     pub(crate) number: Option<u64>,
     next_part: u64,
@@ -105,14 +130,8 @@ pub(crate) struct Outbound {
     pub(crate) is_abandoned: bool,
 }
 
-/// How far posting came.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    /// Everything that was ready is posted. What waits for its sums is tried again when one comes.
-    Idle,
-    /// The fabric took no more; try again later.
-    Full,
-}
+/// The fabric takes no more, or the budget is spent.
+struct Stopped;
 
 impl Outbound {
     /// Takes one message of a reservation, with the slots from block `offset` of the reservation on. A second reservation
@@ -169,17 +188,14 @@ impl Outbound {
             if count == 0 {
                 return;
             }
-            let sums = is_direct.then(|| DeviceSums { values: vec![None; count].into(), missing: count });
+            let sums = if is_direct {
+                Sums::Device { values: vec![None; count].into(), missing: count }
+            } else {
+                Sums::Processor(Vec::with_capacity(count))
+            };
             let (part, layers) = (self.next_part, layers.clone());
-            self.ready.push_back(Ready {
-                part,
-                first_block,
-                slots,
-                layers,
-                announced: false,
-                posted: 0,
-                sums,
-            });
+            let (sequence, posted, writing) = (None, 0, None);
+            self.ready.push_back(Ready { part, first_block, slots, layers, sequence, posted, writing, sums });
             self.next_part += 1;
             first_block += count as u32;
         }
@@ -197,7 +213,7 @@ impl Outbound {
         let number = self.number.unwrap_or_default();
         let first = self.index_of(self.next_asked).min(self.ready.len());
         for Ready { part, first_block, slots, layers, sums, .. } in self.ready.range(first..) {
-            if sums.is_some() {
+            if matches!(sums, Sums::Device { .. }) {
                 let Some(left) = room.checked_sub(slots.len()) else { return false };
                 room = left;
                 let offset = u32::from(layers.start) * layer_bytes;
@@ -222,10 +238,10 @@ impl Outbound {
     pub(crate) fn summed(&mut self, part: u64, block: u32, sum: u64) {
         let index = self.index_of(part);
         let Some(ready) = self.ready.get_mut(index).filter(|ready| ready.part == part) else { return };
-        let index = block.checked_sub(ready.first_block);
-        let Some((sums, index)) = ready.sums.as_mut().zip(index) else { return };
-        if let Some(value) = sums.values.get_mut(index as usize) {
-            sums.missing -= usize::from(value.is_none());
+        let Some(index) = block.checked_sub(ready.first_block) else { return };
+        let Sums::Device { values, missing } = &mut ready.sums else { return };
+        if let Some(value) = values.get_mut(index as usize) {
+            *missing -= usize::from(value.is_none());
             *value = Some(sum);
         }
     }
@@ -246,10 +262,10 @@ impl Outbound {
 
     /// Whether there are parts whose sums the device takes.
     pub(crate) fn has_direct(&self) -> bool {
-        self.ready.iter().any(|ready| ready.sums.is_some())
+        self.ready.iter().any(|ready| matches!(ready.sums, Sums::Device { .. }))
     }
 
-    /// Takes back what was pushed, and whether that was all; nothing of it was announced.
+    /// Takes back what was pushed, and whether that was all; nothing of it was written.
     pub(crate) fn take_back(&mut self) -> (Vec<Pushed>, bool) {
         let back = |ready: Ready| {
             let Ready { first_block, slots, layers, .. } = ready;
@@ -258,55 +274,93 @@ impl Outbound {
         (self.ready.drain(..).map(back).collect(), std::mem::take(&mut self.ended))
     }
 
-    /// Forgets what was not posted.
+    /// Forgets what was not posted, and announces no more.
     pub(crate) fn abandon(&mut self) {
         self.ready.clear();
+        (self.written, self.announcement) = (0, None);
+        self.summing.reset();
         (self.ended, self.is_abandoned) = (true, true);
     }
 
-    /// Posts as much as the fabric takes of what has its sums. `finish_id` is the completion id for `Finished`.
-    pub(crate) fn pump<F: Fabric>(&mut self, transfer: u64, fabric: &mut F, finish_id: u64) -> Progress {
-        let Some(reservation) = &self.reservation else { return Progress::Idle };
-        if self.content.is_some_and(|content| content != reservation.content) {
+    /// Writes as much as the fabric and the budget take of what is ready. What a device sums is written once it is summed.
+    pub(crate) fn write<F: Fabric>(&mut self, fabric: &mut F, budget: &mut Budget) {
+        if self
+            .reservation
+            .as_ref()
+            .is_some_and(|known| self.content.is_some_and(|content| content != known.content))
+        {
             // The two legs are of different requests: not one byte may be mistaken for the other's.
-            self.ready.clear();
-            (self.ended, self.is_abandoned) = (true, true);
+            self.abandon();
         }
-        while let Some(ready) = self.ready.front_mut() {
+        let Some(reservation) = &self.reservation else { return };
+        while let Some(ready) = self.ready.get_mut(self.written).filter(|_| self.written < WRITTEN_AHEAD_MAX)
+        {
             ready.skip_unwanted(reservation);
-            if ready.posted < ready.slots.len() {
-                if !ready.announced {
-                    let Some(announce) = ready.announcement(transfer, self.sequence, &reservation.terms)
-                    else {
-                        return Progress::Idle;
-                    };
-                    if fabric.post(WorkRequest::message(reservation.peer, announce.encode())).is_err() {
-                        return Progress::Full;
+            if ready.awaits_device() {
+                return;
+            }
+            if !ready.slots.is_empty() && ready.sequence.is_none() {
+                ready.sequence = Some(self.next_sequence);
+                self.next_sequence = self.next_sequence.wrapping_add(1);
+            }
+            if let Err(Stopped) = ready.write(reservation, fabric, budget, &mut self.bytes_posted) {
+                return;
+            }
+            self.written += 1;
+        }
+    }
+
+    /// Takes sums of what was written until the budget is spent, announces parts that are written and summed, and ends the
+    /// transfer behind the last. `finish_id` is the completion id for `Finished`.
+    pub(crate) fn announce<F: Fabric>(
+        &mut self,
+        transfer: u64,
+        fabric: &mut F,
+        finish_id: u64,
+        budget: &mut Budget,
+    ) {
+        let Some(reservation) = &self.reservation else { return };
+        // What was summed to the end in this round is announced in it.
+        let (before, may_announce) = (budget.spent(), !budget.is_spent());
+        for ready in self.ready.range_mut(..) {
+            let is_summed = ready.sum(&reservation.terms, &mut self.summing, budget);
+            if !is_summed {
+                break;
+            }
+        }
+        self.bytes_summed += (budget.spent() - before) as u64;
+        while let Some(ready) = self.ready.front().filter(|_| self.written > 0) {
+            if let Some(sequence) = ready.sequence {
+                let kept = self.announcement.take();
+                let message = kept.or_else(|| {
+                    let message =
+                        may_announce.then(|| ready.announcement(transfer, sequence)).flatten()?.encode();
+                    budget.spend(message.len());
+                    Some(message)
+                });
+                let Some(message) = message else { return };
+                if let Err(Full(refused)) = fabric.post(WorkRequest::message(reservation.peer, message)) {
+                    if let Operation::Send { message } = refused.operation {
+                        self.announcement = Some(message);
                     }
-                    ready.announced = true;
-                    self.is_direct |= ready.sums.is_some();
+                    return;
                 }
-                while ready.posted < ready.slots.len() {
-                    let operation = ready.next_write(reservation, self.sequence);
-                    let bytes = u64::from(reservation.terms.cut.len(&ready.layers));
-                    if fabric.post(urgent(0, reservation.peer, operation)).is_err() {
-                        return Progress::Full;
-                    }
-                    ready.posted += 1;
-                    self.bytes_posted += bytes;
-                }
-                self.sequence = self.sequence.wrapping_add(1);
+                self.is_direct |= matches!(ready.sums, Sums::Device { .. });
             }
             self.ready.pop_front();
+            self.written -= 1;
         }
-        if self.ended && !self.finish_posted {
+        if self.ready.is_empty() && self.ended && !self.finish_posted {
             let operation = Operation::Send { message: Message::Finished { transfer }.encode() };
-            if fabric.post(urgent(finish_id, reservation.peer, operation)).is_err() {
-                return Progress::Full;
-            }
-            self.finish_posted = true;
+            self.finish_posted = fabric.post(urgent(finish_id, reservation.peer, operation)).is_ok();
         }
-        Progress::Idle
+    }
+
+    /// Whether there is something to do that waits for room in the fabric, or for the next round, alone.
+    pub(crate) fn has_work(&self) -> bool {
+        let is_ended = self.ready.is_empty() && self.ended && !self.finish_posted;
+        let is_writable = self.ready.get(self.written).is_some_and(|ready| !ready.awaits_device());
+        self.reservation.is_some() && (self.written > 0 || is_writable || is_ended)
     }
 }
 
@@ -318,7 +372,7 @@ fn urgent(id: u64, peer: PeerId, operation: Operation) -> WorkRequest {
 impl Ready {
     /// Drops blocks that the receiver has already, or has no slot for.
     fn skip_unwanted(&mut self, reservation: &Reservation) {
-        if self.announced {
+        if self.sequence.is_some() {
             return;
         }
         let before = reservation.first_block.saturating_sub(self.first_block) as usize;
@@ -327,25 +381,68 @@ impl Ready {
         self.first_block += before as u32;
         let wanted_end = reservation.first_block as usize + reservation.slots.len();
         self.slots.truncate(wanted_end.saturating_sub(self.first_block as usize));
-        if let Some(sums) = self.sums.as_mut().filter(|sums| sums.values.len() != self.slots.len()) {
-            sums.values.drain(..before);
-            sums.values.truncate(self.slots.len());
-            sums.missing = sums.values.iter().filter(|value| value.is_none()).count();
+        if let Sums::Device { values, missing } = &mut self.sums
+            && values.len() != self.slots.len()
+        {
+            values.drain(..before);
+            values.truncate(self.slots.len());
+            *missing = values.iter().filter(|value| value.is_none()).count();
         }
     }
 
-    /// `None` while sums are missing.
-    fn announcement(&self, transfer: u64, sequence: u16, terms: &Terms) -> Option<Message> {
-        if self.sums.as_ref().is_some_and(|sums| sums.missing > 0) {
-            return None;
+    /// Whether a device has sums of it to take.
+    fn awaits_device(&self) -> bool {
+        matches!(self.sums, Sums::Device { missing, .. } if missing > 0)
+    }
+
+    /// Writes what is not written of its blocks.
+    fn write<F: Fabric>(
+        &mut self,
+        reservation: &Reservation,
+        fabric: &mut F,
+        budget: &mut Budget,
+        bytes_posted: &mut u64,
+    ) -> Result<(), Stopped> {
+        while self.posted < self.slots.len() {
+            if budget.is_spent() {
+                return Err(Stopped);
+            }
+            let mut operation = self.writing.take().unwrap_or_else(|| self.next_write(reservation));
+            let front = split_front(&mut operation, WRITE_BYTES_MAX);
+            let rest = front.map(|front| std::mem::replace(&mut operation, front));
+            let bytes = u64::from(bytes_of(&operation));
+            if let Err(Full(refused)) = fabric.post(urgent(0, reservation.peer, operation)) {
+                let mut whole = refused.operation;
+                rest.iter().for_each(|rest| join_rest(&mut whole, rest));
+                self.writing = Some(whole);
+                return Err(Stopped);
+            }
+            budget.spend(POST_COST);
+            *bytes_posted += bytes;
+            self.posted += usize::from(rest.is_none());
+            self.writing = rest;
         }
+        Ok(())
+    }
+
+    /// Takes sums of blocks that are written; whether all that the processor takes are there.
+    fn sum(&mut self, terms: &Terms, summing: &mut PieceSum, budget: &mut Budget) -> bool {
+        let Sums::Processor(sums) = &mut self.sums else { return true };
         let cut = &terms.cut;
         let (offset, len) = (cut.offset_here(self.layers.start) as usize, cut.len(&self.layers) as usize);
-        let sum =
-            |slot: &SlotRef| terms.checksum.of_rows(slot.slab(), slot.slot(), offset, len, cut.row_here());
+        while let Some(slot) = self.slots[..self.posted].get(sums.len()).filter(|_| !budget.is_spent()) {
+            let piece = Piece { slab: slot.slab(), slot: slot.slot(), offset, len, row: cut.row_here() };
+            let Some(sum) = summing.advance(terms.checksum, &piece, budget) else { return false };
+            sums.push(sum);
+        }
+        sums.len() == self.slots.len()
+    }
+
+    /// `None` while it lacks sums.
+    fn announcement(&self, transfer: u64, sequence: u16) -> Option<Message> {
         let sums: Option<Vec<u64>> = match &self.sums {
-            Some(sums) => sums.values.iter().copied().collect(),
-            None => Some(self.slots.iter().map(sum).collect()),
+            Sums::Processor(sums) => (sums.len() == self.slots.len()).then(|| sums.clone()),
+            Sums::Device { values, .. } => values.iter().copied().collect(),
         };
         Some(Message::Announce {
             transfer,
@@ -357,18 +454,18 @@ impl Ready {
         })
     }
 
-    fn next_write(&self, reservation: &Reservation, sequence: u16) -> Operation {
+    fn next_write(&self, reservation: &Reservation) -> Operation {
         let cut = &reservation.terms.cut;
         let (offset, len) = (cut.offset_here(self.layers.start), cut.len(&self.layers));
         let there = cut.offset_there(self.layers.start);
         let block = self.first_block as usize + self.posted;
         let name = reservation.slots[block - reservation.first_block as usize];
-        let last = self.posted + 1 == self.slots.len();
+        let sequence = self.sequence.filter(|_| self.posted + 1 == self.slots.len());
         Operation::Write {
             source: Source::Slot { slot: self.slots[self.posted].clone(), offset, len },
             target: Target { slot: name.slot, generation: name.generation, offset: there },
             rows: cut.rows(),
-            immediate: last.then_some(u32::from(reservation.tag) << 16 | u32::from(sequence)),
+            immediate: sequence.map(|sequence| u32::from(reservation.tag) << 16 | u32::from(sequence)),
         }
     }
 }
@@ -401,7 +498,10 @@ mod tests {
             assert!(outbound.awaits_sum(part, block) && !outbound.awaits_sum(part, block + 2));
             outbound.summed(part, block, 5);
         }
-        let missing = |ready: &Ready| ready.sums.as_ref().map(|sums| sums.missing);
+        let missing = |ready: &Ready| match ready.sums {
+            Sums::Device { missing, .. } => Some(missing),
+            Sums::Processor(_) => None,
+        };
         assert_eq!(outbound.ready.iter().map(missing).collect::<Vec<_>>(), [Some(0), None, Some(0), Some(0)]);
     }
 }

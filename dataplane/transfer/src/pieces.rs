@@ -63,11 +63,65 @@ pub(crate) fn split_front(operation: &mut Operation, bytes_max: u32) -> Option<O
     }
 }
 
+/// Undoes [`split_front`] of a write that had one.
+pub(crate) fn join_rest(front: &mut Operation, rest: &Operation) {
+    let (
+        Operation::Write { source: Source::Slot { len, .. }, immediate, .. },
+        Operation::Write { source, immediate: last, .. },
+    ) = (front, rest)
+    else {
+        return;
+    };
+    *len += source.len() as u32;
+    *immediate = *last;
+}
+
 /// Bytes that an operation moves.
 pub(crate) fn bytes_of(operation: &Operation) -> u32 {
     match operation {
         Operation::Write { source, .. } => source.len() as u32,
         Operation::Read { into, .. } => into.len,
         Operation::Send { message } => message.len() as u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dataplane_fabric::Target;
+    use dataplane_fabric::testing::pool;
+
+    use super::*;
+
+    fn parts(operation: &Operation) -> (u32, u32, Target, Option<Rows>, Option<u32>) {
+        match operation {
+            Operation::Write { source: Source::Slot { offset, len, .. }, target, rows, immediate } => {
+                (*offset, *len, *target, *rows, *immediate)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_front_that_is_refused_goes_back() {
+        let pool = pool("pieces");
+        let slot = pool.acquire().expect("a slot");
+        let rows = Rows { bytes: 100, local_stride: 130, remote_stride: 170 };
+        for (len, rows, fronts) in
+            [(1000, None, 3), (250, None, 0), (1000, Some(rows), 4), (200, Some(rows), 0)]
+        {
+            let source = Source::Slot { slot: slot.clone(), offset: 7, len };
+            let target = Target { slot: 3, generation: 1, offset: 9 };
+            let mut rest = Operation::Write { source, target, rows, immediate: Some(5) };
+            let mut split = 0;
+            loop {
+                let before = parts(&rest);
+                let Some(mut front) = split_front(&mut rest, 250) else { break };
+                split += 1;
+                assert!(bytes_of(&front) <= 250 && parts(&front).4.is_none(), "{front:?}");
+                join_rest(&mut front, &rest);
+                assert_eq!(parts(&front), before);
+            }
+            assert_eq!((split, parts(&rest).4), (fronts, Some(5)), "{len} bytes");
+        }
     }
 }

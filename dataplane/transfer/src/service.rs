@@ -21,6 +21,8 @@ use crate::staging::Staging;
 
 /// Commands that may wait for the thread.
 const COMMANDS_MAX: usize = 16_384;
+/// Commands that one round takes.
+const ROUND_COMMANDS: usize = 64;
 /// Empty polls before the thread sleeps. Short: the cores are shared with the engine.
 const IDLE_POLLS: u32 = 64;
 
@@ -234,7 +236,9 @@ fn run<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox, notif
     while !mailbox.stop.load(Ordering::Relaxed) {
         let now = Instant::now();
         let mut work = 0;
-        while let Some(command) = mailbox.commands.pop() {
+        while work < ROUND_COMMANDS
+            && let Some(command) = mailbox.commands.pop()
+        {
             driven.handle(command, now);
             work += 1;
         }

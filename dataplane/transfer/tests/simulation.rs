@@ -46,7 +46,9 @@ impl World {
             SlotPool::new(Arc::new(Slab::create("sim", layout, PageSize::Standard).expect("slab")))
         });
         let counters = [(); 2].map(|()| Arc::new(TransferCounters::default()));
-        let limits = Limits { lease: Duration::from_millis(400), ..Limits::default() };
+        // Every other world sums one block in a round.
+        let round_bytes = if seed % 2 == 0 { 1 } else { Limits::default().round_bytes };
+        let limits = Limits { lease: Duration::from_millis(400), round_bytes, ..Limits::default() };
         let nodes = [0, 1].map(|index| {
             let fabric = network.add_node(Arc::clone(pools[index].slab()));
             Some(TransferNode::new(fabric, LAYOUT, limits, Arc::clone(&counters[index])))

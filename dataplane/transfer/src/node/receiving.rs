@@ -5,6 +5,7 @@ use dataplane_memory::SlotRef;
 
 use super::peers::OUTBOX_MAX;
 use super::{Notice, Outcome, TransferId, TransferNode};
+use crate::budget::Budget;
 use crate::config::BLOCKS_MAX;
 use crate::inbound::{Inbound, Landing};
 use crate::metrics::TransferCounters;
@@ -119,12 +120,32 @@ impl<F: Fabric> TransferNode<F> {
 
     fn account_landing(&mut self, transfer: TransferId, landing: Landing) {
         self.landed.extend(landing.wanted);
+        if landing.is_verifiable && !self.verifying.contains(&transfer) {
+            self.verifying.push_back(transfer);
+        }
         self.account_verification(transfer, landing.failures);
     }
 
-    /// The sender can write no more. What the device still sums may yet be all that was missing.
+    /// Verifies what has come, transfer by transfer: one that is not through keeps its turn for the next round.
+    pub(super) fn verify(&mut self, budget: &mut Budget) {
+        while let Some(transfer) = self.verifying.front().copied().filter(|_| !budget.is_spent()) {
+            let Some(inbound) = self.inbound.get_mut(&transfer) else {
+                self.verifying.pop_front();
+                continue;
+            };
+            let failures = inbound.verify(budget);
+            if !inbound.is_verifying() {
+                self.verifying.pop_front();
+            } else if budget.is_spent() {
+                self.verifying.rotate_left(1);
+            }
+            self.account_verification(transfer, failures);
+        }
+    }
+
+    /// The sender can write no more. What is still to be verified may yet be all that was missing.
     pub(super) fn writes_ended(&mut self, transfer: TransferId, outcome: Outcome) {
-        match self.inbound.get_mut(&transfer).filter(|inbound| inbound.sums_open > 0) {
+        match self.inbound.get_mut(&transfer).filter(|inbound| inbound.is_verifying()) {
             Some(inbound) => inbound.ending = Some(outcome),
             None => self.end_inbound(transfer, outcome, true),
         }
@@ -138,7 +159,7 @@ impl<F: Fabric> TransferNode<F> {
         let Some(inbound) = self.inbound.get(&transfer) else { return };
         if inbound.is_complete() {
             self.end_inbound(transfer, Outcome::Complete, true);
-        } else if let Some(outcome) = inbound.ending.filter(|_| inbound.sums_open == 0) {
+        } else if let Some(outcome) = inbound.ending.filter(|_| !inbound.is_verifying()) {
             let outcome = if inbound.corrupted { Outcome::Corrupted } else { outcome };
             self.end_inbound(transfer, outcome, true);
         }

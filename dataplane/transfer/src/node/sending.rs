@@ -6,9 +6,10 @@ use dataplane_fabric::{Fabric, PeerId, Priority};
 use dataplane_memory::Lease;
 
 use super::{Notice, Outcome, TransferId, TransferNode};
+use crate::budget::Budget;
 use crate::config::PEER_BLOCKS_MAX;
 use crate::metrics::TransferCounters;
-use crate::outbound::{Outbound, Progress, Reservation, Reserved};
+use crate::outbound::{Outbound, Reservation, Reserved};
 use crate::wire::Message;
 
 impl<F: Fabric> TransferNode<F> {
@@ -79,38 +80,24 @@ impl<F: Fabric> TransferNode<F> {
         reserved
     }
 
-    pub(super) fn pump(&mut self) {
+    /// Posts messages, writes of hand-offs, and moves.
+    pub(super) fn write(&mut self, budget: &mut Budget) {
         let mut peers = std::mem::take(&mut self.peers_scratch);
         peers.extend(self.peers.iter().filter(|(_, peer)| !peer.outbox.is_empty()).map(|(&id, _)| id));
         peers.sort_unstable();
         peers.drain(..).for_each(|peer| self.pump_outbox(peer));
         self.peers_scratch = peers;
-        let mut active = std::mem::take(&mut self.transfers_scratch);
-        active.extend(&self.active);
-        for transfer in active.drain(..) {
-            let Some(lease) = self.outbound.get_mut(transfer) else {
-                self.active.remove(&transfer);
-                continue;
-            };
-            let finish_id = self.next_id;
-            let (before, was_posted) = (lease.held.bytes_posted, lease.held.finish_posted);
-            let (was_direct, was_abandoned) = (lease.held.is_direct, lease.held.is_abandoned);
-            let progress = lease.held.pump(transfer, &mut self.fabric, finish_id);
+        let mut turns = self.turns();
+        for transfer in turns.drain(..) {
+            let Some(lease) = self.outbound.get_mut(transfer) else { continue };
+            let (before, was_abandoned) = (lease.held.bytes_posted, lease.held.is_abandoned);
+            lease.held.write(&mut self.fabric, budget);
             TransferCounters::add(&self.counters.bytes_sent, lease.held.bytes_posted - before);
-            let is_news = lease.held.is_direct && !was_direct;
-            TransferCounters::add(&self.counters.sent_directly, u64::from(is_news));
-            if lease.held.finish_posted && !was_posted {
-                self.finishing.insert(finish_id, transfer);
-                self.next_id += 1;
-            }
             let is_over = lease.held.is_abandoned && !was_abandoned;
             let number = lease.held.number.filter(|_| is_over);
-            if progress == Progress::Idle {
-                self.active.remove(&transfer);
-            }
             self.forget_sums(number);
         }
-        self.transfers_scratch = active;
+        self.transfers_scratch = turns;
         // A decode step waits for each hand-off: background moves to the same peer wait for them in turn.
         let busy: Vec<PeerId> = if self.mover.has_backlog() {
             self.active.iter().filter_map(|&id| self.outbound.get(id)?.owner).collect()
@@ -122,6 +109,44 @@ impl<F: Fabric> TransferNode<F> {
             peers.get(&peer).is_some_and(|state| state.connected)
                 && (priority == Priority::Urgent || !busy.contains(&peer))
         });
+    }
+
+    /// Sums what was written, announces it, and ends transfers.
+    pub(super) fn announce(&mut self, budget: &mut Budget) {
+        let mut turns = self.turns();
+        for transfer in turns.drain(..) {
+            let Some(lease) = self.outbound.get_mut(transfer) else {
+                self.active.remove(&transfer);
+                continue;
+            };
+            let finish_id = self.next_id;
+            let held = &mut lease.held;
+            let (before, was_posted, was_direct) = (held.bytes_summed, held.finish_posted, held.is_direct);
+            let was_spent = budget.is_spent();
+            held.announce(transfer, &mut self.fabric, finish_id, budget);
+            TransferCounters::add(&self.counters.bytes_summed, held.bytes_summed - before);
+            TransferCounters::add(&self.counters.sent_directly, u64::from(held.is_direct && !was_direct));
+            if held.finish_posted && !was_posted {
+                self.finishing.insert(finish_id, transfer);
+                self.next_id += 1;
+            }
+            if !held.has_work() {
+                self.active.remove(&transfer);
+            }
+            if budget.is_spent() && !was_spent {
+                // The next round begins behind this one, so that a large transfer keeps no small one waiting.
+                self.next_turn = transfer.wrapping_add(1);
+            }
+        }
+        self.transfers_scratch = turns;
+    }
+
+    /// Outbound transfers with something to do, each once.
+    fn turns(&mut self) -> Vec<TransferId> {
+        let mut order = std::mem::take(&mut self.transfers_scratch);
+        order.extend(self.active.range(self.next_turn..));
+        order.extend(self.active.range(..self.next_turn));
+        order
     }
 
     pub(super) fn end_outbound(&mut self, transfer: TransferId, complete: bool) {
