@@ -47,7 +47,7 @@ impl World {
         });
         let counters = [(); 2].map(|()| Arc::new(TransferCounters::default()));
         // Every other world sums one block in a round.
-        let round_bytes = if seed % 2 == 0 { 1 } else { Limits::default().round_bytes };
+        let round_bytes = if seed.is_multiple_of(2) { 1 } else { Limits::default().round_bytes };
         let limits = Limits { lease: Duration::from_millis(400), round_bytes, ..Limits::default() };
         let nodes = [0, 1].map(|index| {
             let fabric = network.add_node(Arc::clone(pools[index].slab()));
