@@ -171,12 +171,12 @@ impl Fabric for ShmFabric {
         if bytes > 0 && self.copied >= COPIED_BYTES_MAX {
             return Err(Full(request));
         }
-        self.copied += bytes;
         let access = match &request.operation {
             Operation::Write { source, target, rows, immediate } => {
                 if immediate.is_some() && !remote.outbound.has_room(lane, 0) {
                     return Err(Full(request));
                 }
+                self.copied += bytes;
                 let access = remote.write(source, target, rows.as_ref());
                 self.sums.writes += 1;
                 self.sums.bytes += source.len() as u64;
@@ -190,6 +190,7 @@ impl Fabric for ShmFabric {
                 access
             }
             Operation::Read { into, from, rows } => {
+                self.copied += bytes;
                 self.sums.reads += 1;
                 self.sums.bytes += u64::from(into.len);
                 remote.read(into, from, rows.as_ref())

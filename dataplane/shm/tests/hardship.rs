@@ -14,7 +14,7 @@ use dataplane_fabric::{
     Completion, Event, Fabric, INLINE_BYTES_MAX, Operation, PeerId, Priority, SlotRange, Source, Target,
     WorkRequest,
 };
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -66,6 +66,47 @@ fn connected(a: &mut ShmFabric, b: &mut ShmFabric, address: &str) -> (PeerId, Pe
 fn send(fabric: &mut ShmFabric, peer: PeerId, priority: Priority, number: u8) {
     let operation = Operation::Send { message: Box::new([number]) };
     fabric.post(WorkRequest { id: 0, peer, priority, operation }).expect("room");
+}
+
+/// A write of so many bytes from one slot to another; whether there was room for it.
+fn write(
+    fabric: &mut ShmFabric,
+    peer: PeerId,
+    slots: &[&SlotRef; 2],
+    len: u32,
+    immediate: Option<u32>,
+) -> bool {
+    let [from, to] = slots;
+    let source = Source::Slot { slot: (*from).clone(), offset: 0, len };
+    let target = Target { slot: to.slot(), generation: to.generation(), offset: 0 };
+    let operation = Operation::Write { source, target, rows: None, immediate };
+    fabric.post(WorkRequest { id: 0, peer, priority: Priority::Urgent, operation }).is_ok()
+}
+
+#[test]
+fn so_much_is_copied_between_two_polls_and_no_more() {
+    let name = format!("@{}", name());
+    let (mut b, pool_b) = node(Some(&name), ShmConfig::default());
+    let (mut a, pool_a) = node(None, ShmConfig::default());
+    let (peer, _) = connected(&mut a, &mut b, &name);
+    let (from, to) = (pool_a.acquire().expect("a slot"), pool_b.acquire().expect("a slot"));
+    let slots = [&from, &to];
+    for _ in 0..3 {
+        let copied = (0..100).take_while(|_| write(&mut a, peer, &slots, 64 << 10, None)).count();
+        assert_eq!(copied, 3, "192 KiB");
+        assert!(!a.prepare_wait(), "it must be polled, not waited for");
+        send(&mut a, peer, Priority::Urgent, 1);
+        a.poll(16, &mut Vec::new());
+    }
+    // A write that waits for room in the ring is not copied, and takes no other's share.
+    while write(&mut a, peer, &slots, 1, Some(7)) {
+        a.poll(16, &mut Vec::new());
+    }
+    a.poll(16, &mut Vec::new());
+    for _ in 0..10 {
+        assert!(!write(&mut a, peer, &slots, 100 << 10, Some(7)), "the ring is full");
+    }
+    assert!(write(&mut a, peer, &slots, 64 << 10, None));
 }
 
 #[test]

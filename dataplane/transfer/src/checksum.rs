@@ -57,7 +57,8 @@ impl std::fmt::Debug for PieceSum {
 impl PieceSum {
     /// Sums more of a piece, until the budget is spent; its checksum once all of it is summed. The next piece comes then.
     pub(crate) fn advance(&mut self, kind: Checksum, piece: &Piece<'_>, budget: &mut Budget) -> Option<u64> {
-        let bytes = (piece.len - self.done).min(budget.left().next_multiple_of(CHUNK_BYTES));
+        let rest = piece.len - self.done;
+        let bytes = rest.min(budget.left().min(rest).next_multiple_of(CHUNK_BYTES));
         let mut lane = (self.done / LANE_BYTES) as u64;
         gather(piece, self.done..self.done + bytes, |chunk| match kind {
             Checksum::Xxh3 => self.xxh3.update(chunk),

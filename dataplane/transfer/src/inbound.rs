@@ -64,6 +64,8 @@ pub(crate) struct Inbound {
     layers: u16,
     /// What was agreed with the sender, once it has told what it holds.
     terms: Option<Terms>,
+    /// Layers of blocks that were announced, over all parts: each comes once.
+    announced_layers: u64,
     /// Parts of which half has come, by their sequence numbers.
     halves: HashMap<u16, Half>,
     /// Parts that the processor has to verify, in the order in which they became whole.
@@ -114,6 +116,7 @@ impl Inbound {
             sums_open: 0,
             layers,
             terms: None,
+            announced_layers: 0,
             halves: HashMap::new(),
             verifying: VecDeque::new(),
             summing: PieceSum::default(),
@@ -145,8 +148,14 @@ impl Inbound {
             .checked_sub(self.first_block)
             .is_some_and(|first| first as usize + sums.len() <= self.slots.len());
         let layers_fit = layers > 0 && first_layer.checked_add(layers).is_some_and(|end| end <= self.layers);
-        if !blocks_fit || !layers_fit || self.halves.len() >= UNMATCHED_MAX {
+        if !blocks_fit || !layers_fit || sums.is_empty() || self.halves.len() >= UNMATCHED_MAX {
             return None;
+        }
+        self.announced_layers += sums.len() as u64 * u64::from(layers);
+        if self.announced_layers > self.slots.len() as u64 * u64::from(self.layers) {
+            // More than there is: it is not kept, or a peer could fill the memory with it.
+            self.corrupted = true;
+            return Some(Landing { failures: 1, ..Landing::default() });
         }
         let announcement = Announcement { first_layer, layers, first_block, sums };
         match self.halves.remove(&sequence) {
@@ -246,9 +255,14 @@ impl Inbound {
         failures
     }
 
-    /// Whether parts that have come are not verified yet.
+    /// Whether [`Inbound::verify`] has something to do.
+    pub(crate) fn has_parts(&self) -> bool {
+        !self.verifying.is_empty()
+    }
+
+    /// Whether parts that have come are not verified yet, by the processor or by a device.
     pub(crate) fn is_verifying(&self) -> bool {
-        self.sums_open > 0 || !self.verifying.is_empty()
+        self.sums_open > 0 || self.has_parts()
     }
 
     /// The device has summed layers of a block. Returns the number of failures, as `landed` does.
@@ -276,5 +290,57 @@ impl Inbound {
 
     pub(crate) fn is_complete(&self) -> bool {
         self.verified_blocks == self.slots.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dataplane_fabric::testing::pool;
+
+    use super::*;
+    use crate::checksum::Checksum;
+    use crate::shard::PieceLayout;
+
+    const LAYOUT: PieceLayout = PieceLayout::whole(2, 256, 1);
+
+    fn inbound(blocks: usize) -> Inbound {
+        let pool = pool("inbound");
+        let slots = (0..blocks).map(|_| pool.acquire().expect("a slot")).collect();
+        let mut inbound = Inbound::new(PeerId(1), 0, [0; 16], 0, slots, LAYOUT.layers, Instant::now());
+        let cut = Cut::between(&LAYOUT, &LAYOUT).expect("equal layouts");
+        inbound.reserve(Terms { cut, checksum: Checksum::Xxh3 });
+        inbound
+    }
+
+    #[test]
+    fn what_is_announced_again_and_again_is_not_kept() {
+        let mut inbound = inbound(4);
+        let wrong = vec![1; 4];
+        for sequence in 0..1000 {
+            let announced = inbound.announce(1, sequence, (0, 1), 0, wrong.clone()).expect("it fits");
+            let landed = inbound.landed(1, sequence);
+            // Two parts of one layer each are all that four blocks of two layers can be.
+            assert_eq!((announced.failures > 0, landed.is_verifiable), (sequence >= 2, sequence < 2));
+        }
+        assert_eq!(inbound.verifying.len(), 2);
+        assert!(inbound.announce(1, 1001, (0, 1), 0, Vec::new()).is_none(), "an announcement of nothing");
+        // Four blocks failed twice; nothing is left to be verified.
+        assert_eq!(inbound.verify(&mut Budget::of(usize::MAX)), 8);
+        assert!(inbound.corrupted && !inbound.has_parts() && inbound.verified_blocks == 0);
+    }
+
+    #[test]
+    fn verification_goes_on_where_its_budget_ended() {
+        let mut inbound = inbound(3);
+        let good = xxhash_rust::xxh3::xxh3_64(&[0; 512]);
+        let landing = inbound.landed(1, 9);
+        assert!(!landing.is_verifiable);
+        assert!(
+            inbound.announce(1, 9, (0, 2), 0, vec![good, good, good + 1]).expect("it fits").is_verifiable
+        );
+        let steps: Vec<(u64, usize)> =
+            (0..4).map(|_| (inbound.verify(&mut Budget::of(1)), inbound.verified_blocks)).collect();
+        assert_eq!(steps, [(0, 1), (0, 2), (1, 2), (0, 2)]);
+        assert!(inbound.corrupted && !inbound.is_verifying());
     }
 }

@@ -60,8 +60,10 @@ pub struct TransferNode<F> {
     outbound: LeaseTable<TransferId, Option<PeerId>, Outbound>,
     /// Outbound transfers with something to post, in an order that does not depend on chance.
     active: BTreeSet<TransferId>,
-    /// The one of them whose turn to be summed is next.
+    /// The one of them whose turn is next.
     next_turn: TransferId,
+    /// Whether moves come before hand-offs in this round, as in every other one.
+    moves_first: bool,
     /// Inbound transfers with something for the processor to verify, first come first.
     verifying: VecDeque<TransferId>,
     finishing: HashMap<u64, TransferId>,
@@ -92,6 +94,7 @@ pub struct TransferNode<F> {
 impl<F: Fabric> TransferNode<F> {
     /// A node without transfers.
     pub fn new(fabric: F, layout: PieceLayout, limits: Limits, counters: Arc<TransferCounters>) -> Self {
+        let limits = Limits { round_bytes: limits.round_bytes.max(1), ..limits };
         let flights = Arc::new(FlightTable::new(limits.moves_max));
         Self {
             fabric,
@@ -109,6 +112,7 @@ impl<F: Fabric> TransferNode<F> {
             outbound: LeaseTable::new(limits.transfers_max),
             active: BTreeSet::new(),
             next_turn: 0,
+            moves_first: false,
             verifying: VecDeque::new(),
             finishing: HashMap::new(),
             next_id: 1,
@@ -299,6 +303,7 @@ impl<F: Fabric> TransferNode<F> {
         self.now = now;
         self.stop_returned();
         let summed = self.reap_sums();
+        self.moves_first = !self.moves_first;
         let mut posts = Budget::of(self.limits.round_bytes);
         self.write(&mut posts);
         self.fabric.flush();

@@ -267,6 +267,7 @@ impl Outbound {
 
     /// Takes back what was pushed, and whether that was all; nothing of it was written.
     pub(crate) fn take_back(&mut self) -> (Vec<Pushed>, bool) {
+        debug_assert!(self.written == 0, "what is given back was written");
         let back = |ready: Ready| {
             let Ready { first_block, slots, layers, .. } = ready;
             Pushed { first_block, slots, layers }
@@ -322,7 +323,8 @@ impl Outbound {
         let Some(reservation) = &self.reservation else { return };
         // What was summed to the end in this round is announced in it.
         let (before, may_announce) = (budget.spent(), !budget.is_spent());
-        for ready in self.ready.range_mut(..) {
+        let begun = self.ready.len().min(self.written + 1);
+        for ready in self.ready.range_mut(..begun) {
             let is_summed = ready.sum(&reservation.terms, &mut self.summing, budget);
             if !is_summed {
                 break;

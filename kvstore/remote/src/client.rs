@@ -45,6 +45,10 @@ pub struct RemotePool<F> {
     config: RemoteConfig,
     counters: Arc<RemoteCounters>,
     nodes: BTreeMap<NodeId, Node>,
+    /// The node that comes first when there is something to post.
+    pump_first: NodeId,
+    /// Kept for its capacity.
+    pump_order: Vec<NodeId>,
     placement: Placement,
     operations: BTreeMap<u64, Operation>,
     /// Questions without an answer, by the id that the answer brings back.
@@ -87,6 +91,8 @@ impl<F: Fabric> RemotePool<F> {
             config,
             counters,
             nodes: BTreeMap::new(),
+            pump_first: NodeId(0),
+            pump_order: Vec::new(),
             placement: Placement::default(),
             operations: BTreeMap::new(),
             requests: BTreeMap::new(),

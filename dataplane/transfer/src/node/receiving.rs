@@ -88,6 +88,7 @@ impl<F: Fabric> TransferNode<F> {
     pub(super) fn end_inbound(&mut self, transfer: TransferId, outcome: Outcome, writes_over: bool) {
         let Some(mut inbound) = self.inbound.remove(&transfer) else { return };
         self.tags.remove(&inbound.tag);
+        self.verifying.retain(|&verifying| verifying != transfer);
         self.forget_sums(inbound.number);
         let writes_over = writes_over || inbound.ending.is_some();
         let unverified = inbound.slots.split_off(inbound.verified_blocks);
@@ -134,10 +135,10 @@ impl<F: Fabric> TransferNode<F> {
                 continue;
             };
             let failures = inbound.verify(budget);
-            if !inbound.is_verifying() {
-                self.verifying.pop_front();
-            } else if budget.is_spent() {
-                self.verifying.rotate_left(1);
+            // Without parts left it has had its turn; else the budget is spent.
+            self.verifying.pop_front();
+            if inbound.has_parts() {
+                self.verifying.push_back(transfer);
             }
             self.account_verification(transfer, failures);
         }
@@ -146,7 +147,8 @@ impl<F: Fabric> TransferNode<F> {
     /// The sender can write no more. What is still to be verified may yet be all that was missing.
     pub(super) fn writes_ended(&mut self, transfer: TransferId, outcome: Outcome) {
         match self.inbound.get_mut(&transfer).filter(|inbound| inbound.is_verifying()) {
-            Some(inbound) => inbound.ending = Some(outcome),
+            // How it ended first counts: a sender may say that it has stopped, and close the connection then.
+            Some(inbound) => _ = inbound.ending.get_or_insert(outcome),
             None => self.end_inbound(transfer, outcome, true),
         }
     }

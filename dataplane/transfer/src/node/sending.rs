@@ -87,17 +87,33 @@ impl<F: Fabric> TransferNode<F> {
         peers.sort_unstable();
         peers.drain(..).for_each(|peer| self.pump_outbox(peer));
         self.peers_scratch = peers;
+        // What the fabric takes in a round may not be enough for both.
+        if self.moves_first {
+            self.write_moves();
+        }
+        self.write_hand_offs(budget);
+        if !self.moves_first {
+            self.write_moves();
+        }
+    }
+
+    fn write_hand_offs(&mut self, budget: &mut Budget) {
         let mut turns = self.turns();
         for transfer in turns.drain(..) {
             let Some(lease) = self.outbound.get_mut(transfer) else { continue };
             let (before, was_abandoned) = (lease.held.bytes_posted, lease.held.is_abandoned);
+            let was_spent = budget.is_spent();
             lease.held.write(&mut self.fabric, budget);
             TransferCounters::add(&self.counters.bytes_sent, lease.held.bytes_posted - before);
             let is_over = lease.held.is_abandoned && !was_abandoned;
             let number = lease.held.number.filter(|_| is_over);
             self.forget_sums(number);
+            self.end_turn(transfer, budget.is_spent() && !was_spent);
         }
         self.transfers_scratch = turns;
+    }
+
+    fn write_moves(&mut self) {
         // A decode step waits for each hand-off: background moves to the same peer wait for them in turn.
         let busy: Vec<PeerId> = if self.mover.has_backlog() {
             self.active.iter().filter_map(|&id| self.outbound.get(id)?.owner).collect()
@@ -109,6 +125,13 @@ impl<F: Fabric> TransferNode<F> {
             peers.get(&peer).is_some_and(|state| state.connected)
                 && (priority == Priority::Urgent || !busy.contains(&peer))
         });
+    }
+
+    /// A transfer that has spent a budget is the last in the next round, so that a large one keeps no small one waiting.
+    fn end_turn(&mut self, transfer: TransferId, has_spent: bool) {
+        if has_spent {
+            self.next_turn = transfer.wrapping_add(1);
+        }
     }
 
     /// Sums what was written, announces it, and ends transfers.
@@ -133,10 +156,7 @@ impl<F: Fabric> TransferNode<F> {
             if !held.has_work() {
                 self.active.remove(&transfer);
             }
-            if budget.is_spent() && !was_spent {
-                // The next round begins behind this one, so that a large transfer keeps no small one waiting.
-                self.next_turn = transfer.wrapping_add(1);
-            }
+            self.end_turn(transfer, budget.is_spent() && !was_spent);
         }
         self.transfers_scratch = turns;
     }

@@ -40,20 +40,28 @@ pub(super) struct Check {
 }
 
 impl<F: Fabric> RemotePool<F> {
-    /// Posts what there is room for, at all nodes.
+    /// Posts what there is room for, at all nodes: reads first, since nobody waits for writes. Each time another node comes first:
+    /// a fabric that copies takes so much and no more between two polls.
     pub(super) fn pump_all(&mut self, now: Instant) {
-        let mut next = self.nodes.keys().next().copied();
-        while let Some(id) = next {
+        let mut order = std::mem::take(&mut self.pump_order);
+        let (behind, before) = (self.nodes.range(self.pump_first..), self.nodes.range(..self.pump_first));
+        order.extend(behind.chain(before).map(|(&id, _)| id));
+        if let Some(&second) = order.get(1) {
+            self.pump_first = second;
+        }
+        for &id in &order {
             if let Some(node) = self.nodes.get_mut(&id) {
                 node.pump_outbox(&mut self.fabric);
             }
             while self.post_read(id, now) {}
+        }
+        for id in order.drain(..) {
             while self.post_write(id, now) {}
             if let Some(node) = self.nodes.get(&id) {
                 node.publish();
             }
-            next = self.nodes.range(NodeId(id.0 + 1)..).next().map(|(&id, _)| id);
         }
+        self.pump_order = order;
     }
 
     /// Posts the next read to a node; false when nothing more can be posted.
