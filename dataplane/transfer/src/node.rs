@@ -54,6 +54,8 @@ pub struct TransferNode<F> {
     mover: Mover,
     flights: Arc<FlightTable>,
     inbound: HashMap<TransferId, Inbound>,
+    /// Those of which the sender has said what it holds, and has not been told the slots.
+    unreserved: VecDeque<TransferId>,
     tags: HashMap<u16, TransferId>,
     next_tag: u16,
     /// Blocks kept for a receiver; owner is the peer once it has reserved.
@@ -107,6 +109,7 @@ impl<F: Fabric> TransferNode<F> {
             mover: Mover::new(limits, Arc::clone(&flights)),
             flights,
             inbound: HashMap::new(),
+            unreserved: VecDeque::new(),
             tags: HashMap::new(),
             next_tag: 0,
             outbound: LeaseTable::new(limits.transfers_max),
@@ -191,6 +194,7 @@ impl<F: Fabric> TransferNode<F> {
     pub fn has_backlog(&self) -> bool {
         !self.active.is_empty()
             || !self.verifying.is_empty()
+            || !self.unreserved.is_empty()
             || self.mover.has_backlog()
             || !self.unasked.is_empty()
             || self.summing.as_ref().is_some_and(Summing::has_waiting)

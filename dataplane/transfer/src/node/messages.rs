@@ -63,7 +63,7 @@ impl<F: Fabric> TransferNode<F> {
             state.terms = Some(terms);
         }
         let waiting = self.inbound_where(|inbound| inbound.peer == peer && !inbound.reserved);
-        waiting.into_iter().for_each(|transfer| self.reserve(transfer));
+        self.unreserved.extend(waiting);
         Ok(())
     }
 

@@ -12,6 +12,9 @@ use crate::metrics::TransferCounters;
 use crate::wire::Message;
 use std::time::Instant;
 
+/// What naming one slot to a peer counts for in a budget of bytes to be summed: about the time that it takes.
+const NAME_COST: usize = 32;
+
 impl<F: Fabric> TransferNode<F> {
     pub(super) fn expect(
         &mut self,
@@ -50,7 +53,7 @@ impl<F: Fabric> TransferNode<F> {
         TransferCounters::add(&self.counters.received_directly, u64::from(number.is_some()));
         self.inbound.insert(transfer, inbound);
         if self.peers.get(&peer).is_some_and(|peer| peer.terms.is_some()) {
-            self.reserve(transfer);
+            self.unreserved.push_back(transfer);
         }
     }
 
@@ -64,7 +67,17 @@ impl<F: Fabric> TransferNode<F> {
         None
     }
 
-    pub(super) fn reserve(&mut self, transfer: TransferId) {
+    /// Tells senders the slots of what is expected of them, until the budget is spent.
+    pub(super) fn reserve_waiting(&mut self, budget: &mut Budget) {
+        while !budget.is_spent()
+            && let Some(transfer) = self.unreserved.pop_front()
+        {
+            budget.spend(NAME_COST * self.inbound.get(&transfer).map_or(0, |inbound| inbound.slots.len()));
+            self.reserve(transfer);
+        }
+    }
+
+    fn reserve(&mut self, transfer: TransferId) {
         let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| !inbound.reserved) else {
             return;
         };

@@ -82,6 +82,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Posts messages, writes of hand-offs, and moves.
     pub(super) fn write(&mut self, budget: &mut Budget) {
+        self.reserve_waiting(budget);
         let mut peers = std::mem::take(&mut self.peers_scratch);
         peers.extend(self.peers.iter().filter(|(_, peer)| !peer.outbox.is_empty()).map(|(&id, _)| id));
         peers.sort_unstable();
