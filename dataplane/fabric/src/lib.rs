@@ -10,8 +10,8 @@
 //!    each only when all writes posted before it have landed. Nothing else is ordered: a write may land before a
 //!    message posted earlier, a read sees the peer's memory at some moment between its posting and its
 //!    completion. (The simulated fabric can be told to break even this.)
-//! 2. `post` never blocks. "Full" hands the request back: a queue is full, or so much was copied since the last poll
-//!    that it is time for the next.
+//! 2. `post` never blocks. [`Full`] hands the request back: a queue is full, the peer is gone, or the fabric has copied its limit
+//!    of bytes since the last `poll`. No event reports that there is room again: post again after the next `poll`.
 //! 3. Each accepted request with a nonzero id yields exactly one `Completed`, at the latest when its peer
 //!    goes down. Until then the fabric holds the request's slot reference. `Done` says of a write that its bytes
 //!    have landed, of a read that they are here, of a message that the peer's fabric has it.

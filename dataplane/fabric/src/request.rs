@@ -184,7 +184,7 @@ impl WorkRequest {
     }
 }
 
-/// The queue to that peer is full, or the peer is gone; the request comes back.
+/// The request comes back: the queue to that peer is full, the peer is gone, or the fabric copies no more before the next `poll`.
 #[derive(Debug)]
 pub struct Full(pub WorkRequest);
 

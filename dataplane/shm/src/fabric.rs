@@ -24,8 +24,8 @@ use crate::{ShmConfig, ShmCounters, ShmError};
 
 /// Completions that may wait for `poll` before `post` says full.
 const COMPLETIONS_MAX: usize = 4096;
-/// Bytes that `post` copies between two polls before it says full, but for the last request, which is copied whole: whoever
-/// posts without end comes back to its other work.
+/// Bytes that `post` copies between two polls before it returns `Full`. The last request is copied whole, so the excess is at most
+/// its length: without this limit, one caller with many writes would keep the thread from polling.
 const COPIED_BYTES_MAX: usize = 192 << 10;
 
 /// What the descriptors of the epoll set mean; greetings and peers have tokens above these.
@@ -47,7 +47,7 @@ pub struct ShmFabric {
     dirty: Vec<PeerId>,
     pub(crate) completions: VecDeque<(u64, Completion)>,
     /// Bytes copied since the last poll.
-    pub(crate) copied: usize,
+    pub(crate) copied_bytes: usize,
     /// Connections made and ended: at most two for each.
     pub(crate) notices: VecDeque<Event>,
     /// Connections in [`State::Ended`].
@@ -88,7 +88,7 @@ impl ShmFabric {
             table: Table::new(config.connections_max),
             dirty: Vec::with_capacity(config.connections_max),
             completions: VecDeque::with_capacity(COMPLETIONS_MAX),
-            copied: 0,
+            copied_bytes: 0,
             notices: VecDeque::with_capacity(2 * config.connections_max),
             ended: 0,
             polls: 0,
@@ -168,7 +168,7 @@ impl Fabric for ShmFabric {
             Operation::Read { into, .. } => into.len as usize,
             Operation::Send { .. } => 0,
         };
-        if bytes > 0 && self.copied >= COPIED_BYTES_MAX {
+        if bytes > 0 && self.copied_bytes >= COPIED_BYTES_MAX {
             return Err(Full(request));
         }
         let access = match &request.operation {
@@ -176,7 +176,7 @@ impl Fabric for ShmFabric {
                 if immediate.is_some() && !remote.outbound.has_room(lane, 0) {
                     return Err(Full(request));
                 }
-                self.copied += bytes;
+                self.copied_bytes += bytes;
                 let access = remote.write(source, target, rows.as_ref());
                 self.sums.writes += 1;
                 self.sums.bytes += source.len() as u64;
@@ -190,7 +190,7 @@ impl Fabric for ShmFabric {
                 access
             }
             Operation::Read { into, from, rows } => {
-                self.copied += bytes;
+                self.copied_bytes += bytes;
                 self.sums.reads += 1;
                 self.sums.bytes += u64::from(into.len);
                 remote.read(into, from, rows.as_ref())
@@ -258,7 +258,7 @@ impl Fabric for ShmFabric {
         let undisturbed = self.doorbell.announce();
         // The look at the rings comes after the announcement: see `word.rs`.
         let idle = undisturbed
-            && self.copied < COPIED_BYTES_MAX
+            && self.copied_bytes < COPIED_BYTES_MAX
             && self.completions.is_empty()
             && self.notices.is_empty()
             && self.table.iter().all(|connection| !connection.delivers() || connection.inbound.is_empty());

@@ -21,7 +21,7 @@ impl ShmFabric {
         let limit = start.saturating_add(budget);
         let sockets_due = std::mem::take(&mut self.announced) && self.doorbell.retract();
         self.polls = self.polls.wrapping_add(1);
-        self.copied = 0;
+        self.copied_bytes = 0;
         if !self.completions.is_empty() {
             // A message is done when the peer's fabric has it: before its completion is handed out, it is published.
             self.flush();

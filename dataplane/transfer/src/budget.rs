@@ -1,7 +1,7 @@
 //! How much one round of the transfer thread may do.
 
-/// Bytes that the processor may still touch in this round. Whoever sums or posts spends from it and stops once it is spent:
-/// a round then takes a bounded time, however much is waiting.
+/// Bytes of work left in this round. Checksumming and posting call `spend` and stop when `is_spent`, so that a round's time does
+/// not grow with the backlog.
 #[derive(Debug)]
 pub(crate) struct Budget {
     bytes: usize,
@@ -10,11 +10,11 @@ pub(crate) struct Budget {
 
 impl Budget {
     /// For a round of so many bytes.
-    pub(crate) fn of(bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize) -> Self {
         Self { bytes, spent: 0 }
     }
 
-    /// The last who spends may go beyond what is left.
+    /// May exceed what is left: the last step is finished.
     pub(crate) fn spend(&mut self, bytes: usize) {
         self.spent += bytes;
     }

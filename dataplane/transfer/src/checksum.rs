@@ -28,7 +28,7 @@ pub(crate) enum Checksum {
 
 /// Bytes of a slot, in rows that lie a stride apart.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Piece<'a> {
+pub(crate) struct SlotRows<'a> {
     pub(crate) slab: &'a Slab,
     pub(crate) slot: u32,
     /// First byte within the slot.
@@ -41,22 +41,28 @@ pub(crate) struct Piece<'a> {
 
 /// The checksum of one piece after the other, in steps of a bounded number of bytes.
 #[derive(Default)]
-pub(crate) struct PieceSum {
+pub(crate) struct RunningChecksum {
     xxh3: Xxh3,
     lanes: Sum,
     /// Bytes of the present piece that are summed: a multiple of a chunk.
     done: usize,
 }
 
-impl std::fmt::Debug for PieceSum {
+impl std::fmt::Debug for RunningChecksum {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PieceSum").field("done", &self.done).finish_non_exhaustive()
+        f.debug_struct("RunningChecksum").field("done", &self.done).finish_non_exhaustive()
     }
 }
 
-impl PieceSum {
-    /// Sums more of a piece, until the budget is spent; its checksum once all of it is summed. The next piece comes then.
-    pub(crate) fn advance(&mut self, kind: Checksum, piece: &Piece<'_>, budget: &mut Budget) -> Option<u64> {
+impl RunningChecksum {
+    /// Adds bytes until the budget is spent, rounded up to a chunk. Returns the checksum after the last byte; the next call starts
+    /// a new piece.
+    pub(crate) fn advance(
+        &mut self,
+        kind: Checksum,
+        piece: &SlotRows<'_>,
+        budget: &mut Budget,
+    ) -> Option<u64> {
         let rest = piece.len - self.done;
         let bytes = rest.min(budget.left().min(rest).next_multiple_of(CHUNK_BYTES));
         let mut lane = (self.done / LANE_BYTES) as u64;
@@ -92,7 +98,7 @@ impl PieceSum {
 
 /// Brings a range of a piece's bytes chunk by chunk, each full but the last: checksums take long inputs faster, so small rows
 /// share a chunk.
-fn gather(piece: &Piece<'_>, range: Range<usize>, mut each: impl FnMut(&[u8])) {
+fn gather(piece: &SlotRows<'_>, range: Range<usize>, mut each: impl FnMut(&[u8])) {
     // Rows without gaps are one row.
     let (row_bytes, stride) = if piece.row.0 == piece.row.1 { (piece.len.max(1), 0) } else { piece.row };
     let mut chunk = [0; CHUNK_BYTES];
@@ -138,13 +144,13 @@ mod tests {
         ] {
             let gathered: Vec<u8> =
                 (0..count).flat_map(|number| bytes[10 + number * stride..][..row].to_vec()).collect();
-            let piece = Piece { slab: &slab, slot: 0, offset: 10, len: row * count, row: (row, stride) };
+            let piece = SlotRows { slab: &slab, slot: 0, offset: 10, len: row * count, row: (row, stride) };
             for budget in [1, CHUNK_BYTES, 3 * CHUNK_BYTES + 1, 1 << 20] {
-                let mut pieces = PieceSum::default();
+                let mut pieces = RunningChecksum::default();
                 let mut sum = |kind: Checksum| {
                     let steps_max = piece.len / CHUNK_BYTES + 1;
                     let mut steps =
-                        (0..steps_max).map(|_| pieces.advance(kind, &piece, &mut Budget::of(budget)));
+                        (0..steps_max).map(|_| pieces.advance(kind, &piece, &mut Budget::new(budget)));
                     steps.find_map(|sum| sum).expect("a sum after a step for each chunk")
                 };
                 assert_eq!(sum(Checksum::Xxh3), xxhash_rust::xxh3::xxh3_64(&gathered), "rows of {row}");
@@ -158,13 +164,13 @@ mod tests {
     fn a_step_goes_no_further_than_its_budget() {
         let layout = SlabLayout { slot_bytes: 100_000, slot_count: 1 };
         let slab = Slab::create("sum", layout, PageSize::Standard).expect("slab");
-        let piece = Piece { slab: &slab, slot: 0, offset: 0, len: 100_000, row: (100_000, 100_000) };
-        let mut pieces = PieceSum::default();
-        let mut budget = Budget::of(50_000);
+        let piece = SlotRows { slab: &slab, slot: 0, offset: 0, len: 100_000, row: (100_000, 100_000) };
+        let mut pieces = RunningChecksum::default();
+        let mut budget = Budget::new(50_000);
         assert_eq!(pieces.advance(Checksum::Xxh3, &piece, &mut budget), None);
         assert!(budget.is_spent() && pieces.done == 56 << 10, "the chunk that was begun is summed");
         pieces.reset();
-        let whole = pieces.advance(Checksum::Xxh3, &piece, &mut Budget::of(100_000));
+        let whole = pieces.advance(Checksum::Xxh3, &piece, &mut Budget::new(100_000));
         assert_eq!(whole, Some(xxhash_rust::xxh3::xxh3_64(&[0; 100_000])));
     }
 }

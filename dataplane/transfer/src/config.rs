@@ -9,8 +9,9 @@ pub struct Limits {
     pub lease: Duration,
     /// Events handled in one poll.
     pub poll_budget: usize,
-    /// Bytes that the processor sums in one poll, of what is sent and of what has come each: the connections of the node wait
-    /// for no more than that.
+    /// Bytes per poll that the processor checksums for sending, and the same again for verification; a round may exceed it by one
+    /// chunk of 8 KiB. Posting a write of a hand-off counts 2 KiB, naming a slot to a sender 32 bytes, against a third budget of
+    /// this size. At least 1: 0 is taken as 1. Moves are not counted.
     pub round_bytes: usize,
     /// Batches of moves under way or waiting, over all peers.
     pub moves_max: usize,

@@ -4,12 +4,12 @@
 //! ```text
 //! sender                                      receiver
 //! Push(device slots) ─▶ sums, by the device   Expect(device slots) ─▶ Reserve(their names)
-//!   sums there ─▶ Announce ──────────────────▶
-//!   one-sided writes from device slots ══════▶ imm: settle, sums by the device, compared ─▶ Arrived
+//!   one-sided writes from device slots ══════▶ imm
+//!   Announce(sums) ──────────────────────────▶ with imm: settle, sums by the device, compared ─▶ Arrived
 //! ```
 //!
 //! The sums of a push begin at once, before the receiver is known, so they cost a hand-off time only when it is there
-//! first. A piece travels when all of its sums are there; pieces keep their order.
+//! first. A part is written when the device has all of its sums, and announced after its writes; parts keep their order.
 //!
 //! A hand-off is direct when the fabric reaches the slots
 //! ([`Fabric::device_reach`](dataplane_fabric::Fabric::device_reach)), the [`Checksummer`] does, and the terms of the

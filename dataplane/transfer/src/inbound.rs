@@ -7,7 +7,7 @@ use dataplane_fabric::PeerId;
 use dataplane_memory::SlotRef;
 
 use crate::budget::Budget;
-use crate::checksum::{Piece, PieceSum};
+use crate::checksum::{RunningChecksum, SlotRows};
 use crate::direct::{Purpose, Wanted};
 use crate::node::Outcome;
 use crate::shard::Cut;
@@ -22,19 +22,19 @@ struct Announcement {
     sums: Vec<u64>,
 }
 
-/// What has come of a part: it is verified once both have.
+/// The half of a part that came first: its announcement or its immediate.
 #[derive(Debug)]
-enum Half {
+enum UnmatchedPart {
     Announced(Announcement),
     Landed,
 }
 
 /// A part that the processor verifies.
 #[derive(Debug)]
-struct Verifying {
+struct PartToVerify {
     announcement: Announcement,
     /// Leading blocks of it that are over.
-    blocks: usize,
+    blocks_done: usize,
 }
 
 /// One transfer that we wait for.
@@ -46,12 +46,11 @@ pub(crate) struct Inbound {
     pub(crate) first_block: u32,
     pub(crate) slots: Vec<SlotRef>,
     pub(crate) deadline: Instant,
-    /// Whether the sender has been told of the slots.
-    pub(crate) reserved: bool,
     pub(crate) corrupted: bool,
     /// Tells the device's sums of its slots from others; `None`: the processor takes them.
     pub(crate) number: Option<u64>,
-    /// The sender can write no more: how it ends once the device's sums are over.
+    /// Set once the sender can write no more: the outcome to report when the remaining verification, by processor or device, has
+    /// ended.
     pub(crate) ending: Option<Outcome>,
     /// Per block: how many layers are verified. By the processor they are the leading ones, by a device any.
     layers_verified: Vec<u16>,
@@ -67,11 +66,11 @@ pub(crate) struct Inbound {
     /// Layers of blocks that were announced, over all parts: each comes once.
     announced_layers: u64,
     /// Parts of which half has come, by their sequence numbers.
-    halves: HashMap<u16, Half>,
+    unmatched: HashMap<u16, UnmatchedPart>,
     /// Parts that the processor has to verify, in the order in which they became whole.
-    verifying: VecDeque<Verifying>,
+    verifying: VecDeque<PartToVerify>,
     /// The checksum of the first block of those.
-    summing: PieceSum,
+    running_checksum: RunningChecksum,
 }
 
 /// What a part that is whole comes to.
@@ -106,7 +105,6 @@ impl Inbound {
             first_block,
             slots,
             deadline,
-            reserved: false,
             corrupted: false,
             number: None,
             ending: None,
@@ -117,16 +115,20 @@ impl Inbound {
             layers,
             terms: None,
             announced_layers: 0,
-            halves: HashMap::new(),
+            unmatched: HashMap::new(),
             verifying: VecDeque::new(),
-            summing: PieceSum::default(),
+            running_checksum: RunningChecksum::default(),
         }
     }
 
     /// The sender has said what it holds: its slots can be asked for.
     pub(crate) fn reserve(&mut self, terms: Terms) {
         self.terms = Some(terms);
-        self.reserved = true;
+    }
+
+    /// Whether the sender has been told of the slots.
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.terms.is_some()
     }
 
     pub(crate) fn slot_names(&self) -> Vec<SlotName> {
@@ -148,7 +150,7 @@ impl Inbound {
             .checked_sub(self.first_block)
             .is_some_and(|first| first as usize + sums.len() <= self.slots.len());
         let layers_fit = layers > 0 && first_layer.checked_add(layers).is_some_and(|end| end <= self.layers);
-        if !blocks_fit || !layers_fit || sums.is_empty() || self.halves.len() >= UNMATCHED_MAX {
+        if !blocks_fit || !layers_fit || sums.is_empty() || self.unmatched.len() >= UNMATCHED_MAX {
             return None;
         }
         self.announced_layers += sums.len() as u64 * u64::from(layers);
@@ -158,11 +160,11 @@ impl Inbound {
             return Some(Landing { failures: 1, ..Landing::default() });
         }
         let announcement = Announcement { first_layer, layers, first_block, sums };
-        match self.halves.remove(&sequence) {
-            Some(Half::Landed) => Some(self.whole(transfer, announcement)),
-            Some(Half::Announced(_)) => None,
+        match self.unmatched.remove(&sequence) {
+            Some(UnmatchedPart::Landed) => Some(self.start_verification(transfer, announcement)),
+            Some(UnmatchedPart::Announced(_)) => None,
             None => {
-                self.halves.insert(sequence, Half::Announced(announcement));
+                self.unmatched.insert(sequence, UnmatchedPart::Announced(announcement));
                 Some(Landing::default())
             }
         }
@@ -170,22 +172,22 @@ impl Inbound {
 
     /// Takes an immediate.
     pub(crate) fn landed(&mut self, transfer: u64, sequence: u16) -> Landing {
-        match self.halves.remove(&sequence) {
-            Some(Half::Announced(announcement)) => self.whole(transfer, announcement),
-            None if self.halves.len() >= UNMATCHED_MAX => Landing::default(),
-            None | Some(Half::Landed) => {
-                self.halves.insert(sequence, Half::Landed);
+        match self.unmatched.remove(&sequence) {
+            Some(UnmatchedPart::Announced(announcement)) => self.start_verification(transfer, announcement),
+            None if self.unmatched.len() >= UNMATCHED_MAX => Landing::default(),
+            None | Some(UnmatchedPart::Landed) => {
+                self.unmatched.insert(sequence, UnmatchedPart::Landed);
                 Landing::default()
             }
         }
     }
 
     /// A part has landed and is announced.
-    fn whole(&mut self, transfer: u64, announcement: Announcement) -> Landing {
+    fn start_verification(&mut self, transfer: u64, announcement: Announcement) -> Landing {
         let mut landing = Landing::default();
         let Some(terms) = self.terms else { return landing };
         let Some(number) = self.number else {
-            self.verifying.push_back(Verifying { announcement, blocks: 0 });
+            self.verifying.push_back(PartToVerify { announcement, blocks_done: 0 });
             landing.is_verifiable = true;
             return landing;
         };
@@ -220,14 +222,14 @@ impl Inbound {
     fn verify_parts(&mut self, budget: &mut Budget) -> u64 {
         let mut failures = 0;
         let Some(terms) = self.terms else { return failures };
-        while let Some(Verifying { announcement, blocks }) = self.verifying.front_mut() {
+        while let Some(PartToVerify { announcement, blocks_done }) = self.verifying.front_mut() {
             let Announcement { first_layer, layers, first_block, sums } = announcement;
             let (first_layer, layers) = (*first_layer, *layers);
             let offset = terms.cut.offset_here(first_layer) as usize;
             let len = terms.cut.len(&(first_layer..first_layer + layers)) as usize;
             let first = (*first_block - self.first_block) as usize;
-            while let Some(expected) = sums.get(*blocks) {
-                let block = first + *blocks;
+            while let Some(expected) = sums.get(*blocks_done) {
+                let block = first + *blocks_done;
                 let is_next = self.layers_verified[block] == first_layer;
                 let mut is_good = false;
                 if is_next {
@@ -236,8 +238,8 @@ impl Inbound {
                     }
                     let slot = &self.slots[block];
                     let row = terms.cut.row_here();
-                    let piece = Piece { slab: slot.slab(), slot: slot.slot(), offset, len, row };
-                    let Some(sum) = self.summing.advance(terms.checksum, &piece, budget) else {
+                    let piece = SlotRows { slab: slot.slab(), slot: slot.slot(), offset, len, row };
+                    let Some(sum) = self.running_checksum.advance(terms.checksum, &piece, budget) else {
                         return failures;
                     };
                     is_good = sum == *expected;
@@ -248,7 +250,7 @@ impl Inbound {
                     failures += 1;
                     self.corrupted = true;
                 }
-                *blocks += 1;
+                *blocks_done += 1;
             }
             self.verifying.pop_front();
         }
@@ -265,7 +267,7 @@ impl Inbound {
         self.sums_open > 0 || self.has_parts()
     }
 
-    /// The device has summed layers of a block. Returns the number of failures, as `landed` does.
+    /// The device has summed layers of a block. Returns the number of blocks that failed: 0 or 1.
     pub(crate) fn summed(&mut self, block: u32, layers: u16, is_good: bool) -> u64 {
         self.sums_open -= 1;
         if is_good {
@@ -325,7 +327,7 @@ mod tests {
         assert_eq!(inbound.verifying.len(), 2);
         assert!(inbound.announce(1, 1001, (0, 1), 0, Vec::new()).is_none(), "an announcement of nothing");
         // Four blocks failed twice; nothing is left to be verified.
-        assert_eq!(inbound.verify(&mut Budget::of(usize::MAX)), 8);
+        assert_eq!(inbound.verify(&mut Budget::new(usize::MAX)), 8);
         assert!(inbound.corrupted && !inbound.has_parts() && inbound.verified_blocks == 0);
     }
 
@@ -339,7 +341,7 @@ mod tests {
             inbound.announce(1, 9, (0, 2), 0, vec![good, good, good + 1]).expect("it fits").is_verifiable
         );
         let steps: Vec<(u64, usize)> =
-            (0..4).map(|_| (inbound.verify(&mut Budget::of(1)), inbound.verified_blocks)).collect();
+            (0..4).map(|_| (inbound.verify(&mut Budget::new(1)), inbound.verified_blocks)).collect();
         assert_eq!(steps, [(0, 1), (0, 2), (1, 2), (0, 2)]);
         assert!(inbound.corrupted && !inbound.is_verifying());
     }

@@ -21,9 +21,9 @@
 //! ([`TransferNode::with_checksummer`]); others go through staging slots in host memory ([`Staging`]).
 //!
 //! Invariants: a slot that a peer was told of is reused only after `Finished`, `CancelAck` or the end of the
-//! connection; a block counts as arrived only when every byte of it was verified; every table and queue is
-//! bounded ([`Limits`]), and so is what one round sums and posts; time arrives as an argument ([`TransferNode`]), the thread that brings it is
-//! [`TransferService`].
+//! connection; a block counts as arrived only when every byte of it was verified; every table and queue is bounded
+//! ([`Limits`]); the writes, checksums and verification of hand-offs in one round are bounded ([`Limits::round_bytes`]), moves by
+//! their windows; time arrives as an argument ([`TransferNode`]), and [`TransferService`] is the thread that supplies it.
 
 #![forbid(unsafe_code)]
 

@@ -35,7 +35,7 @@ impl TransferCounters {
             ("bytes_sent", "Bytes of blocks written to peers", read(&self.bytes_sent)),
             (
                 "bytes_summed",
-                "Bytes of blocks for peers whose checksum the processor took",
+                "Bytes of hand-offs whose checksum the processor computed before announcing them",
                 read(&self.bytes_summed),
             ),
             ("blocks_received", "Blocks received and verified", read(&self.blocks_received)),

@@ -60,10 +60,12 @@ pub struct TransferNode<F> {
     next_tag: u16,
     /// Blocks kept for a receiver; owner is the peer once it has reserved.
     outbound: LeaseTable<TransferId, Option<PeerId>, Outbound>,
-    /// Outbound transfers with something to post, in an order that does not depend on chance.
+    /// Outbound transfers with something to write, checksum or announce, ordered by id so that equal seeds give equal runs.
     active: BTreeSet<TransferId>,
-    /// The one of them whose turn is next.
-    next_turn: TransferId,
+    /// First of them to write in the next round; smaller ids follow the largest one.
+    next_to_write: TransferId,
+    /// The same for checksums and announcements.
+    next_to_announce: TransferId,
     /// Whether moves come before hand-offs in this round, as in every other one.
     moves_first: bool,
     /// Inbound transfers with something for the processor to verify, first come first.
@@ -114,7 +116,8 @@ impl<F: Fabric> TransferNode<F> {
             next_tag: 0,
             outbound: LeaseTable::new(limits.transfers_max),
             active: BTreeSet::new(),
-            next_turn: 0,
+            next_to_write: 0,
+            next_to_announce: 0,
             moves_first: false,
             verifying: VecDeque::new(),
             finishing: HashMap::new(),
@@ -308,8 +311,8 @@ impl<F: Fabric> TransferNode<F> {
         self.stop_returned();
         let summed = self.reap_sums();
         self.moves_first = !self.moves_first;
-        let mut posts = Budget::of(self.limits.round_bytes);
-        self.write(&mut posts);
+        let mut posts = Budget::new(self.limits.round_bytes);
+        self.post(&mut posts);
         self.fabric.flush();
         let mut events = std::mem::take(&mut self.events);
         let count = self.fabric.poll(self.limits.poll_budget, &mut events);
@@ -319,10 +322,10 @@ impl<F: Fabric> TransferNode<F> {
         self.events = events;
         self.start_sums();
         self.expire(now);
-        self.write(&mut posts);
+        self.post(&mut posts);
         self.fabric.flush();
         // What takes the processor's time comes last: the writes are on the wire meanwhile.
-        let [mut sums, mut verifications] = [(); 2].map(|()| Budget::of(self.limits.round_bytes));
+        let [mut sums, mut verifications] = [(); 2].map(|()| Budget::new(self.limits.round_bytes));
         self.announce(&mut sums);
         self.verify(&mut verifications);
         self.fabric.flush();

@@ -7,19 +7,20 @@ use dataplane_fabric::{Fabric, Full, Operation, PeerId, Priority, Source, Target
 use dataplane_memory::SlotRef;
 
 use crate::budget::Budget;
-use crate::checksum::{Piece, PieceSum};
+use crate::checksum::{RunningChecksum, SlotRows};
 use crate::config::ANNOUNCED_BLOCKS_MAX;
 use crate::direct::{Purpose, Wanted};
 use crate::pieces::{bytes_of, join_rest, split_front};
 use crate::terms::Terms;
 use crate::wire::{Message, SlotName};
 
-/// A write is posted in pieces of at most about so many bytes: a fabric that copies does so while it takes one.
+/// Largest write; rows are not cut, so a single row may exceed it. Shared memory copies a write within `post`: this bounds one
+/// call.
 const WRITE_BYTES_MAX: u32 = 128 << 10;
-/// What posting one request counts for in a budget of bytes to be summed: about the time that it takes.
-const POST_COST: usize = 2 << 10;
-/// Parts that are written and not announced yet, at most: the receiver remembers that they have come.
-const WRITTEN_AHEAD_MAX: usize = 64;
+/// What posting one write costs of a budget: about the time in which as many bytes are checksummed.
+const POST_COST_BYTES: usize = 2 << 10;
+/// Most parts that are written and not announced yet: the receiver remembers that they have come.
+const UNANNOUNCED_PARTS_MAX: usize = 64;
 
 /// Where the receiver wants the blocks: the whole of it, or what one message brings.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ pub(crate) enum Reserved {
 
 /// Layers `layers` of blocks `first_block..`, computed and waiting: to be written, to be summed, and then to be announced.
 #[derive(Debug)]
-struct Ready {
+struct OutboundPart {
     /// Number of the part within its transfer: one more than that of the part before.
     part: u64,
     first_block: u32,
@@ -67,8 +68,8 @@ struct Ready {
     layers: Range<u16>,
     /// What its immediate and its announcement carry, once its writing has begun.
     sequence: Option<u16>,
-    /// Leading blocks that are written, all but the one in `writing`.
-    posted: usize,
+    /// Leading blocks of which every byte is posted.
+    written_blocks: usize,
     /// What is left to write of the block behind those.
     writing: Option<Operation>,
     sums: Sums,
@@ -105,11 +106,11 @@ pub(crate) struct Outbound {
     reserving: Option<Reservation>,
     /// What the blocks are, once the owner has pushed some.
     pub(crate) content: Option<[u8; 16]>,
-    ready: VecDeque<Ready>,
+    ready: VecDeque<OutboundPart>,
     /// Leading parts of `ready` that are written.
-    written: usize,
-    /// The checksum of the first block that has none.
-    summing: PieceSum,
+    written_parts: usize,
+    /// Checksum in progress: of the first block in `ready` that has none.
+    running_checksum: RunningChecksum,
     /// The announcement of the first part, which the fabric has not taken yet.
     announcement: Option<Box<[u8]>>,
     next_sequence: u16,
@@ -194,8 +195,17 @@ impl Outbound {
                 Sums::Processor(Vec::with_capacity(count))
             };
             let (part, layers) = (self.next_part, layers.clone());
-            let (sequence, posted, writing) = (None, 0, None);
-            self.ready.push_back(Ready { part, first_block, slots, layers, sequence, posted, writing, sums });
+            let (sequence, written_blocks, writing) = (None, 0, None);
+            self.ready.push_back(OutboundPart {
+                part,
+                first_block,
+                slots,
+                layers,
+                sequence,
+                written_blocks,
+                writing,
+                sums,
+            });
             self.next_part += 1;
             first_block += count as u32;
         }
@@ -212,7 +222,7 @@ impl Outbound {
     ) -> bool {
         let number = self.number.unwrap_or_default();
         let first = self.index_of(self.next_asked).min(self.ready.len());
-        for Ready { part, first_block, slots, layers, sums, .. } in self.ready.range(first..) {
+        for OutboundPart { part, first_block, slots, layers, sums, .. } in self.ready.range(first..) {
             if matches!(sums, Sums::Device { .. }) {
                 let Some(left) = room.checked_sub(slots.len()) else { return false };
                 room = left;
@@ -267,9 +277,9 @@ impl Outbound {
 
     /// Takes back what was pushed, and whether that was all; nothing of it was written.
     pub(crate) fn take_back(&mut self) -> (Vec<Pushed>, bool) {
-        debug_assert!(self.written == 0, "what is given back was written");
-        let back = |ready: Ready| {
-            let Ready { first_block, slots, layers, .. } = ready;
+        debug_assert!(self.written_parts == 0, "what is given back was written");
+        let back = |ready: OutboundPart| {
+            let OutboundPart { first_block, slots, layers, .. } = ready;
             Pushed { first_block, slots, layers }
         };
         (self.ready.drain(..).map(back).collect(), std::mem::take(&mut self.ended))
@@ -278,23 +288,22 @@ impl Outbound {
     /// Forgets what was not posted, and announces no more.
     pub(crate) fn abandon(&mut self) {
         self.ready.clear();
-        (self.written, self.announcement) = (0, None);
-        self.summing.reset();
+        (self.written_parts, self.announcement) = (0, None);
+        self.running_checksum.reset();
         (self.ended, self.is_abandoned) = (true, true);
     }
 
     /// Writes as much as the fabric and the budget take of what is ready. What a device sums is written once it is summed.
     pub(crate) fn write<F: Fabric>(&mut self, fabric: &mut F, budget: &mut Budget) {
-        if self
-            .reservation
-            .as_ref()
-            .is_some_and(|known| self.content.is_some_and(|content| content != known.content))
+        if let (Some(known), Some(content)) = (&self.reservation, self.content)
+            && known.content != content
         {
             // The two legs are of different requests: not one byte may be mistaken for the other's.
             self.abandon();
         }
         let Some(reservation) = &self.reservation else { return };
-        while let Some(ready) = self.ready.get_mut(self.written).filter(|_| self.written < WRITTEN_AHEAD_MAX)
+        while let Some(ready) =
+            self.ready.get_mut(self.written_parts).filter(|_| self.written_parts < UNANNOUNCED_PARTS_MAX)
         {
             ready.skip_unwanted(reservation);
             if ready.awaits_device() {
@@ -307,7 +316,7 @@ impl Outbound {
             if let Err(Stopped) = ready.write(reservation, fabric, budget, &mut self.bytes_posted) {
                 return;
             }
-            self.written += 1;
+            self.written_parts += 1;
         }
     }
 
@@ -321,17 +330,17 @@ impl Outbound {
         budget: &mut Budget,
     ) {
         let Some(reservation) = &self.reservation else { return };
-        // What was summed to the end in this round is announced in it.
+        // An earlier transfer may have spent the budget. One that spends it itself still announces in this round.
         let (before, may_announce) = (budget.spent(), !budget.is_spent());
-        let begun = self.ready.len().min(self.written + 1);
+        let begun = self.ready.len().min(self.written_parts + 1);
         for ready in self.ready.range_mut(..begun) {
-            let is_summed = ready.sum(&reservation.terms, &mut self.summing, budget);
+            let is_summed = ready.sum(&reservation.terms, &mut self.running_checksum, budget);
             if !is_summed {
                 break;
             }
         }
         self.bytes_summed += (budget.spent() - before) as u64;
-        while let Some(ready) = self.ready.front().filter(|_| self.written > 0) {
+        while let Some(ready) = self.ready.front().filter(|_| self.written_parts > 0) {
             if let Some(sequence) = ready.sequence {
                 let kept = self.announcement.take();
                 let message = kept.or_else(|| {
@@ -350,7 +359,7 @@ impl Outbound {
                 self.is_direct |= matches!(ready.sums, Sums::Device { .. });
             }
             self.ready.pop_front();
-            self.written -= 1;
+            self.written_parts -= 1;
         }
         if self.ready.is_empty() && self.ended && !self.finish_posted {
             let operation = Operation::Send { message: Message::Finished { transfer }.encode() };
@@ -358,11 +367,11 @@ impl Outbound {
         }
     }
 
-    /// Whether there is something to do that waits for room in the fabric, or for the next round, alone.
+    /// Whether `write` or `announce` can go on without another push, reservation or device sum.
     pub(crate) fn has_work(&self) -> bool {
         let is_ended = self.ready.is_empty() && self.ended && !self.finish_posted;
-        let is_writable = self.ready.get(self.written).is_some_and(|ready| !ready.awaits_device());
-        self.reservation.is_some() && (self.written > 0 || is_writable || is_ended)
+        let is_writable = self.ready.get(self.written_parts).is_some_and(|ready| !ready.awaits_device());
+        self.reservation.is_some() && (self.written_parts > 0 || is_writable || is_ended)
     }
 }
 
@@ -371,7 +380,7 @@ fn urgent(id: u64, peer: PeerId, operation: Operation) -> WorkRequest {
     WorkRequest { id, peer, priority: Priority::Urgent, operation }
 }
 
-impl Ready {
+impl OutboundPart {
     /// Drops blocks that the receiver has already, or has no slot for.
     fn skip_unwanted(&mut self, reservation: &Reservation) {
         if self.sequence.is_some() {
@@ -405,7 +414,7 @@ impl Ready {
         budget: &mut Budget,
         bytes_posted: &mut u64,
     ) -> Result<(), Stopped> {
-        while self.posted < self.slots.len() {
+        while self.written_blocks < self.slots.len() {
             if budget.is_spent() {
                 return Err(Stopped);
             }
@@ -419,22 +428,24 @@ impl Ready {
                 self.writing = Some(whole);
                 return Err(Stopped);
             }
-            budget.spend(POST_COST);
+            budget.spend(POST_COST_BYTES);
             *bytes_posted += bytes;
-            self.posted += usize::from(rest.is_none());
+            self.written_blocks += usize::from(rest.is_none());
             self.writing = rest;
         }
         Ok(())
     }
 
-    /// Takes sums of blocks that are written; whether all that the processor takes are there.
-    fn sum(&mut self, terms: &Terms, summing: &mut PieceSum, budget: &mut Budget) -> bool {
+    /// Checksums written blocks until the budget is spent. Returns true when the processor owes none.
+    fn sum(&mut self, terms: &Terms, running_checksum: &mut RunningChecksum, budget: &mut Budget) -> bool {
         let Sums::Processor(sums) = &mut self.sums else { return true };
         let cut = &terms.cut;
         let (offset, len) = (cut.offset_here(self.layers.start) as usize, cut.len(&self.layers) as usize);
-        while let Some(slot) = self.slots[..self.posted].get(sums.len()).filter(|_| !budget.is_spent()) {
-            let piece = Piece { slab: slot.slab(), slot: slot.slot(), offset, len, row: cut.row_here() };
-            let Some(sum) = summing.advance(terms.checksum, &piece, budget) else { return false };
+        while let Some(slot) =
+            self.slots[..self.written_blocks].get(sums.len()).filter(|_| !budget.is_spent())
+        {
+            let piece = SlotRows { slab: slot.slab(), slot: slot.slot(), offset, len, row: cut.row_here() };
+            let Some(sum) = running_checksum.advance(terms.checksum, &piece, budget) else { return false };
             sums.push(sum);
         }
         sums.len() == self.slots.len()
@@ -460,11 +471,11 @@ impl Ready {
         let cut = &reservation.terms.cut;
         let (offset, len) = (cut.offset_here(self.layers.start), cut.len(&self.layers));
         let there = cut.offset_there(self.layers.start);
-        let block = self.first_block as usize + self.posted;
+        let block = self.first_block as usize + self.written_blocks;
         let name = reservation.slots[block - reservation.first_block as usize];
-        let sequence = self.sequence.filter(|_| self.posted + 1 == self.slots.len());
+        let sequence = self.sequence.filter(|_| self.written_blocks + 1 == self.slots.len());
         Operation::Write {
-            source: Source::Slot { slot: self.slots[self.posted].clone(), offset, len },
+            source: Source::Slot { slot: self.slots[self.written_blocks].clone(), offset, len },
             target: Target { slot: name.slot, generation: name.generation, offset: there },
             rows: cut.rows(),
             immediate: sequence.map(|sequence| u32::from(reservation.tag) << 16 | u32::from(sequence)),
@@ -500,7 +511,7 @@ mod tests {
             assert!(outbound.awaits_sum(part, block) && !outbound.awaits_sum(part, block + 2));
             outbound.summed(part, block, 5);
         }
-        let missing = |ready: &Ready| match ready.sums {
+        let missing = |ready: &OutboundPart| match ready.sums {
             Sums::Device { missing, .. } => Some(missing),
             Sums::Processor(_) => None,
         };

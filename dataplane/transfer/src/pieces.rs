@@ -70,7 +70,7 @@ pub(crate) fn join_rest(front: &mut Operation, rest: &Operation) {
         Operation::Write { source, immediate: last, .. },
     ) = (front, rest)
     else {
-        return;
+        unreachable!("split_front made both from one write");
     };
     *len += source.len() as u32;
     *immediate = *last;

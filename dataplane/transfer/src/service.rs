@@ -22,7 +22,7 @@ use crate::staging::Staging;
 /// Commands that may wait for the thread.
 const COMMANDS_MAX: usize = 16_384;
 /// Commands that one round takes.
-const ROUND_COMMANDS: usize = 64;
+const ROUND_COMMANDS_MAX: usize = 64;
 /// Empty polls before the thread sleeps. Short: the cores are shared with the engine.
 const IDLE_POLLS: u32 = 64;
 
@@ -236,7 +236,7 @@ fn run<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox, notif
     while !mailbox.stop.load(Ordering::Relaxed) {
         let now = Instant::now();
         let mut work = 0;
-        while work < ROUND_COMMANDS
+        while work < ROUND_COMMANDS_MAX
             && let Some(command) = mailbox.commands.pop()
         {
             driven.handle(command, now);

@@ -62,7 +62,7 @@ impl<F: Fabric> TransferNode<F> {
         if let Some(state) = self.peers.get_mut(&peer) {
             state.terms = Some(terms);
         }
-        let waiting = self.inbound_where(|inbound| inbound.peer == peer && !inbound.reserved);
+        let waiting = self.inbound_where(|inbound| inbound.peer == peer && !inbound.is_reserved());
         self.unreserved.extend(waiting);
         Ok(())
     }

@@ -78,7 +78,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     fn reserve(&mut self, transfer: TransferId) {
-        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| !inbound.reserved) else {
+        let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| !inbound.is_reserved()) else {
             return;
         };
         let Some(terms) = self.peers.get(&inbound.peer).and_then(|peer| peer.terms) else { return };
@@ -107,7 +107,7 @@ impl<F: Fabric> TransferNode<F> {
         let unverified = inbound.slots.split_off(inbound.verified_blocks);
         let peer = inbound.peer;
         if !writes_over {
-            if inbound.reserved && !unverified.is_empty() {
+            if inbound.is_reserved() && !unverified.is_empty() {
                 self.quarantine.insert((peer, transfer), (unverified, self.now));
             }
             self.send(peer, Message::Cancel { transfer });

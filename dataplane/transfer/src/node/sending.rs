@@ -81,7 +81,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     /// Posts messages, writes of hand-offs, and moves.
-    pub(super) fn write(&mut self, budget: &mut Budget) {
+    pub(super) fn post(&mut self, budget: &mut Budget) {
         self.reserve_waiting(budget);
         let mut peers = std::mem::take(&mut self.peers_scratch);
         peers.extend(self.peers.iter().filter(|(_, peer)| !peer.outbox.is_empty()).map(|(&id, _)| id));
@@ -99,7 +99,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     fn write_hand_offs(&mut self, budget: &mut Budget) {
-        let mut turns = self.turns();
+        let mut turns = self.active_from(self.next_to_write);
         for transfer in turns.drain(..) {
             let Some(lease) = self.outbound.get_mut(transfer) else { continue };
             let (before, was_abandoned) = (lease.held.bytes_posted, lease.held.is_abandoned);
@@ -109,7 +109,10 @@ impl<F: Fabric> TransferNode<F> {
             let is_over = lease.held.is_abandoned && !was_abandoned;
             let number = lease.held.number.filter(|_| is_over);
             self.forget_sums(number);
-            self.end_turn(transfer, budget.is_spent() && !was_spent);
+            if budget.is_spent() && !was_spent {
+                // The last in the next round: a large one keeps no small one waiting.
+                self.next_to_write = transfer.wrapping_add(1);
+            }
         }
         self.transfers_scratch = turns;
     }
@@ -128,16 +131,9 @@ impl<F: Fabric> TransferNode<F> {
         });
     }
 
-    /// A transfer that has spent a budget is the last in the next round, so that a large one keeps no small one waiting.
-    fn end_turn(&mut self, transfer: TransferId, has_spent: bool) {
-        if has_spent {
-            self.next_turn = transfer.wrapping_add(1);
-        }
-    }
-
     /// Sums what was written, announces it, and ends transfers.
     pub(super) fn announce(&mut self, budget: &mut Budget) {
-        let mut turns = self.turns();
+        let mut turns = self.active_from(self.next_to_announce);
         for transfer in turns.drain(..) {
             let Some(lease) = self.outbound.get_mut(transfer) else {
                 self.active.remove(&transfer);
@@ -157,16 +153,18 @@ impl<F: Fabric> TransferNode<F> {
             if !held.has_work() {
                 self.active.remove(&transfer);
             }
-            self.end_turn(transfer, budget.is_spent() && !was_spent);
+            if budget.is_spent() && !was_spent {
+                self.next_to_announce = transfer.wrapping_add(1);
+            }
         }
         self.transfers_scratch = turns;
     }
 
-    /// Outbound transfers with something to do, each once.
-    fn turns(&mut self) -> Vec<TransferId> {
+    /// Outbound transfers with something to do, each once, in a round that begins at `first`.
+    fn active_from(&mut self, first: TransferId) -> Vec<TransferId> {
         let mut order = std::mem::take(&mut self.transfers_scratch);
-        order.extend(self.active.range(self.next_turn..));
-        order.extend(self.active.range(..self.next_turn));
+        order.extend(self.active.range(first..));
+        order.extend(self.active.range(..first));
         order
     }
 
