@@ -62,10 +62,11 @@ pub struct TransferNode<F> {
     outbound: LeaseTable<TransferId, Option<PeerId>, Outbound>,
     /// Outbound transfers with something to write, checksum or announce, ordered by id so that equal seeds give equal runs.
     active: BTreeSet<TransferId>,
-    /// First of them to write in the next round; smaller ids follow the largest one.
-    next_to_write: TransferId,
-    /// The same for checksums and announcements.
-    next_to_announce: TransferId,
+    /// The first of them in this round; smaller ids follow the largest one. It is the same for writing and for checksums: what was
+    /// just copied is still in the cache.
+    turn: TransferId,
+    /// The first in the next round: behind the first that has spent a budget in this one.
+    next_turn: TransferId,
     /// Whether moves come before hand-offs in this round, as in every other one.
     moves_first: bool,
     /// Inbound transfers with something for the processor to verify, first come first.
@@ -116,8 +117,8 @@ impl<F: Fabric> TransferNode<F> {
             next_tag: 0,
             outbound: LeaseTable::new(limits.transfers_max),
             active: BTreeSet::new(),
-            next_to_write: 0,
-            next_to_announce: 0,
+            turn: 0,
+            next_turn: 0,
             moves_first: false,
             verifying: VecDeque::new(),
             finishing: HashMap::new(),
@@ -311,6 +312,7 @@ impl<F: Fabric> TransferNode<F> {
         self.stop_returned();
         let summed = self.reap_sums();
         self.moves_first = !self.moves_first;
+        self.turn = self.next_turn;
         let mut posts = Budget::new(self.limits.round_bytes);
         self.post(&mut posts);
         self.fabric.flush();

@@ -99,7 +99,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     fn write_hand_offs(&mut self, budget: &mut Budget) {
-        let mut turns = self.active_from(self.next_to_write);
+        let mut turns = self.active_in_turn();
         for transfer in turns.drain(..) {
             let Some(lease) = self.outbound.get_mut(transfer) else { continue };
             let (before, was_abandoned) = (lease.held.bytes_posted, lease.held.is_abandoned);
@@ -109,10 +109,7 @@ impl<F: Fabric> TransferNode<F> {
             let is_over = lease.held.is_abandoned && !was_abandoned;
             let number = lease.held.number.filter(|_| is_over);
             self.forget_sums(number);
-            if budget.is_spent() && !was_spent {
-                // The last in the next round: a large one keeps no small one waiting.
-                self.next_to_write = transfer.wrapping_add(1);
-            }
+            self.end_turn(transfer, budget.is_spent() && !was_spent);
         }
         self.transfers_scratch = turns;
     }
@@ -133,7 +130,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Sums what was written, announces it, and ends transfers.
     pub(super) fn announce(&mut self, budget: &mut Budget) {
-        let mut turns = self.active_from(self.next_to_announce);
+        let mut turns = self.active_in_turn();
         for transfer in turns.drain(..) {
             let Some(lease) = self.outbound.get_mut(transfer) else {
                 self.active.remove(&transfer);
@@ -153,19 +150,24 @@ impl<F: Fabric> TransferNode<F> {
             if !held.has_work() {
                 self.active.remove(&transfer);
             }
-            if budget.is_spent() && !was_spent {
-                self.next_to_announce = transfer.wrapping_add(1);
-            }
+            self.end_turn(transfer, budget.is_spent() && !was_spent);
         }
         self.transfers_scratch = turns;
     }
 
-    /// Outbound transfers with something to do, each once, in a round that begins at `first`.
-    fn active_from(&mut self, first: TransferId) -> Vec<TransferId> {
+    /// Outbound transfers with something to do, each once.
+    fn active_in_turn(&mut self) -> Vec<TransferId> {
         let mut order = std::mem::take(&mut self.transfers_scratch);
-        order.extend(self.active.range(first..));
-        order.extend(self.active.range(..first));
+        order.extend(self.active.range(self.turn..));
+        order.extend(self.active.range(..self.turn));
         order
+    }
+
+    /// The first transfer that spends a budget in a round is the last in the next, so that a large one keeps no small one waiting.
+    fn end_turn(&mut self, transfer: TransferId, has_spent: bool) {
+        if has_spent && self.next_turn == self.turn {
+            self.next_turn = transfer.wrapping_add(1);
+        }
     }
 
     pub(super) fn end_outbound(&mut self, transfer: TransferId, complete: bool) {
