@@ -19,9 +19,9 @@ use crate::rails::MachineRails;
 use crate::transfer::{ANY_ADDRESS, Rails, Unavailable};
 
 const LAYERS: u16 = 4;
-/// What one peer may reserve at a time, of all its transfers.
+/// Most blocks that one peer may reserve at a time, over all of its transfers: the node refuses more.
 const BLOCKS_MAX: u64 = 1 << 20;
-/// What a round may take, p99.9. A shared machine may miss it: the verdict is printed, and ends nothing.
+/// Target for a round at p99.9. A shared machine may miss it: the verdict is printed, and ends nothing.
 const ROUND_TIME_MAX: Duration = Duration::from_micros(200);
 /// Without a hand-off that ends for so long, the run fails.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -30,13 +30,13 @@ const TRANSPORTS: [&str; 4] = ["sim", "shm", "tcp", "rdma"];
 /// Hand-offs between two nodes of this process.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HandOffArgs {
-    /// What carries them: sim (a simulated fabric), shm, tcp, rdma, or all of them one after the other.
+    /// Transport: sim (a simulated fabric), shm, tcp, rdma, or all of them one after the other.
     #[arg(long, default_value = "all")]
     transport: String,
-    /// How many are under way.
+    /// Hand-offs under way.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=255))]
     transfers: u64,
-    /// Blocks of each.
+    /// Blocks of each hand-off.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=16_384))]
     blocks: u32,
     /// Bytes of a block.

@@ -94,8 +94,7 @@ impl LayoutKernels {
     ///
     /// # Safety
     /// 1. Every address of the launch's batch, and every block and slot of its items, lies in memory that the device
-    ///    reaches
-    ///    that lives until the kernel is over; the items are in place when it runs.
+    ///    reaches, and that lives until the kernel is over; the items are in place when it runs.
     /// 2. The kernels live until then.
     pub(crate) unsafe fn launch(&self, stream: &Stream, launch: &Launch) -> Result<(), CudaError> {
         let found = self.position(launch.function);

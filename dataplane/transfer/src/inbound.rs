@@ -73,7 +73,7 @@ pub(crate) struct Inbound {
     running_checksum: RunningChecksum,
 }
 
-/// What a part that is whole comes to.
+/// Result of a part that has landed and is announced.
 #[derive(Debug, Default)]
 pub(crate) struct Landing {
     /// Blocks that failed verification.

@@ -54,7 +54,7 @@ pub struct TransferNode<F> {
     mover: Mover,
     flights: Arc<FlightTable>,
     inbound: HashMap<TransferId, Inbound>,
-    /// Those of which the sender has said what it holds, and has not been told the slots.
+    /// Inbound transfers whose sender has greeted and has not been told the slots.
     unreserved: VecDeque<TransferId>,
     tags: HashMap<u16, TransferId>,
     next_tag: u16,
@@ -326,7 +326,7 @@ impl<F: Fabric> TransferNode<F> {
         self.expire(now);
         self.post(&mut posts);
         self.fabric.flush();
-        // What takes the processor's time comes last: the writes are on the wire meanwhile.
+        // Checksums and verification come last: the writes are on the wire meanwhile.
         let [mut sums, mut verifications] = [(); 2].map(|()| Budget::new(self.limits.round_bytes));
         self.announce(&mut sums);
         self.verify(&mut verifications);

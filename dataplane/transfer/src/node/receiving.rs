@@ -12,7 +12,7 @@ use crate::metrics::TransferCounters;
 use crate::wire::Message;
 use std::time::Instant;
 
-/// What naming one slot to a peer counts for in a budget of bytes to be summed: about the time that it takes.
+/// Bytes of a budget that naming one slot to a peer costs: about the time in which as many are checksummed.
 const NAME_COST: usize = 32;
 
 impl<F: Fabric> TransferNode<F> {

@@ -88,7 +88,7 @@ impl<F: Fabric> TransferNode<F> {
         peers.sort_unstable();
         peers.drain(..).for_each(|peer| self.pump_outbox(peer));
         self.peers_scratch = peers;
-        // What the fabric takes in a round may not be enough for both.
+        // A fabric that copies may not take enough in a round for both.
         if self.moves_first {
             self.write_moves();
         }
