@@ -19,7 +19,7 @@ const NAMESPACE: &str = "llm";
 /// A gateway that finds its workers at the double.
 struct Cluster {
     /// Runs the double and the mock engines.
-    _runtime: tokio::runtime::Runtime,
+    runtime: tokio::runtime::Runtime,
     server: ApiServer,
     mocks: Vec<Mock>,
     gateway: Process,
@@ -30,12 +30,7 @@ impl Cluster {
     fn start(name: &str, mocks: usize, discovery: &str) -> Self {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let server = runtime.block_on(ApiServer::start(1)).expect("a port");
-        let start = |_| {
-            let listen = "127.0.0.1:0".parse().expect("an address");
-            let engine = mock(Dialect::Vllm, Role::Both, true);
-            runtime.block_on(Mock::start(engine, listen)).expect("a mock engine")
-        };
-        let mocks: Vec<Mock> = (0..mocks).map(start).collect();
+        let mocks: Vec<Mock> = (0..mocks).map(|_| engine(&runtime, "127.0.0.1:0")).collect();
         let scratch = Scratch::new(name);
         let kubeconfig = scratch.config("kubeconfig", &server.kubeconfig(NAMESPACE));
         // Tests of a few pods need not wait a second for each.
@@ -46,7 +41,7 @@ impl Cluster {
         );
         let path = scratch.config("kvasir.toml", &config);
         let gateway = Process::start_with(&["gateway", "--config", &path], &[("KUBECONFIG", &kubeconfig)]);
-        let cluster = Self { _runtime: runtime, server, mocks, gateway, _scratch: scratch };
+        let cluster = Self { runtime, server, mocks, gateway, _scratch: scratch };
         wait_for("the gateway", || get(&cluster.gateway.address, "/livez").is_ok());
         cluster
     }
@@ -57,9 +52,7 @@ impl Cluster {
 
     /// The pod of a mock engine.
     fn pod(&self, which: usize, uid: &str) -> Value {
-        let url = self.mocks[which].url();
-        let (_, port) = url.rsplit_once(':').expect("a port");
-        pod(&format!("engine-{which}"), uid, "127.0.0.1", port)
+        pod(&format!("engine-{which}"), uid, "127.0.0.1", &port(&self.mocks[which]))
     }
 
     fn workers(&self) -> Vec<Value> {
@@ -86,6 +79,16 @@ impl Cluster {
     fn error(&self) -> Value {
         self.sources().first().map_or(Value::Null, |source| source["error"].clone())
     }
+}
+
+/// A mock engine that listens there.
+fn engine(runtime: &tokio::runtime::Runtime, listen: &str) -> Mock {
+    let listen = listen.parse().expect("an address");
+    runtime.block_on(Mock::start(mock(Dialect::Vllm, Role::Both, true), listen)).expect("a mock engine")
+}
+
+fn port(engine: &Mock) -> String {
+    engine.url().rsplit_once(':').expect("a port").1.to_owned()
 }
 
 fn pod(name: &str, uid: &str, ip: &str, port: &str) -> Value {
@@ -293,14 +296,18 @@ fn pods_are_told_apart_by_uid_and_selected_by_labels() {
     wait_for("the last pod to be gone", || cluster.workers().is_empty());
 }
 
-/// A thousand pods, a hundred changes a second: what following them costs, and that the roster is right at the end.
+/// A thousand pods, a hundred changes a second: what following them costs, and that the roster is right at the end. With
+/// `KVASIR_PODS=answer` an engine answers at every address, and is asked for its health each second.
 #[test]
 fn a_thousand_pods_change_a_hundred_times_a_second() {
     const PODS: usize = 1_000;
     let cluster = Cluster::start("k8s-many", 1, "selector = \"app=vllm\"\n[serve]\n");
     let memory = || cluster.gateway.metric("process_resident_memory_bytes") / f64::from(1 << 20);
     let empty = memory();
-    // Nothing listens there: pods that are starting. Only discovery and what the fleet does for such workers is measured.
+    let is_answered = std::env::var("KVASIR_PODS").is_ok_and(|pods| pods == "answer");
+    let everywhere = is_answered.then(|| engine(&cluster.runtime, "0.0.0.0:0"));
+    // Where nothing listens, pods are starting: only discovery and what the fleet does for such workers is measured.
+    let port = everywhere.as_ref().map_or("9".to_owned(), port);
     let address = |number: usize| format!("127.1.{}.{}", number / 250, 1 + number % 250);
     let uid = |number: usize, round: usize| format!("{number}-{round}");
     let began = Instant::now();
@@ -308,7 +315,7 @@ fn a_thousand_pods_change_a_hundred_times_a_second() {
         for number in 0..PODS {
             store.put(
                 "pods",
-                not_ready(pod(&format!("pod-{number}"), &uid(number, 0), &address(number), "9")),
+                not_ready(pod(&format!("pod-{number}"), &uid(number, 0), &address(number), &port)),
             );
         }
     });
@@ -326,7 +333,7 @@ fn a_thousand_pods_change_a_hundred_times_a_second() {
         let number = change * 7 % PODS;
         // One in ten is another pod under the same name; the others become ready or not.
         let round = if change % 10 == 0 { change + 1 } else { 0 };
-        let changed = pod(&format!("pod-{number}"), &uid(number, round), &address(number), "9");
+        let changed = pod(&format!("pod-{number}"), &uid(number, round), &address(number), &port);
         cluster.put(if change % 2 == 0 { not_ready(changed) } else { changed });
         std::thread::sleep(
             (Duration::from_millis(10) * (change as u32 + 1)).saturating_sub(started.elapsed()),
@@ -341,8 +348,9 @@ fn a_thousand_pods_change_a_hundred_times_a_second() {
     wait_for("half of them to be gone", || cluster.workers().len() == PODS / 2);
     let memory = memory();
     println!(
-        "{PODS} pods: in the roster after {listed:?}; of a core {:.1} % without changes, {:.1} % more with 100 changes/s; \
+        "{PODS} pods that {}: in the roster after {listed:?}; of a core {:.1} % without changes, {:.1} % more with 100 changes/s; \
          {memory:.0} MiB, {empty:.0} before the first pod",
+        if is_answered { "answer" } else { "do not answer" },
         idle * 100.0,
         (busy - idle) * 100.0
     );
