@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use control_config::Settings;
 use dataplane_memory::PageSize;
+use dataplane_rails::Transport;
 use dataplane_transfer::{HeadRange, Limits, PieceLayout};
 use kvstore_block::BlockLayout;
 use kvstore_quantise::{Format, QuantisedLayout, Scheme};
@@ -154,12 +155,11 @@ pub(crate) fn limits(settings: &Settings) -> Limits {
 }
 
 /// Transports to use, best first.
-pub(crate) fn transports(settings: &Settings) -> Vec<&'static str> {
-    match settings.transfer.transport.as_str() {
-        "shm" => vec!["shm"],
-        "tcp" => vec!["tcp"],
-        "rdma" => vec!["rdma"],
-        _ => vec!["shm", "rdma", "tcp"],
+pub(crate) fn transports(settings: &Settings) -> Vec<Transport> {
+    let named = |transport: &Transport| transport.name() == settings.transfer.transport;
+    match Transport::ALL.into_iter().find(named) {
+        Some(transport) => vec![transport],
+        None => Transport::ALL.to_vec(),
     }
 }
 

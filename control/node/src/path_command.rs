@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use control_config::Settings;
+use dataplane_rails::Transport;
 use dataplane_topology::{Needs, NodeDescription, Place, Topology, Transports, render};
 
 use crate::compose;
@@ -68,7 +69,11 @@ pub(crate) fn run(args: &PathArgs) -> Result<ExitCode> {
     }
     let (from, to): (Place, Place) = (args.from.parse()?, args.to.parse()?);
     let has = |transport| compose::transports(&settings).contains(&transport);
-    let transports = Transports { shared_memory: has("shm"), rdma: has("rdma"), tcp: has("tcp") };
+    let transports = Transports {
+        shared_memory: has(Transport::Shm),
+        rdma: has(Transport::Rdma),
+        tcp: has(Transport::Tcp),
+    };
     let explained = render::explain(&topology(&settings), &others, &from, &to, transports, needs(&settings))?;
     print!("{}", explained.text);
     if let Some(file) = &args.svg {

@@ -111,7 +111,7 @@ fn pool(settings: &Settings) -> Result<(PoolService, Arc<PoolCounters>)> {
         "A pool of {slots} slots of {}; one of these goes into `remote_tier.nodes`:",
         settings.store.slot
     );
-    for address in rails::notation(&rails.address) {
+    for address in rails.address.notation() {
         println!("  \"{}={address}\"", settings.store.name);
     }
     Ok((service, counters))

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use control_config::Settings;
+use dataplane_rails::{RailCounters, Rails, Transport};
 use dataplane_transfer::{TransferCounters, TransferNode, TransferService};
 use kvstore_store::Store;
 use router_engines::client::WorkerDescription;
@@ -16,7 +17,7 @@ use tools_engine::server::{WorkerState, router};
 use tools_engine::{Engine, EventPublisher, KvPool, Services};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::rails::{self, RailCounters, Rails};
+use crate::rails;
 use crate::tiers::{self, Blocks, Opened, TierCounters};
 use crate::{Common, Role, compose, exposure, http, process, secret, tls};
 
@@ -62,7 +63,7 @@ async fn work(
 
     let inbox = engine.inbox();
     let counters = Arc::new(TransferCounters::default());
-    let Rails { bond, address: data_plane, names, kinds, counters: rail_counters } =
+    let Rails { bond, address, names, kinds, counters: rail_counters } =
         rails::open(settings, kv.slots().slab())?;
     tracing::info!("blocks move over {}", names.join(", "));
     let pieces = compose::pieces(&layout, model.fingerprint());
@@ -106,7 +107,7 @@ async fn work(
         instance: u64::from(std::process::id()) << 32 | u64::from(start_nanos()),
         events: Some(publisher.addresses().events.clone()),
         replay: Some(publisher.addresses().replay.clone()),
-        data_plane,
+        data_plane: rails::told(address),
     };
     let state = WorkerState {
         engine: handle.clone(),
@@ -115,7 +116,7 @@ async fn work(
         started: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs(),
         body_bytes_max: settings.gateway.body_max.0 as usize,
         key,
-        transports: kinds,
+        transports: kinds.into_iter().map(Transport::name).collect(),
         more_metrics: Box::new(move |out| {
             transfer_metrics(out, &counters);
             if let Some(store) = &store {

@@ -14,12 +14,16 @@
  * paged tensors of its KV cache once (kvasir_kv_register), and blocks are saved from there and loaded there by their
  * numbers (kvasir_kv_submit_transfer), many in one request.
  *
+ * And blocks of registered tensors can be handed to another process (kvasir_kv_submit_handoff): from the engine that
+ * computes a prompt to the one that generates from it, layer by layer while the rest is computed.
+ *
  * After kvasir_kv_close or a crash, the blocks that had been written to the disk by then are found there again; the
  * others are misses. A block that was deleted just before a crash may be there again after it.
  *
  * Threads: every function may be called from any thread, also on the same handle at a time.
- * The store has threads of its own: one that copies blocks, those that drive the disk, `queue.threads`, and with
- * [device] one for saves and one for loads of CUDA memory, each of which carries out one transfer after the other.
+ * The store has threads of its own: one that copies blocks, those that drive the disk, `queue.threads`, with [transfer]
+ * one that sends and receives, and with [device] one for saves and one for loads of CUDA memory, each of which carries
+ * out one transfer after the other.
  * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds
  * at most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the
  * disk, kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses
@@ -130,8 +134,28 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *     staging = "64 MiB"        # memory of the device through which blocks go, half of it for saves and half for
  *                               # loads: at least a slot in each; "1 MiB" to "1 TiB"
  *
- * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB). All sections but [queue] and [device] and their
- * keys are those of Kvasir's own configuration, and so are the defaults but that of `host_tier.capacity`. What is wrong
+ * Hand-offs need one section more, and RDMA may have another; without [transfer] nothing listens:
+ *
+ *       [transfer]
+ *       transport = "auto"        # "shm", "rdma", "tcp", or "auto": all that this machine has; a pair uses the best
+ *       listen = "127.0.0.1:0"    # where TCP listens: an address that peers reach; port 0 is one of the system's choice
+ *       socket_folder = ""        # of the shared memory's socket; empty is the system's folder for temporary files
+ *       socket_name = ""          # its file is kvasir-NAME.sock; empty is a name that no other process has
+ *       lease = "30 s"            # how long blocks are kept for a receiver that does not come; "10 ms" to "10 min"
+ *       capacity = "256 MiB"      # memory through which blocks go, beside that of [host_tier]
+ *       layers = 1                # a block has so many layers; 1 to 4096
+ *       rows = 1                  # of so many rows each: what lies between two heads' strides; 1 to 1048576
+ *       first_head = 0            # the first of this process's attention heads, counted over the whole model
+ *       heads = 1                 # how many it has
+ *       head_bytes = "128 KiB"    # of one head in one row
+ *       fingerprint = "0000000000000000" # equal in processes whose blocks have the same meaning
+ *       [rdma]
+ *       devices = []              # by name; empty: every one with an active port
+ *       listen = "127.0.0.1:0"    # where peers connect; with a port each further device takes the next one
+ *
+ * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB) and times too (ms, s, min). All sections but [queue]
+ * and [device] and their keys are those of Kvasir's own configuration (of [transfer] the first three and `lease`), and so
+ * are the defaults but that of `host_tier.capacity`. What is wrong
  * in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is KVASIR_KV_FAILED. With [device] the host tier's
  * memory is pinned, all of it at once, and the kernels are compiled by NVIDIA's run-time compiler (NVRTC), which must
  * be installed and takes some 2 seconds of one core.
@@ -212,7 +236,9 @@ typedef enum kvasir_kv_operation {
     KVASIR_KV_DELETE = 3,
     KVASIR_KV_MATCH = 4,
     KVASIR_KV_SAVE = 5, /* of kvasir_kv_submit_transfer only, as the next one */
-    KVASIR_KV_LOAD = 6
+    KVASIR_KV_LOAD = 6,
+    KVASIR_KV_PUSH = 7, /* of kvasir_kv_submit_handoff only, as the next one */
+    KVASIR_KV_EXPECT = 8
 } kvasir_kv_operation;
 
 typedef struct kvasir_kv_request {
@@ -230,8 +256,8 @@ typedef struct kvasir_kv_completion {
     uint64_t user;
     int32_t status;     /* kvasir_kv_status, as the blocking function returns it */
     uint32_t reserved;
-    uint64_t meta_bytes;
-    uint64_t payload_bytes; /* for a match, a save and a load: how many blocks */
+    uint64_t meta_bytes;    /* for an expectation: a kvasir_kv_ending */
+    uint64_t payload_bytes; /* for a match, a transfer and a hand-off: how many blocks */
 } kvasir_kv_completion;
 
 /*
@@ -336,6 +362,91 @@ typedef struct kvasir_kv_transfer {
  * be polled, the device's work is over: whatever is put on any stream from then on finds a load's bytes.
  */
 int32_t kvasir_kv_submit_transfer(kvasir_kv *handle, const kvasir_kv_transfer *transfer);
+
+/* How a transfer that was expected has ended. */
+typedef enum kvasir_kv_ending {
+    KVASIR_KV_COMPLETE = 0,
+    KVASIR_KV_CORRUPTED = 1,      /* a checksum did not match */
+    KVASIR_KV_SENDER_STOPPED = 2, /* before the end, or it has another content or layout */
+    KVASIR_KV_PEER_DOWN = 3,      /* the connection could not be made, or ended */
+    KVASIR_KV_DEADLINE = 4,
+    KVASIR_KV_REFUSED = 5, /* no memory for its blocks, too many transfers, or a bad address */
+    KVASIR_KV_CANCELLED = 6
+} kvasir_kv_ending;
+
+typedef struct kvasir_kv_handoff {
+    uint64_t user;        /* comes back in the completion */
+    uint32_t operation;   /* KVASIR_KV_PUSH or KVASIR_KV_EXPECT */
+    uint32_t first_block; /* number of the first block, counted from the beginning of the prompt */
+    uint64_t transfer;    /* names the hand-off on both sides; at random, never twice */
+    uint8_t content[16];  /* what the transfer as a whole brings: equal on both sides of one prompt, and on no others */
+    uint64_t tensors;     /* what kvasir_kv_register wrote */
+    const uint64_t *blocks; /* their numbers in the tensors, in the order of the prompt, below `blocks` of the tensors */
+    size_t count;         /* 1 to 2^20, also of all that is under way together */
+    uint32_t first_layer; /* of a push: the first layer that is computed; otherwise 0 */
+    uint32_t layers;      /* of a push: how many; otherwise 0 */
+    uint32_t deadline_ms; /* of an expectation: how long to wait for all of it; otherwise 0 */
+    uint32_t reserved;    /* 0 */
+    const char *address;  /* of an expectation: the sender, a line of its kvasir_kv_handoff_address; otherwise null */
+} kvasir_kv_handoff;
+
+/*
+ * Submits one part of a hand-off without waiting. Two processes meet by `transfer`, in any order: the sender pushes
+ * layers of blocks as they are computed, in as many pushes as it likes, each block's layer once; the receiver says once
+ * which blocks it wants, those before them being there already, and where they go. Nothing is sent that was not asked
+ * for. The status is that of kvasir_kv_submit_transfer; a second expectation of a transfer that is expected is
+ * KVASIR_KV_INVALID_ARGUMENT.
+ *
+ * The tensors lie in host memory, and their planes are layers in equal groups: with `transfer.layers` = 32 and 64 planes,
+ * the first two are the first layer's. Each group has `rows` * `heads` * `head_bytes` bytes of a block.
+ *
+ * A push completes when its layers were copied into memory of the library's: the blocks may change from then on. OK, MISS
+ * (nobody wants the transfer any more: pushes need not go on), or THROTTLED (no memory: the transfer is given up, and the
+ * receiver told). Blocks are kept for `transfer.lease` when no receiver comes.
+ *
+ * An expectation completes when all blocks are in the tensors (OK), or when no more will come (MISS, or THROTTLED without
+ * memory). `payload_bytes` is how many of them are there, from the first on: each byte of those has been verified.
+ * Blocks beyond them are untouched. `meta_bytes` is the reason.
+ *
+ * The blocks' memory must stay, untouched by others (a push: unchanged), until the completion was polled or
+ * kvasir_kv_close returned. Peers never reach it: they write to the library's memory.
+ */
+int32_t kvasir_kv_submit_handoff(kvasir_kv *handle, const kvasir_kv_handoff *handoff);
+
+/* Says that nothing more will be pushed for a transfer. Pushes that were submitted before still count. */
+int32_t kvasir_kv_end_handoff(kvasir_kv *handle, uint64_t transfer);
+
+/*
+ * Stops a transfer on whichever side this is, and tells the other one. An expectation completes at once with MISS and
+ * KVASIR_KV_CANCELLED; pushes that were submitted complete. Of an unknown transfer it is remembered for a while that it
+ * was cancelled, so that its other half, which may be on its way, starts nothing.
+ */
+int32_t kvasir_kv_cancel_handoff(kvasir_kv *handle, uint64_t transfer);
+
+/* Tells the sender at `address` that nothing of a transfer is wanted. */
+int32_t kvasir_kv_decline_handoff(kvasir_kv *handle, uint64_t transfer, const char *address);
+
+/*
+ * Copies how peers reach this process: a line for each way, best first, such as `shm:/tmp/kvasir-1.sock` for those of
+ * this host and `rdma:10.0.0.2:18500,tcp:10.0.0.2:7400` for all. At most `bytes` bytes with the final 0; `*length` is
+ * that of the whole text without it. KVASIR_KV_INVALID_ARGUMENT without a section [transfer].
+ */
+int32_t kvasir_kv_handoff_address(kvasir_kv *handle, char *text, size_t bytes, size_t *length);
+
+typedef struct kvasir_kv_handoff_statistics {
+    uint64_t blocks_received;      /* and verified */
+    uint64_t transfers_completed;  /* received whole */
+    uint64_t transfers_incomplete; /* ended with blocks missing */
+    uint64_t transfers_cancelled;  /* by either side */
+    uint64_t leases_expired;       /* the receiver never came */
+    uint64_t peers_lost;           /* connections that ended */
+    uint64_t bytes_sent;
+    uint64_t checksum_failures;
+    uint64_t slots_used; /* now */
+} kvasir_kv_handoff_statistics;
+
+/* Writes counters, as kvasir_kv_stats does. */
+int32_t kvasir_kv_handoff_stats(kvasir_kv *handle, kvasir_kv_handoff_statistics *statistics, size_t bytes);
 
 #ifdef __cplusplus
 }

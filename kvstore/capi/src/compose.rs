@@ -13,7 +13,9 @@ use kvstore_io::uring;
 use kvstore_io::{IoEngine, IoError, IoErrorKind};
 use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, StoreBuilder, StoreConfig, WriteMode};
 
-use crate::config::{DiskTierSettings, Engine, Eviction, QueueSettings, Settings, Size, Write};
+use crate::config::{
+    DiskTierSettings, Engine, Eviction, QueueSettings, RdmaSettings, Settings, Size, TransferSettings, Write,
+};
 use crate::device::{MakeKernels, Prepared, Reports};
 use crate::format::HEAD_BYTES_MAX;
 use crate::memory;
@@ -35,6 +37,9 @@ pub(crate) struct Composed {
     pub(crate) queue: QueueSettings,
     /// Where the configuration has a device.
     pub(crate) device: Option<Prepared>,
+    /// Where it has hand-offs.
+    pub(crate) transfer: Option<TransferSettings>,
+    pub(crate) rdma: RdmaSettings,
 }
 
 /// Reads a configuration and opens what it says. Where it has a device, `kernels` makes its kernels ready.
@@ -74,7 +79,8 @@ pub(crate) fn open(text: &str, kernels: MakeKernels<'_>) -> Result<Composed, Fai
     // Those that the disk has kept need nothing from here.
     let (store, _survivors) = builder.start(notify).map_err(|error| failed(&error))?;
     let backend = Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes));
-    Ok(Composed { backend, queue: settings.queue, device })
+    let Settings { queue, transfer, rdma, .. } = settings;
+    Ok(Composed { backend, queue, device, transfer, rdma })
 }
 
 /// The pages are taken as they are used: a capacity that can never be had would only show when the process is killed.

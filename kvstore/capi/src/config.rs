@@ -5,6 +5,8 @@
 //! because nobody tells a block's place in its chain here, `host_tier.format` and the tiers of other nodes.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use serde::de::{Error, IgnoredAny, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -56,6 +58,43 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
+/// A time, written like `"30s"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+pub(crate) struct Time(pub(crate) Duration);
+
+impl Time {
+    fn parse(text: &str) -> Option<Self> {
+        let split = text.find(|character: char| !character.is_ascii_digit())?;
+        let (number, unit) = text.split_at(split);
+        let number: u64 = number.parse().ok()?;
+        let milliseconds = match unit.trim() {
+            "ms" => Some(number),
+            "s" => number.checked_mul(1000),
+            "min" => number.checked_mul(60_000),
+            _ => None,
+        }?;
+        Some(Self(Duration::from_millis(milliseconds)))
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "\"{} ms\"", self.0.as_millis())
+    }
+}
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| {
+            D::Error::invalid_value(
+                serde::de::Unexpected::Str(&text),
+                &"a time like \"30s\" (units: ms, s, min)",
+            )
+        })
+    }
+}
+
 /// Which block goes when one must.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -97,6 +136,9 @@ pub(crate) struct Settings {
     pub(crate) queue: QueueSettings,
     /// Without it there are no tensors in a device's memory.
     pub(crate) device: Option<DeviceSettings>,
+    /// Without it there are no hand-offs.
+    pub(crate) transfer: Option<TransferSettings>,
+    pub(crate) rdma: RdmaSettings,
 }
 
 /// Section `[store]`.
@@ -163,6 +205,129 @@ pub(crate) struct DeviceSettings {
     pub(crate) staging: Size,
 }
 
+/// Which transports of a hand-off are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Transports {
+    /// The best that both ends have.
+    Auto,
+    Shm,
+    Rdma,
+    Tcp,
+}
+
+/// Section `[transfer]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct TransferSettings {
+    pub(crate) transport: Transports,
+    /// Where the TCP transport listens.
+    pub(crate) listen: SocketAddr,
+    /// Folder of the shared-memory transport's socket; empty is the system's folder for temporary files.
+    pub(crate) socket_folder: String,
+    /// The socket is `kvasir-NAME.sock` there; empty is a name that no other has.
+    pub(crate) socket_name: String,
+    /// How long blocks are kept for a receiver that does not come. 10 ms to 600 s.
+    pub(crate) lease: Time,
+    /// Memory through which blocks go. At least one block, at most 16 TiB.
+    pub(crate) capacity: Size,
+    /// A block consists of so many layers of `rows` rows of `heads` heads. 1 to 4096.
+    pub(crate) layers: u64,
+    /// 1 to 1,048,576.
+    pub(crate) rows: u64,
+    /// The first of this process's attention heads, counted over the whole model.
+    pub(crate) first_head: u64,
+    /// How many are its. 1 to 65,536.
+    pub(crate) heads: u64,
+    /// Bytes of one head in one row. 1 B to 4 GiB.
+    pub(crate) head_bytes: Size,
+    /// Sixteen hexadecimal digits; equal in processes whose blocks have the same meaning.
+    pub(crate) fingerprint: String,
+}
+
+/// Section `[rdma]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct RdmaSettings {
+    /// Devices by name; empty: every one with an active port.
+    pub(crate) devices: Vec<String>,
+    /// Where peers connect to make queue pairs.
+    pub(crate) listen: SocketAddr,
+}
+
+const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+impl Default for TransferSettings {
+    fn default() -> Self {
+        Self {
+            transport: Transports::Auto,
+            listen: LOOPBACK,
+            socket_folder: String::new(),
+            socket_name: String::new(),
+            lease: Time(Duration::from_secs(30)),
+            capacity: Size(256 << 20),
+            layers: 1,
+            rows: 1,
+            first_head: 0,
+            heads: 1,
+            head_bytes: Size(128 << 10),
+            fingerprint: "0000000000000000".to_owned(),
+        }
+    }
+}
+
+impl TransferSettings {
+    /// Bytes of a block; as large as a number can be when the product is larger.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        let factors = [self.layers, self.rows, self.heads, self.head_bytes.0];
+        factors.into_iter().fold(1, u64::saturating_mul)
+    }
+
+    /// The number that `fingerprint` is.
+    pub(crate) fn fingerprint(&self) -> Option<u64> {
+        let is_hexadecimal = self.fingerprint.len() == 16;
+        is_hexadecimal.then(|| u64::from_str_radix(&self.fingerprint, 16).ok()).flatten()
+    }
+
+    /// Values that are in their ranges and do not go together.
+    fn misfits(&self) -> Vec<String> {
+        let mut misfits = Vec::new();
+        let block_bytes = self.block_bytes();
+        if block_bytes > u64::from(u32::MAX) {
+            misfits.push(format!("transfer: a block of {block_bytes} bytes is above 4 GiB"));
+        } else if !(1..u64::from(u32::MAX)).contains(&(self.capacity.0 / block_bytes)) {
+            misfits.push(format!(
+                "transfer.capacity = {} has room for {} blocks of {block_bytes} bytes",
+                self.capacity,
+                self.capacity.0 / block_bytes
+            ));
+        }
+        if self.first_head + self.heads > 65_536 {
+            misfits.push("transfer.first_head and transfer.heads end above 65536".to_owned());
+        }
+        if self.fingerprint().is_none() {
+            misfits
+                .push(format!("transfer.fingerprint = {:?} is not 16 hexadecimal digits", self.fingerprint));
+        }
+        if self.listen.ip().is_unspecified() {
+            misfits.push(format!(
+                "transfer.listen = \"{}\": peers are told this address, so it must be one of this host",
+                self.listen
+            ));
+        }
+        if self.socket_name.contains('/') {
+            misfits.push(format!("transfer.socket_name = {:?} has a slash", self.socket_name));
+        }
+        misfits
+    }
+}
+
+impl Default for RdmaSettings {
+    fn default() -> Self {
+        Self { devices: Vec::new(), listen: LOOPBACK }
+    }
+}
+
 impl Default for DeviceSettings {
     fn default() -> Self {
         Self { ordinal: 0, staging: Size(64 << 20) }
@@ -225,8 +390,9 @@ impl Settings {
     }
 
     fn problems(&self) -> Vec<String> {
-        let Self { store, host_tier, disk_tier, queue, device } = self;
+        let Self { store, host_tier, disk_tier, queue, device, transfer, rdma: _ } = self;
         let device = device.clone().unwrap_or_default();
+        let transfer = transfer.clone().unwrap_or_default();
         let sizes = [
             ("store.slot", store.slot, Size(4 << 10), Size(512 << 20)),
             ("host_tier.capacity", host_tier.capacity, Size(4 << 10), Size(1 << 44)),
@@ -235,6 +401,8 @@ impl Settings {
             ("disk_tier.write_bandwidth", disk_tier.write_bandwidth, Size(0), Size(1 << 40)),
             ("disk_tier.write_per_day", disk_tier.write_per_day, Size(0), Size(1 << 50)),
             ("device.staging", device.staging, Size(1 << 20), Size(1 << 40)),
+            ("transfer.capacity", transfer.capacity, Size(1), Size(1 << 44)),
+            ("transfer.head_bytes", transfer.head_bytes, Size(1), Size(4 << 30)),
         ];
         let numbers = [
             ("disk_tier.depth", disk_tier.depth, 1, 1024),
@@ -242,6 +410,11 @@ impl Settings {
             ("queue.threads", queue.threads as u64, 1, 64),
             ("queue.depth", queue.depth as u64, 1, 65_536),
             ("device.ordinal", device.ordinal, 0, 255),
+            ("transfer.layers", transfer.layers, 1, 4096),
+            ("transfer.rows", transfer.rows, 1, 1 << 20),
+            ("transfer.first_head", transfer.first_head, 0, 65_535),
+            ("transfer.heads", transfer.heads, 1, 65_536),
+            ("transfer.lease in ms", transfer.lease.0.as_millis() as u64, 10, 600_000),
         ];
         let wrong_sizes = (sizes.iter())
             .filter(|(_, value, least, most)| !(least.0..=most.0).contains(&value.0))
@@ -283,6 +456,7 @@ impl Settings {
                 device.staging, store.slot
             ));
         }
+        misfits.extend(self.transfer.iter().flat_map(TransferSettings::misfits));
         if disk_tier.capacity.0 > 0 {
             if disk_tier.path.is_empty() {
                 misfits.push(format!(
@@ -357,6 +531,19 @@ mod tests {
                 "[store]\nslot = \"1 MiB\"\n[device]\nstaging = \"2 MiB\"\n",
                 "device.staging = \"2 MiB\" has no slot for each direction: one takes 1052672 bytes",
             ),
+            ("[transfer]\nlease = \"5 h\"\n", "expected a time like"),
+            ("[transfer]\nlease = \"5ms\"\n", "transfer.lease in ms = 5 is not in 10 to 600000"),
+            ("[transfer]\nlayers = 0\n", "transfer.layers = 0"),
+            (
+                "[transfer]\nfingerprint = \"1\"\n",
+                "transfer.fingerprint = \"1\" is not 16 hexadecimal digits",
+            ),
+            ("[transfer]\ncapacity = \"1 KiB\"\n", "transfer.capacity = \"1 KiB\" has room for 0 blocks"),
+            ("[transfer]\nlayers = 4096\nhead_bytes = \"1 GiB\"\n", "above 4 GiB"),
+            ("[transfer]\nlisten = \"0.0.0.0:1\"\n", "must be one of this host"),
+            ("[transfer]\nsocket_name = \"../x\"\n", "has a slash"),
+            ("[transfer]\ntransport = \"pigeon\"\n", "expected one of `auto`, `shm`, `rdma`, `tcp`"),
+            ("[rdma]\nlisten = \"x\"\n", "invalid socket address"),
             ("[remote_tier]\nnodes = []\n", "unknown field `remote_tier`"),
             ("[store", "store"),
         ] {

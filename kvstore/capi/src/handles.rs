@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::backend::Backend;
 use crate::device::Lanes;
+use crate::handoff::HandOffs;
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::status::{Failure, Status};
@@ -19,6 +20,7 @@ pub(crate) struct Opened {
     pub(crate) queue: Arc<Queue>,
     pub(crate) tensors: Arc<Registry>,
     pub(crate) device: Option<Arc<Lanes>>,
+    pub(crate) handoffs: Option<Arc<HandOffs>>,
 }
 
 struct Handles {

@@ -1,6 +1,6 @@
 //! What the header says of the configuration: its text is read, and compared with the product's reference.
 
-use crate::config::{DeviceSettings, Settings};
+use crate::config::{DeviceSettings, RdmaSettings, Settings, TransferSettings};
 
 const HEADER: &str = include_str!("../include/kvasir_kv.h");
 const REFERENCE: &str = include_str!("../../../control/config/REFERENCE.md");
@@ -38,6 +38,22 @@ fn the_header_has_the_defaults_of_a_device() {
     );
     assert_eq!(Settings::parse(&text).expect("valid").device, Some(DeviceSettings::default()));
     assert_eq!(Settings::default().device, None, "no driver is looked for without the section");
+}
+
+#[test]
+fn the_header_has_the_defaults_of_hand_offs() {
+    let lines = HEADER.lines().map(str::trim).skip_while(|line| *line != "*       [transfer]");
+    let lines = lines.map_while(|line| line.strip_prefix("*       "));
+    let text: String = lines.map(|line| format!("{line}\n")).collect();
+    assert_eq!(
+        text.matches(" = ").count(),
+        14,
+        "a key that the library does not have, or one too few: {text}"
+    );
+    let settings = Settings::parse(&text).expect("valid");
+    assert_eq!(settings.transfer, Some(TransferSettings::default()));
+    assert_eq!(settings.rdma, RdmaSettings::default());
+    assert_eq!(Settings::default().transfer, None, "nothing listens without the section");
 }
 
 #[test]

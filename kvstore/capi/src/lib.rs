@@ -6,7 +6,8 @@
 //! because an engine's loop must not block; `handles` finds the store of a handle; `config` reads a configuration,
 //! `memory` tells what there is for it, and `compose` makes a store; `store` is the product's store as a
 //! [`Backend`], with `held` for blocks that are read, `format` for a block in its slot and `turns` for changes of
-//! one block; `device` is the way to tensors in CUDA memory; `interface` has the functions that C calls, and
+//! one block; `device` is the way to tensors in CUDA memory; `handoff` sends blocks of tensors to another process and
+//! receives them; `interface` has the functions that C calls, and
 //! `layout` asserts how what they share with C lies in memory. [`testing`] opens a store over a double of the
 //! driver.
 //!
@@ -30,6 +31,7 @@ mod config;
 mod device;
 mod format;
 mod handles;
+mod handoff;
 mod held;
 mod interface;
 mod layout;
@@ -51,6 +53,7 @@ mod tests;
 
 pub use backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome, Statistics};
 pub use format::META_BYTES_MAX;
+pub use handoff::{Ending, HandOffStatistics};
 pub use interface::*;
 pub use queue::Completion;
 pub use status::Status;

@@ -20,7 +20,8 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::backend::Backend;
 use crate::config::QueueSettings;
-use crate::operation::{Operation, Outcome};
+use crate::handoff::Copying;
+use crate::operation::{Operation, Outcome, by_store};
 use crate::status::{Failure, Status};
 use crate::transfer::{Claim, Transfer};
 
@@ -51,6 +52,8 @@ pub(crate) enum Work {
     Whole(Operation),
     /// For all that have nothing better to do.
     Shared(Arc<Transfer>),
+    /// For one of them: copies of a hand-off.
+    Copying(Copying),
 }
 
 impl From<Operation> for Work {
@@ -64,6 +67,7 @@ impl Work {
         match self {
             Self::Whole(operation) => operation.identities(),
             Self::Shared(transfer) => transfer.identities(),
+            Self::Copying(copying) => copying.blocks(),
         }
     }
 }
@@ -246,6 +250,25 @@ impl Drop for Queue {
 pub(crate) struct Completions(Arc<Common>);
 
 impl Completions {
+    /// Takes a request that others begin, if there is room, as [`Queue::admit`] does.
+    pub(crate) fn admit(&self, identities: usize) -> Submitted {
+        self.0.state().admit(self.0.depth, identities)
+    }
+
+    /// Leaves the rest of a request that was admitted to the queue's threads. When the queue is closed it is forgotten.
+    pub(crate) fn hand_over(&self, user: u64, work: Work) {
+        let mut state = self.0.state();
+        if state.closed {
+            state.identities -= work.identities();
+            // Dropped without the lock: tensors may be waited for.
+            drop(state);
+            return;
+        }
+        state.requests.push_back((user, work));
+        drop(state);
+        self.0.submitted.notify_one();
+    }
+
     /// Ends a request of so many identities that [`Queue::admit`] took.
     pub(crate) fn complete(&self, user: u64, identities: usize, outcome: Result<Outcome, Failure>) {
         let mut state = self.0.state();
@@ -319,6 +342,11 @@ impl Common {
                 drop(state);
                 // SAFETY: as above, for the blocks of the tensors.
                 unsafe { transfer.carry_out(piece, backend) }
+            }
+            Work::Copying(copying) => {
+                drop(state);
+                // SAFETY: as above.
+                Some(by_store(|| unsafe { copying.carry_out() }))
             }
         };
         (self.state(), outcome)

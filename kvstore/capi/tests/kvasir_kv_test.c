@@ -51,6 +51,20 @@ ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 112 && offsetof(kvasir
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);
 ASSERT_LAYOUT(statistics_disk_blocks, offsetof(kvasir_kv_statistics, disk_blocks) == 64);
 ASSERT_LAYOUT(statistics_damaged, offsetof(kvasir_kv_statistics, damaged) == 104);
+ASSERT_LAYOUT(handoff, sizeof(kvasir_kv_handoff) == 88 && offsetof(kvasir_kv_handoff, operation) == 8);
+ASSERT_LAYOUT(handoff_first_block, offsetof(kvasir_kv_handoff, first_block) == 12);
+ASSERT_LAYOUT(handoff_transfer, offsetof(kvasir_kv_handoff, transfer) == 16);
+ASSERT_LAYOUT(handoff_content, offsetof(kvasir_kv_handoff, content) == 24);
+ASSERT_LAYOUT(handoff_tensors, offsetof(kvasir_kv_handoff, tensors) == 40);
+ASSERT_LAYOUT(handoff_blocks, offsetof(kvasir_kv_handoff, blocks) == 48);
+ASSERT_LAYOUT(handoff_count, offsetof(kvasir_kv_handoff, count) == 56);
+ASSERT_LAYOUT(handoff_layers, offsetof(kvasir_kv_handoff, first_layer) == 64 && offsetof(kvasir_kv_handoff, layers) == 68);
+ASSERT_LAYOUT(handoff_deadline, offsetof(kvasir_kv_handoff, deadline_ms) == 72);
+ASSERT_LAYOUT(handoff_reserved, offsetof(kvasir_kv_handoff, reserved) == 76);
+ASSERT_LAYOUT(handoff_address, offsetof(kvasir_kv_handoff, address) == 80);
+ASSERT_LAYOUT(handoff_statistics, sizeof(kvasir_kv_handoff_statistics) == 72);
+ASSERT_LAYOUT(handoff_bytes_sent, offsetof(kvasir_kv_handoff_statistics, bytes_sent) == 48);
+ASSERT_LAYOUT(handoff_slots_used, offsetof(kvasir_kv_handoff_statistics, slots_used) == 64);
 #endif
 
 #define BLOCK (3 * 1000 * 1000)

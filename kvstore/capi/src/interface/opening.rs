@@ -9,6 +9,7 @@ use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, tell}
 use crate::compose::{self, Composed};
 use crate::device::{Lanes, MakeKernels};
 use crate::handles::{self, Opened};
+use crate::handoff::HandOffs;
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::status::{Failure, Status};
@@ -23,11 +24,14 @@ fn open(text: &str) -> Result<*mut Handle, Failure> {
 /// The same with kernels that are made in another way.
 pub(crate) fn open_with(text: &str, kernels: MakeKernels<'_>) -> Result<*mut Handle, Failure> {
     must_unwind(cfg!(panic = "abort"))?;
-    let Composed { backend, queue, device } = compose::open(text, kernels)?;
+    let Composed { backend, queue, device, transfer, rdma } = compose::open(text, kernels)?;
     let queue = Arc::new(Queue::new(backend.clone(), &queue)?);
     let device = device.map(|prepared| Lanes::start(prepared, &backend, &queue.completions())).transpose()?;
     let (device, tensors) = (device.map(Arc::new), Arc::new(Registry::new()));
-    handles::insert(Opened { backend, queue, tensors, device }).map(std::ptr::without_provenance_mut)
+    let handoffs =
+        transfer.map(|transfer| HandOffs::open(&transfer, &rdma, queue.completions())).transpose()?;
+    handles::insert(Opened { backend, queue, tensors, device, handoffs })
+        .map(std::ptr::without_provenance_mut)
 }
 
 /// A library that cannot catch a panic would end its caller's process.
@@ -108,6 +112,9 @@ pub unsafe extern "C" fn kvasir_kv_open_file(
 pub extern "C" fn kvasir_kv_close(handle: *mut Handle) -> i32 {
     guarded(|| {
         let opened = handles::remove(handle.addr())?;
+        if let Some(handoffs) = &opened.handoffs {
+            handoffs.close();
+        }
         opened.queue.close();
         if let Some(device) = &opened.device {
             device.close();

@@ -83,7 +83,11 @@ pub unsafe extern "C" fn kvasir_kv_register(
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_unregister(handle: *mut Handle, id: u64) -> i32 {
     guarded(|| {
-        handles::find(handle.addr())?.tensors.remove(id)?;
+        let opened = handles::find(handle.addr())?;
+        if let Some(handoffs) = &opened.handoffs {
+            handoffs.cancel_into(id);
+        }
+        opened.tensors.remove(id)?;
         Ok(Status::Ok)
     })
 }

@@ -1,0 +1,71 @@
+//! How peers reach a process.
+
+use std::net::SocketAddr;
+
+/// Where the transports of a process listen.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Addresses {
+    /// Same on all processes that share memory: the machine's boot, `/`, and the folder that they share.
+    pub host: String,
+    /// Path of the shared-memory socket, if that transport is on.
+    pub shm: Option<String>,
+    /// `ip:port` of the TCP transport, if it is on.
+    pub tcp: Option<String>,
+    /// `ip:port` at which each RDMA rail is connected to, best first.
+    pub rdma: Vec<String>,
+}
+
+impl Addresses {
+    /// How peers name it, best first. Loopback addresses are told when there are no others: on other hosts they lead
+    /// elsewhere.
+    #[must_use]
+    pub fn notation(&self) -> Vec<String> {
+        let rails = self.rdma.iter().map(|address| ("rdma", address));
+        let tcp = self.tcp.iter().map(|address| ("tcp", address));
+        let network: Vec<(&str, &String)> = rails.chain(tcp).collect();
+        let is_far = network.iter().any(|(_, address)| !is_loopback(address));
+        let network: Vec<String> = network
+            .into_iter()
+            .filter(|(_, address)| !is_far || !is_loopback(address))
+            .map(|(kind, address)| format!("{kind}:{address}"))
+            .collect();
+        let local = self.shm.iter().map(|path| format!("shm:{path}"));
+        local.chain((!network.is_empty()).then(|| network.join(","))).collect()
+    }
+}
+
+/// Whether `ip:port` is of the loopback interface, which no other host reaches.
+#[must_use]
+pub fn is_loopback(address: &str) -> bool {
+    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(tcp: Option<&str>, rdma: &[&str]) -> Addresses {
+        let rdma = rdma.iter().map(|&address| address.to_owned()).collect();
+        Addresses { host: "h".to_owned(), shm: None, tcp: tcp.map(str::to_owned), rdma }
+    }
+
+    #[test]
+    fn other_hosts_are_told_of_no_loopback_rail() {
+        let (far, near) = ("10.0.0.2:7400", "127.0.0.1:18500");
+        for (tcp, rdma, expected) in [
+            (Some(far), vec![near], "tcp:10.0.0.2:7400"),
+            (
+                Some(far),
+                vec!["10.0.1.2:1", "10.0.2.2:1"],
+                "rdma:10.0.1.2:1,rdma:10.0.2.2:1,tcp:10.0.0.2:7400",
+            ),
+            (Some("127.0.0.1:7400"), vec![near], "rdma:127.0.0.1:18500,tcp:127.0.0.1:7400"),
+            (None, vec![near], "rdma:127.0.0.1:18500"),
+        ] {
+            assert_eq!(addresses(tcp, &rdma).notation(), [expected]);
+        }
+        assert!(addresses(None, &[]).notation().is_empty());
+        let both = Addresses { shm: Some("/x".to_owned()), ..addresses(Some(far), &[]) };
+        assert_eq!(both.notation(), ["shm:/x", "tcp:10.0.0.2:7400"]);
+    }
+}

@@ -1,0 +1,88 @@
+//! The transports of one process: opened from a configuration and from what the machine has, and bonded into one.
+//!
+//! A worker listens on each of them and is told to its peers by [`Addresses`]; a client (a process that only connects)
+//! neither listens nor shows its memory. What the machine does not have is passed over with a line in the log, unless the
+//! configuration names it.
+
+#![forbid(unsafe_code)]
+
+mod address;
+mod open;
+mod sockets;
+
+pub use address::{Addresses, is_loopback};
+pub use open::{Counted, RailCounters, Rails, RailsError, open};
+pub use sockets::{remove_stale_sockets, worker_socket};
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use dataplane_shm::ShmConfig;
+use dataplane_tcp::TcpConfig;
+use dataplane_transfer::BondConfig;
+use dataplane_verbs::VerbsConfig;
+
+/// A kind of transport.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// Memory that processes of one host share.
+    Shm,
+    /// RDMA over every device that was chosen.
+    Rdma,
+    /// Sockets.
+    Tcp,
+}
+
+impl Transport {
+    /// All of them, best first.
+    pub const ALL: [Self; 3] = [Self::Shm, Self::Rdma, Self::Tcp];
+
+    /// As in a configuration and in an address: `shm`, `rdma`, `tcp`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// A transport that is to be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Which.
+    pub transport: Transport,
+    /// Whether the configuration names a part of it (a folder, a device, a port): it is then an error when it cannot be
+    /// opened.
+    pub is_named: bool,
+}
+
+/// What is opened, and how.
+#[derive(Debug, Clone)]
+pub struct RailsConfig {
+    /// Best first: of the links to a peer that are up, those of the first transport carry the bytes.
+    pub transports: Vec<Wanted>,
+    /// A client connects to others: it does not listen, and peers cannot reach its memory.
+    pub is_client: bool,
+    /// Equal for processes that can share memory, see [`Addresses::host`].
+    pub host: String,
+    /// Path of the shared-memory socket.
+    pub socket: PathBuf,
+    /// Shared memory.
+    pub shm: ShmConfig,
+    /// Where the TCP transport listens. Peers are told this address, so it must be one of this host.
+    pub listen: SocketAddr,
+    /// TCP.
+    pub tcp: TcpConfig,
+    /// RDMA devices by name; empty: every one with an active port.
+    pub devices: Vec<String>,
+    /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one.
+    pub rdma_listen: SocketAddr,
+    /// RDMA.
+    pub rdma: VerbsConfig,
+    /// How the transports are bonded.
+    pub bond: BondConfig,
+    /// For tests: damages one in so many writes, drawn from this seed.
+    pub corrupt: Option<(u64, u64)>,
+}

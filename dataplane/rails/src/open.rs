@@ -1,0 +1,303 @@
+//! Opening what a configuration asks for.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use dataplane_fabric::Fabric;
+use dataplane_fabric::faults::CorruptingFabric;
+use dataplane_memory::Slab;
+use dataplane_shm::{ShmError, ShmFabric};
+use dataplane_tcp::{TcpCounters, TcpError, TcpFabric};
+use dataplane_transfer::{Bond, Rail};
+use dataplane_verbs::{Device, Library, VerbsConfig, VerbsError, VerbsFabric};
+
+use crate::sockets::remove_stale_sockets;
+use crate::{Addresses, RailsConfig, Transport, Wanted};
+
+/// A transport of any kind.
+type AnyFabric = Box<dyn Fabric + Send>;
+
+/// A counter of a transport: name, help, value.
+pub type Counted = (&'static str, &'static str, u64);
+
+/// The transports of one process.
+pub struct Rails {
+    /// All of them as one.
+    pub bond: Bond<AnyFabric>,
+    /// How peers reach them.
+    pub address: Addresses,
+    /// What is in use, for people.
+    pub names: Vec<String>,
+    /// The kinds that opened, best first.
+    pub kinds: Vec<Transport>,
+    /// What each has counted, and `all` for the bond.
+    pub counters: Vec<RailCounters>,
+}
+
+/// How to read what a transport has counted.
+pub struct RailCounters {
+    /// `shm`, `tcp`, `rdma DEVICE` or `all`.
+    pub name: String,
+    /// Reads all of its counters.
+    pub read: Box<dyn Fn() -> Vec<Counted> + Send + Sync>,
+}
+
+/// Why a transport cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RailsError {
+    /// No transport is there.
+    #[error("no transport can be used; `kvasir doctor` says what is missing")]
+    Nothing,
+    /// A transport that is named in the configuration, or the only one that is wanted.
+    #[error("the transport {} is configured and cannot be used: {reason}", transport.name())]
+    Unusable {
+        /// Which.
+        transport: Transport,
+        /// Why.
+        reason: Box<Self>,
+    },
+    /// Shared memory.
+    #[error(transparent)]
+    Shm(#[from] ShmError),
+    /// TCP.
+    #[error(transparent)]
+    Tcp(#[from] TcpError),
+    /// RDMA.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// No device, or devices that cannot be used, with the reason of each.
+    #[error("{0}")]
+    Devices(String),
+    /// A rail has no address at which peers could connect to it.
+    #[error("{0}")]
+    Address(&'static str),
+}
+
+struct Building<'a> {
+    config: &'a RailsConfig,
+    slab: &'a Arc<Slab>,
+    rails: Vec<Rail<AnyFabric>>,
+    address: Addresses,
+    names: Vec<String>,
+    counters: Vec<RailCounters>,
+}
+
+/// Opens what the configuration asks for. What this machine does not have is passed over with a line in the log; what is
+/// named must be there, and so must the only one that is wanted.
+pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError> {
+    let address = Addresses { host: config.host.clone(), ..Addresses::default() };
+    let (rails, names, counters) = (Vec::new(), Vec::new(), Vec::new());
+    let mut building = Building { config, slab, rails, address, names, counters };
+    let mut kinds = Vec::new();
+    for (rank, &Wanted { transport, is_named }) in config.transports.iter().enumerate() {
+        let opened = match transport {
+            Transport::Shm => building.shm(rank as u8),
+            Transport::Rdma => building.rdma(rank as u8),
+            Transport::Tcp => building.tcp(rank as u8),
+        };
+        match opened {
+            Ok(()) => kinds.push(transport),
+            Err(reason) if is_named || config.transports.len() == 1 => {
+                return Err(RailsError::Unusable { transport, reason: Box::new(reason) });
+            }
+            Err(error) => tracing::info!("the transport {} is off: {error}", transport.name()),
+        }
+    }
+    if building.rails.is_empty() {
+        return Err(RailsError::Nothing);
+    }
+    let Building { rails, address, names, mut counters, .. } = building;
+    let bond = Bond::new(rails, config.bond, Box::new(Instant::now));
+    let links = Arc::clone(bond.counters());
+    counters.push(RailCounters { name: "all".to_owned(), read: Box::new(move || links.snapshot().to_vec()) });
+    Ok(Rails { bond, address, names, kinds, counters })
+}
+
+impl Building<'_> {
+    fn add(&mut self, fabric: impl Fabric + Send + 'static, rank: u8, name: String) {
+        let fabric: AnyFabric = match self.config.corrupt {
+            None => Box::new(fabric),
+            Some((one_in, seed)) => Box::new(CorruptingFabric::new(fabric, one_in, seed)),
+        };
+        self.rails.push(Rail { fabric, rank });
+        self.names.push(name);
+    }
+
+    fn count(&mut self, name: String, read: impl Fn() -> Vec<Counted> + Send + Sync + 'static) {
+        self.counters.push(RailCounters { name, read: Box::new(read) });
+    }
+
+    fn shm(&mut self, rank: u8) -> Result<(), RailsError> {
+        let path = self.config.socket.display().to_string();
+        if let Some(folder) = self.config.socket.parent() {
+            remove_stale_sockets(folder, SystemTime::now());
+        }
+        let listen = (!self.config.is_client).then_some(path.as_str());
+        // The socket of a process that ran here before: nobody listens there.
+        if listen.is_some() && dataplane_shm::remove_stale(&path) {
+            tracing::debug!(file = path, "removed the socket of a process that is gone");
+        }
+        let fabric = ShmFabric::new(Arc::clone(self.slab), listen, self.config.shm.clone())?;
+        let counters = Arc::clone(fabric.counters());
+        self.count("shm".to_owned(), move || counters.snapshot().to_vec());
+        self.address.shm = Some(path);
+        self.add(fabric, rank, "shared memory".to_owned());
+        Ok(())
+    }
+
+    fn tcp(&mut self, rank: u8) -> Result<(), RailsError> {
+        let listen = (!self.config.is_client).then_some(self.config.listen);
+        let fabric = TcpFabric::new(Arc::clone(self.slab), listen, self.config.tcp.clone())?;
+        let counters = fabric.counters();
+        self.count("tcp".to_owned(), move || tcp_counted(&counters));
+        self.address.tcp = fabric.listening_on().map(|bound| bound.to_string());
+        self.add(fabric, rank, "TCP".to_owned());
+        Ok(())
+    }
+
+    fn rdma(&mut self, rank: u8) -> Result<(), RailsError> {
+        let library = Library::load()?;
+        let is_named = !self.config.devices.is_empty();
+        let devices = if is_named { self.config.devices.clone() } else { Device::names(&library)? };
+        let (mut opened, mut problems) = (Vec::new(), Vec::new());
+        for name in &devices {
+            match self.rail(&library, name, opened.len() as u16) {
+                Ok((fabric, address)) => opened.push((name, fabric, address)),
+                Err(error) => problems.push(format!("{name}: {error}")),
+            }
+        }
+        if opened.is_empty() || (is_named && !problems.is_empty()) {
+            let nothing = || "no RDMA device".to_owned();
+            return Err(RailsError::Devices(if problems.is_empty() {
+                nothing()
+            } else {
+                problems.join("; ")
+            }));
+        }
+        problems.iter().for_each(|problem| tracing::warn!("an RDMA device is not used: {problem}"));
+        for (name, fabric, address) in opened {
+            let counters = Arc::clone(fabric.counters());
+            self.count(format!("rdma {name}"), move || counters.snapshot().to_vec());
+            self.address.rdma.extend(address);
+            self.add(fabric, rank, format!("RDMA over {name}"));
+        }
+        Ok(())
+    }
+
+    /// One device's rail, and the address that peers connect to; a client has none, and shows its peers no memory either.
+    fn rail(
+        &self,
+        library: &Arc<Library>,
+        name: &str,
+        number: u16,
+    ) -> Result<(VerbsFabric, Option<String>), RailsError> {
+        let device = Device::open(library, Some(name))?;
+        let config = self.config.rdma.clone();
+        if self.config.is_client {
+            let config = VerbsConfig { is_shown: false, ..config };
+            return Ok((VerbsFabric::new(device, self.slab, None, config)?, None));
+        }
+        let (_, gid) = device.choose_port(&config)?;
+        let mut listen = self.config.rdma_listen;
+        if listen.port() != 0 {
+            let port = listen.port().checked_add(number);
+            listen.set_port(port.ok_or(RailsError::Address("rdma.listen: no port for this rail"))?);
+        }
+        let fabric = VerbsFabric::new(device, self.slab, Some(listen), config)?;
+        let mut bound = fabric.listening_on().ok_or(RailsError::Address("no address to connect to"))?;
+        if bound.ip().is_unspecified() {
+            // Listening everywhere: peers are told the rail's own address, so that the connection takes its way.
+            let none = RailsError::Address("rdma.listen names no address, and the rail has none");
+            bound = SocketAddr::new(gid.address().ok_or(none)?, bound.port());
+        }
+        Ok((fabric, Some(bound.to_string())))
+    }
+}
+
+fn tcp_counted(counters: &TcpCounters) -> Vec<Counted> {
+    vec![
+        ("sent_bytes", "Payload bytes sent", counters.sent_bytes.get()),
+        ("received_bytes", "Payload bytes received", counters.received_bytes.get()),
+        ("sent_frames", "Frames sent", counters.sent_frames.get()),
+        ("received_frames", "Frames received", counters.received_frames.get()),
+        ("system_calls", "Calls of io_uring_enter", counters.system_calls.get()),
+        ("zero_copy_sends", "Sends without a copy", counters.zero_copy_sends.get()),
+        ("copied_sends", "Zero-copy sends that the kernel copied after all", counters.copied_sends.get()),
+        ("accept_pauses", "Times accepting paused for want of descriptors", counters.accept_pauses.get()),
+        ("handshake_timeouts", "Connections that did not greet in time", counters.handshake_timeouts.get()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use dataplane_memory::{PageSize, SlabLayout};
+    use dataplane_shm::ShmConfig;
+    use dataplane_tcp::TcpConfig;
+    use dataplane_transfer::BondConfig;
+    use dataplane_verbs::testing::SoftwareDevice;
+
+    use super::*;
+
+    fn config(is_client: bool) -> RailsConfig {
+        let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        RailsConfig {
+            transports: vec![Wanted { transport: Transport::Shm, is_named: false }],
+            is_client,
+            host: "h".to_owned(),
+            socket: std::env::temp_dir().join(format!("kvasir-rails-{}.sock", std::process::id())),
+            shm: ShmConfig::default(),
+            listen: loopback,
+            tcp: TcpConfig::default(),
+            devices: Vec::new(),
+            rdma_listen: loopback,
+            rdma: VerbsConfig::default(),
+            bond: BondConfig::default(),
+            corrupt: None,
+        }
+    }
+
+    fn slab() -> Arc<Slab> {
+        let layout = SlabLayout { slot_bytes: 4096, slot_count: 4 };
+        Arc::new(Slab::create("rails", layout, PageSize::Standard).expect("slab"))
+    }
+
+    /// As the tier of other nodes' memory opens them: it reads and writes its nodes' memory, and they never its.
+    #[test]
+    fn a_client_neither_listens_nor_shows_its_memory() {
+        let slab = slab();
+        let (library, device) = (SoftwareDevice::library(), SoftwareDevice::new());
+        for is_client in [false, true] {
+            let config = config(is_client);
+            let (address, names, counters) = (Addresses::default(), Vec::new(), Vec::new());
+            let mut building =
+                Building { config: &config, slab: &slab, rails: Vec::new(), address, names, counters };
+            let (fabric, told) = building.rail(&library, device.name(), 0).expect("a rail");
+            assert_eq!((fabric.listening_on().is_none(), told.is_none()), (is_client, is_client));
+            assert_eq!(device.usage().shown_regions, usize::from(!is_client));
+            if is_client {
+                let local = ShmFabric::new(Arc::clone(&slab), None, ShmConfig::default()).expect("a fabric");
+                building.add(local, 0, "shared memory".to_owned());
+            }
+            building.add(fabric, 1, "RDMA".to_owned());
+            let bond = Bond::new(building.rails, BondConfig::default(), Box::new(Instant::now));
+            assert_eq!(bond.shown_slab().is_none(), is_client);
+        }
+    }
+
+    /// A process that is started again at once has the name that its killed predecessor had.
+    #[test]
+    fn the_socket_of_a_killed_process_does_not_keep_its_successor_from_listening() {
+        let config = config(false);
+        drop(std::os::unix::net::UnixListener::bind(&config.socket).expect("bind"));
+        let rails = open(&config, &slab()).expect("opens");
+        assert_eq!(rails.kinds, [Transport::Shm]);
+        assert_eq!(rails.address.notation(), [format!("shm:{}", config.socket.display())]);
+        let refused = open(&config, &slab()).err().expect("another process listens there");
+        assert!(refused.to_string().contains("shm is configured and cannot be used"), "{refused}");
+        drop(rails);
+        let _gone = std::fs::remove_file(&config.socket);
+    }
+}

@@ -1,0 +1,127 @@
+//! Opening the transports of hand-offs.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use dataplane_rails::{Rails, RailsConfig, Transport, Wanted, worker_socket};
+use dataplane_transfer::{
+    BondConfig, HeadRange, Limits, PieceLayout, TransferCounters, TransferNode, TransferService,
+};
+
+use super::{HandOffs, Shape, Transfers};
+use crate::config::{RdmaSettings, TransferSettings, Transports};
+use crate::queue::Completions;
+use crate::status::{Failure, Status};
+
+/// Slots begin at cache lines.
+const SLOT_GRAIN: usize = 64;
+
+impl HandOffs {
+    /// Opens what the configuration says, and starts the thread that drives it.
+    pub(crate) fn open(
+        settings: &TransferSettings,
+        rdma: &RdmaSettings,
+        completions: Completions,
+    ) -> Result<Arc<Self>, Failure> {
+        let failed = |error: &dyn std::fmt::Display| Failure::new(Status::Failed, format!("open: {error}"));
+        let pieces = pieces(settings);
+        let slot_bytes = pieces.slot_bytes().next_multiple_of(SLOT_GRAIN);
+        // `Settings::parse` has seen to it that there is one, and not too many.
+        let slot_count = (settings.capacity.0 / slot_bytes as u64).max(1) as u32;
+        let layout = SlabLayout { slot_bytes, slot_count };
+        let slab =
+            Slab::create("kvasir-handoff", layout, PageSize::Standard).map_err(|error| failed(&error))?;
+        let slab = Arc::new(slab);
+        let config = rails_config(settings, rdma);
+        let Rails { bond, address, .. } =
+            dataplane_rails::open(&config, &slab).map_err(|error| failed(&error))?;
+        let counters = Arc::new(TransferCounters::default());
+        let limits =
+            Limits { lease: settings.lease.0, seed: u64::from(std::process::id()), ..Limits::default() };
+        let node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
+        let shape = Shape { layers: pieces.layers, layer_bytes: pieces.layer_bytes() as usize };
+        let handoffs = Arc::new(Self {
+            shape,
+            pool: SlotPool::new(slab),
+            completions,
+            address,
+            counters,
+            transfers: Mutex::new(Transfers::default()),
+            service: RwLock::new(None),
+        });
+        // Weak: the service is the hand-offs' own, and ends with them.
+        let told = Arc::downgrade(&handoffs);
+        let notify = move |notice| {
+            if let Some(handoffs) = told.upgrade() {
+                handoffs.notice(notice);
+            }
+        };
+        let service = TransferService::start(node, notify).map_err(|error| failed(&error))?;
+        *handoffs.service.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(service);
+        Ok(handoffs)
+    }
+}
+
+fn pieces(settings: &TransferSettings) -> PieceLayout {
+    PieceLayout {
+        layers: settings.layers as u16,
+        rows: settings.rows as u32,
+        heads: HeadRange { first: settings.first_head as u16, count: settings.heads as u16 },
+        head_bytes: settings.head_bytes.0 as u32,
+        fingerprint: settings.fingerprint().unwrap_or_default(),
+    }
+}
+
+fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> RailsConfig {
+    let transports = match settings.transport {
+        Transports::Auto => Transport::ALL.to_vec(),
+        Transports::Shm => vec![Transport::Shm],
+        Transports::Rdma => vec![Transport::Rdma],
+        Transports::Tcp => vec![Transport::Tcp],
+    };
+    let wanted = |transport| Wanted {
+        transport,
+        is_named: match transport {
+            Transport::Shm => !settings.socket_name.is_empty(),
+            Transport::Rdma => !rdma.devices.is_empty(),
+            Transport::Tcp => settings.listen.port() != 0,
+        },
+    };
+    RailsConfig {
+        transports: transports.into_iter().map(wanted).collect(),
+        is_client: false,
+        host: String::new(),
+        socket: socket(settings),
+        shm: dataplane_shm::ShmConfig::default(),
+        listen: settings.listen,
+        tcp: dataplane_tcp::TcpConfig::default(),
+        devices: rdma.devices.clone(),
+        rdma_listen: rdma.listen,
+        rdma: dataplane_verbs::VerbsConfig::default(),
+        bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },
+        corrupt: None,
+    }
+}
+
+fn socket(settings: &TransferSettings) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let folder = match settings.socket_folder.as_str() {
+        "" => std::env::temp_dir(),
+        folder => PathBuf::from(folder),
+    };
+    match settings.socket_name.as_str() {
+        "" => {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            worker_socket(&folder, &format!("{}-handoff-{number}", std::process::id()))
+        }
+        name => worker_socket(&folder, name),
+    }
+}
+
+/// Names sessions and spreads retries; not a secret.
+fn fresh_seed() -> u64 {
+    use std::hash::BuildHasher;
+    std::collections::hash_map::RandomState::new().hash_one(std::process::id())
+}

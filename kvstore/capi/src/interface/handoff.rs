@@ -1,0 +1,231 @@
+//! Hand-offs of blocks to another process.
+
+use std::ffi::c_char;
+use std::time::Duration;
+
+use super::boundary::{Handle, copy_text, elements, guarded, invalid, string, tell};
+use crate::handles::{self, Opened};
+use crate::handoff::{Expect, HandOffStatistics, HandOffs, Push};
+use crate::queue::{IDENTITIES_MAX, Submitted};
+use crate::registry::InUse;
+use crate::status::{Failure, Status};
+
+/// `kvasir_kv_operation` in C.
+const PUSH: u32 = 7;
+const EXPECT: u32 = 8;
+
+/// A part of a hand-off, `kvasir_kv_handoff` in C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct HandOff {
+    /// Comes back in the completion.
+    pub user: u64,
+    /// 7 push, 8 expect.
+    pub operation: u32,
+    /// The number of the first block, counted from the beginning of the prompt.
+    pub first_block: u32,
+    /// The transfer: equal on both sides.
+    pub transfer: u64,
+    /// What the transfer as a whole brings: equal on both sides.
+    pub content: [u8; 16],
+    /// The number of registered tensors.
+    pub tensors: u64,
+    /// Numbers of the blocks in the tensors.
+    pub blocks: *const u64,
+    /// How many.
+    pub count: usize,
+    /// Of a push: the first layer that is computed.
+    pub first_layer: u32,
+    /// Of a push: how many layers.
+    pub layers: u32,
+    /// Of an expectation: how long to wait.
+    pub deadline_ms: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Of an expectation: the sender.
+    pub address: *const c_char,
+}
+
+fn handoffs(opened: &Opened) -> Result<&std::sync::Arc<HandOffs>, Failure> {
+    opened.handoffs.as_ref().ok_or_else(|| invalid("the configuration has no section [transfer]"))
+}
+
+/// # Safety
+/// As in the header for the blocks of the hand-off.
+unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(InUse, Vec<u64>), Failure> {
+    if handoff.reserved != 0 {
+        return Err(invalid("reserved is not zero"));
+    }
+    if handoff.count == 0 || handoff.count > IDENTITIES_MAX {
+        return Err(invalid("count is not in 1 to 2^20"));
+    }
+    if u64::from(handoff.first_block) + handoff.count as u64 > u64::from(u32::MAX) {
+        return Err(invalid("first_block and count end above 2^32 - 1"));
+    }
+    let tensors = opened.tensors.find(handoff.tensors)?;
+    handoffs(opened)?.shape().check(&tensors)?;
+    // SAFETY: the caller promised as many numbers.
+    let blocks =
+        unsafe { elements(handoff.blocks, handoff.count, "blocks is a null pointer or not aligned") }?;
+    if let Some(at) = blocks.iter().position(|block| *block >= tensors.blocks()) {
+        let text = format!("blocks[{at}] is {}, and the tensors have {}", blocks[at], tensors.blocks());
+        return Err(invalid(&text));
+    }
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(blocks.len()).map_err(|_| Failure::no_memory("the hand-off"))?;
+    copy.extend_from_slice(blocks);
+    Ok((tensors, copy))
+}
+
+fn push(opened: &Opened, handoff: &HandOff, tensors: InUse, blocks: Vec<u64>) -> Result<Push, Failure> {
+    let layers_of_block = u32::from(handoffs(opened)?.shape().layers);
+    let end = handoff.first_layer.checked_add(handoff.layers);
+    let Some(end) = end.filter(|&end| handoff.layers > 0 && end <= layers_of_block) else {
+        let text = format!(
+            "layers {} and the {} from there are not in the {layers_of_block} of a block",
+            handoff.first_layer, handoff.layers
+        );
+        return Err(invalid(&text));
+    };
+    Ok(Push {
+        transfer: handoff.transfer,
+        content: handoff.content,
+        first_block: handoff.first_block,
+        layers: handoff.first_layer as u16..end as u16,
+        tensors,
+        blocks,
+    })
+}
+
+/// Takes a part of a hand-off, if there is room for it.
+///
+/// # Safety
+/// As in the header: one hand-off with its array and its address; the memory of its blocks stays usable until its completion
+/// was polled or `kvasir_kv_close` returned.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_submit_handoff(handle: *mut Handle, handoff: *const HandOff) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller promised one.
+        let handoff = unsafe { elements(handoff, 1, "the hand-off is a null pointer or not aligned") }?[0];
+        let opened = handles::find(handle.addr())?;
+        let handoffs = handoffs(&opened)?;
+        // SAFETY: the caller promised the array.
+        let (tensors, blocks) = unsafe { parts(&opened, &handoff) }?;
+        let submitted = match handoff.operation {
+            PUSH => {
+                let push = push(&opened, &handoff, tensors, blocks)?;
+                // SAFETY: the caller promised that the blocks stay as they are until the completion was polled.
+                Some(unsafe { handoffs.push(handoff.user, push) })
+            }
+            EXPECT => {
+                // SAFETY: the caller promised a string with an end.
+                let address = unsafe { string(handoff.address, "address is a null pointer") }?.to_owned();
+                let expect = Expect {
+                    transfer: handoff.transfer,
+                    content: handoff.content,
+                    first_block: handoff.first_block,
+                    address,
+                    patience: Duration::from_millis(handoff.deadline_ms.into()),
+                    tensors,
+                    blocks,
+                };
+                // SAFETY: as above, and nobody else uses them.
+                unsafe { handoffs.expect(handoff.user, expect) }
+            }
+            other => {
+                let text = format!("operation {other} is neither KVASIR_KV_PUSH nor KVASIR_KV_EXPECT");
+                return Err(invalid(&text));
+            }
+        };
+        match submitted {
+            Some(Submitted::Taken) => Ok(Status::Ok),
+            Some(Submitted::Full) => Ok(Status::Throttled),
+            Some(Submitted::Closed) => Err(handles::unknown()),
+            None => Err(invalid(&format!("transfer {} is expected already", handoff.transfer))),
+        }
+    })
+}
+
+/// Nothing more will be pushed for a transfer.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_end_handoff(handle: *mut Handle, transfer: u64) -> i32 {
+    guarded(|| {
+        handoffs(&handles::find(handle.addr())?)?.end(transfer);
+        Ok(Status::Ok)
+    })
+}
+
+/// Stops a transfer, on whichever side this is.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_cancel_handoff(handle: *mut Handle, transfer: u64) -> i32 {
+    guarded(|| {
+        handoffs(&handles::find(handle.addr())?)?.cancel(transfer);
+        Ok(Status::Ok)
+    })
+}
+
+/// Tells a sender that nothing of a transfer is wanted.
+///
+/// # Safety
+/// As in the header: `address` a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_decline_handoff(
+    handle: *mut Handle,
+    transfer: u64,
+    address: *const c_char,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller promised a string with an end.
+        let address = unsafe { string(address, "address is a null pointer") }?.to_owned();
+        handoffs(&handles::find(handle.addr())?)?.decline(transfer, address);
+        Ok(Status::Ok)
+    })
+}
+
+/// Copies how peers reach this process: a line for each way, best first; tells the length.
+///
+/// # Safety
+/// As in the header: `text` null or writable for `bytes`, `length` null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_handoff_address(
+    handle: *mut Handle,
+    text: *mut c_char,
+    bytes: usize,
+    length: *mut usize,
+) -> i32 {
+    guarded(|| {
+        let opened = handles::find(handle.addr())?;
+        let ways = handoffs(&opened)?.address().notation().join("\n");
+        // SAFETY: handed on from the caller.
+        let whole = unsafe { copy_text(&ways, text, bytes) };
+        // SAFETY: as above.
+        unsafe { tell(length, whole) };
+        Ok(Status::Ok)
+    })
+}
+
+/// Writes counters.
+///
+/// # Safety
+/// As in the header: `statistics` writable for `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_handoff_stats(
+    handle: *mut Handle,
+    statistics: *mut HandOffStatistics,
+    bytes: usize,
+) -> i32 {
+    guarded(|| {
+        if statistics.is_null() {
+            return Err(invalid("statistics is a null pointer"));
+        }
+        let opened = handles::find(handle.addr())?;
+        let handoffs = handoffs(&opened)?;
+        let counted = handoffs.statistics();
+        let count = bytes.min(size_of::<HandOffStatistics>());
+        // SAFETY: `counted` has `count` bytes, and the caller promised room for them.
+        unsafe {
+            std::ptr::copy_nonoverlapping((&raw const counted).cast::<u8>(), statistics.cast::<u8>(), count);
+        };
+        Ok(Status::Ok)
+    })
+}

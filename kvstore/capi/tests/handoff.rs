@@ -1,0 +1,458 @@
+//! Hand-offs between two stores of this process, through the functions that C calls: blocks arrive as they were or not at
+//! all, and nothing is left of those that do not.
+
+use std::ffi::{CStr, CString, c_char};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvasir_kv::{
+    Completion, Ending, HandOff, HandOffStatistics, Handle, Plane, Status, Tensors, kvasir_kv_cancel_handoff,
+    kvasir_kv_close, kvasir_kv_decline_handoff, kvasir_kv_end_handoff, kvasir_kv_handoff_address,
+    kvasir_kv_handoff_stats, kvasir_kv_last_error, kvasir_kv_open, kvasir_kv_poll, kvasir_kv_register,
+    kvasir_kv_submit_handoff, kvasir_kv_unregister,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const PUSH: u32 = 7;
+const EXPECT: u32 = 8;
+const LAYERS: usize = 6;
+/// Of a block in one plane; a layer has two.
+const PIECE: usize = 1200;
+const STRIDE: usize = 1280;
+const BLOCKS: usize = 64;
+const CONTENT: [u8; 16] = [7; 16];
+
+/// A store with an engine's tensors.
+struct Engine {
+    handle: *mut Handle,
+    tensors: u64,
+    planes: Vec<Vec<u8>>,
+}
+
+fn transfer_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed) << 20 | u64::from(std::process::id())
+}
+
+fn last_error() -> String {
+    let mut text = [0 as c_char; 500];
+    // SAFETY: the array is as long as is said.
+    unsafe { kvasir_kv_last_error(text.as_mut_ptr(), text.len()) };
+    // SAFETY: the library has written an end.
+    unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+impl Engine {
+    fn new(transport: &str, seed: u8, more: &str) -> Self {
+        let configuration = format!(
+            "[store]\nslot = \"16 KiB\"\n[host_tier]\ncapacity = \"1 MiB\"\n[transfer]\ntransport = {transport:?}\n\
+             layers = {LAYERS}\nrows = 2\nhead_bytes = \"{PIECE} B\"\n{more}"
+        );
+        let configuration = CString::new(configuration).expect("no zero");
+        let (mut handle, mut error) = (std::ptr::null_mut(), [0 as c_char; 300]);
+        // SAFETY: all of it lives during the call.
+        let status = unsafe {
+            kvasir_kv_open(configuration.as_ptr(), &raw mut handle, error.as_mut_ptr(), error.len())
+        };
+        // SAFETY: the library has written an end.
+        assert_eq!(status, 0, "{:?}", unsafe { CStr::from_ptr(error.as_ptr()) });
+        let byte = |plane: usize, at: usize| (at.wrapping_mul(31) ^ at >> 8 ^ plane * 7) as u8 ^ seed;
+        let plane = |plane| (0..BLOCKS * STRIDE).map(|at| byte(plane, at)).collect();
+        let mut planes: Vec<Vec<u8>> = (0..2 * LAYERS).map(plane).collect();
+        let described: Vec<Plane> = planes
+            .iter_mut()
+            .map(|plane| Plane {
+                start: plane.as_mut_ptr().cast(),
+                block_stride: STRIDE as u64,
+                block_bytes: PIECE as u64,
+            })
+            .collect();
+        let tensors = Tensors {
+            memory: 0,
+            device: 0,
+            blocks: BLOCKS as u64,
+            planes: described.as_ptr(),
+            plane_count: described.len(),
+        };
+        let mut id = 0;
+        // SAFETY: the planes live as long as the engine, whose drop closes the store.
+        assert_eq!(unsafe { kvasir_kv_register(handle, &raw const tensors, &raw mut id) }, 0);
+        Self { handle, tensors: id, planes }
+    }
+
+    fn address(&self) -> String {
+        let mut text = [0 as c_char; 300];
+        // SAFETY: the array is as long as is said.
+        let status = unsafe {
+            kvasir_kv_handoff_address(self.handle, text.as_mut_ptr(), text.len(), std::ptr::null_mut())
+        };
+        assert_eq!(status, 0);
+        // SAFETY: the library has written an end.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().expect("UTF-8");
+        text.lines().next().expect("a way").to_owned()
+    }
+
+    fn submit(&self, handoff: &HandOff) -> i32 {
+        // SAFETY: the arrays live during the call, the planes until the store is closed.
+        unsafe { kvasir_kv_submit_handoff(self.handle, handoff) }
+    }
+
+    fn push(&self, transfer: u64, first_block: u32, blocks: &[u64], layers: std::ops::Range<u32>) -> i32 {
+        self.submit(&HandOff {
+            operation: PUSH,
+            first_block,
+            first_layer: layers.start,
+            layers: layers.end - layers.start,
+            ..self.handoff(transfer, blocks)
+        })
+    }
+
+    fn expect(&self, transfer: u64, address: &str, first_block: u32, blocks: &[u64], wait: Duration) -> i32 {
+        let address = CString::new(address).expect("no zero");
+        self.submit(&HandOff {
+            operation: EXPECT,
+            first_block,
+            deadline_ms: wait.as_millis() as u32,
+            address: address.as_ptr(),
+            ..self.handoff(transfer, blocks)
+        })
+    }
+
+    fn handoff(&self, transfer: u64, blocks: &[u64]) -> HandOff {
+        HandOff {
+            user: transfer,
+            operation: 0,
+            first_block: 0,
+            transfer,
+            content: CONTENT,
+            tensors: self.tensors,
+            blocks: blocks.as_ptr(),
+            count: blocks.len(),
+            first_layer: 0,
+            layers: 0,
+            deadline_ms: 0,
+            reserved: 0,
+            address: std::ptr::null(),
+        }
+    }
+
+    fn end(&self, transfer: u64) {
+        assert_eq!(kvasir_kv_end_handoff(self.handle, transfer), 0);
+    }
+
+    fn poll(&self) -> Option<Completion> {
+        let mut completion = Completion { user: 0, status: 0, reserved: 0, meta_bytes: 0, payload_bytes: 0 };
+        let mut count = 0;
+        // SAFETY: room for one.
+        let status = unsafe {
+            kvasir_kv_poll(self.handle, &raw mut completion, 1, PATIENCE.as_millis() as i32, &raw mut count)
+        };
+        assert_eq!(status, 0);
+        (count == 1).then_some(completion)
+    }
+
+    /// Status, blocks and ending of the next completion.
+    fn ended(&self) -> (Status, u64, Ending) {
+        let completion = self.poll().expect("a completion in time");
+        let status = Status::ALL.into_iter().find(|&status| status as i32 == completion.status);
+        let endings = [
+            Ending::Complete,
+            Ending::Corrupted,
+            Ending::SenderStopped,
+            Ending::PeerDown,
+            Ending::Deadline,
+            Ending::Refused,
+            Ending::Cancelled,
+        ];
+        let ending = endings.into_iter().find(|&ending| ending as u64 == completion.meta_bytes);
+        (status.expect("a status"), completion.payload_bytes, ending.expect("an ending"))
+    }
+
+    fn statistics(&self) -> HandOffStatistics {
+        let mut statistics = HandOffStatistics::default();
+        // SAFETY: as long as is said.
+        let status = unsafe {
+            kvasir_kv_handoff_stats(self.handle, &raw mut statistics, size_of::<HandOffStatistics>())
+        };
+        assert_eq!(status, 0);
+        statistics
+    }
+
+    fn wait_for_rest(&self) {
+        let started = Instant::now();
+        while self.statistics().slots_used > 0 {
+            assert!(started.elapsed() < PATIENCE, "slots that nobody gives back: {:?}", self.statistics());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn block(&self, number: u64) -> Vec<&[u8]> {
+        self.planes.iter().map(|plane| &plane[number as usize * STRIDE..][..PIECE]).collect()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // SAFETY: nothing of it is used afterwards.
+        assert_eq!(kvasir_kv_close(self.handle), 0);
+    }
+}
+
+#[test]
+fn blocks_arrive_layer_by_layer_over_each_transport() {
+    for transport in ["shm", "tcp"] {
+        let (prefill, decode) = (Engine::new(transport, 1, ""), Engine::new(transport, 2, ""));
+        let before: Vec<Vec<u8>> = decode.planes.clone();
+        let transfer = transfer_id();
+        let (from, to) = ([9, 3, 60, 17, 4_u64], [40, 41, 2_u64]);
+        // The first two are on the receiver's side already: they are pushed, and not sent.
+        assert_eq!(decode.expect(transfer, &prefill.address(), 2, &to, PATIENCE), 0);
+        for (first, count) in [(0, 3), (3, 2)] {
+            for layer in 0..LAYERS as u32 {
+                let blocks = &from[first..first + count];
+                assert_eq!(prefill.push(transfer, first as u32, blocks, layer..layer + 1), 0);
+            }
+        }
+        prefill.end(transfer);
+        assert_eq!(decode.ended(), (Status::Ok, 3, Ending::Complete), "{transport}");
+        for _ in 0..2 * LAYERS {
+            assert_eq!(prefill.ended().0, Status::Ok);
+        }
+        for (from, to) in from[2..].iter().zip(to) {
+            assert_eq!(prefill.block(*from), decode.block(to), "{transport}");
+        }
+        for untouched in (0..BLOCKS as u64).filter(|block| !to.contains(block)) {
+            let range = untouched as usize * STRIDE..(untouched as usize + 1) * STRIDE;
+            assert!(
+                decode
+                    .planes
+                    .iter()
+                    .zip(&before)
+                    .all(|(now, then)| now[range.clone()] == then[range.clone()])
+            );
+        }
+        prefill.wait_for_rest();
+        decode.wait_for_rest();
+        let sent = prefill.statistics().bytes_sent;
+        assert_eq!(sent, (3 * 2 * LAYERS * PIECE) as u64, "only what the receiver lacks");
+        assert_eq!(decode.statistics().blocks_received, 3);
+    }
+}
+
+#[test]
+fn the_sender_may_be_first() {
+    let (prefill, decode) = (Engine::new("shm", 1, ""), Engine::new("shm", 2, ""));
+    let transfer = transfer_id();
+    assert_eq!(prefill.push(transfer, 0, &[5, 6], 0..LAYERS as u32), 0);
+    assert_eq!(prefill.ended(), (Status::Ok, 2, Ending::Complete));
+    prefill.end(transfer);
+    assert_eq!(decode.expect(transfer, &prefill.address(), 0, &[8, 7], PATIENCE), 0);
+    assert_eq!(decode.ended(), (Status::Ok, 2, Ending::Complete));
+    assert_eq!((prefill.block(5), prefill.block(6)), (decode.block(8), decode.block(7)));
+}
+
+#[test]
+fn what_does_not_come_is_a_miss_with_its_reason() {
+    let (prefill, decode) = (Engine::new("shm", 1, ""), Engine::new("shm", 2, ""));
+    let address = prefill.address();
+    let short = Duration::from_millis(100);
+
+    let nobody = transfer_id();
+    assert_eq!(decode.expect(nobody, &address, 0, &[1], short), 0);
+    assert_eq!(decode.ended(), (Status::Miss, 0, Ending::Deadline));
+
+    let stopped = transfer_id();
+    assert_eq!(decode.expect(stopped, &address, 0, &[1, 2], PATIENCE), 0);
+    assert_eq!(prefill.push(stopped, 0, &[3], 0..LAYERS as u32), 0);
+    assert_eq!(prefill.ended().0, Status::Ok);
+    prefill.end(stopped);
+    assert_eq!(decode.ended(), (Status::Miss, 1, Ending::SenderStopped), "the first block has come");
+    assert_eq!(prefill.block(3), decode.block(1));
+
+    // Another content: another prompt under the same number.
+    let other = transfer_id();
+    assert_eq!(decode.expect(other, &address, 0, &[1], PATIENCE), 0);
+    let mut push = HandOff { operation: PUSH, layers: LAYERS as u32, ..prefill.handoff(other, &[3]) };
+    push.content = [8; 16];
+    assert_eq!(prefill.submit(&push), 0);
+    prefill.end(other);
+    assert_eq!(decode.ended(), (Status::Miss, 0, Ending::SenderStopped));
+    assert!(matches!(prefill.ended().0, Status::Ok | Status::Miss));
+
+    let gone = transfer_id();
+    assert_eq!(decode.expect(gone, "shm:/nowhere/kvasir.sock", 0, &[1], PATIENCE), 0);
+    assert_eq!(decode.ended(), (Status::Miss, 0, Ending::PeerDown));
+
+    let cancelled = transfer_id();
+    assert_eq!(decode.expect(cancelled, &address, 0, &[1], PATIENCE), 0);
+    assert_eq!(kvasir_kv_cancel_handoff(decode.handle, cancelled), 0);
+    assert_eq!(decode.ended(), (Status::Miss, 0, Ending::Cancelled));
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        assert_eq!(prefill.push(cancelled, 0, &[3], 0..1), 0);
+        if prefill.ended().0 == Status::Miss {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the sender is not told");
+        // Another block's slot would be pushed twice.
+        assert_eq!(kvasir_kv_cancel_handoff(prefill.handle, cancelled), 0);
+    }
+    decode.wait_for_rest();
+    prefill.wait_for_rest();
+}
+
+#[test]
+fn a_sender_that_is_declined_stops() {
+    let (prefill, decode) = (Engine::new("shm", 1, ""), Engine::new("shm", 2, ""));
+    let transfer = transfer_id();
+    assert_eq!(prefill.push(transfer, 0, &[1], 0..1), 0);
+    assert_eq!(prefill.ended().0, Status::Ok);
+    let address = CString::new(prefill.address()).expect("no zero");
+    // SAFETY: the address lives during the call.
+    assert_eq!(unsafe { kvasir_kv_decline_handoff(decode.handle, transfer, address.as_ptr()) }, 0);
+    prefill.wait_for_rest();
+    assert_eq!(prefill.push(transfer, 0, &[1], 1..2), 0);
+    assert_eq!(prefill.ended(), (Status::Miss, 0, Ending::Complete), "nobody wants it");
+    prefill.end(transfer);
+    prefill.wait_for_rest();
+}
+
+#[test]
+fn without_memory_a_transfer_is_given_up_on_both_sides() {
+    let few = "capacity = \"60 KiB\"\n";
+    let blocks: Vec<u64> = (0..8).collect();
+    // A block has 14,400 bytes: four fit.
+    for (of_sender, of_receiver) in [(few, ""), ("", few)] {
+        let (prefill, decode) = (Engine::new("shm", 1, of_sender), Engine::new("shm", 2, of_receiver));
+        let transfer = transfer_id();
+        assert_eq!(decode.expect(transfer, &prefill.address(), 0, &blocks, PATIENCE), 0);
+        assert_eq!(prefill.push(transfer, 0, &blocks, 0..LAYERS as u32), 0);
+        let (status, arrived, ending) = decode.ended();
+        if of_receiver.is_empty() {
+            assert_eq!((status, arrived, ending), (Status::Miss, 0, Ending::SenderStopped));
+            assert_eq!(prefill.ended().0, Status::Throttled);
+        } else {
+            assert_eq!((status, arrived, ending), (Status::Throttled, 0, Ending::Refused));
+            assert!(matches!(prefill.ended().0, Status::Ok | Status::Miss));
+        }
+        prefill.end(transfer);
+        decode.wait_for_rest();
+        prefill.wait_for_rest();
+        // There is room again.
+        let next = transfer_id();
+        assert_eq!(decode.expect(next, &prefill.address(), 0, &blocks[..4], PATIENCE), 0);
+        assert_eq!(prefill.push(next, 0, &blocks[..4], 0..LAYERS as u32), 0);
+        prefill.end(next);
+        assert_eq!(decode.ended(), (Status::Ok, 4, Ending::Complete));
+    }
+}
+
+#[test]
+fn blocks_are_kept_for_a_lease_and_tensors_go_while_something_is_expected() {
+    let prefill = Engine::new("shm", 1, "lease = \"100 ms\"\n");
+    let transfer = transfer_id();
+    assert_eq!(prefill.push(transfer, 0, &[1, 2], 0..LAYERS as u32), 0);
+    assert_eq!(prefill.ended().0, Status::Ok);
+    prefill.end(transfer);
+    prefill.wait_for_rest();
+    assert_eq!(prefill.statistics().leases_expired, 1);
+
+    let decode = Engine::new("shm", 2, "");
+    assert_eq!(decode.expect(transfer_id(), &prefill.address(), 0, &[1], Duration::from_secs(600)), 0);
+    let started = Instant::now();
+    assert_eq!(kvasir_kv_unregister(decode.handle, decode.tensors), 0);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(decode.ended(), (Status::Miss, 0, Ending::Cancelled));
+}
+
+#[test]
+fn mistakes_are_told_by_their_field() {
+    let decode = Engine::new("shm", 2, "");
+    let blocks = [1_u64, BLOCKS as u64];
+    let good = HandOff { operation: PUSH, layers: LAYERS as u32, ..decode.handoff(1, &blocks[..1]) };
+    let address = CString::new("shm:/x").expect("no zero");
+    let expected = transfer_id();
+    assert_eq!(decode.expect(expected, "shm:/nowhere", 0, &[1], PATIENCE), 0);
+    for (handoff, text) in [
+        (HandOff { reserved: 1, ..good }, "reserved is not zero"),
+        (HandOff { count: 0, ..good }, "count is not in 1 to 2^20"),
+        (HandOff { count: 2, ..good }, "blocks[1] is 64, and the tensors have 64"),
+        (HandOff { blocks: std::ptr::null(), ..good }, "blocks is a null pointer"),
+        (HandOff { first_block: u32::MAX, ..good }, "first_block and count end above"),
+        (HandOff { tensors: 99, ..good }, "tensors 99 are not registered"),
+        (HandOff { layers: 0, ..good }, "layers 0 and the 0 from there"),
+        (HandOff { first_layer: 1, ..good }, "layers 1 and the 6 from there are not in the 6 of a block"),
+        (HandOff { operation: 6, ..good }, "operation 6 is neither"),
+        (HandOff { operation: EXPECT, ..good }, "address is a null pointer"),
+    ] {
+        assert_eq!(decode.submit(&handoff), Status::InvalidArgument as i32, "{text}");
+        assert!(last_error().contains(text), "{} instead of {text}", last_error());
+    }
+    let twice =
+        HandOff { operation: EXPECT, transfer: 77, address: address.as_ptr(), deadline_ms: 1000, ..good };
+    assert_eq!(decode.submit(&twice), 0);
+    let again = decode.submit(&twice);
+    // Nobody is at that address: the first one may be over already.
+    assert!(again == 0 || last_error().contains("transfer 77 is expected already"), "{}", last_error());
+}
+
+/// Both sides at random: cancelled, declined, late, in any order; what arrives is right, and nothing is left.
+#[test]
+fn random_hand_offs_are_right_or_missing() {
+    let seed = std::env::var("KVASIR_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11_u64);
+    println!("KVASIR_SEED={seed}");
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut draw = |bound: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % bound
+    };
+    let (mut whole, mut missing) = (0, 0);
+    for transport in ["shm", "tcp"] {
+        let prefill = Engine::new(transport, 1, "lease = \"2 s\"\n");
+        let decode = Engine::new(transport, 2, "");
+        for _ in 0..150 {
+            let transfer = transfer_id();
+            let count = 1 + draw(20) as usize;
+            let (first, start) = (draw(count as u64) as usize, draw(30));
+            let from: Vec<u64> = (start..start + count as u64).collect();
+            let to: Vec<u64> =
+                (0..(count - first) as u64).map(|at| (at + start * 2) % BLOCKS as u64).collect();
+            let (fault, step) = (draw(8), draw(LAYERS as u64));
+            let wait = if fault == 0 { Duration::from_millis(draw(3)) } else { PATIENCE };
+            let late = draw(2) == 0;
+            let expect =
+                || assert_eq!(decode.expect(transfer, &prefill.address(), first as u32, &to, wait), 0);
+            if !late {
+                expect();
+            }
+            for layer in 0..LAYERS as u32 {
+                assert_eq!(prefill.push(transfer, 0, &from, layer..layer + 1), 0);
+                if u64::from(layer) == step && fault == 1 {
+                    assert_eq!(kvasir_kv_cancel_handoff(prefill.handle, transfer), 0);
+                }
+                if u64::from(layer) == step && fault == 2 && !late {
+                    assert_eq!(kvasir_kv_cancel_handoff(decode.handle, transfer), 0);
+                }
+            }
+            if late {
+                expect();
+            }
+            prefill.end(transfer);
+            let (status, arrived, _) = decode.ended();
+            for _ in 0..LAYERS {
+                prefill.ended();
+            }
+            assert_eq!(status == Status::Ok, arrived as usize == to.len());
+            for (from, to) in from[first..].iter().zip(&to[..arrived as usize]) {
+                assert_eq!(prefill.block(*from), decode.block(*to), "{transport}");
+            }
+            if status == Status::Ok { whole += 1 } else { missing += 1 }
+        }
+        prefill.wait_for_rest();
+        decode.wait_for_rest();
+        assert_eq!(decode.statistics().checksum_failures, 0);
+    }
+    assert!(whole > 150 && missing > 10, "{whole} whole, {missing} not");
+}
