@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Becomes one real vLLM server on the tiny model; ready after half a minute or, on a busy machine, two.
-#   serve.sh PORT CORE [alone|prefill|decode|offload|planted] [vLLM options]
-# KV events on PORT+1000 with replay on PORT+2000; the NIXL side channel on PORT+3000. Its process id is in
+#   serve.sh PORT CORE [alone|prefill|decode|kvasir-prefill|kvasir-decode|offload|planted] [vLLM options]
+# KV events on PORT+1000 with replay on PORT+2000; the NIXL side channel on PORT+3000, Kvasir's hand-offs on PORT+4000. Its process id is in
 # $LAB/PORT.pid; started with setsid, that is also the group to end, with all of its children.
 # CORE is the one core that it may use: two servers on one core take seconds for what takes milliseconds.
 set -euo pipefail
@@ -19,6 +19,18 @@ case $part in
 alone) transfer=() ;;
 prefill) transfer=(--kv-transfer-config "{$nixl,\"kv_role\":\"kv_producer\"}") ;;
 decode) transfer=(--kv-transfer-config "{$nixl,\"kv_role\":\"kv_consumer\"}") ;;
+kvasir-prefill | kvasir-decode)
+    # Its blocks are handed over by Kvasir's library, KVASIR_KV_LIBRARY; KVASIR_TRANSPORT is "auto", "shm" or "tcp".
+    export PYTHONPATH=$here/../../kvstore/capi/python
+    role=kv_producer
+    [ "$part" = kvasir-prefill ] || role=kv_consumer
+    kvasir="\"kv_connector\":\"KvasirConnector\",\"kv_connector_module_path\":\"kvasir_kv.vllm\",\"kv_role\":\"$role\""
+    handoff="\"listen\":\"127.0.0.1:$((port + 4000))\",\"transport\":\"${KVASIR_TRANSPORT:-auto}\",\"capacity\":\"512 MiB\",\
+\"lease\":\"60 s\""
+    transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
+\"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"offload\":false,\"store\":{\
+\"host_tier\":{\"capacity\":\"16 MiB\"},\"transfer\":{$handoff}}}}")
+    ;;
 offload | planted)
     # Its blocks go to Kvasir's store: KVASIR_KV_LIBRARY, with files in $LAB/offload. With `planted`, loads bring wrong
     # blocks while $LAB/wrong-blocks exists.
@@ -34,7 +46,7 @@ offload | planted)
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
     ;;
-*) echo "serve.sh: $part is none of alone, prefill, decode, offload, planted" >&2 && exit 2 ;;
+*) echo "serve.sh: $part is none of alone, prefill, decode, kvasir-prefill, kvasir-decode, offload, planted" >&2 && exit 2 ;;
 esac
 events="{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$((port + 1000))\",\
 \"replay_endpoint\":\"tcp://*:$((port + 2000))\",\"topic\":\"kv@127.0.0.1:$port@tiny\"}"

@@ -263,7 +263,13 @@ pub(crate) fn mock_worker() -> Router {
         instance: 1,
         events: None,
         replay: None,
-        data_plane: DataPlaneAddress { host: String::new(), shm: None, tcp: None, rdma: Vec::new() },
+        data_plane: DataPlaneAddress {
+            host: String::new(),
+            shm: None,
+            tcp: None,
+            rdma: Vec::new(),
+            processes: 1,
+        },
     };
     let mut events: Vec<String> = (0..TOKENS)
         .map(|at| json!({"choices": [{"index": 0, "text": "A", "token_ids": [65 + at], "finish_reason": null}]}))

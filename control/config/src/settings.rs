@@ -260,8 +260,9 @@ section! {
         decode_workers: Vec<String> = Vec::new(), live = true;
         /// The workers' make; `auto` asks them.
         engine: String = "auto".to_owned(), one_of &["auto", "native", "vllm", "sglang", "tensorrt-llm"];
-        /// How prefill and decode workers meet; `auto` is what their make does by default (vLLM: `nixl`).
-        handoff: String = "auto".to_owned(), one_of &["auto", "native", "nixl", "mooncake", "bootstrap", "tensorrt-llm"];
+        /// How prefill and decode workers meet; `auto` is what their make does by default (vLLM: `kvasir` where its connector is
+        /// KvasirConnector, else `nixl`).
+        handoff: String = "auto".to_owned(), one_of &["auto", "kvasir", "nixl", "mooncake", "bootstrap", "tensorrt-llm"];
         /// Hand-off `mooncake`: URL of the bootstrap server on a prefill worker; `*` stands for the worker's host.
         mooncake_bootstrap: String = "http://*:8998".to_owned();
         /// KV event endpoint of a worker's first rank, for engines that do not tell it; `*` stands for the worker's host, and a

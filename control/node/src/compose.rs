@@ -292,7 +292,7 @@ pub(crate) fn gateway(
         models: roster::models(settings)?,
         splits: roster::splits(settings),
         protocol: match gateway.handoff.as_str() {
-            "native" => Some(Protocol::Native),
+            "kvasir" => Some(Protocol::Kvasir),
             "nixl" => Some(Protocol::Nixl),
             "mooncake" => Some(Protocol::Mooncake),
             "bootstrap" => Some(Protocol::Bootstrap),

@@ -59,7 +59,7 @@ pub(crate) fn open_server(settings: &Settings, slab: &Arc<Slab>, listen: SocketA
 /// As a gateway tells it to the workers that are to connect.
 pub(crate) fn told(address: Addresses) -> DataPlaneAddress {
     let Addresses { host, shm, tcp, rdma } = address;
-    DataPlaneAddress { host, shm, tcp, rdma }
+    DataPlaneAddress { host, shm, tcp, rdma, processes: 1 }
 }
 
 fn rails_config(settings: &Settings, part: &str) -> Result<RailsConfig> {

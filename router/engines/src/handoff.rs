@@ -1,6 +1,6 @@
-//! The `kv_transfer_params` of the native hand-off.
+//! The `kv_transfer_params` of Kvasir's own hand-off: that of the reference engine, and of vLLM with KvasirConnector.
 //!
-//! Both legs are dispatched at once and meet by `transfer_id`; each is told where the other's data plane
+//! Both legs are dispatched at once and meet by `transfer_id`; the decode leg is told where the other's data plane
 //! listens. Engines of other makes have their own shapes, which pass through the gateway unread.
 
 use std::net::SocketAddr;
@@ -23,6 +23,22 @@ pub struct DataPlaneAddress {
     /// `ip:port` at which each RDMA rail is connected to, best first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rdma: Vec<String>,
+    /// Processes of the worker that hold a share of each block, for each data-parallel rank. Process `n`, counted over all
+    /// ranks, listens on these ports plus `n`.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub processes: u16,
+}
+
+fn one() -> u16 {
+    1
+}
+
+fn is_one(count: &u16) -> bool {
+    *count == 1
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 impl DataPlaneAddress {
@@ -39,6 +55,7 @@ impl DataPlaneAddress {
             shm: self.shm.clone(),
             tcp: self.tcp.as_ref().filter(is_reachable).cloned(),
             rdma: self.rdma.iter().filter(is_reachable).cloned().collect(),
+            processes: self.processes,
         }
     }
 
@@ -75,6 +92,9 @@ pub enum Handoff {
         transfer_id: u64,
         /// The prefill worker.
         from: DataPlaneAddress,
+        /// The first of its processes that hold this prompt's blocks: those of a data-parallel rank.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        first_process: u32,
     },
 }
 
@@ -109,6 +129,7 @@ mod tests {
             shm: Some("/x".to_owned()),
             tcp: Some("127.0.0.1:7400".to_owned()),
             rdma: vec!["[::1]:1".to_owned(), "10.0.0.2:2".to_owned(), "127.0.0.1:3".to_owned()],
+            processes: 1,
         };
         let here = address("boot-a/1");
         for near in ["boot-a/1", "boot-a/2", "unknown-7/1", "h"] {
@@ -127,10 +148,19 @@ mod tests {
             shm: Some("/x".into()),
             tcp: None,
             rdma: vec!["1.2.3.4:5".into()],
+            processes: 1,
         };
-        for leg in [Handoff::Prefill { transfer_id: u64::MAX }, Handoff::Decode { transfer_id: 1, from }] {
+        let of_two = DataPlaneAddress { processes: 2, ..from.clone() };
+        for leg in [
+            Handoff::Prefill { transfer_id: u64::MAX },
+            Handoff::Decode { transfer_id: 1, from: from.clone(), first_process: 0 },
+            Handoff::Decode { transfer_id: 1, from: of_two, first_process: 6 },
+        ] {
             assert_eq!(Handoff::from_json(&leg.to_json()), Some(leg.clone()));
         }
+        // Workers of the release before know neither field.
+        let plain = Handoff::Decode { transfer_id: 1, from, first_process: 0 }.to_json();
+        assert!(plain.get("first_process").is_none() && plain["from"].get("processes").is_none(), "{plain}");
         let nixl = json!({"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null});
         assert_eq!(Handoff::from_json(&nixl), None);
     }

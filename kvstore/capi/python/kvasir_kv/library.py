@@ -20,7 +20,9 @@ _LIBRARY_NAME = "libkvasir_kv.so.0"
 
 
 class Status(IntEnum):
-    """The outcomes of `kvasir_kv_status`; a failure is a `StoreError`."""
+    """The outcomes of `kvasir_kv_status`, and the failure that the package itself raises as a `StoreError`."""
+
+    INVALID_ARGUMENT = -1
 
     OK = 0
     MISS = 1
@@ -29,10 +31,24 @@ class Status(IntEnum):
 
 
 class Operation(IntEnum):
-    """The transfers of `kvasir_kv_operation`."""
+    """The transfers and hand-offs of `kvasir_kv_operation`."""
 
     SAVE = 5
     LOAD = 6
+    PUSH = 7
+    EXPECT = 8
+
+
+class Ending(IntEnum):
+    """How an expectation ended, `kvasir_kv_ending`."""
+
+    COMPLETE = 0
+    CORRUPTED = 1
+    SENDER_STOPPED = 2
+    PEER_DOWN = 3
+    DEADLINE = 4
+    REFUSED = 5
+    CANCELLED = 6
 
 
 class Memory(IntEnum):
@@ -61,16 +77,18 @@ class Plane:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished transfer.
+    """A finished transfer or part of a hand-off.
 
-    `blocks` is how many of a save's blocks are in the store, or the length of a load's prefix that came. `failure` is
-    the library's text when `status` is below 0, else empty.
+    `blocks` is how many of a save's blocks are in the store, the length of a load's or an expectation's prefix that came,
+    or how many blocks of a push were copied. `failure` is the library's text when `status` is below 0, else empty. `ending`
+    is an expectation's `Ending`.
     """
 
     user: int
     status: int
     blocks: int
     failure: str
+    ending: int = 0
 
 
 class _Plane(ctypes.Structure):
@@ -97,6 +115,41 @@ class _Transfer(ctypes.Structure):
         ("blocks", ctypes.POINTER(ctypes.c_uint64)),
         ("count", ctypes.c_size_t),
         ("event", ctypes.c_void_p),
+    ]
+
+
+class _HandOff(ctypes.Structure):
+    _fields_ = [
+        ("user", ctypes.c_uint64),
+        ("operation", ctypes.c_uint32),
+        ("first_block", ctypes.c_uint32),
+        ("transfer", ctypes.c_uint64),
+        ("content", ctypes.c_uint8 * 16),
+        ("tensors", ctypes.c_uint64),
+        ("blocks", ctypes.POINTER(ctypes.c_uint64)),
+        ("count", ctypes.c_size_t),
+        ("first_layer", ctypes.c_uint32),
+        ("layers", ctypes.c_uint32),
+        ("deadline_ms", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("address", ctypes.c_char_p),
+    ]
+
+
+class _HandOffStatistics(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "blocks_received",
+            "transfers_completed",
+            "transfers_incomplete",
+            "transfers_cancelled",
+            "leases_expired",
+            "peers_lost",
+            "bytes_sent",
+            "checksum_failures",
+            "slots_used",
+        )
     ]
 
 
@@ -154,6 +207,12 @@ class Library:
             "register": [handle, ctypes.POINTER(_Tensors), ctypes.POINTER(ctypes.c_uint64)],
             "unregister": [handle, ctypes.c_uint64],
             "submit_transfer": [handle, ctypes.POINTER(_Transfer)],
+            "submit_handoff": [handle, ctypes.POINTER(_HandOff)],
+            "end_handoff": [handle, ctypes.c_uint64],
+            "cancel_handoff": [handle, ctypes.c_uint64],
+            "decline_handoff": [handle, ctypes.c_uint64, ctypes.c_char_p],
+            "handoff_address": [handle, ctypes.c_char_p, size, size_out],
+            "handoff_stats": [handle, ctypes.POINTER(_HandOffStatistics), size],
             "poll": [handle, ctypes.POINTER(_Completion), size, ctypes.c_int32, size_out],
         }.items():
             call = getattr(self.calls, f"kvasir_kv_{name}")
@@ -254,8 +313,83 @@ class Store:
                 break
             taken = self._completion
             failure = self._library.last_error() if taken.status < 0 else ""
-            finished.append(Completion(taken.user, taken.status, taken.payload_bytes, failure))
+            finished.append(Completion(taken.user, taken.status, taken.payload_bytes, failure, taken.meta_bytes))
         return finished
+
+    def push(
+        self,
+        user: int,
+        transfer: int,
+        content: bytes,
+        tensors: int,
+        first_block: int,
+        blocks: Sequence[int],
+        layers: range,
+    ) -> bool:
+        """Sends these layers of blocks to whoever expects the transfer; false when the queue is full.
+
+        The blocks must stay as they are until the completion with this `user` was polled.
+        """
+        part = self._part(user, Operation.PUSH, transfer, content, tensors, first_block, blocks)
+        part.first_layer, part.layers = layers.start, len(layers)
+        return self._library.call("submit_handoff", self._handle, ctypes.byref(part)) == Status.OK
+
+    def expect(
+        self,
+        user: int,
+        transfer: int,
+        content: bytes,
+        tensors: int,
+        first_block: int,
+        blocks: Sequence[int],
+        address: str,
+        deadline: float,
+    ) -> bool:
+        """Receives blocks from the process at `address`, within so many seconds; false when the queue is full.
+
+        The blocks must not be used until the completion with this `user` was polled.
+        """
+        part = self._part(user, Operation.EXPECT, transfer, content, tensors, first_block, blocks)
+        part.deadline_ms, part.address = min(int(deadline * 1000), 0xFFFF_FFFF), address.encode()
+        return self._library.call("submit_handoff", self._handle, ctypes.byref(part)) == Status.OK
+
+    def end_handoff(self, transfer: int) -> None:
+        """Nothing more is pushed for this transfer."""
+        self._library.call("end_handoff", self._handle, transfer)
+
+    def cancel_handoff(self, transfer: int) -> None:
+        """Stops a transfer on whichever side this is."""
+        self._library.call("cancel_handoff", self._handle, transfer)
+
+    def decline_handoff(self, transfer: int, address: str) -> None:
+        """Tells the process at `address` that nothing of this transfer is wanted."""
+        self._library.call("decline_handoff", self._handle, transfer, address.encode())
+
+    def handoff_address(self) -> list[str]:
+        """The ways in which others reach this process, best first."""
+        text, length = ctypes.create_string_buffer(_ERROR_BYTES), ctypes.c_size_t()
+        self._library.call("handoff_address", self._handle, text, _ERROR_BYTES, ctypes.byref(length))
+        return text.value.decode().splitlines()
+
+    def handoff_statistics(self) -> dict[str, int]:
+        """The counters of `kvasir_kv_handoff_statistics`."""
+        counters = _HandOffStatistics()
+        self._library.call("handoff_stats", self._handle, ctypes.byref(counters), ctypes.sizeof(counters))
+        return {field[0]: getattr(counters, field[0]) for field in _HandOffStatistics._fields_}
+
+    @staticmethod
+    def _part(
+        user: int,
+        operation: Operation,
+        transfer: int,
+        content: bytes,
+        tensors: int,
+        first_block: int,
+        blocks: Sequence[int],
+    ) -> _HandOff:
+        numbers = (ctypes.c_uint64 * len(blocks))(*blocks)
+        named = (ctypes.c_uint8 * 16).from_buffer_copy(content)
+        return _HandOff(user, operation, first_block, transfer, named, tensors, numbers, len(blocks))
 
     def statistics(self) -> dict[str, int]:
         """The counters of `kvasir_kv_statistics`."""

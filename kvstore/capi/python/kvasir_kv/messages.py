@@ -5,6 +5,8 @@ Blocks are named by the engine's own hashes here: only a worker knows the layout
 
 from dataclasses import dataclass, field
 
+from .handoff import Place
+
 
 @dataclass
 class Save:
@@ -16,13 +18,39 @@ class Save:
 
 
 @dataclass
+class Source:
+    """Another engine that sends the blocks of a load, of which the first is the `first_block` of the prompt."""
+
+    transfer: int
+    content: bytes
+    first_block: int
+    place: Place
+
+
+@dataclass
 class Load:
-    """Blocks of the engine that a request waits for."""
+    """Blocks of the engine that a request waits for: from the store by their hashes, or from another engine."""
 
     job: int
     request: str
     hashes: list[bytes]
     blocks: list[int]
+    source: Source | None = None
+
+
+@dataclass
+class Push:
+    """Blocks of the engine that are computed in this step, for the engine that generates from them.
+
+    `is_last`: none will follow.
+    """
+
+    job: int
+    transfer: int
+    content: bytes
+    first_block: int
+    blocks: list[int]
+    is_last: bool
 
 
 @dataclass
@@ -40,6 +68,14 @@ class Step:
     saves: list[Save] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
+    pushes: list[Push] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    """Transfers that are to stop."""
+    declined: list[tuple[int, Place]] = field(default_factory=list)
+    """Transfers of which nothing is wanted, with their senders."""
+
+    def is_empty(self) -> bool:
+        return not any(vars(self).values())
 
 
 @dataclass

@@ -40,17 +40,22 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Planes, the bytes of a block in all of them, and what decides how those bytes are to be read."""
+    """Planes, the bytes of a block in all of them, and what decides how those bytes are to be read.
+
+    `layers` has the same planes for each layer by itself, by the name of its tensor.
+    """
 
     planes: tuple[Plane, ...]
     block_bytes: int
     facts: tuple[object, ...]
+    layers: Mapping[str, tuple[Plane, ...]]
 
 
 def layout(tensors: Mapping[str, Tensor], blocks: int) -> Layout:
     """The layout of an engine's tensors, each with `blocks` blocks."""
     planes: list[Plane] = []
     facts: list[object] = []
+    layers: dict[str, tuple[Plane, ...]] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, tensor in tensors.items():
         place = (tensor.data_ptr(), tuple(tensor.stride()))
@@ -61,13 +66,14 @@ def layout(tensors: Mapping[str, Tensor], blocks: int) -> Layout:
         seen.add(place)
         found, of_tensor = _of_tensor(name, tensor, blocks)
         planes += found
+        layers[name] = tuple(found)
         facts.append((name, str(tensor.dtype), of_tensor))
     if not planes:
         raise LayoutError("the engine has no tensors of KV blocks")
     merged = _merge(planes)
     if len(merged) > PLANES_MAX:
         raise LayoutError(f"a block lies in {len(merged)} pieces, and at most {PLANES_MAX} can be copied")
-    return Layout(tuple(merged), sum(plane.block_bytes for plane in merged), tuple(facts))
+    return Layout(tuple(merged), sum(plane.block_bytes for plane in merged), tuple(facts), layers)
 
 
 def _of_tensor(name: str, tensor: Tensor, blocks: int) -> tuple[list[Plane], tuple[object, ...]]:

@@ -12,6 +12,11 @@ Blocks are named by the engine's own hashes here. Where the worker lives in this
 blocks of a prompt it has. Where workers are processes of their own, the question goes with one step and the answer
 comes with its result, so that the request waits for one step.
 
+A request may be one leg of a hand-off (see `handoff`). The engine that computes its prompt pushes each whole block in the
+step that completes it; such a block, too, is held until it was copied. The engine that generates from it loads, once,
+the blocks that it lacks of those before the prompt's last token from there, as it would from the store: what does not come is
+computed. Both name the transfer's content by the hash of the last of these blocks.
+
 The engine calls `reset` also when its own cache could not be emptied. Until a reset finds it empty, what is in there
 may have been made with other weights: a request that begins with such blocks is neither saved nor loaded.
 """
@@ -22,8 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from . import identity
-from .messages import Load, Question, Report, Save, Step
+from . import handoff, identity
+from .handoff import Leg
+from .messages import Load, Push, Question, Report, Save, Source, Step
 
 Match = Callable[[list[bytes]], int]
 
@@ -67,6 +73,11 @@ class _Tracked:
     answer: int | None = None
     is_stale: bool = False
     """Its blocks were computed before a reset, or may have been, or follow such: they are neither saved nor loaded."""
+    leg: Leg | None = None
+    """What is still to be done of its hand-off: none once that is under way or over (to generate), or pushed (to compute)."""
+    pushed: int = 0
+    receiving: int | None = None
+    """The transfer whose blocks it waits for."""
 
 
 class Scheduler:
@@ -81,8 +92,13 @@ class Scheduler:
         load_blocks_min: int = 1,
         nearby: Callable[[], Match | None] = lambda: None,
         adapter_salt: Callable[[Any], bytes] = lambda request: b"",
+        is_offloading: bool = True,
+        is_handing_over: bool = False,
     ) -> None:
-        """`hash_tokens` lie between two of the engine's hashes; `nearby` gives a match of a worker in this process."""
+        """`hash_tokens` lie between two of the engine's hashes; `nearby` gives a match of a worker in this process.
+
+        `is_offloading`: blocks are kept in the store. `is_handing_over`: the workers can hand blocks to other engines.
+        """
         self._block_tokens = block_tokens
         self._hashes_per_block = block_tokens // hash_tokens
         self._workers = workers
@@ -90,10 +106,14 @@ class Scheduler:
         self._load_blocks_min = max(load_blocks_min, 1)
         self._nearby = nearby
         self._adapter_salt = adapter_salt
+        self._is_offloading = is_offloading
+        self._is_handing_over = is_handing_over
         self._pool: Pool | None = None
         self._requests: dict[str, _Tracked] = {}
         self._step = Step()
         self._held: dict[int, list[Block]] = {}
+        """Blocks of a save or a push, by its job."""
+        self._saves: dict[int, list[int]] = {}
         self._saving: set[int] = set()
         self._loading: dict[int, str] = {}
         self._asking: dict[int, str] = {}
@@ -115,9 +135,17 @@ class Scheduler:
         tracked = self._track(request)
         tracked.is_stale |= self._is_cache_stale and computed_tokens > 0
         first, odd = divmod(computed_tokens, self._block_tokens)
+        is_wanted = not (odd or request.skip_reading_prefix_cache or tracked.is_stale)
+        if tracked.leg is not None and tracked.leg.source is not None:
+            stop = self._prompt_blocks(tracked)
+            if is_wanted and stop > first:
+                tracked.first = first
+                return (stop - first) * self._block_tokens, True
+            self._decline(tracked)
+        if not self._is_offloading:
+            return 0, False
         # The last token is always computed: its output is what the request is for.
         stop = min((request.num_tokens - 1) // self._block_tokens, self._hashed(request))
-        is_wanted = not (odd or request.skip_reading_prefix_cache or tracked.is_stale)
         may_load = tracked.loads <= request.num_preemptions and stop - first >= self._load_blocks_min
         if not (is_wanted and may_load):
             return 0, False
@@ -137,9 +165,16 @@ class Scheduler:
             return
         first, stop = tracked.first, tracked.first + count
         job = self._next_number()
+        self._loading[job] = request.request_id
+        if tracked.leg is not None and tracked.leg.source is not None:
+            source = Source(tracked.leg.transfer, self._content(tracked), first, tracked.leg.source)
+            self._step.loads.append(Load(job, request.request_id, [], list(blocks[first:stop]), source))
+            # What comes is not in the store: it is saved like computed blocks.
+            tracked.receiving, tracked.leg = tracked.leg.transfer, None
+            self._counters["awaited_blocks"] += count
+            return
         names = self._names(tracked, first, stop)
         self._step.loads.append(Load(job, request.request_id, names, list(blocks[first:stop])))
-        self._loading[job] = request.request_id
         tracked.loads += 1
         tracked.loaded = range(first, stop)
 
@@ -150,8 +185,13 @@ class Scheduler:
         """
         for name, tokens in scheduled.items():
             tracked = self._requests.get(name)
-            if tracked is not None and not tracked.is_stale:
-                self._offer(tracked, tracked.request.num_computed_tokens + tokens, blocks_of)
+            if tracked is None:
+                continue
+            computed = tracked.request.num_computed_tokens + tokens
+            if tracked.leg is not None and tracked.leg.source is None:
+                self._push(tracked, tracked.leg.transfer, computed, blocks_of)
+            if self._is_offloading and not tracked.is_stale:
+                self._offer(tracked, computed, blocks_of)
         step, self._step = self._step, Step()
         return step
 
@@ -160,10 +200,13 @@ class Scheduler:
         self._reports.add(report)
         complete = self._reports.take_complete(self._workers)
         for job in complete.saved:
+            self._saving.difference_update(self._saves.pop(job, ()))
             self._release(self._held.pop(job))
         for job, tally in complete.loaded.items():
             tracked = self._requests.get(self._loading.pop(job))
-            if tracked is not None:
+            if tracked is not None and tracked.receiving is not None:
+                tracked.receiving = None
+            elif tracked is not None:
                 # What did not come is computed, and then it is to be saved.
                 tracked.loaded = tracked.loaded[: tally.least]
                 tracked.offered = min(tracked.offered, tracked.loaded.stop)
@@ -176,13 +219,22 @@ class Scheduler:
     def finished(self, request: Any) -> None:
         """Forgets a request. Its blocks that are being saved or loaded are still held."""
         tracked = self._requests.pop(request.request_id, None)
-        if tracked is not None and not tracked.is_stale:
+        if tracked is None:
+            return
+        if tracked.receiving is not None:
+            self._step.cancelled.append(tracked.receiving)
+        elif tracked.leg is not None and tracked.leg.source is None:
+            # It was given up before its prompt was computed.
+            self._step.cancelled.append(tracked.leg.transfer)
+        elif tracked.leg is not None:
+            self._decline(tracked)
+        if self._is_offloading and not tracked.is_stale:
             complete = min(request.num_computed_tokens // self._block_tokens, self._hashed(request))
             self._counters["given_up_blocks"] += max(complete - tracked.offered, 0)
 
     def is_waiting(self) -> bool:
         """Whether the engine has to go on stepping for the workers' reports, also when it has nothing to compute."""
-        return bool(self._held or self._asking)
+        return bool(self._held or self._asking or self._step.cancelled or self._step.declined)
 
     def is_about_to_free(self) -> bool:
         """Whether blocks are held here that nobody else holds."""
@@ -221,8 +273,46 @@ class Scheduler:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             tracked = _Tracked(request, self._epoch + self._adapter_salt(request))
+            tracked.leg = Leg.of(request) if self._is_handing_over else None
             self._requests[request.request_id] = tracked
         return tracked
+
+    def _prompt_blocks(self, tracked: _Tracked) -> int:
+        """Whole blocks of a prompt before its last token: those that a hand-off moves, on either side."""
+        request = tracked.request
+        return min((request.num_prompt_tokens - 1) // self._block_tokens, self._hashed(request))
+
+    def _content(self, tracked: _Tracked) -> bytes:
+        last = tracked.request.block_hashes[self._prompt_blocks(tracked) * self._hashes_per_block - 1]
+        return handoff.content(bytes(last))
+
+    def _decline(self, tracked: _Tracked) -> None:
+        assert tracked.leg is not None and tracked.leg.source is not None
+        self._step.declined.append((tracked.leg.transfer, tracked.leg.source))
+        tracked.leg = None
+
+    def _push(
+        self, tracked: _Tracked, transfer: int, computed: int, blocks_of: Callable[[str], Sequence[int]]
+    ) -> None:
+        """Sends the prompt's blocks that are complete after this step."""
+        stop = self._prompt_blocks(tracked)
+        if tracked.is_stale or self._pool is None:
+            # The receiver may have other weights, and computes it all.
+            self._step.cancelled.append(transfer)
+            tracked.leg = None
+            return
+        numbers = blocks_of(tracked.request.request_id)
+        complete = min(computed // self._block_tokens, stop, len(numbers))
+        if complete > tracked.pushed:
+            first, tracked.pushed = tracked.pushed, complete
+            job = self._next_number()
+            chosen = list(numbers[first:complete])
+            self._hold(job, chosen)
+            is_last = complete == stop
+            self._step.pushes.append(Push(job, transfer, self._content(tracked), first, chosen, is_last))
+            self._counters["pushed_blocks"] += len(chosen)
+        if tracked.pushed == stop:
+            tracked.leg = None
 
     def _hashed(self, request: Any) -> int:
         return len(request.block_hashes) // self._hashes_per_block
@@ -270,18 +360,21 @@ class Scheduler:
             names = self._names(tracked, chosen[0], chosen[-1] + 1)
             self._save([names[at - chosen[0]] for at in chosen], [numbers[at] for at in chosen])
 
-    def _save(self, names: list[bytes], numbers: list[int]) -> None:
+    def _hold(self, job: int, numbers: list[int]) -> None:
         assert self._pool is not None
-        job = self._next_number()
         blocks = [self._pool.blocks[number] for number in numbers]
         self._pool.touch(blocks)
         self._held[job] = blocks
+
+    def _save(self, names: list[bytes], numbers: list[int]) -> None:
+        job = self._next_number()
+        self._hold(job, numbers)
         self._saving.update(numbers)
+        self._saves[job] = numbers
         self._step.saves.append(Save(job, names, numbers))
 
     def _release(self, blocks: list[Block]) -> None:
         assert self._pool is not None
-        self._saving.difference_update(block.block_id for block in blocks)
         # Those that are freed first are given away first: a chain is to lose its end.
         self._pool.free_blocks(blocks[::-1])
 

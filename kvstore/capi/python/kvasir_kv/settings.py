@@ -6,10 +6,16 @@
     namespace          text that keeps this engine's blocks apart from others'; default ""
     saving_blocks_max  blocks of the engine that may wait for being saved at a time; default a quarter of them
     load_blocks_min    fewer stored blocks than these are computed and not loaded; default 1
+    offload            whether blocks are kept in the store at all; default true
+    handoff_deadline   seconds for which a request waits for the blocks of another engine; default 60
+
+With a section `transfer` in the store's configuration the engine hands blocks to others and takes theirs; one that
+computes prompts for others names a port in `transfer.listen`.
 
 Three things are filled in when the store's configuration leaves them out, because only the engine knows them:
 `store.slot`, which is a block's bytes, `device.ordinal` for tensors in CUDA memory, and a folder below
-`disk_tier.path` for each worker, because a folder is for one open store at a time.
+`disk_tier.path` for each worker, because a folder is for one open store at a time. In `transfer`, the layout of blocks
+and the addresses of each process are filled in, too.
 """
 
 import json
@@ -18,8 +24,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import handoff
+
 _PAGE_BYTES = 4096
-_KEYS = ("library", "store", "store_file", "namespace", "saving_blocks_max", "load_blocks_min")
+_KEYS = (
+    "library",
+    "store",
+    "store_file",
+    "namespace",
+    "saving_blocks_max",
+    "load_blocks_min",
+    "offload",
+    "handoff_deadline",
+)
 
 
 class SettingsError(ValueError):
@@ -35,6 +52,8 @@ class Settings:
     namespace: str = ""
     saving_blocks_max: int = 0
     load_blocks_min: int = 1
+    offload: bool = True
+    handoff_deadline: float = 60.0
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "Settings":
@@ -50,11 +69,38 @@ class Settings:
             namespace=_text(given, "namespace"),
             saving_blocks_max=_number(given, "saving_blocks_max", 0),
             load_blocks_min=_number(given, "load_blocks_min", 1),
+            offload=_switch(given, "offload", True),
+            handoff_deadline=_seconds(given, "handoff_deadline", 60.0),
         )
 
-    def toml(self, block_bytes: int, worker: str, device: int | None = None) -> str:
-        """The store's configuration for one worker, whose blocks have so many bytes and lie on that device, if on any."""
+    @property
+    def transfer(self) -> Mapping[str, Any] | None:
+        """The section of hand-offs, if there is one."""
+        return self.store.get("transfer")
+
+    @property
+    def rdma(self) -> Mapping[str, Any]:
+        """The section of RDMA."""
+        return self.store.get("rdma", {})
+
+    def toml(
+        self,
+        block_bytes: int,
+        worker: str,
+        device: int | None = None,
+        process: int = 0,
+        pieces: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The store's configuration for one worker, whose blocks have so many bytes and lie on that device, if on any.
+
+        `pieces` are the keys of `transfer` that say how a block of it is cut.
+        """
         sections = {name: dict(values) for name, values in self.store.items()}
+        if self.transfer is not None:
+            own, rails = handoff.sections(self.transfer, self.rdma, process)
+            sections["transfer"] = own | dict(pieces or {})
+            if rails:
+                sections["rdma"] = rails
         slot = -(-block_bytes // _PAGE_BYTES) * _PAGE_BYTES
         sections.setdefault("store", {}).setdefault("slot", f"{slot} B")
         if device is not None:
@@ -77,6 +123,20 @@ def _number(given: Mapping[str, Any], name: str, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise SettingsError(f"kv_connector_extra_config: {name} is no number of blocks: {value!r}")
     return value
+
+
+def _switch(given: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = given.get(name, default)
+    if not isinstance(value, bool):
+        raise SettingsError(f"kv_connector_extra_config: {name} is neither true nor false: {value!r}")
+    return value
+
+
+def _seconds(given: Mapping[str, Any], name: str, default: float) -> float:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3600:
+        raise SettingsError(f"kv_connector_extra_config: {name} is not a number of seconds up to 3600: {value!r}")
+    return float(value)
 
 
 def _store(given: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -108,8 +168,9 @@ def _parse_toml(text: str, where: str) -> Mapping[str, Any]:
 def _section(name: str, values: Mapping[str, Any]) -> str:
     lines = [f"[{name}]"]
     for key, value in values.items():
-        if not isinstance(value, (bool, int, str)):
-            raise SettingsError(f"store: {name}.{key} is no text, number, true or false: {value!r}")
+        texts = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        if not (texts or isinstance(value, (bool, int, str))):
+            raise SettingsError(f"store: {name}.{key} is no text, number, true, false or list of texts: {value!r}")
         # What JSON writes is TOML but for two things: an escape is a whole character there, and U+007F must be one.
         text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         lines.append(f"{key} = {text}")

@@ -1,8 +1,12 @@
-"""Kvasir's connector for vLLM, written for 0.32: it keeps the KV blocks of an engine in Kvasir's host and disk tiers.
+"""Kvasir's connector for vLLM, written for 0.32: it keeps the KV blocks of an engine in Kvasir's host and disk tiers, and
+hands those of a prompt from the engine that computes it to the one that generates from it.
 
     vllm serve MODEL --prefix-caching-hash-algo sha256_cbor --kv-transfer-config '{"kv_connector": "KvasirConnector",
         "kv_connector_module_path": "kvasir_kv.vllm", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"store": {"host_tier": {"capacity": "64 GiB"}}}}'
+
+With a section `transfer` in `store` the engine takes part in hand-offs (see `handoff`): a prompt's blocks leave layer by
+layer while the next layer is computed, and the other engine loads them between its steps.
 
 vLLM makes one connector for its scheduler and one for each worker. With one GPU both live in one process and talk
 directly; on a CPU, and with several GPUs, workers are processes of their own and all that the sides tell each other
@@ -32,15 +36,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 from vllm.v1.core import kv_cache_utils
 
-from . import identity
+from . import handoff, identity
 from .library import Library, Memory, Store
 from .messages import Report, Step
-from .planes import layout
+from .planes import Layout, layout
 from .scheduler import Match, Scheduler
 from .settings import Settings
-from .vllm_engine import adapter_salt, memory_of, refuse, worker_facts, worker_name
+from .vllm_engine import adapter_salt, handoff_facts, memory_of, refuse, refuse_handoff, worker_facts, worker_name
 from .vllm_metrics import KvasirMetrics, KvasirStats
-from .worker import Worker
+from .worker import HandOff, Worker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -82,6 +86,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config or {})
         refuse(vllm_config, kv_cache_config)
+        refuse_handoff(vllm_config, self._settings)
         self._engine = str(self._kv_transfer_config.engine_id)
         self._worker: Worker | None = None
         self._statistics_at = 0.0
@@ -142,15 +147,25 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         found = layout(kv_caches, blocks)
         memory, device, record = memory_of(kv_caches)
         name = worker_name(self._vllm_config)
-        text = self._settings.toml(found.block_bytes, name, device if memory is Memory.CUDA else None)
+        number, pieces = self._process_number, self._pieces(found)
+        text = self._settings.toml(found.block_bytes, name, device if memory is Memory.CUDA else None, number, pieces)
         store = Store.open(Library(self._settings.library), text)
+        handing_over = None
         try:
             tensors = store.register(found.planes, blocks, memory, device)
+            if self._settings.transfer is not None:
+                planes = [plane for layer in found.layers.values() for plane in layer]
+                cut = store.register(planes, blocks, memory, device)
+                host = handoff.host(str(self._settings.transfer.get("socket_folder", "")))
+                rank = int(self._vllm_config.parallel_config.rank)
+                handing_over = HandOff(cut, list(found.layers), host, rank, self._settings.handoff_deadline)
+                logger.info("Kvasir hands over blocks at %s", ", ".join(store.handoff_address()))
         except BaseException:
             store.close()
             raise
         facts = worker_facts(self._vllm_config, found.facts, kv_caches, self._settings.namespace)
-        self._worker = Worker(store, tensors, identity.key(facts), found.block_bytes, record)
+        key = identity.key(facts)
+        self._worker = Worker(store, tensors, key, found.block_bytes, record, handing_over)
         _WORKERS[self._engine] = self._worker
         logger.info(
             "Kvasir keeps blocks of %d bytes in %d pieces (worker %s); the store has %s",
@@ -167,7 +182,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is loaded within a step."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Whole blocks are saved, after the last layer."""
+        """Blocks are saved after the last layer, and handed over layer by layer."""
+        self._working.computed(layer_name)
 
     def wait_for_save(self) -> None:
         self._working.save(self._told)
@@ -225,6 +241,20 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(told, KvasirMetadata)
         return told.step
 
+    @property
+    def _process_number(self) -> int:
+        """This worker's number among all of the engine's, over all data-parallel ranks."""
+        parallel = self._vllm_config.parallel_config
+        return int(parallel.data_parallel_index) * int(parallel.world_size) + int(parallel.rank)
+
+    def _pieces(self, found: Layout) -> dict[str, Any]:
+        layer_bytes = {sum(plane.block_bytes for plane in layer) for layer in found.layers.values()}
+        if self._settings.transfer is not None and len(layer_bytes) > 1:
+            raise ValueError(f"KvasirConnector: layers of {sorted(layer_bytes)} bytes a block cannot be handed over")
+        facts = handoff_facts(self._vllm_config, found.facts, self._settings.namespace)
+        pieces = {"layers": len(found.layers), "head_bytes": f"{min(layer_bytes)} B"}
+        return pieces | {"fingerprint": handoff.fingerprint(facts)}
+
     def _make_scheduler(self) -> Scheduler:
         block_tokens, hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(
             self._kv_cache_config, self._vllm_config
@@ -243,4 +273,6 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             load_blocks_min=self._settings.load_blocks_min,
             nearby=nearby,
             adapter_salt=adapter_salt(os.urandom(32)),
+            is_offloading=self._settings.offload,
+            is_handing_over=self._settings.transfer is not None,
         )

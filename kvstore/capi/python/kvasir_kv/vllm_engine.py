@@ -17,7 +17,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Unif
 from vllm.version import __version__ as vllm_version
 
 from . import identity
+from .handoff import is_reachable
 from .library import Memory
+from .settings import Settings
 from .worker import Event
 
 if TYPE_CHECKING:
@@ -71,6 +73,46 @@ def refuse(config: "VllmConfig", caches: "KVCacheConfig") -> None:
         raise ValueError("KvasirConnector: " + "; ".join(problems))
     if not hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") and "PYTHONHASHSEED" not in os.environ:
         logger.warning("This vLLM names blocks anew at each start; set PYTHONHASHSEED to find them after a restart.")
+
+
+def refuse_handoff(config: "VllmConfig", settings: Settings) -> None:
+    """Raises what is wrong with an engine's configuration of hand-offs."""
+    role = config.kv_transfer_config.kv_role
+    if settings.transfer is None:
+        if role != "kv_both":
+            raise ValueError(
+                f'KvasirConnector: "kv_role" is {role!r}, and the store\'s configuration has no section transfer: no blocks '
+                "would be handed over"
+            )
+        return
+    if role != "kv_consumer" and not is_reachable(settings.transfer):
+        raise ValueError(
+            f'KvasirConnector: "kv_role" is {role!r}, and transfer.listen names no port, so that nobody is told where this '
+            'engine listens: set it, or "kv_role" to "kv_consumer"'
+        )
+
+
+def handoff_facts(config: "VllmConfig", layout_facts: tuple[object, ...], namespace: str) -> dict[str, object]:
+    """All that must be the same in two engines that hand blocks to each other, beside tokens and what a request brings.
+
+    Not the machine, the kernels or vLLM's version, which differ where a fleet is mixed or renewed; and the weights by the
+    model's name only, because files have other times on another machine.
+    """
+    model, cache, draft = config.model_config, config.cache_config, config.speculative_config
+    return {
+        "namespace": namespace,
+        "model": [Path(model.model).name, model.revision, model.quantization, str(model.dtype)],
+        "model_config": _config_facts(model.hf_config),
+        "draft": [draft.method, Path(str(draft.model)).name] if draft else None,
+        "cache": [cache.cache_dtype, cache.block_size, cache.prefix_caching_hash_algo],
+        "layout": layout_facts,
+    }
+
+
+def _config_facts(config: Any) -> object:
+    """A model's configuration without where it was read from and by which version of the library."""
+    left_out = ("_name_or_path", "transformers_version")
+    return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 
 def _is_full_attention(spec: Any) -> bool:

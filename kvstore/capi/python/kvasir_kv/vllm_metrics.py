@@ -4,6 +4,9 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from . import handoff
+from .settings import Settings
+
 COUNTERS = {
     "saved_blocks": "Blocks that are in the store after they were offered.",
     "saved_bytes": "Bytes of those blocks.",
@@ -12,6 +15,14 @@ COUNTERS = {
     "loaded_blocks": "Blocks that were loaded instead of computed.",
     "loaded_bytes": "Bytes of those blocks.",
     "missing_blocks": "Blocks that were to be loaded, did not come whole, and were computed.",
+    "awaited_blocks": "Blocks that requests waited for from another engine.",
+    "received_blocks": "Blocks that came from another engine.",
+    "received_bytes": "Bytes of those blocks.",
+    "unreceived_blocks": "Blocks that did not come from another engine, and were computed.",
+    "pushed_blocks": "Blocks that were computed for another engine.",
+    "handed_over_blocks": "Blocks of those that were ready to be sent.",
+    "handed_over_bytes": "Bytes of those blocks.",
+    "unwanted_blocks": "Blocks that were not sent: nobody waited for them, or there was no memory.",
     "throttled_transfers": "Transfers that had to wait for room in the store's queue.",
     "failures": "Failures of the store; the log has their texts.",
 }
@@ -43,8 +54,8 @@ class KvasirStats(KVConnectorStats):
         self.data.setdefault("stores", {})
 
     def add_store(self, worker: str, values: dict[str, int]) -> None:
-        """Adds what a worker's store counts."""
-        self.data["stores"][worker] = {name: values[name] for name in STORE if name in values}
+        """Adds what a worker's store and its hand-offs count."""
+        self.data["stores"][worker] = {name: values[name] for name in (*STORE, *HANDOFF) if name in values}
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {"counters": {}, "stores": {}}
@@ -65,11 +76,27 @@ class KvasirStats(KVConnectorStats):
         return not (self.data["counters"] or self.data["stores"])
 
 
-class KvasirMetrics(KVConnectorPromMetrics):
-    """`vllm:kvasir_<counter>_total`, and `vllm:kvasir_store_<value>` for each worker."""
+HANDOFF = {
+    "bytes_sent": "Bytes of blocks written to other engines, since the start.",
+    "transfers_completed": "Transfers received whole, since the start.",
+    "transfers_incomplete": "Transfers that ended with blocks missing, since the start.",
+    "transfers_cancelled": "Transfers that either side cancelled, since the start.",
+    "leases_expired": "Transfers whose receiver never came, since the start.",
+    "peers_lost": "Connections to other engines that ended, since the start.",
+    "checksum_failures": "Pieces whose checksum did not match, since the start.",
+    "slots_used": "Slots of the memory of hand-offs in use now.",
+}
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+
+class KvasirMetrics(KVConnectorPromMetrics):
+    """`vllm:kvasir_<counter>_total`, and `vllm:kvasir_store_<value>` and `vllm:kvasir_handoff_<value>` for each worker.
+
+    `vllm:kvasir_data_plane` tells gateways by its labels where the first process of each data-parallel rank listens.
+    """
+
+    def __init__(self, vllm_config: Any, *arguments: Any) -> None:
+        super().__init__(vllm_config, *arguments)
+        self._tell_data_plane(vllm_config)
         self._counters = {
             name: self._counter_cls(name=f"vllm:kvasir_{name}", documentation=text, labelnames=self._labelnames)
             for name, text in COUNTERS.items()
@@ -83,6 +110,32 @@ class KvasirMetrics(KVConnectorPromMetrics):
             )
             for name, text in STORE.items()
         }
+        self._values |= {
+            name: self._gauge_cls(
+                name=f"vllm:kvasir_handoff_{name}",
+                documentation=text,
+                labelnames=[*self._labelnames, "worker"],
+                multiprocess_mode="mostrecent",
+            )
+            for name, text in HANDOFF.items()
+        }
+
+    def _tell_data_plane(self, vllm_config: Any) -> None:
+        settings = Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
+        if settings.transfer is None or not handoff.is_reachable(settings.transfer):
+            return
+        gauge = self._gauge_cls(
+            name="vllm:kvasir_data_plane",
+            documentation="Where an engine listens for hand-offs of blocks: in the labels.",
+            labelnames=[*self._labelnames, "host", "shm", "tcp", "rdma", "ranks"],
+            multiprocess_mode="mostrecent",
+        )
+        ranks = vllm_config.parallel_config.world_size
+        first = handoff.place(settings.transfer, settings.rdma, ranks)
+        for engine, labels in self.per_engine_labelvalues.items():
+            place = first.of_process(engine * ranks)
+            told = [place.host, place.shm or "", place.tcp or "", ",".join(place.rdma), str(ranks)]
+            gauge.labels(*labels, *told).set(1)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]

@@ -7,14 +7,18 @@ and are tried again at the next step; the scheduler's side bounds how many there
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import identity
-from .library import Operation, Store, StoreError
-from .messages import Load, Report, Save, Step, Tally
+from .handoff import Place
+from .library import Completion, Ending, Operation, Status, Store, StoreError
+from .messages import Load, Push, Report, Save, Step, Tally
 
 _log = logging.getLogger("vllm.kvasir_kv.worker")
+
+_PUSHES = 1 << 62
+"""Numbers of pushes begin here; those of the scheduler's jobs are smaller."""
 
 _QUIET_SECONDS = 10.0
 """Between two lines of the log about failures: a store that is broken fails each transfer of each step."""
@@ -36,11 +40,44 @@ class _Transfer:
         return Operation.LOAD if isinstance(self.job, Load) else Operation.SAVE
 
 
+@dataclass
+class HandOff:
+    """What a worker needs to hand blocks over: their tensors, cut into these layers, and this process's host.
+
+    `rank` is its own among those that share each block.
+    """
+
+    tensors: int
+    layers: Sequence[str]
+    host: str
+    rank: int
+    deadline: float
+
+
+@dataclass
+class _Pushing:
+    """A push, layer by layer."""
+
+    job: Push
+    copied: int
+    """The least number of blocks that a layer was copied of."""
+    left: int
+    """Layers that are not copied yet."""
+    computed: int = 0
+    submitted: int = 0
+
+
 class Worker:
     """Owns an open store and the engine's registered tensors. `block_bytes` are those of a block, for the counters."""
 
     def __init__(
-        self, store: Store, tensors: int, key: bytes, block_bytes: int, record: Callable[[], Event] = Event
+        self,
+        store: Store,
+        tensors: int,
+        key: bytes,
+        block_bytes: int,
+        record: Callable[[], Event] = Event,
+        handoff: HandOff | None = None,
     ) -> None:
         self._store = store
         self._tensors = tensors
@@ -50,6 +87,15 @@ class Worker:
         self._loads: deque[_Transfer] = deque()
         self._saves: deque[_Transfer] = deque()
         self._under_way: dict[int, _Transfer] = {}
+        self._handoff = handoff
+        self._layer_of = {name: at for at, name in enumerate(handoff.layers)} if handoff is not None else {}
+        self._pushing: list[_Pushing] = []
+        """Those of this step, and those that the queue had no room for."""
+        self._pushed: dict[int, tuple[_Pushing, int]] = {}
+        """By the number of each submission, with its layers."""
+        self._unwanted: set[int] = set()
+        """Transfers of which some more will be pushed and that nobody waits for."""
+        self._numbers = _PUSHES
         self._report = Report()
         self._arrived: set[str] = set()
         self._missing: set[int] = set()
@@ -66,7 +112,12 @@ class Worker:
             return 0
 
     def load(self, step: Step) -> None:
-        """Begins the loads of a step, and answers its questions."""
+        """Begins the loads and the pushes of a step, and answers its questions; before the engine computes it."""
+        for transfer in step.cancelled:
+            self._cancel(transfer)
+        for transfer, place in step.declined:
+            self._decline(transfer, place)
+        self._pushing += [_Pushing(job, len(job.blocks), len(self._layer_of)) for job in step.pushes]
         for question in step.questions:
             self._report.answers[question.number] = Tally(1, self.match(question.hashes))
         self._begin(self._loads, step.loads)
@@ -74,14 +125,24 @@ class Worker:
     def save(self, step: Step) -> None:
         """Begins the saves of a step; to be called when the engine's work on their blocks has been submitted."""
         self._begin(self._saves, step.saves)
+        self._push(len(self._layer_of))
+
+    def computed(self, layer: str) -> None:
+        """A layer of this step is computed: its blocks are sent while the next one is."""
+        if self._pushing and (at := self._layer_of.get(layer)) is not None:
+            self._push(at + 1)
 
     def poll(self) -> None:
         """Notes what is over. To be called once in each step."""
         self._submit()
         while finished := self._store.poll():
             for completion in finished:
-                self._finish(completion.user, completion.blocks, completion.failure)
+                if completion.user >= _PUSHES:
+                    self._layers_copied(completion.user, completion.blocks, completion.failure)
+                else:
+                    self._finish(completion)
         self._submit()
+        self._push(0)
 
     def take_report(self) -> Report:
         """What is to be told to the scheduler's side."""
@@ -104,9 +165,10 @@ class Worker:
         return dict(counters)
 
     def statistics(self) -> dict[str, int]:
-        """The store's own counters; nothing when it cannot be asked."""
+        """The store's own counters and those of hand-offs; nothing when it cannot be asked."""
         try:
-            return self._store.statistics()
+            handed_over = self._store.handoff_statistics() if self._handoff is not None else {}
+            return self._store.statistics() | handed_over
         except StoreError as problem:
             self._failed("stats", str(problem))
             return {}
@@ -115,7 +177,10 @@ class Worker:
         """Waits until nobody touches the engine's memory any more, and ends the store."""
         self._loads.clear()
         self._saves.clear()
+        self._pushing.clear()
         try:
+            if self._handoff is not None:
+                self._store.unregister(self._handoff.tensors)
             self._store.unregister(self._tensors)
         finally:
             self._store.close()
@@ -127,20 +192,88 @@ class Worker:
             waiting.extend(_Transfer(job, event) for job in jobs)
             self._submit()
 
+    def _way(self, place: Place) -> str:
+        """How to connect to this rank of the engine at a place; empty when there is no way."""
+        if self._handoff is None:
+            return ""
+        return place.of_process(self._handoff.rank).way(self._handoff.host)
+
+    def _cancel(self, transfer: int) -> None:
+        self._unwanted.discard(transfer)
+        self._quietly("cancel_handoff", lambda: self._store.cancel_handoff(transfer))
+
+    def _decline(self, transfer: int, place: Place) -> None:
+        if way := self._way(place):
+            self._quietly("decline_handoff", lambda: self._store.decline_handoff(transfer, way))
+
+    def _quietly(self, what: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except StoreError as problem:
+            self._failed(what, str(problem))
+
+    def _push(self, computed: int) -> None:
+        """Submits the layers that are computed, of this step's pushes so many; what the queue has no room for waits."""
+        for pushing in self._pushing:
+            # Those of earlier steps are computed as a whole.
+            pushing.computed = max(pushing.computed, computed)
+        for pushing in self._pushing:
+            if pushing.submitted < pushing.computed and not self._push_one(pushing):
+                break
+        self._pushing = [one for one in self._pushing if one.submitted < len(self._layer_of)]
+
+    def _push_one(self, pushing: _Pushing) -> bool:
+        """Submits the layers of a push that are computed; false when the queue is full."""
+        assert self._handoff is not None
+        job, layers = pushing.job, range(pushing.submitted, pushing.computed)
+        self._numbers += 1
+        number, failure = self._numbers, ""
+        if job.transfer not in self._unwanted:
+            try:
+                taken = self._store.push(
+                    number, job.transfer, job.content, self._handoff.tensors, job.first_block, job.blocks, layers
+                )
+            except StoreError as problem:
+                taken, failure = True, str(problem)
+            if not taken:
+                self._counters["throttled_transfers"] += 1
+                return False
+        pushing.submitted = pushing.computed
+        self._pushed[number] = (pushing, len(layers))
+        if failure or job.transfer in self._unwanted:
+            self._layers_copied(number, 0, failure)
+        if job.is_last and pushing.submitted == len(self._layer_of):
+            self._unwanted.discard(job.transfer)
+            self._quietly("end_handoff", lambda: self._store.end_handoff(job.transfer))
+        return True
+
+    def _layers_copied(self, number: int, blocks: int, failure: str) -> None:
+        pushing, layers = self._pushed.pop(number)
+        job = pushing.job
+        if failure:
+            self._failed("push", failure)
+        if blocks < len(job.blocks) and pushing.submitted < len(self._layer_of):
+            # Nobody waits for it any more, or there was no memory.
+            self._unwanted.add(job.transfer)
+        pushing.copied = min(pushing.copied, blocks)
+        pushing.left -= layers
+        if pushing.left == 0:
+            self._report.saved[job.job] = Tally(1, pushing.copied)
+            self._counters["handed_over_blocks"] += pushing.copied
+            self._counters["handed_over_bytes"] += pushing.copied * self._block_bytes
+            self._counters["unwanted_blocks"] += len(job.blocks) - pushing.copied
+
     def _submit(self) -> None:
         # Somebody waits for a load, and nobody for a save, which takes no room that a load has been refused.
         while waiting := self._loads or self._saves:
             transfer = waiting[0]
             job = transfer.job
             try:
-                names = identity.identities(self._key, job.hashes)
-                taken = self._store.submit(
-                    job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle
-                )
+                taken = self._begin_one(transfer)
             except StoreError as problem:
                 waiting.popleft()
                 self._under_way[job.job] = transfer
-                self._finish(job.job, 0, str(problem))
+                self._finish(Completion(job.job, problem.status, 0, str(problem)))
                 continue
             if not taken:
                 self._counters["throttled_transfers"] += 1
@@ -148,7 +281,25 @@ class Worker:
             waiting.popleft()
             self._under_way[job.job] = transfer
 
-    def _finish(self, number: int, blocks: int, failure: str) -> None:
+    def _begin_one(self, transfer: _Transfer) -> bool:
+        """Submits a save or a load; false when the queue is full."""
+        job = transfer.job
+        source = job.source if isinstance(job, Load) else None
+        if source is None:
+            names = identity.identities(self._key, job.hashes)
+            return self._store.submit(
+                job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle
+            )
+        way = self._way(source.place)
+        if self._handoff is None or not way:
+            raise StoreError("expect", Status.INVALID_ARGUMENT, f"no transport leads to {source.place}")
+        tensors, deadline = self._handoff.tensors, self._handoff.deadline
+        return self._store.expect(
+            job.job, source.transfer, source.content, tensors, source.first_block, job.blocks, way, deadline
+        )
+
+    def _finish(self, completion: Completion) -> None:
+        number, blocks, failure = completion.user, completion.blocks, completion.failure
         job = self._under_way.pop(number).job
         if failure:
             self._failed("load" if isinstance(job, Load) else "save", failure)
@@ -162,9 +313,21 @@ class Worker:
         self._report.loaded[number] = Tally(1, blocks)
         self._arrived.add(job.request)
         self._missing.update(job.blocks[blocks:])
+        if job.source is not None:
+            self._received(job, completion)
+            return
         self._counters["loaded_blocks"] += blocks
         self._counters["loaded_bytes"] += blocks * self._block_bytes
         self._counters["missing_blocks"] += missing
+
+    def _received(self, job: Load, completion: Completion) -> None:
+        missing = len(job.blocks) - completion.blocks
+        self._counters["received_blocks"] += completion.blocks
+        self._counters["received_bytes"] += completion.blocks * self._block_bytes
+        self._counters["unreceived_blocks"] += missing
+        if missing and not completion.failure and completion.ending != Ending.CANCELLED:
+            ending = Ending(completion.ending).name.lower().replace("_", " ")
+            self._failed("hand-off", f"{missing} of {len(job.blocks)} blocks of {job.request} did not come: {ending}")
 
     def _failed(self, what: str, text: str) -> None:
         self._counters["failures"] += 1

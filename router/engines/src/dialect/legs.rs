@@ -2,7 +2,7 @@
 //!
 //! Two orders exist. *Sequential*: the prefill worker answers with an object that names its blocks, and the decode
 //! worker is given it unread (vLLM's NixlConnector, TensorRT-LLM). *Concurrent*: both are asked at once and meet by a
-//! number that the gateway draws (SGLang's bootstrap room, vLLM's MooncakeConnector, the native hand-off).
+//! number that the gateway draws (SGLang's bootstrap room, vLLM's MooncakeConnector, Kvasir's own).
 //!
 //! The prefill leg is the same request for one token, not streamed. Fields with which a client could steer a transfer
 //! have been taken out of its body before. Sources: vLLM `docs/features/nixl_connector_usage.md`,
@@ -19,8 +19,8 @@ use crate::handoff::Handoff;
 /// Prefill/decode protocols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// The reference engine's own.
-    Native,
+    /// Over Kvasir's data plane: the reference engine, vLLM with KvasirConnector.
+    Kvasir,
     /// vLLM with NixlConnector, pulled by the decode worker.
     Nixl,
     /// vLLM with MooncakeConnector.
@@ -46,6 +46,8 @@ pub struct Pairing<'a> {
     pub number: u64,
     /// The prefill worker.
     pub prefill: &'a Description,
+    /// Its data-parallel rank that computes the prompt.
+    pub prefill_rank: u16,
     /// MooncakeConnector: the bootstrap server's URL and the engine's id there.
     pub mooncake: Option<(&'a str, &'a str)>,
 }
@@ -70,6 +72,11 @@ pub enum LegError {
     /// The answer is not JSON.
     #[error("the prefill worker's answer is not understood: {0}")]
     Malformed(String),
+    /// The prefill worker does not say where it listens.
+    #[error(
+        "the prefill worker does not say where its data plane listens: vLLM needs KvasirConnector with a port in transfer.listen"
+    )]
+    NoDataPlane,
     /// The prefill worker names no bootstrap server.
     #[error("the prefill worker names no bootstrap server")]
     NoBootstrap,
@@ -146,7 +153,7 @@ pub fn prefill_leg(protocol: Protocol, body: &RawBody, pairing: &Pairing<'_>) ->
             });
             leg.set("disaggregated_params", params.to_string());
         }
-        Protocol::Native => {
+        Protocol::Kvasir => {
             let handoff = Handoff::Prefill { transfer_id: pairing.number };
             leg.set("kv_transfer_params", handoff.to_json().to_string());
         }
@@ -182,9 +189,10 @@ pub fn decode_leg(
             let answer = answer.ok_or(LegError::Missing("body"))?;
             generation_only(&mut leg, answer)?;
         }
-        Protocol::Native => {
-            let from = pairing.prefill.data_plane.clone().ok_or(LegError::Missing("data plane"))?;
-            let handoff = Handoff::Decode { transfer_id: pairing.number, from };
+        Protocol::Kvasir => {
+            let from = pairing.prefill.data_plane.clone().ok_or(LegError::NoDataPlane)?;
+            let first_process = u32::from(pairing.prefill_rank) * u32::from(from.processes);
+            let handoff = Handoff::Decode { transfer_id: pairing.number, from, first_process };
             leg.set("kv_transfer_params", handoff.to_json().to_string());
         }
     }
@@ -244,6 +252,7 @@ mod tests {
                 shm: None,
                 tcp: Some("1.2.3.4:5".into()),
                 rdma: Vec::new(),
+                processes: 2,
             }),
             bootstrap: Some(("10.0.0.1".into(), 8998)),
         }
@@ -262,7 +271,7 @@ mod tests {
     #[test]
     fn nixl_passes_the_answers_object_through_unread() {
         let description = description();
-        let pairing = Pairing { number: 7, prefill: &description, mooncake: None };
+        let pairing = Pairing { number: 7, prefill: &description, prefill_rank: 3, mooncake: None };
         let prefill = json_of(&prefill_leg(Protocol::Nixl, &body(), &pairing).expect("a leg"));
         assert_eq!(prefill["kv_transfer_params"]["do_remote_decode"], true);
         assert_eq!((&prefill["max_tokens"], &prefill["max_completion_tokens"]), (&json!(1), &json!(1)));
@@ -294,7 +303,7 @@ mod tests {
     #[test]
     fn both_legs_of_sglang_are_one_body() {
         let description = description();
-        let pairing = Pairing { number: u64::MAX, prefill: &description, mooncake: None };
+        let pairing = Pairing { number: u64::MAX, prefill: &description, prefill_rank: 3, mooncake: None };
         let mut client = body();
         client.set("bootstrap_room", "5");
         let prefill = prefill_leg(Protocol::Bootstrap, &client, &pairing).expect("a leg").to_bytes();
@@ -307,11 +316,11 @@ mod tests {
     }
 
     #[test]
-    fn mooncake_and_native_meet_by_a_number() {
+    fn mooncake_and_kvasir_meet_by_a_number() {
         let description = description();
         let mooncake = Some(("http://10.0.0.1:8998", "engine-1"));
-        let pairing = Pairing { number: 0x1f, prefill: &description, mooncake };
-        for (protocol, name) in [(Protocol::Mooncake, "transfer_id"), (Protocol::Native, "transfer_id")] {
+        let pairing = Pairing { number: 0x1f, prefill: &description, prefill_rank: 3, mooncake };
+        for (protocol, name) in [(Protocol::Mooncake, "transfer_id"), (Protocol::Kvasir, "transfer_id")] {
             let prefill = json_of(&prefill_leg(protocol, &body(), &pairing).expect("a leg"));
             let decode = json_of(&decode_leg(protocol, &body(), &pairing, None).expect("a leg"));
             let (prefill, decode) = (&prefill["kv_transfer_params"], &decode["kv_transfer_params"]);
@@ -320,6 +329,9 @@ mod tests {
                 (&prefill["do_remote_decode"], &decode["do_remote_prefill"]),
                 (&json!(true), &json!(true))
             );
+            if protocol == Protocol::Kvasir {
+                assert_eq!(decode["first_process"], 6, "two for each of three ranks before");
+            }
             if protocol == Protocol::Mooncake {
                 assert_eq!(prefill[name], "xfer-000000000000001f");
                 assert_eq!(decode["remote_engine_id"], "engine-1");
@@ -335,7 +347,7 @@ mod tests {
     #[test]
     fn tensorrt_llm_generates_from_the_contexts_tokens() {
         let description = description();
-        let pairing = Pairing { number: 3, prefill: &description, mooncake: None };
+        let pairing = Pairing { number: 3, prefill: &description, prefill_rank: 3, mooncake: None };
         let prefill = json_of(&prefill_leg(Protocol::TensorRtLlm, &body(), &pairing).expect("a leg"));
         assert_eq!(prefill["disaggregated_params"]["request_type"], "context_only");
         assert!(prefill["disaggregated_params"]["disagg_request_id"].as_u64().expect("an id") >= 1 << 42);

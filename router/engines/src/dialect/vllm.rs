@@ -3,7 +3,8 @@
 //! `/v1/models` has the names and the context length, `/metrics` the cache's configuration in the labels of
 //! `vllm:cache_config_info` and the time at which the process began, `/kv_event_sources` (0.31 and later) the
 //! publishers by data-parallel rank; before that, the operator names the endpoint. vLLM does not say whether it
-//! computes prompts or generates: `kv_role` is the launcher's affair, so the operator does.
+//! computes prompts or generates: `kv_role` is the launcher's affair, so the operator does. Where its connector is
+//! KvasirConnector, the labels of `vllm:kvasir_data_plane` say where it hands blocks over.
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -11,11 +12,12 @@ use futures_util::future::BoxFuture;
 use http::Method;
 use serde_json::Value;
 
-use super::prometheus::{first, loads, samples};
+use super::prometheus::{Sample, first, loads, samples};
 use super::{
     Description, Dialect, Engine, Feed, Hints, Report, Role, TokenCount, feed, hinted, json, of_rank,
 };
 use crate::client::{EngineClient, EngineError};
+use crate::handoff::DataPlaneAddress;
 
 const BLOCK_TOKENS: usize = 16;
 
@@ -42,6 +44,20 @@ fn release(version: &str) -> Option<(u32, u32)> {
         (Ok(major), Ok(minor)) if (major, minor) != (0, 0) => Some((major, minor)),
         _ => None,
     }
+}
+
+/// Where a vLLM with KvasirConnector hands blocks over: its first rank's processes, to which those of the others lie next.
+fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
+    let is_first = |sample: &Sample<'_>| sample.label("engine").is_none_or(|rank| rank == "0");
+    let told = samples(metrics, "vllm:kvasir_data_plane").find(is_first)?;
+    let address = |name: &str| told.label(name).filter(|text| !text.is_empty()).map(str::to_owned);
+    Some(DataPlaneAddress {
+        host: address("host")?,
+        shm: address("shm"),
+        tcp: address("tcp"),
+        rdma: address("rdma").iter().flat_map(|all| all.split(',')).map(str::to_owned).collect(),
+        processes: told.label("ranks").and_then(|ranks| ranks.parse().ok()).unwrap_or(1),
+    })
 }
 
 /// What `/kv_event_sources` says, by rank.
@@ -104,7 +120,7 @@ impl Dialect for Vllm {
                 keeps_prefixes: true,
                 instance: started(&metrics),
                 feeds,
-                data_plane: None,
+                data_plane: data_plane(&metrics),
                 bootstrap: None,
             })
         }
@@ -226,6 +242,22 @@ mod tests {
         let told: Vec<_> = feeds.iter().flatten().map(|feed| (feed.events.as_str(), feed.bind)).collect();
         assert_eq!(told, [("tcp://gateway:5557", true), ("tcp://gateway:5558", true)]);
         assert!(feeds.iter().flatten().all(|feed| feed.topic.as_deref() == Some("kv@10.0.0.7:8000@m")));
+    }
+
+    #[test]
+    fn a_connector_says_where_it_hands_blocks_over() {
+        let metrics = "# TYPE vllm:kvasir_data_plane gauge\n\
+            vllm:kvasir_data_plane{engine=\"1\",host=\"b/1:2\",model_name=\"m\",ranks=\"2\",rdma=\"\",shm=\"\",tcp=\"10.0.0.2:7402\"} 1.0\n\
+            vllm:kvasir_data_plane{engine=\"0\",host=\"b/1:2\",model_name=\"m\",ranks=\"2\",rdma=\"10.0.1.2:1,10.0.2.2:2\",shm=\"/tmp/x.sock\",tcp=\"10.0.0.2:7400\"} 1.0\n";
+        let expected = DataPlaneAddress {
+            host: "b/1:2".to_owned(),
+            shm: Some("/tmp/x.sock".to_owned()),
+            tcp: Some("10.0.0.2:7400".to_owned()),
+            rdma: vec!["10.0.1.2:1".to_owned(), "10.0.2.2:2".to_owned()],
+            processes: 2,
+        };
+        assert_eq!(data_plane(metrics), Some(expected));
+        assert_eq!(data_plane("vllm:num_requests_running{engine=\"0\"} 0.0\n"), None);
     }
 
     #[test]

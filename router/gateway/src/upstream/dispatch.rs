@@ -255,13 +255,15 @@ async fn legs(
     };
     let gateway = &generation.gateway;
     gateway.metrics.disaggregated.inc();
-    let protocol = gateway.config.protocol.unwrap_or(match prefill.run.description.engine {
-        Engine::Native => Protocol::Native,
+    let description = &prefill.run.description;
+    let protocol = gateway.config.protocol.unwrap_or(match description.engine {
+        Engine::Native => Protocol::Kvasir,
+        Engine::Vllm if description.data_plane.is_some() => Protocol::Kvasir,
         Engine::Vllm => Protocol::Nixl,
         Engine::Sglang => Protocol::Bootstrap,
         Engine::TensorRtLlm => Protocol::TensorRtLlm,
         // No such worker has a part in a hand-off.
-        Engine::OpenAi => Protocol::Native,
+        Engine::OpenAi => Protocol::Kvasir,
     });
     let mooncake = match protocol {
         Protocol::Mooncake => Some(bootstrap(gateway, prefill).await.map_err(Failure::of_prefill)?),
@@ -269,7 +271,8 @@ async fn legs(
     };
     let pairing = Pairing {
         number: fresh_number(),
-        prefill: &prefill.run.description,
+        prefill: description,
+        prefill_rank: prefill.run.rank.unwrap_or(0),
         mooncake: mooncake.as_ref().map(|(address, engine)| (address.as_str(), engine.as_str())),
     };
     let unmade = |error| Failure::protocol(prefill, error).of_prefill();

@@ -439,7 +439,7 @@ fn submit(
     let (push_to, fetch_from) = match handoff {
         None => (None, None),
         Some(Handoff::Prefill { transfer_id }) => (Some(transfer_id), None),
-        Some(Handoff::Decode { transfer_id, from }) => {
+        Some(Handoff::Decode { transfer_id, from, .. }) => {
             (None, choose_path(state, &from)?.map(|path| (transfer_id, path)))
         }
     };

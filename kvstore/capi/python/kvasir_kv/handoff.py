@@ -1,0 +1,191 @@
+"""Hand-offs between engines: what a request says of one, where an engine is reached, and what both sides must share.
+
+A gateway asks both engines of a prompt at once and tells each its leg in `kv_transfer_params`:
+
+    to the engine that computes the prompt:  {"kvasir": "prefill", "transfer_id": N}
+    to the one that generates from it:       {"kvasir": "decode", "transfer_id": N, "from": PLACE, "first_process": P}
+
+`PLACE` is where the first one's library listens: `host`, and `shm`, `tcp` and `rdma` as far as they are on, and `processes`,
+its workers for each data-parallel rank. Process `n` of an engine, counted over all ranks, listens on the ports of process 0
+plus `n`, and so is its socket named. The prompt's blocks are with the processes from `P` on.
+"""
+
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_SOCKET = re.compile(r"^(.*/kvasir-vllm-)(\d+)(\.sock)$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an engine's library listens. `host` is the same for processes that share memory.
+
+    `processes` share each block.
+    """
+
+    host: str
+    shm: str | None = None
+    tcp: str | None = None
+    rdma: tuple[str, ...] = ()
+    processes: int = 1
+
+    @classmethod
+    def parse(cls, given: Any) -> "Place | None":
+        """From `from` of a leg; none when it is not understood."""
+        if not isinstance(given, Mapping):
+            return None
+        host, shm, tcp, rdma = (given.get(name) for name in ("host", "shm", "tcp", "rdma"))
+        rails = tuple(rdma) if isinstance(rdma, (list, tuple)) else ()
+        texts = [text for text in (shm, tcp, *rails) if text is not None]
+        if not isinstance(host, str) or not all(isinstance(text, str) for text in texts):
+            return None
+        processes = given.get("processes", 1)
+        if isinstance(processes, bool) or not isinstance(processes, int) or not 1 <= processes <= 1 << 16:
+            return None
+        return cls(host, shm, tcp, rails, processes)
+
+    def of_process(self, number: int) -> "Place":
+        """That of another process of the engine whose process 0 this is."""
+        if number == 0:
+            return self
+        found = _SOCKET.match(self.shm or "")
+        shm = f"{found[1]}{int(found[2]) + number}{found[3]}" if found else None
+        return Place(
+            self.host,
+            shm,
+            _moved(self.tcp, number) if self.tcp else None,
+            tuple(_moved(address, number) for address in self.rdma),
+            self.processes,
+        )
+
+    def way(self, here: str) -> str:
+        """How the library is to connect from a process of the host `here`; empty when nothing leads there.
+
+        Loopback addresses lead nowhere from another host.
+        """
+        if self.shm is not None and self.host == here:
+            return f"shm:{self.shm}"
+        ways = [("rdma", address) for address in self.rdma] + ([("tcp", self.tcp)] if self.tcp else [])
+        if _boot(self.host) and _boot(here) and _boot(self.host) != _boot(here):
+            ways = [(kind, address) for kind, address in ways if not _is_loopback(address)]
+        return ",".join(f"{kind}:{address}" for kind, address in ways)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What a request says of its hand-off; `source` is the engine that computes its prompt, none for that engine itself."""
+
+    transfer: int
+    source: Place | None
+
+    @classmethod
+    def of(cls, request: Any) -> "Leg | None":
+        """The leg of a request of vLLM's; none for a request without, or with another connector's."""
+        params = getattr(request, "kv_transfer_params", None)
+        if not isinstance(params, Mapping):
+            return None
+        kind, transfer, first = params.get("kvasir"), params.get("transfer_id"), params.get("first_process", 0)
+        if not _is_number(transfer, 1 << 64) or not _is_number(first, 1 << 16):
+            return None
+        if kind == "prefill":
+            return cls(transfer, None)
+        source = Place.parse(params.get("from"))
+        return cls(transfer, source.of_process(first)) if kind == "decode" and source is not None else None
+
+
+def host(folder: str) -> str:
+    """Equal in processes that can share memory: one boot of one machine, and one folder for the sockets."""
+    try:
+        boot = _BOOT.read_text().strip()
+        place = os.stat(folder or tempfile.gettempdir())
+    except OSError:
+        return f"unknown-{os.getpid()}-{os.urandom(4).hex()}/"
+    return f"{boot}/{place.st_dev}:{place.st_ino}"
+
+
+def place(transfer: Mapping[str, Any], rdma: Mapping[str, Any], processes: int) -> Place:
+    """Where this engine's first process listens, by the sections `transfer` and `rdma` of its store's configuration."""
+    kind, folder = str(transfer.get("transport", "auto")), str(transfer.get("socket_folder", ""))
+    listen = str(transfer.get("listen", ""))
+    _, port = _split(listen)
+    socket = str(Path(folder or tempfile.gettempdir()) / f"kvasir-{socket_name(port)}.sock")
+    rails = str(rdma.get("listen", ""))
+    return Place(
+        host(folder),
+        socket if kind in ("auto", "shm") else None,
+        listen if kind in ("auto", "tcp") else None,
+        (rails,) if rails and kind in ("auto", "rdma") else (),
+        processes,
+    )
+
+
+def sections(
+    transfer: Mapping[str, Any], rdma: Mapping[str, Any], number: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same sections with the addresses of the engine's process of this number."""
+    own, rails = dict(transfer), dict(rdma)
+    listen = str(own.get("listen", ""))
+    _, port = _split(listen)
+    if port:
+        own["listen"] = _moved(listen, number)
+        own["socket_name"] = socket_name(port + number)
+    if rails.get("listen"):
+        rails["listen"] = _moved(str(rails["listen"]), number)
+    return own, rails
+
+
+def socket_name(port: int) -> str:
+    """The name of the shared memory's socket of the engine that listens on this port."""
+    return f"vllm-{port}"
+
+
+def is_reachable(transfer: Mapping[str, Any]) -> bool:
+    """Whether others can know where it listens: on a port that the configuration names."""
+    return _split(str(transfer.get("listen", "")))[1] > 0
+
+
+def fingerprint(facts: Mapping[str, object]) -> str:
+    """Sixteen hexadecimal digits of what decides the meaning of blocks on both sides."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8, person=b"kvasir-handoff-1").hexdigest()
+
+
+def content(last_hash: bytes) -> bytes:
+    """Sixteen bytes that name a whole prompt, from the engine's hash of its last block, which stands for all before it."""
+    return hashlib.blake2b(last_hash, digest_size=16, person=b"kvasir-content-1").digest()
+
+
+def _is_number(value: Any, end: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
+
+
+def _boot(of_host: str) -> str:
+    """The boot in a `host`; empty when it is not known."""
+    boot, slash, _ = of_host.partition("/")
+    return boot if slash and not boot.startswith("unknown") else ""
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(_split(address)[0].strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _split(address: str) -> tuple[str, int]:
+    name, _, port = address.rpartition(":")
+    return name, int(port) if port.isascii() and port.isdigit() else 0
+
+
+def _moved(address: str, by: int) -> str:
+    name, port = _split(address)
+    return f"{name}:{port + by}"
